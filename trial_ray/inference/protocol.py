@@ -1,0 +1,76 @@
+"""The contract between rollouts and engines: token ids in, token ids out, every sample stamped with its weights.
+
+An engine is a Ray actor. ``EngineProtocol`` lists its methods; ``vllm_engine`` and ``transformers_engine`` implement it and
+pass one conformance suite.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from trial_ray.inference.weights import WeightShards
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How a reply is sampled.
+
+    Attributes:
+        max_tokens: most tokens in a reply, its stop token included.
+        temperature: 0 is greedy.
+        top_p: nucleus mass.
+        seed: makes this one reply repeatable on one engine; ``None`` lets the engine choose.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One sampled reply.
+
+    Attributes:
+        response_ids: int32 ``[y]``, the stop token included where one was sampled.
+        logprobs: float32 ``[y]``, log-probability of each sampled token under the untempered model, in nats.
+        weight_version: version of the weights that sampled it.
+        finish_reason: ``"stop"`` or ``"length"``.
+    """
+
+    response_ids: np.ndarray
+    logprobs: np.ndarray
+    weight_version: int
+    finish_reason: str
+
+
+class EngineProtocol(Protocol):
+    """What every engine actor answers to. All methods are coroutines on the actor."""
+
+    async def ready(self) -> dict[str, Any]:
+        """Start the engine (idempotent); return ``{"engine", "model", "vocab_size", "stop_token_ids"}``."""
+        ...
+
+    async def generate(self, prompt_ids: np.ndarray, params: SamplingParams) -> Completion:
+        """Sample one reply to one prompt; many calls run concurrently and are batched inside.
+
+        Raises:
+            EngineError: no weights were loaded yet, the prompt is empty or too long for the engine, or the engine failed.
+        """
+        ...
+
+    async def load_weights(self, shards: WeightShards) -> str:
+        """Replace the weights, drop every cached prefix, adopt the shards' version; return the checksum of what the engine now holds."""
+        ...
+
+    async def weight_version(self) -> int:
+        """Version now held; -1 before the first ``load_weights``."""
+        ...
+
+    async def shutdown(self) -> None:
+        """Stop every process and free every device that the engine holds."""
+        ...

@@ -1,0 +1,86 @@
+"""What the rollout hands to the learner: turns, trajectories, and the group of rollouts of one task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+Ending = Literal["terminated", "turn_limit", "prompt_limit", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One decision of the policy. Ids are exactly what the engine saw and answered; text is for views and records.
+
+    Attributes:
+        prompt_ids: int32 ``[P]``, the ordinary prompt P_k as sent to the engine.
+        response_ids: int32 ``[y]``, the reply as sampled, its stop token included.
+        logprobs: float32 ``[y]``, behaviour log-probabilities in nats, as the engine reported them.
+        weight_version: version of the weights that sampled the reply.
+        insert_at: index in ``prompt_ids`` before which post-action evidence is inserted (end of the user's message).
+        observation: what the environment showed before the decision.
+        action: the action that was sent to the environment.
+        valid: whether the reply had the required form (not whether the action was admissible).
+        outcome: what the environment answered to the action.
+        reward: the environment's reward for this step.
+        finish_reason: ``"stop"`` or ``"length"``.
+    """
+
+    prompt_ids: np.ndarray
+    response_ids: np.ndarray
+    logprobs: np.ndarray
+    weight_version: int
+    insert_at: int
+    observation: str
+    action: str
+    valid: bool
+    outcome: str
+    reward: float
+    finish_reason: str
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """One rollout of one task.
+
+    ``ended`` says how: the environment terminated it, a limit on turns or prompt tokens cut it (truncated), or an
+    infrastructure error ended it (``failed``; ``error`` then says which). Failed rollouts never enter group statistics.
+    """
+
+    task_id: str
+    family: str
+    seed: int
+    turns: list[Turn] = field(default_factory=list)
+    success: bool = False
+    score: float = 0.0
+    ended: Ending = "terminated"
+    error: str | None = None
+
+    @property
+    def episode_return(self) -> float:
+        """Undiscounted sum of the environment's rewards."""
+        return float(sum(turn.reward for turn in self.turns))
+
+    @property
+    def failed(self) -> bool:
+        """Whether an infrastructure error ended the rollout."""
+        return self.ended == "failed"
+
+
+@dataclass(slots=True)
+class TrajectoryGroup:
+    """The G rollouts of one task instance (same game or goal, same initial state); never split over learners."""
+
+    task_id: str
+    trajectories: list[Trajectory]
+
+    def __len__(self) -> int:
+        """Environment steps in the group (RLlib counts sampled steps by ``len``)."""
+        return sum(len(trajectory.turns) for trajectory in self.trajectories)
+
+    @property
+    def survivors(self) -> list[Trajectory]:
+        """Rollouts that no infrastructure error ended, and that took at least one turn."""
+        return [trajectory for trajectory in self.trajectories if not trajectory.failed and trajectory.turns]
