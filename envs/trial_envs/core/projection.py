@@ -1,0 +1,63 @@
+"""Projection: from what a language model replied to the action that the environment receives."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+ReplyStyle = Literal["tagged", "plain"]
+
+# Ideographs only (unified, extensions, compatibility): a reply that drifts into them has left the language of the task.
+_CJK = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af]")
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """The action read from a reply.
+
+    Attributes:
+        action: what to hand to the environment.
+        valid: whether the reply had the required form. Whether the action is admissible is the environment's to say.
+    """
+
+    action: str
+    valid: bool
+
+
+def project_action(reply: str, style: ReplyStyle = "tagged", tail: int = 30) -> Projection:
+    """Read the action from a reply; never fails on any text.
+
+    ``"tagged"``: the lower-cased text between the first ``<action>`` and the first ``</action>``, without outer blanks.
+    The reply is valid when it also holds ``<think>`` … ``</think>`` and no CJK ideograph. Without the pair of action
+    tags the action is the end of the reply, and invalid. Tags are recognised in any case.
+
+    ``"plain"``: the whole reply without outer blanks, for small models that answer with the action alone; valid unless
+    empty.
+
+    Args:
+        reply: decoded reply, special tokens removed.
+        style: the form that the prompt asked for.
+        tail: characters kept of a ``"tagged"`` reply that has no action tags (published: 30 ALFWorld, 20 WebShop).
+
+    Raises:
+        ValueError: unknown ``style``, or ``tail`` below 1.
+    """
+    if tail < 1:
+        raise ValueError(f"tail must be at least 1 character, got {tail}")
+    if style == "plain":
+        action = reply.strip()
+        return Projection(action, bool(action))
+    if style != "tagged":
+        raise ValueError(f'style must be "tagged" or "plain", got {style!r}')
+    lowered = reply.lower()
+    start, end = lowered.find("<action>"), lowered.find("</action>")
+    if start < 0 or end < start:
+        return Projection(lowered[-tail:], False)
+    action = lowered[start + len("<action>") : end].strip()
+    return Projection(action, _reasons(lowered) and _CJK.search(reply) is None)
+
+
+def _reasons(lowered: str) -> bool:
+    start = lowered.find("<think>")
+    return start >= 0 and lowered.find("</think>", start) >= 0

@@ -1,0 +1,78 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trial_envs.core.projection import Projection, project_action
+
+
+def test_tagged_reply_gives_lower_cased_action_without_outer_blanks():
+    reply = "<think>The pencil is Here.</think>\n<action> Take Pencil 1 from Desk 1 </action>"
+    assert project_action(reply, "tagged") == Projection("take pencil 1 from desk 1", True)
+
+
+def test_first_opening_and_first_closing_tag_count():
+    reply = "<think>a</think><action>look</action> or <action>inventory</action>"
+    assert project_action(reply).action == "look"
+    assert project_action("<think>a</think><action>go <action>look</action>").action == "go <action>look"
+
+
+def test_tags_are_recognised_in_any_case():
+    assert project_action("<THINK>x</THINK><Action>LOOK</ACTION>") == Projection("look", True)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "<action>look</action>",
+        "<think>x<action>look</action>",
+        "x</think><action>look</action>",
+        "</think><think><action>look</action>",
+    ],
+)
+def test_reply_without_reasoning_is_invalid_but_its_action_is_used(reply):
+    assert project_action(reply) == Projection("look", False)
+
+
+@pytest.mark.parametrize("ideograph", ["看", "㐀", "豈", "\U00020000"])
+def test_cjk_anywhere_makes_the_reply_invalid(ideograph):
+    assert project_action(f"<think>{ideograph}</think><action>look</action>") == Projection("look", False)
+
+
+def test_other_scripts_are_no_reason_to_be_invalid():
+    assert project_action("<think>café, Привет, 😀</think><action>look</action>").valid
+
+
+@pytest.mark.parametrize("tail", [20, 30])
+@pytest.mark.parametrize("broken", ["{}", "<action>{}", "{}</action>", "</action>{}<action>"])
+def test_missing_action_tag_falls_back_to_the_tail(tail, broken):
+    reply = "<think>x</think>" + broken.format("I would rather GO TO the countertop 1 now")
+    assert project_action(reply, tail=tail) == Projection(reply.lower()[-tail:], False)
+
+
+def test_empty_tagged_reply_is_invalid():
+    assert project_action("") == Projection("", False)
+
+
+def test_plain_reply_is_the_action():
+    assert project_action("  Go to desk 1\n", "plain") == Projection("Go to desk 1", True)
+    assert project_action(" \n\t ", "plain") == Projection("", False)
+
+
+def test_megabyte_and_control_characters_are_harmless():
+    junk = "\x00\x1b[2J\ud800<action" * 80_000
+    assert len(project_action(junk).action) == 30
+    assert project_action(f"<think>{junk}</think><action>look</action>").action == "look"
+    assert project_action(junk, "plain").valid
+
+
+@given(st.text(), st.text(), st.integers(1, 40))
+def test_fallback_is_never_longer_than_the_tail(before, after, tail):
+    projection = project_action(before + after, tail=tail)
+    assert len(projection.action) <= tail or projection.action in (before + after).lower()
+
+
+def test_wrong_arguments_are_named():
+    with pytest.raises(ValueError, match="tail"):
+        project_action("x", tail=0)
+    with pytest.raises(ValueError, match="style"):
+        project_action("x", "json")
