@@ -1,0 +1,96 @@
+"""Intervals and tests of success rates, held against SciPy and against values worked out by hand."""
+
+import math
+
+import pytest
+from scipy import stats
+
+from trial_ray.evaluation.intervals import (
+    ComparisonError,
+    mcnemar_exact,
+    paired_comparison,
+    paired_difference_interval,
+    wilson_interval,
+)
+from trial_ray.evaluation.results import EpisodeResult, EvaluationResult
+
+
+def evaluation(outcomes, protocol=None, ended=None):
+    episodes = [
+        EpisodeResult(task, "look", bool(won), float(won), 5, (ended or {}).get(task, "terminated"))
+        for task, won in outcomes.items()
+    ]
+    return EvaluationResult({"split": "valid_seen"} if protocol is None else protocol, episodes)
+
+
+@pytest.mark.parametrize(
+    ("successes", "trials"), [(0, 1), (1, 1), (0, 140), (140, 140), (3, 10), (97, 256), (133, 134)]
+)
+@pytest.mark.parametrize("confidence", [0.8, 0.95, 0.99])
+def test_wilson_agrees_with_scipy(successes, trials, confidence):
+    expected = stats.binomtest(successes, trials).proportion_ci(confidence, method="wilson")
+    assert wilson_interval(successes, trials, confidence) == pytest.approx((expected.low, expected.high), abs=1e-12)
+
+
+def test_wilson_of_nothing_knows_nothing():
+    assert wilson_interval(0, 0) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(("successes", "trials", "confidence"), [(-1, 5, 0.95), (6, 5, 0.95), (1, 5, 1.0), (1, 5, 0.0)])
+def test_wilson_refuses_impossible_counts(successes, trials, confidence):
+    with pytest.raises(ValueError, match="found"):
+        wilson_interval(successes, trials, confidence)
+
+
+@pytest.mark.parametrize(("gained", "lost"), [(1, 0), (5, 0), (0, 5), (10, 2), (7, 7), (40, 21), (300, 260)])
+def test_mcnemar_is_the_two_sided_binomial_test_of_the_changed_tasks(gained, lost):
+    assert mcnemar_exact(gained, lost) == pytest.approx(stats.binomtest(gained, gained + lost).pvalue, rel=1e-9)
+
+
+def test_mcnemar_without_a_change_has_p_one():
+    assert mcnemar_exact(0, 0) == 1.0
+
+
+def test_paired_interval_against_a_value_worked_out_by_hand():
+    # (12 + 1)/102 - (4 + 1)/102 = 8/102; variance term (18/102 - (8/102)^2)/102.
+    half = 1.959963984540054 * math.sqrt((18 / 102 - (8 / 102) ** 2) / 102)
+    assert paired_difference_interval(12, 4, 100) == pytest.approx((8 / 102 - half, 8 / 102 + half))
+
+
+def test_paired_comparison_counts_task_by_task_whatever_the_order():
+    before = evaluation({"a": 0, "b": 1, "c": 0, "d": 1})
+    after = evaluation({"d": 1, "c": 1, "b": 0, "a": 1})
+    result = paired_comparison(before, after)
+    assert (result.pairs, result.gained, result.lost) == (4, 2, 1)
+    assert (result.before, result.after, result.difference) == (0.5, 0.75, 0.25)
+    assert result.p_value == pytest.approx(1.0)
+    assert result.interval[0] < 0.25 < result.interval[1]
+
+
+def test_paired_comparison_leaves_out_what_infrastructure_broke_in_either():
+    before = evaluation({"a": 0, "b": 0, "c": 0}, ended={"a": "failed"})
+    after = evaluation({"a": 1, "b": 1, "c": 0})
+    result = paired_comparison(before, after)
+    assert (result.pairs, result.gained, result.excluded) == (2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (evaluation({"a": 1}), evaluation({"b": 1}), "different tasks"),
+        (evaluation({"a": 1}), evaluation({"a": 1, "b": 1}), "different tasks"),
+        (evaluation({"a": 1}), evaluation({"a": 1}, {"split": "valid_unseen"}), "split is 'valid_seen' before"),
+        (evaluation({"a": 1}), evaluation({"a": 1}, {"split": "valid_seen", "temperature": 0}), "temperature"),
+        (evaluation({}), evaluation({}), "nothing to compare"),
+    ],
+)
+def test_paired_comparison_refuses_what_is_not_a_pair(before, after, words):
+    with pytest.raises(ComparisonError, match=words):
+        paired_comparison(before, after)
+
+
+def test_paired_comparison_refuses_repeated_tasks():
+    once = evaluation({"a": 1})
+    twice = EvaluationResult(once.protocol, once.episodes * 2)
+    with pytest.raises(ComparisonError, match="more than once"):
+        paired_comparison(twice, twice)

@@ -1,0 +1,119 @@
+"""Evaluation results: rates, families, JSON, table; and panels that every machine chooses alike."""
+
+import json
+import math
+
+import pytest
+from rich.console import Console
+
+from trial_ray.evaluation.panel import Panel, PanelError
+from trial_ray.evaluation.results import EpisodeResult, EvaluationFileError, EvaluationResult
+from trial_ray.rollout.trajectory import Trajectory
+
+
+def sample():
+    return EvaluationResult(
+        {"env": "trial/ALFWorld-v0", "split": "valid_seen", "temperature": 0.4},
+        [
+            EpisodeResult("look/1", "look", True, 1.0, 4, "terminated"),
+            EpisodeResult("look/2", "look", False, 0.0, 50, "turn_limit"),
+            EpisodeResult("heat/1", "heat", True, 1.0, 12, "terminated"),
+            EpisodeResult("heat/2", "heat", False, 0.0, 3, "failed"),
+        ],
+        policy="runs/a/checkpoints/000003",
+    )
+
+
+def test_rates_leave_out_failed_episodes_and_say_so():
+    result = sample()
+    assert result.success_rate == pytest.approx(2 / 3)
+    assert result.num_failed == 1
+    families = result.per_family()
+    assert list(families) == ["heat", "look"]
+    assert (families["heat"].successes, families["heat"].episodes) == (1, 1)
+    assert families["look"].turns == 27
+    assert result.interval[0] < 2 / 3 < result.interval[1]
+
+
+def test_json_round_trip(tmp_path):
+    path = sample().save(tmp_path / "deep" / "evaluation.json")
+    assert EvaluationResult.load(path) == sample()
+    assert json.loads(path.read_text())["summary"]["success_rate"] == pytest.approx(2 / 3)
+    assert [p.name for p in path.parent.iterdir()] == ["evaluation.json"]
+
+
+def test_an_empty_result_is_strict_json(tmp_path):
+    empty = EvaluationResult({"env": "x"})
+    assert math.isnan(empty.success_rate)
+    summary = json.loads(empty.save(tmp_path / "e.json").read_text())["summary"]
+    assert summary["success_rate"] is None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda v: v.update(schema="other"), "schema"),
+        (lambda v: v.update(schema_version=99), "version 99"),
+        (lambda v: v["episodes"][0].pop("score"), "Episode 0"),
+        (lambda v: v["episodes"][1].update(extra=1), "Episode 1"),
+        (lambda v: v.pop("protocol"), "protocol"),
+    ],
+)
+def test_foreign_json_is_refused(tmp_path, change, words):
+    value = sample().to_dict()
+    change(value)
+    (tmp_path / "e.json").write_text(json.dumps(value))
+    with pytest.raises(EvaluationFileError, match=words):
+        EvaluationResult.load(tmp_path / "e.json")
+
+
+def test_missing_and_broken_files_are_user_errors(tmp_path):
+    (tmp_path / "half.json").write_text('{"schema": ')
+    for name in ("absent.json", "half.json"):
+        with pytest.raises(EvaluationFileError, match=name):
+            EvaluationResult.load(tmp_path / name)
+
+
+def test_table_shows_every_family_the_whole_and_the_failures():
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(sample().table("held-out games"))
+    text = console.export_text()
+    assert "held-out games" in text
+    assert "66.7%" in text
+    assert "1 episode(s)" in text
+    assert [line.split()[1] for line in text.splitlines() if line.strip().startswith("│")] == ["heat", "look", "all"]
+
+
+def test_episode_of_a_trajectory():
+    trajectory = Trajectory("t", "cool", seed=3, success=True, score=1.0, ended="terminated")
+    assert EpisodeResult.from_trajectory(trajectory) == EpisodeResult("t", "cool", True, 1.0, 0, "terminated")
+
+
+TASKS = [f"game/{i}" for i in range(100)]
+
+
+def test_panel_does_not_depend_on_listing_order_and_nests():
+    large = Panel.choose("e", "s", TASKS, 40, seed=1)
+    assert Panel.choose("e", "s", TASKS[::-1], 40, seed=1) == large
+    assert Panel.choose("e", "s", TASKS, 10, seed=1).task_ids == large.task_ids[:10]
+    assert Panel.choose("e", "s", TASKS, 40, seed=2).digest != large.digest
+
+
+def test_panel_choice_is_frozen():
+    # A change of these ids would make published panels incomparable.
+    assert Panel.choose("e", "s", TASKS, 4, seed=0).task_ids == ("game/88", "game/52", "game/81", "game/94")
+
+
+@pytest.mark.parametrize("count", [0, -1, 101])
+def test_panel_refuses_a_size_the_split_cannot_give(count):
+    with pytest.raises(PanelError, match="has 100"):
+        Panel.choose("e", "s", TASKS, count)
+
+
+def test_panel_file_detects_changed_tasks(tmp_path):
+    panel = Panel.choose("e", "s", TASKS, 5)
+    path = panel.save(tmp_path / "p.json")
+    assert Panel.load(path) == panel
+    path.write_text(path.read_text().replace(panel.task_ids[0], "game/other"))
+    with pytest.raises(PanelError, match="changed"):
+        Panel.load(path)

@@ -1,0 +1,129 @@
+"""A panel: a fixed list of tasks, chosen alike on every machine, with a digest that tells two panels apart."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trial_ray.errors import UserInputError
+from trial_ray.runs.files import write_json
+
+SCHEMA = "trial_ray/panel"
+SCHEMA_VERSION = 1
+
+# Sizes that `--panel` knows by name; None is every task of the split.
+NAMED_PANELS: dict[str, int | None] = {"quick": 32, "standard": 256, "full": None}
+
+
+class PanelError(UserInputError):
+    """A panel cannot be made or read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """Tasks of one split of one environment, in a fixed order.
+
+    Attributes:
+        env_id: a Gymnasium id, for example ``trial/ALFWorld-v0``.
+        split: the environment's split that the tasks are from.
+        task_ids: each once.
+    """
+
+    env_id: str
+    split: str
+    task_ids: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not self.task_ids:
+            raise PanelError(f"A panel needs at least one task; {self.env_id} split {self.split!r} gave none.")
+        if len(set(self.task_ids)) != len(self.task_ids):
+            raise PanelError("A panel holds each task once; found a task id twice.")
+
+    def __len__(self) -> int:
+        return len(self.task_ids)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 (hexadecimal) of the task ids, in their order, one a line."""
+        return hashlib.sha256("\n".join(self.task_ids).encode()).hexdigest()
+
+    def protocol(self) -> dict[str, Any]:
+        """The panel's part of an evaluation's protocol."""
+        return {"env": self.env_id, "split": self.split, "num_tasks": len(self), "panel_sha256": self.digest}
+
+    @classmethod
+    def choose(
+        cls, env_id: str, split: str, tasks: Sequence[str], num_tasks: int | None = None, seed: int = 0
+    ) -> Panel:
+        """Choose ``num_tasks`` of ``tasks`` (``None``: all) by ascending SHA-256 of seed and task id.
+
+        The choice depends on no random generator and not on the order of ``tasks``, so it is the same on every machine;
+        a smaller panel of the same seed is the beginning of a larger one.
+
+        Raises:
+            PanelError: fewer tasks than asked for, or ``num_tasks`` below 1.
+        """
+        ids = [str(task) for task in tasks]
+        if num_tasks is not None and not 1 <= num_tasks <= len(ids):
+            raise PanelError(f"Asked for {num_tasks} tasks; split {split!r} of {env_id} has {len(ids)}.")
+        if num_tasks is None:
+            return cls(env_id, split, tuple(ids))
+        ranked = sorted(ids, key=lambda task: hashlib.sha256(f"{seed}\n{task}".encode()).digest())
+        return cls(env_id, split, tuple(ranked[:num_tasks]))
+
+    @classmethod
+    def from_env(
+        cls, env_id: str, env_config: dict[str, Any], split: str, num_tasks: int | None = None, seed: int = 0
+    ) -> Panel:
+        """Choose from what the environment lists (``env.unwrapped.tasks(split)``); see :meth:`choose`."""
+        return cls.choose(env_id, split, list_tasks(env_id, env_config, split), num_tasks, seed)
+
+    def save(self, path: Path | str) -> Path:
+        """Write the panel as JSON."""
+        return write_json(
+            path,
+            {
+                "schema": SCHEMA,
+                "schema_version": SCHEMA_VERSION,
+                "env": self.env_id,
+                "split": self.split,
+                "sha256": self.digest,
+                "task_ids": list(self.task_ids),
+            },
+        )
+
+    @classmethod
+    def load(cls, path: Path | str) -> Panel:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            PanelError: missing, no panel, another version, or a digest that does not fit the tasks.
+        """
+        try:
+            value = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise PanelError(f"Cannot read the panel {path}: {error}.") from error
+        if not isinstance(value, dict) or (value.get("schema"), value.get("schema_version")) != (
+            SCHEMA,
+            SCHEMA_VERSION,
+        ):
+            raise PanelError(f"{path} is not a panel of schema {SCHEMA} version {SCHEMA_VERSION}.")
+        panel = cls(str(value.get("env")), str(value.get("split")), tuple(map(str, value.get("task_ids") or ())))
+        if panel.digest != value.get("sha256"):
+            raise PanelError(f"The tasks of {path} do not fit its digest: the file was changed. Make the panel again.")
+        return panel
+
+
+def list_tasks(env_id: str, env_config: dict[str, Any], split: str) -> list[str]:
+    """Task ids of a split, in the environment's own fixed order."""
+    import gymnasium
+
+    env = gymnasium.make(env_id, **{**env_config, "split": split}, disable_env_checker=True)
+    try:
+        return [str(task) for task in env.unwrapped.tasks(split)]
+    finally:
+        env.close()

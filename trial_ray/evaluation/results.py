@@ -1,0 +1,244 @@
+"""What an evaluation found: one record an episode, and the rates, table and JSON made of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trial_ray.errors import UserInputError
+from trial_ray.evaluation.intervals import wilson_interval
+from trial_ray.runs.files import write_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from trial_ray.rollout.trajectory import Ending, Trajectory
+
+SCHEMA = "trial_ray/evaluation"
+SCHEMA_VERSION = 1
+
+
+class EvaluationFileError(UserInputError):
+    """A file is not an evaluation that this version can read."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeResult:
+    """One evaluated episode.
+
+    Attributes:
+        task_id: the environment's id of the task instance.
+        family: the kind of task, for example ``pick_and_place``.
+        success: whether the task was solved.
+        score: the environment's score in [0, 1].
+        turns: decisions taken.
+        ended: as in :class:`~trial_ray.rollout.trajectory.Trajectory`.
+    """
+
+    task_id: str
+    family: str
+    success: bool
+    score: float
+    turns: int
+    ended: Ending
+
+    @classmethod
+    def from_trajectory(cls, trajectory: Trajectory) -> EpisodeResult:
+        """Keep of a rollout what an evaluation counts."""
+        return cls(
+            task_id=trajectory.task_id,
+            family=trajectory.family,
+            success=bool(trajectory.success),
+            score=float(trajectory.score),
+            turns=len(trajectory.turns),
+            ended=trajectory.ended,
+        )
+
+    @property
+    def failed(self) -> bool:
+        """Whether an infrastructure error ended the episode, so that it says nothing about the policy."""
+        return self.ended == "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A success rate with its 95 % Wilson interval; ``rate`` is NaN without episodes."""
+
+    successes: int
+    episodes: int
+    score: float
+    turns: float
+
+    @property
+    def rate(self) -> float:
+        """Share of episodes that succeeded, in [0, 1]."""
+        return self.successes / self.episodes if self.episodes else math.nan
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % Wilson interval of the share."""
+        return wilson_interval(self.successes, self.episodes)
+
+    def __str__(self) -> str:
+        if not self.episodes:
+            return "no episode"
+        low, high = self.interval
+        return f"{self.rate:.1%} [{low:.1%}, {high:.1%}] ({self.successes}/{self.episodes})"
+
+
+@dataclass(slots=True)
+class EvaluationResult:
+    """Episodes that were all played under one protocol.
+
+    Episodes that an infrastructure error ended are kept and counted in :attr:`num_failed`, but enter no rate: they say
+    nothing about the policy.
+
+    Attributes:
+        protocol: everything but the policy that decides the result (environment, split, panel, sampling, limits);
+            two evaluations are comparable when theirs are equal. JSON values only.
+        episodes: in the order of the panel.
+        policy: what was evaluated, for example a checkpoint's path; not part of the protocol.
+    """
+
+    protocol: dict[str, Any]
+    episodes: list[EpisodeResult] = field(default_factory=list)
+    policy: str = ""
+
+    @property
+    def counted(self) -> list[EpisodeResult]:
+        """Episodes that say something about the policy."""
+        return [episode for episode in self.episodes if not episode.failed]
+
+    @property
+    def num_failed(self) -> int:
+        """Episodes that an infrastructure error ended."""
+        return len(self.episodes) - len(self.counted)
+
+    @property
+    def overall(self) -> Rate:
+        """Rate over all counted episodes."""
+        return _rate(self.counted)
+
+    @property
+    def success_rate(self) -> float:
+        """Share of counted episodes that succeeded, in [0, 1]; NaN without episodes."""
+        return self.overall.rate
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % Wilson interval of :attr:`success_rate`."""
+        return self.overall.interval
+
+    def per_family(self) -> dict[str, Rate]:
+        """Rate of every family, by name in alphabetical order."""
+        names = sorted({episode.family for episode in self.counted})
+        return {name: _rate(episode for episode in self.counted if episode.family == name) for name in names}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; the summary is for readers and is ignored by :meth:`from_dict`."""
+        return {
+            "schema": SCHEMA,
+            "schema_version": SCHEMA_VERSION,
+            "policy": self.policy,
+            "protocol": self.protocol,
+            "summary": {
+                **_summary(self.overall),
+                "failed_episodes": self.num_failed,
+                "per_family": {name: _summary(rate) for name, rate in self.per_family().items()},
+            },
+            "episodes": [asdict(episode) for episode in self.episodes],
+        }
+
+    @classmethod
+    def from_dict(cls, value: Any) -> EvaluationResult:
+        """Inverse of :meth:`to_dict`.
+
+        Raises:
+            EvaluationFileError: another schema, another version, or fields that are missing or unknown.
+        """
+        if not isinstance(value, dict) or value.get("schema") != SCHEMA:
+            raise EvaluationFileError(
+                f'Expected JSON with "schema": "{SCHEMA}", as `trial-ray evaluate --json` writes.'
+            )
+        if value.get("schema_version") != SCHEMA_VERSION:
+            raise EvaluationFileError(
+                f"Found evaluation schema version {value.get('schema_version')!r}; this code reads {SCHEMA_VERSION}. "
+                "Evaluate again with this version."
+            )
+        expected = {f.name for f in fields(EpisodeResult)}
+        episodes = value.get("episodes")
+        if not isinstance(value.get("protocol"), dict) or not isinstance(episodes, list):
+            raise EvaluationFileError('The evaluation lacks its "protocol" or its "episodes".')
+        for index, episode in enumerate(episodes):
+            if not isinstance(episode, dict) or set(episode) != expected:
+                raise EvaluationFileError(f"Episode {index} must have exactly the fields {sorted(expected)}.")
+        return cls(value["protocol"], [EpisodeResult(**episode) for episode in episodes], value.get("policy", ""))
+
+    def save(self, path: Path | str) -> Path:
+        """Write the evaluation as JSON; the file is whole or absent."""
+        return write_json(path, self.to_dict())
+
+    @classmethod
+    def load(cls, path: Path | str) -> EvaluationResult:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            EvaluationFileError: the file is missing, no JSON, or not an evaluation.
+        """
+        try:
+            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise EvaluationFileError(f"Cannot read the evaluation {path}: {error}.") from error
+
+    def table(self, title: str | None = None) -> Table:
+        """A rich table: one row a family, and all of them together at the end."""
+        from rich.table import Table
+
+        caption = None
+        if self.num_failed:
+            caption = f"{self.num_failed} episode(s) ended by an infrastructure error are not counted"
+        table = Table(title=title, caption=caption)
+        table.add_column("family")
+        for header in ("episodes", "success", "95 % interval", "score", "turns"):
+            table.add_column(header, justify="right")
+        for name, rate in self.per_family().items():
+            table.add_row(name, *_cells(rate))
+        table.add_section()
+        table.add_row("all", *_cells(self.overall), style="bold")
+        return table
+
+
+def _rate(episodes: Iterable[EpisodeResult]) -> Rate:
+    kept = list(episodes)
+    count = len(kept)
+    return Rate(
+        successes=sum(episode.success for episode in kept),
+        episodes=count,
+        score=sum(episode.score for episode in kept) / count if count else math.nan,
+        turns=sum(episode.turns for episode in kept) / count if count else math.nan,
+    )
+
+
+def _summary(rate: Rate) -> dict[str, Any]:
+    def known(value: float) -> float | None:
+        return None if math.isnan(value) else value
+
+    return {
+        "successes": rate.successes,
+        "episodes": rate.episodes,
+        "success_rate": known(rate.rate),
+        "interval_95": list(rate.interval),
+        "score_mean": known(rate.score),
+        "turns_mean": known(rate.turns),
+    }
+
+
+def _cells(rate: Rate) -> list[str]:
+    if not rate.episodes:
+        return ["0", "-", "-", "-", "-"]
+    low, high = rate.interval
+    return [str(rate.episodes), f"{rate.rate:.1%}", f"{low:.1%} – {high:.1%}", f"{rate.score:.3f}", f"{rate.turns:.1f}"]

@@ -1,0 +1,30 @@
+"""Files that are either whole or absent: written beside their place, then renamed into it."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+
+def write_text(path: Path | str, text: str) -> Path:
+    """Write ``text`` to ``path`` so that a reader, or a crash half-way, never meets a part of it."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
+    try:
+        with open(partial, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return path
+
+
+def write_json(path: Path | str, value: Any) -> Path:
+    """Write ``value`` as indented strict JSON (NaN is refused: other readers could not parse it)."""
+    return write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
