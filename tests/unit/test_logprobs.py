@@ -1,0 +1,136 @@
+"""Chunked log-probabilities against a float64 softmax over whole logits."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from trial_ray.errors import ConfigError
+from trial_ray.learner.logprobs import check_plain_head, gather_logprobs, token_logprobs
+
+
+def problem(tokens=23, hidden=16, vocabulary=57, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    states = torch.randn(tokens, hidden, generator=generator, dtype=dtype)
+    head = nn.Linear(hidden, vocabulary, bias=False, dtype=dtype)
+    with torch.no_grad():
+        head.weight.copy_(torch.randn(vocabulary, hidden, generator=generator, dtype=dtype))
+    targets = torch.randint(vocabulary, (tokens,), generator=generator)
+    coefficients = torch.randn(tokens, generator=generator, dtype=torch.float64)
+    return states, head, targets, coefficients
+
+
+def reference(states, weight, targets, temperature):
+    logs = torch.log_softmax(states.double() @ weight.double().T / temperature, dim=-1)
+    return logs[torch.arange(len(targets)), targets], -(logs.exp() * logs).sum(-1)
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 7, 23, 1000])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_values_and_gradients_equal_a_float64_softmax(chunk_tokens, temperature):
+    states, head, targets, coefficients = problem()
+    states.requires_grad_()
+    logprobs, entropy = gather_logprobs(
+        states, head, targets, temperature=temperature, chunk_tokens=chunk_tokens, with_entropy=True
+    )
+    (logprobs.double() @ coefficients + entropy.double() @ coefficients.flip(0)).backward()
+
+    exact_states = states.detach().double().requires_grad_()
+    exact_weight = head.weight.detach().double().requires_grad_()
+    exact, exact_entropy = reference(exact_states, exact_weight, targets, temperature)
+    (exact @ coefficients + exact_entropy @ coefficients.flip(0)).backward()
+
+    torch.testing.assert_close(logprobs.double(), exact, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(entropy.double(), exact_entropy, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(states.grad.double(), exact_states.grad, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(head.weight.grad.double(), exact_weight.grad, atol=1e-4, rtol=1e-4)
+
+
+def test_float64_stays_float64_and_is_exact():
+    states, head, targets, _ = problem(dtype=torch.float64)
+    logprobs, _ = gather_logprobs(states, head, targets, chunk_tokens=5)
+    assert logprobs.dtype == torch.float64
+    torch.testing.assert_close(logprobs, reference(states, head.weight, targets, 1.0)[0], atol=1e-12, rtol=0)
+
+
+def test_a_bfloat16_head_is_normalised_in_float32():
+    states, head, targets, _ = problem(dtype=torch.bfloat16)
+    logprobs, _ = gather_logprobs(states, head, targets)
+    logits = head(states).double()
+    exact = torch.log_softmax(logits, -1)[torch.arange(len(targets)), targets]
+    assert logprobs.dtype == torch.float32
+    torch.testing.assert_close(logprobs.double(), exact, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_no_more_than_a_chunk_of_logits_is_alive_forward_or_backward(grad):
+    states, head, targets, _ = problem()
+    seen = []
+    head.register_forward_hook(lambda _module, _inputs, output: seen.append(output.shape[0]))
+    with torch.set_grad_enabled(grad):
+        logprobs, _ = gather_logprobs(states, head, targets, chunk_tokens=5)
+        assert seen == [5, 5, 5, 5, 3]
+        if grad:
+            kept = []
+            with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+                gather_logprobs(states, head, targets, chunk_tokens=5)
+            assert max(kept, default=0) < 5 * head.out_features or max(kept) == head.weight.numel()
+            logprobs.sum().backward()
+            assert max(seen) == 5
+
+
+def test_empty_input_keeps_parameters_in_the_graph():
+    states, head, targets, _ = problem()
+    logprobs, entropy = gather_logprobs(states[:0], head, targets[:0], with_entropy=True)
+    assert logprobs.shape == entropy.shape == (0,)
+    logprobs.sum().backward()
+    assert torch.equal(head.weight.grad, torch.zeros_like(head.weight))
+
+
+@pytest.mark.parametrize("kwargs", [{"temperature": 0.0}, {"chunk_tokens": 0}])
+def test_bad_settings_are_refused(kwargs):
+    states, head, targets, _ = problem()
+    with pytest.raises(ValueError, match=next(iter(kwargs))):
+        gather_logprobs(states, head, targets, **kwargs)
+    with pytest.raises(ValueError, match="targets"):
+        gather_logprobs(states, head, targets[:-1])
+
+
+def tiny_llama(tied):
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=61,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        tie_word_embeddings=tied,
+    )
+    return LlamaForCausalLM(config).double()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_token_logprobs_and_gradients_equal_the_models_own_logits(tied):
+    lm = tiny_llama(tied)
+    ids = torch.randint(61, (3, 12), generator=torch.Generator().manual_seed(2))
+    rows, positions = torch.tensor([0, 0, 2, 1]), torch.tensor([3, 9, 0, 10])
+    targets = ids[rows, positions + 1]
+    logprobs, _ = token_logprobs(lm, ids, torch.arange(12)[None], (rows, positions), targets, chunk_tokens=3)
+    logprobs.sum().backward()
+    gradients = {name: parameter.grad.clone() for name, parameter in lm.named_parameters()}
+    lm.zero_grad()
+    exact = torch.log_softmax(lm(ids).logits, -1)[rows, positions, targets]
+    exact.sum().backward()
+    torch.testing.assert_close(logprobs, exact, atol=1e-10, rtol=0)
+    for name, parameter in lm.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad, atol=1e-10, rtol=0, msg=name)
+
+
+@pytest.mark.parametrize("name", ["final_logit_softcapping", "logit_scale", "logits_scaling"])
+def test_a_model_that_changes_its_logits_after_the_head_is_refused(name):
+    lm = tiny_llama(False)
+    check_plain_head(lm)
+    setattr(lm.config, name, 30.0)
+    with pytest.raises(ConfigError, match=name):
+        check_plain_head(lm)

@@ -1,0 +1,143 @@
+"""Log-probabilities of given tokens, without ever holding the ``[T, vocabulary]`` logits.
+
+The hidden states that predict a wanted token are gathered first; the output head and the softmax then run over a few
+tokens at a time, and the backward pass computes each chunk's logits again instead of keeping them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from trial_ray.errors import ConfigError
+
+DEFAULT_CHUNK_TOKENS = 1024
+"""Tokens whose logits are held at a time: 0.6 GB of float32 at a vocabulary of 152 k."""
+
+_NEUTRAL_LOGIT_SETTINGS = {
+    "final_logit_softcapping": None,
+    "logit_scale": 1.0,
+    "logits_scaling": 1.0,
+    "lm_head_multiplier": 1.0,
+}
+"""Settings with which a model changes the head's output after the head, and the value that changes nothing."""
+
+
+def _chunk_logprobs(
+    hidden: torch.Tensor, head: nn.Module, targets: torch.Tensor, temperature: float, with_entropy: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = head(hidden)
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    if temperature != 1.0:
+        logits = logits / temperature
+    normalizer = torch.logsumexp(logits, dim=-1)
+    logprobs = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - normalizer
+    if not with_entropy:
+        return logprobs, logprobs.new_empty(0)
+    all_logprobs = logits - normalizer.unsqueeze(-1)
+    return logprobs, -(all_logprobs.exp() * all_logprobs).sum(dim=-1)
+
+
+def gather_logprobs(
+    hidden: torch.Tensor,
+    head: nn.Module,
+    targets: torch.Tensor,
+    *,
+    temperature: float = 1.0,
+    chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
+    with_entropy: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Log-probability of each target token, and on request the entropy of the distribution it came from.
+
+    Args:
+        hidden: ``[N, H]`` last hidden states, each at the position that predicts its target.
+        head: output embedding, ``[N, H] -> [N, vocabulary]``.
+        targets: int64 ``[N]``.
+        temperature: divides the logits; positive.
+        chunk_tokens: most rows of logits alive at once. It changes memory and speed, never the result.
+        with_entropy: whether to return the entropies too.
+
+    Returns:
+        ``(logprobs [N], entropy [N] or None)`` in nats; float32, or float64 for a float64 model.
+
+    Raises:
+        ValueError: shapes disagree, or ``temperature`` or ``chunk_tokens`` is not positive.
+    """
+    if hidden.ndim != 2 or targets.shape != hidden.shape[:1]:
+        raise ValueError(f"hidden must be [N, H] and targets [N]; got {list(hidden.shape)} and {list(targets.shape)}")
+    if temperature <= 0 or chunk_tokens < 1:
+        raise ValueError(f"temperature and chunk_tokens must be positive; got {temperature} and {chunk_tokens}")
+    logprobs, entropies = [], []
+    # An empty input still passes once, so that data-parallel backward finds every parameter in the graph.
+    for start in range(0, max(1, len(targets)), chunk_tokens):
+        inputs = (hidden[start : start + chunk_tokens], head, targets[start : start + chunk_tokens])
+        if torch.is_grad_enabled():
+            chunk = checkpoint(
+                _chunk_logprobs, *inputs, temperature, with_entropy, use_reentrant=False, preserve_rng_state=False
+            )
+        else:
+            chunk = _chunk_logprobs(*inputs, temperature, with_entropy)
+        logprobs.append(chunk[0])
+        entropies.append(chunk[1])
+    return torch.cat(logprobs), torch.cat(entropies) if with_entropy else None
+
+
+def check_plain_head(lm: nn.Module) -> None:
+    """Refuse a model that changes its logits after the output head.
+
+    Raises:
+        ConfigError: the model's config caps or scales logits (as Gemma, Cohere and Granite do).
+    """
+    for name, neutral in _NEUTRAL_LOGIT_SETTINGS.items():
+        value = getattr(lm.config, name, None)
+        if value is not None and value != neutral:
+            raise ConfigError(
+                f"{type(lm).__name__} sets {name}={value}, which changes the logits after the output head; "
+                "expected a model without it, such as Qwen2, Qwen3 or Llama. Choose another model."
+            )
+
+
+def token_logprobs(
+    lm: nn.Module,
+    input_ids: torch.Tensor,
+    position_ids: torch.Tensor,
+    gather: tuple[torch.Tensor, torch.Tensor],
+    targets: torch.Tensor,
+    *,
+    attention_mask: torch.Tensor | None = None,
+    temperature: float = 1.0,
+    chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
+    with_entropy: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Log-probabilities of chosen tokens under a transformers causal language model.
+
+    Args:
+        lm: a ``...ForCausalLM`` with a decoder and an output embedding (tied or not).
+        input_ids: int64 ``[B, L]``, padded on the right.
+        position_ids: int64 ``[B, L]`` or ``[1, L]``.
+        gather: ``(rows [N], positions [N])``, where in the batch each target's predecessor sits.
+        targets: int64 ``[N]``.
+        attention_mask: ``None`` for plain causal attention, or a prepared 4-D mask ``[B, 1, L, L]``.
+        temperature, chunk_tokens, with_entropy: as in :func:`gather_logprobs`.
+
+    Returns:
+        As :func:`gather_logprobs`, in the order of ``targets``.
+
+    Raises:
+        ConfigError: the model changes its logits after the head.
+    """
+    check_plain_head(lm)
+    hidden = (
+        lm.get_decoder()(
+            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
+        ).last_hidden_state
+    )[gather[0], gather[1]]
+    return gather_logprobs(
+        hidden,
+        lm.get_output_embeddings(),
+        targets,
+        temperature=temperature,
+        chunk_tokens=chunk_tokens,
+        with_entropy=with_entropy,
+    )
