@@ -1,0 +1,196 @@
+"""Prompts in token ids: the chat template around the user's message, and what is cut when it does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from jinja2 import TemplateError
+
+from trial_envs.core.projection import ReplyStyle
+from trial_ray.errors import ChatTemplateError, ConfigError, PromptTooLongError
+from trial_ray.hindsight.untrusted import encode_untrusted
+from trial_ray.rollout.templates import PromptContext, PromptTemplate, prompt_template
+
+CUT_MARK = " [... cut ...] "
+
+# Mixed case, markup, quotes, doubled blanks and a line break: any change that a chat template makes to text shows here.
+_SENTINEL = 'Sentinel  of the <User>\'s & "message"\nends Here'
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One ordinary prompt P_k.
+
+    Attributes:
+        ids: int32 ``[P]``, chat template included, up to where the reply starts.
+        insert_at: index in ``ids`` of the first token after the user's message (post-action evidence goes before it).
+        num_cut_turns: history records, of those inside the window, left out for length.
+        cut_observation: whether the middle of the observation was left out for length.
+    """
+
+    ids: np.ndarray
+    insert_at: int
+    num_cut_turns: int
+    cut_observation: bool
+
+
+class PromptBuilder:
+    """Writes prompts for one tokenizer and one template.
+
+    The chat template is rendered once; what stands around the user's message is tokenised once, and a prompt costs one
+    tokenisation of its message. The ids equal those of the whole rendered conversation (checked on construction),
+    except that special tokens spelled in a message stay ordinary text.
+
+    Args:
+        tokenizer: a ``transformers`` tokenizer with a chat template.
+        template: a template, or the id of an environment, whose registered template in ``style`` is taken.
+        max_prompt_tokens: most ids in a prompt.
+        history_window: (observation, action) pairs shown.
+        style: form of reply; with a template object, ``None`` or the template's own.
+
+    Raises:
+        ChatTemplateError: no chat template, or one that alters, repeats or does not delimit the user's message.
+        ConfigError: a limit out of range, or a style that the template does not have.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        template: PromptTemplate | str,
+        max_prompt_tokens: int,
+        history_window: int = 2,
+        style: ReplyStyle | None = None,
+    ) -> None:
+        if max_prompt_tokens < 1:
+            raise ConfigError(f"max_prompt_tokens must be at least 1, got {max_prompt_tokens}")
+        if history_window < 0:
+            raise ConfigError(f"history_window must not be negative, got {history_window}")
+        self.template = prompt_template(template, style or "tagged") if isinstance(template, str) else template
+        if style is not None and style != self.template.style:
+            raise ConfigError(f"the template asks for {self.template.style!r} replies, style says {style!r}")
+        self.style: ReplyStyle = self.template.style
+        self.max_prompt_tokens = max_prompt_tokens
+        self.history_window = history_window
+        self._tokenizer = tokenizer
+        self._head_ids, self._lead_in, self._suffix_ids = _split_chat_template(tokenizer)
+
+    def build(
+        self,
+        *,
+        task: str,
+        observation: str,
+        admissible_actions: Sequence[str],
+        history: Sequence[tuple[str, str]],
+        step: int,
+        max_turns: int | None = None,
+    ) -> Prompt:
+        """Write the prompt of one decision.
+
+        Over the limit, the oldest history records go first, then the middle of the observation; the task and the
+        actions are never cut.
+
+        Args:
+            task: the instruction (``info["task"]``).
+            observation: what the environment shows now, task included where the environment states it.
+            admissible_actions: ``info["admissible_actions"]``.
+            history: (observation, action) of the turns so far, oldest first; only the last ``history_window`` are used.
+            step: number of this decision, from 1.
+            max_turns: turns in the episode; ``None`` does not mention a limit.
+
+        Raises:
+            PromptTooLongError: the prompt exceeds the limit even without history and observation.
+            ValueError: ``step`` below 1.
+        """
+        if step < 1:
+            raise ValueError(f"step is the number of the decision, from 1; got {step}")
+        window = tuple(history)[len(history) - min(self.history_window, len(history)) :]
+        context = PromptContext(task, observation.strip(), admissible_actions, window, step, max_turns)
+        for num_cut in range(len(window) + 1):
+            message_ids = self._encode(replace(context, history=window[num_cut:]))
+            if self._fits(message_ids):
+                return self._assemble(message_ids, num_cut, False)
+        return self._assemble(self._cut_observation(replace(context, history=())), len(window), True)
+
+    def _cut_observation(self, context: PromptContext) -> list[int]:
+        """The message with as much of the observation's both ends as fits; bisection over the characters kept."""
+        observation = context.observation
+
+        def keeping(characters: int) -> list[int]:
+            head, tail = characters - characters // 2, characters // 2
+            kept = observation[:head] + CUT_MARK + observation[len(observation) - tail :]
+            return self._encode(replace(context, observation=kept))
+
+        fitting = keeping(0)
+        if not self._fits(fitting):
+            raise PromptTooLongError(
+                f"the task, the {len(context.admissible_actions)} admissible actions and the instructions alone take "
+                f"{len(self._head_ids) + len(fitting) + len(self._suffix_ids)} tokens, max_prompt_tokens is "
+                f"{self.max_prompt_tokens}; raise it"
+            )
+        # Hardly any text packs more than 16 characters into every token, so nothing longer is worth a try.
+        low, high = 0, min(len(observation), 16 * self.max_prompt_tokens)
+        while high - low > 1:
+            middle = (low + high) // 2
+            message_ids = keeping(middle)
+            if self._fits(message_ids):
+                low, fitting = middle, message_ids
+            else:
+                high = middle
+        return fitting
+
+    def _encode(self, context: PromptContext) -> list[int]:
+        return encode_untrusted(self._tokenizer, self._lead_in + self.template.render(context).strip())
+
+    def _fits(self, message_ids: list[int]) -> bool:
+        return len(self._head_ids) + len(message_ids) + len(self._suffix_ids) <= self.max_prompt_tokens
+
+    def _assemble(self, message_ids: list[int], num_cut_turns: int, cut_observation: bool) -> Prompt:
+        ids = np.asarray([*self._head_ids, *message_ids, *self._suffix_ids], dtype=np.int32)
+        return Prompt(ids, len(ids) - len(self._suffix_ids), num_cut_turns, cut_observation)
+
+
+def _split_chat_template(tokenizer: Any) -> tuple[list[int], str, list[int]]:
+    """What stands around the user's message: ids in front, text between the last special token and it, ids behind."""
+    rendered = _render(tokenizer, _SENTINEL)
+    if rendered.count(_SENTINEL) != 1:
+        raise ChatTemplateError(
+            f"the chat template must write the user's message once and unaltered, but a probe message occurs "
+            f"{rendered.count(_SENTINEL)} times in what it renders; use a template that leaves messages as they are"
+        )
+    prefix, suffix = rendered.split(_SENTINEL)
+    special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    head_end = max((prefix.rfind(token) + len(token) for token in special if token in prefix), default=0)
+    head_ids = tokenizer.encode(prefix[:head_end], add_special_tokens=False)
+    suffix_ids = tokenizer.encode(suffix, add_special_tokens=False)
+    lead_in = prefix[head_end:]
+    if not any(suffix.startswith(token) for token in special):
+        raise ChatTemplateError(
+            f"the chat template must close the user's message with a special token, but goes on with {suffix[:40]!r}; "
+            "without one, an observation could imitate the end of the message"
+        )
+    parts = [*head_ids, *encode_untrusted(tokenizer, lead_in + _SENTINEL), *suffix_ids]
+    if parts != tokenizer.encode(rendered, add_special_tokens=False):
+        raise ChatTemplateError(
+            "this tokenizer gives other ids for the conversation as a whole than for its parts (before, in and after "
+            "the user's message); use a tokenizer whose special tokens separate text"
+        )
+    return head_ids, lead_in, suffix_ids
+
+
+def _render(tokenizer: Any, message: str) -> str:
+    """The conversation with one user message, up to where the reply starts; reasoning modes are switched off."""
+    if getattr(tokenizer, "chat_template", None) is None:
+        raise ChatTemplateError(
+            "the tokenizer has no chat template; use an instruct model, or set tokenizer.chat_template"
+        )
+    conversation = [{"role": "user", "content": message}]
+    try:
+        rendered: str = tokenizer.apply_chat_template(
+            conversation, tokenize=False, add_generation_prompt=True, enable_thinking=False
+        )
+    except TemplateError as error:
+        raise ChatTemplateError(f"the chat template cannot render one user message: {error}") from error
+    return rendered

@@ -1,0 +1,172 @@
+"""Prompt templates: how the user's message is written for an environment, and which form of reply it asks for.
+
+A template is a frozen dataclass with a ``style`` (how the reply is to be read, see ``trial_envs.core.projection``) and a
+``render``. ``register_prompt_template`` adds one for another environment.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from trial_envs.core.projection import ReplyStyle
+from trial_ray.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class PromptContext:
+    """What one prompt is made of.
+
+    Attributes:
+        task: instruction, one sentence.
+        observation: what the environment shows now.
+        admissible_actions: actions on offer, in the environment's order.
+        history: the last (observation, action) pairs, oldest first.
+        step: number of this decision, from 1.
+        max_turns: turns in the episode, or ``None`` to leave the policy unaware of the limit.
+    """
+
+    task: str
+    observation: str
+    admissible_actions: Sequence[str]
+    history: Sequence[tuple[str, str]]
+    step: int
+    max_turns: int | None
+
+
+class PromptTemplate(Protocol):
+    """Strategy that writes the user's message."""
+
+    @property
+    def style(self) -> ReplyStyle:
+        """Form of reply that the message asks for."""
+        ...
+
+    def render(self, context: PromptContext) -> str:
+        """Write the message."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedTemplate:
+    """Full sentences for instruct models, who reason inside ``<think>`` and act inside ``<action>``.
+
+    The first message shows the observation and the actions; later ones open with the task, the step count and the last
+    records, because every turn is a conversation of its own.
+
+    Attributes:
+        role: opening sentence.
+        hidden_actions: admissible actions that are not offered.
+    """
+
+    role: str
+    hidden_actions: frozenset[str] = frozenset()
+
+    style: ClassVar[ReplyStyle] = "tagged"
+
+    def render(self, context: PromptContext) -> str:
+        """Write the message in full sentences."""
+        parts = [self.role]
+        # The first observation usually states the task; a cut one may not any more.
+        if context.step > 1 or context.task not in context.observation:
+            parts.append(f"Your task: {context.task}")
+        if context.step > 1:
+            parts.append(self._past(context))
+        limit = f" of at most {context.max_turns}" if context.max_turns is not None else ""
+        parts.append(f"This is step {context.step}{limit}. The environment shows:\n{context.observation}")
+        offered = "\n".join(action for action in context.admissible_actions if action not in self.hidden_actions)
+        parts.append(f"Actions that you can take now:\n{offered}")
+        parts.append(
+            "Decide what to do next. Begin with your reasoning about the situation and the goal, enclosed in <think> and "
+            "</think>. Then give exactly one of the actions listed above, enclosed in <action> and </action>."
+        )
+        return "\n\n".join(parts)
+
+    def _past(self, context: PromptContext) -> str:
+        taken = context.step - 1
+        lines = [f"Steps taken so far: {taken}."]
+        if context.history:
+            lines.append("The most recent ones, oldest first:")
+        for number, (observation, action) in enumerate(context.history, context.step - len(context.history)):
+            lines.append(f"[step {number}] The environment showed: {observation}\n[step {number}] You did: {action}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainTemplate:
+    """As few tokens as possible for models of about a million parameters, which answer with the action alone.
+
+    Words of observations are lower-cased and lose their punctuation, so that "sidetable 1." and the "sidetable 1" of
+    an action are the same tokens and can be copied. Actions stay as they are.
+
+    Attributes:
+        dropped_lines: pattern of observation lines that say nothing new (banners, the task repeated).
+        hidden_actions: admissible actions that are not offered.
+    """
+
+    dropped_lines: str | None = None
+    hidden_actions: frozenset[str] = frozenset()
+
+    style: ClassVar[ReplyStyle] = "plain"
+
+    def render(self, context: PromptContext) -> str:
+        """Write the message: task, past pairs, observation, actions; one a line."""
+        lines = [_bare_words(context.task)]
+        for observation, action in context.history:
+            lines += [self._compact(observation), f"> {action}"]
+        lines += [self._compact(context.observation), "actions"]
+        lines += [action for action in context.admissible_actions if action not in self.hidden_actions]
+        return "\n".join(line for line in lines if line)
+
+    def _compact(self, observation: str) -> str:
+        if self.dropped_lines is not None:
+            observation = re.sub(self.dropped_lines, "", observation, flags=re.MULTILINE | re.IGNORECASE)
+        return _bare_words(observation)
+
+
+def _bare_words(text: str) -> str:
+    words = (word.strip(".,:;!?\"'()") for word in text.lower().split())
+    return " ".join(word for word in words if word)
+
+
+_HELP = frozenset({"help"})
+_GENERIC: tuple[PromptTemplate, ...] = (
+    TaggedTemplate("You are an agent who pursues a goal by acting in a text environment, one step at a time."),
+    PlainTemplate(),
+)
+_TEMPLATES: dict[tuple[str, ReplyStyle], PromptTemplate] = {}
+
+
+def register_prompt_template(environment: str, template: PromptTemplate) -> None:
+    """Use ``template`` for the environment id whenever its style is asked for; replaces an earlier one."""
+    _TEMPLATES[environment, template.style] = template
+
+
+def prompt_template(environment: str, style: ReplyStyle) -> PromptTemplate:
+    """The template of an environment id in a style; environments without their own get the generic one.
+
+    Raises:
+        ConfigError: unknown style.
+    """
+    generic = {template.style: template for template in _GENERIC}
+    if style not in generic:
+        raise ConfigError(f"reply style must be one of {sorted(generic)}, got {style!r}")
+    return _TEMPLATES.get((environment, style), generic[style])
+
+
+register_prompt_template(
+    "trial/ALFWorld-v0",
+    TaggedTemplate("You are an agent who does household chores in ALFWorld, a house described in text.", _HELP),
+)
+register_prompt_template(
+    "trial/ALFWorld-v0", PlainTemplate(dropped_lines=r"^-= .* =-$|^your task is to:.*$", hidden_actions=_HELP)
+)
+register_prompt_template(
+    "trial/WebShop-v0",
+    TaggedTemplate(
+        "You are an agent who shops in a web store: find the product that the instruction describes, choose its options "
+        "and buy it. In a search action, put your own words in place of the placeholder."
+    ),
+)
