@@ -11,7 +11,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from trial_ray.errors import EngineError
 from trial_ray.inference.weights import WeightShards
+
+
+class InvalidRequestError(EngineError):
+    """The request itself is wrong: any other engine of this model would refuse it too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +64,19 @@ class EngineProtocol(Protocol):
         """Sample one reply to one prompt; many calls run concurrently and are batched inside.
 
         Raises:
-            EngineError: no weights were loaded yet, the prompt is empty or too long for the engine, or the engine failed.
+            InvalidRequestError: the prompt is empty or does not fit with its reply, or a sampling value is out of range.
+            EngineError: no weights were loaded yet, or the engine failed.
         """
         ...
 
     async def load_weights(self, shards: WeightShards) -> str:
-        """Replace the weights, drop every cached prefix, adopt the shards' version; return the checksum of what the engine now holds."""
+        """Replace the weights, drop every cached prefix, adopt the shards' version.
+
+        Replies under way finish first, under the weights they began with; requests that come meanwhile wait.
+
+        Returns:
+            ``weights_checksum`` of what the engine now holds.
+        """
         ...
 
     async def weight_version(self) -> int:

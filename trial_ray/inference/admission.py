@@ -1,0 +1,101 @@
+"""When a request may enter an engine: never before the first weights, never while weights change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import numpy as np
+
+from trial_ray.errors import EngineError
+from trial_ray.inference.protocol import InvalidRequestError, SamplingParams
+
+
+class AdmissionGate:
+    """Keeps replies and weight updates apart, so that a whole reply is sampled under one version.
+
+    An update closes the gate, waits for the replies under way to finish (they are not aborted), changes the weights and opens
+    the gate; requests that came meanwhile wait in front of it and are sampled under the new version.
+    """
+
+    def __init__(self) -> None:
+        self.version = -1
+        self._in_flight = 0
+        self._updating = False
+        self._changed = asyncio.Condition()
+
+    @asynccontextmanager
+    async def request(self) -> AsyncIterator[int]:
+        """Hold the weights still for one reply; yields their version.
+
+        Raises:
+            EngineError: no weights were loaded yet.
+        """
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._updating)
+            if self.version < 0:
+                raise EngineError("the engine holds no weights of the learner yet; call load_weights before generate")
+            self._in_flight += 1
+        try:
+            yield self.version
+        finally:
+            async with self._changed:
+                self._in_flight -= 1
+                self._changed.notify_all()
+
+    @asynccontextmanager
+    async def update(self, version: int, *, drain_timeout_s: float) -> AsyncIterator[None]:
+        """Hold back requests while weights change; adopts ``version`` only when the block succeeds.
+
+        A failed update leaves the engine without a version: nobody knows which weights it then holds.
+
+        Raises:
+            EngineError: the replies under way did not finish within ``drain_timeout_s`` seconds.
+        """
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._updating)
+            self._updating = True
+        try:
+            await self._drain(drain_timeout_s)
+            self.version = -1
+            yield
+            self.version = version
+        finally:
+            async with self._changed:
+                self._updating = False
+                self._changed.notify_all()
+
+    async def _drain(self, timeout_s: float) -> None:
+        async with self._changed:
+            try:
+                await asyncio.wait_for(self._changed.wait_for(lambda: self._in_flight == 0), timeout_s)
+            except TimeoutError as error:
+                raise EngineError(
+                    f"{self._in_flight} replies did not finish within {timeout_s:.0f} s before a weight update"
+                ) from error
+
+
+def check_request(prompt_ids: np.ndarray, params: SamplingParams, *, max_model_len: int, vocab_size: int) -> None:
+    """Refuse a request that no engine of this model could serve.
+
+    Raises:
+        InvalidRequestError: an empty prompt, ids outside the vocabulary, no room for ``max_tokens``, or a sampling value out of
+            range.
+    """
+    length = len(prompt_ids)
+    if length == 0:
+        raise InvalidRequestError("prompt_ids: empty, at least one token expected")
+    if params.max_tokens < 1:
+        raise InvalidRequestError(f"max_tokens: {params.max_tokens} found, 1 or more expected")
+    if length + params.max_tokens > max_model_len:
+        raise InvalidRequestError(
+            f"prompt of {length} tokens and a reply of up to {params.max_tokens} exceed max_model_len={max_model_len}; "
+            "shorten the prompt, lower max_tokens or raise the engine's max_model_len"
+        )
+    if int(np.min(prompt_ids)) < 0 or int(np.max(prompt_ids)) >= vocab_size:
+        raise InvalidRequestError(f"prompt_ids: values outside [0, {vocab_size}) found")
+    if params.temperature < 0 or not 0 < params.top_p <= 1:
+        raise InvalidRequestError(
+            f"temperature={params.temperature}, top_p={params.top_p} found; temperature >= 0 and 0 < top_p <= 1 expected"
+        )

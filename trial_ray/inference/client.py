@@ -1,0 +1,78 @@
+"""What rollouts hold of the engines: where a request goes, and where next when that engine fails."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError, RayTaskError
+
+from trial_ray.errors import EngineError
+from trial_ray.inference.protocol import Completion, InvalidRequestError, SamplingParams
+
+
+class EngineClient:
+    """Sends each request to one of the engines, and to the next one when that fails.
+
+    Requests with the same affinity (a group of rollouts) go to the same engine, whose prefix cache then serves them.
+
+    Args:
+        handles: engine actors, as from ``EnginePool.handles``.
+        attempts: how many engines are tried for one request.
+        timeout_s: deadline of one request over all attempts, in seconds.
+    """
+
+    def __init__(self, handles: Sequence[ActorHandle], *, attempts: int = 3, timeout_s: float = 600.0) -> None:
+        self._attempts = attempts
+        self._timeout_s = timeout_s
+        self.replace_handles(handles)
+
+    def replace_handles(self, handles: Sequence[ActorHandle]) -> None:
+        """Use these engines from now on (after a restart)."""
+        if not handles:
+            raise EngineError("handles: no engine given, at least one expected")
+        self._handles = list(handles)
+
+    async def generate(self, prompt_ids: np.ndarray, params: SamplingParams, affinity: str | int) -> Completion:
+        """Sample one reply.
+
+        Args:
+            prompt_ids: int ``[P]``.
+            params: how to sample.
+            affinity: chooses the engine, the same on every host.
+
+        Raises:
+            InvalidRequestError: the request itself is wrong.
+            EngineError: every attempt failed or the deadline passed; the message holds each attempt's reason.
+        """
+        first = zlib.crc32(str(affinity).encode())
+        deadline = time.monotonic() + self._timeout_s
+        failures: list[str] = []
+        for attempt in range(self._attempts):
+            handles = self._handles
+            index = (first + attempt) % len(handles)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            try:
+                return await asyncio.wait_for(_call(handles[index], prompt_ids, params), left)
+            except (RayTaskError, RayActorError, TimeoutError) as error:
+                cause = error.cause if isinstance(error, RayTaskError) else error
+                if isinstance(cause, InvalidRequestError):
+                    raise cause from None
+                failures.append(f"engine {index}: {type(cause).__name__}: {_first_line(cause)}")
+        raise EngineError(
+            f"no engine answered within {self._timeout_s:.0f} s and {self._attempts} attempts: " + "; ".join(failures)
+        )
+
+
+async def _call(handle: ActorHandle, prompt_ids: np.ndarray, params: SamplingParams) -> Completion:
+    return await handle.generate.remote(prompt_ids, params)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or "no message").splitlines()[0]

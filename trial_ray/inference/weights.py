@@ -1,0 +1,168 @@
+"""Weights on their way from the learner to the engines, through the object store and never through the driver.
+
+The learner puts shards of numpy integer views (bfloat16 has no numpy type, its bit pattern has), so that readers on the same
+host map them without a copy. A checksum travels along; each engine answers with the checksum of what it then holds.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import ray
+import torch
+from ray import ObjectRef
+
+#: Name of a tensor -> (integer view ``[elements]``, torch dtype name such as ``"bfloat16"``, shape).
+Shard = dict[str, tuple[np.ndarray, str, tuple[int, ...]]]
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_MASKS = {1: 0xFF, 2: 0xFFFF, 4: 0xFFFF_FFFF, 8: -1}
+_CHUNK_ELEMENTS = 1 << 22
+
+
+@dataclass(frozen=True)
+class WeightShards:
+    """One version of the policy's weights in the object store.
+
+    Attributes:
+        version: number that the learner gave to these weights, 0 or more.
+        checksum: :func:`weights_checksum` of the tensors as sent.
+        refs: one reference per :data:`Shard`, owned by the learner's process.
+        num_bytes: size of all tensors together.
+    """
+
+    version: int
+    checksum: str
+    refs: list[ObjectRef]
+    num_bytes: int
+
+
+class WeightsChecksum:
+    """Accumulates :func:`weights_checksum` tensor by tensor, for callers that hold one tensor at a time."""
+
+    def __init__(self) -> None:
+        self._sum = 0
+        self._nonzero = 0
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Take in one tensor of any shape, dtype and device."""
+        flat = tensor.detach().reshape(-1)
+        width = flat.element_size()
+        for chunk in flat.split(_CHUNK_ELEMENTS):
+            bits = chunk.view(_BITS[width]).to(torch.int64) & _MASKS[width]
+            self._sum += int(_mix(bits).sum())
+            self._nonzero += int(torch.count_nonzero(bits))
+
+    @property
+    def hexdigest(self) -> str:
+        """Sum and count so far as text."""
+        return f"{self._sum % 2**64:016x}-{self._nonzero}"
+
+
+def weights_checksum(named_tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """Checksum of a set of tensors that survives what engines do to their layout.
+
+    Every element's bit pattern goes through a 64-bit mixing function that keeps 0 at 0; the results are added modulo 2**64 and
+    joined with the number of elements whose bits are not zero. It is therefore unchanged when tensors are fused, split or
+    reordered (``qkv_proj``, ``gate_up_proj``) and when rows of zeros pad the vocabulary.
+
+    It detects a value changed anywhere, a tensor missing, sent twice or left from another version, and another dtype (chance
+    of a miss about 2**-64). It cannot detect elements that changed places (two tensors swapped, one transposed), nor zeros
+    added or left out.
+
+    Args:
+        named_tensors: as from ``model.named_parameters()``, which names a tied tensor once; names themselves do not count.
+
+    Returns:
+        ``"<16 hex digits>-<non-zero elements>"``.
+    """
+    checksum = WeightsChecksum()
+    for _, tensor in named_tensors:
+        checksum.add(tensor)
+    return checksum.hexdigest
+
+
+def pack_weights(
+    named_tensors: Iterable[tuple[str, torch.Tensor]],
+    version: int,
+    *,
+    dtype: torch.dtype | None = None,
+    shard_bytes: int = 256 * 2**20,
+) -> WeightShards:
+    """Put weights into the object store; call it inside the learner's process.
+
+    Args:
+        named_tensors: checkpoint names and tensors, a tied tensor once (``model.named_parameters()``); may be a generator that
+            gathers one tensor at a time, no more than one shard is held.
+        version: 0 or more.
+        dtype: what floating-point tensors are cast to before they are sent (the engines' dtype); ``None`` sends them as they are.
+        shard_bytes: a shard is closed once it holds this much.
+
+    Raises:
+        ValueError: no tensors, a name twice, or a negative version.
+    """
+    if version < 0:
+        raise ValueError(f"version: {version} found, 0 or more expected")
+    checksum, refs, total = WeightsChecksum(), [], 0
+    names: set[str] = set()
+    shard: Shard = {}
+    size = 0
+    for name, tensor in named_tensors:
+        if name in names:
+            raise ValueError(f"named_tensors: {name!r} comes twice")
+        names.add(name)
+        tensor = tensor.detach()
+        if dtype is not None and tensor.is_floating_point():
+            tensor = tensor.to(dtype)
+        checksum.add(tensor)
+        shard[name] = (_integer_view(tensor), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        size += tensor.nbytes
+        total += tensor.nbytes
+        if size >= shard_bytes:
+            refs.append(ray.put(shard))
+            shard, size = {}, 0
+    if shard:
+        refs.append(ray.put(shard))
+    if not refs:
+        raise ValueError("named_tensors: at least one tensor expected, none found")
+    return WeightShards(version, checksum.hexdigest, refs, total)
+
+
+def iter_shards(shards: WeightShards, *, timeout_s: float = 300.0) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield the tensors shard by shard; they share the object store's memory and must only be read.
+
+    Raises:
+        ray.exceptions.GetTimeoutError: a shard did not arrive within ``timeout_s`` seconds.
+    """
+    for ref in shards.refs:
+        shard: Shard = ray.get(ref, timeout=timeout_s)
+        yield {name: _to_tensor(*entry) for name, entry in shard.items()}
+
+
+def iter_weights(shards: WeightShards, *, timeout_s: float = 300.0) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield ``(name, tensor)``; tensors share the object store's memory and must only be read (``parameter.copy_(tensor)``)."""
+    for shard in iter_shards(shards, timeout_s=timeout_s):
+        yield from shard.items()
+
+
+def _mix(bits: torch.Tensor) -> torch.Tensor:
+    """Mix int64 bit patterns (wrapping arithmetic): a bijection that maps 0 to 0 and spreads close values far apart."""
+    bits = bits * -0x61C8864680B583EB
+    bits = bits ^ ((bits >> 31) & 0x1_FFFF_FFFF)
+    bits = bits * -0x40A7B892E31B1A47
+    return bits ^ ((bits >> 29) & 0x7_FFFF_FFFF)
+
+
+def _integer_view(tensor: torch.Tensor) -> np.ndarray:
+    flat = tensor.contiguous().reshape(-1)
+    return flat.view(_BITS[flat.element_size()]).cpu().numpy()
+
+
+def _to_tensor(array: np.ndarray, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+    with warnings.catch_warnings():
+        # Torch warns that the store's memory cannot be written; readers of this module promise not to.
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(array).view(getattr(torch, dtype)).reshape(shape)
