@@ -1,7 +1,7 @@
 """Aug (Eq. 3): from an ordinary prompt and an outcome view to the hindsight prompt, in token ids.
 
-The evidence goes to the end of the user's message, before the tokens that open the reply, so that both views share all of
-the prompt up to there and the recorded response follows unchanged.
+The evidence goes to the end of the user's message, before the tokens that open the reply, so that both views share the
+prompt up to there and the recorded response follows unchanged.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from trial_ray.hindsight.outcome_view import OutcomeView
 from trial_ray.hindsight.untrusted import encode_untrusted
 
 EVIDENCE_LEAD = "\n\nOutcome after the reply:\n"
-CUT_MARK = " [...] "
+CUT_MARK = " [cut] "
 
 
 def encode_evidence(view: OutcomeView, tokenizer: Any, max_outcome_tokens: int = 512) -> NDArray[np.int32]:
     """Token ids of the post-action evidence, tokenised apart from the prompt.
 
-    It starts on a new line, so that no token of the prompt could have merged with it. Evidence over the limit loses part
-    of its middle, and a mark says so; its end stays, because a terminal turn's verdict stands there. Special tokens
-    spelled in the view stay ordinary text.
+    It starts on a new line. Tokenised apart, it leaves the ids of the ordinary prompt as they were sent, even where
+    the text as a whole would merge tokens across the seam. Evidence over the limit loses part of its middle, and a
+    mark says so; its end stays, because a terminal turn's verdict stands there. Special tokens spelled in the view
+    stay ordinary text.
 
     Args:
         view: the turn's outcome view.
@@ -43,7 +44,8 @@ def encode_evidence(view: OutcomeView, tokenizer: Any, max_outcome_tokens: int =
         room = max_outcome_tokens - lead_length - len(mark)
         if room < 1:
             raise ValueError(
-                f"max_outcome_tokens must be above {lead_length + len(mark)} to hold any evidence, got {max_outcome_tokens}"
+                f"max_outcome_tokens must be above {lead_length + len(mark)} to hold any evidence, "
+                f"got {max_outcome_tokens}"
             )
         end_length = room // 4
         head_length = max_outcome_tokens - len(mark) - end_length

@@ -19,9 +19,9 @@ class OutcomeView:
 def outcome_view(outcome: str, *, terminal: bool, success: bool) -> OutcomeView:
     """The view of one turn: what the environment answered to it, and the verdict where the answer ended the episode.
 
-    ALFWorld: ``outcome`` is the text rendered after the action; WebShop: the page that the action reached. A terminal turn
-    adds the terminal consequence. The last turn of a trajectory that a limit cut short is not terminal: its view is
-    only what the environment answered.
+    ALFWorld: ``outcome`` is the text rendered after the action; WebShop: the page that the action reached. A terminal
+    turn adds the terminal consequence. The last turn of a trajectory that a limit cut short is not terminal: its view
+    is only what the environment answered.
 
     Args:
         outcome: what the environment answered to the action.

@@ -8,8 +8,8 @@ from typing import Any
 def encode_untrusted(tokenizer: Any, text: str) -> list[int]:
     """Token ids of ``text`` in which no special token can appear, whatever the text spells.
 
-    ``<|im_end|>`` in an observation is tokenised as the characters that it consists of, so that it cannot end the message
-    it stands in. Nothing is added in front or behind. Lone surrogates, which have no UTF-8 form, become ``?``.
+    ``<|im_end|>`` in an observation is tokenised as the characters that it consists of, so that it cannot end the
+    message it stands in. Nothing is added in front or behind. Lone surrogates, which have no UTF-8 form, become ``?``.
 
     Args:
         tokenizer: a ``transformers`` tokenizer.

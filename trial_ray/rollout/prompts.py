@@ -14,7 +14,7 @@ from trial_ray.errors import ChatTemplateError, ConfigError, PromptTooLongError
 from trial_ray.hindsight.untrusted import encode_untrusted
 from trial_ray.rollout.templates import PromptContext, PromptTemplate, prompt_template
 
-CUT_MARK = " [... cut ...] "
+CUT_MARK = " [cut] "
 
 # Mixed case, markup, quotes, doubled blanks and a line break: any change that a chat template makes to text shows here.
 _SENTINEL = 'Sentinel  of the <User>\'s & "message"\nends Here'
@@ -76,6 +76,9 @@ class PromptBuilder:
         self.history_window = history_window
         self._tokenizer = tokenizer
         self._head_ids, self._lead_in, self._suffix_ids = _split_chat_template(tokenizer)
+        # No token spells more characters than its vocabulary entry has: a longer message need not be tokenised to see
+        # that it is over the limit.
+        self._most_characters = max_prompt_tokens * max(map(len, tokenizer.get_vocab()))
 
     def build(
         self,
@@ -110,7 +113,7 @@ class PromptBuilder:
         context = PromptContext(task, observation.strip(), admissible_actions, window, step, max_turns)
         for num_cut in range(len(window) + 1):
             message_ids = self._encode(replace(context, history=window[num_cut:]))
-            if self._fits(message_ids):
+            if message_ids is not None:
                 return self._assemble(message_ids, num_cut, False)
         return self._assemble(self._cut_observation(replace(context, history=())), len(window), True)
 
@@ -118,34 +121,34 @@ class PromptBuilder:
         """The message with as much of the observation's both ends as fits; bisection over the characters kept."""
         observation = context.observation
 
-        def keeping(characters: int) -> list[int]:
+        def keeping(characters: int) -> list[int] | None:
             head, tail = characters - characters // 2, characters // 2
             kept = observation[:head] + CUT_MARK + observation[len(observation) - tail :]
             return self._encode(replace(context, observation=kept))
 
         fitting = keeping(0)
-        if not self._fits(fitting):
+        if fitting is None:
             raise PromptTooLongError(
-                f"the task, the {len(context.admissible_actions)} admissible actions and the instructions alone take "
-                f"{len(self._head_ids) + len(fitting) + len(self._suffix_ids)} tokens, max_prompt_tokens is "
-                f"{self.max_prompt_tokens}; raise it"
+                f"the task, the {len(context.admissible_actions)} admissible actions and the instructions alone exceed "
+                f"max_prompt_tokens={self.max_prompt_tokens}; raise it"
             )
-        # Hardly any text packs more than 16 characters into every token, so nothing longer is worth a try.
-        low, high = 0, min(len(observation), 16 * self.max_prompt_tokens)
+        low, high = 0, min(len(observation), self._most_characters)
         while high - low > 1:
             middle = (low + high) // 2
             message_ids = keeping(middle)
-            if self._fits(message_ids):
+            if message_ids is not None:
                 low, fitting = middle, message_ids
             else:
                 high = middle
         return fitting
 
-    def _encode(self, context: PromptContext) -> list[int]:
-        return encode_untrusted(self._tokenizer, self._lead_in + self.template.render(context).strip())
-
-    def _fits(self, message_ids: list[int]) -> bool:
-        return len(self._head_ids) + len(message_ids) + len(self._suffix_ids) <= self.max_prompt_tokens
+    def _encode(self, context: PromptContext) -> list[int] | None:
+        """Ids of the message, or ``None`` when the prompt would exceed the limit."""
+        message = self._lead_in + self.template.render(context).strip()
+        if len(message) > self._most_characters:
+            return None
+        ids = encode_untrusted(self._tokenizer, message)
+        return ids if len(self._head_ids) + len(ids) + len(self._suffix_ids) <= self.max_prompt_tokens else None
 
     def _assemble(self, message_ids: list[int], num_cut_turns: int, cut_observation: bool) -> Prompt:
         ids = np.asarray([*self._head_ids, *message_ids, *self._suffix_ids], dtype=np.int32)

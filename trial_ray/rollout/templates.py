@@ -1,7 +1,7 @@
 """Prompt templates: how the user's message is written for an environment, and which form of reply it asks for.
 
-A template is a frozen dataclass with a ``style`` (how the reply is to be read, see ``trial_envs.core.projection``) and a
-``render``. ``register_prompt_template`` adds one for another environment.
+A template is a frozen dataclass with a ``style`` (how the reply is to be read, see ``trial_envs.core.projection``) and
+a ``render``. ``register_prompt_template`` adds one for another environment.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class TaggedTemplate:
         offered = "\n".join(action for action in context.admissible_actions if action not in self.hidden_actions)
         parts.append(f"Actions that you can take now:\n{offered}")
         parts.append(
-            "Decide what to do next. Begin with your reasoning about the situation and the goal, enclosed in <think> and "
-            "</think>. Then give exactly one of the actions listed above, enclosed in <action> and </action>."
+            "Decide what to do next. Begin with your reasoning about the situation and the goal, enclosed in <think> "
+            "and </think>. Then give exactly one of the actions listed above, enclosed in <action> and </action>."
         )
         return "\n\n".join(parts)
 
@@ -166,7 +166,7 @@ register_prompt_template(
 register_prompt_template(
     "trial/WebShop-v0",
     TaggedTemplate(
-        "You are an agent who shops in a web store: find the product that the instruction describes, choose its options "
-        "and buy it. In a search action, put your own words in place of the placeholder."
+        "You are an agent who shops in a web store: find the product that the instruction describes, choose its "
+        "options and buy it. In a search action, put your own words in place of the placeholder."
     ),
 )
