@@ -6,7 +6,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from trial_ray.errors import ConfigError
-from trial_ray.learner.logprobs import check_plain_head, gather_logprobs, token_logprobs
+from trial_ray.models.logprobs import check_plain_head, gather_logprobs, token_logprobs
 
 
 def problem(tokens=23, hidden=16, vocabulary=57, dtype=torch.float32, seed=0):

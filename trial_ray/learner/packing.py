@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from trial_ray.learner.logprobs import DEFAULT_CHUNK_TOKENS, token_logprobs
+from trial_ray.models.logprobs import DEFAULT_CHUNK_TOKENS, token_logprobs
 
 _NO_TOKENS = np.empty(0, np.int32)
 
@@ -235,7 +235,7 @@ def score_rows(
         rows: the turns.
         two_views: whether to score the hindsight views too.
         max_tokens: most input tokens in one forward pass, padding included.
-        temperature, chunk_tokens: as in :func:`trial_ray.learner.logprobs.gather_logprobs`.
+        temperature, chunk_tokens: as in :func:`trial_ray.models.logprobs.gather_logprobs`.
 
     Returns:
         ``(logprobs [T], hindsight_logprobs [T] or None)``: flat, in row order, on the model's device.
