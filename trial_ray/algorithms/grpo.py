@@ -1,0 +1,372 @@
+"""GRPO as an RLlib algorithm: sample groups → update → sync weights → evaluate."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.env.env_runner_group import EnvRunnerGroup
+from ray.rllib.utils.metrics import (
+    ENV_RUNNER_RESULTS,
+    ENV_RUNNER_SAMPLING_TIMER,
+    LEARNER_RESULTS,
+    LEARNER_UPDATE_TIMER,
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    SYNCH_WORKER_WEIGHTS_TIMER,
+    TIMERS,
+)
+from ray.tune.execution.placement_groups import PlacementGroupFactory
+from ray.util import get_current_placement_group
+
+from trial_ray.algorithms.grpo_config import GRPOConfig
+from trial_ray.algorithms.task_sampler import TaskSampler
+from trial_ray.errors import ConfigError, InfrastructureError, WeightSyncError
+from trial_ray.evaluation.panel import Panel, list_tasks
+from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.inference.pool import EnginePool, require_engine
+from trial_ray.inference.protocol import SamplingParams
+from trial_ray.rollout.episode import derive_seed
+from trial_ray.rollout.requests import GroupRequest, GroupSample, SampleSettings
+
+logger = logging.getLogger(__name__)
+
+MIN_SURVIVORS = 2
+
+
+class GRPO(Algorithm):
+    """Group-relative policy optimisation of a language-model agent.
+
+    Actors: env runners play episodes, engines sample replies, learners (one of them inside this process by default) update
+    the policy. This process only moves references and numbers.
+    """
+
+    config: GRPOConfig
+
+    @classmethod
+    def get_default_config(cls) -> GRPOConfig:
+        """Default configuration."""
+        return GRPOConfig()
+
+    @classmethod
+    def default_resource_request(cls, config: Any) -> PlacementGroupFactory:
+        """RLlib's bundles, then one for each engine: a Tune trial reserves its engines too."""
+        base = super().default_resource_request(config)
+        full = cls.get_default_config().update_from_dict(config) if isinstance(config, dict) else config
+        return PlacementGroupFactory(
+            base.bundles + [_engine_bundle(full)] * full.num_engines, strategy=full.placement_strategy
+        )
+
+    @classmethod
+    def _should_create_evaluation_env_runners(cls, eval_config: Any) -> bool:
+        # The training runners play the panel between two iterations: same engines, no second set of actors.
+        return False
+
+    # -- life cycle ------------------------------------------------------------------------------------------------
+
+    def setup(self, config: Any) -> None:
+        """Check what the user asked for before any actor starts; then start engines, runners and learners."""
+        require_engine(self.config.engine)
+        tasks = list_tasks(str(self.config.env), self.config.env_config, self.config.env_config.get("split", "train"))
+        self.tasks = TaskSampler(tasks, self.config.seed or 0)
+        self._panel = self._choose_panel()
+        self._resolve_policy()
+        self.weight_version = 0
+        # Before RLlib's own actors, so that no unpinned learner can take an engine's bundle.
+        self.engine_pool = self._create_engine_pool()
+        try:
+            super().setup(config)
+            self.engine_pool.start(self.config.engine_start_timeout_s)
+            self._connect(self.env_runner_group)
+            self._sync_weights()
+        except BaseException:
+            self.engine_pool.stop()
+            raise
+
+    def _choose_panel(self) -> Panel | None:
+        if self.config.panel_split is None:
+            return None
+        env_config = {**self.config.env_config, **self.config.panel_env_config}
+        return Panel.from_env(
+            str(self.config.env), env_config, self.config.panel_split, self.config.panel_num_tasks, self.config.panel_seed
+        )
+
+    def _resolve_policy(self) -> None:
+        """Turn warm-start settings into the model that they lead to (cached after the first time)."""
+        if self.config.warm_start is None:
+            return
+        from trial_ray.warmstart import WarmStartSettings, warm_start
+
+        result = warm_start(WarmStartSettings(**self.config.warm_start))
+        self.config = self.config.copy(copy_frozen=False).policy(model_path=str(result.path), warm_start=None)
+        self.config.freeze()
+
+    def _create_engine_pool(self) -> EnginePool:
+        config = self.config
+        limit = config.max_prompt_tokens + config.max_response_tokens
+        offset = None
+        if get_current_placement_group() is not None:
+            offset = len(type(self).default_resource_request(config).bundles) - config.num_engines
+        return EnginePool.create(
+            engine=config.engine,
+            model_path=str(config.model_path),
+            num_engines=config.num_engines,
+            engine_kwargs={"max_model_len": limit, **config.engine_kwargs},
+            num_cpus_per_engine=config.num_cpus_per_engine,
+            num_gpus_per_engine=config.num_gpus_per_engine,
+            placement_group_bundle_offset=offset,
+        )
+
+    def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
+        """Give restarted env runners their engines again."""
+        restored = super().restore_env_runners(env_runner_group)
+        if restored:
+            self._connect(env_runner_group, restored)
+        return restored
+
+    def cleanup(self) -> None:
+        """Stop every actor."""
+        if hasattr(self, "engine_pool"):
+            self.engine_pool.stop()
+        super().cleanup()
+
+    def _connect(self, group: EnvRunnerGroup, worker_ids: list[int] | None = None) -> None:
+        handles = self.engine_pool.handles
+        group.foreach_env_runner(
+            lambda runner: runner.connect(handles),
+            remote_worker_ids=worker_ids,
+            local_env_runner=worker_ids is None,
+            timeout_seconds=self.config.engine_start_timeout_s,
+        )
+
+    # -- one iteration ---------------------------------------------------------------------------------------------
+
+    def training_step(self) -> None:
+        """Sample groups of rollouts, update on them, send the new weights to the engines."""
+        with self.metrics.log_time((TIMERS, ENV_RUNNER_SAMPLING_TIMER)):
+            samples = self._sample_groups()
+        kept = self._select(samples)
+        if kept:
+            with self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)):
+                self._update(kept)
+            with self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER)):
+                self._sync_weights()
+        self.metrics.log_dict(
+            {"num_trained": len(kept), "num_dropped": len(samples) - len(kept)}, key="groups", reduce="sum"
+        )
+        zero_variance = sum(sample.zero_variance for sample in samples) / max(1, len(samples))
+        self.metrics.log_value(("groups", "zero_variance_fraction"), zero_variance, window=1)
+
+    def _sample_groups(self) -> list[GroupSample]:
+        """Play this iteration's tasks; a group of which fewer than 2 rollouts survived is drawn again."""
+        config = self.config
+        settings = SampleSettings(
+            env_config=dict(config.env_config),
+            params=SamplingParams(config.max_response_tokens, config.temperature, config.top_p),
+            iteration=self.iteration + 1,
+            keep_trajectories=True,
+        )
+        requests = self.tasks.draw(config.tasks_per_iteration, config.group_size)
+        samples: dict[int, GroupSample] = {}
+        for attempt in range(1 + config.max_group_redraws):
+            missing = [
+                replace(request, seed=derive_seed(request.seed, "redraw", attempt)) if attempt else request
+                for request in requests
+                if request.index not in samples or samples[request.index].num_survivors < MIN_SURVIVORS
+            ]
+            if not missing:
+                break
+            if attempt:
+                self._repair()
+            samples.update({sample.request.index: sample for sample in self._play(missing, settings)})
+        return [samples[index] for index in sorted(samples)]
+
+    def _play(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> list[GroupSample]:
+        """Hand the requests out to the env runners, whole groups each; what a lost runner had is missing from the result."""
+        group = self.env_runner_group
+        runner_ids = group.healthy_env_runner_ids()
+        if not runner_ids and self.env_runner is None:
+            runner_ids = self.restore_env_runners(group)
+        if runner_ids:
+            shards = [list(requests[place :: len(runner_ids)]) for place in range(len(runner_ids))]
+            busy = [(runner, shard) for runner, shard in zip(runner_ids, shards, strict=True) if shard]
+            results = group.foreach_env_runner(
+                "sample_groups",
+                kwargs=[{"requests": shard, "settings": settings} for _, shard in busy],
+                remote_worker_ids=[runner for runner, _ in busy],
+                local_env_runner=False,
+                timeout_seconds=self.config.sample_timeout_s,
+            )
+        elif self.env_runner is not None:
+            results = [self.env_runner.sample_groups(list(requests), settings)]
+        else:
+            results = []
+        if settings.keep_trajectories and results:
+            self.metrics.aggregate([metrics for _, metrics in results], key=ENV_RUNNER_RESULTS)
+        return [sample for samples, _ in results for sample in samples]
+
+    def _repair(self) -> None:
+        """Replace dead engines and runners before a task is drawn again."""
+        if self.engine_pool.probe_and_restart():
+            self._connect(self.env_runner_group)
+        self.restore_env_runners(self.env_runner_group)
+
+    def _select(self, samples: list[GroupSample]) -> list[GroupSample]:
+        """Groups to train on: enough survivors, on request some variance, and as many for each learner."""
+        alive = [sample for sample in samples if sample.num_survivors >= MIN_SURVIVORS]
+        if not alive:
+            errors = sorted({error for sample in samples for error in sample.errors})
+            raise InfrastructureError(
+                f"No group of rollouts survived iteration {self.iteration + 1}"
+                + (f"; the first error was: {errors[0]}" if errors else ": no env runner answered.")
+            )
+        if self.config.drop_zero_variance_groups:
+            alive = [sample for sample in alive if not sample.zero_variance]
+        return alive[: len(alive) - len(alive) % max(1, self.config.num_learners)]
+
+    def _update(self, samples: list[GroupSample]) -> None:
+        num_learners = max(1, self.config.num_learners)
+        per_learner = len(samples) // num_learners
+        rows = [
+            sum(sample.num_rows for sample in samples[learner * per_learner : (learner + 1) * per_learner])
+            for learner in range(num_learners)
+        ]
+        # More rows than a learner has would be filled up by repeating them.
+        minibatch_size = min(max(1, self.config.minibatch_rows // num_learners), *rows)
+        results = self.learner_group.update(
+            episodes_refs=[sample.ref for sample in samples],
+            timesteps={
+                NUM_ENV_STEPS_SAMPLED_LIFETIME: self.metrics.peek(
+                    (ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0
+                ),
+                "training_iteration": self.iteration + 1,
+            },
+            num_epochs=self.config.num_epochs,
+            minibatch_size=minibatch_size,
+            # The same count on every learner: data-parallel backward passes wait for each other.
+            num_total_minibatches=self.config.num_epochs * math.ceil(max(rows) / minibatch_size),
+        )
+        self.metrics.aggregate(results, key=LEARNER_RESULTS)
+        gap = self.metrics.peek((LEARNER_RESULTS, "default_policy", "engine", "logprob_gap"))
+        if gap > self.config.max_logprob_gap:
+            raise WeightSyncError(
+                f"Engine and learner disagree by {gap:.3f} nats a token on average (max_logprob_gap is "
+                f"{self.config.max_logprob_gap}): the engine samples another policy than the one that is trained. Check "
+                "that both use the same dtype and that the engine supports reloading this model's weights."
+            )
+
+    def _sync_weights(self) -> None:
+        """Send the learner's weights to every engine, confirmed by version and checksum."""
+        self.weight_version += 1
+        version, dtype = self.weight_version, self.config.engine_kwargs.get("dtype")
+        results = self.learner_group.foreach_learner(
+            lambda learner: learner.export_weights(version, dtype), remote_actor_ids=self._first_learner()
+        )
+        self.engine_pool.sync(next(iter(results)).get())
+
+    def _first_learner(self) -> list[int] | None:
+        return None if self.learner_group.is_local else self.learner_group._worker_manager.healthy_actor_ids()[:1]
+
+    # -- evaluation ------------------------------------------------------------------------------------------------
+
+    def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
+        """RLlib's evaluation hook: play the panel, return its rates."""
+        result = self.evaluate_panel()
+        return {
+            ENV_RUNNER_RESULTS: {
+                "success_rate": result.success_rate,
+                "score_mean": result.overall.score,
+                "episode_len_mean": result.overall.turns,
+                "num_episodes": len(result.counted),
+            }
+        }
+
+    def evaluate_panel(self, panel: Panel | None = None) -> EvaluationResult:
+        """Play one rollout of every task of a panel with the current weights, without touching any training state.
+
+        Args:
+            panel: ``None`` plays the configured one.
+
+        Raises:
+            ConfigError: no panel is configured.
+        """
+        panel = panel or self.panel
+        config = self.config
+        params = SamplingParams(config.max_response_tokens, config.panel_temperature, config.top_p)
+        settings = SampleSettings(
+            env_config={**config.env_config, **config.panel_env_config, "split": panel.split},
+            params=params,
+            iteration=self.iteration,
+            keep_trajectories=False,
+        )
+        pending = {
+            index: GroupRequest(index, task, 1, derive_seed(config.panel_seed, "panel", index))
+            for index, task in enumerate(panel.task_ids)
+        }
+        episodes = {}
+        for attempt in range(1 + config.max_group_redraws):
+            if attempt and pending:
+                self._repair()
+            for sample in self._play(list(pending.values()), settings) if pending else ():
+                episodes[sample.request.index] = sample.episodes[0]
+                if not sample.episodes[0].failed:
+                    pending.pop(sample.request.index)
+        if len(episodes) < len(panel):
+            raise InfrastructureError(
+                f"{len(panel) - len(episodes)} of the panel's {len(panel)} episodes were lost with their env runners."
+            )
+        protocol = {
+            **panel.protocol(),
+            "temperature": config.panel_temperature,
+            "top_p": config.top_p,
+            "max_prompt_tokens": config.max_prompt_tokens,
+            "max_response_tokens": config.max_response_tokens,
+            "history_window": config.history_window,
+            "prompt_style": config.prompt_style,
+            "max_turns": settings.env_config.get("max_turns"),
+        }
+        return EvaluationResult(protocol, [episodes[index] for index in range(len(panel))], str(config.model_path))
+
+    @property
+    def panel(self) -> Panel:
+        """The configured panel.
+
+        Raises:
+            ConfigError: none is configured.
+        """
+        if self._panel is None:
+            raise ConfigError("No panel is configured; choose one with .panel(split=..., num_tasks=...).")
+        return self._panel
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """RLlib's state, the place in the task list, and the weights' version."""
+        return {
+            **super().get_state(*args, **kwargs),
+            "tasks": self.tasks.get_state(),
+            "weight_version": self.weight_version,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue where :meth:`get_state` was taken."""
+        super().set_state(state)
+        if "tasks" in state:
+            self.tasks.set_state(state["tasks"])
+            self.weight_version = state["weight_version"]
+
+    def restore_from_path(self, path: str | Path, *args: Any, **kwargs: Any) -> None:
+        """Restore, then send the restored weights to the engines, which still hold the initial ones."""
+        super().restore_from_path(path, *args, **kwargs)
+        self._sync_weights()
+
+
+def _engine_bundle(config: GRPOConfig) -> dict[str, float]:
+    bundle = {"CPU": config.num_cpus_per_engine}
+    if config.num_gpus_per_engine:
+        bundle["GPU"] = config.num_gpus_per_engine
+    return bundle

@@ -1,0 +1,421 @@
+"""Configuration of GRPO over turn rows: what TRIAL and every compared method share."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any
+
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+
+from trial_ray.errors import ConfigError
+
+if TYPE_CHECKING:
+    from typing import Self
+
+ADVANTAGE_STATISTICS = ("trajectories", "rows")
+REWARDS = ("success", "score", "return")
+ENGINES = ("vllm", "transformers")
+
+
+class GRPOConfig(AlgorithmConfig):
+    """Group-relative policy optimisation of a language-model agent in a text environment.
+
+    .. code-block:: python
+
+        config = (
+            GRPOConfig()
+            .environment("trial/ALFWorld-v0", env_config={"split": "train"})
+            .policy(model_path="Qwen/Qwen3-1.7B")
+            .training(lr=1e-6, group_size=8, tasks_per_iteration=16)
+            .engines(engine="vllm", num_engines=1)
+        )
+        algo = config.build_algo()
+
+    Every public attribute that is not RLlib's own is set in one of the sections below; the defaults are those of the
+    published runs unless a docstring says otherwise.
+    """
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        if algo_class is None:
+            from trial_ray.algorithms.grpo import GRPO
+
+            algo_class = GRPO
+        super().__init__(algo_class=algo_class)
+
+        # .policy()
+        self.model_path: str | None = None
+        self.warm_start: dict[str, Any] | None = None
+        self.model_dtype = "float32"
+        self.compute_dtype: str | None = None
+        self.gradient_checkpointing = False
+
+        # .training()
+        self.group_size = 8
+        self.tasks_per_iteration = 16
+        self.minibatch_rows = 256
+        self.microbatch_rows = 32
+        self.max_tokens_per_forward = 16_384
+        self.reward = "success"
+        self.reward_scale = 10.0
+        self.advantage_statistics = "trajectories"
+        self.advantage_epsilon = 1e-6
+        self.drop_zero_variance_groups = False
+        self.invalid_action_penalty = 0.1
+        self.clip_low = 0.2
+        self.clip_high = 0.2
+        self.dual_clip: float | None = 3.0
+        self.kl_coeff = 0.01
+        self.entropy_coeff = 0.001
+        self.weight_decay = 0.01
+        self.adam_betas = (0.9, 0.999)
+        self.max_logprob_gap = 1.0
+        self.max_skipped_updates = 3
+
+        # .rollouts()
+        self.max_prompt_tokens = 2048
+        self.max_response_tokens = 512
+        self.temperature = 1.0
+        self.top_p = 1.0
+        self.history_window = 2
+        self.prompt_style = "tagged"
+        self.seeded_sampling = False
+        self.max_episodes_in_flight = 64
+        self.request_timeout_s = 600.0
+        self.max_group_redraws = 2
+
+        # .engines()
+        self.engine = "vllm"
+        self.num_engines = 1
+        self.engine_kwargs: dict[str, Any] = {}
+        self.num_cpus_per_engine = 1.0
+        self.num_gpus_per_engine = 0.0
+        self.engine_start_timeout_s = 600.0
+
+        # .panel()
+        self.panel_env_config: dict[str, Any] = {}
+        self.panel_split: str | None = None
+        self.panel_num_tasks = 128
+        self.panel_seed = 0
+        self.panel_temperature = 0.4
+
+        # .recording()
+        self.trajectories_folder: str | None = None
+
+        # RLlib's own settings that differ from its defaults, and why.
+        self._set_rllib_defaults()
+
+    def _set_rllib_defaults(self) -> None:
+        from trial_ray.rollout.env_runner import TextEnvRunner
+
+        self.env_runner_cls = TextEnvRunner
+        self.lr = 1e-6
+        self.grad_clip = 1.0
+        self.grad_clip_by = "global_norm"
+        self.num_epochs = 1
+        self.num_env_runners = 1
+        # The driver holds no environment: all stepping happens in env-runner actors.
+        self.create_local_env_runner = False
+        # The default pieces expect RLlib episodes; ours turn trajectory groups into turn rows.
+        self.add_default_connectors_to_learner_pipeline = False
+        # Nothing of an env runner's state is learned, so nothing needs merging or broadcasting.
+        self.merge_env_runner_states = False
+        self.broadcast_env_runner_states = False
+        self._dont_auto_sync_env_runner_states = True
+        # RLlib's 60 s would silently drop slow rollouts.
+        self.sample_timeout_s = 3600.0
+        self.restart_failed_env_runners = True
+        self.delay_between_env_runner_restarts_s = 1.0
+        self.log_sys_usage = False
+
+    # -- fluent sections -------------------------------------------------------------------------------------------
+
+    def policy(
+        self,
+        *,
+        model_path: str | None = NotProvided,
+        warm_start: dict[str, Any] | None = NotProvided,
+        model_dtype: str = NotProvided,
+        compute_dtype: str | None = NotProvided,
+        gradient_checkpointing: bool = NotProvided,
+    ) -> Self:
+        """Choose the language model.
+
+        Args:
+            model_path: a Hugging Face folder or hub name of a causal LM whose tokenizer has a chat template.
+            warm_start: settings of ``trial_ray.warmstart.WarmStartSettings``; the resulting (cached) model becomes the
+                initial policy. Exclusive with ``model_path``.
+            model_dtype: dtype of the master weights that the optimizer updates; float32, because bfloat16 cannot
+                represent an update of 1e-6.
+            compute_dtype: dtype of forward and backward passes (autocast), e.g. ``"bfloat16"`` on GPUs.
+            gradient_checkpointing: recompute activations in the backward pass to save memory.
+        """
+        return self._assign(
+            model_path=model_path,
+            warm_start=warm_start,
+            model_dtype=model_dtype,
+            compute_dtype=compute_dtype,
+            gradient_checkpointing=gradient_checkpointing,
+        )
+
+    def training(
+        self,
+        *,
+        group_size: int = NotProvided,
+        tasks_per_iteration: int = NotProvided,
+        minibatch_rows: int = NotProvided,
+        microbatch_rows: int = NotProvided,
+        max_tokens_per_forward: int = NotProvided,
+        reward: str = NotProvided,
+        reward_scale: float = NotProvided,
+        advantage_statistics: str = NotProvided,
+        advantage_epsilon: float = NotProvided,
+        drop_zero_variance_groups: bool = NotProvided,
+        invalid_action_penalty: float = NotProvided,
+        clip_low: float = NotProvided,
+        clip_high: float = NotProvided,
+        dual_clip: float | None = NotProvided,
+        kl_coeff: float = NotProvided,
+        entropy_coeff: float = NotProvided,
+        weight_decay: float = NotProvided,
+        adam_betas: tuple[float, float] = NotProvided,
+        max_logprob_gap: float = NotProvided,
+        max_skipped_updates: int = NotProvided,
+        **kwargs: Any,
+    ) -> Self:
+        """Set the objective and the optimisation.
+
+        Args:
+            group_size: rollouts G per task instance; at least 2.
+            tasks_per_iteration: task instances drawn per iteration.
+            minibatch_rows: turn rows per optimizer step, over all learners.
+            microbatch_rows: turn rows per learner over which the token mean and the dense clamp are taken.
+            max_tokens_per_forward: memory limit of one forward pass, in tokens; never changes the loss.
+            reward: what R_i is: ``"success"`` (0 or 1), the environment's ``"score"``, or its ``"return"``.
+            reward_scale: factor on the reward.
+            advantage_statistics: mean and deviation over ``"trajectories"`` (Eq. 1) or over turn ``"rows"``.
+            advantage_epsilon: added to the standard deviation.
+            drop_zero_variance_groups: leave out groups in which every rollout earned the same.
+            invalid_action_penalty: subtracted from the advantage of turns whose reply lacks the required form.
+            clip_low: lower clip of the probability ratio is ``1 - clip_low``.
+            clip_high: upper clip of the probability ratio is ``1 + clip_high``.
+            dual_clip: bound on the surrogate for negative advantages; ``None`` switches it off.
+            kl_coeff: weight of the k3 KL to the frozen initial policy; 0 loads no reference model.
+            entropy_coeff: weight of the entropy bonus.
+            weight_decay: of AdamW.
+            adam_betas: of AdamW.
+            max_logprob_gap: mean absolute difference between engine and learner log-probabilities above which the run
+                stops, because it then trains on another policy than the one that sampled.
+            max_skipped_updates: optimizer steps in a row that may be skipped for non-finite gradients.
+            kwargs: RLlib's own (``lr``, ``grad_clip``, ``num_epochs``, ...).
+        """
+        super().training(**kwargs)
+        return self._assign(
+            group_size=group_size,
+            tasks_per_iteration=tasks_per_iteration,
+            minibatch_rows=minibatch_rows,
+            microbatch_rows=microbatch_rows,
+            max_tokens_per_forward=max_tokens_per_forward,
+            reward=reward,
+            reward_scale=reward_scale,
+            advantage_statistics=advantage_statistics,
+            advantage_epsilon=advantage_epsilon,
+            drop_zero_variance_groups=drop_zero_variance_groups,
+            invalid_action_penalty=invalid_action_penalty,
+            clip_low=clip_low,
+            clip_high=clip_high,
+            dual_clip=dual_clip,
+            kl_coeff=kl_coeff,
+            entropy_coeff=entropy_coeff,
+            weight_decay=weight_decay,
+            adam_betas=adam_betas,
+            max_logprob_gap=max_logprob_gap,
+            max_skipped_updates=max_skipped_updates,
+        )
+
+    def rollouts(
+        self,
+        *,
+        max_prompt_tokens: int = NotProvided,
+        max_response_tokens: int = NotProvided,
+        temperature: float = NotProvided,
+        top_p: float = NotProvided,
+        history_window: int = NotProvided,
+        prompt_style: str = NotProvided,
+        seeded_sampling: bool = NotProvided,
+        max_episodes_in_flight: int = NotProvided,
+        request_timeout_s: float = NotProvided,
+        max_group_redraws: int = NotProvided,
+    ) -> Self:
+        """Set how episodes are played.
+
+        Args:
+            max_prompt_tokens: limit of the ordinary prompt.
+            max_response_tokens: limit of a reply, stop token included.
+            temperature: of training rollouts.
+            top_p: nucleus mass of training rollouts.
+            history_window: observation/action pairs shown in a prompt.
+            prompt_style: ``"tagged"`` (reason in ``<think>``, act in ``<action>``) or ``"plain"`` (the reply is the action).
+            seeded_sampling: give every request a seed of its own, so that a run can be repeated.
+            max_episodes_in_flight: episodes that one env runner plays at once.
+            request_timeout_s: deadline of one reply.
+            max_group_redraws: times that a task is drawn again when fewer than 2 of its rollouts survived.
+        """
+        return self._assign(
+            max_prompt_tokens=max_prompt_tokens,
+            max_response_tokens=max_response_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            history_window=history_window,
+            prompt_style=prompt_style,
+            seeded_sampling=seeded_sampling,
+            max_episodes_in_flight=max_episodes_in_flight,
+            request_timeout_s=request_timeout_s,
+            max_group_redraws=max_group_redraws,
+        )
+
+    def engines(
+        self,
+        *,
+        engine: str = NotProvided,
+        num_engines: int = NotProvided,
+        engine_kwargs: dict[str, Any] = NotProvided,
+        num_cpus_per_engine: float = NotProvided,
+        num_gpus_per_engine: float = NotProvided,
+        engine_start_timeout_s: float = NotProvided,
+    ) -> Self:
+        """Choose the inference engines.
+
+        Args:
+            engine: ``"vllm"`` or ``"transformers"``.
+            num_engines: engine actors in the pool.
+            engine_kwargs: passed to the engine's constructor (``dtype``, ``tensor_parallel_size``, ...).
+            num_cpus_per_engine: CPUs that Ray reserves for each.
+            num_gpus_per_engine: GPUs that Ray reserves for each.
+            engine_start_timeout_s: deadline of the start of the whole pool.
+        """
+        return self._assign(
+            engine=engine,
+            num_engines=num_engines,
+            engine_kwargs=engine_kwargs,
+            num_cpus_per_engine=num_cpus_per_engine,
+            num_gpus_per_engine=num_gpus_per_engine,
+            engine_start_timeout_s=engine_start_timeout_s,
+        )
+
+    def panel(
+        self,
+        *,
+        env_config: dict[str, Any] = NotProvided,
+        split: str | None = NotProvided,
+        num_tasks: int = NotProvided,
+        seed: int = NotProvided,
+        temperature: float = NotProvided,
+    ) -> Self:
+        """Choose the fixed panel of held-out tasks that evaluation plays, one rollout each.
+
+        Args:
+            env_config: entries that replace those of the training environment's ``env_config``.
+            split: split that the tasks come from; ``None`` means no panel.
+            num_tasks: tasks in the panel.
+            seed: chooses which tasks, and seeds the rollouts.
+            temperature: sampling temperature of the evaluation.
+        """
+        return self._assign(
+            panel_env_config=env_config,
+            panel_split=split,
+            panel_num_tasks=num_tasks,
+            panel_seed=seed,
+            panel_temperature=temperature,
+        )
+
+    def recording(self, *, trajectories_folder: str | None = NotProvided) -> Self:
+        """Write every training trajectory as Parquet below ``trajectories_folder``; ``None`` writes nothing."""
+        return self._assign(trajectories_folder=trajectories_folder)
+
+    def _assign(self, **values: Any) -> Self:
+        for name, value in values.items():
+            if value is not NotProvided:
+                setattr(self, name, value)
+        return self
+
+    # -- what RLlib asks for ---------------------------------------------------------------------------------------
+
+    def get_default_learner_class(self) -> type:
+        """Return the learner that computes this method's loss."""
+        from trial_ray.learner.grpo_learner import GRPOLearner
+
+        return GRPOLearner
+
+    def get_default_rl_module_spec(self) -> RLModuleSpec:
+        """Return the spec of the causal LM that is trained."""
+        from trial_ray.models.causal_lm_module import CausalLMModule
+
+        return RLModuleSpec(module_class=CausalLMModule)
+
+    @property
+    def _model_config_auto_includes(self) -> dict[str, Any]:
+        return super()._model_config_auto_includes | {
+            "model_path": self.model_path,
+            "model_dtype": self.model_dtype,
+            "compute_dtype": self.compute_dtype,
+            "gradient_checkpointing": self.gradient_checkpointing,
+            "with_reference": self.kl_coeff > 0,
+        }
+
+    @property
+    def uses_hindsight(self) -> bool:
+        """Whether the method scores hindsight views."""
+        return False
+
+    def validate(self) -> None:
+        """Check every value.
+
+        Raises:
+            ConfigError: a key is unknown or a value is out of range; the message names it and what is expected.
+        """
+        super().validate()
+        self._refuse_unknown_keys()
+        if self.group_size < 2:
+            raise ConfigError(
+                f"group_size is {self.group_size}, but group-relative advantages need at least 2 rollouts of a task."
+            )
+        self._require_at_least(
+            1, "tasks_per_iteration", "minibatch_rows", "microbatch_rows", "max_tokens_per_forward", "num_engines",
+            "max_prompt_tokens", "max_response_tokens", "max_episodes_in_flight", "panel_num_tasks", "num_epochs",
+            "max_skipped_updates",
+        )  # fmt: skip
+        self._require_at_least(
+            0, "kl_coeff", "entropy_coeff", "invalid_action_penalty", "clip_low", "clip_high", "advantage_epsilon",
+            "temperature", "panel_temperature", "history_window", "weight_decay", "max_group_redraws",
+        )  # fmt: skip
+        self._require_one_of("engine", ENGINES)
+        self._require_one_of("advantage_statistics", ADVANTAGE_STATISTICS)
+        self._require_one_of("reward", REWARDS)
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"top_p is {self.top_p}, expected a value in (0, 1].")
+        if self.dual_clip is not None and self.dual_clip <= 1:
+            raise ConfigError(f"dual_clip is {self.dual_clip}, expected a value above 1, or None.")
+        if (self.model_path is None) == (self.warm_start is None):
+            raise ConfigError("Choose the policy with exactly one of .policy(model_path=...) and .policy(warm_start=...).")
+        if self.minibatch_size is not None:
+            raise ConfigError("Set minibatch_rows (turn rows over all learners), not RLlib's minibatch_size.")
+
+    def _refuse_unknown_keys(self) -> None:
+        known = vars(type(self)())
+        for name in vars(self):
+            if name not in known:
+                nearest = difflib.get_close_matches(name, known, n=1)
+                hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+                raise ConfigError(f"{type(self).__name__} has no setting {name!r}.{hint}")
+
+    def _require_at_least(self, minimum: float, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if not value >= minimum:
+                raise ConfigError(f"{name} is {value}, expected at least {minimum}.")
+
+    def _require_one_of(self, name: str, choices: tuple[str, ...]) -> None:
+        value = getattr(self, name)
+        if value not in choices:
+            raise ConfigError(f"{name} is {value!r}, expected one of {', '.join(map(repr, choices))}.")

@@ -1,0 +1,1 @@
+"""Learner connector pieces: group advantages → hindsight views → scores → padded rows."""

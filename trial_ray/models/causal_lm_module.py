@@ -1,0 +1,154 @@
+"""The RLModule around a transformers causal language model: the policy that the learner trains."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
+from safetensors.torch import load_file
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from trial_ray.errors import CheckpointError, ConfigError
+from trial_ray.models.logprobs import check_plain_head, token_logprobs
+
+HF_FOLDER = "hf"
+"""Folder of a module checkpoint that holds the Hugging Face model, which vLLM and transformers load directly."""
+
+
+class CausalLMModule(TorchRLModule):
+    """A causal LM whose ``forward_train`` returns log-probabilities and entropies of given reply tokens.
+
+    Settings come from ``self.model_config`` (see ``GRPOConfig.policy``): ``model_path``, ``model_dtype``,
+    ``compute_dtype``, ``gradient_checkpointing``, ``with_reference``. Checkpoints are Hugging Face folders; weights never
+    travel through RLlib's state dictionaries, which would pass through numpy and the driver.
+    """
+
+    def setup(self) -> None:
+        """Load the model, its tokenizer, and the frozen reference where a KL term asks for one."""
+        settings = self.model_config
+        self.lm = _load_causal_lm(settings["model_path"], settings["model_dtype"])
+        check_plain_head(self.lm)
+        if settings["gradient_checkpointing"]:
+            # transformers checkpoints only in training mode; dropout is off either way.
+            self.lm.gradient_checkpointing_enable()
+            self.lm.train()
+        self.tokenizer = load_tokenizer(settings["model_path"])
+        self.compute_dtype = getattr(torch, settings["compute_dtype"]) if settings["compute_dtype"] else None
+        self.reference: nn.Module | None = None
+        if settings["with_reference"]:
+            self.reference = _load_causal_lm(settings["model_path"], settings["model_dtype"]).requires_grad_(False)
+
+    def policy_parameters(self) -> list[nn.Parameter]:
+        """Parameters that the optimizer updates (tied ones once; none of the reference)."""
+        return list(self.lm.parameters())
+
+    def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Weights under their Hugging Face names, tied ones once: what engines are sent."""
+        return ((name, parameter.detach()) for name, parameter in self.lm.named_parameters())
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Context in which forwards run at the compute dtype."""
+        if self.compute_dtype is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.lm.device.type, dtype=self.compute_dtype)
+
+    def _forward(self, batch: dict[str, torch.Tensor], **kwargs: Any) -> dict[str, torch.Tensor]:
+        """Score reply tokens.
+
+        Args:
+            batch: ``input_ids [B, L]``, ``position_ids [1, L]``, and for T reply tokens ``rows [T]``, ``positions [T]``
+                (where each token's predecessor sits) and ``targets [T]``.
+            kwargs: RLlib's, unused.
+
+        Returns:
+            ``logprobs [T]`` and ``entropy [T]`` in nats, float32 or wider.
+        """
+        with self.autocast():
+            logprobs, entropy = token_logprobs(
+                self.lm,
+                batch["input_ids"],
+                batch["position_ids"],
+                (batch["rows"], batch["positions"]),
+                batch["targets"],
+                with_entropy=True,
+            )
+        return {"logprobs": logprobs, "entropy": entropy}
+
+    # RLlib would pull these through the driver at build, evaluation and restore; the weights go by file and by the
+    # engines' weight transfer instead, so the state is a marker.
+
+    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return a marker; see :meth:`save_to_path`."""
+        return {"stored_as": HF_FOLDER}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Accept the marker that :meth:`get_state` returns; weights come from :meth:`restore_from_path`."""
+
+    def save_to_path(self, path: str | Path | None = None, *, state: dict[str, Any] | None = None, **kwargs: Any) -> str:
+        """Write RLlib's metadata and, below ``hf/``, the model and tokenizer in Hugging Face format."""
+        path = super().save_to_path(path, state=state or self.get_state(), **kwargs)
+        folder = Path(path) / HF_FOLDER
+        self.lm.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        return path
+
+    def restore_from_path(self, path: str | Path, **kwargs: Any) -> None:
+        """Load the weights that :meth:`save_to_path` wrote.
+
+        Raises:
+            CheckpointError: files are missing, or their tensors do not fit this model.
+        """
+        folder = Path(path) / HF_FOLDER
+        files = sorted(folder.glob("*.safetensors"))
+        if not files:
+            raise CheckpointError(f"{folder} holds no *.safetensors file; expected a checkpoint written by this version.")
+        tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
+        expected = dict(self.lm.named_parameters())
+        if missing := sorted(set(expected) - set(tensors)):
+            raise CheckpointError(f"{folder} lacks {len(missing)} of the model's tensors, the first being {missing[0]!r}.")
+        with torch.no_grad():
+            for name, parameter in expected.items():
+                if parameter.shape != tensors[name].shape:
+                    raise CheckpointError(
+                        f"{folder}: {name} has shape {list(tensors[name].shape)}, the model expects {list(parameter.shape)}."
+                    )
+                parameter.copy_(tensors[name])
+
+
+def load_tokenizer(model_path: str) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model.
+
+    Raises:
+        ConfigError: there is none at ``model_path``.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(model_path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"No tokenizer could be loaded from {model_path!r}: {_first_line(error)}") from error
+
+
+def _load_causal_lm(model_path: str, dtype: str) -> nn.Module:
+    try:
+        lm = AutoModelForCausalLM.from_pretrained(model_path, dtype=getattr(torch, dtype), attn_implementation="sdpa")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"No causal LM could be loaded from {model_path!r}: {_first_line(error)}") from error
+    _switch_off_dropout(lm)
+    return lm
+
+
+def _switch_off_dropout(lm: nn.Module) -> None:
+    """Behaviour, scoring and training must be one and the same policy, whatever mode the modules are in."""
+    for module in lm.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,256 @@
+"""Env-runner actors: many episodes of text environments in flight at once, none waiting for another."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+import ray
+from gymnasium.spaces import Text
+from ray.actor import ActorHandle
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
+from ray.rllib.env.env_context import EnvContext
+from ray.rllib.env.env_runner import EnvRunner
+from ray.rllib.utils.checkpoints import Checkpointable
+from ray.rllib.utils.metrics import (
+    EPISODE_LEN_MEAN,
+    EPISODE_RETURN_MEAN,
+    NUM_ENV_STEPS_SAMPLED,
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    NUM_EPISODES,
+)
+
+from trial_ray.errors import EngineError
+from trial_ray.evaluation.results import EpisodeResult
+from trial_ray.inference.client import EngineClient
+from trial_ray.inference.protocol import Completion, SamplingParams
+from trial_ray.rollout.episode import EpisodePlayer, derive_seed
+from trial_ray.rollout.prompts import PromptBuilder
+from trial_ray.rollout.recording import write_groups
+from trial_ray.rollout.requests import GroupRequest, GroupSample, SampleSettings
+from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
+
+if TYPE_CHECKING:
+    from trial_ray.algorithms.grpo_config import GRPOConfig
+
+# What a gym.spaces.Text must be told although nothing here checks it: text environments define their own spaces.
+_TEXT_SPACE = Text(max_length=2**31 - 1)
+
+
+class TextEnvRunner(EnvRunner, Checkpointable):
+    """Plays groups of rollouts against the engine pool.
+
+    It holds no model. An episode that waits for a reply costs nothing, and a finished one frees its environment for the
+    next, which keeps it (loaded games and all). The class has no coroutine methods, because one would turn the whole
+    actor into an asyncio actor, in which ``sample_groups`` could not run an event loop of its own.
+    """
+
+    def __init__(self, config: GRPOConfig, **kwargs: Any) -> None:
+        super().__init__(config=config, **kwargs)
+        self._env_creator = kwargs["env_creator"]
+        self._tokenizer: Any = None
+        self._prompts: PromptBuilder | None = None
+        self._client: EngineClient | None = None
+        self._free_envs: dict[str, list[gymnasium.Env]] = {}
+        self._num_batches = 0
+
+    # -- sampling --------------------------------------------------------------------------------------------------
+
+    def connect(self, engines: Sequence[ActorHandle]) -> None:
+        """Use these engines from now on."""
+        self._client = EngineClient(engines, timeout_s=self.config.request_timeout_s)
+
+    def sample_groups(
+        self, requests: Sequence[GroupRequest], settings: SampleSettings
+    ) -> tuple[list[GroupSample], dict[str, Any]]:
+        """Play every request; returns the groups in the order of the requests, and this call's metrics.
+
+        A rollout that an engine or the environment fails is kept as ``failed``; it never ends the others.
+        """
+        groups = asyncio.run(_play_groups(self, requests, settings))
+        samples = [
+            self._sample(request, group, settings.keep_trajectories)
+            for request, group in zip(requests, groups, strict=True)
+        ]
+        if settings.keep_trajectories:
+            self._log(groups)
+            if self.config.trajectories_folder is not None:
+                writer = f"runner{self.worker_index:03d}-{self._num_batches:05d}"
+                write_groups(self.config.trajectories_folder, settings.iteration, groups, writer)
+        self._num_batches += 1
+        return samples, self.get_metrics()
+
+    def sample(self, **kwargs: Any) -> list[Any]:
+        """RLlib's generic entry point; groups are sampled by :meth:`sample_groups`."""
+        raise TypeError("TextEnvRunner samples groups of rollouts: call sample_groups(requests, settings).")
+
+    def player(self, params: SamplingParams) -> EpisodePlayer:
+        """What the episodes of one call share."""
+        if self._prompts is None:
+            from trial_ray.models.causal_lm_module import load_tokenizer
+
+            self._tokenizer = load_tokenizer(self.config.model_path)
+            self._prompts = PromptBuilder(
+                self._tokenizer,
+                str(self.config.env),
+                max_prompt_tokens=self.config.max_prompt_tokens,
+                history_window=self.config.history_window,
+                style=self.config.prompt_style,
+            )
+        return EpisodePlayer(self._prompts, self._decode, params, self.config.seeded_sampling)
+
+    def take_env(self, env_config: dict[str, Any]) -> gymnasium.Env:
+        """A free environment with these arguments; give it back with :meth:`return_env`."""
+        free = self._free_envs.setdefault(_key(env_config), [])
+        if free:
+            return free.pop()
+        context = EnvContext(env_config, worker_index=self.worker_index or 0, num_workers=self.num_workers or 0)
+        return self._env_creator(context)
+
+    def return_env(self, env_config: dict[str, Any], env: gymnasium.Env) -> None:
+        """Keep an environment for the next episode."""
+        self._free_envs[_key(env_config)].append(env)
+
+    @property
+    def client(self) -> EngineClient:
+        """The way to the engines.
+
+        Raises:
+            EngineError: :meth:`connect` was not called yet.
+        """
+        if self._client is None:
+            raise EngineError("This env runner was not connected to any engine; the algorithm calls connect() on it first.")
+        return self._client
+
+    def _decode(self, ids: np.ndarray) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+    def _sample(self, request: GroupRequest, group: TrajectoryGroup, keep: bool) -> GroupSample:
+        survivors = group.survivors
+        return GroupSample(
+            request=request,
+            # A list, because RLlib extends its episodes by what a reference holds.
+            ref=ray.put([group]) if keep and survivors else None,
+            episodes=[EpisodeResult.from_trajectory(trajectory) for trajectory in group.trajectories],
+            errors=[trajectory.error or "" for trajectory in group.trajectories if trajectory.failed],
+            num_survivors=len(survivors),
+            num_rows=sum(len(trajectory.turns) for trajectory in survivors),
+        )
+
+    def _log(self, groups: Sequence[TrajectoryGroup]) -> None:
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        for trajectory in trajectories:
+            self.metrics.log_value("num_failed_episodes", int(trajectory.failed), reduce="sum")
+            if not trajectory.failed:
+                self._log_trajectory(trajectory)
+
+    def _log_trajectory(self, trajectory: Trajectory) -> None:
+        turns = trajectory.turns
+        self.num_env_steps_sampled_lifetime += len(turns)
+        sums = {
+            NUM_EPISODES: 1,
+            NUM_ENV_STEPS_SAMPLED: len(turns),
+            "num_prompt_tokens": sum(len(turn.prompt_ids) for turn in turns),
+            "num_response_tokens": sum(len(turn.response_ids) for turn in turns),
+        }
+        means = {
+            EPISODE_RETURN_MEAN: trajectory.episode_return,
+            EPISODE_LEN_MEAN: len(turns),
+            "success_rate": float(trajectory.success),
+            "score_mean": trajectory.score,
+            "truncated_rate": float(trajectory.ended != "terminated"),
+        }
+        for name, value in sums.items():
+            self.metrics.log_value(name, value, reduce="sum")
+        for name, value in means.items():
+            self.metrics.log_value(name, value, reduce="mean")
+        for turn in turns:
+            self.metrics.log_value("invalid_reply_rate", float(not turn.valid), reduce="mean")
+            self.metrics.log_value("cut_reply_rate", float(turn.finish_reason == "length"), reduce="mean")
+        self.metrics.log_value(NUM_ENV_STEPS_SAMPLED_LIFETIME, len(turns), reduce="lifetime_sum")
+
+    # -- what RLlib asks of an env runner --------------------------------------------------------------------------
+
+    def get_spaces(self) -> dict[str, Any]:
+        """Text spaces under every key that RLlib looks at."""
+        spaces = (_TEXT_SPACE, _TEXT_SPACE)
+        return {INPUT_ENV_SPACES: spaces, INPUT_ENV_SINGLE_SPACES: spaces, DEFAULT_MODULE_ID: spaces}
+
+    def assert_healthy(self) -> None:
+        """The actor answers: that is all there is to check."""
+
+    def get_metrics(self) -> dict[str, Any]:
+        """Metrics since the last call."""
+        return self.metrics.reduce()
+
+    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Nothing is learned here."""
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Nothing is learned here."""
+
+    def get_ctor_args_and_kwargs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments with which RLlib would build this runner again."""
+        return (), {"config": self.config, "env_creator": self._env_creator}
+
+    def get_checkpointable_components(self) -> list[tuple[str, Any]]:
+        """None."""
+        return []
+
+    def stop(self) -> None:
+        """Close every environment."""
+        for envs in self._free_envs.values():
+            for env in envs:
+                env.close()
+        self._free_envs.clear()
+
+
+async def _play_groups(
+    runner: TextEnvRunner, requests: Sequence[GroupRequest], settings: SampleSettings
+) -> list[TrajectoryGroup]:
+    """Start the rollouts one after the other, so that engines work on the first while later environments still load."""
+    player = runner.player(settings.params)
+    slots = asyncio.Semaphore(runner.config.max_episodes_in_flight)
+    rollouts = []
+    for request in requests:
+        for rollout in range(request.group_size):
+            await slots.acquire()
+            rollouts.append(asyncio.create_task(_play_rollout(runner, player, request, rollout, settings, slots)))
+            await asyncio.sleep(0)
+    trajectories = iter(await asyncio.gather(*rollouts))
+    return [
+        TrajectoryGroup(request.task_id, [next(trajectories) for _ in range(request.group_size)])
+        for request in requests
+    ]
+
+
+async def _play_rollout(
+    runner: TextEnvRunner,
+    player: EpisodePlayer,
+    request: GroupRequest,
+    rollout: int,
+    settings: SampleSettings,
+    slots: asyncio.Semaphore,
+) -> Trajectory:
+    affinity = f"{request.task_id}/{request.seed}"
+
+    async def generate(prompt_ids: np.ndarray, params: SamplingParams) -> Completion:
+        return await runner.client.generate(prompt_ids, params, affinity)
+
+    env = runner.take_env(settings.env_config)
+    try:
+        seed = derive_seed(request.seed, rollout)
+        return await player.play(env, request.task_id, request.seed, seed, generate)
+    finally:
+        runner.return_env(settings.env_config, env)
+        slots.release()
+
+
+def _key(env_config: dict[str, Any]) -> str:
+    return json.dumps(env_config, sort_keys=True, default=str)

@@ -1,0 +1,106 @@
+"""One episode: prompt, reply, action, answer, until the environment or a limit ends it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from trial_envs.core.projection import project_action
+from trial_envs.errors import TrialEnvError
+from trial_ray.errors import EngineError, PromptTooLongError
+from trial_ray.inference.protocol import Completion, SamplingParams
+from trial_ray.rollout.prompts import PromptBuilder
+from trial_ray.rollout.trajectory import Trajectory, Turn
+
+Generate = Callable[[np.ndarray, SamplingParams], Awaitable[Completion]]
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodePlayer:
+    """What every episode of a runner shares.
+
+    Attributes:
+        prompts: writes prompts for the policy's tokenizer.
+        decode: reply ids to text, special tokens left out.
+        params: how replies are sampled; a seed in it is replaced turn by turn.
+        seeded: whether every request gets a seed of its own, derived from the episode's.
+    """
+
+    prompts: PromptBuilder
+    decode: Callable[[np.ndarray], str]
+    params: SamplingParams
+    seeded: bool
+
+    async def play(self, env: gymnasium.Env, task_id: str, env_seed: int, seed: int, generate: Generate) -> Trajectory:
+        """Play one episode; an error of engine or environment ends it as ``failed`` and is kept in ``error``.
+
+        Args:
+            env: a text environment, free for this episode.
+            task_id: task to reset to.
+            env_seed: seed of the environment, the same for all rollouts of a group.
+            seed: seed of this rollout's sampling.
+            generate: coroutine that samples a reply.
+        """
+        trajectory = Trajectory(task_id=task_id, family="", seed=seed)
+        try:
+            await self._play(env, trajectory, env_seed, generate)
+        except (EngineError, TrialEnvError) as error:
+            trajectory.ended = "failed"
+            trajectory.error = f"{type(error).__name__}: {error}"
+        return trajectory
+
+    async def _play(self, env: gymnasium.Env, trajectory: Trajectory, env_seed: int, generate: Generate) -> None:
+        observation, info = env.reset(seed=env_seed, options={"task": trajectory.task_id})
+        trajectory.family = info["family"]
+        history: list[tuple[str, str]] = []
+        terminated = truncated = False
+        while not (terminated or truncated):
+            step = len(history) + 1
+            try:
+                prompt = self.prompts.build(
+                    task=info["task"],
+                    observation=observation,
+                    admissible_actions=info["admissible_actions"],
+                    history=history,
+                    step=step,
+                    max_turns=getattr(env.unwrapped, "max_turns", None),
+                )
+            except PromptTooLongError as error:
+                trajectory.ended, trajectory.error = "prompt_limit", str(error)
+                return
+            completion = await generate(prompt.ids, self._params(trajectory.seed, step))
+            projection = project_action(self.decode(completion.response_ids), self.prompts.style)
+            outcome, reward, terminated, truncated, info = env.step(projection.action)
+            trajectory.turns.append(
+                Turn(
+                    prompt_ids=prompt.ids,
+                    response_ids=completion.response_ids,
+                    logprobs=completion.logprobs,
+                    weight_version=completion.weight_version,
+                    insert_at=prompt.insert_at,
+                    observation=observation,
+                    action=projection.action,
+                    valid=projection.valid,
+                    outcome=outcome,
+                    reward=float(reward),
+                    finish_reason=completion.finish_reason,
+                )
+            )
+            history.append((observation, projection.action))
+            observation = outcome
+        trajectory.success, trajectory.score = bool(info["won"]), float(info["score"])
+        trajectory.ended = "terminated" if terminated else "turn_limit"
+
+    def _params(self, seed: int, step: int) -> SamplingParams:
+        return replace(self.params, seed=derive_seed(seed, step)) if self.seeded else self.params
+
+
+def derive_seed(*parts: int | str) -> int:
+    """A seed in [0, 2**31) that depends on the parts alone: the same on every machine and in every process."""
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:4], "big") & 0x7FFF_FFFF

@@ -1,0 +1,72 @@
+"""What the driver asks an env runner for, and the light answer that comes back beside the object-store reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ray import ObjectRef
+
+from trial_ray.evaluation.results import EpisodeResult
+from trial_ray.inference.protocol import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRequest:
+    """Play ``group_size`` rollouts of one task.
+
+    Attributes:
+        index: place in the iteration; answers are put back into this order.
+        task_id: the task.
+        group_size: rollouts.
+        seed: seeds environment and sampling of the whole group.
+    """
+
+    index: int
+    task_id: str
+    group_size: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSettings:
+    """How a batch of requests is played.
+
+    Attributes:
+        env_config: keyword arguments of the environment.
+        params: sampling of replies.
+        iteration: for the records; 0 before training.
+        keep_trajectories: put trajectories into the object store and record them (training), or only count (evaluation).
+    """
+
+    env_config: dict[str, Any]
+    params: SamplingParams
+    iteration: int
+    keep_trajectories: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSample:
+    """One group as played.
+
+    Attributes:
+        request: what was asked for.
+        ref: reference to ``[TrajectoryGroup]``; ``None`` when trajectories are not kept.
+        episodes: result of every rollout, failed ones included.
+        errors: what ended the failed ones.
+        num_survivors: rollouts that can be trained on.
+        num_rows: turns of the survivors.
+    """
+
+    request: GroupRequest
+    ref: ObjectRef | None
+    episodes: list[EpisodeResult]
+    errors: list[str]
+    num_survivors: int
+    num_rows: int
+
+    @property
+    def zero_variance(self) -> bool:
+        """Whether all surviving rollouts ended alike, so that outcome advantages are zero."""
+        outcomes = {(episode.success, episode.score) for episode in self.episodes if not episode.failed}
+        return len(outcomes) <= 1
