@@ -1,0 +1,1 @@
+"""ALFWorld: household text games on the engine of the ``alfworld`` package."""

@@ -1,0 +1,102 @@
+"""``trial/ALFWorld-v0``: ALFWorld as a Gymnasium environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from trial_envs.alfworld import games
+from trial_envs.alfworld.engine import AlfredEngine, EngineState
+from trial_envs.alfworld.families import TASK_PREFIX, family_of
+from trial_envs.alfworld.game import Game
+from trial_envs.core import Outcome, TextEnv
+
+
+class ALFWorldEnv(TextEnv):
+    """Household text games on the engine of ``alfworld``.
+
+    Observations are the engine's feedback texts, the task sentence stands at the end of the first one. The reward is
+    1.0 on the action that wins. ``info["admissible_actions"]`` is the engine's sorted list, ``help`` included; every
+    other string is answered ``Nothing happens.`` and counts as ``invalid_action``.
+
+    Args:
+        split: ``train``, ``valid_seen``, ``valid_unseen``, ``valid_train`` or ``generated``.
+        data: folder of the official or the packed release; default ``ALFWORLD_DATA``, then ``~/.cache/alfworld``.
+        max_turns: actions after which an episode is truncated.
+        difficulty: level of the generated games: ``tiny``, ``small``, ``medium`` or ``official``.
+        num_games: how many generated games ``tasks("generated")`` lists.
+        generator_seed: another seed gives other games.
+        families: kinds of generated tasks, taken in turn; default those of the level.
+        render_mode: ``"ansi"`` or ``None``.
+
+    Raises:
+        UnknownSplitError, UnknownDifficultyError, MissingDataError, MissingEngineError: see :mod:`trial_envs.errors`.
+    """
+
+    def __init__(
+        self,
+        split: str = "train",
+        data: str | os.PathLike[str] | None = None,
+        max_turns: int = 50,
+        difficulty: str = "small",
+        num_games: int = 256,
+        generator_seed: int = 0,
+        families: Sequence[str] | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        super().__init__(games.check_split(split), max_turns, render_mode)
+        self._data = data
+        self._generated = games.GeneratedGames(difficulty, num_games, generator_seed, families)
+        self._official: games.GameSource | None = None
+        if split != games.GENERATED:
+            self._source(split).tasks(split)  # missing data are reported here, not at the first reset
+        self._engine = AlfredEngine()
+        self._game: Game | None = None
+
+    @property
+    def walkthrough(self) -> tuple[str, ...]:
+        """Commands that win the current game; empty before the first ``reset``."""
+        return self._game.walkthrough if self._game else ()
+
+    def tasks(self, split: str | None = None) -> Sequence[str]:
+        """The task ids of a split (default: the environment's own), sorted; generated ones by their index."""
+        chosen = games.check_split(split or self.split)
+        return self._source(chosen).tasks(chosen)
+
+    def family(self, task_id: str) -> str:
+        """One of the six families of ALFWorld tasks."""
+        return family_of(task_id)
+
+    def _source(self, split: str) -> games.GameSource:
+        if split == games.GENERATED:
+            return self._generated
+        if self._official is None:
+            self._official = games.open_official(self._data)
+        return self._official
+
+    def _start(self, task_id: str) -> tuple[str, Outcome]:
+        if self._game is None or self._game.task_id != task_id:
+            game = self._source(self.split).game(self.split, task_id)
+            self._game = None
+            self._engine.load(game.text)
+            self._game = game
+        outcome = _outcome(self._engine.reset())
+        return self._engine.task_sentence.removeprefix(TASK_PREFIX), outcome
+
+    def _advance(self, action: str) -> Outcome:
+        return _outcome(self._engine.step(action))
+
+    def _free(self) -> None:
+        self._engine.close()
+
+
+def _outcome(state: EngineState) -> Outcome:
+    return Outcome(
+        observation=state.feedback,
+        admissible_actions=state.admissible_commands,
+        reward=float(state.won),
+        score=float(state.won),
+        won=state.won,
+        done=state.won,
+        invalid_action=not state.understood,
+    )

@@ -1,0 +1,48 @@
+"""The six families of ALFWorld tasks, and what a game's directory name says about its task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PICK = "pick_and_place_simple"
+LOOK = "look_at_obj_in_light"
+CLEAN = "pick_clean_then_place_in_recep"
+HEAT = "pick_heat_then_place_in_recep"
+COOL = "pick_cool_then_place_in_recep"
+PICK_TWO = "pick_two_obj_and_place"
+
+FAMILIES = (PICK, LOOK, CLEAN, HEAT, COOL, PICK_TWO)
+
+TASK_PREFIX = "Your task is to: "
+
+
+@dataclass(frozen=True)
+class TaskName:
+    """The parts of ``<family>-<object>-None-<target>-<scene>``."""
+
+    family: str
+    """One of :data:`FAMILIES`."""
+    object_type: str
+    """Type of the object to find, in CamelCase: ``SoapBar``."""
+    target: str
+    """Type of the receptacle to fill; for the look family the type of the lamp."""
+    scene: int
+    """Number of the floor plan; its hundreds say the kind of room."""
+
+    def __str__(self) -> str:
+        return f"{self.family}-{self.object_type}-None-{self.target}-{self.scene}"
+
+
+def parse_name(name: str) -> TaskName | None:
+    """Splits a directory name; ``None`` if it belongs to none of the six families (or asks for a sliced object)."""
+    parts = name.split("-")
+    if len(parts) != 5 or parts[0] not in FAMILIES or parts[2] not in ("None", "") or not parts[4].isdigit():
+        return None
+    if "Sliced" in name:
+        return None
+    return TaskName(parts[0], parts[1], parts[3], int(parts[4]))
+
+
+def family_of(task_id: str) -> str:
+    """The family of a task id ``<name>/<trial>``; an empty string if it has none."""
+    return task_id.split("-", 1)[0] if task_id.split("-", 1)[0] in FAMILIES else ""

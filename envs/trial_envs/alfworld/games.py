@@ -1,0 +1,154 @@
+"""Where games come from: an official tree, the packed release, or the generator.
+
+All three list task ids without reading games, and read one game when it is played. Ids are sorted within a split.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from trial_envs.alfworld import generator
+from trial_envs.alfworld.engine import GameText
+from trial_envs.alfworld.families import parse_name
+from trial_envs.alfworld.game import Game
+from trial_envs.alfworld.packed import PACKED_FILE, PackedGames
+from trial_envs.errors import CorruptGameError, MissingDataError, UnknownSplitError, UnknownTaskError
+
+OFFICIAL_SPLITS = ("train", "valid_seen", "valid_unseen", "valid_train")
+GENERATED = "generated"
+SPLITS = (*OFFICIAL_SPLITS, GENERATED)
+
+DATA_VARIABLE = "ALFWORLD_DATA"
+_TREE = "json_2.1.1"
+_GAME_FILE = "game.tw-pddl"
+
+_HELP = (
+    f"Get the games with alfworld-download, or set {DATA_VARIABLE} (or the argument data) to a folder that holds "
+    f"{_TREE}/<split>/ or {PACKED_FILE}; or play games of the generator: split='generated'."
+)
+
+
+class GameSource(Protocol):
+    """A supplier of games."""
+
+    def tasks(self, split: str) -> Sequence[str]:
+        """The task ids of a split, in a fixed order."""
+
+    def game(self, split: str, task_id: str) -> Game:
+        """One game."""
+
+
+class GeneratedGames:
+    """Games of the generator: ``num_games`` ids of one seed are listed, and every well-formed id can be played."""
+
+    def __init__(self, difficulty: str, num_games: int, seed: int, families: Sequence[str] | None) -> None:
+        self._tasks = generator.task_ids(difficulty, seed, num_games, families)
+
+    def tasks(self, split: str) -> Sequence[str]:
+        """The ids of the games that the environment was configured to draw from."""
+        return self._tasks
+
+    def game(self, split: str, task_id: str) -> Game:
+        """The game of an id, made on the spot."""
+        return generator.generate(task_id)
+
+
+class TreeGames:
+    """The directory layout of the release: ``<split>/<name>/<trial>/game.tw-pddl``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def tasks(self, split: str) -> Sequence[str]:
+        """The solvable games of the six families.
+
+        Raises:
+            MissingDataError: the tree has no such split.
+        """
+        folder = self._folder / split
+        if not folder.is_dir():
+            raise MissingDataError(f"{self._folder} holds no split {split!r} ({folder} is missing). {_HELP}")
+        return _tree_tasks(folder)
+
+    def game(self, split: str, task_id: str) -> Game:
+        """Reads one game.
+
+        Raises:
+            UnknownTaskError: the split has no such game.
+            CorruptGameError: the file is not a game.
+        """
+        parts = task_id.split("/")
+        path = self._folder / split / task_id / _GAME_FILE
+        if len(parts) != 2 or ".." in parts or not path.is_file():
+            raise UnknownTaskError(f"{self._folder / split} holds no game {task_id!r}")
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise CorruptGameError(f"{path} is not a JSON file: {error}") from error
+        return _published_game(task_id, content, path)
+
+
+def _published_game(task_id: str, content: Any, path: Path) -> Game:
+    keys = ("pddl_domain", "pddl_problem", "grammar")
+    found = content if isinstance(content, dict) else {}
+    missing = [key for key in keys if not isinstance(found.get(key), str)]
+    if missing:
+        raise CorruptGameError(f"{path} lacks {', '.join(missing)}; expected a game of alfworld >= 0.4.0")
+    task = parse_name(task_id.split("/")[0])
+    text = GameText(content["pddl_domain"], content["pddl_problem"], content["grammar"])
+    return Game(task_id, task.family if task else "", text, tuple(content.get("walkthrough") or ()))
+
+
+@lru_cache(maxsize=16)
+def _tree_tasks(folder: Path) -> tuple[str, ...]:
+    found = []
+    for name in sorted(os.listdir(folder)):
+        if parse_name(name) is None:
+            continue
+        for trial in sorted(os.listdir(folder / name)):
+            path = folder / name / trial / _GAME_FILE
+            if path.is_file() and _solvable(path):
+                found.append(f"{name}/{trial}")
+    return tuple(found)
+
+
+def _solvable(path: Path) -> bool:
+    """Whether the file says so; the remark stands near its end, so the game itself need not be read."""
+    with path.open("rb") as stream:
+        stream.seek(max(0, path.stat().st_size - 4096))
+        return b'"solvable": false' not in stream.read()
+
+
+def open_official(data: str | os.PathLike[str] | None) -> GameSource:
+    """The games of a folder; without one, those of ``ALFWORLD_DATA`` or of ``alfworld-download``'s default folder.
+
+    Raises:
+        MissingDataError: there is no such folder, or it holds no games.
+    """
+    chosen = data or os.environ.get(DATA_VARIABLE)
+    folder = Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "alfworld"
+    origin = "the argument data" if data else DATA_VARIABLE if chosen else "the default folder"
+    if not folder.is_dir():
+        raise MissingDataError(f"ALFWorld's games are not here: {folder} ({origin}) is no folder. {_HELP}")
+    if (folder / PACKED_FILE).is_file():
+        return PackedGames(folder)
+    for tree in (folder / _TREE, folder):
+        if any((tree / split).is_dir() for split in OFFICIAL_SPLITS):
+            return TreeGames(tree)
+    raise MissingDataError(f"ALFWorld's games are not here: {folder} ({origin}) holds no games. {_HELP}")
+
+
+def check_split(split: str) -> str:
+    """The split itself.
+
+    Raises:
+        UnknownSplitError: ALFWorld has no such split.
+    """
+    if split not in SPLITS:
+        raise UnknownSplitError(f"ALFWorld has no split {split!r}; expected one of {', '.join(SPLITS)}")
+    return split

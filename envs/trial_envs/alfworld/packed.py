@@ -1,0 +1,144 @@
+"""The packed release: all games in one ``games_all.jsonl.xz``, with their common domain and grammar beside it.
+
+The file holds 217 MB of text that can only be read from its start, so the first use writes the games, each compressed
+by itself, into an SQLite file in the user's cache. Later uses, and other processes, read single games from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+import os
+import sqlite3
+import tempfile
+import zlib
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from trial_envs.alfworld.engine import GameText
+from trial_envs.alfworld.families import parse_name
+from trial_envs.alfworld.game import Game
+from trial_envs.errors import CorruptGameError, MissingDataError, UnknownTaskError
+
+PACKED_FILE = "games_all.jsonl.xz"
+_DOMAIN_FILE = "domain.pddl"
+_GRAMMAR_FILE = "grammar.twl2.tmpl"
+_TASK_MARK = '"@@TASK@@"'
+
+_SCHEMA = "CREATE TABLE games (split TEXT, task TEXT, row BLOB, PRIMARY KEY (split, task)) WITHOUT ROWID"
+
+
+class PackedGames:
+    """The games of a packed release.
+
+    Raises:
+        MissingDataError: the domain or the grammar is missing beside the games.
+        CorruptGameError: the packed file cannot be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        for name in (_DOMAIN_FILE, _GRAMMAR_FILE):
+            if not (folder / name).is_file():
+                raise MissingDataError(f"{folder} holds {PACKED_FILE} but no {name}; copy the whole packed release")
+        self._domain = (folder / _DOMAIN_FILE).read_text(encoding="utf-8")
+        self._grammar = (folder / _GRAMMAR_FILE).read_text(encoding="utf-8")
+        self._index = _index_of(folder / PACKED_FILE)
+
+    def tasks(self, split: str) -> Sequence[str]:
+        """The task ids of a split, sorted."""
+        return _indexed_tasks(self._index, split)
+
+    def game(self, split: str, task_id: str) -> Game:
+        """Reads one game.
+
+        Raises:
+            UnknownTaskError: the split has no such game.
+        """
+        with _connect(self._index) as connection:
+            found = connection.execute(
+                "SELECT row FROM games WHERE split = ? AND task = ?", (split, task_id)
+            ).fetchone()
+        if found is None:
+            raise UnknownTaskError(f"the split {split!r} of {self._folder} holds no game {task_id!r}")
+        row = json.loads(zlib.decompress(found[0]))
+        text = GameText(self._domain, row["pddl_problem"], self._grammar.replace(_TASK_MARK, json.dumps(row["task"])))
+        task = parse_name(row["name"])
+        return Game(task_id, task.family if task else "", text, tuple(row["walkthrough"]))
+
+
+@lru_cache(maxsize=16)
+def _indexed_tasks(index: Path, split: str) -> tuple[str, ...]:
+    with _connect(index) as connection:
+        rows = connection.execute("SELECT task FROM games WHERE split = ? ORDER BY task", (split,)).fetchall()
+    return tuple(row[0] for row in rows)
+
+
+class _connect:
+    """A read-only connection that is closed on leaving; SQLite's own context manager only ends a transaction."""
+
+    def __init__(self, index: Path) -> None:
+        self._connection = sqlite3.connect(f"file:{index}?mode=ro", uri=True)
+
+    def __enter__(self) -> sqlite3.Connection:
+        return self._connection
+
+    def __exit__(self, *exception: object) -> None:
+        self._connection.close()
+
+
+def _index_of(packed: Path) -> Path:
+    """The index file of a packed release; written now if this version of the release has none yet."""
+    state = packed.stat()
+    key = hashlib.sha256(f"{packed.resolve()} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:16]
+    index = _cache_folder() / f"alfworld-{key}.sqlite"
+    if not index.is_file():
+        _write_index(packed, index)
+    return index
+
+
+def _cache_folder() -> Path:
+    """Where indices are kept: ``XDG_CACHE_HOME`` or ``~/.cache``, and a private folder where that is read-only."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = base / "trial_envs"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return _private_folder()
+    return folder if os.access(folder, os.W_OK) else _private_folder()
+
+
+@lru_cache(maxsize=1)
+def _private_folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="trial_envs-"))
+
+
+def _write_index(packed: Path, index: Path) -> None:
+    """Writes to a temporary file and renames it, so that no process ever sees half an index."""
+    handle, temporary = tempfile.mkstemp(dir=index.parent, prefix=f"{index.stem}-", suffix=".part")
+    os.close(handle)
+    try:
+        connection = sqlite3.connect(temporary)
+        try:
+            connection.execute(_SCHEMA)
+            connection.executemany("INSERT INTO games VALUES (?, ?, ?)", _rows(packed))
+            connection.commit()
+        finally:
+            connection.close()
+        os.replace(temporary, index)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _rows(packed: Path) -> Iterator[tuple[str, str, bytes]]:
+    try:
+        with lzma.open(packed, "rt", encoding="utf-8") as stream:
+            for line in stream:
+                row = json.loads(line)
+                kept = {key: row[key] for key in ("name", "task", "walkthrough", "pddl_problem")}
+                yield row["split"], f"{row['name']}/{row['trial']}", zlib.compress(json.dumps(kept).encode(), 1)
+    except (lzma.LZMAError, EOFError, ValueError, KeyError) as error:
+        raise CorruptGameError(f"{packed} is not a packed ALFWorld release: {type(error).__name__}: {error}") from error

@@ -1,0 +1,41 @@
+"""Typed errors of the environments: what was found, what was expected, what to do."""
+
+
+class TrialEnvError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class UnknownSplitError(TrialEnvError, ValueError):
+    """The environment has no split of this name."""
+
+
+class UnknownTaskError(TrialEnvError, ValueError):
+    """The task id names no task of the split."""
+
+
+class UnknownDifficultyError(TrialEnvError, ValueError):
+    """The generator has no difficulty level of this name, or its settings contradict each other."""
+
+
+class MissingDataError(TrialEnvError, FileNotFoundError):
+    """The data that a split needs are not on this machine."""
+
+
+class CorruptGameError(TrialEnvError, ValueError):
+    """A game file is incomplete, unreadable, or describes a game that the engine refuses."""
+
+
+class MissingEngineError(TrialEnvError, ImportError):
+    """The engine behind an environment is not installed."""
+
+
+class ClosedEnvError(TrialEnvError, RuntimeError):
+    """The environment was used after ``close``."""
+
+
+class EpisodeOverError(TrialEnvError, RuntimeError):
+    """``step`` was called before ``reset``, or after the episode had ended."""
+
+
+class WrongThreadError(TrialEnvError, RuntimeError):
+    """An engine that is bound to one thread was used from another."""
