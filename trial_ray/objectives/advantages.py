@@ -1,0 +1,41 @@
+"""Outcome advantages: how a rollout compares with the other rollouts of its task."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trial_ray.objectives.checks import flat_floats, flat_ids
+from trial_ray.objectives.segments import renumber, segment_sum
+
+
+def group_relative_advantages(returns: Tensor, group_ids: Tensor, epsilon: float = 1e-6) -> Tensor:
+    """Group-relative advantage, Eq. 1: Â_i = (R_i − R̄) / (σ_R + ε), with mean and unbiased deviation of the group.
+
+    A group whose returns are all equal, a single rollout included, gets exactly 0, whatever rounding does to its mean.
+
+    Args:
+        returns: float ``[N]``, R_i, the return of each rollout in units of reward.
+        group_ids: integer ``[N]``, from 0, in any order; rollouts with the same id form a group.
+        epsilon: ε_A, above 0.
+
+    Returns:
+        Float ``[N]`` in the dtype of ``returns``, detached.
+
+    Raises:
+        ValueError: wrong shape or dtype, NaN, a negative id, or ``epsilon`` not above 0.
+    """
+    returns = flat_floats("returns", returns).detach()
+    group_ids = flat_ids("group_ids", group_ids, ("returns", returns))
+    if not epsilon > 0:
+        raise ValueError(f"epsilon must be above 0, got {epsilon}")
+    if not bool(returns.isfinite().all()):
+        raise ValueError("returns must be finite")
+    groups, num_groups = renumber(group_ids)
+    size = segment_sum(torch.ones_like(returns), groups, num_groups)
+    centred = returns - (segment_sum(returns, groups, num_groups) / size)[groups]
+    variance = segment_sum(centred.square(), groups, num_groups) / (size - 1).clamp(min=1)
+    advantages = centred / (variance.sqrt()[groups] + epsilon)
+    lowest = returns.new_zeros(num_groups).scatter_reduce(0, groups, returns, "amin", include_self=False)
+    highest = returns.new_zeros(num_groups).scatter_reduce(0, groups, returns, "amax", include_self=False)
+    return torch.where((lowest == highest)[groups], torch.zeros_like(advantages), advantages)

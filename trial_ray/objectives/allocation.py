@@ -1,0 +1,158 @@
+"""Trajectory-relative allocation: from hindsight gaps of tokens to the weights of turns.
+
+T tokens of all turns lie end to end, K turns in all. Nothing here carries a gradient: the profile is a fixed target for
+the update that it weighs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trial_ray.objectives.checks import flat_counts, flat_floats, flat_ids, flat_mask
+from trial_ray.objectives.segments import renumber, segment_sum
+
+ZERO_GAP = 1e-8
+"""A trajectory whose mean score is no larger (nats per token) has no profile: its turns weigh 1."""
+
+
+def hindsight_gap(hindsight_logprobs: Tensor, logprobs: Tensor, clip: float = 2.0) -> Tensor:
+    """Signed gap of each token, Eq. 4: Δ = sg[clip_c(log π_T(y|h⁺) − log π(y|h))].
+
+    With log-probabilities of π_old it is Δ^old, from which the profile is built; with those of the current policy it is
+    Δ^θ, which the dense loss uses.
+
+    Args:
+        hindsight_logprobs: float ``[T]``, log π_T(y|h⁺) in nats.
+        logprobs: float ``[T]``, log π(y|h) of the same tokens, in nats.
+        clip: c, the bound on the gap, above 0.
+
+    Returns:
+        Float ``[T]`` in ``[−c, c]``, detached.
+
+    Raises:
+        ValueError: wrong shape or dtype, NaN, two equal infinities, or ``clip`` not above 0.
+    """
+    flat_floats("hindsight_logprobs", hindsight_logprobs)
+    flat_floats("logprobs", logprobs, ("hindsight_logprobs", hindsight_logprobs))
+    if not clip > 0:
+        raise ValueError(f"clip must be above 0, got {clip}")
+    gap = hindsight_logprobs.detach() - logprobs.detach()
+    if bool(gap.isnan().any()):
+        raise ValueError("hindsight_logprobs and logprobs are infinite at the same token")
+    return gap.clamp(-clip, clip)
+
+
+def turn_scores(gap: Tensor, mask: Tensor, turn_ids: Tensor, num_turns: int) -> tuple[Tensor, Tensor]:
+    """Turn score, Eq. 5: s_k = (1/n_k) Σ_t m_kt |Δ^old_kt|.
+
+    Args:
+        gap: float ``[T]``, Δ^old in nats.
+        mask: bool or 0/1 ``[T]``, m: tokens eligible for hindsight learning.
+        turn_ids: integer ``[T]`` in ``[0, num_turns)``, the turn of each token.
+        num_turns: K.
+
+    Returns:
+        ``scores`` float ``[K]``, nats per token, 0 for a turn without eligible tokens, detached; and ``counts`` int64
+        ``[K]``, n_k.
+
+    Raises:
+        ValueError: wrong shape or dtype, NaN, ids out of range, or a negative ``num_turns``.
+    """
+    gap = flat_floats("gap", gap).detach()
+    mask = flat_mask("mask", mask, ("gap", gap))
+    if num_turns < 0:
+        raise ValueError(f"num_turns must not be negative, got {num_turns}")
+    turn_ids = flat_ids("turn_ids", turn_ids, ("gap", gap), num_turns)
+    counts = segment_sum(mask.long(), turn_ids, num_turns)
+    totals = segment_sum(torch.where(mask, gap.abs(), torch.zeros_like(gap)), turn_ids, num_turns)
+    return totals / counts.clamp(min=1), counts
+
+
+def relative_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor) -> Tensor:
+    """TRIAL's turn weight, Eq. 6: w_k = s_k / s̄_τ, where s̄_τ is the token-weighted mean score of the trajectory.
+
+    Σ_k n_k w_k = N_τ: the eligible-token-weighted mean is one. A trajectory with a numerically zero gap
+    (s̄_τ ≤ ``ZERO_GAP``) weighs every turn 1; a turn with n_k = 0 weighs 0.
+
+    Args:
+        scores: float ``[K]``, s_k ≥ 0.
+        counts: ``[K]``, n_k, whole numbers.
+        trajectory_ids: integer ``[K]``, from 0, in any order; turns with the same id form a trajectory.
+
+    Returns:
+        Float ``[K]`` in the dtype of ``scores``, detached.
+
+    Raises:
+        ValueError: wrong shape or dtype, NaN, negative scores, counts or ids.
+    """
+    scores, counts, trajectories, num_trajectories = _checked(scores, counts, trajectory_ids)
+    tokens = segment_sum(counts, trajectories, num_trajectories).clamp(min=1)
+    mean_scores = (segment_sum(counts * scores, trajectories, num_trajectories) / tokens)[trajectories]
+    has_profile = mean_scores > ZERO_GAP
+    ratios = scores / torch.where(has_profile, mean_scores, torch.ones_like(mean_scores))
+    weights = torch.where(has_profile, ratios, torch.ones_like(scores))
+    return torch.where(counts > 0, weights, torch.zeros_like(weights))
+
+
+def uniform_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor) -> Tensor:
+    """The unit profile of the controlled study: every turn with eligible tokens weighs 1, the others 0.
+
+    Arguments, result and errors as in ``relative_weights``.
+    """
+    scores, counts, _, _ = _checked(scores, counts, trajectory_ids)
+    return (counts > 0).to(scores.dtype)
+
+
+def permuted_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor, generator: torch.Generator) -> Tensor:
+    """The source-shuffled profile of the controlled study: each turn gets another turn's relative weight.
+
+    The active turns (n_k > 0) of a trajectory are put in a random circle and each takes the weight of the next one, so
+    none keeps its own; a single active turn keeps 1. A common factor per trajectory then restores the token-weighted
+    mean of one, which leaves the ratios between weights as they were.
+
+    Args:
+        scores: float ``[K]``, s_k ≥ 0.
+        counts: ``[K]``, n_k, whole numbers.
+        trajectory_ids: integer ``[K]``, from 0, in any order.
+        generator: the only source of randomness.
+
+    Returns:
+        Float ``[K]`` in the dtype of ``scores``, detached.
+
+    Raises:
+        ValueError: as ``relative_weights``.
+    """
+    weights = relative_weights(scores, counts, trajectory_ids)
+    scores, counts, trajectories, num_trajectories = _checked(scores, counts, trajectory_ids)
+    active = (counts > 0).nonzero().squeeze(1)
+    if len(active) == 0:
+        return weights
+    keys = torch.rand(len(active), generator=generator, device=generator.device, dtype=torch.float64)
+    shuffled = active[keys.to(active.device).argsort()]
+    circle = shuffled[trajectories[shuffled].argsort(stable=True)]
+    owner = trajectories[circle]
+    opens = torch.ones_like(owner, dtype=torch.bool)
+    opens[1:] = owner[1:] != owner[:-1]
+    # Successor in the circle: the next position, or the first of the trajectory after its last.
+    first = opens.nonzero().squeeze(1)[opens.cumsum(0) - 1]
+    closes = torch.ones_like(opens)
+    closes[:-1] = opens[1:]
+    position = torch.arange(len(circle), device=circle.device)
+    permuted = weights.clone()
+    permuted[circle] = weights[circle[torch.where(closes, first, position + 1)]]
+    tokens = segment_sum(counts, trajectories, num_trajectories)
+    mass = segment_sum(counts * permuted, trajectories, num_trajectories)
+    # Mass 0 belongs to a trajectory without eligible tokens, where there is nothing to restore.
+    factor = torch.where(mass > 0, tokens / mass, torch.ones_like(mass))
+    return permuted * factor[trajectories]
+
+
+def _checked(scores: Tensor, counts: Tensor, trajectory_ids: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Scores, counts in their dtype, and trajectories renumbered from 0 without holes, with their number."""
+    scores = flat_floats("scores", scores).detach()
+    counts = flat_counts("counts", counts, ("scores", scores))
+    ids = flat_ids("trajectory_ids", trajectory_ids, ("scores", scores))
+    if not bool(((scores >= 0) & scores.isfinite()).all()):
+        raise ValueError("scores must be finite and not negative")
+    return scores, counts, *renumber(ids)

@@ -1,0 +1,138 @@
+"""Losses of one actor microbatch: the clipped outcome surrogate, the dense hindsight loss, and their bounded sum."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from trial_ray.objectives.checks import flat_floats, flat_mask, scalar
+from trial_ray.objectives.segments import masked_mean
+
+
+def clipped_surrogate(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+) -> Tensor:
+    """L_GRPO: token mean of max(−A r, −A clip(r, 1 − low, 1 + high)), r = π_θ / π_old.
+
+    With ``dual_clip`` d, a token with A < 0 contributes at most −d A, however large its ratio.
+
+    Args:
+        logprobs: float ``[T]``, log π_θ in nats; the only argument that receives a gradient.
+        old_logprobs: float ``[T]``, log π_old.
+        advantages: float ``[T]``, Â of each token's rollout.
+        mask: bool or 0/1 ``[T]``, tokens to learn from.
+        clip_low: lower clip range, in [0, 1].
+        clip_high: upper clip range, at least 0.
+        dual_clip: d above 1, or ``None``.
+
+    Returns:
+        Shape (), 0 with a graph where the mask is empty.
+
+    Raises:
+        ValueError: wrong shape or dtype, NaN, or a clip out of range.
+    """
+    flat_floats("logprobs", logprobs)
+    like = ("logprobs", logprobs)
+    old_logprobs = flat_floats("old_logprobs", old_logprobs, like).detach()
+    advantages = flat_floats("advantages", advantages, like).detach()
+    mask = flat_mask("mask", mask, like)
+    if not 0 <= clip_low <= 1:
+        raise ValueError(f"clip_low must be in [0, 1], got {clip_low}")
+    if not clip_high >= 0:
+        raise ValueError(f"clip_high must be at least 0, got {clip_high}")
+    if dual_clip is not None and not dual_clip > 1:
+        raise ValueError(f"dual_clip must be above 1, got {dual_clip}")
+    # Masked before exp: a padding token must not turn into inf · 0 in the backward pass.
+    ratio = torch.where(mask, logprobs - old_logprobs, torch.zeros_like(logprobs)).exp()
+    losses = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high))
+    if dual_clip is not None:
+        losses = torch.where(advantages < 0, torch.minimum(losses, -dual_clip * advantages), losses)
+    return masked_mean(losses, mask)
+
+
+def dense_hindsight_loss(logprobs: Tensor, gap: Tensor, weights: Tensor, mask: Tensor) -> Tensor:
+    """L_dense, Eq. 7: −(1/M) Σ m w Δ^θ log π_θ(y|h), M the eligible tokens of the microbatch.
+
+    A positive gap raises the probability of the token that was sampled, a negative one lowers it. With w = 1 and an
+    unclipped gap this is the sampled reverse-KL gradient of on-policy self-distillation.
+
+    Args:
+        logprobs: float ``[T]``, log π_θ in nats; the only argument that receives a gradient.
+        gap: float ``[T]``, Δ^θ in nats.
+        weights: float ``[T]``, w of each token's turn.
+        mask: bool or 0/1 ``[T]``, eligible tokens.
+
+    Returns:
+        Shape (), 0 with a graph where no token is eligible.
+
+    Raises:
+        ValueError: wrong shape or dtype, or NaN.
+    """
+    flat_floats("logprobs", logprobs)
+    like = ("logprobs", logprobs)
+    gap = flat_floats("gap", gap, like).detach()
+    weights = flat_floats("weights", weights, like).detach()
+    mask = flat_mask("mask", mask, like)
+    # Masked before the product: an infinite log-probability outside of the mask must not turn into inf · 0.
+    eligible = torch.where(mask, logprobs, torch.zeros_like(logprobs))
+    return -masked_mean(weights * gap * eligible, mask)
+
+
+def joint_loss(
+    outcome_loss: Tensor, surrogate_loss: Tensor, dense_loss: Tensor, coefficient: float, alpha: float
+) -> Tensor:
+    """L, Eq. 8: L_out + clip_b(λ L_dense), with b = α · sg|L_GRPO|, applied to the scalars of one actor microbatch.
+
+    A dense term that reaches a boundary, |λ L_dense| ≥ b, contributes its clamped value and no gradient; exactly at the
+    boundary counts as saturated, hence also b = 0. The gradient of the outcome loss is never touched, and none flows
+    through the bound.
+
+    Args:
+        outcome_loss: shape (), L_out: surrogate and regularisation.
+        surrogate_loss: shape (), L_GRPO alone.
+        dense_loss: shape (), L_dense.
+        coefficient: λ_g, finite, at least 0 (0 during warm-up).
+        alpha: α, at least 0; infinite never clamps.
+
+    Returns:
+        Shape ().
+
+    Raises:
+        ValueError: wrong shape or dtype, NaN, or a negative ``coefficient`` or ``alpha``.
+    """
+    scalar("outcome_loss", outcome_loss)
+    saturated = clamp_saturated(surrogate_loss, dense_loss, coefficient, alpha)
+    dense = coefficient * dense_loss
+    bound = _clamp_bound(surrogate_loss, alpha)
+    clamped = dense.detach().clamp(-bound, bound)
+    return outcome_loss + torch.where(saturated, clamped, dense)
+
+
+def clamp_saturated(surrogate_loss: Tensor, dense_loss: Tensor, coefficient: float, alpha: float) -> Tensor:
+    """Whether the clamp of Eq. 8 takes the dense term's gradient in this microbatch (bool, shape ()).
+
+    Arguments and errors as in ``joint_loss``. During warm-up (``coefficient`` 0) there is nothing to clamp.
+    """
+    scalar("surrogate_loss", surrogate_loss)
+    scalar("dense_loss", dense_loss)
+    if not (coefficient >= 0 and math.isfinite(coefficient)):
+        raise ValueError(f"coefficient must be finite and at least 0, got {coefficient}")
+    if not alpha >= 0:
+        raise ValueError(f"alpha must be at least 0, got {alpha}")
+    if coefficient == 0:
+        return torch.zeros_like(dense_loss, dtype=torch.bool)
+    return (coefficient * dense_loss).detach().abs() >= _clamp_bound(surrogate_loss, alpha)
+
+
+def _clamp_bound(surrogate_loss: Tensor, alpha: float) -> Tensor:
+    magnitude = surrogate_loss.detach().abs()
+    # inf · 0 would be NaN.
+    return torch.full_like(magnitude, math.inf) if math.isinf(alpha) else alpha * magnitude
