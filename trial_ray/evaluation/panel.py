@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from trial_ray.errors import UserInputError
-from trial_ray.runs.files import write_json
-
-SCHEMA = "trial_ray/panel"
-SCHEMA_VERSION = 1
 
 # Sizes that `--panel` knows by name; None is every task of the split.
 NAMED_PANELS: dict[str, int | None] = {"quick": 32, "standard": 256, "full": None}
@@ -70,8 +64,6 @@ class Panel:
         ids = [str(task) for task in tasks]
         if num_tasks is not None and not 1 <= num_tasks <= len(ids):
             raise PanelError(f"Asked for {num_tasks} tasks; split {split!r} of {env_id} has {len(ids)}.")
-        if num_tasks is None:
-            return cls(env_id, split, tuple(ids))
         ranked = sorted(ids, key=lambda task: hashlib.sha256(f"{seed}\n{task}".encode()).digest())
         return cls(env_id, split, tuple(ranked[:num_tasks]))
 
@@ -82,46 +74,14 @@ class Panel:
         """Choose from what the environment lists (``env.unwrapped.tasks(split)``); see :meth:`choose`."""
         return cls.choose(env_id, split, list_tasks(env_id, env_config, split), num_tasks, seed)
 
-    def save(self, path: Path | str) -> Path:
-        """Write the panel as JSON."""
-        return write_json(
-            path,
-            {
-                "schema": SCHEMA,
-                "schema_version": SCHEMA_VERSION,
-                "env": self.env_id,
-                "split": self.split,
-                "sha256": self.digest,
-                "task_ids": list(self.task_ids),
-            },
-        )
-
-    @classmethod
-    def load(cls, path: Path | str) -> Panel:
-        """Read what :meth:`save` wrote.
-
-        Raises:
-            PanelError: missing, no panel, another version, or a digest that does not fit the tasks.
-        """
-        try:
-            value = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise PanelError(f"Cannot read the panel {path}: {error}.") from error
-        if not isinstance(value, dict) or (value.get("schema"), value.get("schema_version")) != (
-            SCHEMA,
-            SCHEMA_VERSION,
-        ):
-            raise PanelError(f"{path} is not a panel of schema {SCHEMA} version {SCHEMA_VERSION}.")
-        panel = cls(str(value.get("env")), str(value.get("split")), tuple(map(str, value.get("task_ids") or ())))
-        if panel.digest != value.get("sha256"):
-            raise PanelError(f"The tasks of {path} do not fit its digest: the file was changed. Make the panel again.")
-        return panel
-
 
 def list_tasks(env_id: str, env_config: dict[str, Any], split: str) -> list[str]:
     """Task ids of a split, in the environment's own fixed order."""
     import gymnasium
 
+    import trial_envs
+
+    trial_envs.register()
     env = gymnasium.make(env_id, **{**env_config, "split": split}, disable_env_checker=True)
     try:
         return [str(task) for task in env.unwrapped.tasks(split)]

@@ -1,0 +1,58 @@
+"""An algorithm without Ray actors, to test the flow of the command line; the real one is tested end to end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from trial_ray.evaluation.results import EpisodeResult, EvaluationResult
+
+EXPERIMENT = """
+from trial_ray.algorithms.trial_config import TRIALConfig
+config = (
+    TRIALConfig()
+    .environment("trial/ALFWorld-v0", env_config={"split": "train"})
+    .policy(model_path="some/model")
+    .panel(split="valid_seen", num_tasks=20)
+)
+stop = {"training_iteration": 3}
+"""
+
+
+class FakeAlgorithm:
+    """Learns one task an iteration; counts what was done to it."""
+
+    def __init__(self, fail_at=None, error=None, on_train=None):
+        self.iteration = 0
+        self.stopped = False
+        self.fail_at, self.error, self.on_train = fail_at, error, on_train
+
+    def train(self):
+        if self.on_train:
+            self.on_train(self.iteration + 1)
+        if self.iteration + 1 == self.fail_at:
+            raise self.error
+        self.iteration += 1
+        return {
+            "training_iteration": self.iteration,
+            "env_runners": {"success_rate": 0.1 * self.iteration, "broken": float("nan")},
+            "learners": {"default_policy": {"grpo": {"surrogate_loss": -0.5}}},
+            "config": {"lr": 1.0},
+        }
+
+    def evaluate_panel(self):
+        episodes = [
+            EpisodeResult(f"t{i}", "look", i < 4 * self.iteration, float(i < 4 * self.iteration), 3, "terminated")
+            for i in range(20)
+        ]
+        return EvaluationResult({"split": "valid_seen"}, episodes)
+
+    def save_to_path(self, path):
+        Path(path, "rllib_checkpoint.json").write_text("{}")
+        Path(path, "state.json").write_text(json.dumps({"iteration": self.iteration}))
+
+    def restore_from_path(self, path):
+        self.iteration = json.loads(Path(path, "state.json").read_text())["iteration"]
+
+    def stop(self):
+        self.stopped = True

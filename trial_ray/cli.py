@@ -1,0 +1,46 @@
+"""The ``trial-ray`` command. Each subcommand lives in a file of its own in ``trial_ray.commands``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from trial_ray import __version__
+from trial_ray.commands import console, train
+
+COMMANDS = (train,)
+EPILOG = """start here:
+  trial-ray doctor                                         what is installed, what is missing
+  trial-ray train tuned_examples/alfworld_quickstart.py    a small agent on this machine
+  trial-ray COMMAND --help                                 options and examples of a command
+
+exit codes: 0 done, 1 failed while running, 2 the input is wrong, 130 interrupted (state saved)
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="trial-ray",
+        description="Train language-model agents in text environments with TRIAL and GRPO, on Ray RLlib.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"trial-ray {__version__}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    common = console.common_options()
+    for command in COMMANDS:
+        command.add_parser(subparsers, common)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return its exit code."""
+    args = build_parser().parse_args(argv)
+    try:
+        return args.run(args)
+    except KeyboardInterrupt:
+        console.errors().print("interrupted")
+        return console.INTERRUPTED
+    except Exception as error:
+        return console.report(error, args.verbose)

@@ -1,0 +1,110 @@
+"""``trial-ray train FILE``: train what an experiment file describes, from the panel before to the panel after."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trial_ray.commands import console as terminal
+from trial_ray.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+
+    from trial_ray.runs.run_folder import RunFolder
+
+EPILOG = """examples:
+  trial-ray train tuned_examples/alfworld_quickstart.py
+  trial-ray train tuned_examples/alfworld_quickstart.py --method grpo --seed 1 --out runs/grpo-1
+  trial-ray train tuned_examples/alfworld_quickstart.py --iterations 40 --resume runs/grpo-1
+  trial-ray train FILE --set lr=1e-4 --set env_config.split=train
+
+FILE is Python that defines `config` (an RLlib AlgorithmConfig) and `stop` (such as {"training_iteration": 20}).
+Ctrl-C finishes the iteration that is under way, saves a checkpoint and exits with 130; Ctrl-C again stops at once.
+"""
+
+
+def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
+    """Declare the subcommand."""
+    parser = subparsers.add_parser(
+        "train",
+        help="train an agent from an experiment file",
+        description="Train an agent. Where the config has a panel of held-out tasks, it is played before and after.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[common],
+    )
+    parser.add_argument(
+        "file", type=Path, metavar="FILE", help="experiment file, e.g. tuned_examples/alfworld_quickstart.py"
+    )
+    parser.add_argument("--method", metavar="NAME", help="train with another method: trial, grpo, uniform or permuted")
+    parser.add_argument(
+        "--iterations", type=terminal.positive, metavar="N", help="iterations in all (default: the file's)"
+    )
+    parser.add_argument("--seed", type=int, metavar="S", help="seed of tasks, sampling and initialisation")
+    folder = parser.add_mutually_exclusive_group()
+    folder.add_argument("--out", type=Path, metavar="DIR", help="run folder (default: runs/<file>-<time>)")
+    folder.add_argument("--resume", type=Path, metavar="DIR", help="continue the run in DIR from its last checkpoint")
+    terminal.add_set_option(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train; see the module's docstring."""
+    from trial_ray.runs.experiment import load_experiment
+    from trial_ray.runs.ray_session import ray_session
+    from trial_ray.runs.run_folder import RunFolder
+    from trial_ray.runs.training_session import TrainingSession
+
+    experiment = load_experiment(args.file)
+    stop = {**experiment.stop, "training_iteration": args.iterations} if args.iterations else experiment.stop
+    if not stop:
+        raise ConfigError(f"{args.file} defines no `stop`; define it, or give --iterations N.")
+    config = resolve_config(experiment.config, args.method, args.seed, args.overrides)
+    path = args.resume or args.out or default_folder(args.file)
+    config.recording(trajectories_folder=str(path.expanduser().resolve() / "trajectories"))
+    config.validate()
+    console = terminal.output()
+    folder = reopen_for(config, args.resume) if args.resume else RunFolder.create(path, config, args.file, sys.argv)
+    console.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
+    session = TrainingSession(config, stop, folder, console, resume=args.resume is not None)
+    session.run(ray_session(args.verbose))
+    return terminal.INTERRUPTED if session.interrupted else terminal.DONE
+
+
+def resolve_config(
+    config: AlgorithmConfig, method: str | None, seed: int | None, overrides: list[str]
+) -> AlgorithmConfig:
+    """A copy of the file's config under the chosen method, with the overrides and the seed."""
+    from trial_ray.runs.methods import with_method
+    from trial_ray.runs.overrides import apply_overrides
+
+    if method is not None:
+        config = with_method(config, method)
+    config = apply_overrides(config, overrides)
+    return config if seed is None else config.debugging(seed=seed)
+
+
+def default_folder(file: Path) -> Path:
+    """``runs/<file stem>-<local time>``."""
+    return Path("runs") / f"{file.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def reopen_for(config: AlgorithmConfig, path: Path) -> RunFolder:
+    """Open a run to continue it with ``config``.
+
+    Raises:
+        CheckpointError: it is no run folder, or was trained with another method.
+    """
+    from trial_ray.runs.config_record import load_record
+    from trial_ray.runs.methods import method_of
+    from trial_ray.runs.run_folder import RunFolder
+
+    folder = RunFolder.reopen(path)
+    recorded, asked = method_of(load_record(folder.path / "resolved_config.json")), method_of(config)
+    if recorded != asked:
+        raise CheckpointError(f"{path} was trained with {recorded}, not {asked}. Resume it with --method {recorded}.")
+    return folder

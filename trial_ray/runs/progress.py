@@ -1,0 +1,80 @@
+"""What a person sees while a run works: a live bar on a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+LEARNER = "learners/default_policy"
+# Heading, result key, format; a metric that a method does not report is left out.
+KEY_METRICS = (
+    ("success", "env_runners/success_rate", "{:.1%}"),
+    ("return", "env_runners/episode_return_mean", "{:.2f}"),
+    ("turns", "env_runners/episode_len_mean", "{:.1f}"),
+    ("surrogate", f"{LEARNER}/grpo/surrogate_loss", "{:+.2e}"),
+    ("dense", f"{LEARNER}/trial/dense_loss", "{:+.2e}"),
+    ("saturated", f"{LEARNER}/trial/clamp_saturated_fraction", "{:.0%}"),
+    ("kl", f"{LEARNER}/grpo/kl", "{:.1e}"),
+    ("logprob gap", f"{LEARNER}/engine/logprob_gap", "{:.1e}"),
+)
+
+
+def describe(metrics: dict[str, float]) -> str:
+    """The key metrics of one iteration, in one line."""
+    return "  ".join(f"{label} {form.format(metrics[key])}" for label, key, form in KEY_METRICS if key in metrics)
+
+
+class TrainingProgress(AbstractContextManager["TrainingProgress"]):
+    """One line an iteration, below it (on a terminal) a bar with the time that is left.
+
+    Args:
+        console: where to print.
+        done: iterations already behind a resumed run.
+        total: iterations in all; ``None`` where another criterion ends the run.
+    """
+
+    def __init__(self, console: Console, done: int = 0, total: int | None = None) -> None:
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        self._console = console
+        self._total = total
+        self._last = time.monotonic()
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+        )
+        self._task = self._progress.add_task("training", total=total, completed=done)
+
+    def __enter__(self) -> TrainingProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def iteration(self, number: int, metrics: dict[str, float]) -> None:
+        """Show a finished iteration."""
+        now = time.monotonic()
+        of = f"/{self._total}" if self._total else ""
+        self._console.print(
+            f"iteration {number}{of}  {describe(metrics)}  {now - self._last:.1f} s", highlight=False, soft_wrap=True
+        )
+        self._last = now
+        self._progress.update(self._task, completed=number)
