@@ -177,6 +177,9 @@ class GRPOLearner(TorchLearner):
         return self.module[DEFAULT_MODULE_ID].forward_train(inputs)
 
     def _loss(self, microbatch: Columns, fwd_out: dict[str, torch.Tensor]) -> torch.Tensor:
+        if not torch.isfinite(fwd_out["logprobs"]).all():
+            # Goes through the backward pass like any loss, so that every learner sees it in its gradients and skips.
+            return fwd_out["logprobs"].sum() * torch.nan
         return self.compute_losses(fwd_out={DEFAULT_MODULE_ID: fwd_out}, batch={DEFAULT_MODULE_ID: microbatch})[
             DEFAULT_MODULE_ID
         ]

@@ -14,7 +14,7 @@ from trial_ray.learner.connectors.turn_weights import TurnWeights
 from trial_ray.learner.grpo_learner import GRPOLearner
 from trial_ray.learner.turn_rows import Columns, TokenBatch
 from trial_ray.objectives.allocation import hindsight_gap
-from trial_ray.objectives.losses import dense_hindsight_loss, joint_loss
+from trial_ray.objectives.losses import clamp_saturated, dense_hindsight_loss, joint_loss
 
 
 class TRIALLearner(GRPOLearner):
@@ -48,7 +48,7 @@ class TRIALLearner(GRPOLearner):
         gap = hindsight_gap(tokens.hindsight_logprobs, fwd_out["logprobs"], config.gap_clip)
         dense = dense_hindsight_loss(fwd_out["logprobs"], gap, tokens.weights, tokens.mask)
         loss = joint_loss(outcome, surrogate, dense, self.coefficient, config.clamp_alpha)
-        saturated = (self.coefficient * dense).abs() > config.clamp_alpha * surrogate.abs()
+        saturated = clamp_saturated(surrogate, dense, self.coefficient, config.clamp_alpha)
         self.log_means(
             "trial",
             {

@@ -31,7 +31,6 @@ from trial_ray.inference.client import EngineClient
 from trial_ray.inference.protocol import Completion, SamplingParams
 from trial_ray.rollout.episode import EpisodePlayer, derive_seed
 from trial_ray.rollout.prompts import PromptBuilder
-from trial_ray.rollout.recording import write_groups
 from trial_ray.rollout.requests import GroupRequest, GroupSample, SampleSettings
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
 
@@ -80,6 +79,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         if settings.keep_trajectories:
             self._log(groups)
             if self.config.trajectories_folder is not None:
+                from trial_ray.rollout.recording import write_groups
+
                 writer = f"runner{self.worker_index:03d}-{self._num_batches:05d}"
                 write_groups(self.config.trajectories_folder, settings.iteration, groups, writer)
         self._num_batches += 1

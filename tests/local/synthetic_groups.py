@@ -1,0 +1,46 @@
+"""Trajectory groups with random replies, for tests of the learner that need no environment."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
+
+OUTCOMES = ("You pick up the apple 1 from the cabinet 2.", "Nothing happens.", "On the shelf 1, you see a mug 3.")
+
+
+def synthetic_groups(
+    vocab_size: int, num_groups: int = 3, group_size: int = 4, seed: int = 0, most_turns: int = 4
+) -> list[TrajectoryGroup]:
+    rng = np.random.default_rng(seed)
+    return [
+        TrajectoryGroup(
+            f"task-{group}",
+            [_trajectory(rng, vocab_size, f"task-{group}", rollout, most_turns) for rollout in range(group_size)],
+        )
+        for group in range(num_groups)
+    ]
+
+
+def _trajectory(rng: np.random.Generator, vocab_size: int, task: str, rollout: int, most_turns: int) -> Trajectory:
+    turns = [_turn(rng, vocab_size) for _ in range(rng.integers(1, most_turns + 1))]
+    success = bool(rng.random() < 0.5)
+    return Trajectory(task, "pick", rollout, turns, success, float(success), "terminated" if success else "turn_limit")
+
+
+def _turn(rng: np.random.Generator, vocab_size: int) -> Turn:
+    prompt = rng.integers(10, vocab_size, rng.integers(6, 20)).astype(np.int32)
+    response = rng.integers(10, vocab_size, rng.integers(1, 6)).astype(np.int32)
+    return Turn(
+        prompt_ids=prompt,
+        response_ids=response,
+        logprobs=np.full(len(response), -5.0, np.float32),
+        weight_version=1,
+        insert_at=len(prompt) - 1,
+        observation="You are in the middle of a room.",
+        action="look",
+        valid=bool(rng.random() < 0.8),
+        outcome=str(rng.choice(OUTCOMES)),
+        reward=0.0,
+        finish_reason="stop",
+    )

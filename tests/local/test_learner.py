@@ -1,0 +1,201 @@
+"""The learner without actors: what an update does to the weights, and what it must not depend on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from ray.rllib.core import DEFAULT_MODULE_ID
+from synthetic_groups import synthetic_groups
+
+from trial_ray.algorithms import GRPOConfig, TRIALConfig
+from trial_ray.errors import CheckpointError, TrainingDivergedError
+from trial_ray.learner.grpo_learner import GRPOLearner
+from trial_ray.learner.turn_rows import TokenBatch, TurnRows, rows_of
+from trial_ray.models.tiny import save_tiny_model
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory) -> str:
+    return str(save_tiny_model(tmp_path_factory.mktemp("model") / "nano", "nano"))
+
+
+def build_learner(model_path: str, config_class=TRIALConfig, **training) -> GRPOLearner:
+    config = (
+        config_class()
+        .environment("trial/ALFWorld-v0")
+        .policy(model_path=model_path)
+        .training(**{"lr": 1e-2, "kl_coeff": 0.0, "entropy_coeff": 0.0, "microbatch_rows": 8, **training})
+    )
+    learner = config.get_default_learner_class()(config=config, module_spec=config.get_multi_rl_module_spec(spaces=SPACES))
+    learner.build()
+    return learner
+
+
+def _spaces():
+    from trial_ray.rollout.env_runner import TextEnvRunner
+
+    return TextEnvRunner.get_spaces(None)
+
+
+SPACES = _spaces()
+
+
+def update(learner: GRPOLearner, groups, iteration: int = 30, minibatch_size: int = 16, num_epochs: int = 1) -> dict:
+    results = learner.update(
+        episodes=list(groups),
+        timesteps={"training_iteration": iteration},
+        minibatch_size=minibatch_size,
+        num_epochs=num_epochs,
+    )
+    return results[DEFAULT_MODULE_ID]
+
+
+def weights(learner: GRPOLearner) -> torch.Tensor:
+    return torch.cat([tensor.reshape(-1) for _, tensor in learner.policy_module.named_weights()]).clone()
+
+
+def assert_same_update(one: GRPOLearner, other: GRPOLearner) -> None:
+    """Equal up to rounding: Adam's first steps divide by tiny second moments, which magnifies it; lr is 1e-2."""
+    torch.testing.assert_close(weights(one), weights(other), atol=3e-4, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def groups(model_path):
+    return synthetic_groups(vocab_size=400)
+
+
+def test_columns_and_token_batch_are_inverse(groups):
+    turns = [turn for group in groups for trajectory in group.survivors for turn in trajectory.turns]
+    lengths = [len(turn.response_ids) for turn in turns]
+    values = torch.arange(sum(lengths), dtype=torch.float32)
+    rows = TurnRows(turns, torch.zeros(len(turns)), torch.arange(len(turns)).float(), logprobs=values, weights=torch.ones(len(turns)))
+    columns = rows.columns()
+    tokens = TokenBatch.from_columns(columns)
+    torch.testing.assert_close(tokens.old_logprobs, values)
+    torch.testing.assert_close(tokens.advantages, rows.advantages[rows.turn_ids])
+    for row, turn in zip(rows_of(columns), turns, strict=True):
+        np.testing.assert_array_equal(row.prompt_ids, turn.prompt_ids)
+        np.testing.assert_array_equal(row.response_ids, turn.response_ids)
+
+
+@pytest.mark.parametrize("coefficient", [0.0, 0.5])
+def test_memory_driven_splits_give_the_same_update(model_path, groups, coefficient):
+    whole, split = (
+        build_learner(model_path, hindsight_coeff=coefficient, entropy_coeff=0.01, max_tokens_per_forward=tokens)
+        for tokens in (100_000, 30)
+    )
+    update(whole, groups)
+    update(split, groups)
+    assert_same_update(split, whole)
+
+
+def test_without_the_dense_term_trial_is_grpo(model_path, groups):
+    grpo = build_learner(model_path, GRPOConfig)
+    before = weights(grpo)
+    update(grpo, groups)
+    assert not torch.equal(before, weights(grpo))
+    for settings, iteration in (({"hindsight_coeff": 0.0}, 30), ({"clamp_alpha": 0.0, "hindsight_coeff": 5.0}, 30), ({}, 24)):
+        trial = build_learner(model_path, TRIALConfig, **settings)
+        update(trial, groups, iteration)
+        assert_same_update(trial, grpo)
+
+
+def test_the_dense_term_moves_the_weights_from_its_first_iteration_on(model_path, groups):
+    grpo, trial = build_learner(model_path, GRPOConfig), build_learner(model_path, hindsight_coeff=0.5, clamp_alpha=1e6)
+    update(grpo, groups, iteration=25)
+    results = update(trial, groups, iteration=25)
+    assert not torch.allclose(weights(trial), weights(grpo), atol=1e-4)
+    assert float(results["trial"]["turn_score_mean"]) > 0
+    assert float(results["trial"]["clamp_saturated_fraction"]) == 0
+
+
+def test_identical_views_make_no_dense_update(model_path, groups, monkeypatch):
+    empty = np.empty(0, np.int32)
+    monkeypatch.setattr("trial_ray.learner.connectors.hindsight_views.encode_evidence", lambda *args: empty)
+    grpo, trial = build_learner(model_path, GRPOConfig), build_learner(model_path, hindsight_coeff=0.5, clamp_alpha=1e6)
+    update(grpo, groups, minibatch_size=1000)
+    results = update(trial, groups, minibatch_size=1000)
+    assert float(results["trial"]["turn_score_mean"]) < 1e-5
+    assert_same_update(trial, grpo)
+
+
+def test_reference_divergence_starts_at_zero_and_grows(model_path, groups):
+    learner = build_learner(model_path, GRPOConfig, kl_coeff=0.01)
+    first = update(learner, groups, minibatch_size=1000)
+    second = update(learner, groups, minibatch_size=1000)
+    assert abs(float(first["grpo"]["kl"])) < 1e-6
+    assert float(second["grpo"]["kl"]) > 1e-6
+
+
+def test_learning_raises_what_was_rewarded(model_path):
+    groups = synthetic_groups(vocab_size=400, num_groups=2, group_size=6, seed=3)
+    learner = build_learner(model_path, GRPOConfig, lr=1e-3, invalid_action_penalty=0.0)
+
+    def mean_logprob(success: bool) -> float:
+        from trial_ray.learner.packing import Row, score_rows
+
+        rows = [
+            Row(turn.prompt_ids, turn.insert_at, turn.response_ids)
+            for group in groups
+            for trajectory in group.survivors
+            if trajectory.success == success
+            for turn in trajectory.turns
+        ]
+        return score_rows(learner.policy_module.lm, rows, two_views=False, max_tokens=10_000)[0].mean().item()
+
+    before = mean_logprob(True), mean_logprob(False)
+    for _ in range(3):
+        update(learner, groups, minibatch_size=1000)
+    assert mean_logprob(True) > before[0]
+    assert mean_logprob(False) < before[1]
+
+
+def test_checkpoint_restores_weights_and_optimizer(model_path, groups, tmp_path):
+    learner = build_learner(model_path)
+    update(learner, groups)
+    learner.save_to_path(tmp_path / "checkpoint")
+    restored = build_learner(model_path)
+    restored.restore_from_path(tmp_path / "checkpoint")
+    assert torch.equal(weights(restored), weights(learner))
+    for each in (learner, restored):
+        update(each, groups, iteration=31)
+    assert torch.equal(weights(restored), weights(learner))
+
+
+def test_checkpoint_without_weights_is_refused(model_path, groups, tmp_path):
+    learner = build_learner(model_path)
+    learner.save_to_path(tmp_path / "checkpoint")
+    for file in (tmp_path / "checkpoint").rglob("*.safetensors"):
+        file.unlink()
+    with pytest.raises(CheckpointError, match="safetensors"):
+        build_learner(model_path).restore_from_path(tmp_path / "checkpoint")
+
+
+def test_updates_that_are_not_finite_are_skipped_and_counted_then_stop_the_run(model_path, groups, monkeypatch):
+    learner = build_learner(model_path, GRPOConfig, max_skipped_updates=3)
+    before = weights(learner)
+    monkeypatch.setattr(
+        "trial_ray.learner.grpo_learner.clipped_surrogate", lambda logprobs, *args, **kwargs: (logprobs * torch.nan).mean()
+    )
+    for _ in range(2):
+        results = update(learner, groups, minibatch_size=1000)
+        assert float(results["skipped_updates"]) == 1
+    assert torch.equal(weights(learner), before)
+    with pytest.raises(TrainingDivergedError, match="not finite in 3 updates"):
+        update(learner, groups, minibatch_size=1000)
+
+
+def test_failed_rollouts_enter_neither_statistics_nor_rows(model_path, groups):
+    from trial_ray.learner.connectors.group_advantages import group_turn_rows
+
+    config = TRIALConfig()
+    group = synthetic_groups(vocab_size=400, num_groups=1, group_size=4, seed=1)[0]
+    for trajectory, success in zip(group.trajectories, (True, False, False, True), strict=True):
+        trajectory.success = success
+    group.trajectories[3].ended = "failed"
+    rows = group_turn_rows([group], config)
+    assert len(rows) == sum(len(trajectory.turns) for trajectory in group.trajectories[:3])
+    advantage = (10 - 10 / 3) / (np.std([10, 0, 0], ddof=1) + 1e-6)
+    first = group.trajectories[0].turns[0]
+    assert rows.advantages[0].item() == pytest.approx(advantage - (0.0 if first.valid else 0.1), rel=1e-5)
