@@ -13,8 +13,8 @@ class UnknownTaskError(TrialEnvError, ValueError):
     """The task id names no task of the split."""
 
 
-class UnknownDifficultyError(TrialEnvError, ValueError):
-    """The generator has no difficulty level of this name, or its settings contradict each other."""
+class GeneratorSettingError(TrialEnvError, ValueError):
+    """The generator has no such level or family, or a number is out of range."""
 
 
 class MissingDataError(TrialEnvError, FileNotFoundError):

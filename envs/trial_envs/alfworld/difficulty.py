@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trial_envs.alfworld.families import CLEAN, FAMILIES, LOOK, PICK
-from trial_envs.errors import UnknownDifficultyError
+from trial_envs.errors import GeneratorSettingError
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ def difficulty_named(name: str) -> Difficulty:
     """The level of a name.
 
     Raises:
-        UnknownDifficultyError: there is none.
+        GeneratorSettingError: there is none.
     """
     try:
         return LEVELS[name]
     except KeyError:
-        raise UnknownDifficultyError(f"unknown difficulty {name!r}; expected one of {', '.join(LEVELS)}") from None
+        raise GeneratorSettingError(f"unknown difficulty {name!r}; expected one of {', '.join(LEVELS)}") from None

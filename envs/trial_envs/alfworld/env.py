@@ -30,7 +30,7 @@ class ALFWorldEnv(TextEnv):
         render_mode: ``"ansi"`` or ``None``.
 
     Raises:
-        UnknownSplitError, UnknownDifficultyError, MissingDataError, MissingEngineError: see :mod:`trial_envs.errors`.
+        UnknownSplitError, GeneratorSettingError, MissingDataError, MissingEngineError: see :mod:`trial_envs.errors`.
     """
 
     def __init__(

@@ -26,6 +26,9 @@ Symbol = tuple[Any, ...]
 Literals = tuple[tuple[str, tuple[str, ...]], ...]
 """Predicates and the names of their placeholders."""
 
+Rules = Mapping[str, list[tuple[Literals, tuple[Symbol, ...]]]]
+"""Name of a rule -> its alternatives: a condition and what the name then stands for."""
+
 _TASK_SENTENCE = re.compile(r'("task"\s*:\s*\[\s*\{\s*"rhs"\s*:\s*)("(?:[^"\\]|\\.)*")')
 _MARKUP = set("#{}[]\\")
 

@@ -62,7 +62,8 @@ class ExplorerOracle:
 
     It looks into one receptacle after the other in random order, those that can hold the object first; takes the
     object where it sees it, treats it, brings it to the first suitable place, and starts again until the game is won.
-    What it does follows, as far as possible, from the last two turns, so that a policy with a short memory can learn it.
+    What it does follows, as far as possible, from the last two turns, so that a policy with a short memory can learn
+    it.
     """
 
     def reset(self, task: str, observation: str, seed: int) -> None:

@@ -145,18 +145,12 @@ def _prepared_domain(domain: str) -> dict[str, Any]:
 @lru_cache(maxsize=1)
 def _translator() -> dict[str, ModuleType]:
     """The translator's modules, imported once; its ``options`` module reads ``sys.argv`` when it is imported."""
+    package = "fast_downward.translate"
+    parsers = ("pddl_parser.lisp_parser", "pddl_parser.parsing_functions")
+    names = ("options", "normalize", "translate", "pddl", *parsers)
     arguments = sys.argv
     sys.argv = ["translate.py", "domain", "task"]
     try:
-        package = "fast_downward.translate"
-        names = (
-            "options",
-            "normalize",
-            "translate",
-            "pddl",
-            "pddl_parser.lisp_parser",
-            "pddl_parser.parsing_functions",
-        )
         modules = {name.rsplit(".", 1)[-1]: importlib.import_module(f"{package}.{name}") for name in names}
     except ImportError as error:
         raise MissingEngineError(

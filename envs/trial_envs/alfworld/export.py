@@ -1,0 +1,117 @@
+"""Writes generated games to disk in the layout of the official release."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from trial_envs.alfworld.engine import AlfredEngine
+from trial_envs.alfworld.families import LOOK, parse_name
+from trial_envs.alfworld.game import Game
+from trial_envs.alfworld.generator import generate, task_ids
+from trial_envs.errors import CorruptGameError, TrialEnvError
+
+
+def write_games(
+    folder: str | os.PathLike[str],
+    n: int,
+    seed: int,
+    difficulty: str,
+    *,
+    split: str = "train",
+    families: Sequence[str] | None = None,
+) -> list[str]:
+    """Writes ``n`` games as ``<folder>/json_2.1.1/<split>/<name>/<trial>/{game.tw-pddl,traj_data.json}``.
+
+    Each game's walkthrough is replayed before it is written. Nothing is left behind when something goes wrong: the
+    files are written beside ``folder`` and moved there in one step.
+
+    Args:
+        folder: must not exist yet, or be empty.
+        n: number of games.
+        seed: seed of the generator.
+        difficulty: name of a level.
+        split: name of the split folder; ``data=folder, split=split`` plays the games.
+        families: kinds of tasks; default those of the level.
+
+    Returns:
+        The task ids written.
+
+    Raises:
+        FileExistsError: the folder holds something already.
+        GeneratorSettingError: the generator does not know such a setting.
+    """
+    target = Path(folder)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise FileExistsError(f"{target} exists already; choose a folder that is new or empty")
+    ids = task_ids(difficulty, seed, n, families)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
+    try:
+        _write_all(work / "json_2.1.1" / split, ids)
+        work.chmod(0o755)
+        os.replace(work, target)
+    except BaseException:
+        shutil.rmtree(work)
+        raise
+    return list(ids)
+
+
+def _write_all(folder: Path, ids: Sequence[str]) -> None:
+    engine = AlfredEngine()
+    try:
+        for task_id in ids:
+            game = generate(task_id)
+            check_solution(engine, game)
+            place = folder / task_id
+            place.mkdir(parents=True)
+            (place / "game.tw-pddl").write_text(_published_form(game), encoding="utf-8")
+            (place / "traj_data.json").write_text(_trajectory_data(task_id), encoding="utf-8")
+    finally:
+        engine.close()
+
+
+def check_solution(engine: AlfredEngine, game: Game) -> None:
+    """Replays a game's walkthrough.
+
+    Raises:
+        CorruptGameError: a command is not admissible, or the game is not won exactly at the end.
+    """
+    engine.load(game.text)
+    state = engine.reset()
+    for command in game.walkthrough:
+        if state.won:
+            raise CorruptGameError(f"{game.task_id} is won before its walkthrough ends")
+        state = engine.step(command)
+        if not state.understood:
+            raise CorruptGameError(f"{game.task_id}: the walkthrough's {command!r} is not admissible")
+    if not state.won:
+        raise CorruptGameError(f"{game.task_id} is not won by its walkthrough")
+
+
+def _published_form(game: Game) -> str:
+    text = game.text
+    content = {"pddl_domain": text.domain, "grammar": text.grammar, "pddl_problem": text.problem}
+    return json.dumps(content | {"solvable": True, "walkthrough": list(game.walkthrough)})
+
+
+def _trajectory_data(task_id: str) -> str:
+    """What ALFWorld's own environment reads beside a game."""
+    name, trial = task_id.split("/")
+    task = parse_name(name)
+    if task is None:
+        raise TrialEnvError(f"{task_id!r} is no task of the six families")
+    look = task.family == LOOK
+    parameters = {
+        "object_target": task.object_type,
+        "object_sliced": False,
+        "mrecep_target": "",
+        "parent_target": "" if look else task.target,
+        "toggle_target": task.target if look else "",
+    }
+    scene = {"scene_num": task.scene, "floor_plan": f"FloorPlan{task.scene}"}
+    return json.dumps({"task_id": trial, "task_type": task.family, "scene": scene, "pddl_params": parameters})

@@ -1,0 +1,92 @@
+"""Which tasks a room of a level allows, and how the engine words them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import lru_cache
+
+from trial_envs.alfworld.difficulty import Difficulty
+from trial_envs.alfworld.families import CLEAN, COOL, HEAT, LOOK, PICK, PICK_TWO, TASK_PREFIX, TaskName
+from trial_envs.alfworld.household import (
+    CLEANABLE,
+    CONTAINS,
+    COOLABLE,
+    FRIDGE,
+    HEATABLE,
+    MICROWAVE,
+    OPENABLE,
+    ROOMS,
+    SINK,
+    Room,
+)
+
+_SENTENCES = {
+    PICK: ("put some {o} on {t}.", "put a {o} in {t}."),
+    LOOK: ("look at {o} under the {t}.", "examine the {o} with the {t}."),
+    CLEAN: ("put a clean {o} in {t}.", "clean some {o} and put it in {t}."),
+    HEAT: ("put a hot {o} in {t}.", "heat some {o} and put it in {t}."),
+    COOL: ("put a cool {o} in {t}.", "cool some {o} and put it in {t}."),
+    PICK_TWO: ("put two {o} in {t}.", "find two {o} and put them in {t}."),
+}
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """What must be done to the object before it is put away."""
+
+    verb: str
+    tool: str
+    """Kind of furniture at which it is done."""
+    kinds: frozenset[str]
+    """Kinds of objects to which it can be done."""
+
+
+TREATMENTS = {
+    CLEAN: Treatment("clean", SINK, CLEANABLE),
+    HEAT: Treatment("heat", MICROWAVE, HEATABLE),
+    COOL: Treatment("cool", FRIDGE, COOLABLE),
+}
+
+
+def draw_task(level: Difficulty, family: str, rng: random.Random) -> TaskName:
+    """A task of the family: a room that allows it, an object and where it belongs."""
+    room = rng.choice([room for room in ROOMS if allowed_pairs(family, room, level)])
+    object_type, target = rng.choice(allowed_pairs(family, room, level))
+    return TaskName(family, object_type, target, rng.choice(room.scenes))
+
+
+def word_task(task: TaskName, rng: random.Random) -> str:
+    """One of the two sentences that the release has for the family."""
+    sentence = rng.choice(_SENTENCES[task.family])
+    return TASK_PREFIX + sentence.format(o=task.object_type.lower(), t=task.target.lower())
+
+
+@lru_cache(maxsize=256)
+def allowed_pairs(family: str, room: Room, level: Difficulty) -> tuple[tuple[str, str], ...]:
+    """The objects and targets that a task of this family can have in this room."""
+    if family == LOOK:
+        return tuple((o, room.lamp) for o in room.objects if room.lamp)
+    treatment = TREATMENTS.get(family)
+    if treatment and treatment.tool not in room.receptacles:
+        return ()
+    return tuple(
+        (o, target)
+        for o in room.objects
+        for target in room.receptacles
+        if o in CONTAINS[target]
+        and (treatment is None or (o in treatment.kinds and target != treatment.tool))
+        and (level.closed or target not in OPENABLE)
+        and hiding_places(TaskName(family, o, target, 0), room, level)
+    )
+
+
+def hiding_places(task: TaskName, room: Room, level: Difficulty) -> list[str]:
+    """Furniture in which the object may lie at first: neither where it belongs nor where it is treated."""
+    treatment = TREATMENTS.get(task.family)
+    avoided = (task.target, treatment.tool if treatment else None)
+    return [
+        kind
+        for kind in room.receptacles
+        if task.object_type in CONTAINS[kind] and kind not in avoided and (level.closed or kind not in OPENABLE)
+    ]
