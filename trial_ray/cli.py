@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Sequence
 
 from trial_ray import __version__
-from trial_ray.commands import console, train
+from trial_ray.commands import console, evaluate, train
 
-COMMANDS = (train,)
+COMMANDS = (train, evaluate)
 EPILOG = """start here:
   trial-ray doctor                                         what is installed, what is missing
   trial-ray train tuned_examples/alfworld_quickstart.py    a small agent on this machine

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trial_ray.errors import UserInputError
+from trial_ray.runs.overrides import environment_keywords, unknown_key
 
 # Sizes that `--panel` knows by name; None is every task of the split.
 NAMED_PANELS: dict[str, int | None] = {"quick": 32, "standard": 256, "full": None}
@@ -76,13 +77,24 @@ class Panel:
 
 
 def list_tasks(env_id: str, env_config: dict[str, Any], split: str) -> list[str]:
-    """Task ids of a split, in the environment's own fixed order."""
-    import gymnasium
+    """Task ids of a split, in the environment's own fixed order.
 
+    Raises:
+        PanelError: no such environment is registered.
+        ConfigError: the environment does not take a keyword of ``env_config``.
+    """
+    import gymnasium
     import trial_envs
 
     trial_envs.register()
-    env = gymnasium.make(env_id, **{**env_config, "split": split}, disable_env_checker=True)
+    known = environment_keywords(env_id)
+    for key in env_config:
+        if known and key not in known:
+            raise unknown_key(f"env_config.{key}", [f"env_config.{name}" for name in known])
+    try:
+        env = gymnasium.make(env_id, **{**env_config, "split": split}, disable_env_checker=True)
+    except gymnasium.error.UnregisteredEnv as error:
+        raise PanelError(f"{error} Name a registered environment, such as trial/ALFWorld-v0.") from error
     try:
         return [str(task) for task in env.unwrapped.tasks(split)]
     finally:
