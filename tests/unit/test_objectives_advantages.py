@@ -1,0 +1,81 @@
+import math
+
+import objective_reference as reference
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trial_ray.objectives.advantages import group_relative_advantages
+
+groups = st.lists(
+    st.lists(st.sampled_from([0.0, 10.0, 0.1, 7.25, -0.1]), min_size=1, max_size=8), min_size=1, max_size=5
+)
+
+
+@given(groups, st.randoms(use_true_random=False))
+def test_equals_the_loop_in_any_order(returns, random):
+    rows = [
+        (group, r, a)
+        for group, (rs, advs) in enumerate(zip(returns, reference.advantages(returns), strict=True))
+        for r, a in zip(rs, advs, strict=True)
+    ]
+    random.shuffle(rows)
+    ids, values, expected = (torch.tensor(column) for column in zip(*rows, strict=True))
+    result = group_relative_advantages(values.double(), ids * 7 + 3)
+    assert torch.allclose(result, expected.double(), atol=1e-6)
+
+
+def test_worked_example_has_the_unbiased_deviation():
+    result = group_relative_advantages(torch.tensor([10.0, 0.0, 0.0, 0.0]), torch.zeros(4, dtype=torch.long))
+    # mean 2.5, squared deviations 56.25 + 3 · 6.25 = 75, divided by 3, root 5
+    assert torch.allclose(result, torch.tensor([1.5, -0.5, -0.5, -0.5]), atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 10.0, 1e6])
+@pytest.mark.parametrize("size", [1, 3, 7, 8])
+def test_equal_returns_give_exactly_zero(value, size):
+    result = group_relative_advantages(torch.full((size,), value), torch.zeros(size, dtype=torch.int32))
+    assert result.tolist() == [0.0] * size
+
+
+def test_epsilon_is_added_to_the_deviation():
+    returns = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    result = group_relative_advantages(returns, torch.tensor([0, 0]), epsilon=1.0)
+    assert torch.allclose(result, returns / (math.sqrt(2) + 1))
+
+
+def test_groups_do_not_mix():
+    first = group_relative_advantages(torch.tensor([1.0, 0.0, 100.0, 50.0]), torch.tensor([0, 0, 1, 1]))
+    second = group_relative_advantages(torch.tensor([1.0, 0.0, 3.0, -9.0]), torch.tensor([0, 0, 1, 1]))
+    assert first[:2].tolist() == second[:2].tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_dtype_is_kept_and_nothing_carries_a_gradient(dtype):
+    returns = torch.tensor([1.0, 0.0], dtype=dtype, requires_grad=True)
+    result = group_relative_advantages(returns, torch.tensor([0, 0]))
+    assert result.dtype == dtype
+    assert not result.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("returns", "ids", "name"),
+    [
+        (torch.zeros(2, 2), torch.zeros(2).long(), "returns"),
+        (torch.tensor([0.0, math.nan]), torch.tensor([0, 0]), "returns"),
+        (torch.tensor([0.0, math.inf]), torch.tensor([0, 0]), "returns"),
+        (torch.tensor([0, 1]), torch.tensor([0, 0]), "returns"),
+        (torch.zeros(2), torch.zeros(3).long(), "group_ids"),
+        (torch.zeros(2), torch.tensor([0, -1]), "group_ids"),
+        (torch.zeros(2), torch.zeros(2), "group_ids"),
+    ],
+)
+def test_wrong_arguments_are_named(returns, ids, name):
+    with pytest.raises(ValueError, match=name):
+        group_relative_advantages(returns, ids)
+
+
+def test_epsilon_must_be_above_zero():
+    with pytest.raises(ValueError, match="epsilon"):
+        group_relative_advantages(torch.zeros(2), torch.zeros(2).long(), epsilon=0.0)
