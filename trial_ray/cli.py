@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 
 from trial_ray import __version__
-from trial_ray.commands import console, evaluate, train
+from trial_ray.commands import console, data, doctor, evaluate, export, sweep, train, warmstart
 
-COMMANDS = (train, evaluate)
+COMMANDS = (train, evaluate, sweep, warmstart, export, data, doctor)
 EPILOG = """start here:
   trial-ray doctor                                         what is installed, what is missing
   trial-ray train tuned_examples/alfworld_quickstart.py    a small agent on this machine
@@ -24,7 +25,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="trial-ray",
         description="Train language-model agents in text environments with TRIAL and GRPO, on Ray RLlib.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=16),
     )
     parser.add_argument("--version", action="version", version=f"trial-ray {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

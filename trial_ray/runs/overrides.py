@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import difflib
 import inspect
 import types
 import typing
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.errors import ConfigError
@@ -15,9 +16,12 @@ from trial_ray.errors import ConfigError
 if TYPE_CHECKING:
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
+Settings = typing.TypeVar("Settings")
 NoneType = type(None)
 PLAIN_TYPES = frozenset({bool, int, float, str, list, tuple, dict, NoneType})
 OPTIONAL_IN_RLLIB = frozenset({"grad_clip", "seed", "evaluation_interval", "sample_timeout_s"})
+# What stands for generic annotations; the words of a Literal are checked where they are used.
+ORIGINS = {typing.Literal: str, Mapping: dict, Sequence: list}
 WORDS = {"true": True, "false": False, "none": None, "null": None}
 
 
@@ -72,6 +76,27 @@ def environment_overrides(env_id: str, assignments: Iterable[str]) -> dict[str, 
             raise ConfigError(f"Only env_config.KEY=VALUE can be set here; found {key!r}.")
         values = _set_nested(values, first, path, text, environment_keywords(env_id))
     return values
+
+
+def override_dataclass(settings: Settings, assignments: Iterable[str]) -> Settings:
+    """Return a copy of a frozen dataclass with every ``field=value`` (or ``field.key=value``) set.
+
+    Raises:
+        ConfigError: as for :func:`apply_overrides`, or what the dataclass itself finds wrong.
+    """
+    hints = typing.get_type_hints(type(settings))
+    changes: dict[str, Any] = {}
+    for assignment in assignments:
+        key, text = split_assignment(assignment)
+        name, *path = key.split(".")
+        if name not in hints:
+            raise unknown_key(name, hints)
+        if path:
+            current = changes.get(name, getattr(settings, name))
+            changes[name] = _set_nested(current and dict(current), name, path, text, ())
+        else:
+            changes[name] = parse_value(key, text, _plain_types(hints[name], {}))
+    return dataclasses.replace(settings, **changes)
 
 
 def settable_names(settings: dict[str, Any]) -> list[str]:
@@ -172,7 +197,8 @@ def _plain_types(annotation: Any, namespace: dict[str, Any]) -> set[type]:
         except (NameError, TypeError, AttributeError):
             return set()
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    kinds = {typing.get_origin(part) or part for part in (typing.get_args(annotation) if union else (annotation,))}
+    parts = typing.get_args(annotation) if union else (annotation,)
+    kinds = {ORIGINS.get(origin := typing.get_origin(part), origin or part) for part in parts}
     return kinds if kinds <= PLAIN_TYPES else set()
 
 
