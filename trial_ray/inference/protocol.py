@@ -1,7 +1,7 @@
 """The contract between rollouts and engines: token ids in, token ids out, every sample stamped with its weights.
 
-An engine is a Ray actor. ``EngineProtocol`` lists its methods; ``vllm_engine`` and ``transformers_engine`` implement it and
-pass one conformance suite.
+An engine is a Ray actor. ``EngineProtocol`` lists its methods; ``vllm_engine`` and ``transformers_engine`` implement
+it and pass one conformance suite.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class EngineProtocol(Protocol):
         """Sample one reply to one prompt; many calls run concurrently and are batched inside.
 
         Raises:
-            InvalidRequestError: the prompt is empty or does not fit with its reply, or a sampling value is out of range.
+            InvalidRequestError: the prompt is empty or does not fit with its reply, or a sampling value is out of
+                range.
             EngineError: no weights were loaded yet, or the engine failed.
         """
         ...

