@@ -27,7 +27,7 @@ from trial_ray.algorithms.grpo_config import GRPOConfig
 from trial_ray.algorithms.task_sampler import TaskSampler
 from trial_ray.errors import ConfigError, InfrastructureError, WeightSyncError
 from trial_ray.evaluation.panel import Panel, list_tasks
-from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.evaluation.results import EpisodeResult, EvaluationResult
 from trial_ray.inference.pool import EnginePool, require_engine
 from trial_ray.inference.protocol import SamplingParams
 from trial_ray.rollout.episode import derive_seed
@@ -307,17 +307,20 @@ class GRPO(Algorithm):
             index: GroupRequest(index, task, 1, derive_seed(config.panel_seed, "panel", index))
             for index, task in enumerate(panel.task_ids)
         }
-        episodes = {}
+        episodes: dict[int, EpisodeResult] = {}
+        errors: list[str] = []
         for attempt in range(1 + config.max_group_redraws):
             if attempt and pending:
                 self._repair()
             for sample in self._play(list(pending.values()), settings) if pending else ():
-                episodes[sample.request.index] = sample.episodes[0]
+                errors += sample.errors
                 if not sample.episodes[0].failed:
+                    episodes[sample.request.index] = sample.episodes[0]
                     pending.pop(sample.request.index)
-        if len(episodes) < len(panel):
+        if pending:
             raise InfrastructureError(
-                f"{len(panel) - len(episodes)} of the panel's {len(panel)} episodes were lost with their env runners."
+                f"{len(pending)} of the panel's {len(panel)} episodes could not be played"
+                + (f"; the first error was: {errors[0]}" if errors else ": their env runners were lost.")
             )
         protocol = {
             **panel.protocol(),

@@ -402,7 +402,8 @@ class GRPOConfig(AlgorithmConfig):
             raise ConfigError("Set minibatch_rows (turn rows over all learners), not RLlib's minibatch_size.")
 
     def _refuse_unknown_keys(self) -> None:
-        known = vars(type(self)())
+        # RLlib itself adds "class" when it builds an algorithm.
+        known = {*vars(type(self)()), "class"}
         for name in vars(self):
             if name not in known:
                 nearest = difflib.get_close_matches(name, known, n=1)
