@@ -147,13 +147,13 @@ class GRPO(Algorithm):
 
     def training_step(self) -> None:
         """Sample groups of rollouts, update on them, send the new weights to the engines."""
-        with self.metrics.log_time((TIMERS, ENV_RUNNER_SAMPLING_TIMER)):
+        with self.metrics.log_time((TIMERS, ENV_RUNNER_SAMPLING_TIMER), reduce="mean"):
             samples = self._sample_groups()
         kept = self._select(samples)
         if kept:
-            with self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)):
+            with self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER), reduce="mean"):
                 self._update(kept)
-            with self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER)):
+            with self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER), reduce="mean"):
                 self._sync_weights()
         self.metrics.log_dict(
             {"num_trained": len(kept), "num_dropped": len(samples) - len(kept)}, key="groups", reduce="sum"

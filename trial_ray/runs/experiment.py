@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import sys
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,6 +61,8 @@ def reached(stop: dict[str, float], metrics: dict[str, float]) -> bool:
 
 
 def _run(path: Path) -> dict[str, Any]:
+    # As when Python runs a script: modules beside the file can be imported.
+    sys.path.insert(0, str(path.resolve().parent))
     try:
         return runpy.run_path(str(path), run_name="trial_ray_experiment")
     except TrialRayError:
@@ -68,3 +71,5 @@ def _run(path: Path) -> dict[str, Any]:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         line = error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else "?"
         raise UserInputError(f"{path}, line {line}: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(str(path.resolve().parent))

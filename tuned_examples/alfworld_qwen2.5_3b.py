@@ -1,0 +1,11 @@
+"""Qwen2.5-3B-Instruct in ALFWorld with the paper's settings, on 16 GPUs.
+
+    trial-ray train tuned_examples/alfworld_qwen2.5_3b.py
+
+needs the official games (`ALFWORLD_DATA`) and the GPU build of vLLM.
+"""
+
+from paper_alfworld import paper_config
+
+config = paper_config("Qwen/Qwen2.5-3B-Instruct")
+stop = {"training_iteration": 150}

@@ -1,0 +1,12 @@
+"""Qwen3-1.7B in ALFWorld with the paper's settings, on 16 GPUs.
+
+    trial-ray train tuned_examples/alfworld_qwen3_1.7b.py
+
+needs the official games (`ALFWORLD_DATA`) and the GPU build of vLLM. The chat template is used with thinking switched off, as in
+the published runs; the reply's own <think> block is part of the prompt's instruction.
+"""
+
+from paper_alfworld import paper_config
+
+config = paper_config("Qwen/Qwen3-1.7B")
+stop = {"training_iteration": 150}

@@ -1,0 +1,58 @@
+"""The ALFWorld column of the paper's Table 1, shared by the examples that differ only in the backbone.
+
+Sixteen tasks of eight rollouts an iteration, 150 iterations, turn-row minibatches of 256 in microbatches of 32 per GPU. Eight GPUs
+learn (data parallel) and eight sample; the placement follows `cluster/rayjob.yaml`.
+"""
+
+from __future__ import annotations
+
+from trial_ray.algorithms import TRIALConfig
+
+
+def paper_config(model_path: str) -> TRIALConfig:
+    return (
+        TRIALConfig()
+        .environment("trial/ALFWorld-v0", env_config={"split": "train", "max_turns": 50})
+        .policy(model_path=model_path, compute_dtype="bfloat16", gradient_checkpointing=True)
+        .training(
+            lr=1e-6,
+            weight_decay=0.01,
+            grad_clip=1.0,
+            num_epochs=1,
+            group_size=8,
+            tasks_per_iteration=16,
+            minibatch_rows=256,
+            microbatch_rows=32,
+            reward="success",
+            reward_scale=10.0,
+            invalid_action_penalty=0.1,
+            clip_low=0.2,
+            clip_high=0.2,
+            dual_clip=3.0,
+            kl_coeff=0.01,
+            entropy_coeff=0.001,
+            hindsight_coeff=0.01,
+            hindsight_start_iteration=25,
+            gap_clip=2.0,
+            clamp_alpha=1.0,
+        )
+        .rollouts(
+            max_prompt_tokens=2048,
+            max_response_tokens=512,
+            temperature=1.0,
+            top_p=1.0,
+            history_window=2,
+            prompt_style="tagged",
+        )
+        .engines(
+            engine="vllm",
+            num_engines=8,
+            num_gpus_per_engine=1,
+            engine_kwargs={"dtype": "bfloat16", "gpu_memory_utilization": 0.8},
+        )
+        .env_runners(num_env_runners=8, num_cpus_per_env_runner=2)
+        .learners(num_learners=8, num_gpus_per_learner=1)
+        .panel(split="valid_seen", num_tasks=128, temperature=0.4)
+        .evaluation(evaluation_interval=5)
+        .debugging(seed=0)
+    )
