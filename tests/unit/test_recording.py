@@ -1,0 +1,150 @@
+"""Recorded trajectories come back as they were, whoever wrote them and whatever they contain."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from trial_ray.errors import UserInputError
+from trial_ray.rollout import recording
+from trial_ray.rollout.recording import SCHEMA, read_trajectories, read_turns, schema_table, write_groups
+from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
+
+
+def make_turn(generator, text="You see a <b>mug</b> ☕."):
+    prompt, reply = generator.integers(3, 40), generator.integers(1, 6)
+    return Turn(
+        prompt_ids=generator.integers(0, 2**31 - 1, prompt).astype(np.int32),
+        response_ids=generator.integers(0, 500, reply).astype(np.int32),
+        logprobs=-generator.random(reply).astype(np.float32),
+        weight_version=7,
+        insert_at=2,
+        observation=text,
+        action="take mug 1 from desk 1",
+        valid=bool(generator.integers(2)),
+        outcome="You pick up\nthe mug 1.",
+        reward=0.1 + 0.2,
+        finish_reason="stop",
+    )
+
+
+def make_group(seed, lengths=(3, 1)):
+    generator = np.random.default_rng(seed)
+    trajectories = [
+        Trajectory(
+            task_id=f"task/{seed}",
+            family="pick",
+            seed=2**40 + seed,
+            turns=[make_turn(generator) for _ in range(length)],
+            success=length == 3,
+            score=0.5,
+            ended="turn_limit",
+        )
+        for length in lengths
+    ]
+    return TrajectoryGroup(f"task/{seed}", trajectories)
+
+
+def assert_same(found: Trajectory, expected: Trajectory):
+    for field in dataclasses.fields(Trajectory):
+        if field.name != "turns":
+            assert getattr(found, field.name) == getattr(expected, field.name), field.name
+    assert len(found.turns) == len(expected.turns)
+    for found_turn, turn in zip(found.turns, expected.turns, strict=True):
+        for field in dataclasses.fields(Turn):
+            left, right = getattr(found_turn, field.name), getattr(turn, field.name)
+            if isinstance(right, np.ndarray):
+                assert left.dtype == right.dtype
+                np.testing.assert_array_equal(left, right)
+            else:
+                assert left == right, field.name
+                assert type(left) is type(right), field.name
+
+
+def test_trajectories_come_back_equal(tmp_path):
+    groups = [make_group(0), make_group(1, lengths=(12, 2)), *(make_group(seed) for seed in range(2, 12))]
+    write_groups(tmp_path, 12, groups, "runner001")
+    expected = [trajectory for group in groups for trajectory in group.trajectories]
+    found = read_trajectories(tmp_path)
+    assert len(found) == len(expected)
+    for left, right in zip(found, expected, strict=True):
+        assert_same(left, right)
+
+
+def test_every_field_of_the_data_contract_is_a_column():
+    fields = {field.name for kind in (Turn, Trajectory) for field in dataclasses.fields(kind)} - {"turns"}
+    assert fields <= set(SCHEMA.names)
+
+
+def test_failed_rollouts_without_a_turn_are_kept_but_are_no_turns(tmp_path):
+    failed = Trajectory("task/9", "pick", 3, ended="failed", error="EngineError: gone")
+    group = make_group(0)
+    write_groups(tmp_path, 0, [TrajectoryGroup("task/9", [failed, *group.trajectories])], "runner001")
+    assert_same(read_trajectories(tmp_path)[0], failed)
+    assert len(read_turns(tmp_path)) == len(group)
+
+
+def test_a_restarted_runner_never_overwrites_its_own_files(tmp_path):
+    paths = {write_groups(tmp_path, 4, [make_group(seed)], "runner001-00000") for seed in range(3)}
+    assert len(paths) == 3
+    assert len(read_trajectories(tmp_path, iteration=4)) == 6
+    assert len(set(read_turns(tmp_path)["group_id"].to_pylist())) == 3
+
+
+def test_iterations_are_hive_partitions(tmp_path):
+    for iteration in (2, 10):
+        path = write_groups(tmp_path, iteration, [make_group(iteration)], "w")
+        assert path.parent.name == f"iteration={iteration:05d}"
+    assert set(read_turns(tmp_path)["iteration"].to_pylist()) == {2, 10}
+    assert set(read_turns(tmp_path, iteration=10)["task_id"].to_pylist()) == {"task/10"}
+    # A reader that knows only the hive convention finds the same.
+    assert set(pq.read_table(tmp_path)["iteration"].to_pylist()) == {2, 10}
+
+
+def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
+    def fail(table, where, **kwargs):
+        Path(where).write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(recording.pq, "write_table", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_groups(tmp_path, 0, [make_group(0)], "w")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_another_schema_version_is_refused(tmp_path, monkeypatch):
+    path = write_groups(tmp_path, 0, [make_group(0)], "w")
+    monkeypatch.setattr(recording, "SCHEMA_VERSION", recording.SCHEMA_VERSION + 1)
+    with pytest.raises(UserInputError, match="schema version 1"):
+        read_turns(tmp_path)
+    pq.write_table(pq.read_table(path).replace_schema_metadata(None), path)
+    with pytest.raises(UserInputError, match="schema version none"):
+        read_turns(tmp_path)
+
+
+def test_files_are_compressed_with_zstd(tmp_path):
+    path = write_groups(tmp_path, 0, [make_group(0)], "w")
+    assert pq.ParquetFile(path).metadata.row_group(0).column(0).compression == "ZSTD"
+
+
+def test_an_empty_folder_is_a_clear_error(tmp_path):
+    with pytest.raises(UserInputError, match="No trajectories"):
+        read_turns(tmp_path)
+    write_groups(tmp_path, 1, [make_group(0)], "w")
+    with pytest.raises(UserInputError, match="iteration=00002"):
+        read_trajectories(tmp_path, iteration=2)
+
+
+@pytest.mark.parametrize(("iteration", "writer"), [(0, "../evil"), (0, ""), (-1, "w")])
+def test_names_that_would_leave_the_folder_are_refused(tmp_path, iteration, writer):
+    with pytest.raises(UserInputError):
+        write_groups(tmp_path, iteration, [make_group(0)], writer)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_documentation_lists_the_schema_as_it_is():
+    page = (Path(__file__).parents[2] / "docs" / "trajectories.md").read_text(encoding="utf-8")
+    assert schema_table() in page
+    assert f"Schema version: {recording.SCHEMA_VERSION}" in page
