@@ -35,7 +35,3 @@ class ClosedEnvError(TrialEnvError, RuntimeError):
 
 class EpisodeOverError(TrialEnvError, RuntimeError):
     """``step`` was called before ``reset``, or after the episode had ended."""
-
-
-class WrongThreadError(TrialEnvError, RuntimeError):
-    """An engine that is bound to one thread was used from another."""

@@ -7,8 +7,8 @@ Observations, admissible commands, scores and the end of an episode are those of
 * the parsed grammar,
 * the command and the bindings of each operator, which no action changes.
 
-One engine plays any number of games one after the other. The library behind it keeps its state in global variables
-and is not thread-safe: an engine belongs to the thread that first plays on it.
+One engine plays any number of games one after the other, on one copy of the library. Engines of several threads take
+turns (see :mod:`trial_envs.alfworld.library`); processes run side by side.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from trial_envs.alfworld.grammar import INTRO, Bindings, Grammar, Symbol, compile_grammar
+from trial_envs.alfworld.library import LIBRARIES, LOCK, applicable_operators, apply_operator
 from trial_envs.alfworld.translation import Fact, Translation, translate
-from trial_envs.errors import ClosedEnvError, MissingEngineError, WrongThreadError
+from trial_envs.errors import ClosedEnvError
 
 NOTHING_HAPPENS = "Nothing happens."
 
@@ -146,13 +147,7 @@ class AlfredEngine:
     """
 
     def __init__(self) -> None:
-        try:
-            import fast_downward
-        except ImportError as error:
-            raise MissingEngineError("ALFWorld needs Fast Downward: pip install 'trial-ray[alfworld]'") from error
-        self._fast_downward = fast_downward
-        self._library: Any = fast_downward.load_lib()
-        self._owner: int | None = None
+        self._library: Any = LIBRARIES.acquire()
         self.task_sentence = ""
 
     def load(self, game: GameText) -> None:
@@ -169,37 +164,35 @@ class AlfredEngine:
 
     def reset(self) -> EngineState:
         """Starts the loaded game from its first state."""
-        self._check()
-        self._library.load_sas(self._translation.sas)
-        self._facts = Facts(self._translation.facts)
-        return self._state(self._derive(INTRO, {}), understood=True)
+        with LOCK:
+            self._check()
+            self._library.load_sas(self._translation.sas)
+            self._facts = Facts(self._translation.facts)
+            return self._state(self._derive(INTRO, {}), understood=True)
 
     def step(self, command: str) -> EngineState:
         """Carries out a command; one that is not admissible changes nothing."""
-        self._check()
-        operator = self._operators.get(command.strip())
-        if operator is None:
-            return self._state(NOTHING_HAPPENS, understood=False)
-        described = self._commands[operator._name]
-        effects = (self._fast_downward.Atom * operator.nb_effect_atoms)()
-        self._library.apply_operator(operator.id, effects)
-        for effect in effects:
-            self._facts.apply(effect.name)
-        return self._state(self._derive(described.feedback, described.bindings), understood=True)
+        with LOCK:
+            self._check()
+            operator = self._operators.get(command.strip())
+            if operator is None:
+                return self._state(NOTHING_HAPPENS, understood=False)
+            described = self._commands[operator._name]
+            for literal in apply_operator(self._library, operator):
+                self._facts.apply(literal)
+            return self._state(self._derive(described.feedback, described.bindings), understood=True)
 
     def close(self) -> None:
-        """Unloads the library. May be called again, and from any thread."""
-        library, self._library = self._library, None
-        if library is not None:
-            self._fast_downward.close_lib(library)
+        """Frees the game and gives the library back. May be called again, and from any thread."""
+        with LOCK:
+            library, self._library = self._library, None
+            if library is not None:
+                LIBRARIES.release(library)
 
     def _state(self, feedback: str, *, understood: bool) -> EngineState:
         """The state after a command; remembers which operator each admissible command means."""
-        count = self._library.get_applicable_operators_count()
-        operators = (self._fast_downward.Operator * count)()
-        self._library.get_applicable_operators(operators)
         self._operators: dict[str, Any] = {}
-        for operator in operators:
+        for operator in applicable_operators(self._library):
             name = operator._name
             described = self._commands.get(name)
             if described is None:
@@ -225,11 +218,3 @@ class AlfredEngine:
     def _check(self) -> None:
         if self._library is None:
             raise ClosedEnvError("the engine was closed; make a new one")
-        thread = threading.get_ident()
-        if self._owner is None:
-            self._owner = thread
-        elif self._owner != thread:
-            raise WrongThreadError(
-                "the ALFWorld engine keeps its state in one library and serves one thread only: "
-                "make one environment per thread, or step all of them from the thread that made them"
-            )
