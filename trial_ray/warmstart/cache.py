@@ -1,0 +1,64 @@
+"""A content-addressed cache of finished folders: the key says everything that decides what is in them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+CACHE_VARIABLE = "TRIAL_RAY_CACHE"
+
+
+def cache_root() -> Path:
+    """``TRIAL_RAY_CACHE``, else ``~/.cache/trial_ray``."""
+    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "trial_ray").expanduser()
+
+
+def content_key(content: Mapping[str, Any]) -> str:
+    """SHA-256 (hexadecimal, 24 digits) of plain values; equal values give equal keys, whatever their order."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()[:24]
+
+
+def files_digest(files: Iterable[Path]) -> str:
+    """SHA-256 (hexadecimal) of names and contents of files, in the order of their names."""
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def get_or_build(kind: str, key: str, build: Callable[[Path], None]) -> tuple[Path, bool]:
+    """The folder ``<cache>/<kind>/<key>``, built if it is not there.
+
+    ``build`` fills a folder beside it, which takes its name in one step when it is complete: an interrupted build
+    leaves nothing under the key. Of two that build at the same time, the first to finish gives its folder to both.
+
+    Returns:
+        The folder, and whether it was there already.
+    """
+    folder = cache_root() / kind / key
+    if folder.is_dir():
+        return folder, True
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{key}.", dir=folder.parent))
+    try:
+        build(work)
+        work.chmod(0o755)
+        _move_into_place(work, folder)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return folder, False
+
+
+def _move_into_place(work: Path, folder: Path) -> None:
+    try:
+        work.rename(folder)
+    except OSError:
+        # A rename onto a folder that holds files fails: somebody else finished first, with the same content.
+        if not folder.is_dir():
+            raise

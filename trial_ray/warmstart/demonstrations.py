@@ -1,0 +1,188 @@
+"""Demonstrations: an oracle that explores as a player would plays generated games, and its decisions are written down.
+
+The oracle knows the task, the answers so far and the actions on offer: nothing that a prompt could not hold. A solution
+would show where hidden objects are, which no policy can learn to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import gymnasium
+import numpy as np
+
+import trial_envs
+from trial_envs.alfworld.oracle import ExplorerOracle
+from trial_ray.errors import ConfigError
+from trial_ray.hindsight import augment, encode_evidence, outcome_view
+from trial_ray.rollout.prompts import PromptBuilder
+from trial_ray.warmstart.cloning import Example
+from trial_ray.warmstart.settings import WarmStartSettings
+
+MALFORMED_SHARE = 0.3
+"""Of the slips, so many are actions that the environment does not understand."""
+
+
+class Demonstrator(Protocol):
+    """A player that sees no more than the policy."""
+
+    def reset(self, task: str, observation: str, seed: int) -> None:
+        """Start an episode."""
+
+    def act(self, observation: str, admissible: Sequence[str]) -> str:
+        """Choose one of the admissible actions."""
+
+    def carried_out(self, action: str) -> None:
+        """Learn that ``action`` was carried out instead of the one it chose."""
+
+
+class SlippingExplorer(ExplorerOracle):
+    """ALFWorld's explorer, which can be told that another action than its own was carried out."""
+
+    def carried_out(self, action: str) -> None:
+        """Take note of the action whose answer the next observation is."""
+        self._last = action
+
+
+DEMONSTRATORS: dict[str, Callable[[], Demonstrator]] = {"trial/ALFWorld-v0": SlippingExplorer}
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """One decision of the demonstrator.
+
+    Attributes:
+        prompt_ids: int32 ``[P]``, the ordinary prompt.
+        insert_at: where in it evidence goes.
+        reply_ids: int32 ``[y]``, the reply that states the action, end token included.
+        evidence_ids: int32 ``[z]``, outcome of the demonstrated action; ``None`` where another action was carried out.
+        task_id: the game.
+        actions: actions on offer; the demonstrated one is among them.
+    """
+
+    prompt_ids: np.ndarray
+    insert_at: int
+    reply_ids: np.ndarray
+    evidence_ids: np.ndarray | None
+    task_id: str
+    actions: tuple[str, ...]
+
+
+@contextmanager
+def generated_env(settings: WarmStartSettings, seed_offset: int, games: int) -> Iterator[gymnasium.Env]:
+    """The environment over generated games; another offset gives games that share no seed."""
+    trial_envs.register()
+    env = gymnasium.make(
+        settings.env,
+        disable_env_checker=True,
+        **settings.env_config,
+        split="generated",
+        num_games=games,
+        generator_seed=settings.generator_seed + seed_offset,
+    )
+    try:
+        yield env
+    finally:
+        env.close()
+
+
+def collect(
+    settings: WarmStartSettings, tokenizer: Any, builder: PromptBuilder, on_game: Callable[[], None] = lambda: None
+) -> list[Demonstration]:
+    """Let the oracle play ``games`` × ``episodes_per_game`` episodes; one demonstration a turn.
+
+    Args:
+        settings: which games, how many episodes, how often the hand slips.
+        tokenizer: writes replies and evidence.
+        builder: writes prompts, exactly as rollouts do.
+        on_game: called after each game.
+
+    Raises:
+        ConfigError: no oracle is known for the environment.
+    """
+    if settings.env not in DEMONSTRATORS:
+        known = ", ".join(DEMONSTRATORS)
+        raise ConfigError(f"No oracle that explores is known for {settings.env!r}; choose one of {known}.")
+    demonstrator = DEMONSTRATORS[settings.env]()
+    demonstrations: list[Demonstration] = []
+    with generated_env(settings, 0, settings.games) as env:
+        for game, task_id in enumerate(env.unwrapped.tasks("generated")):
+            for episode in range(settings.episodes_per_game):
+                recorder = _Recorder(settings, tokenizer, builder, [settings.seed, game, episode])
+                demonstrations += recorder.play(env, str(task_id), demonstrator)
+            on_game()
+    return demonstrations
+
+
+class _Recorder:
+    """Plays one episode and writes down its turns."""
+
+    def __init__(self, settings: WarmStartSettings, tokenizer: Any, builder: PromptBuilder, seed: list[int]) -> None:
+        self._settings = settings
+        self._tokenizer = tokenizer
+        self._builder = builder
+        self._random = np.random.default_rng(seed)
+
+    def play(self, env: gymnasium.Env, task_id: str, demonstrator: Demonstrator) -> list[Demonstration]:
+        observation, info = env.reset(options={"task": task_id})
+        demonstrator.reset(info["task"], observation, int(self._random.integers(2**31)))
+        history: list[tuple[str, str]] = []
+        turns: list[Demonstration] = []
+        over = False
+        while not over:
+            actions = tuple(info["admissible_actions"])
+            prompt = self._builder.build(
+                task=info["task"],
+                observation=observation,
+                admissible_actions=actions,
+                history=history,
+                step=len(history) + 1,
+                max_turns=self._settings.env_config.get("max_turns"),
+            )
+            chosen = demonstrator.act(observation, actions)
+            carried_out = self._slip(actions) or chosen
+            demonstrator.carried_out(carried_out)
+            history.append((observation, carried_out))
+            observation, _, terminated, truncated, info = env.step(carried_out)
+            evidence = None
+            if carried_out == chosen:
+                view = outcome_view(observation, terminal=terminated, success=bool(info["won"]))
+                evidence = encode_evidence(view, self._tokenizer)
+            reply = encode_reply(self._tokenizer, chosen, self._settings.reply_style)
+            turns.append(Demonstration(prompt.ids, prompt.insert_at, reply, evidence, task_id, actions))
+            over = terminated or truncated
+        return turns
+
+    def _slip(self, actions: Sequence[str]) -> str | None:
+        if self._random.random() >= self._settings.slip_probability:
+            return None
+        action = str(self._random.choice(actions))
+        if self._random.random() < MALFORMED_SHARE:
+            words = action.split()
+            words[int(self._random.integers(len(words)))] = str(self._random.choice(actions)).split()[-1]
+            return " ".join(words)
+        return action
+
+
+def encode_reply(tokenizer: Any, action: str, style: str) -> np.ndarray:
+    """Ids of the reply that states an action, end token included: int32 ``[y]``."""
+    text = action if style == "plain" else f"<think>\n\n</think>\n<action>{action}</action>"
+    return np.asarray([*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id], dtype=np.int32)
+
+
+def to_examples(demonstrations: Sequence[Demonstration], hindsight_fraction: float, seed: int) -> list[Example]:
+    """What is cloned: prompt and reply, where ``hindsight_fraction`` of the prompts hold the outcome of the reply."""
+    draws = np.random.default_rng([seed, 1]).random(len(demonstrations))
+    return [
+        Example(_view(demonstration, hindsight=bool(draw < hindsight_fraction)), demonstration.reply_ids)
+        for demonstration, draw in zip(demonstrations, draws, strict=True)
+    ]
+
+
+def _view(demonstration: Demonstration, *, hindsight: bool) -> np.ndarray:
+    if not hindsight or demonstration.evidence_ids is None:
+        return demonstration.prompt_ids
+    return augment(demonstration.prompt_ids, demonstration.insert_at, demonstration.evidence_ids)

@@ -1,0 +1,59 @@
+"""What a warm start shows while it runs."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from trial_ray.warmstart.evaluation import PlayResult
+from trial_ray.warmstart.settings import WarmStartSettings
+
+
+class WarmStartProgress:
+    """A progress bar a stage: games played by the oracle, updates, evaluation. A context manager."""
+
+    def __init__(self, settings: WarmStartSettings, enabled: bool) -> None:
+        self._settings = settings
+        self._success = ""
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[state]}"),
+            disable=not enabled,
+        )
+        self._collecting = self._bars.add_task("Demonstrations (games)", total=settings.games, state="")
+        self._cloning = self._bars.add_task("Cloning (updates)", total=settings.max_steps, start=False, state="")
+
+    def __enter__(self) -> WarmStartProgress:
+        """Show the bars."""
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the bars as they are."""
+        self._bars.stop()
+
+    def game(self) -> None:
+        """The oracle finished a game."""
+        self._bars.advance(self._collecting)
+
+    def update(self, step: int, loss: float) -> None:
+        """An update was done."""
+        if step == 1:
+            self._bars.start_task(self._cloning)
+        self._bars.update(self._cloning, completed=step, state=f"loss {loss:.2f}{self._success}")
+
+    def check(self, result: PlayResult) -> None:
+        """A check was played."""
+        self._success = f" · held-out success {result.success_rate:.0%} (stops at {self._settings.target_success:.0%})"
+
+    def evaluation(self) -> None:
+        """The final evaluation begins."""
+        self._bars.stop_task(self._cloning)
+        if not self._bars.disable:
+            self._bars.console.print(f"Evaluating on {self._settings.evaluation_games} games never seen before …")

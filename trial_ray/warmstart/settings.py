@@ -1,0 +1,99 @@
+"""Settings of a warm start: every field decides what the resulting model is, so together they are its cache key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from trial_envs.core.projection import ReplyStyle
+from trial_ray.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStartSettings:
+    """What is cloned into which model, from which games, and when to stop.
+
+    Raises:
+        ConfigError: a value is out of range, or two contradict each other.
+    """
+
+    env: str = "trial/ALFWorld-v0"
+    """Gymnasium id; an oracle that explores must be known for it."""
+    env_config: Mapping[str, Any] = field(default_factory=lambda: {"difficulty": "tiny", "max_turns": 20})
+    """Keyword arguments of the environment. ``split``, ``num_games`` and ``generator_seed`` are set by the warm start."""
+    model_path: str | None = None
+    """Folder of a causal LM with a chat template, in Hugging Face format; ``None`` builds the tiny default model."""
+    size: str = "tiny"
+    """Shape of the default model, a key of ``trial_ray.models.tiny.SHAPES``; unused with ``model_path``."""
+    reply_style: ReplyStyle = "plain"
+    """``plain`` replies are the action alone; ``tagged`` ones put it inside ``<action>``, as instruct models do."""
+    history_window: int = 2
+    """(observation, action) pairs that a prompt shows; must be what training uses later."""
+    max_prompt_tokens: int = 512
+    """Limit of a prompt, as in training."""
+    max_reply_tokens: int = 16
+    """Limit of a sampled reply when success is measured."""
+    games: int = 600
+    """Generated games that the oracle plays."""
+    episodes_per_game: int = 2
+    """Episodes of each of them, with different seeds of the oracle."""
+    slip_probability: float = 0.15
+    """How often something else than the oracle's action is carried out (an admissible action or a malformed one). The
+    example still holds the oracle's action: the policy sees what its own mistakes lead to, and how to go on from there."""
+    hindsight_fraction: float = 0.25
+    """Share of examples whose prompt is the hindsight view: the outcome of the demonstrated action stands in it. Large
+    models can read such evidence from the start; a tiny one has to be taught before hindsight can weigh its turns."""
+    optimizer: Literal["muon", "adamw"] = "muon"
+    """``muon`` orthogonalises the updates of matrices and leaves the rest to AdamW (a model from scratch learns to copy
+    in a third of the steps); ``adamw`` is for pretrained models."""
+    learning_rate: float = 3e-3
+    """Of AdamW, at the end of the warm-up."""
+    matrix_learning_rate: float = 0.02
+    """Of Muon, at the end of the warm-up; unused with ``adamw``."""
+    batch_size: int = 16
+    """Examples in an update."""
+    prompt_weight: float = 0.3
+    """Weight of the loss on prompt tokens; it teaches copying."""
+    max_steps: int = 800
+    """Updates at most; the learning rate falls linearly to zero over so many."""
+    target_success: float = 0.35
+    """Cloning stops at the first check whose success reaches this, so that reinforcement learning has room to improve."""
+    check_every: int = 50
+    """Updates between checks; a check plays ``check_games`` held-out games."""
+    check_games: int = 64
+    """Games of a check. They decide when to stop, hence are others than those of the final evaluation."""
+    evaluation_games: int = 192
+    """Games of the final evaluation, which neither cloning nor checks have seen; one episode each."""
+    generator_seed: int = 1_000_003
+    """Seed of the demonstrated games; checks use the next one, the final evaluation the one after."""
+    seed: int = 0
+    """Of initial weights, order of examples, oracle, slips and sampling."""
+    threads: int = 2
+    """Threads of PyTorch while it clones. Sums depend on it, so it is fixed for the sake of repeatable results."""
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        reserved = {"split", "num_games", "generator_seed"} & set(self.env_config)
+        if reserved:
+            raise ConfigError(
+                f"env_config sets {sorted(reserved)}, which the warm start chooses itself; leave them out."
+            )
+        for name in ("games", "episodes_per_game", "batch_size", "max_steps", "check_every", "check_games", "threads"):
+            self._require(name, getattr(self, name) >= 1, "at least 1")
+        for name in ("evaluation_games", "max_reply_tokens", "max_prompt_tokens"):
+            self._require(name, getattr(self, name) >= 1, "at least 1")
+        for name in ("slip_probability", "hindsight_fraction", "target_success"):
+            self._require(name, 0.0 <= getattr(self, name) <= 1.0, "between 0 and 1")
+        for name in ("learning_rate", "matrix_learning_rate"):
+            self._require(name, getattr(self, name) > 0, "above 0")
+        self._require("prompt_weight", self.prompt_weight >= 0, "at least 0")
+        self._require("optimizer", self.optimizer in ("muon", "adamw"), "'muon' or 'adamw'")
+
+    def _require(self, name: str, holds: bool, expected: str) -> None:
+        if not holds:
+            raise ConfigError(f"Warm-start setting {name} must be {expected}; found {getattr(self, name)!r}.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {**asdict(self), "env_config": dict(self.env_config)}
