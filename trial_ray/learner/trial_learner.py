@@ -30,7 +30,7 @@ class TRIALLearner(GRPOLearner):
             GroupAdvantages(self.config),
             HindsightViews(self.config),
             ScoreRows(self.config),
-            TurnWeights(self.config),
+            TurnWeights(self.config, lambda: self.iteration),
             CollateRows(self.device),
         ]
 

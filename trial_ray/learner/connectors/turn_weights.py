@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,10 +27,10 @@ if TYPE_CHECKING:
 class TurnWeights(ConnectorV2):
     """Build the allocation profile from the frozen scoring snapshot; it is fixed during the update."""
 
-    def __init__(self, config: TRIALConfig) -> None:
+    def __init__(self, config: TRIALConfig, iteration: Callable[[], int]) -> None:
         super().__init__()
         self.config = config
-        self.generator = torch.Generator().manual_seed(config.seed or 0)
+        self.iteration = iteration
 
     def __call__(
         self, *, batch: dict[str, Any], shared_data: dict[str, Any], metrics: MetricsLogger, **kwargs: Any
@@ -51,5 +52,7 @@ class TurnWeights(ConnectorV2):
         if self.config.allocation == "uniform":
             return uniform_weights(scores, counts, trajectory_ids)
         if self.config.allocation == "permuted":
-            return permuted_weights(scores, counts, trajectory_ids, self.generator)
+            # Seeded by the iteration, so that a resumed run permutes as an uninterrupted one does.
+            generator = torch.Generator().manual_seed(((self.config.seed or 0) << 32) + self.iteration())
+            return permuted_weights(scores, counts, trajectory_ids, generator)
         return relative_weights(scores, counts, trajectory_ids)
