@@ -1,9 +1,9 @@
 """The tiny model's tokenizer: bytes, plus every word of the environments' texts as one token of its own.
 
 A model of under a million parameters learns to act by copying names out of its prompt, and copies whole words long
-before it copies pieces of them. The vocabulary is therefore a byte-level BPE without merges: a piece of text (a word, a number
-or a mark, with the blank before it) is one token when it is known, and its UTF-8 bytes otherwise, so that any text
-round-trips. Ids follow from sorted word lists alone, hence are the same on every machine.
+before it copies pieces of them. The vocabulary is therefore a byte-level BPE without merges: a piece of text (a word, a
+number or a mark, with the blank before it) is one token when it is known, and its UTF-8 bytes otherwise, so that any
+text round-trips. Ids follow from sorted word lists alone, hence are the same on every machine.
 """
 
 from __future__ import annotations

@@ -132,13 +132,11 @@ class Schedule:
         matrices = [parameter for name, parameter in trained if _is_layer_matrix(name, parameter)]
         others = [parameter for name, parameter in trained if not _is_layer_matrix(name, parameter)]
         if self.optimizer == "adamw":
-            return [
-                torch.optim.AdamW([*matrices, *others], lr=self.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
-            ]
-        return [
-            torch.optim.Muon(matrices, lr=self.matrix_learning_rate, momentum=0.95, weight_decay=0.0),
-            torch.optim.AdamW(others, lr=self.learning_rate, betas=(0.9, 0.98), weight_decay=0.01),
-        ]
+            matrices, others = [], [*matrices, *others]
+        adamw = torch.optim.AdamW(others, lr=self.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+        if not matrices:
+            return [adamw]
+        return [torch.optim.Muon(matrices, lr=self.matrix_learning_rate, momentum=0.95, weight_decay=0.0), adamw]
 
 
 def _is_layer_matrix(name: str, parameter: torch.nn.Parameter) -> bool:

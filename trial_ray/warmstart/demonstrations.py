@@ -22,6 +22,8 @@ from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.warmstart.cloning import Example
 from trial_ray.warmstart.settings import WarmStartSettings
 
+NEVER_SLIPPED = frozenset({"help"})
+"""Actions that no prompt offers."""
 MALFORMED_SHARE = 0.3
 """Of the slips, so many are actions that the environment does not understand."""
 
@@ -159,7 +161,7 @@ class _Recorder:
     def _slip(self, actions: Sequence[str]) -> str | None:
         if self._random.random() >= self._settings.slip_probability:
             return None
-        action = str(self._random.choice(actions))
+        action = str(self._random.choice([action for action in actions if action not in NEVER_SLIPPED]))
         if self._random.random() < MALFORMED_SHARE:
             words = action.split()
             words[int(self._random.integers(len(words)))] = str(self._random.choice(actions)).split()[-1]

@@ -132,7 +132,7 @@ class HeldOutGames:
 
 
 def sample_replies(model: PreTrainedModel, prompts: Sequence[np.ndarray], tokenizer: Any, max_tokens: int) -> list[str]:
-    """One reply to each prompt (int32 ``[P]`` each), sampled from the model's own distribution; special tokens removed."""
+    """One reply to each prompt (int32 ``[P]`` each) from the model's own distribution, without special tokens."""
     width = max(map(len, prompts))
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     ids = torch.full((len(prompts), width), pad_id, dtype=torch.int64)

@@ -21,7 +21,7 @@ class WarmStartSettings:
     env: str = "trial/ALFWorld-v0"
     """Gymnasium id; an oracle that explores must be known for it."""
     env_config: Mapping[str, Any] = field(default_factory=lambda: {"difficulty": "tiny", "max_turns": 20})
-    """Keyword arguments of the environment. ``split``, ``num_games`` and ``generator_seed`` are set by the warm start."""
+    """Keyword arguments of the environment, save ``split``, ``num_games`` and ``generator_seed``, which are set here."""
     model_path: str | None = None
     """Folder of a causal LM with a chat template, in Hugging Face format; ``None`` builds the tiny default model."""
     size: str = "tiny"
@@ -40,7 +40,7 @@ class WarmStartSettings:
     """Episodes of each of them, with different seeds of the oracle."""
     slip_probability: float = 0.15
     """How often something else than the oracle's action is carried out (an admissible action or a malformed one). The
-    example still holds the oracle's action: the policy sees what its own mistakes lead to, and how to go on from there."""
+    example still holds the oracle's action: the policy sees what mistakes lead to, and how to go on from there."""
     hindsight_fraction: float = 0.25
     """Share of examples whose prompt is the hindsight view: the outcome of the demonstrated action stands in it. Large
     models can read such evidence from the start; a tiny one has to be taught before hindsight can weigh its turns."""
@@ -58,7 +58,7 @@ class WarmStartSettings:
     max_steps: int = 800
     """Updates at most; the learning rate falls linearly to zero over so many."""
     target_success: float = 0.35
-    """Cloning stops at the first check whose success reaches this, so that reinforcement learning has room to improve."""
+    """Cloning stops at the first check that reaches this success, so that reinforcement learning can improve on it."""
     check_every: int = 50
     """Updates between checks; a check plays ``check_games`` held-out games."""
     check_games: int = 64
@@ -76,9 +76,7 @@ class WarmStartSettings:
         """Check ranges."""
         reserved = {"split", "num_games", "generator_seed"} & set(self.env_config)
         if reserved:
-            raise ConfigError(
-                f"env_config sets {sorted(reserved)}, which the warm start chooses itself; leave them out."
-            )
+            raise ConfigError(f"env_config sets {sorted(reserved)}, which the warm start chooses; leave them out.")
         for name in ("games", "episodes_per_game", "batch_size", "max_steps", "check_every", "check_games", "threads"):
             self._require(name, getattr(self, name) >= 1, "at least 1")
         for name in ("evaluation_games", "max_reply_tokens", "max_prompt_tokens"):

@@ -35,6 +35,13 @@ CHECKED_GAMES, EVALUATED_GAMES = 1, 2
 LEAST_REPLY_ACCURACY = 0.3
 """Below this share of right replies in training no game is won, and a check would only cost time."""
 
+CODE = {
+    trial_ray: ("warmstart/*.py", "models/tiny.py", "models/tokenizer.py", "hindsight/*.py")
+    + ("rollout/prompts.py", "rollout/templates.py"),
+    trial_envs: ("alfworld/*.py", "core/*.py"),
+}
+"""The code that decides what a warm start leads to."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -101,12 +108,9 @@ def cache_key(settings: WarmStartSettings) -> str:
     """Key of what ``settings`` lead to: the settings, the model they start from, the code and the libraries."""
     code = [
         path
-        for package, folders in (
-            (trial_ray, ("warmstart", "models", "hindsight", "rollout")),
-            (trial_envs, ("alfworld", "core")),
-        )
-        for folder in folders
-        for path in (Path(str(package.__file__)).parent / folder).glob("*.py")
+        for package, patterns in CODE.items()
+        for pattern in patterns
+        for path in Path(str(package.__file__)).parent.glob(pattern)
     ]
     model = None if settings.model_path is None else files_digest(_model_files(Path(settings.model_path)))
     return content_key(
@@ -212,8 +216,8 @@ def _clone(
             if result.success_rate >= settings.target_success:
                 return step, curve
     _log.warning(
-        "Cloning ended after %d updates below the target success of %.0f %%; raise max_steps or games, or choose easier "
-        "games.",
+        "Cloning ended after %d updates below the target success of %.0f %%; raise max_steps or games, "
+        "or choose easier games.",
         settings.max_steps,
         100 * settings.target_success,
     )
