@@ -75,7 +75,7 @@ class TextEnv(gymnasium.Env[str, str]):
         render_mode: ``"ansi"`` or ``None``; see :meth:`render`.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"]}  # type: ignore[misc]
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}  # type: ignore[misc]
 
     def __init__(self, split: str, max_turns: int, render_mode: str | None = None) -> None:
         if max_turns < 1:

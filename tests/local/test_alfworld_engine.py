@@ -1,0 +1,231 @@
+"""The fast engine against recordings of the stock one, against the stock one itself, and under threads."""
+
+import json
+import lzma
+import random
+import sys
+import threading
+from pathlib import Path
+
+import gymnasium
+import pytest
+
+import trial_envs  # noqa: F401  registers the ids
+from trial_envs.alfworld.engine import AlfredEngine
+from trial_envs.alfworld.env import ALFWorldEnv
+from trial_envs.alfworld.families import FAMILIES
+from trial_envs.alfworld.generator import generate, task_ids
+from trial_envs.alfworld.library import LIBRARIES
+from trial_envs.alfworld.packed import PackedGames
+from trial_envs.alfworld.translation import translate
+from trial_envs.errors import ClosedEnvError
+
+SHARED = Path(__file__).parents[2].parent / "shared"
+RELEASE = SHARED / "data" / "alfworld"
+RECORDINGS = SHARED / "golden" / "alfworld_episodes.jsonl.xz"
+
+needs_release = pytest.mark.skipif(not RELEASE.is_dir(), reason="the ALFWorld release is not on this machine")
+needs_recordings = pytest.mark.skipif(not RECORDINGS.is_file(), reason="the recordings are not on this machine")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory):
+    """The index of the release is written to a folder that goes away."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def recorded_episodes() -> list[dict]:
+    """Both episodes of six games, one a family; the families take the splits in turn."""
+    with lzma.open(RECORDINGS, "rt", encoding="utf-8") as stream:
+        episodes = [json.loads(line) for line in stream]
+    splits = ("train", "valid_seen", "valid_unseen")
+    chosen = []
+    for number, family in enumerate(FAMILIES):
+        of_family = [e for e in episodes if e["family"] == family and e["split"] == splits[number % 3]]
+        chosen += [e for e in of_family if e["trial"] == of_family[0]["trial"]]
+    assert len(chosen) == 12
+    return chosen
+
+
+@needs_release
+@needs_recordings
+def test_recorded_episodes_are_repeated_word_for_word():
+    episodes = recorded_episodes()
+    assert {episode["family"] for episode in episodes} == set(FAMILIES)
+    assert len({episode["split"] for episode in episodes}) == 3
+    environments = {}
+    for episode in episodes:
+        split = episode["split"]
+        if split not in environments:
+            environments[split] = ALFWorldEnv(split, data=RELEASE)
+        env = environments[split]
+        for step in episode["steps"]:
+            reward, terminated, truncated = 0.0, False, False
+            if step["action"] is None:
+                observation, info = env.reset(options={"task": f"{episode['name']}/{episode['trial']}"})
+            else:
+                observation, reward, terminated, truncated, info = env.step(step["action"])
+            assert observation == step["observation"]
+            assert info["admissible_actions"] == step["admissible_commands"]
+            assert (info["won"], info["score"], reward) == (step["won"], float(step["score"] or 0), float(step["won"]))
+            assert (terminated or truncated) == bool(step["done"])
+        assert info["won"] == episode["won"]
+        assert info["family"] == episode["family"]
+    for env in environments.values():
+        env.close()
+
+
+@needs_release
+def test_the_task_is_the_sentence_without_its_lead_in():
+    env = ALFWorldEnv("valid_seen", data=RELEASE)
+    observation, info = env.reset(seed=0)
+    assert observation.endswith(f"\n\nYour task is to: {info['task']}")
+    env.close()
+
+
+@needs_release
+def test_the_release_has_all_its_games_sorted():
+    env = ALFWorldEnv("train", data=RELEASE)
+    sizes = {split: len(env.tasks(split)) for split in ("train", "valid_seen", "valid_unseen", "valid_train")}
+    assert sizes == {"train": 3553, "valid_seen": 140, "valid_unseen": 134, "valid_train": 200}
+    assert list(env.tasks()) == sorted(set(env.tasks()))
+    env.close()
+
+
+def official_and_generated():
+    texts = [generate(task_ids("small", 1, 1)[0]).text]
+    if RELEASE.is_dir():
+        source = PackedGames(RELEASE)
+        texts.append(source.game("valid_unseen", source.tasks("valid_unseen")[60]).text)
+    return texts
+
+
+def test_random_walks_equal_those_of_the_stock_engine():
+    from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
+    from textworld.core import EnvInfos
+    from textworld.envs.pddl import PddlEnv
+
+    stock = AlfredDemangler(PddlEnv(EnvInfos(won=True, admissible_commands=True)), shuffle=False)
+    fast = AlfredEngine()
+    rng = random.Random(0)
+    for text in official_and_generated():
+        stock.load({"pddl_domain": text.domain, "pddl_problem": text.problem, "grammar": text.grammar})
+        fast.load(text)
+        expected, done, state = stock.reset(), False, fast.reset()
+        for _ in range(30):
+            assert state.feedback == expected.feedback
+            assert list(state.admissible_commands) == expected.admissible_commands
+            assert state.won == done
+            commands = [*expected.admissible_commands, "sing a song"]
+            command = rng.choice(commands)
+            expected, _, done = stock.step(command)
+            state = fast.step(command)
+            assert state.understood == (command in commands[:-1])
+    fast.close()
+
+
+def test_the_translation_is_the_stock_one_and_leaves_the_process_as_it_was(capsys):
+    arguments, output = list(sys.argv), sys.stdout
+    games = [generate(i).text for i in task_ids("medium", 1, 6, FAMILIES)]
+    translated = [translate(text.domain, text.problem) for text in games]
+    assert (sys.argv, sys.stdout) == (arguments, output)
+    assert capsys.readouterr().out == ""
+
+    import fast_downward
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [])  # the stock function overwrites it
+        for text, translation in zip(games, translated, strict=True):
+            task, sas = fast_downward.pddl2sas(text.domain, text.problem)
+            assert translation.sas.decode() == sas
+            assert set(translation.parameters) == {action.name for action in task.actions}
+
+
+def test_an_engine_that_took_another_game_forgets_the_first():
+    first, second = (generate(i) for i in task_ids("small", 2, 2))
+    engine = AlfredEngine()
+    answers = []
+    for game in (first, second, first):
+        engine.load(game.text)
+        answers.append([engine.reset(), *(engine.step(c) for c in game.walkthrough), engine.reset()])
+        assert answers[-1][0] == answers[-1][-1]
+    assert answers[0] == answers[2]
+    assert answers[0] != answers[1]
+    engine.close()
+
+
+def play(task_id: str, engine: AlfredEngine) -> list:
+    rng = random.Random(task_id)
+    engine.load(generate(task_id).text)
+    state = engine.reset()
+    history = [state]
+    for _ in range(20):
+        state = engine.step(rng.choice(state.admissible_commands))
+        history.append(state)
+    return history
+
+
+def test_two_engines_do_not_disturb_each_other():
+    ids = task_ids("small", 3, 2)
+    alone = AlfredEngine()
+    expected = [play(i, alone) for i in ids]
+    alone.close()
+    engines = [AlfredEngine(), AlfredEngine()]
+    rngs = [random.Random(i) for i in ids]
+    for engine, task_id in zip(engines, ids, strict=True):
+        engine.load(generate(task_id).text)
+    histories = [[engine.reset()] for engine in engines]
+    for _ in range(20):
+        for engine, rng, history in zip(engines, rngs, histories, strict=True):
+            history.append(engine.step(rng.choice(history[-1].admissible_commands)))
+    for engine in engines:
+        engine.close()
+    assert histories == expected
+
+
+def test_threads_take_turns_and_get_the_same_answers():
+    ids = task_ids("tiny", 3, 3)
+    alone = AlfredEngine()
+    expected = {i: play(i, alone) for i in ids}
+    alone.close()
+    answers = [{} for _ in range(4)]
+
+    def run(found: dict) -> None:
+        for _ in range(2):
+            engine = AlfredEngine()
+            found.update((i, play(i, engine)) for i in ids)
+            engine.close()
+
+    threads = [threading.Thread(target=run, args=(found,)) for found in answers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert answers == [expected] * 4
+
+
+def test_closing_gives_the_library_back_for_the_next_environment():
+    settings = {"split": "generated", "difficulty": "tiny", "num_games": 1}
+    env = gymnasium.make("trial/ALFWorld-v0", **settings)
+    env.reset(seed=0)
+    free = len(LIBRARIES._free)
+    env.close()
+    env.close()
+    assert len(LIBRARIES._free) == free + 1
+    again = gymnasium.make("trial/ALFWorld-v0", **settings)
+    assert len(LIBRARIES._free) == free
+    again.reset(seed=0)
+    with pytest.raises(ClosedEnvError):
+        env.unwrapped.step("look")
+    again.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*Not able to test alternative render modes")
+def test_gymnasium_accepts_the_environment():
+    from gymnasium.utils.env_checker import check_env
+
+    env = gymnasium.make("trial/ALFWorld-v0", split="generated", difficulty="tiny", render_mode="ansi")
+    check_env(env.unwrapped)
+    env.close()

@@ -1,0 +1,78 @@
+"""The two oracles win: one with the solution, one with what a player sees."""
+
+from pathlib import Path
+
+import pytest
+
+from trial_envs.alfworld.env import ALFWorldEnv
+from trial_envs.alfworld.families import FAMILIES
+from trial_envs.alfworld.oracle import Errand, ExplorerOracle, WalkthroughOracle, read_task
+
+RELEASE = Path(__file__).parents[2].parent / "shared" / "data" / "alfworld"
+
+
+def explore(env, task_id: str, seed: int) -> tuple[bool, list[str]]:
+    observation, info = env.reset(options={"task": task_id})
+    oracle = ExplorerOracle()
+    oracle.reset(info["task"], observation, seed)
+    actions, ended = [], False
+    while not ended:
+        action = oracle.act(observation, info["admissible_actions"])
+        assert action in info["admissible_actions"]
+        observation, _, terminated, truncated, info = env.step(action)
+        actions.append(action)
+        ended = terminated or truncated
+    return info["won"], actions
+
+
+@pytest.mark.parametrize(("level", "games", "turns"), [("tiny", 30, 8), ("small", 18, 12), ("medium", 18, 20)])
+def test_the_explorer_wins_generated_games_of_all_families_in_few_turns(level, games, turns):
+    env = ALFWorldEnv("generated", difficulty=level, num_games=games, generator_seed=21, families=FAMILIES)
+    played = [explore(env, task_id, seed) for seed, task_id in enumerate(env.tasks())]
+    env.close()
+    assert sum(won for won, _ in played) >= games - 1
+    assert sum(len(actions) for _, actions in played) / games < turns
+
+
+def test_the_explorer_is_a_function_of_its_seed():
+    env = ALFWorldEnv("generated", difficulty="medium", num_games=1)
+    walks = [explore(env, env.tasks()[0], seed)[1] for seed in (0, 0, 1, 2, 3)]
+    env.close()
+    assert walks[0] == walks[1]
+    assert any(walk != walks[0] for walk in walks)
+
+
+@pytest.mark.skipif(not RELEASE.is_dir(), reason="the ALFWorld release is not on this machine")
+def test_both_oracles_win_official_games(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    env = ALFWorldEnv("valid_seen", data=RELEASE)
+    tasks = env.tasks()[::20]
+    for task_id in tasks:
+        observation, info = env.reset(options={"task": task_id})
+        oracle = WalkthroughOracle()
+        oracle.reset(env.walkthrough)
+        for _ in env.walkthrough:
+            observation, _, terminated, _, info = env.step(oracle.act(observation, info["admissible_actions"]))
+        assert info["won"]
+        assert terminated
+    assert sum(explore(env, task_id, 0)[0] for task_id in tasks) >= len(tasks) - 1
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("sentence", "errand"),
+    [
+        ("put some saltshaker on cabinet.", Errand("saltshaker", "cabinet")),
+        ("Your task is to: put a alarmclock in desk.", Errand("alarmclock", "desk")),
+        ("find two pen and put them in drawer.", Errand("pen", "drawer")),
+        ("put two pen in drawer.", Errand("pen", "drawer")),
+        ("put a hot egg in fridge.", Errand("egg", "fridge", "heat")),
+        ("cool some pan and put it in stoveburner.", Errand("pan", "stoveburner", "cool")),
+        ("put a clean cloth in toilet.", Errand("cloth", "toilet", "clean")),
+        ("look at book under the desklamp.", Errand("book", "desklamp", lamp=True)),
+        ("examine the mug with the desklamp.", Errand("mug", "desklamp", lamp=True)),
+        ("sing a song.", None),
+    ],
+)
+def test_task_sentences_are_read(sentence, errand):
+    assert read_task(sentence) == errand

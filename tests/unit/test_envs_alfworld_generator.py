@@ -1,0 +1,153 @@
+"""Generated ALFWorld games: a pure function of the id, winnable in all six families, of the size of their level."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from trial_envs.alfworld import export
+from trial_envs.alfworld.difficulty import LEVELS
+from trial_envs.alfworld.engine import AlfredEngine, GameText
+from trial_envs.alfworld.export import check_solution, write_games
+from trial_envs.alfworld.families import FAMILIES, PICK_TWO, parse_name
+from trial_envs.alfworld.generator import generate, task_ids
+from trial_envs.errors import CorruptGameError, GeneratorSettingError, UnknownTaskError
+
+
+@pytest.fixture(scope="module")
+def engine():
+    engine = AlfredEngine()
+    yield engine
+    engine.close()
+
+
+@pytest.mark.parametrize(("level", "count"), [("tiny", 12), ("small", 18), ("medium", 18), ("official", 6)])
+def test_every_game_of_every_family_is_won_by_its_walkthrough_and_not_before(engine, level, count):
+    ids = task_ids(level, seed=11, count=count, families=FAMILIES)
+    assert Counter(parse_name(i.split("/")[0]).family for i in ids) == dict.fromkeys(FAMILIES, count // 6)
+    for task_id in ids:
+        check_solution(engine, generate(task_id))
+
+
+def test_the_check_refuses_a_walkthrough_that_does_not_win(engine):
+    game = generate(task_ids("tiny", 0, 1)[0])
+    for broken, reason in (
+        (game.walkthrough[:-1], "not won"),
+        (("go to moon 1", *game.walkthrough), "not admissible"),
+        ((*game.walkthrough, "look"), "won before"),
+    ):
+        with pytest.raises(CorruptGameError, match=reason):
+            check_solution(engine, type(game)(game.task_id, game.family, game.text, broken))
+
+
+@pytest.mark.parametrize("level", LEVELS.values(), ids=lambda level: level.name)
+def test_the_first_observation_names_as_much_furniture_as_the_level_says(engine, level):
+    engine.load(generate(task_ids(level.name, 5, 1)[0]).text)
+    furniture = [c for c in engine.reset().admissible_commands if c.startswith("go to ")]
+    least, most = level.receptacles
+    assert least <= len(furniture) <= most
+
+
+def test_the_same_id_is_the_same_game_in_another_process():
+    ids = task_ids("medium", 3, 12)
+    code = (
+        "import sys, json; from trial_envs.alfworld.generator import generate, task_ids;"
+        "ids = task_ids('medium', 3, 12);"
+        "print(json.dumps([[i, generate(i).text.problem, generate(i).walkthrough] for i in ids]))"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], check=True, timeout=120, capture_output=True, text=True)
+    games = [generate(i) for i in ids]
+    assert json.loads(answer.stdout) == [[g.task_id, g.text.problem, list(g.walkthrough)] for g in games]
+
+
+def test_seeds_and_indices_give_different_games_and_a_longer_list_starts_with_the_shorter():
+    assert task_ids("small", 0, 40)[:10] == task_ids("small", 0, 10)
+    problems = {generate(i).text.problem for seed in (0, 1) for i in task_ids("small", seed, 20)}
+    assert len(problems) == 40
+
+
+def test_thousands_of_ids_are_distinct_and_all_well_formed():
+    ids = task_ids("tiny", 0, 4096)
+    assert len(set(ids)) == 4096
+    assert {parse_name(i.split("/")[0]).family for i in ids} == set(LEVELS["tiny"].families)
+
+
+def test_tiny_games_hide_nothing_and_are_won_within_six_turns():
+    games = [generate(i) for i in task_ids("tiny", 2, 50)]
+    assert all(len(game.walkthrough) <= 6 for game in games)
+    assert not any("(openable" in game.text.problem for game in games)
+
+
+def test_no_game_starts_with_the_wanted_object_in_its_place(engine):
+    for task_id in task_ids("official", 9, 4, families=(PICK_TWO,)):
+        task = parse_name(task_id.split("/")[0])
+        problem = generate(task_id).text.problem
+        placed = [line for line in problem.splitlines() if line.startswith(f"(inReceptacle {task.object_type}_bar")]
+        assert len(placed) >= 2
+        assert not any(f" {task.target.removesuffix('Basin')}_bar" in line for line in placed)
+
+
+@pytest.mark.parametrize(
+    "task_id",
+    [
+        "nonsense",
+        "pick_and_place_simple-Mug-None-Desk-301/gen-tiny-0",
+        "pick_and_place_simple-Mug-None-Desk-99/gen-tiny-0-0",
+        "pick_and_place_simple-Pillow-None-Fridge-3/gen-small-0-0",
+        "pick_heat_then_place_in_recep-Fork-None-Drawer-3/gen-small-0-0",
+        "pick_and_place_simple-Pen-None-Drawer-301/gen-tiny-0-0",
+    ],
+)
+def test_ids_that_name_no_game_are_refused(task_id):
+    with pytest.raises(UnknownTaskError):
+        generate(task_id)
+
+
+def test_settings_that_the_generator_does_not_know_are_refused():
+    for wrong in (
+        {"difficulty": "hard"},
+        {"families": ("juggle",)},
+        {"families": ()},
+        {"seed": -1},
+        {"count": 0},
+    ):
+        with pytest.raises(GeneratorSettingError, match="expected"):
+            task_ids(**({"difficulty": "tiny", "seed": 0, "count": 3} | wrong))
+
+
+def test_written_games_are_the_generated_ones_in_the_official_layout(tmp_path):
+    ids = write_games(tmp_path / "games", n=3, seed=4, difficulty="tiny")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["games"]
+    for task_id in ids:
+        folder = tmp_path / "games" / "json_2.1.1" / "train" / task_id
+        content = json.loads((folder / "game.tw-pddl").read_text())
+        game = generate(task_id)
+        text = GameText(content["pddl_domain"], content["pddl_problem"], content["grammar"])
+        assert text == game.text
+        assert content["solvable"] is True
+        assert tuple(content["walkthrough"]) == game.walkthrough
+        data = json.loads((folder / "traj_data.json").read_text())
+        assert data["task_type"] == game.family
+        assert data["pddl_params"]["object_target"] == parse_name(task_id.split("/")[0]).object_type
+
+
+def test_a_failed_write_leaves_nothing_and_an_existing_folder_is_kept(tmp_path, monkeypatch):
+    written = []
+
+    def fail_on_the_second(task_id):
+        written.append(task_id)
+        if len(written) == 2:
+            raise OSError("disk full")
+        return generate(task_id)
+
+    monkeypatch.setattr(export, "generate", fail_on_the_second)
+    with pytest.raises(OSError, match="disk full"):
+        write_games(tmp_path / "games", n=3, seed=4, difficulty="tiny")
+    assert list(tmp_path.iterdir()) == []
+
+    (tmp_path / "mine").write_text("keep")
+    with pytest.raises(FileExistsError, match="new or empty"):
+        write_games(tmp_path, n=1, seed=0, difficulty="tiny")
+    assert (tmp_path / "mine").read_text() == "keep"

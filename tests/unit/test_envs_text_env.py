@@ -1,0 +1,147 @@
+"""The contract that every text environment keeps, on a small counting environment."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import gymnasium
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from trial_envs.core import AnyText, Outcome, TextEnv
+from trial_envs.errors import ClosedEnvError, EpisodeOverError, UnknownTaskError
+
+
+class CountingEnv(TextEnv):
+    """Won by saying the number of the task; ``error`` is no word of the engine."""
+
+    def __init__(self, max_turns: int = 3, render_mode: str | None = None) -> None:
+        super().__init__("numbers", max_turns, render_mode)
+        self.freed = 0
+
+    def tasks(self, split: str | None = None) -> Sequence[str]:
+        return [str(n) for n in range(50)]
+
+    def family(self, task_id: str) -> str:
+        return "even" if int(task_id) % 2 == 0 else "odd"
+
+    def _start(self, task_id: str) -> tuple[str, Outcome]:
+        self.wanted = task_id
+        return f"say {task_id}", Outcome("Ünïcode 你好\n", ("1", "2"))
+
+    def _advance(self, action: str) -> Outcome:
+        won = action == self.wanted
+        return Outcome("so", ("1",), float(won), float(won), won, won, invalid_action=action == "error")
+
+    def _free(self) -> None:
+        self.freed += 1
+
+
+def test_the_fixed_keys_of_info_and_their_types():
+    env = CountingEnv()
+    observation, info = env.reset(options={"task": "7"})
+    assert observation == "Ünïcode 你好\n"
+    assert info == {
+        "task": "say 7",
+        "task_id": "7",
+        "family": "odd",
+        "admissible_actions": ["1", "2"],
+        "won": False,
+        "score": 0.0,
+        "invalid_action": False,
+    }
+    _, reward, terminated, truncated, info = env.step("7")
+    assert (reward, terminated, truncated, info["won"], info["score"]) == (1.0, True, False, True, 1.0)
+
+
+def test_the_turn_limit_truncates_and_an_invalid_action_costs_a_turn():
+    env = CountingEnv(max_turns=2)
+    env.reset(options={"task": "7"})
+    _, _, terminated, truncated, info = env.step("error")
+    assert (terminated, truncated, info["invalid_action"]) == (False, False, True)
+    _, reward, terminated, truncated, info = env.step("no")
+    assert (reward, terminated, truncated, info["invalid_action"]) == (0.0, False, True, False)
+
+
+def test_winning_on_the_last_turn_terminates_and_does_not_truncate():
+    env = CountingEnv(max_turns=1)
+    env.reset(options={"task": "7"})
+    _, _, terminated, truncated, _ = env.step("7")
+    assert (terminated, truncated) == (True, False)
+
+
+def test_the_seed_chooses_the_task_and_later_resets_go_on_from_it():
+    env, other = CountingEnv(), CountingEnv()
+    first = [env.reset(seed=3)[1]["task_id"]] + [env.reset()[1]["task_id"] for _ in range(5)]
+    again = [other.reset(seed=3)[1]["task_id"]] + [other.reset()[1]["task_id"] for _ in range(5)]
+    assert first == again
+    assert len(set(first)) > 1
+    assert {CountingEnv().reset(seed=s)[1]["task_id"] for s in range(20)} != {first[0]}
+
+
+def test_spaces_contain_every_text_and_nothing_else():
+    env = CountingEnv()
+    observation, _ = env.reset(seed=0)
+    assert observation in env.observation_space
+    assert "日本語 é\t\x00" in env.action_space
+    assert "" in env.action_space
+    assert 3 not in env.action_space
+    assert "abcd" not in AnyText(3)
+    assert env.action_space.sample() in env.action_space
+
+
+def test_misuse_is_refused_with_what_to_do():
+    env = CountingEnv(max_turns=1)
+    with pytest.raises(EpisodeOverError, match="reset"):
+        env.step("1")
+    env.reset(seed=0)
+    with pytest.raises(TypeError, match="found int"):
+        env.step(1)
+    env.step("no")
+    with pytest.raises(EpisodeOverError):
+        env.step("no")
+    with pytest.raises(UnknownTaskError, match="'game'"):
+        env.reset(options={"game": "1"})
+    with pytest.raises(ValueError, match="max_turns is 0"):
+        CountingEnv(max_turns=0)
+
+
+def test_close_frees_once_and_the_environment_is_then_closed():
+    env = CountingEnv()
+    env.reset(seed=0)
+    env.close()
+    env.close()
+    assert env.freed == 1
+    for use in (env.reset, lambda: env.step("1")):
+        with pytest.raises(ClosedEnvError, match="make a new one"):
+            use()
+
+
+def test_ansi_rendering_shows_the_action_and_its_answer():
+    env = CountingEnv(render_mode="ansi")
+    env.reset(options={"task": "7"})
+    assert env.render() == "Ünïcode 你好\n\n"
+    env.step("1")
+    assert env.render() == "> 1\nso\n"
+
+
+def test_gymnasium_accepts_the_contract():
+    check_env(CountingEnv(render_mode="ansi"), skip_render_check=False)
+
+
+def test_importing_registers_once_and_imports_no_engine():
+    code = (
+        "import sys, warnings; warnings.simplefilter('error'); import gymnasium, trial_envs;"
+        "trial_envs.register(); trial_envs.register_plugin();"
+        "assert 'trial/ALFWorld-v0' in gymnasium.registry;"
+        "assert not {'textworld', 'alfworld', 'fast_downward', 'torch', 'ray'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_the_entry_point_of_the_package_registers_the_same_ids():
+    from importlib.metadata import entry_points
+
+    (entry,) = [e for e in entry_points(group="gymnasium.envs") if e.name == "trial"]
+    entry.load()()
+    assert "trial/ALFWorld-v0" in gymnasium.registry
