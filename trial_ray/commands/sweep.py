@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     console = terminal.output()
     console.print(f"sweep folder: {folder}", highlight=False, soft_wrap=True)
     with ray_session(args.verbose):
-        outcome = sweep.fit(folder, console, resume=args.resume is not None)
+        outcome = sweep.fit(folder, resume=args.resume is not None)
     console.print(outcome.table())
     outcome.save(folder / "sweep.json")
     if outcome.unfinished:

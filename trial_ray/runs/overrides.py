@@ -150,7 +150,8 @@ def _set_nested(values: Any, name: str, path: list[str], text: str, known: Colle
         inner = values.get(key, {})
         return {**values, key: _set_nested(inner, full, rest, text, inner)}
     current = values.get(key)
-    return {**values, key: parse_value(full, text, set() if current is None else {type(current)})}
+    kinds = {type(value) for value in (current["grid_search"] if _is_search(current) else [current])}
+    return {**values, key: parse_value(full, text, kinds if NoneType not in kinds and kinds <= PLAIN_TYPES else set())}
 
 
 def _known_keys(config: AlgorithmConfig, name: str) -> Collection[str]:

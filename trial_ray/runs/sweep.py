@@ -12,14 +12,11 @@ from trial_ray.runs.experiment import Experiment, load_experiment
 from trial_ray.runs.files import write_json
 from trial_ray.runs.metrics import flatten
 from trial_ray.runs.overrides import apply_overrides
-from trial_ray.runs.progress import describe
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
 CHECKPOINT_EVERY = 5
-UNFINISHED = ("PENDING", "RUNNING", "PAUSED")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +26,7 @@ class TrialRecord:
     Attributes:
         name: Tune's id of the trial, also the end of its folder's name.
         parameters: what the sweep chose for it.
-        status: ``TERMINATED`` (done), ``ERROR``, or where it stood when the sweep was interrupted.
+        status: ``done``, ``failed``, or ``unfinished`` because the sweep was interrupted.
         iterations: iterations that it trained.
         metric: last value of the sweep's metric; ``None`` if it was never reported.
         seconds: time that it trained.
@@ -58,12 +55,12 @@ class SweepOutcome:
     @property
     def failed(self) -> int:
         """Trials that ended with an error."""
-        return sum(trial.status == "ERROR" for trial in self.trials)
+        return sum(trial.status == "failed" for trial in self.trials)
 
     @property
     def unfinished(self) -> int:
         """Trials that an interrupt kept from ending."""
-        return sum(trial.status in UNFINISHED for trial in self.trials)
+        return sum(trial.status == "unfinished" for trial in self.trials)
 
     def table(self) -> Table:
         """A rich table: one row a trial."""
@@ -78,7 +75,7 @@ class SweepOutcome:
         for place, trial in enumerate(self.trials):
             metric = "-" if trial.metric is None else f"{trial.metric:.4g}"
             values = [str(trial.parameters.get(name, "")) for name in names]
-            row = [trial.name, *values, metric, str(trial.iterations), f"{trial.seconds:.0f}", trial.status.lower()]
+            row = [trial.name, *values, metric, str(trial.iterations), f"{trial.seconds:.0f}", trial.status]
             table.add_row(*row, style="bold" if place == 0 and trial.metric is not None else None)
         return table
 
@@ -139,15 +136,16 @@ class Sweep:
         if not resume and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserInputError(f"{folder} exists and is not empty. Name a new folder, or continue with --resume.")
 
-    def fit(self, folder: Path, console: Console, resume: bool = False) -> SweepOutcome:
+    def fit(self, folder: Path, resume: bool = False) -> SweepOutcome:
         """Run, or continue, every trial; print a line an iteration."""
-        reporter = _reporter(console)
-        self._tuner(folder, reporter, resume).fit()
+        results = self._tuner(folder, resume).fit()
         space = [path for path, _ in search_space(vars(self.experiment.config))]
-        return SweepOutcome(self.metric, self.mode, [_record(trial, space, self.metric) for trial in reporter.trials])
+        return SweepOutcome(self.metric, self.mode, [_record(result, space, self.metric) for result in results])
 
-    def _tuner(self, folder: Path, reporter: Any, resume: bool) -> Any:
+    def _tuner(self, folder: Path, resume: bool) -> Any:
         from ray import tune
+
+        from trial_ray.runs.sweep_reporter import SweepReporter
 
         names, config = self.experiment.names, self.experiment.config
         if resume:
@@ -172,7 +170,7 @@ class Sweep:
                 name=folder.name,
                 storage_path=str(folder.parent),
                 stop=self.experiment.stop,
-                callbacks=[reporter],
+                callbacks=[SweepReporter()],
                 checkpoint_config=tune.CheckpointConfig(
                     checkpoint_frequency=CHECKPOINT_EVERY, checkpoint_at_end=True, num_to_keep=1
                 ),
@@ -217,15 +215,16 @@ def _replaced(values: Any, path: list[str], value: Any) -> Any:
     return {**values, path[0]: _replaced(values[path[0]], path[1:], value)}
 
 
-def _record(trial: Any, space: list[tuple[str, ...]], metric: str) -> TrialRecord:
-    result = trial.last_result or {}
+def _record(result: Any, space: list[tuple[str, ...]], metric: str) -> TrialRecord:
+    metrics = result.metrics or {}
+    status = "failed" if result.error else "done" if metrics.get("done") else "unfinished"
     return TrialRecord(
-        name=trial.trial_id,
-        parameters={".".join(path): _value_at(trial.config, path) for path in space},
-        status=trial.status,
-        iterations=int(result.get("training_iteration", 0)),
-        metric=flatten(result).get(metric),
-        seconds=float(result.get("time_total_s", 0.0)),
+        name=metrics.get("trial_id") or Path(result.path).name,
+        parameters={".".join(path): _value_at(result.config, path) for path in space},
+        status=status,
+        iterations=int(metrics.get("training_iteration", 0)),
+        metric=flatten(metrics).get(metric),
+        seconds=float(metrics.get("time_total_s", 0.0)),
     )
 
 
@@ -233,25 +232,3 @@ def _value_at(config: Any, path: tuple[str, ...]) -> Any:
     for name in path:
         config = config[name]
     return config
-
-
-def _reporter(console: Console) -> Any:
-    """A Tune callback that prints a line for every iteration of every trial, and remembers the trials."""
-    from ray import tune
-
-    class Reporter(tune.Callback):
-        trials: tuple[Any, ...] = ()
-
-        def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-            self.trials = tuple(trials)
-
-        def on_trial_result(
-            self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
-        ) -> None:
-            line = f"{trial.trial_id}  iteration {result['training_iteration']}  {describe(flatten(result))}"
-            console.print(line, highlight=False, soft_wrap=True, markup=False)
-
-        def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-            console.print(f"{trial.trial_id}  failed", highlight=False, style="red")
-
-    return Reporter()

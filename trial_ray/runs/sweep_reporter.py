@@ -1,0 +1,29 @@
+"""A Tune callback that prints a line for every iteration of every trial."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray import tune
+from rich.console import Console
+
+from trial_ray.runs.metrics import flatten
+from trial_ray.runs.progress import describe
+
+
+class SweepReporter(tune.Callback):
+    """Prints as trials progress. Tune stores its callbacks beside the sweep, so this one holds nothing."""
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        """A trial finished an iteration."""
+        _print(f"{trial.trial_id}  iteration {result['training_iteration']}  {describe(flatten(result))}")
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A trial failed."""
+        _print(f"{trial.trial_id}  failed")
+
+
+def _print(line: str) -> None:
+    Console().print(line, highlight=False, soft_wrap=True, markup=False)
