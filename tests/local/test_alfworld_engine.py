@@ -102,7 +102,8 @@ def official_and_generated():
     return texts
 
 
-def test_random_walks_equal_those_of_the_stock_engine():
+def test_random_walks_equal_those_of_the_stock_engine(monkeypatch, tmp_path):
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))  # importing alfworld makes this folder, or one in the home
     from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
     from textworld.core import EnvInfos
     from textworld.envs.pddl import PddlEnv

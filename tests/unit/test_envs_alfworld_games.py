@@ -139,6 +139,15 @@ def test_a_broken_packed_release_is_reported_and_leaves_no_index(tmp_path, damag
     assert list((tmp_path / "cache" / "trial_envs").iterdir()) == []
 
 
+def test_a_machine_without_a_writable_cache_plays_packed_games_too(tmp_path, monkeypatch):
+    (tmp_path / "cache").write_text("a file where the cache folder should be")
+    ids = task_ids("tiny", 0, 2)
+    env = make(split="train", data=packed(tmp_path / "packed", map(generate, ids)))
+    env.reset(options={"task": ids[0]})
+    win(env)
+    env.close()
+
+
 def test_unknown_splits_tasks_and_settings():
     with pytest.raises(UnknownSplitError, match=r"'test'.*valid_seen"):
         make(split="test")
@@ -152,8 +161,11 @@ def test_unknown_splits_tasks_and_settings():
     env.close()
 
 
-@pytest.mark.parametrize("task", ["pick_and_place_simple-Mug-None-Desk-301/trial_1", "../valid_seen", "", "a/../b"])
-def test_an_unknown_task_of_a_tree(tree, task):
+@pytest.mark.parametrize("task", ["pick_and_place_simple-Mug-None-Desk-301/trial_1", "", "a/../b", "/outside"])
+def test_an_unknown_task_of_a_tree(tree, task, tmp_path):
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "game.tw-pddl").write_text(next(tree[0].rglob("game.tw-pddl")).read_text())
+    task = task.replace("/outside", f"{tmp_path}/outside")
     env = make(split="valid_seen", data=tree[0])
     with pytest.raises(UnknownTaskError):
         env.reset(options={"task": task})

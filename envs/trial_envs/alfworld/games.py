@@ -84,7 +84,7 @@ class TreeGames:
         """
         parts = task_id.split("/")
         path = self._folder / split / task_id / _GAME_FILE
-        if len(parts) != 2 or ".." in parts or not path.is_file():
+        if len(parts) != 2 or parse_name(parts[0]) is None or parts[1] == ".." or not path.is_file():
             raise UnknownTaskError(f"{self._folder / split} holds no game {task_id!r}")
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
@@ -108,7 +108,7 @@ def _published_game(task_id: str, content: Any, path: Path) -> Game:
 def _tree_tasks(folder: Path) -> tuple[str, ...]:
     found = []
     for name in sorted(os.listdir(folder)):
-        if parse_name(name) is None:
+        if parse_name(name) is None or not (folder / name).is_dir():
             continue
         for trial in sorted(os.listdir(folder / name)):
             path = folder / name / trial / _GAME_FILE

@@ -110,9 +110,14 @@ def _cache_folder() -> Path:
     return folder if os.access(folder, os.W_OK) else _private_folder()
 
 
-@lru_cache(maxsize=1)
 def _private_folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="trial_envs-"))
+    return Path(_temporary_folder().name)
+
+
+@lru_cache(maxsize=1)
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """Lives as long as the process; the object removes its folder when it goes away."""
+    return tempfile.TemporaryDirectory(prefix="trial_envs-")
 
 
 def _write_index(packed: Path, index: Path) -> None:

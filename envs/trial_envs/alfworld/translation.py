@@ -165,10 +165,10 @@ def _translator() -> dict[str, ModuleType]:
     return modules
 
 
-def _print_to_files_only(*values: object, file: Any = None, **keywords: Any) -> None:
+def _print_to_files_only(*values: object, file: Any = None, end: str = "\n") -> None:
     """Stands in for ``print`` in the translator's modules, whose progress messages nobody reads."""
     if file is not None:
-        print(*values, file=file, **keywords)
+        file.write(" ".join(map(str, values)) + end)
 
 
 @contextlib.contextmanager
