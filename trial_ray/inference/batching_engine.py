@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import threading
 from abc import ABC, abstractmethod
@@ -69,7 +70,7 @@ class BatchingEngine(ABC):
         """Start the engine (idempotent); see ``EngineProtocol``."""
         if self._opening is None:
             self._opening = asyncio.create_task(self._start())
-        return dict(await asyncio.shield(self._opening))
+        return {**await asyncio.shield(self._opening), "pid": os.getpid()}
 
     async def generate(self, prompt_ids: np.ndarray, params: SamplingParams) -> Completion:
         """Sample one reply; see ``EngineProtocol``."""

@@ -57,7 +57,7 @@ class EngineProtocol(Protocol):
     """What every engine actor answers to. All methods are coroutines on the actor."""
 
     async def ready(self) -> dict[str, Any]:
-        """Start the engine (idempotent); return ``{"engine", "model", "vocab_size", "stop_token_ids"}``."""
+        """Start the engine (idempotent); return ``{"engine", "model", "vocab_size", "stop_token_ids", "pid"}``."""
         ...
 
     async def generate(self, prompt_ids: np.ndarray, params: SamplingParams) -> Completion:

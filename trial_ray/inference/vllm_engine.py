@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from trial_ray.errors import EngineError
+from trial_ray.errors import ConfigError, EngineError
 from trial_ray.inference.batching_engine import BatchingEngine, Request
 from trial_ray.inference.stop_tokens import stop_token_ids
 from trial_ray.inference.weights import WeightShards, iter_shards
@@ -62,6 +62,10 @@ class VLLMEngine(BatchingEngine):
         self._model_path = model_path
         self._num_threads = num_threads
         self._on_cuda = torch.cuda.is_available()
+        if tensor_parallel_size > 1 and not self._on_cuda:
+            raise ConfigError(
+                f"tensor_parallel_size: {tensor_parallel_size} found, but there is no CUDA device here; use 1"
+            )
         if kv_cache_gib is None and not self._on_cuda:
             kv_cache_gib = 0.5
         self._arguments: dict[str, Any] = {

@@ -1,0 +1,263 @@
+"""What every engine promises, held against transformers' own forward pass over the same ids."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from trial_ray.errors import EngineError, WeightSyncError
+from trial_ray.inference.client import EngineClient
+from trial_ray.inference.pool import EnginePool
+from trial_ray.inference.protocol import InvalidRequestError, SamplingParams
+from trial_ray.inference.weights import pack_weights
+
+pytestmark = pytest.mark.actors
+
+VOCAB_SIZE, STOP_ID = 300, 7  # of the tiny model in conftest
+MAX_MODEL_LEN = 160
+VERSIONS = itertools.count(1)
+
+
+@dataclass
+class Engine:
+    """One running engine and the learner's model whose weights it was given."""
+
+    pool: EnginePool
+    client: EngineClient
+    info: dict
+    refusal: Exception
+    learner: torch.nn.Module
+
+    def send(self, model: torch.nn.Module) -> int:
+        version = next(VERSIONS)
+        self.pool.sync(pack_weights(model.named_parameters(), version), timeout_s=120)
+        return version
+
+    def ask(self, prompts, params):
+        async def everything():
+            return await asyncio.gather(
+                *[self.client.generate(prompt, p, 0) for prompt, p in zip(prompts, params, strict=True)]
+            )
+
+        return asyncio.run(everything())
+
+
+def load_learner(folder):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@pytest.fixture(
+    scope="module", params=["transformers", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(600)])]
+)
+def started(request, ray_session, tiny_qwen3):
+    pool = EnginePool.create(
+        engine=request.param,
+        model_path=str(tiny_qwen3),
+        num_engines=1,
+        engine_kwargs={"max_model_len": MAX_MODEL_LEN, "max_batch": 16, "num_threads": 1},
+        num_cpus_per_engine=0.2,
+    )
+    try:
+        [info] = pool.start(timeout_s=500)
+        client = EngineClient(pool.handles, timeout_s=120)
+        with pytest.raises(EngineError) as refusal:
+            asyncio.run(client.generate(np.array([1, 2, 3]), SamplingParams(max_tokens=2), 0))
+        yield pool, client, info, refusal.value
+    finally:
+        pool.stop()
+
+
+@pytest.fixture
+def engine(started, tiny_qwen3):
+    """The engine of this module, with the weights on disk loaded once more."""
+    running = Engine(*started, load_learner(tiny_qwen3))
+    running.send(running.learner)
+    return running
+
+
+def make_prompts(count, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(10, VOCAB_SIZE, rng.integers(3, 100)).astype(np.int32) for _ in range(count)]
+
+
+def reference_logits(model, prompt, reply):
+    """float32 ``[y, V]``: what the learner's model says at every position of the reply."""
+    ids = torch.as_tensor(np.concatenate([prompt, reply.response_ids]), dtype=torch.long)[None]
+    with torch.no_grad():
+        return model(ids).logits[0, len(prompt) - 1 : -1].float()
+
+
+def assert_logprobs_of(model, prompts, replies, tolerance=1e-4):
+    for prompt, reply in zip(prompts, replies, strict=True):
+        logprobs = torch.log_softmax(reference_logits(model, prompt, reply), -1)
+        expected = logprobs.gather(-1, torch.tensor(reply.response_ids, dtype=torch.long)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(reply.logprobs), expected, atol=tolerance, rtol=0)
+
+
+def perturbed(model, tiny_qwen3, seed):
+    torch.manual_seed(seed)
+    other = load_learner(tiny_qwen3)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return other
+
+
+def test_ready_tells_vocabulary_and_stop_tokens(engine):
+    assert engine.info["vocab_size"] == VOCAB_SIZE
+    assert engine.info["stop_token_ids"] == [STOP_ID]
+
+
+def test_nothing_is_sampled_before_the_learner_sent_weights(engine):
+    assert "no weights" in str(engine.refusal)
+
+
+def test_greedy_replies_and_their_logprobs_are_those_of_transformers(engine):
+    prompts = make_prompts(12)
+    replies = engine.ask(prompts, [SamplingParams(max_tokens=8, temperature=0)] * 12)
+    for prompt, reply in zip(prompts, replies, strict=True):
+        logits = reference_logits(engine.learner, prompt, reply)
+        chosen = logits.gather(-1, torch.tensor(reply.response_ids, dtype=torch.long)[:, None])[:, 0]
+        torch.testing.assert_close(chosen, logits.max(-1).values, atol=1e-4, rtol=0)
+    assert_logprobs_of(engine.learner, prompts, replies)
+
+
+def test_sampled_logprobs_are_those_of_the_untempered_model(engine):
+    prompts = make_prompts(8, seed=1)
+    params = [SamplingParams(max_tokens=6, temperature=0.6, top_p=0.9, seed=seed) for seed in range(8)]
+    replies = engine.ask(prompts, params)
+    assert all(reply.response_ids.dtype == np.int32 and reply.logprobs.dtype == np.float32 for reply in replies)
+    assert_logprobs_of(engine.learner, prompts, replies)
+
+
+def test_tokens_outside_the_nucleus_are_never_sampled(engine):
+    prompts = make_prompts(4, seed=2) * 6
+    replies = engine.ask(prompts, [SamplingParams(max_tokens=4, top_p=0.3, seed=seed) for seed in range(24)])
+    for prompt, reply in zip(prompts, replies, strict=True):
+        probs = torch.softmax(reference_logits(engine.learner, prompt, reply), -1)
+        for row, token in zip(probs, reply.response_ids, strict=True):
+            assert float(row[row > row[int(token)]].sum()) < 0.3 + 1e-4
+
+
+def test_a_sampled_stop_token_ends_the_reply_and_belongs_to_it(engine):
+    with torch.no_grad():  # the stop token's logit now dwarfs the others wherever it is positive
+        engine.learner.model.embed_tokens.weight[STOP_ID] *= 50
+    engine.send(engine.learner)
+    replies = engine.ask(make_prompts(16), [SamplingParams(max_tokens=6, temperature=0)] * 16)
+    stopped = [reply for reply in replies if reply.finish_reason == "stop"]
+    assert stopped
+    for reply in stopped:
+        assert reply.response_ids[-1] == STOP_ID
+        assert STOP_ID not in reply.response_ids[:-1]
+    unfinished = [reply for reply in replies if reply.finish_reason == "length"]
+    assert all(STOP_ID not in reply.response_ids for reply in unfinished)
+
+
+def test_a_reply_ends_at_max_tokens_with_reason_length(engine):
+    replies = engine.ask(make_prompts(6), [SamplingParams(max_tokens=n, temperature=0) for n in range(1, 7)])
+    assert {reply.finish_reason for reply in replies} == {"length"}
+    assert [len(reply.response_ids) for reply in replies] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_seed_repeats_its_reply_alone_and_in_company(engine):
+    prompts = make_prompts(10, seed=3)
+    params = [SamplingParams(max_tokens=6, seed=100 + index) for index in range(10)]
+    together = engine.ask(prompts, params)
+    alone = [engine.ask([prompt], [p])[0] for prompt, p in zip(prompts, params, strict=True)]
+    assert [r.response_ids.tolist() for r in together] == [r.response_ids.tolist() for r in alone]
+
+
+def test_other_seeds_give_other_replies(engine):
+    [prompt] = make_prompts(1)
+    replies = engine.ask([prompt] * 16, [SamplingParams(max_tokens=6, seed=seed) for seed in range(16)])
+    assert len({tuple(reply.response_ids.tolist()) for reply in replies}) > 8
+
+
+def test_new_weights_change_replies_and_nothing_cached_of_the_old_ones_is_used(engine, tiny_qwen3):
+    prompts = make_prompts(8, seed=4)
+    greedy = [SamplingParams(max_tokens=6, temperature=0)] * 8
+    before = engine.ask(prompts, greedy)
+    other = perturbed(engine.learner, tiny_qwen3, seed=5)
+    version = engine.send(other)  # also compares checksums
+    after = engine.ask(prompts, greedy)
+    assert_logprobs_of(other, prompts, after)
+    assert {reply.weight_version for reply in after} == {version}
+    assert [r.response_ids.tolist() for r in before] != [r.response_ids.tolist() for r in after]
+    engine.send(engine.learner)
+    back = engine.ask(prompts, greedy)
+    assert [r.response_ids.tolist() for r in before] == [r.response_ids.tolist() for r in back]
+
+
+def test_an_update_amid_replies_never_mixes_two_versions_in_one(engine, tiny_qwen3):
+    other = perturbed(engine.learner, tiny_qwen3, seed=6)
+    models = {engine.send(engine.learner): engine.learner}
+    new = next(VERSIONS)
+    models[new] = other
+    shards = pack_weights(other.named_parameters(), new)
+    prompts = make_prompts(60, seed=7)
+
+    async def replies_around_an_update():
+        early = [engine.client.generate(p, SamplingParams(max_tokens=20, seed=1), 0) for p in prompts[:30]]
+        early = [asyncio.ensure_future(request) for request in early]
+        await asyncio.sleep(0.02)
+        update = engine.pool.handles[0].load_weights.remote(shards)
+        late = [engine.client.generate(p, SamplingParams(max_tokens=20, seed=1), 0) for p in prompts[30:]]
+        replies = await asyncio.gather(*early, *late)
+        await update
+        return replies
+
+    replies = asyncio.run(replies_around_an_update())
+    for prompt, reply in zip(prompts, replies, strict=True):
+        assert_logprobs_of(models[reply.weight_version], [prompt], [reply])
+    assert replies[0].weight_version != new
+    assert replies[-1].weight_version == new
+
+
+def test_weights_with_a_tensor_missing_are_never_taken_for_complete(engine, tiny_qwen3):
+    other = perturbed(engine.learner, tiny_qwen3, seed=8)
+    part = [(name, tensor) for name, tensor in other.named_parameters() if "layers.1.mlp.down_proj" not in name]
+    with pytest.raises((WeightSyncError, EngineError)):
+        engine.pool.sync(pack_weights(part, next(VERSIONS)), timeout_s=120)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        ([], SamplingParams(max_tokens=2), "empty"),
+        ([5] * MAX_MODEL_LEN, SamplingParams(max_tokens=1), "max_model_len"),
+        ([5] * (MAX_MODEL_LEN - 4), SamplingParams(max_tokens=5), "max_model_len"),
+        ([5, VOCAB_SIZE], SamplingParams(max_tokens=2), "outside"),
+        ([5], SamplingParams(max_tokens=0), "max_tokens"),
+        ([5], SamplingParams(max_tokens=2, top_p=0.0), "top_p"),
+    ],
+)
+def test_requests_that_cannot_be_served_are_refused_with_the_reason(engine, prompt, params, message):
+    with pytest.raises(InvalidRequestError, match=message):
+        engine.ask([np.array(prompt, dtype=np.int32)], [params])
+    assert len(engine.ask([np.array([5, 6])], [SamplingParams(max_tokens=1)])) == 1  # and the engine goes on
+
+
+def test_a_prompt_may_fill_the_context_to_the_last_token(engine):
+    prompt = np.full(MAX_MODEL_LEN - 4, 11, dtype=np.int32)
+    [reply] = engine.ask([prompt], [SamplingParams(max_tokens=4, temperature=0)])
+    assert len(reply.response_ids) == 4
+    assert_logprobs_of(engine.learner, [prompt], [reply])
+
+
+def test_more_requests_than_rows_are_all_answered_for_their_own_prompt(engine):
+    prompts = make_prompts(70, seed=9)
+    replies = engine.ask(prompts, [SamplingParams(max_tokens=1 + index % 9, seed=index) for index in range(70)])
+    assert all(len(reply.response_ids) <= 1 + index % 9 for index, reply in enumerate(replies))
+    assert_logprobs_of(engine.learner, prompts, replies)
+
+
+def test_an_engine_has_no_process_that_could_outlive_its_actor(engine):
+    assert psutil.Process(engine.info["pid"]).children(recursive=True) == []
