@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Sequence
 from functools import partial
 
 from trial_ray import __version__
-from trial_ray.commands import console, data, doctor, evaluate, export, sweep, train, warmstart
+from trial_ray.commands import console, data, doctor, evaluate, export, inspect, sweep, train, warmstart
 
-COMMANDS = (train, evaluate, sweep, warmstart, export, data, doctor)
+COMMANDS = (train, evaluate, sweep, warmstart, inspect, export, data, doctor)
 EPILOG = """start here:
   trial-ray doctor                                         what is installed, what is missing
   trial-ray train tuned_examples/alfworld_quickstart.py    a small agent on this machine
@@ -38,6 +39,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
     args = build_parser().parse_args(argv)
+    if not args.verbose:
+        logging.getLogger("ray.rllib.algorithms").setLevel(logging.ERROR)  # it greets every algorithm with a warning
     try:
         return args.run(args)
     except KeyboardInterrupt:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from trial_ray import cli
@@ -13,7 +14,7 @@ from trial_ray.runs.checkpoints import MODEL_INSIDE_CHECKPOINT, find_model, list
 from trial_ray.runs.failures import is_user_error
 from trial_ray.runs.sweep import Sweep, SweepOutcome, TrialRecord
 
-COMMANDS = ("train", "evaluate", "sweep", "warmstart", "export", "data", "doctor")
+COMMANDS = ("train", "evaluate", "sweep", "warmstart", "inspect", "export", "data", "doctor")
 
 
 def run(*arguments):
@@ -194,6 +195,53 @@ def test_errors_keep_their_kind_when_ray_hands_them_over():
     assert not is_user_error(from_actor(EngineError("died")))
     assert not is_user_error(ClosedEnvError("closed"))
     assert not is_user_error(ValueError("a bug"))
+
+
+def recorded_run(folder, **turn):
+    """A run folder with one recorded trajectory of one turn in each of two iterations."""
+    from trial_ray.rollout.recording import write_groups
+    from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
+
+    ids, values = np.arange(3, dtype=np.int32), {"observation": "You see a mug 1.", "outcome": "You take it.", **turn}
+    values |= {"action": "take mug 1", "valid": False, "reward": 1.0, "finish_reason": "stop"}
+    taken = Turn(ids, ids, ids.astype(np.float32), weight_version=1, insert_at=2, **values)
+    trajectory = Trajectory("pick/1", "pick", seed=0, turns=[taken], success=True, score=1.0)
+    (folder / "run.json").write_text(json.dumps({"schema": "trial_ray/run", "schema_version": 1}))
+    for iteration in (1, 2):
+        write_groups(folder / "trajectories", iteration, [TrajectoryGroup("pick/1", [trajectory])], "runner001")
+    return folder
+
+
+def test_inspect_lists_trajectories_and_shows_turns(capsys, tmp_path):
+    folder = recorded_run(tmp_path)
+    assert run("inspect", folder) == 0
+    text = capsys.readouterr().out
+    assert "iteration 2: 1 trajectories, 1 successful" in text
+    assert "pick/1" in text
+    assert run("inspect", folder, "--iteration", 1, "--show", 1) == 0
+    text = capsys.readouterr().out
+    for part in ("You see a mug 1.", "take mug 1 (invalid form)", "You take it.", "3 + 3"):
+        assert part in text
+    assert run("inspect", folder, "--iteration", 3) == 2
+    assert run("inspect", folder, "--show", 2) == 2
+    assert run("inspect", tmp_path / "nowhere") == 2
+
+
+def test_inspect_shows_untrusted_text_as_text(capsys, tmp_path):
+    recorded_run(tmp_path, observation="[red]markup[/red]", outcome="\x1b]0;title\x07 \x1b[2Jgone")
+    assert run("inspect", tmp_path, "--show", 1) == 0
+    text = capsys.readouterr().out
+    assert "[red]markup[/red]" in text
+    assert "\x1b" not in text
+    assert "\x07" not in text
+
+
+def test_a_resumed_run_forgets_what_it_will_sample_again(tmp_path):
+    from trial_ray.runs.run_folder import RunFolder
+
+    folder = RunFolder.reopen(recorded_run(tmp_path))
+    folder.drop_trajectories_after(1)
+    assert folder.recorded_iterations() == [1]
 
 
 SWEEP = """

@@ -4,18 +4,6 @@ from __future__ import annotations
 
 from trial_ray.errors import UserInputError
 
-# Of the environments' errors, those that the user can mend.
-ENVIRONMENT_USER_ERRORS = frozenset(
-    {
-        "UnknownSplitError",
-        "UnknownTaskError",
-        "UnknownDifficultyError",
-        "MissingDataError",
-        "CorruptGameError",
-        "MissingEngineError",
-    }
-)
-
 
 def root_cause(error: BaseException) -> BaseException:
     """The error that an actor raised, out of the one in which Ray hands it over."""
@@ -25,10 +13,9 @@ def root_cause(error: BaseException) -> BaseException:
 
 def is_user_error(error: BaseException) -> bool:
     """Whether the user can mend it."""
+    from trial_envs.errors import TrialEnvError
+
     error = root_cause(error)
-    if isinstance(error, UserInputError):
-        return True
-    return any(
-        kind.__name__ in ENVIRONMENT_USER_ERRORS and kind.__module__.startswith("trial_envs")
-        for kind in type(error).__mro__
-    )
+    if isinstance(error, TrialEnvError):
+        return not isinstance(error, RuntimeError)  # those tell of misuse by the calling code
+    return isinstance(error, UserInputError)

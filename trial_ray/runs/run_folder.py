@@ -116,6 +116,20 @@ class RunFolder:
         """One JSON object an iteration."""
         return self.path / "metrics.jsonl"
 
+    def recorded_iterations(self) -> list[int]:
+        """Iterations of which trajectories were recorded, in ascending order."""
+        return sorted(self._partitions())
+
+    def drop_trajectories_after(self, iteration: int) -> None:
+        """Remove what was recorded after the iteration that a run continues from; it will be sampled again."""
+        for number, folder in self._partitions().items():
+            if number > iteration:
+                shutil.rmtree(folder)
+
+    def _partitions(self) -> dict[int, Path]:
+        folders = self.trajectories.glob("iteration=*")
+        return {int(folder.name.partition("=")[2]): folder for folder in folders}
+
     def set_state(self, state: str) -> None:
         """Record how the run stands: ``running``, ``done``, ``interrupted`` or ``failed``."""
         self._write_run(state)

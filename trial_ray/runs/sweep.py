@@ -216,11 +216,11 @@ def _replaced(values: Any, path: list[str], value: Any) -> Any:
 
 
 def _record(result: Any, space: list[tuple[str, ...]], metric: str) -> TrialRecord:
-    metrics = result.metrics or {}
+    metrics, config = result.metrics or {}, result.config or {}  # both absent in a trial that never started
     status = "failed" if result.error else "done" if metrics.get("done") else "unfinished"
     return TrialRecord(
         name=metrics.get("trial_id") or Path(result.path).name,
-        parameters={".".join(path): _value_at(result.config, path) for path in space},
+        parameters={".".join(path): _value_at(config, path) for path in space if config},
         status=status,
         iterations=int(metrics.get("training_iteration", 0)),
         metric=flatten(metrics).get(metric),

@@ -71,15 +71,17 @@ class TrainingSession:
         checkpoint = next(reversed(list_checkpoints(self.folder.checkpoints)), None) if self.resume else None
         with self.console.status("starting Ray actors, engines and the learner"):
             algorithm = self.config.build_algo()
-            if checkpoint is None:
-                return algorithm
-            try:
-                algorithm.restore_from_path(str(checkpoint))
-            except BaseException:
-                algorithm.stop()
-                raise
-        self.iteration = int(checkpoint.name)
-        self.console.print(f"continuing after iteration {self.iteration}", highlight=False)
+            if checkpoint is not None:
+                try:
+                    algorithm.restore_from_path(str(checkpoint))
+                except BaseException:
+                    algorithm.stop()
+                    raise
+                self.iteration = int(checkpoint.name)
+        if self.resume:
+            self.folder.drop_trajectories_after(self.iteration)
+            self.folder.set_state("running")
+            self.console.print(f"continuing after iteration {self.iteration}", highlight=False)
         return algorithm
 
     def _run(self, algorithm: Any, started: float) -> None:
