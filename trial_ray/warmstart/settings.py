@@ -21,7 +21,7 @@ class WarmStartSettings:
     env: str = "trial/ALFWorld-v0"
     """Gymnasium id; an oracle that explores must be known for it."""
     env_config: Mapping[str, Any] = field(default_factory=lambda: {"difficulty": "tiny", "max_turns": 20})
-    """Keyword arguments of the environment, save ``split``, ``num_games`` and ``generator_seed``, which are set here."""
+    """Keyword arguments of the environment, save ``split``, ``num_games`` and ``generator_seed`` (set here)."""
     model_path: str | None = None
     """Folder of a causal LM with a chat template, in Hugging Face format; ``None`` builds the tiny default model."""
     size: str = "tiny"

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import transformers
+from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import trial_envs
@@ -36,8 +37,14 @@ LEAST_REPLY_ACCURACY = 0.3
 """Below this share of right replies in training no game is won, and a check would only cost time."""
 
 CODE = {
-    trial_ray: ("warmstart/*.py", "models/tiny.py", "models/tokenizer.py", "hindsight/*.py")
-    + ("rollout/prompts.py", "rollout/templates.py"),
+    trial_ray: (
+        "warmstart/*.py",
+        "models/tiny.py",
+        "models/tokenizer.py",
+        "hindsight/*.py",
+        "rollout/prompts.py",
+        "rollout/templates.py",
+    ),
     trial_envs: ("alfworld/*.py", "core/*.py"),
 }
 """The code that decides what a warm start leads to."""
@@ -71,6 +78,15 @@ class WarmStartResult:
     cached: bool
     seconds: float
 
+    def __str__(self) -> str:
+        """One sentence for people."""
+        low, high = self.interval
+        origin = "from the cache, made" if self.cached else "made"
+        return (
+            f"Warm start: {self.success_rate:.1%} [{low:.1%}, {high:.1%}] of {self.episodes} held-out games won "
+            f"({origin} in {self.seconds:.0f} s with {self.steps} updates)"
+        )
+
 
 def warm_start(settings: WarmStartSettings, out: Path | None = None, progress: bool = True) -> WarmStartResult:
     """Clone an oracle that explores into a model; the same settings and code give the cached model at once.
@@ -78,7 +94,7 @@ def warm_start(settings: WarmStartSettings, out: Path | None = None, progress: b
     Args:
         settings: everything that decides the result.
         out: copy the model here too; must not hold anything yet.
-        progress: show a progress bar.
+        progress: show progress bars, and the result in a sentence.
 
     Raises:
         ConfigError: no oracle for the environment, or ``out`` is not empty.
@@ -91,7 +107,7 @@ def warm_start(settings: WarmStartSettings, out: Path | None = None, progress: b
     if out is not None:
         shutil.copytree(path, out, dirs_exist_ok=True)
     record = json.loads((path / RECORD).read_text(encoding="utf-8"))
-    return WarmStartResult(
+    result = WarmStartResult(
         path=out or path,
         success_rate=record["success_rate"],
         episodes=record["episodes"],
@@ -102,6 +118,9 @@ def warm_start(settings: WarmStartSettings, out: Path | None = None, progress: b
         cached=cached,
         seconds=record["seconds"],
     )
+    if progress:
+        Console().print(str(result), highlight=False)
+    return result
 
 
 def cache_key(settings: WarmStartSettings) -> str:

@@ -1,0 +1,268 @@
+"""Warm start on real generated games: what is demonstrated, what cloning achieves, what the cache keeps."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from trial_ray.errors import CheckpointError, ConfigError
+from trial_ray.models.tiny import build_tiny_model
+from trial_ray.models.tokenizer import build_tokenizer
+from trial_ray.rollout.prompts import PromptBuilder
+from trial_ray.warmstart import WarmStartSettings, cache, warm_start
+from trial_ray.warmstart import warmstart as module
+from trial_ray.warmstart.cloning import Cloner, Example, Schedule, batches, cloning_loss, collate, reply_accuracy
+from trial_ray.warmstart.demonstrations import collect, generated_env, to_examples
+from trial_ray.warmstart.evaluation import HeldOutGames
+
+SETTINGS = WarmStartSettings(
+    env_config={"difficulty": "tiny", "max_turns": 8},
+    size="nano",
+    games=6,
+    max_steps=4,
+    check_every=2,
+    check_games=3,
+    evaluation_games=5,
+    threads=1,
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return build_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def builder(tokenizer):
+    return PromptBuilder(tokenizer, SETTINGS.env, SETTINGS.max_prompt_tokens, style="plain")
+
+
+@pytest.fixture(scope="module")
+def demonstrations(tokenizer, builder):
+    return collect(SETTINGS, tokenizer, builder)
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv(cache.CACHE_VARIABLE, str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def tiny_models_only(monkeypatch):
+    """Let checks be played although the model knows nothing yet."""
+    monkeypatch.setattr(module, "LEAST_REPLY_ACCURACY", 0.0)
+
+
+def test_demonstrated_replies_are_on_offer_and_end_with_the_end_token(demonstrations, tokenizer):
+    for demonstration in demonstrations:
+        assert demonstration.reply_ids[-1] == tokenizer.eos_token_id
+        assert tokenizer.decode(demonstration.reply_ids, skip_special_tokens=True) in demonstration.actions
+
+
+def test_a_prompt_holds_nothing_but_what_was_shown(demonstrations, tokenizer, builder):
+    """The opening prompt of every game follows from its first observation alone."""
+    shown = {tokenizer.decode(demonstration.prompt_ids) for demonstration in demonstrations}
+    with generated_env(SETTINGS, 0, SETTINGS.games) as env:
+        for task in env.unwrapped.tasks("generated"):
+            observation, info = env.reset(options={"task": task})
+            first = builder.build(
+                task=info["task"],
+                observation=observation,
+                admissible_actions=info["admissible_actions"],
+                history=[],
+                step=1,
+            )
+            assert tokenizer.decode(first.ids) in shown
+
+
+def test_the_demonstrator_does_not_know_where_the_object_is(tokenizer, builder):
+    """Whoever knew would go straight to it; the explorer looks elsewhere first in many games."""
+    settings = replace(SETTINGS, games=40, episodes_per_game=1, slip_probability=0.0)
+    with generated_env(settings, 0, 40) as env:
+        opening = {}
+        for task in env.unwrapped.tasks("generated"):
+            env.reset(options={"task": task})
+            opening[task] = env.unwrapped.walkthrough[0]
+    first = {}
+    for demonstration in collect(settings, tokenizer, builder):
+        first.setdefault(demonstration.task_id, tokenizer.decode(demonstration.reply_ids, skip_special_tokens=True))
+    straight = sum(first[task] == opening[task] for task in opening)
+    assert len(first) == 40
+    assert straight < 30
+
+
+def test_slips_are_carried_out_but_never_imitated(tokenizer, builder):
+    settings = replace(SETTINGS, slip_probability=1.0, games=3)
+    slipped = collect(settings, tokenizer, builder)
+    for demonstration in slipped:
+        assert tokenizer.decode(demonstration.reply_ids, skip_special_tokens=True) in demonstration.actions
+    # Now and then the slip is the very action that the oracle chose; only then is there an outcome of it.
+    assert np.mean([demonstration.evidence_ids is None for demonstration in slipped]) > 0.6
+
+
+def test_hindsight_views_insert_the_outcome_of_the_demonstrated_action(demonstrations, tokenizer):
+    plain = to_examples(demonstrations, 0.0, seed=0)
+    views = to_examples(demonstrations, 1.0, seed=0)
+    for demonstration, ordinary, view in zip(demonstrations, plain, views, strict=True):
+        assert np.array_equal(ordinary.prompt_ids, demonstration.prompt_ids)
+        assert np.array_equal(view.reply_ids, ordinary.reply_ids)
+        evidence = demonstration.evidence_ids
+        if evidence is None:
+            assert np.array_equal(view.prompt_ids, ordinary.prompt_ids)
+            continue
+        at = demonstration.insert_at
+        assert np.array_equal(view.prompt_ids[at : at + len(evidence)], evidence)
+        assert np.array_equal(np.delete(view.prompt_ids, slice(at, at + len(evidence))), ordinary.prompt_ids)
+        action = tokenizer.decode(demonstration.reply_ids, skip_special_tokens=True).split()
+        if action[:2] == ["go", "to"]:
+            assert f"You arrive at {' '.join(action[2:])}." in tokenizer.decode(evidence)
+
+
+def test_the_fraction_of_hindsight_views_is_as_set(demonstrations):
+    examples = to_examples(demonstrations, 0.5, seed=1)
+    possible = [i for i, d in enumerate(demonstrations) if d.evidence_ids is not None]
+    share = np.mean([len(examples[i].prompt_ids) > len(demonstrations[i].prompt_ids) for i in possible])
+    assert 0.25 < share < 0.75
+
+
+def test_padding_changes_no_loss(tokenizer):
+    """The loss of a ragged batch is the token-weighted mean over its rows alone, computed one by one."""
+    model = build_tiny_model(tokenizer, "nano")
+    rows = [Example(_ids(4), _ids(2)), Example(_ids(9), _ids(3)), Example(_ids(6), _ids(5))]
+    together, _ = cloning_loss(model, collate(rows, tokenizer.pad_token_id), 0.3)
+    reply = prompt = replies = prompts = 0.0
+    for row in rows:
+        ids = torch.tensor(np.concatenate([row.prompt_ids, row.reply_ids])[None].astype(np.int64))
+        nll = -torch.log_softmax(model(ids).logits[0].double(), -1)[torch.arange(len(row) - 1), ids[0, 1:]]
+        split = len(row.prompt_ids) - 1
+        prompt, reply = prompt + nll[:split].sum(), reply + nll[split:].sum()
+        prompts, replies = prompts + split, replies + len(row.reply_ids)
+    torch.testing.assert_close(together.double(), reply / replies + 0.3 * prompt / prompts, rtol=1e-5, atol=1e-5)
+
+
+def test_an_epoch_holds_every_example_once(tokenizer):
+    examples = [Example(_ids(3 + index % 7), np.asarray([index], dtype=np.int32)) for index in range(50)]
+    stream = batches(examples, 8, tokenizer.pad_token_id, np.random.default_rng(0))
+    seen = [int(token) for batch in (next(stream) for _ in range(7)) for token in batch.ids[batch.reply]]
+    assert sorted(seen) == list(range(50))
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_cloning_a_handful_of_games_learns_them(optimizer, demonstrations, tokenizer):
+    model = build_tiny_model(tokenizer, "nano")
+    examples = to_examples(demonstrations, 0.25, seed=0)[:32]
+    before = reply_accuracy(model, examples, tokenizer.pad_token_id)
+    schedule = Schedule(optimizer, learning_rate=1e-2, matrix_learning_rate=0.03, steps=60, warmup=10)
+    cloner = Cloner(model, examples, schedule, pad_id=tokenizer.pad_token_id, batch_size=16, prompt_weight=0.3, seed=0)
+    losses = [cloner.step()[0] for _ in range(60)]
+    assert losses[-1] < 0.4 * losses[0]
+    assert before == 0.0
+    assert reply_accuracy(model, examples, tokenizer.pad_token_id) > 0.3
+
+
+def test_play_repeats_with_the_same_seed(tokenizer, builder):
+    model = build_tiny_model(tokenizer, "nano")
+    with HeldOutGames(SETTINGS, 1, 3, tokenizer, builder) as games:
+        assert games.play(model, 7) == games.play(model, 7)
+
+
+def test_demonstrated_checked_and_evaluated_games_differ():
+    tasks = []
+    for offset in (0, module.CHECKED_GAMES, module.EVALUATED_GAMES):
+        with generated_env(SETTINGS, offset, 20) as env:
+            tasks.append(set(env.unwrapped.tasks("generated")))
+    assert not tasks[0] & tasks[1]
+    assert not tasks[0] & tasks[2]
+    assert not tasks[1] & tasks[2]
+
+
+@pytest.mark.usefixtures("tiny_models_only")
+def test_a_second_warm_start_comes_from_the_cache_and_another_setting_does_not(own_cache, tmp_path):
+    first = warm_start(SETTINGS, progress=False)
+    assert not first.cached
+    assert first.episodes == SETTINGS.evaluation_games
+    assert first.interval[0] <= first.success_rate <= first.interval[1]
+    assert [point["step"] for point in first.curve] == [2, 4]
+    assert json.loads((first.path / module.RECORD).read_text())["settings"]["games"] == SETTINGS.games
+
+    second = warm_start(SETTINGS, out=tmp_path / "copy", progress=False)
+    assert second.cached
+    assert second.success_rate == first.success_rate
+    for name in ("model.safetensors", "tokenizer.json", "generation_config.json"):
+        assert (tmp_path / "copy" / name).read_bytes() == (first.path / name).read_bytes()
+    with pytest.raises(ConfigError, match="not empty"):
+        warm_start(SETTINGS, out=tmp_path / "copy", progress=False)
+
+    onward = warm_start(replace(SETTINGS, model_path=str(first.path), max_steps=2), progress=False)
+    assert not onward.cached
+    assert onward.path != first.path
+    assert len(list((own_cache / "warmstart").iterdir())) == 2
+
+
+def test_the_target_ends_cloning(own_cache, monkeypatch):
+    monkeypatch.setattr(module, "LEAST_REPLY_ACCURACY", 0.0)
+    result = warm_start(replace(SETTINGS, target_success=0.0), progress=False)
+    assert result.steps == SETTINGS.check_every
+
+
+def test_an_interrupted_build_leaves_nothing(own_cache):
+    def build(work):
+        (work / "half").write_text("written")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cache.get_or_build("warmstart", "key", build)
+    assert list((own_cache / "warmstart").iterdir()) == []
+
+
+def test_of_two_builders_the_first_wins(own_cache):
+    def build(work):
+        (work / "model").write_text("second")
+        (own_cache / "warmstart" / "key").mkdir()
+        (own_cache / "warmstart" / "key" / "model").write_text("first")
+
+    path, cached = cache.get_or_build("warmstart", "key", build)
+    assert (path / "model").read_text() == "first"
+    assert not cached
+    assert [entry.name for entry in path.parent.iterdir()] == ["key"]
+
+
+def test_every_setting_is_part_of_the_key():
+    changed = {"seed": 1, "hindsight_fraction": 0.5, "env_config": {"difficulty": "small"}, "optimizer": "adamw"}
+    keys = {module.cache_key(replace(SETTINGS, **{name: value})) for name, value in changed.items()}
+    assert len(keys | {module.cache_key(SETTINGS)}) == len(changed) + 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("games", 0), ("hindsight_fraction", 1.5), ("learning_rate", 0.0), ("optimizer", "sgd"), ("prompt_weight", -1.0)],
+)
+def test_settings_out_of_range_are_named(setting, value):
+    with pytest.raises(ConfigError, match=setting):
+        WarmStartSettings(**{setting: value})
+
+
+def test_what_the_warm_start_chooses_itself_is_refused():
+    with pytest.raises(ConfigError, match="generator_seed"):
+        WarmStartSettings(env_config={"generator_seed": 3})
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        warm_start(replace(SETTINGS, model_path=str(tmp_path)), progress=False)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_an_environment_without_an_oracle_is_refused():
+    with pytest.raises(ConfigError, match="trial/ALFWorld-v0"):
+        warm_start(replace(SETTINGS, env="trial/Elsewhere-v0"), progress=False)
+
+
+def _ids(length: int) -> np.ndarray:
+    return np.arange(300, 300 + length, dtype=np.int32)
