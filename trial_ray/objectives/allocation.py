@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trial_ray.objectives.checks import flat_counts, flat_floats, flat_ids, flat_mask
-from trial_ray.objectives.segments import renumber, segment_sum
+from trial_ray.objectives.segments import renumber, segment_sum, zero_outside
 
 ZERO_GAP = 1e-8
 """A trajectory whose mean score is no larger (nats per token) has no profile: its turns weigh 1."""
@@ -65,7 +65,7 @@ def turn_scores(gap: Tensor, mask: Tensor, turn_ids: Tensor, num_turns: int) -> 
         raise ValueError(f"num_turns must not be negative, got {num_turns}")
     turn_ids = flat_ids("turn_ids", turn_ids, ("gap", gap), num_turns)
     counts = segment_sum(mask.long(), turn_ids, num_turns)
-    totals = segment_sum(torch.where(mask, gap.abs(), torch.zeros_like(gap)), turn_ids, num_turns)
+    totals = segment_sum(zero_outside(gap.abs(), mask), turn_ids, num_turns)
     return totals / counts.clamp(min=1), counts
 
 

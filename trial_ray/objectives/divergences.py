@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from trial_ray.objectives.checks import flat_floats, flat_mask
-from trial_ray.objectives.segments import masked_mean
+from trial_ray.objectives.segments import masked_mean, zero_outside
 
 
 def k3_divergence(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, bound: float = 10.0) -> Tensor:
@@ -34,5 +33,5 @@ def k3_divergence(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, bo
     if not bound > 0:
         raise ValueError(f"bound must be above 0, got {bound}")
     # 20 is far beyond any bound in use, and keeps exp and its gradient finite.
-    difference = torch.where(mask, reference_logprobs - logprobs, torch.zeros_like(logprobs)).clamp(-20, 20)
+    difference = zero_outside(reference_logprobs - logprobs, mask).clamp(-20, 20)
     return masked_mean((difference.exp() - difference - 1).clamp(-bound, bound), mask)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trial_ray.objectives.checks import flat_floats, flat_mask, scalar
-from trial_ray.objectives.segments import masked_mean
+from trial_ray.objectives.segments import masked_mean, zero_outside
 
 
 def clipped_surrogate(
@@ -50,8 +50,9 @@ def clipped_surrogate(
         raise ValueError(f"clip_high must be at least 0, got {clip_high}")
     if dual_clip is not None and not dual_clip > 1:
         raise ValueError(f"dual_clip must be above 1, got {dual_clip}")
-    # Masked before exp: a padding token must not turn into inf · 0 in the backward pass.
-    ratio = torch.where(mask, logprobs - old_logprobs, torch.zeros_like(logprobs)).exp()
+    # Masked before exp and products: what is infinite outside of the mask must not become inf · 0 in the backward pass.
+    ratio = zero_outside(logprobs - old_logprobs, mask).exp()
+    advantages = zero_outside(advantages, mask)
     losses = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high))
     if dual_clip is not None:
         losses = torch.where(advantages < 0, torch.minimum(losses, -dual_clip * advantages), losses)
@@ -81,9 +82,8 @@ def dense_hindsight_loss(logprobs: Tensor, gap: Tensor, weights: Tensor, mask: T
     gap = flat_floats("gap", gap, like).detach()
     weights = flat_floats("weights", weights, like).detach()
     mask = flat_mask("mask", mask, like)
-    # Masked before the product: an infinite log-probability outside of the mask must not turn into inf · 0.
-    eligible = torch.where(mask, logprobs, torch.zeros_like(logprobs))
-    return -masked_mean(weights * gap * eligible, mask)
+    # Masked before the product, as above.
+    return -masked_mean(zero_outside(weights * gap, mask) * logprobs, mask)
 
 
 def joint_loss(

@@ -17,10 +17,11 @@ def renumber(ids: Tensor) -> tuple[Tensor, int]:
     return positions, len(labels)
 
 
-def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean of ``values [T]`` where ``mask`` is set, shape (); 0 with a graph where nothing is.
+def zero_outside(values: Tensor, mask: Tensor) -> Tensor:
+    """``values [T]`` where ``mask`` is set, else 0, in the gradient too."""
+    return torch.where(mask, values, torch.zeros_like(values))
 
-    What the mask leaves out has no influence, not even as infinity.
-    """
-    kept = torch.where(mask, values, torch.zeros_like(values))
-    return kept.sum() / mask.sum().clamp(min=1)
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean of ``values [T]`` where ``mask`` is set, shape (); 0 with a graph where nothing is."""
+    return zero_outside(values, mask).sum() / mask.sum().clamp(min=1)
