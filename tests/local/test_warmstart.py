@@ -101,32 +101,32 @@ def test_slips_are_carried_out_but_never_imitated(tokenizer, builder):
     slipped = collect(settings, tokenizer, builder)
     for demonstration in slipped:
         assert tokenizer.decode(demonstration.reply_ids, skip_special_tokens=True) in demonstration.actions
-    # Now and then the slip is the very action that the oracle chose; only then is there an outcome of it.
-    assert np.mean([demonstration.evidence_ids is None for demonstration in slipped]) > 0.6
+    # Now and then the slip is the very action that the oracle chose.
+    assert np.mean([demonstration.followed for demonstration in slipped]) < 0.4
+    malformed = [d for d in slipped if "Nothing happens." in tokenizer.decode(d.evidence_ids)]
+    assert malformed
+    assert not any(demonstration.followed for demonstration in malformed)
 
 
-def test_hindsight_views_insert_the_outcome_of_the_demonstrated_action(demonstrations, tokenizer):
+def test_hindsight_views_insert_the_outcome_of_what_was_carried_out(demonstrations, tokenizer):
     plain = to_examples(demonstrations, 0.0, seed=0)
     views = to_examples(demonstrations, 1.0, seed=0)
     for demonstration, ordinary, view in zip(demonstrations, plain, views, strict=True):
         assert np.array_equal(ordinary.prompt_ids, demonstration.prompt_ids)
         assert np.array_equal(view.reply_ids, ordinary.reply_ids)
         evidence = demonstration.evidence_ids
-        if evidence is None:
-            assert np.array_equal(view.prompt_ids, ordinary.prompt_ids)
-            continue
         at = demonstration.insert_at
         assert np.array_equal(view.prompt_ids[at : at + len(evidence)], evidence)
         assert np.array_equal(np.delete(view.prompt_ids, slice(at, at + len(evidence))), ordinary.prompt_ids)
         action = tokenizer.decode(demonstration.reply_ids, skip_special_tokens=True).split()
-        if action[:2] == ["go", "to"]:
+        if demonstration.followed and action[:2] == ["go", "to"]:
             assert f"You arrive at {' '.join(action[2:])}." in tokenizer.decode(evidence)
 
 
 def test_the_fraction_of_hindsight_views_is_as_set(demonstrations):
     examples = to_examples(demonstrations, 0.5, seed=1)
-    possible = [i for i, d in enumerate(demonstrations) if d.evidence_ids is not None]
-    share = np.mean([len(examples[i].prompt_ids) > len(demonstrations[i].prompt_ids) for i in possible])
+    pairs = zip(examples, demonstrations, strict=True)
+    share = np.mean([len(example.prompt_ids) > len(demonstration.prompt_ids) for example, demonstration in pairs])
     assert 0.25 < share < 0.75
 
 
@@ -155,14 +155,14 @@ def test_an_epoch_holds_every_example_once(tokenizer):
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
 def test_cloning_a_handful_of_games_learns_them(optimizer, demonstrations, tokenizer):
     model = build_tiny_model(tokenizer, "nano")
-    examples = to_examples(demonstrations, 0.25, seed=0)[:32]
+    examples = to_examples(demonstrations, 0.25, seed=0)[:24]
     before = reply_accuracy(model, examples, tokenizer.pad_token_id)
-    schedule = Schedule(optimizer, learning_rate=1e-2, matrix_learning_rate=0.03, steps=60, warmup=10)
+    schedule = Schedule(optimizer, learning_rate=2e-2, matrix_learning_rate=0.05, steps=40, warmup=5)
     cloner = Cloner(model, examples, schedule, pad_id=tokenizer.pad_token_id, batch_size=16, prompt_weight=0.3, seed=0)
-    losses = [cloner.step()[0] for _ in range(60)]
-    assert losses[-1] < 0.4 * losses[0]
+    losses = [cloner.step()[0] for _ in range(40)]
+    assert losses[-1] < 0.5 * losses[0]
     assert before == 0.0
-    assert reply_accuracy(model, examples, tokenizer.pad_token_id) > 0.3
+    assert reply_accuracy(model, examples, tokenizer.pad_token_id) > 0.2
 
 
 def test_play_repeats_with_the_same_seed(tokenizer, builder):

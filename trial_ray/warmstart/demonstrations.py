@@ -60,7 +60,8 @@ class Demonstration:
         prompt_ids: int32 ``[P]``, the ordinary prompt.
         insert_at: where in it evidence goes.
         reply_ids: int32 ``[y]``, the reply that states the action, end token included.
-        evidence_ids: int32 ``[z]``, outcome of the demonstrated action; ``None`` where another action was carried out.
+        evidence_ids: int32 ``[z]``, outcome of the action that was carried out.
+        followed: whether that was the demonstrated action; otherwise the hand slipped.
         task_id: the game.
         actions: actions on offer; the demonstrated one is among them.
     """
@@ -68,7 +69,8 @@ class Demonstration:
     prompt_ids: np.ndarray
     insert_at: int
     reply_ids: np.ndarray
-    evidence_ids: np.ndarray | None
+    evidence_ids: np.ndarray
+    followed: bool
     task_id: str
     actions: tuple[str, ...]
 
@@ -149,12 +151,11 @@ class _Recorder:
             demonstrator.carried_out(carried_out)
             history.append((observation, carried_out))
             observation, _, terminated, truncated, info = env.step(carried_out)
-            evidence = None
-            if carried_out == chosen:
-                view = outcome_view(observation, terminal=terminated, success=bool(info["won"]))
-                evidence = encode_evidence(view, self._tokenizer)
+            view = outcome_view(observation, terminal=terminated, success=bool(info["won"]))
+            evidence = encode_evidence(view, self._tokenizer)
             reply = encode_reply(self._tokenizer, chosen, self._settings.reply_style)
-            turns.append(Demonstration(prompt.ids, prompt.insert_at, reply, evidence, task_id, actions))
+            followed = carried_out == chosen
+            turns.append(Demonstration(prompt.ids, prompt.insert_at, reply, evidence, followed, task_id, actions))
             over = terminated or truncated
         return turns
 
@@ -176,7 +177,12 @@ def encode_reply(tokenizer: Any, action: str, style: str) -> np.ndarray:
 
 
 def to_examples(demonstrations: Sequence[Demonstration], hindsight_fraction: float, seed: int) -> list[Example]:
-    """What is cloned: prompt and reply, where ``hindsight_fraction`` of the prompts hold the outcome of the reply."""
+    """What is cloned: prompt and reply, where ``hindsight_fraction`` of the prompts are hindsight views.
+
+    A view shows the outcome of the action that was carried out, and the reply is the oracle's. So the consequence of a
+    good action speaks for it, while that of a slip speaks for what should have been done instead: the sign that the
+    hindsight gap (Eq. 4) is to have.
+    """
     draws = np.random.default_rng([seed, 1]).random(len(demonstrations))
     return [
         Example(_view(demonstration, hindsight=bool(draw < hindsight_fraction)), demonstration.reply_ids)
@@ -185,6 +191,6 @@ def to_examples(demonstrations: Sequence[Demonstration], hindsight_fraction: flo
 
 
 def _view(demonstration: Demonstration, *, hindsight: bool) -> np.ndarray:
-    if not hindsight or demonstration.evidence_ids is None:
+    if not hindsight:
         return demonstration.prompt_ids
     return augment(demonstration.prompt_ids, demonstration.insert_at, demonstration.evidence_ids)

@@ -34,15 +34,15 @@ class WarmStartSettings:
     """Limit of a prompt, as in training."""
     max_reply_tokens: int = 16
     """Limit of a sampled reply when success is measured."""
-    games: int = 600
+    games: int = 250
     """Generated games that the oracle plays."""
-    episodes_per_game: int = 2
+    episodes_per_game: int = 4
     """Episodes of each of them, with different seeds of the oracle."""
-    slip_probability: float = 0.15
+    slip_probability: float = 0.1
     """How often something else than the oracle's action is carried out (an admissible action or a malformed one). The
     example still holds the oracle's action: the policy sees what mistakes lead to, and how to go on from there."""
     hindsight_fraction: float = 0.25
-    """Share of examples whose prompt is the hindsight view: the outcome of the demonstrated action stands in it. Large
+    """Share of examples whose prompt is the hindsight view: the outcome of the action carried out stands in it. Large
     models can read such evidence from the start; a tiny one has to be taught before hindsight can weigh its turns."""
     optimizer: Literal["muon", "adamw"] = "muon"
     """``muon`` orthogonalises the updates of matrices and leaves the rest to AdamW (a model from scratch learns to copy
