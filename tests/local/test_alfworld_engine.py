@@ -2,7 +2,9 @@
 
 import json
 import lzma
+import os
 import random
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -127,21 +129,34 @@ def test_random_walks_equal_those_of_the_stock_engine(monkeypatch, tmp_path):
     fast.close()
 
 
-def test_the_translation_is_the_stock_one_and_leaves_the_process_as_it_was(capsys):
-    arguments, output = list(sys.argv), sys.stdout
-    games = [generate(i).text for i in task_ids("medium", 1, 6, FAMILIES)]
-    translated = [translate(text.domain, text.problem) for text in games]
-    assert (sys.argv, sys.stdout) == (arguments, output)
-    assert capsys.readouterr().out == ""
-
+def test_the_translation_is_the_stock_one(capsys, monkeypatch):
     import fast_downward
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", [])  # the stock function overwrites it
-        for text, translation in zip(games, translated, strict=True):
-            task, sas = fast_downward.pddl2sas(text.domain, text.problem)
-            assert translation.sas.decode() == sas
-            assert set(translation.parameters) == {action.name for action in task.actions}
+    monkeypatch.setattr(sys, "argv", [])  # the stock function overwrites it
+    for task_id in task_ids("medium", 1, 6, FAMILIES):
+        text = generate(task_id).text
+        translation = translate(text.domain, text.problem)
+        task, sas = fast_downward.pddl2sas(text.domain, text.problem)
+        assert translation.sas.decode() == sas
+        assert set(translation.parameters) == {action.name for action in task.actions}
+    assert capsys.readouterr().out == ""
+
+
+def test_playing_leaves_the_process_and_the_machine_as_they_were(tmp_path):
+    for name in ("home", "temporary"):
+        (tmp_path / name).mkdir()
+    code = (
+        "import os, sys; before = sys.argv, list(sys.argv), sys.stdout, dict(os.environ);"
+        "from trial_envs.alfworld.env import ALFWorldEnv;"
+        "env = ALFWorldEnv('generated', difficulty='tiny'); env.reset(seed=0); env.step('look'); env.close();"
+        "assert before == (sys.argv, ['-c', 'argument'], sys.stdout, dict(os.environ))"
+    )
+    surroundings = os.environ | {"HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "temporary")}
+    surroundings.pop("ALFWORLD_DATA", None)
+    command = [sys.executable, "-c", code, "argument"]
+    done = subprocess.run(command, check=True, timeout=120, capture_output=True, text=True, env=surroundings)
+    assert (done.stdout, done.stderr) == ("", "")
+    assert [*(tmp_path / "home").iterdir(), *(tmp_path / "temporary").iterdir()] == []
 
 
 def test_an_engine_that_took_another_game_forgets_the_first():
