@@ -117,7 +117,7 @@ def test_random_walks_equal_those_of_the_stock_engine(monkeypatch, tmp_path):
         stock.load({"pddl_domain": text.domain, "pddl_problem": text.problem, "grammar": text.grammar})
         fast.load(text)
         expected, done, state = stock.reset(), False, fast.reset()
-        for _ in range(30):
+        for _ in range(20):
             assert state.feedback == expected.feedback
             assert list(state.admissible_commands) == expected.admissible_commands
             assert state.won == done

@@ -161,12 +161,13 @@ def test_unknown_splits_tasks_and_settings():
     env.close()
 
 
-@pytest.mark.parametrize("task", ["pick_and_place_simple-Mug-None-Desk-301/trial_1", "", "a/../b", "/outside"])
+@pytest.mark.parametrize("task", ["pick_and_place_simple-Mug-None-Desk-301/trial_1", "", "a/../b", "../outside"])
 def test_an_unknown_task_of_a_tree(tree, task, tmp_path):
-    (tmp_path / "outside").mkdir()
-    (tmp_path / "outside" / "game.tw-pddl").write_text(next(tree[0].rglob("game.tw-pddl")).read_text())
-    task = task.replace("/outside", f"{tmp_path}/outside")
-    env = make(split="valid_seen", data=tree[0])
+    folder = tmp_path / "json_2.1.1"
+    for place in ("train", "outside"):
+        (folder / place).mkdir(parents=True)
+    (folder / "outside" / "game.tw-pddl").write_text(next(tree[0].rglob("game.tw-pddl")).read_text())
+    env = make(split="train", data=tmp_path)
     with pytest.raises(UnknownTaskError):
         env.reset(options={"task": task})
     env.close()
