@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# A training run on whole Slurm nodes: Ray starts on each of them, the run on the first, and all of it ends with the run.
+#   sbatch cluster/slurm.sh tuned_examples/alfworld_qwen3_1.7b.py --out /scratch/runs/alfworld
+#SBATCH --job-name=trial-ray
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --exclusive
+#SBATCH --time=24:00:00
+#SBATCH --output=trial-ray-%j.log
+set -euo pipefail
+
+if [[ $# -lt 1 ]]; then
+  echo "usage: sbatch cluster/slurm.sh FILE [TRIAL_RAY_TRAIN_ARGUMENTS...]" >&2
+  exit 2
+fi
+head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+# Other users share the network: only processes that hold this job's token may talk to its Ray.
+RAY_AUTH_TOKEN=$(od -An -tx1 -N32 /dev/urandom | tr -d ' \n')
+export RAY_AUTH_TOKEN RAY_AUTH_MODE=token
+# Nodes do not reach this point together.
+export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=300
+srun --kill-on-bad-exit=1 \
+  ray symmetric-run --address "$head_node:6379" --min-nodes "$SLURM_JOB_NUM_NODES" -- \
+  trial-ray train "$@"
