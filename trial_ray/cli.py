@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 from collections.abc import Sequence
 from functools import partial
 
@@ -40,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
     args = build_parser().parse_args(argv)
     if not args.verbose:
+        os.environ.setdefault("TQDM_DISABLE", "1")  # transformers shows a bar for every file that it reads or writes
         logging.getLogger("ray.rllib.algorithms").setLevel(logging.ERROR)  # it greets every algorithm with a warning
     try:
         return args.run(args)

@@ -33,6 +33,7 @@ def train(monkeypatch, tmp_path):
         return cli.main(["train", str(file), *map(str, arguments)])
 
     call.out = tmp_path / "run"
+    call.file = file
     return call
 
 
@@ -190,6 +191,29 @@ def test_a_broken_experiment_file_is_the_users_error(tmp_path, capsys, source, w
     assert words in error
     assert "Traceback" not in error
     assert not (tmp_path / "run").exists()
+
+
+def test_an_experiment_may_import_its_neighbours_and_leaves_the_path_as_it_was(tmp_path):
+    import sys
+
+    from trial_ray.runs.experiment import load_experiment
+
+    (tmp_path / "shared_settings_of_this_test.py").write_text("ITERATIONS = 9\n")
+    file = tmp_path / "experiment.py"
+    file.write_text(
+        "from shared_settings_of_this_test import ITERATIONS\n"
+        + EXPERIMENT
+        + "stop = {'training_iteration': ITERATIONS}"
+    )
+    before = list(sys.path)
+    assert load_experiment(file).stop == {"training_iteration": 9}
+    assert sys.path == before
+
+
+def test_training_ends_at_whichever_criterion_comes_first(train):
+    train.file.write_text(EXPERIMENT + "stop = {'training_iteration': 9, 'env_runners/success_rate': 0.2}")
+    assert train("--out", train.out) == 0
+    assert iterations(train.out) == [1, 2]
 
 
 def test_method_carries_over_what_the_file_changed(train):

@@ -84,6 +84,7 @@ def list_tasks(env_id: str, env_config: dict[str, Any], split: str) -> list[str]
         ConfigError: the environment does not take a keyword of ``env_config``.
     """
     import gymnasium
+
     import trial_envs
 
     trial_envs.register()
