@@ -139,6 +139,15 @@ def test_importing_registers_once_and_imports_no_engine():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
+def test_one_string_imports_and_makes():
+    code = (
+        "import warnings; warnings.simplefilter('error'); import gymnasium;"
+        "env = gymnasium.make('trial_envs:trial/ALFWorld-v0', split='generated', difficulty='tiny');"
+        "env.reset(seed=0); env.step('look'); env.close()"
+    )
+    subprocess.run([sys.executable, "-W", "ignore::DeprecationWarning", "-c", code], check=True, timeout=120)
+
+
 def test_the_entry_point_of_the_package_registers_the_same_ids():
     from importlib.metadata import entry_points
 
