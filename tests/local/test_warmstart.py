@@ -165,6 +165,23 @@ def test_cloning_a_handful_of_games_learns_them(optimizer, demonstrations, token
     assert reply_accuracy(model, examples, tokenizer.pad_token_id) > 0.2
 
 
+def test_cloning_repeats_with_the_same_seed(demonstrations, tokenizer):
+    def weights(seed):
+        model = build_tiny_model(tokenizer, "nano")
+        schedule = Schedule("muon", learning_rate=1e-2, matrix_learning_rate=0.03, steps=10, warmup=2)
+        examples = to_examples(demonstrations, 0.25, seed)
+        cloner = Cloner(
+            model, examples, schedule, pad_id=tokenizer.pad_token_id, batch_size=4, prompt_weight=0.3, seed=seed
+        )
+        losses = [cloner.step()[0] for _ in range(3)]
+        return losses, model.lm_head.weight
+
+    (losses, first), (again, second), (other, _) = weights(0), weights(0), weights(1)
+    assert losses == again
+    assert torch.equal(first, second)
+    assert losses != other
+
+
 def test_play_repeats_with_the_same_seed(tokenizer, builder):
     model = build_tiny_model(tokenizer, "nano")
     with HeldOutGames(SETTINGS, 1, 3, tokenizer, builder) as games:
