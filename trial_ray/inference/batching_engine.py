@@ -166,7 +166,8 @@ class BatchingEngine(ABC):
             self._in_flight.update(joining)
             if self._in_flight:
                 self._advance(joining)
-        self._close()
+        if self._info:  # else the model never came up, and there is nothing to free
+            self._close()
         for request in self._in_flight:
             self._post(request.done, EngineError("the engine was shut down before the reply was finished"))
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import itertools
 import os
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from trial_ray.errors import ConfigError, EngineError
 from trial_ray.inference.batching_engine import BatchingEngine, Request
@@ -123,6 +121,7 @@ class VLLMEngine(BatchingEngine):
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_LOGGING_LEVEL": "ERROR",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
             "HF_HUB_OFFLINE": "1",
         }
         for name, value in settings.items():
@@ -159,13 +158,16 @@ class VLLMEngine(BatchingEngine):
 
     def _replace_weights(self, shards: WeightShards) -> str:
         self._engine.collective_rpc("begin_weights")
-        with tempfile.TemporaryDirectory(prefix="trial_ray_weights_", dir=_shared_memory()) as folder:
-            path = Path(folder) / "shard.safetensors"
-            for tensors in iter_shards(shards):
-                # Workers may be processes of their own: the file is memory they map, nothing is pickled.
-                save_file(tensors, path)
-                self._engine.collective_rpc("load_weights_file", args=(str(path),))
-                path.unlink()
+        for tensors in iter_shards(shards):
+            # Workers may be processes of their own: they map this memory, nothing is pickled. It needs no place in a
+            # file system, and the kernel frees it even when this process is killed.
+            memory = os.memfd_create("trial_ray_weights")
+            try:
+                with open(memory, "wb", closefd=False) as file:
+                    file.write(save(tensors))
+                self._engine.collective_rpc("load_weights_file", args=(f"/proc/{os.getpid()}/fd/{memory}",))
+            finally:
+                os.close(memory)
         checksums = set(self._engine.collective_rpc("finish_weights"))
         if len(checksums) > 1:
             raise EngineError(f"tensor-parallel workers received different weights: {sorted(checksums)}")
@@ -184,7 +186,3 @@ def _fill(request: Request, output: Any) -> None:
     request.response_ids = list(output.token_ids)
     request.logprobs = [step[token].logprob for step, token in zip(output.logprobs, request.response_ids, strict=True)]
     request.finish_reason = output.finish_reason
-
-
-def _shared_memory() -> str | None:
-    return "/dev/shm" if Path("/dev/shm").is_dir() else None

@@ -1,0 +1,157 @@
+"""Requests per second of the inference engines, through the pool and client that rollouts use.
+
+    python benchmarks/bench_engines.py --engines transformers vllm --json benchmarks/results/engines.json
+
+A random Qwen3 of the quickstart's size answers short agent turns: prompts of 100 tokens of which the first half repeats
+within a group of 8, replies of 4 tokens, 64 requests at a time. CPU seconds stand beside wall-clock ones, because only
+they mean something on a machine that does other work too. Leaves out: CUDA, several engines, long replies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import ray
+import torch
+
+from trial_ray.inference.client import EngineClient
+from trial_ray.inference.pool import EnginePool
+from trial_ray.inference.protocol import SamplingParams
+from trial_ray.inference.weights import pack_weights
+
+VOCAB_SIZE = 500
+
+
+def make_model(folder: str):
+    from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        eos_token_id=7,
+        bos_token_id=None,
+        dtype="float32",
+    )
+    model = Qwen3ForCausalLM(config)
+    model.generation_config = GenerationConfig(eos_token_id=[7])
+    model.save_pretrained(folder)
+    return model
+
+
+def make_prompts(args: argparse.Namespace, rng: np.random.Generator) -> list[np.ndarray]:
+    half = args.prompt_tokens // 2
+    prompts = []
+    for _ in range(args.requests // 8):
+        shared = rng.integers(10, VOCAB_SIZE, half)
+        own = rng.integers(10, VOCAB_SIZE, (8, args.prompt_tokens - half))
+        prompts += [np.concatenate([shared, tail]).astype(np.int32) for tail in own]
+    return prompts
+
+
+async def serve(client: EngineClient, prompts: list[np.ndarray], args: argparse.Namespace) -> int:
+    slots = asyncio.Semaphore(args.concurrency)
+
+    async def one(index: int, prompt: np.ndarray) -> int:
+        async with slots:
+            reply = await client.generate(prompt, SamplingParams(max_tokens=args.reply_tokens, seed=index), index // 8)
+            return len(reply.response_ids)
+
+    return sum(await asyncio.gather(*[one(index, prompt) for index, prompt in enumerate(prompts)]))
+
+
+def measure(engine: str, folder: str, model: torch.nn.Module, args: argparse.Namespace) -> dict[str, float | str | int]:
+    began = time.perf_counter()
+    pool = EnginePool.create(
+        engine=engine,
+        model_path=folder,
+        num_engines=1,
+        engine_kwargs={"max_model_len": 512, "max_batch": args.concurrency, "num_threads": args.threads},
+        num_cpus_per_engine=1,
+    )
+    try:
+        [info] = pool.start()
+        start_s = time.perf_counter() - began
+        process = psutil.Process(info["pid"])
+        start_cpu_s = cpu_seconds(process)
+        began = time.perf_counter()
+        pool.sync(pack_weights(model.named_parameters(), 0))
+        sync_s = time.perf_counter() - began
+        client = EngineClient(pool.handles)
+        rng = np.random.default_rng(0)
+        began = time.perf_counter()
+        asyncio.run(serve(client, make_prompts(args, rng)[:8], args))
+        first_s = time.perf_counter() - began
+        rounds, engine_cpu, client_cpu = [], cpu_seconds(process), time.process_time()
+        for _ in range(args.rounds):
+            prompts = make_prompts(args, rng)
+            began = time.perf_counter()
+            tokens = asyncio.run(serve(client, prompts, args))
+            seconds = time.perf_counter() - began
+            rounds.append((len(prompts) / seconds, tokens / seconds))
+        engine_cpu, client_cpu = cpu_seconds(process) - engine_cpu, time.process_time() - client_cpu
+        requests_per_s, tokens_per_s = np.median(rounds, axis=0)
+        served = args.rounds * len(prompts)
+    finally:
+        pool.stop()
+    return {
+        "engine": engine,
+        "start_s": round(start_s, 2),
+        "sync_s": round(sync_s, 4),
+        "first_8_requests_s": round(first_s, 2),
+        "requests_per_s": round(float(requests_per_s), 1),
+        "reply_tokens_per_s": round(float(tokens_per_s), 1),
+        "start_cpu_s": round(start_cpu_s, 1),
+        "engine_cpu_ms_per_request": round(1e3 * engine_cpu / served, 2),
+        "client_cpu_ms_per_request": round(1e3 * client_cpu / served, 2),
+    }
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engines", nargs="+", default=["transformers", "vllm"])
+    parser.add_argument("--requests", type=int, default=512)
+    parser.add_argument("--concurrency", type=int, default=64)
+    parser.add_argument("--prompt-tokens", type=int, default=100)
+    parser.add_argument("--reply-tokens", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1, help="torch threads of the engine")
+    parser.add_argument("--json", type=Path, default=None)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="r", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        model = make_model(folder)
+        ray.init(num_cpus=2, object_store_memory=200_000_000, include_dashboard=False, log_to_driver=False)
+        results = []
+        for engine in args.engines:
+            results.append(measure(engine, folder, model, args))
+            print(results[-1], flush=True)
+        ray.shutdown()
+    settings = {key: value for key, value in vars(args).items() if key != "json"}
+    record = {"settings": settings, "cores": os.cpu_count(), "load_average": os.getloadavg()[0], "results": results}
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(record, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
