@@ -39,5 +39,5 @@ if [[ ! -f $file ]]; then
   echo "cluster/submit.sh: no such file in $PWD: $file" >&2
   exit 2
 fi
-exec ray job submit "${options[@]}" --runtime-env cluster/runtime_env.yaml --working-dir . -- \
+exec ray job submit "${options[@]}" --runtime-env cluster/runtime_env.yaml -- \
   trial-ray train "$file" "$@"
