@@ -3,6 +3,8 @@
 ``envs/setup.py`` packages the environments alone, for use in other reinforcement-learning code.
 """
 
+from pathlib import Path
+
 from setuptools import find_packages, setup
 
 ALFWORLD = ["alfworld==0.4.2", "textworld==1.7.0", "fast-downward-textworld==20.6.4", "TatSu==5.8.3"]
@@ -13,7 +15,7 @@ setup(
     name="trial-ray",
     version="0.1.0",
     description="TRIAL: trajectory-relative hindsight distillation for agentic RL, on Ray RLlib and vLLM",
-    long_description=open("README.md", encoding="utf-8").read(),
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",

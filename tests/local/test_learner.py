@@ -27,7 +27,9 @@ def build_learner(model_path: str, config_class=TRIALConfig, **training) -> GRPO
         .policy(model_path=model_path)
         .training(**{"lr": 1e-2, "kl_coeff": 0.0, "entropy_coeff": 0.0, "microbatch_rows": 8, **training})
     )
-    learner = config.get_default_learner_class()(config=config, module_spec=config.get_multi_rl_module_spec(spaces=SPACES))
+    learner = config.get_default_learner_class()(
+        config=config, module_spec=config.get_multi_rl_module_spec(spaces=SPACES)
+    )
     learner.build()
     return learner
 
@@ -69,7 +71,13 @@ def test_columns_and_token_batch_are_inverse(groups):
     turns = [turn for group in groups for trajectory in group.survivors for turn in trajectory.turns]
     lengths = [len(turn.response_ids) for turn in turns]
     values = torch.arange(sum(lengths), dtype=torch.float32)
-    rows = TurnRows(turns, torch.zeros(len(turns)), torch.arange(len(turns)).float(), logprobs=values, weights=torch.ones(len(turns)))
+    rows = TurnRows(
+        turns,
+        torch.zeros(len(turns)),
+        torch.arange(len(turns)).float(),
+        logprobs=values,
+        weights=torch.ones(len(turns)),
+    )
     columns = rows.columns()
     tokens = TokenBatch.from_columns(columns)
     torch.testing.assert_close(tokens.old_logprobs, values)
@@ -95,7 +103,11 @@ def test_without_the_dense_term_trial_is_grpo(model_path, groups):
     before = weights(grpo)
     update(grpo, groups)
     assert not torch.equal(before, weights(grpo))
-    for settings, iteration in (({"hindsight_coeff": 0.0}, 30), ({"clamp_alpha": 0.0, "hindsight_coeff": 5.0}, 30), ({}, 24)):
+    for settings, iteration in (
+        ({"hindsight_coeff": 0.0}, 30),
+        ({"clamp_alpha": 0.0, "hindsight_coeff": 5.0}, 30),
+        ({}, 24),
+    ):
         trial = build_learner(model_path, TRIALConfig, **settings)
         update(trial, groups, iteration)
         assert_same_update(trial, grpo)
@@ -176,7 +188,8 @@ def test_updates_that_are_not_finite_are_skipped_and_counted_then_stop_the_run(m
     learner = build_learner(model_path, GRPOConfig, max_skipped_updates=3)
     before = weights(learner)
     monkeypatch.setattr(
-        "trial_ray.learner.grpo_learner.clipped_surrogate", lambda logprobs, *args, **kwargs: (logprobs * torch.nan).mean()
+        "trial_ray.learner.grpo_learner.clipped_surrogate",
+        lambda logprobs, *args, **kwargs: (logprobs * torch.nan).mean(),
     )
     for _ in range(2):
         results = update(learner, groups, minibatch_size=1000)

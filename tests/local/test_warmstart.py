@@ -15,9 +15,19 @@ from trial_ray.models.tokenizer import build_tokenizer
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.warmstart import WarmStartSettings, cache, warm_start
 from trial_ray.warmstart import warmstart as module
-from trial_ray.warmstart.cloning import Cloner, Example, Schedule, batches, cloning_loss, collate, reply_accuracy
+from trial_ray.warmstart.cloning import (
+    Cloner,
+    Example,
+    Renaming,
+    Schedule,
+    batches,
+    cloning_loss,
+    collate,
+    reply_accuracy,
+)
 from trial_ray.warmstart.demonstrations import collect, generated_env, to_examples
 from trial_ray.warmstart.evaluation import HeldOutGames
+from trial_ray.warmstart.renaming import Renamer
 
 SETTINGS = WarmStartSettings(
     env_config={"difficulty": "tiny", "max_turns": 8},
@@ -147,7 +157,8 @@ def test_padding_changes_no_loss(tokenizer):
 
 def test_an_epoch_holds_every_example_once(tokenizer):
     examples = [Example(_ids(3 + index % 7), np.asarray([index], dtype=np.int32)) for index in range(50)]
-    stream = batches(examples, 8, tokenizer.pad_token_id, np.random.default_rng(0))
+    unchanged = Renaming(Renamer(tokenizer), 0.0)
+    stream = batches(examples, 8, tokenizer.pad_token_id, unchanged, np.random.default_rng(0))
     seen = [int(token) for batch in (next(stream) for _ in range(7)) for token in batch.ids[batch.reply]]
     assert sorted(seen) == list(range(50))
 
@@ -158,11 +169,45 @@ def test_cloning_a_handful_of_games_learns_them(optimizer, demonstrations, token
     examples = to_examples(demonstrations, 0.25, seed=0)[:24]
     before = reply_accuracy(model, examples, tokenizer.pad_token_id)
     schedule = Schedule(optimizer, learning_rate=2e-2, matrix_learning_rate=0.05, steps=40, warmup=5)
-    cloner = Cloner(model, examples, schedule, pad_id=tokenizer.pad_token_id, batch_size=16, prompt_weight=0.3, seed=0)
+    cloner = Cloner(
+        model,
+        examples,
+        schedule,
+        pad_id=tokenizer.pad_token_id,
+        batch_size=16,
+        prompt_weight=0.3,
+        renaming=Renaming(Renamer(tokenizer), 0.0),
+        seed=0,
+    )
     losses = [cloner.step()[0] for _ in range(40)]
     assert losses[-1] < 0.5 * losses[0]
     assert before == 0.0
     assert reply_accuracy(model, examples, tokenizer.pad_token_id) > 0.2
+
+
+def test_renaming_exchanges_names_alike_in_prompt_and_reply_and_leaves_the_rest(tokenizer):
+    def ids(text):
+        return np.asarray(tokenizer.encode(text, add_special_tokens=False), np.int32)
+
+    prompt, reply = ids("put some mug on shelf\ngo to shelf 1\ntake mug 1 from desk 1"), ids("take mug 1 from desk 1")
+    table = Renamer(tokenizer).table(np.random.default_rng(0))
+    words, said = tokenizer.decode(table[prompt]).split(), tokenizer.decode(table[reply])
+    mug, shelf = words[2], words[4]
+    assert (mug, shelf) != ("mug", "shelf")
+    assert words[:2] == ["put", "some"]
+    assert words[7] == shelf
+    assert tokenizer.decode(table[prompt]).endswith(said)
+    assert f"take {mug} 1 from " in said
+    assert sorted(table.tolist()) == list(range(len(tokenizer)))
+
+
+def test_a_distracted_demonstrator_is_imitated_in_that_too(tokenizer, builder):
+    steady, distracted = (
+        collect(replace(SETTINGS, slip_probability=0.0, distraction_probability=share), tokenizer, builder)
+        for share in (0.0, 1.0)
+    )
+    assert all(turn.followed for turn in (*steady, *distracted))
+    assert len(distracted) > len(steady)
 
 
 def test_cloning_repeats_with_the_same_seed(demonstrations, tokenizer):
@@ -171,7 +216,14 @@ def test_cloning_repeats_with_the_same_seed(demonstrations, tokenizer):
         schedule = Schedule("muon", learning_rate=1e-2, matrix_learning_rate=0.03, steps=10, warmup=2)
         examples = to_examples(demonstrations, 0.25, seed)
         cloner = Cloner(
-            model, examples, schedule, pad_id=tokenizer.pad_token_id, batch_size=4, prompt_weight=0.3, seed=seed
+            model,
+            examples,
+            schedule,
+            pad_id=tokenizer.pad_token_id,
+            batch_size=4,
+            prompt_weight=0.3,
+            renaming=Renaming(Renamer(tokenizer), 0.5),
+            seed=seed,
         )
         losses = [cloner.step()[0] for _ in range(3)]
         return losses, model.lm_head.weight

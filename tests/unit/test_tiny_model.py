@@ -104,5 +104,5 @@ def test_the_default_is_small_and_fits_the_cpu_engine(tokenizer):
 
 
 def test_an_unknown_size_names_the_known_ones(tokenizer):
-    with pytest.raises(ConfigError, match="nano, tiny, small"):
+    with pytest.raises(ConfigError, match="nano, mini, tiny, small"):
         build_tiny_model(tokenizer, "huge")

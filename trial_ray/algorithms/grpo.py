@@ -92,7 +92,11 @@ class GRPO(Algorithm):
             return None
         env_config = {**self.config.env_config, **self.config.panel_env_config}
         return Panel.from_env(
-            str(self.config.env), env_config, self.config.panel_split, self.config.panel_num_tasks, self.config.panel_seed
+            str(self.config.env),
+            env_config,
+            self.config.panel_split,
+            self.config.panel_num_tasks,
+            self.config.panel_seed,
         )
 
     def _resolve_policy(self) -> None:

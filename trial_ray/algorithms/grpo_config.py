@@ -397,15 +397,17 @@ class GRPOConfig(AlgorithmConfig):
         if self.dual_clip is not None and self.dual_clip <= 1:
             raise ConfigError(f"dual_clip is {self.dual_clip}, expected a value above 1, or None.")
         if (self.model_path is None) == (self.warm_start is None):
-            raise ConfigError("Choose the policy with exactly one of .policy(model_path=...) and .policy(warm_start=...).")
+            raise ConfigError(
+                "Choose the policy with exactly one of .policy(model_path=...) and .policy(warm_start=...)."
+            )
         if self.minibatch_size is not None:
             raise ConfigError("Set minibatch_rows (turn rows over all learners), not RLlib's minibatch_size.")
 
     def _refuse_unknown_keys(self) -> None:
-        # RLlib itself adds "class" when it builds an algorithm.
+        # RLlib itself adds "class" when it builds an algorithm, and Tune its "__stdout_file__" and the like.
         known = {*vars(type(self)()), "class"}
         for name in vars(self):
-            if name not in known:
+            if name not in known and not name.startswith("__"):
                 nearest = difflib.get_close_matches(name, known, n=1)
                 hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
                 raise ConfigError(f"{type(self).__name__} has no setting {name!r}.{hint}")

@@ -1,0 +1,1 @@
+"""The learner: connectors, packing, losses, checkpoints, weight export."""

@@ -18,13 +18,16 @@ from trial_ray.inference.weights import WeightShards, pack_weights
 from trial_ray.learner.connectors.collate_rows import CollateRows
 from trial_ray.learner.connectors.group_advantages import GroupAdvantages
 from trial_ray.learner.connectors.score_rows import ScoreRows
-from trial_ray.learner.packing import OrdinaryBatch, make_buckets
+from trial_ray.learner.packing import OrdinaryBatch, Row, make_buckets
 from trial_ray.learner.turn_rows import Columns, TokenBatch, rows_of, split_columns
 from trial_ray.models.causal_lm_module import CausalLMModule
 from trial_ray.objectives.divergences import k3_divergence
 from trial_ray.objectives.losses import clipped_surrogate
 
 OPTIMIZER_FILE = "optimizer.pt"
+INPUTS = ("input_ids", "position_ids", "rows", "positions", "targets")
+MAX_PADDING = 0.15
+"""A forward pass is cut into sub-batches so that hardly any row is padded by more than this share of its length."""
 
 
 class GRPOLearner(TorchLearner):
@@ -79,9 +82,7 @@ class GRPOLearner(TorchLearner):
         """Outcome loss of one microbatch; see :meth:`outcome_loss`."""
         return self.outcome_loss(TokenBatch.from_columns(batch), fwd_out)[0]
 
-    def outcome_loss(
-        self, tokens: TokenBatch, fwd_out: dict[str, torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def outcome_loss(self, tokens: TokenBatch, fwd_out: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """L_out = L_GRPO + kl_coeff · KL − entropy_coeff · entropy, each a token mean over the microbatch.
 
         Returns:
@@ -160,7 +161,7 @@ class GRPOLearner(TorchLearner):
         return loss.detach()
 
     def _whole_outputs(
-        self, rows: list[Any], buckets: list[Any], places: list[torch.Tensor]
+        self, rows: list[Row], buckets: list[Any], places: list[torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         """Outputs of all rows without their graphs, as leaves that collect the loss's gradient."""
         whole: dict[str, torch.Tensor] = {}
@@ -168,13 +169,21 @@ class GRPOLearner(TorchLearner):
         with torch.no_grad():
             for bucket, place in zip(buckets, places, strict=True):
                 for name, value in self._forward_rows([rows[row] for row in bucket]).items():
-                    whole.setdefault(name, torch.zeros(num_tokens, dtype=value.dtype, device=value.device))[place] = value
+                    whole.setdefault(name, torch.zeros(num_tokens, dtype=value.dtype, device=value.device))[place] = (
+                        value
+                    )
         return {name: value.requires_grad_() for name, value in whole.items()}
 
-    def _forward_rows(self, rows: list[Any]) -> dict[str, torch.Tensor]:
-        packed = OrdinaryBatch.from_rows(rows, self.device)
-        inputs = {name: getattr(packed, name) for name in ("input_ids", "position_ids", "rows", "positions", "targets")}
-        return self.module[DEFAULT_MODULE_ID].forward_train(inputs)
+    def _forward_rows(self, rows: list[Row]) -> dict[str, torch.Tensor]:
+        """One forward pass of the module over rows that fit into memory together; outputs ``[T]`` in row order."""
+        groups = make_buckets([row.length for row in rows], self.config.max_tokens_per_forward, MAX_PADDING)
+        packed = [OrdinaryBatch.from_rows([rows[row] for row in group], self.device) for group in groups]
+        outputs = self.module[DEFAULT_MODULE_ID].forward_train(
+            {"batches": [{name: getattr(part, name) for name in INPUTS} for part in packed]}
+        )
+        lengths = torch.tensor([len(row.response_ids) for row in rows])
+        places = torch.cat([_token_places(lengths, group) for group in groups]).to(self.device)
+        return {name: torch.empty_like(value).index_copy(0, places, value) for name, value in outputs.items()}
 
     def _loss(self, microbatch: Columns, fwd_out: dict[str, torch.Tensor]) -> torch.Tensor:
         if not torch.isfinite(fwd_out["logprobs"]).all():

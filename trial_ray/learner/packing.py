@@ -184,15 +184,18 @@ def _reply_rows_and_targets(rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray
     return row_ids.astype(np.int64), targets.astype(np.int64)
 
 
-def make_buckets(lengths: Sequence[int] | np.ndarray, max_tokens_per_batch: int) -> list[np.ndarray]:
+def make_buckets(
+    lengths: Sequence[int] | np.ndarray, max_tokens_per_batch: int, max_padding: float | None = None
+) -> list[np.ndarray]:
     """Split rows into batches whose padded size stays within a budget, the longest rows first.
 
-    A split for memory only: every row is in exactly one batch, and no sum depends on which. A row longer than the
-    budget gets a batch of its own.
+    A split for memory and speed only: every row is in exactly one batch, and no sum depends on which. A row longer than
+    the budget gets a batch of its own.
 
     Args:
         lengths: ``[N]`` tokens of each row.
         max_tokens_per_batch: most tokens in a batch, padding included.
+        max_padding: also close a batch where the next row would be padded by more than this share of its own length.
 
     Returns:
         Index arrays, int64, that together are a permutation of ``0..N-1``.
@@ -205,6 +208,9 @@ def make_buckets(lengths: Sequence[int] | np.ndarray, max_tokens_per_batch: int)
     while start < len(order):
         longest = max(1, int(lengths[order[start]]))
         stop = start + max(1, max_tokens_per_batch // longest)
+        if max_padding is not None:
+            # Lengths fall along the order, so the rows that are long enough come first.
+            stop = min(stop, start + int(np.sum(lengths[order[start:stop]] * (1 + max_padding) >= longest)))
         buckets.append(order[start:stop])
         start = stop
     return buckets

@@ -57,27 +57,34 @@ class CausalLMModule(TorchRLModule):
             return contextlib.nullcontext()
         return torch.autocast(self.lm.device.type, dtype=self.compute_dtype)
 
-    def _forward(self, batch: dict[str, torch.Tensor], **kwargs: Any) -> dict[str, torch.Tensor]:
+    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, torch.Tensor]:
         """Score reply tokens.
 
         Args:
-            batch: ``input_ids [B, L]``, ``position_ids [1, L]``, and for T reply tokens ``rows [T]``, ``positions [T]``
-                (where each token's predecessor sits) and ``targets [T]``.
+            batch: under ``"batches"`` a list of padded batches, each with ``input_ids [B, L]``, ``position_ids [1, L]``, and
+                for its T reply tokens ``rows [T]``, ``positions [T]`` (where each token's predecessor sits) and
+                ``targets [T]``. Several short batches waste less padding than a long one.
             kwargs: RLlib's, unused.
 
         Returns:
-            ``logprobs [T]`` and ``entropy [T]`` in nats, float32 or wider.
+            ``logprobs`` and ``entropy`` in nats of all batches' tokens laid end to end, float32 or wider.
         """
         with self.autocast():
-            logprobs, entropy = token_logprobs(
-                self.lm,
-                batch["input_ids"],
-                batch["position_ids"],
-                (batch["rows"], batch["positions"]),
-                batch["targets"],
-                with_entropy=True,
-            )
-        return {"logprobs": logprobs, "entropy": entropy}
+            scored = [
+                token_logprobs(
+                    self.lm,
+                    part["input_ids"],
+                    part["position_ids"],
+                    (part["rows"], part["positions"]),
+                    part["targets"],
+                    with_entropy=True,
+                )
+                for part in batch["batches"]
+            ]
+        return {
+            "logprobs": torch.cat([logprobs for logprobs, _ in scored]),
+            "entropy": torch.cat([entropy for _, entropy in scored]),
+        }
 
     # RLlib would pull these through the driver at build, evaluation and restore; the weights go by file and by the
     # engines' weight transfer instead, so the state is a marker.
@@ -89,7 +96,9 @@ class CausalLMModule(TorchRLModule):
     def set_state(self, state: dict[str, Any]) -> None:
         """Accept the marker that :meth:`get_state` returns; weights come from :meth:`restore_from_path`."""
 
-    def save_to_path(self, path: str | Path | None = None, *, state: dict[str, Any] | None = None, **kwargs: Any) -> str:
+    def save_to_path(
+        self, path: str | Path | None = None, *, state: dict[str, Any] | None = None, **kwargs: Any
+    ) -> str:
         """Write RLlib's metadata and, below ``hf/``, the model and tokenizer in Hugging Face format."""
         path = super().save_to_path(path, state=state or self.get_state(), **kwargs)
         folder = Path(path) / HF_FOLDER
@@ -106,11 +115,15 @@ class CausalLMModule(TorchRLModule):
         folder = Path(path) / HF_FOLDER
         files = sorted(folder.glob("*.safetensors"))
         if not files:
-            raise CheckpointError(f"{folder} holds no *.safetensors file; expected a checkpoint written by this version.")
+            raise CheckpointError(
+                f"{folder} holds no *.safetensors file; expected a checkpoint written by this version."
+            )
         tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
         expected = dict(self.lm.named_parameters())
         if missing := sorted(set(expected) - set(tensors)):
-            raise CheckpointError(f"{folder} lacks {len(missing)} of the model's tensors, the first being {missing[0]!r}.")
+            raise CheckpointError(
+                f"{folder} lacks {len(missing)} of the model's tensors, the first being {missing[0]!r}."
+            )
         with torch.no_grad():
             for name, parameter in expected.items():
                 if parameter.shape != tensors[name].shape:

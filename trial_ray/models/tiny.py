@@ -25,6 +25,7 @@ class TinyShape:
 
 SHAPES = {
     "nano": TinyShape(hidden=64, layers=2, heads=2, head_dim=32, intermediate=160),
+    "mini": TinyShape(hidden=96, layers=3, heads=3, head_dim=32, intermediate=256),
     "tiny": TinyShape(hidden=128, layers=4, heads=4, head_dim=32, intermediate=352),
     "small": TinyShape(hidden=256, layers=6, heads=8, head_dim=32, intermediate=704),
 }

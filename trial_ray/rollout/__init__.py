@@ -1,0 +1,1 @@
+"""From a task to a trajectory: prompts, episodes, env-runner actors, records."""

@@ -125,7 +125,9 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             EngineError: :meth:`connect` was not called yet.
         """
         if self._client is None:
-            raise EngineError("This env runner was not connected to any engine; the algorithm calls connect() on it first.")
+            raise EngineError(
+                "This env runner was not connected to any engine; the algorithm calls connect() on it first."
+            )
         return self._client
 
     def _decode(self, ids: np.ndarray) -> str:

@@ -15,6 +15,8 @@ from torch.nn import functional
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
+from trial_ray.warmstart.renaming import Renamer
+
 CHUNK_BATCHES = 32
 """Rows of so many batches are sorted by length together, so that a batch pads little and stays random."""
 
@@ -66,7 +68,24 @@ def collate(examples: Sequence[Example], pad_id: int) -> Batch:
     return Batch(ids, reply, prompt)
 
 
-def batches(examples: Sequence[Example], size: int, pad_id: int, generator: np.random.Generator) -> Iterator[Batch]:
+@dataclass(frozen=True, slots=True)
+class Renaming:
+    """How often, and by what, the names in an example are exchanged; see :class:`Renamer`."""
+
+    renamer: Renamer
+    probability: float
+
+    def apply(self, example: Example, generator: np.random.Generator) -> Example:
+        """The example, or one with other names."""
+        if generator.random() >= self.probability:
+            return example
+        table = self.renamer.table(generator)
+        return Example(table[example.prompt_ids], table[example.reply_ids])
+
+
+def batches(
+    examples: Sequence[Example], size: int, pad_id: int, renaming: Renaming, generator: np.random.Generator
+) -> Iterator[Batch]:
     """Yield batches without end: every epoch in a new order, rows of like length together."""
     while True:
         order = generator.permutation(len(examples))
@@ -74,7 +93,7 @@ def batches(examples: Sequence[Example], size: int, pad_id: int, generator: np.r
             chunk = sorted(order[start : start + size * CHUNK_BATCHES], key=lambda index: len(examples[index]))
             groups = [chunk[first : first + size] for first in range(0, len(chunk), size)]
             for group in generator.permutation(len(groups)):
-                yield collate([examples[index] for index in groups[group]], pad_id)
+                yield collate([renaming.apply(examples[index], generator) for index in groups[group]], pad_id)
 
 
 def cloning_loss(model: PreTrainedModel, batch: Batch, prompt_weight: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -154,7 +173,8 @@ class Cloner:
         pad_id: fills batches on the right.
         batch_size: examples in an update.
         prompt_weight: weight of the loss on prompt tokens.
-        seed: of the order of examples.
+        renaming: exchange of names in the examples.
+        seed: of the order of examples, and of the renaming.
     """
 
     def __init__(
@@ -166,10 +186,11 @@ class Cloner:
         pad_id: int,
         batch_size: int,
         prompt_weight: float,
+        renaming: Renaming,
         seed: int,
     ) -> None:
         self._model = model.train()
-        self._batches = batches(examples, batch_size, pad_id, np.random.default_rng([seed, 2]))
+        self._batches = batches(examples, batch_size, pad_id, renaming, np.random.default_rng([seed, 2]))
         self._prompt_weight = prompt_weight
         self._optimizers = schedule.build(model)
         self._schedulers = [LambdaLR(optimizer, schedule.scale) for optimizer in self._optimizers]

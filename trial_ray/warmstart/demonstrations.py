@@ -146,7 +146,7 @@ class _Recorder:
                 step=len(history) + 1,
                 max_turns=self._settings.env_config.get("max_turns"),
             )
-            chosen = demonstrator.act(observation, actions)
+            chosen = self._distraction(actions, demonstrator.act(observation, actions))
             carried_out = self._slip(actions) or chosen
             demonstrator.carried_out(carried_out)
             history.append((observation, carried_out))
@@ -159,10 +159,17 @@ class _Recorder:
             over = terminated or truncated
         return turns
 
+    def _distraction(self, actions: Sequence[str], planned: str) -> str:
+        """The planned action, or now and then any other on offer, which is demonstrated all the same."""
+        return self._any(actions) if self._random.random() < self._settings.distraction_probability else planned
+
+    def _any(self, actions: Sequence[str]) -> str:
+        return str(self._random.choice([action for action in actions if action not in NEVER_SLIPPED]))
+
     def _slip(self, actions: Sequence[str]) -> str | None:
         if self._random.random() >= self._settings.slip_probability:
             return None
-        action = str(self._random.choice([action for action in actions if action not in NEVER_SLIPPED]))
+        action = self._any(actions)
         if self._random.random() < MALFORMED_SHARE:
             words = action.split()
             words[int(self._random.integers(len(words)))] = str(self._random.choice(actions)).split()[-1]

@@ -41,9 +41,14 @@ class WarmStartSettings:
     slip_probability: float = 0.1
     """How often something else than the oracle's action is carried out (an admissible action or a malformed one). The
     example still holds the oracle's action: the policy sees what mistakes lead to, and how to go on from there."""
+    distraction_probability: float = 0.0
+    """How often the demonstrator does any other admissible thing than it planned, and is imitated in that too. The policy
+    knows how to act but wastes turns: a habit that reinforcement learning can unlearn."""
     hindsight_fraction: float = 0.25
     """Share of examples whose prompt is the hindsight view: the outcome of the action carried out stands in it. Large
     models can read such evidence from the start; a tiny one has to be taught before hindsight can weigh its turns."""
+    renaming_probability: float = 0.5
+    """Share of examples in which names are exchanged at random, so that replies must be copied and not guessed."""
     optimizer: Literal["muon", "adamw"] = "muon"
     """``muon`` orthogonalises the updates of matrices and leaves the rest to AdamW (a model from scratch learns to copy
     in a third of the steps); ``adamw`` is for pretrained models."""
@@ -81,7 +86,13 @@ class WarmStartSettings:
             self._require(name, getattr(self, name) >= 1, "at least 1")
         for name in ("evaluation_games", "max_reply_tokens", "max_prompt_tokens"):
             self._require(name, getattr(self, name) >= 1, "at least 1")
-        for name in ("slip_probability", "hindsight_fraction", "target_success"):
+        for name in (
+            "slip_probability",
+            "distraction_probability",
+            "hindsight_fraction",
+            "renaming_probability",
+            "target_success",
+        ):
             self._require(name, 0.0 <= getattr(self, name) <= 1.0, "between 0 and 1")
         for name in ("learning_rate", "matrix_learning_rate"):
             self._require(name, getattr(self, name) > 0, "above 0")

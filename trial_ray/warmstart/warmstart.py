@@ -24,10 +24,11 @@ from trial_ray.models.tiny import build_tiny_model
 from trial_ray.models.tokenizer import build_tokenizer
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.warmstart.cache import content_key, files_digest, get_or_build
-from trial_ray.warmstart.cloning import Cloner, Example, Schedule
+from trial_ray.warmstart.cloning import Cloner, Example, Renaming, Schedule
 from trial_ray.warmstart.demonstrations import collect, to_examples
 from trial_ray.warmstart.evaluation import HeldOutGames, PlayResult
 from trial_ray.warmstart.progress import WarmStartProgress
+from trial_ray.warmstart.renaming import Renamer
 from trial_ray.warmstart.settings import WarmStartSettings
 
 RECORD = "warmstart.json"
@@ -219,6 +220,7 @@ def _clone(
         pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
         batch_size=settings.batch_size,
         prompt_weight=settings.prompt_weight,
+        renaming=Renaming(Renamer(tokenizer), settings.renaming_probability),
         seed=settings.seed,
     )
     started, curve, accuracies = time.perf_counter(), [], []

@@ -44,7 +44,10 @@ class ScoreRows(ConnectorV2):
         model_rows = rows.model_rows()
         with module.autocast():
             rows.logprobs, rows.hindsight_logprobs = score_rows(
-                module.lm, model_rows, two_views=self.config.uses_hindsight, max_tokens=self.config.max_tokens_per_forward
+                module.lm,
+                model_rows,
+                two_views=self.config.uses_hindsight,
+                max_tokens=self.config.max_tokens_per_forward,
             )
             if module.reference is not None:
                 rows.reference_logprobs, _ = score_rows(

@@ -1,0 +1,148 @@
+"""Training with real actors, engines and games: what a run guarantees from its first iteration to its resumption."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import ray
+import torch
+
+from trial_ray.algorithms import GRPO, TRIAL, TRIALConfig
+from trial_ray.models.tiny import save_tiny_model
+from trial_ray.rollout.recording import read_turns
+
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("ray_session")]
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory) -> str:
+    return str(save_tiny_model(tmp_path_factory.mktemp("model") / "nano", "nano"))
+
+
+def small_config(model_path: str, **training) -> TRIALConfig:
+    """Small and exactly repeatable: seeded requests, one of them at a time, one thread."""
+    return (
+        TRIALConfig()
+        .environment(
+            "trial/ALFWorld-v0",
+            env_config={"split": "generated", "difficulty": "tiny", "num_games": 64, "max_turns": 3},
+        )
+        .policy(model_path=model_path)
+        .training(
+            **{
+                "lr": 1e-3,
+                "group_size": 3,
+                "tasks_per_iteration": 2,
+                "minibatch_rows": 12,
+                "microbatch_rows": 6,
+                "kl_coeff": 0.0,
+                "hindsight_start_iteration": 1,
+                "hindsight_coeff": 1.0,
+                "clamp_alpha": 10.0,
+                **training,
+            }
+        )
+        .rollouts(max_prompt_tokens=400, max_response_tokens=8, prompt_style="plain", seeded_sampling=True)
+        .engines(engine="transformers", num_cpus_per_engine=0.25)
+        .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25)
+        .learners(num_learners=0, num_cpus_per_learner=0.25)
+        .resources(num_cpus_for_main_process=0.25)
+        .panel(split="generated", env_config={"generator_seed": 1}, num_tasks=3, temperature=1.0)
+        .fault_tolerance(delay_between_env_runner_restarts_s=0)
+        .debugging(seed=1)
+    )
+
+
+def weights(algo: GRPO) -> torch.Tensor:
+    return torch.cat([tensor.reshape(-1) for _, tensor in algo.learner_group._learner.policy_module.named_weights()])
+
+
+def test_resuming_gives_the_weights_of_an_uninterrupted_run(model_path, tmp_path):
+    config = small_config(model_path).recording(trajectories_folder=str(tmp_path / "trajectories"))
+    algo = config.build_algo()
+    try:
+        initial = weights(algo).clone()
+        for _ in range(2):
+            result = algo.train()
+        algo.save_to_path(str(tmp_path / "checkpoint"))
+        before = algo.evaluate_panel()
+        for _ in range(2):
+            algo.train()
+        uninterrupted = weights(algo).clone()
+    finally:
+        algo.stop()
+    resumed = TRIAL.from_checkpoint(str(tmp_path / "checkpoint"))
+    try:
+        assert resumed.iteration == 2
+        assert resumed.evaluate_panel().episodes == before.episodes
+        for _ in range(2):
+            resumed.train()
+        assert torch.equal(weights(resumed), uninterrupted)
+        assert not torch.equal(uninterrupted, initial)
+    finally:
+        resumed.stop()
+    _check_metrics(result)
+    turns = read_turns(tmp_path / "trajectories")
+    assert set(turns["iteration"].to_pylist()) == {1, 2, 3, 4}
+
+
+def _check_metrics(result) -> None:
+    learned = result["learners"]["default_policy"]
+    assert float(learned["engine"]["logprob_gap"]) < 1e-3
+    assert float(learned["trial"]["turn_score_mean"]) > 0
+    assert 0 <= float(learned["trial"]["clamp_saturated_fraction"]) <= 1
+    for group, names in {"trial": ["turn_weight_std", "dense_loss"], "grpo": ["surrogate_loss", "kl"]}.items():
+        for name in names:
+            assert float(learned[group][name]) == float(learned[group][name]), f"{group}/{name} is NaN"
+    sampled = result["env_runners"]
+    assert sampled["num_episodes"] == 6
+    assert sampled["num_prompt_tokens"] > sampled["num_response_tokens"] > 0
+
+
+def test_a_killed_env_runner_and_a_killed_engine_are_replaced_and_lose_no_group(model_path):
+    algo = small_config(model_path).build_algo()
+    try:
+        algo.train()
+        pid = algo.env_runner_group.foreach_env_runner(lambda runner: os.getpid(), local_env_runner=False)[0]
+        os.kill(pid, signal.SIGKILL)
+        ray.kill(algo.engine_pool.handles[0])
+        result = algo.train()
+        assert result["groups"]["num_trained"] == 2
+        engine = algo.engine_pool.handles[0]
+        assert ray.get(engine.weight_version.remote(), timeout=60) == algo.weight_version
+    finally:
+        algo.stop()
+
+
+def test_two_learners_stay_equal(model_path):
+    config = small_config(model_path).learners(num_learners=2, num_cpus_per_learner=0.25)
+    algo = config.build_algo()
+    try:
+        algo.train()
+        checksums = [
+            result.get()
+            for result in algo.learner_group.foreach_learner(lambda learner: learner.export_weights(9).checksum)
+        ]
+        assert len(set(checksums)) == 1
+    finally:
+        algo.stop()
+
+
+def test_a_checkpoint_holds_a_model_that_transformers_loads(model_path, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    algo = small_config(model_path).build_algo()
+    try:
+        algo.train()
+        path = Path(algo.save_to_path(str(tmp_path / "checkpoint")))
+        expected = weights(algo).clone()
+    finally:
+        algo.stop()
+    folder = path / "learner_group/learner/rl_module/default_policy/hf"
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    loaded = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+    assert torch.equal(loaded, expected)
+    assert AutoTokenizer.from_pretrained(folder).chat_template

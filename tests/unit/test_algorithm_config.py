@@ -1,0 +1,113 @@
+"""Configurations refuse what cannot be trained, before any actor starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trial_ray.algorithms import GRPO, TRIAL, GRPOConfig, TRIALConfig
+from trial_ray.errors import ConfigError, UserInputError
+from trial_ray.runs.experiment import load_experiment
+
+EXAMPLES = Path(__file__).parents[2] / "tuned_examples"
+
+
+def valid_config() -> TRIALConfig:
+    return TRIALConfig().environment("trial/ALFWorld-v0").policy(model_path="anything")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"group_size": 1}, "group_size is 1.*at least 2"),
+        ({"hindsight_coeff": -0.1}, "hindsight_coeff is -0.1.*at least 0"),
+        ({"clamp_alpha": -1.0}, "clamp_alpha is -1.0.*at least 0"),
+        ({"hindsight_coeff": float("nan")}, "hindsight_coeff is nan"),
+        ({"gap_clip": 0.0}, "gap_clip is 0.0"),
+        ({"allocation": "relativ"}, "allocation is 'relativ'.*'relative'"),
+        ({"dual_clip": 0.5}, "dual_clip is 0.5"),
+        ({"reward": "money"}, "reward is 'money'"),
+        ({"minibatch_rows": 0}, "minibatch_rows is 0"),
+        ({"minibatch_size": 8}, "minibatch_rows"),
+    ],
+)
+def test_values_out_of_range_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        valid_config().training(**settings).validate()
+
+
+def test_the_valid_config_passes():
+    valid_config().validate()
+
+
+def test_a_misspelt_key_names_the_nearest_known_one():
+    config = TRIALConfig().update_from_dict({"hindsite_coeff": 0.3})
+    with pytest.raises(ConfigError, match=r"'hindsite_coeff'.*'hindsight_coeff'"):
+        config.validate()
+
+
+def test_exactly_one_source_of_the_policy_is_needed():
+    with pytest.raises(ConfigError, match="exactly one"):
+        TRIALConfig().environment("trial/ALFWorld-v0").validate()
+    with pytest.raises(ConfigError, match="exactly one"):
+        valid_config().policy(warm_start={}).validate()
+
+
+def test_an_unknown_engine_is_refused():
+    with pytest.raises(ConfigError, match="engine is 'vlm'"):
+        valid_config().engines(engine="vlm").validate()
+
+
+def test_missing_data_is_told_before_anything_starts(monkeypatch, tmp_path):
+    config = valid_config().environment(env_config={"split": "valid_seen", "data": str(tmp_path / "nowhere")})
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        GRPO._choose_panel(_Stub(config.panel(split="valid_seen", num_tasks=2)))
+
+
+class _Stub:
+    def __init__(self, config):
+        self.config = config
+
+
+def test_engines_are_part_of_a_trials_resources():
+    config = valid_config().engines(num_engines=2, num_gpus_per_engine=1, num_cpus_per_engine=3)
+    bundles = TRIAL.default_resource_request(config.env_runners(num_env_runners=4)).bundles
+    assert bundles[-2:] == [{"CPU": 3, "GPU": 1}] * 2
+    assert len(bundles) == len(GRPO.default_resource_request(config).bundles)
+
+
+@pytest.mark.parametrize("name", ["alfworld_qwen3_1.7b", "alfworld_qwen2.5_3b"])
+def test_paper_examples_hold_table_1(name):
+    experiment = load_experiment(EXAMPLES / f"{name}.py")
+    config = experiment.config
+    config.validate()
+    assert experiment.stop == {"training_iteration": 150}
+    published = {
+        "tasks_per_iteration": 16,
+        "group_size": 8,
+        "minibatch_rows": 256,
+        "microbatch_rows": 32,
+        "max_prompt_tokens": 2048,
+        "max_response_tokens": 512,
+        "hindsight_coeff": 0.01,
+        "gap_clip": 2.0,
+        "hindsight_start_iteration": 25,
+        "clamp_alpha": 1.0,
+        "lr": 1e-6,
+    }
+    assert {key: getattr(config, key) for key in published} == published
+    assert config.env_config["max_turns"] == 50
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("alfworld_*.py")), ids=lambda file: file.stem)
+def test_every_example_is_a_valid_config(file):
+    config = load_experiment(file).config
+    assert isinstance(config, GRPOConfig)
+    config.validate()
+    json.dumps(config.env_config)
+
+
+def test_errors_of_the_config_are_user_errors():
+    assert issubclass(ConfigError, UserInputError)
