@@ -24,6 +24,7 @@ from ray.tune.execution.placement_groups import PlacementGroupFactory
 from ray.util import get_current_placement_group
 
 from trial_ray.algorithms.grpo_config import GRPOConfig
+from trial_ray.algorithms.initial_policy import initial_policy
 from trial_ray.algorithms.task_sampler import TaskSampler
 from trial_ray.errors import ConfigError, InfrastructureError, WeightSyncError
 from trial_ray.evaluation.panel import Panel, list_tasks
@@ -100,14 +101,11 @@ class GRPO(Algorithm):
         )
 
     def _resolve_policy(self) -> None:
-        """Turn warm-start settings into the model that they lead to (cached after the first time)."""
-        if self.config.warm_start is None:
-            return
-        from trial_ray.warmstart import WarmStartSettings, warm_start
-
-        result = warm_start(WarmStartSettings(**self.config.warm_start))
-        self.config = self.config.copy(copy_frozen=False).policy(model_path=str(result.path), warm_start=None)
-        self.config.freeze()
+        """Turn warm-start settings or a packaged model's name into a folder (made once, then cached)."""
+        path = initial_policy(self.config)
+        if path != self.config.model_path:
+            self.config = self.config.copy(copy_frozen=False).policy(model_path=path, warm_start=None)
+            self.config.freeze()
 
     def _create_engine_pool(self) -> EnginePool:
         config = self.config

