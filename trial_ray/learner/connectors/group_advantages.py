@@ -12,7 +12,7 @@ from trial_ray.objectives.advantages import group_relative_advantages
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
-    from trial_ray.algorithms.grpo_config import GRPOConfig
+    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 TURN_ROWS = "turn_rows"
 """Key in ``shared_data`` under which the pieces hand the rows on."""
@@ -21,7 +21,7 @@ TURN_ROWS = "turn_rows"
 class GroupAdvantages(ConnectorV2):
     """Lay the turns of all surviving rollouts end to end, in task order, and give each its advantage (Eq. 1)."""
 
-    def __init__(self, config: GRPOConfig) -> None:
+    def __init__(self, config: AlgorithmConfig) -> None:
         super().__init__()
         self.config = config
 
@@ -33,7 +33,7 @@ class GroupAdvantages(ConnectorV2):
         return batch
 
 
-def group_turn_rows(groups: list[TrajectoryGroup], config: GRPOConfig) -> TurnRows:
+def group_turn_rows(groups: list[TrajectoryGroup], config: AlgorithmConfig) -> TurnRows:
     """Turn rows of ``groups`` with advantages; see :class:`GroupAdvantages`."""
     survivors = [(index, trajectory) for index, group in enumerate(groups) for trajectory in group.survivors]
     turns = [turn for _, trajectory in survivors for turn in trajectory.turns]
@@ -50,7 +50,7 @@ def group_turn_rows(groups: list[TrajectoryGroup], config: GRPOConfig) -> TurnRo
     return TurnRows(turns, trajectory_ids, advantages.float())
 
 
-def training_return(trajectory: Trajectory, config: GRPOConfig) -> float:
+def training_return(trajectory: Trajectory, config: AlgorithmConfig) -> float:
     """R_i: the chosen reward of a rollout at the training scale."""
     values = {
         "success": float(trajectory.success),

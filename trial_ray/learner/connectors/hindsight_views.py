@@ -14,13 +14,13 @@ from trial_ray.learner.connectors.group_advantages import TURN_ROWS
 from trial_ray.rollout.trajectory import TrajectoryGroup
 
 if TYPE_CHECKING:
-    from trial_ray.algorithms.trial_config import TRIALConfig
+    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 
 class HindsightViews(ConnectorV2):
     """Serialise what each decision led to; the recorded reply itself stays as it is."""
 
-    def __init__(self, config: TRIALConfig) -> None:
+    def __init__(self, config: AlgorithmConfig) -> None:
         super().__init__()
         self.config = config
 

@@ -15,7 +15,7 @@ from trial_ray.learner.connectors.group_advantages import TURN_ROWS
 from trial_ray.learner.packing import score_rows
 
 if TYPE_CHECKING:
-    from trial_ray.algorithms.grpo_config import GRPOConfig
+    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 
 class ScoreRows(ConnectorV2):
@@ -25,7 +25,7 @@ class ScoreRows(ConnectorV2):
     as ``engine/logprob_gap``.
     """
 
-    def __init__(self, config: GRPOConfig) -> None:
+    def __init__(self, config: AlgorithmConfig) -> None:
         super().__init__()
         self.config = config
 

@@ -21,13 +21,13 @@ from trial_ray.objectives.allocation import (
 )
 
 if TYPE_CHECKING:
-    from trial_ray.algorithms.trial_config import TRIALConfig
+    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 
 class TurnWeights(ConnectorV2):
     """Build the allocation profile from the frozen scoring snapshot; it is fixed during the update."""
 
-    def __init__(self, config: TRIALConfig, iteration: Callable[[], int]) -> None:
+    def __init__(self, config: AlgorithmConfig, iteration: Callable[[], int]) -> None:
         super().__init__()
         self.config = config
         self.iteration = iteration
