@@ -4,7 +4,7 @@
 
 A model of 0.4 million parameters first clones a player who explores and, every fourth turn, does something beside the point (cached
 after the first time). TRIAL then trains it on generated games, fresh ones in every iteration. Its success is measured before and
-after on the same 256 games, which neither stage has seen. docs/quickstart.md says what came out for three seeds, and why these
+after on the same 256 games, which neither stage has seen. docs/quickstart.md says what came out, and why these
 settings.
 """
 
