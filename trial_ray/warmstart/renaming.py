@@ -17,7 +17,7 @@ class Renamer:
     """Exchanges names within their kind, the same way throughout one example.
 
     A small model first learns which names are common ("desks have desk lamps") and then names things that are not there.
-    Where names are exchanged at random, that does not help it, and the heads that copy form sooner.
+    Where names are exchanged at random, that cannot help it. (No gain in success was measured; see docs/decisions.md.)
 
     Args:
         tokenizer: names that are not one token to it stay as they are.
