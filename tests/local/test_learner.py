@@ -212,3 +212,19 @@ def test_failed_rollouts_enter_neither_statistics_nor_rows(model_path, groups):
     advantage = (10 - 10 / 3) / (np.std([10, 0, 0], ddof=1) + 1e-6)
     first = group.trajectories[0].turns[0]
     assert rows.advantages[0].item() == pytest.approx(advantage - (0.0 if first.valid else 0.1), rel=1e-5)
+
+
+def test_a_learning_rate_schedule_is_followed_over_environment_steps(model_path, groups):
+    learner = build_learner(model_path, lr=[[0, 1e-2], [1000, 0.0]])
+    rates = []
+    for steps in (250, 1000, 2000):
+        before = weights(learner)
+        learner.update(
+            episodes=list(groups),
+            timesteps={"training_iteration": 1, "num_env_steps_sampled_lifetime": steps},
+            minibatch_size=10_000,
+        )
+        rates.append(learner._named_optimizers["default_policy_default_optimizer"].param_groups[0]["lr"])
+        moved = not torch.equal(before, weights(learner))
+    assert rates == pytest.approx([7.5e-3, 0.0, 0.0])
+    assert not moved

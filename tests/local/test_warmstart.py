@@ -279,6 +279,21 @@ def test_the_target_ends_cloning(own_cache, monkeypatch):
     assert result.steps == SETTINGS.check_every
 
 
+def test_a_digest_knows_contents_and_names_but_not_places(tmp_path):
+    def digest(places, text="b"):
+        files = [tmp_path / place for place in places]
+        for file, content in zip(files, ("a", text), strict=True):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(content)
+        return cache.files_digest(files)
+
+    first = digest(["one/x.py", "two/y.py"])
+    # A job's uploaded packages lie in folders named after digests, in any order.
+    assert digest(["b/x.py", "a/y.py"]) == first
+    assert digest(["one/x.py", "two/z.py"]) != first
+    assert digest(["one/x.py", "two/y.py"], text="c") != first
+
+
 def test_an_interrupted_build_leaves_nothing(own_cache):
     def build(work):
         (work / "half").write_text("written")

@@ -3,7 +3,6 @@ import pytest
 from chat_tokenizers import MODELS, bare_tokenizer, chat_template, chat_tokenizer
 from golden_episodes import alfworld_episodes, turns
 
-from trial_envs.core.projection import project_action
 from trial_ray.errors import ChatTemplateError, ConfigError, PromptTooLongError
 from trial_ray.rollout.prompts import CUT_MARK, PromptBuilder
 from trial_ray.rollout.templates import PlainTemplate, TaggedTemplate, prompt_template
@@ -117,10 +116,10 @@ def test_task_is_added_where_the_first_observation_does_not_state_it():
 
 def test_later_turn_has_task_step_count_and_the_last_two_records_in_order():
     build = builder()
-    text = message(build, build.build(**LATER, max_turns=50))
+    text = message(build, build.build(**LATER))
     assert "put some pencil on desk." in text
     assert "Steps taken so far: 3." in text
-    assert "step 4 of at most 50" in text
+    assert "This is step 4." in text
     assert "Welcome" not in text
     order = [
         "[step 2] The environment showed: OLD",
@@ -173,8 +172,13 @@ def test_other_environments_get_the_generic_template():
 
 
 def test_instructed_form_is_what_the_projection_reads():
-    assert project_action("<think>so</think><action>look</action>", builder().style).valid
-    assert project_action("look", builder(style="plain").style).action == "look"
+    assert builder().template.project("<think>so</think><action>look</action>").valid
+    assert builder(style="plain").template.project("look").action == "look"
+
+
+@pytest.mark.parametrize(("environment", "tail"), [("trial/ALFWorld-v0", 30), ("trial/WebShop-v0", 20)])
+def test_a_reply_without_tags_counts_with_as_many_characters_as_published(environment, tail):
+    assert prompt_template(environment, "tagged").project("x" * 99).action == "x" * tail
 
 
 @pytest.mark.parametrize("style", ["tagged", "plain"])
@@ -196,17 +200,22 @@ def test_over_the_limit_oldest_history_goes_first_then_the_middle_of_the_observa
         text = message(build, prompt)
         assert len(prompt.ids) <= limit
         assert "put some pencil on desk" in text
-        assert ("first first" in text) == (prompt.num_cut_turns < 1)
-        assert ("second second" in text) == (prompt.num_cut_turns < 2)
+        assert ("first first" in text) == (prompt.num_cut_records < 1)
+        assert ("second second" in text) == (prompt.num_cut_records < 2)
         assert (CUT_MARK.strip() in text) == prompt.cut_observation
         if prompt.cut_observation:
-            assert prompt.num_cut_turns == 2
+            assert prompt.num_cut_records == 2
             assert " ".join(words[20:40]) not in text
         else:
             assert " ".join(words) in text
-        seen.append((prompt.num_cut_turns, prompt.cut_observation))
-    assert seen == sorted(seen)
-    assert set(seen) == {(0, False), (1, False), (2, False), (2, True)}
+        seen.append((prompt.num_cut_records, prompt.cut_observation, prompt.cut))
+    assert sorted(set(seen)) == list(dict.fromkeys(seen))
+    assert set(seen) == {
+        (0, False, "none"),
+        (1, False, "history"),
+        (2, False, "history"),
+        (2, True, "observation"),
+    }
 
 
 def test_cut_observation_keeps_both_ends_and_nearly_fills_the_limit():

@@ -27,6 +27,7 @@ def make_turn(generator, text="You see a <b>mug</b> ☕."):
         outcome="You pick up\nthe mug 1.",
         reward=0.1 + 0.2,
         finish_reason="stop",
+        prompt_cut="history",
     )
 
 
@@ -117,7 +118,7 @@ def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
 def test_another_schema_version_is_refused(tmp_path, monkeypatch):
     path = write_groups(tmp_path, 0, [make_group(0)], "w")
     monkeypatch.setattr(recording, "SCHEMA_VERSION", recording.SCHEMA_VERSION + 1)
-    with pytest.raises(UserInputError, match="schema version 1"):
+    with pytest.raises(UserInputError, match=f"schema version {recording.SCHEMA_VERSION - 1}"):
         read_turns(tmp_path)
     pq.write_table(pq.read_table(path).replace_schema_metadata(None), path)
     with pytest.raises(UserInputError, match="schema version none"):

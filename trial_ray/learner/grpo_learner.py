@@ -62,9 +62,8 @@ class GRPOLearner(TorchLearner):
     def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
         """AdamW, as in the published runs."""
         parameters = self.get_parameters(self.module[module_id])
-        optimizer = torch.optim.AdamW(
-            parameters, lr=config.lr, betas=tuple(config.adam_betas), weight_decay=config.weight_decay
-        )
+        # The rate is set on registration, and again after each update where lr is a schedule over environment steps.
+        optimizer = torch.optim.AdamW(parameters, betas=tuple(config.adam_betas), weight_decay=config.weight_decay)
         self.register_optimizer(
             module_id=module_id, optimizer=optimizer, params=parameters, lr_or_lr_schedule=config.lr
         )

@@ -175,6 +175,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         for turn in turns:
             self.metrics.log_value("invalid_reply_rate", float(not turn.valid), reduce="mean")
             self.metrics.log_value("cut_reply_rate", float(turn.finish_reason == "length"), reduce="mean")
+            self.metrics.log_value("cut_history_rate", float(turn.prompt_cut != "none"), reduce="mean")
+            self.metrics.log_value("cut_observation_rate", float(turn.prompt_cut == "observation"), reduce="mean")
         self.metrics.log_value(NUM_ENV_STEPS_SAMPLED_LIFETIME, len(turns), reduce="lifetime_sum")
 
     # -- what RLlib asks of an env runner --------------------------------------------------------------------------

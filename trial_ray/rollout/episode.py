@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import gymnasium
 import numpy as np
 
-from trial_envs.core.projection import project_action
 from trial_envs.errors import TrialEnvError
 from trial_ray.errors import EngineError, PromptTooLongError
 from trial_ray.inference.protocol import Completion, SamplingParams
@@ -67,13 +66,12 @@ class EpisodePlayer:
                     admissible_actions=info["admissible_actions"],
                     history=history,
                     step=step,
-                    max_turns=getattr(env.unwrapped, "max_turns", None),
                 )
             except PromptTooLongError as error:
                 trajectory.ended, trajectory.error = "prompt_limit", str(error)
                 return
             completion = await generate(prompt.ids, self._params(trajectory.seed, step))
-            projection = project_action(self.decode(completion.response_ids), self.prompts.style)
+            projection = self.prompts.template.project(self.decode(completion.response_ids))
             outcome, reward, terminated, truncated, info = env.step(projection.action)
             trajectory.turns.append(
                 Turn(
@@ -88,6 +86,7 @@ class EpisodePlayer:
                     outcome=outcome,
                     reward=float(reward),
                     finish_reason=completion.finish_reason,
+                    prompt_cut=prompt.cut,
                 )
             )
             history.append((observation, projection.action))

@@ -13,6 +13,7 @@ from trial_envs.core.projection import ReplyStyle
 from trial_ray.errors import ChatTemplateError, ConfigError, PromptTooLongError
 from trial_ray.hindsight.untrusted import encode_untrusted
 from trial_ray.rollout.templates import PromptContext, PromptTemplate, prompt_template
+from trial_ray.rollout.trajectory import PromptCut
 
 CUT_MARK = " [cut] "
 
@@ -27,14 +28,21 @@ class Prompt:
     Attributes:
         ids: int32 ``[P]``, chat template included, up to where the reply starts.
         insert_at: index in ``ids`` of the first token after the user's message (post-action evidence goes before it).
-        num_cut_turns: history records, of those inside the window, left out for length.
+        num_cut_records: history records, of those inside the window, left out for length.
         cut_observation: whether the middle of the observation was left out for length.
     """
 
     ids: np.ndarray
     insert_at: int
-    num_cut_turns: int
+    num_cut_records: int
     cut_observation: bool
+
+    @property
+    def cut(self) -> PromptCut:
+        """What was left out, in one word; a cut observation stands alone, without history."""
+        if self.cut_observation:
+            return "observation"
+        return "history" if self.num_cut_records else "none"
 
 
 class PromptBuilder:
@@ -88,7 +96,6 @@ class PromptBuilder:
         admissible_actions: Sequence[str],
         history: Sequence[tuple[str, str]],
         step: int,
-        max_turns: int | None = None,
     ) -> Prompt:
         """Write the prompt of one decision.
 
@@ -101,7 +108,6 @@ class PromptBuilder:
             admissible_actions: ``info["admissible_actions"]``.
             history: (observation, action) of the turns so far, oldest first; only the last ``history_window`` are used.
             step: number of this decision, from 1.
-            max_turns: turns in the episode; ``None`` does not mention a limit.
 
         Raises:
             PromptTooLongError: the prompt exceeds the limit even without history and observation.
@@ -110,7 +116,7 @@ class PromptBuilder:
         if step < 1:
             raise ValueError(f"step is the number of the decision, from 1; got {step}")
         window = tuple(history)[len(history) - min(self.history_window, len(history)) :]
-        context = PromptContext(task, observation.strip(), admissible_actions, window, step, max_turns)
+        context = PromptContext(task, observation.strip(), admissible_actions, window, step)
         for num_cut in range(len(window) + 1):
             message_ids = self._encode(replace(context, history=window[num_cut:]))
             if message_ids is not None:
@@ -150,9 +156,9 @@ class PromptBuilder:
         ids = encode_untrusted(self._tokenizer, message)
         return ids if len(self._head_ids) + len(ids) + len(self._suffix_ids) <= self.max_prompt_tokens else None
 
-    def _assemble(self, message_ids: list[int], num_cut_turns: int, cut_observation: bool) -> Prompt:
+    def _assemble(self, message_ids: list[int], num_cut_records: int, cut_observation: bool) -> Prompt:
         ids = np.asarray([*self._head_ids, *message_ids, *self._suffix_ids], dtype=np.int32)
-        return Prompt(ids, len(ids) - len(self._suffix_ids), num_cut_turns, cut_observation)
+        return Prompt(ids, len(ids) - len(self._suffix_ids), num_cut_records, cut_observation)
 
 
 def _split_chat_template(tokenizer: Any) -> tuple[list[int], str, list[int]]:

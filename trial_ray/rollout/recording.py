@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from trial_ray.errors import UserInputError
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Raised by one whenever a column changes its name, type or meaning."""
 
 _VERSION_KEY = b"trial_ray.schema_version"
@@ -51,6 +51,7 @@ _TURN_COLUMNS = (
     ("outcome", pa.string(), "what the environment answered to the action"),
     ("reward", pa.float64(), "the environment's reward for this step"),
     ("finish_reason", pa.string(), "`stop` or `length`"),
+    ("prompt_cut", pa.string(), "what the prompt left out for its length: `none`, `history` or `observation`"),
 )
 _TURN_INDEX = ("turn_index", pa.int32(), "place of the turn in its trajectory; null where no turn was taken")
 

@@ -1,7 +1,7 @@
 """Prompt templates: how the user's message is written for an environment, and which form of reply it asks for.
 
-A template is a frozen dataclass with a ``style`` (how the reply is to be read, see ``trial_envs.core.projection``) and
-a ``render``. ``register_prompt_template`` adds one for another environment.
+A template is a frozen dataclass with a ``style`` (the form of reply), a ``render`` that writes the message, and a
+``project`` that reads the action from the reply. ``register_prompt_template`` adds one for another environment.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from trial_envs.core.projection import ReplyStyle
+from trial_envs.core.projection import Projection, ReplyStyle, project_action
 from trial_ray.errors import ConfigError
 
 
@@ -25,7 +25,6 @@ class PromptContext:
         admissible_actions: actions on offer, in the environment's order.
         history: the last (observation, action) pairs, oldest first.
         step: number of this decision, from 1.
-        max_turns: turns in the episode, or ``None`` to leave the policy unaware of the limit.
     """
 
     task: str
@@ -33,11 +32,10 @@ class PromptContext:
     admissible_actions: Sequence[str]
     history: Sequence[tuple[str, str]]
     step: int
-    max_turns: int | None
 
 
 class PromptTemplate(Protocol):
-    """Strategy that writes the user's message."""
+    """Strategy that writes the user's message and reads the reply."""
 
     @property
     def style(self) -> ReplyStyle:
@@ -46,6 +44,10 @@ class PromptTemplate(Protocol):
 
     def render(self, context: PromptContext) -> str:
         """Write the message."""
+        ...
+
+    def project(self, reply: str) -> Projection:
+        """Read the action from a reply (special tokens removed)."""
         ...
 
 
@@ -59,10 +61,12 @@ class TaggedTemplate:
     Attributes:
         role: opening sentence.
         hidden_actions: admissible actions that are not offered.
+        tail: characters at the end of a reply without action tags that count as its action.
     """
 
     role: str
     hidden_actions: frozenset[str] = frozenset()
+    tail: int = 30
 
     style: ClassVar[ReplyStyle] = "tagged"
 
@@ -74,8 +78,7 @@ class TaggedTemplate:
             parts.append(f"Your task: {context.task}")
         if context.step > 1:
             parts.append(self._past(context))
-        limit = f" of at most {context.max_turns}" if context.max_turns is not None else ""
-        parts.append(f"This is step {context.step}{limit}. The environment shows:\n{context.observation}")
+        parts.append(f"This is step {context.step}. The environment shows:\n{context.observation}")
         offered = "\n".join(action for action in context.admissible_actions if action not in self.hidden_actions)
         parts.append(f"Actions that you can take now:\n{offered}")
         parts.append(
@@ -83,6 +86,10 @@ class TaggedTemplate:
             "and </think>. Then give exactly one of the actions listed above, enclosed in <action> and </action>."
         )
         return "\n\n".join(parts)
+
+    def project(self, reply: str) -> Projection:
+        """The text between the action tags; see :func:`trial_envs.core.projection.project_action`."""
+        return project_action(reply, "tagged", self.tail)
 
     def _past(self, context: PromptContext) -> str:
         taken = context.step - 1
@@ -119,6 +126,10 @@ class PlainTemplate:
         lines += [self._compact(context.observation), "actions"]
         lines += [action for action in context.admissible_actions if action not in self.hidden_actions]
         return "\n".join(line for line in lines if line)
+
+    def project(self, reply: str) -> Projection:
+        """The whole reply."""
+        return project_action(reply, "plain")
 
     def _compact(self, observation: str) -> str:
         if self.dropped_lines is not None:
@@ -167,6 +178,7 @@ register_prompt_template(
     "trial/WebShop-v0",
     TaggedTemplate(
         "You are an agent who shops in a web store: find the product that the instruction describes, choose its "
-        "options and buy it. In a search action, put your own words in place of the placeholder."
+        "options and buy it. In a search action, put your own words in place of the placeholder.",
+        tail=20,
     ),
 )

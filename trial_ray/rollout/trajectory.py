@@ -7,6 +7,9 @@ from typing import Literal
 
 import numpy as np
 
+PromptCut = Literal["none", "history", "observation"]
+"""What was left out of a prompt for its length: nothing, history records, or those and the observation's middle."""
+
 Ending = Literal["terminated", "turn_limit", "prompt_limit", "failed"]
 
 
@@ -26,6 +29,7 @@ class Turn:
         outcome: what the environment answered to the action.
         reward: the environment's reward for this step.
         finish_reason: ``"stop"`` or ``"length"``.
+        prompt_cut: what was left out of the prompt for its length.
     """
 
     prompt_ids: np.ndarray
@@ -39,6 +43,7 @@ class Turn:
     outcome: str
     reward: float
     finish_reason: str
+    prompt_cut: PromptCut = "none"
 
 
 @dataclass(slots=True)

@@ -25,11 +25,9 @@ def content_key(content: Mapping[str, Any]) -> str:
 
 
 def files_digest(files: Iterable[Path]) -> str:
-    """SHA-256 (hexadecimal) of names and contents of files, in the order of their names."""
-    digest = hashlib.sha256()
-    for path in sorted(files):
-        digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
+    """SHA-256 (hexadecimal) of names and contents of files, wherever their folders are."""
+    entries = sorted(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest() for path in files)
+    return hashlib.sha256(b"".join(entries)).hexdigest()
 
 
 def get_or_build(kind: str, key: str, build: Callable[[Path], None]) -> tuple[Path, bool]:

@@ -144,7 +144,6 @@ class _Recorder:
                 admissible_actions=actions,
                 history=history,
                 step=len(history) + 1,
-                max_turns=self._settings.env_config.get("max_turns"),
             )
             chosen = self._distraction(actions, demonstrator.act(observation, actions))
             carried_out = self._slip(actions) or chosen

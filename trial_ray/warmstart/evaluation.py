@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from trial_envs.core.projection import project_action
 from trial_ray.evaluation.intervals import wilson_interval
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.warmstart.demonstrations import generated_env
@@ -117,7 +116,7 @@ class HeldOutGames:
                 model, [self._prompt(slot) for slot in playing], self._tokenizer, self._settings.max_reply_tokens
             )
             for slot, reply in zip(playing, replies, strict=True):
-                slot.carry_out(project_action(reply, self._settings.reply_style).action)
+                slot.carry_out(self._builder.template.project(reply).action)
         return slots
 
     def _prompt(self, slot: _Slot) -> np.ndarray:
@@ -127,7 +126,6 @@ class HeldOutGames:
             admissible_actions=slot.info["admissible_actions"],
             history=slot.history,
             step=len(slot.history) + 1,
-            max_turns=self._settings.env_config.get("max_turns"),
         ).ids
 
 
