@@ -5,13 +5,8 @@ import math
 import pytest
 from scipy import stats
 
-from trial_ray.evaluation.intervals import (
-    ComparisonError,
-    mcnemar_exact,
-    paired_comparison,
-    paired_difference_interval,
-    wilson_interval,
-)
+from trial_ray.evaluation.comparison import ComparisonError, paired_comparison
+from trial_ray.evaluation.intervals import mcnemar_exact, paired_difference_interval, wilson_interval
 from trial_ray.evaluation.results import EpisodeResult, EvaluationResult
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.errors import TrainingDivergedError
-from trial_ray.evaluation.intervals import paired_comparison
+from trial_ray.evaluation.comparison import paired_comparison
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.runs.checkpoints import list_checkpoints, prune_checkpoints, save_checkpoint
 from trial_ray.runs.experiment import reached
