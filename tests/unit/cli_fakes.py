@@ -8,7 +8,7 @@ from pathlib import Path
 from trial_ray.evaluation.results import EpisodeResult, EvaluationResult
 
 EXPERIMENT = """
-from trial_ray.algorithms.trial_config import TRIALConfig
+from trial_ray.algorithms import TRIALConfig
 config = (
     TRIALConfig()
     .environment("trial/ALFWorld-v0", env_config={"split": "train"})

@@ -246,7 +246,7 @@ def test_a_resumed_run_forgets_what_it_will_sample_again(tmp_path):
 
 SWEEP = """
 from ray import tune
-from trial_ray.algorithms.trial_config import TRIALConfig
+from trial_ray.algorithms import TRIALConfig
 config = (
     TRIALConfig()
     .environment("trial/ALFWorld-v0", env_config={"difficulty": tune.grid_search(["tiny", "small"])})

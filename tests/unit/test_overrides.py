@@ -12,7 +12,7 @@ from trial_ray.runs.overrides import apply_overrides, environment_overrides, ove
 
 @pytest.fixture(scope="module")
 def config():
-    from trial_ray.algorithms.trial_config import TRIALConfig
+    from trial_ray.algorithms import TRIALConfig
 
     return (
         TRIALConfig()

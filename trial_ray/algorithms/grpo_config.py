@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.algorithms.algorithm_config import NotProvided
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
+from trial_ray.algorithms.checked_config import CheckedConfig
 from trial_ray.errors import ConfigError
+from trial_ray.hindsight.privileged_views import VIEWS, offered_views
+from trial_ray.learner.method import Method
 
 if TYPE_CHECKING:
     from typing import Self
@@ -18,7 +20,7 @@ REWARDS = ("success", "score", "return")
 ENGINES = ("vllm", "transformers")
 
 
-class GRPOConfig(AlgorithmConfig):
+class GRPOConfig(CheckedConfig):
     """Group-relative policy optimisation of a language-model agent in a text environment.
 
     .. code-block:: python
@@ -34,7 +36,12 @@ class GRPOConfig(AlgorithmConfig):
 
     Every public attribute that is not RLlib's own is set in one of the sections below; the defaults are those of the
     published runs unless a docstring says otherwise.
+
+    Other methods derive from this class (``trial_ray/algorithms/methods``): they set ``method_class``, and in
+    ``__init__`` their own settings, which ``training`` accepts like the shared ones.
     """
+
+    method_class: ClassVar[type[Method]] = Method
 
     def __init__(self, algo_class: type | None = None) -> None:
         if algo_class is None:
@@ -71,6 +78,9 @@ class GRPOConfig(AlgorithmConfig):
         self.adam_betas = (0.9, 0.999)
         self.max_logprob_gap = 1.0
         self.max_skipped_updates = 3
+        self.privileged_view: str | None = None
+        self.max_outcome_tokens = 512
+        self.teacher_sync_iterations: int | None = None
 
         # .rollouts()
         self.max_prompt_tokens = 2048
@@ -181,6 +191,9 @@ class GRPOConfig(AlgorithmConfig):
         adam_betas: tuple[float, float] = NotProvided,
         max_logprob_gap: float = NotProvided,
         max_skipped_updates: int = NotProvided,
+        privileged_view: str | None = NotProvided,
+        max_outcome_tokens: int = NotProvided,
+        teacher_sync_iterations: int | None = NotProvided,
         **kwargs: Any,
     ) -> Self:
         """Set the objective and the optimisation.
@@ -207,8 +220,16 @@ class GRPOConfig(AlgorithmConfig):
             max_logprob_gap: mean absolute difference between engine and learner log-probabilities above which the run
                 stops, because it then trains on another policy than the one that sampled.
             max_skipped_updates: optimizer steps in a row that may be skipped for non-finite gradients.
-            kwargs: RLlib's own (``lr``, ``grad_clip``, ``num_epochs``, ...).
+            privileged_view: what the method's second view of a turn shows besides the prompt: ``"outcome"`` (what the
+                action led to), ``"feedback"`` (the same as immediate feedback), ``"skill"`` (advice on the task's
+                family), or ``None`` where the method needs no second view.
+            max_outcome_tokens: longest privileged text, in tokens; longer ones lose their middle, which is marked.
+            teacher_sync_iterations: iterations after which a lagged copy of the policy, which scores the privileged view,
+                takes its weights; ``None``: the policy before the update scores it.
+            kwargs: the method's own settings, and RLlib's (``lr``, ``grad_clip``, ``num_epochs``, ...).
         """
+        own = vars(type(self)()).keys() - vars(GRPOConfig()).keys()
+        self._assign(**{name: kwargs.pop(name) for name in own & kwargs.keys()})
         super().training(**kwargs)
         return self._assign(
             group_size=group_size,
@@ -231,6 +252,9 @@ class GRPOConfig(AlgorithmConfig):
             adam_betas=adam_betas,
             max_logprob_gap=max_logprob_gap,
             max_skipped_updates=max_skipped_updates,
+            privileged_view=privileged_view,
+            max_outcome_tokens=max_outcome_tokens,
+            teacher_sync_iterations=teacher_sync_iterations,
         )
 
     def rollouts(
@@ -333,12 +357,6 @@ class GRPOConfig(AlgorithmConfig):
         """Write every training trajectory as Parquet below ``trajectories_folder``; ``None`` writes nothing."""
         return self._assign(trajectories_folder=trajectories_folder)
 
-    def _assign(self, **values: Any) -> Self:
-        for name, value in values.items():
-            if value is not NotProvided:
-                setattr(self, name, value)
-        return self
-
     # -- what RLlib asks for ---------------------------------------------------------------------------------------
 
     def get_default_learner_class(self) -> type:
@@ -361,12 +379,8 @@ class GRPOConfig(AlgorithmConfig):
             "compute_dtype": self.compute_dtype,
             "gradient_checkpointing": self.gradient_checkpointing,
             "with_reference": self.kl_coeff > 0,
+            "with_teacher": self.teacher_sync_iterations is not None,
         }
-
-    @property
-    def uses_hindsight(self) -> bool:
-        """Whether the method scores hindsight views."""
-        return False
 
     def validate(self) -> None:
         """Check every value.
@@ -375,7 +389,6 @@ class GRPOConfig(AlgorithmConfig):
             ConfigError: a key is unknown or a value is out of range; the message names it and what is expected.
         """
         super().validate()
-        self._refuse_unknown_keys()
         if self.group_size < 2:
             raise ConfigError(
                 f"group_size is {self.group_size}, but group-relative advantages need at least 2 rollouts of a task."
@@ -383,7 +396,7 @@ class GRPOConfig(AlgorithmConfig):
         self._require_at_least(
             1, "tasks_per_iteration", "minibatch_rows", "microbatch_rows", "max_tokens_per_forward", "num_engines",
             "max_prompt_tokens", "max_response_tokens", "max_episodes_in_flight", "panel_num_tasks", "num_epochs",
-            "max_skipped_updates",
+            "max_skipped_updates", "max_outcome_tokens",
         )  # fmt: skip
         self._require_at_least(
             0, "kl_coeff", "entropy_coeff", "invalid_action_penalty", "clip_low", "clip_high", "advantage_epsilon",
@@ -402,23 +415,22 @@ class GRPOConfig(AlgorithmConfig):
             )
         if self.minibatch_size is not None:
             raise ConfigError("Set minibatch_rows (turn rows over all learners), not RLlib's minibatch_size.")
+        self._validate_views()
 
-    def _refuse_unknown_keys(self) -> None:
-        # RLlib itself adds "class" when it builds an algorithm, and Tune its "__stdout_file__" and the like.
-        known = {*vars(type(self)()), "class"}
-        for name in vars(self):
-            if name not in known and not name.startswith("__"):
-                nearest = difflib.get_close_matches(name, known, n=1)
-                hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-                raise ConfigError(f"{type(self).__name__} has no setting {name!r}.{hint}")
+    def _require_view(self) -> None:
+        if self.privileged_view is None:
+            raise ConfigError(
+                f"{type(self).__name__} needs a second view of each turn; set privileged_view, for example to 'outcome'."
+            )
 
-    def _require_at_least(self, minimum: float, *names: str) -> None:
-        for name in names:
-            value = getattr(self, name)
-            if not value >= minimum:
-                raise ConfigError(f"{name} is {value}, expected at least {minimum}.")
-
-    def _require_one_of(self, name: str, choices: tuple[str, ...]) -> None:
-        value = getattr(self, name)
-        if value not in choices:
-            raise ConfigError(f"{name} is {value!r}, expected one of {', '.join(map(repr, choices))}.")
+    def _validate_views(self) -> None:
+        self._require_one_of("privileged_view", (None, *VIEWS))
+        offered = offered_views(str(self.env))
+        if self.privileged_view is not None and self.privileged_view not in offered:
+            raise ConfigError(
+                f"{self.env} offers no {self.privileged_view!r} view; choose privileged_view from {', '.join(offered)}."
+            )
+        if self.teacher_sync_iterations is not None:
+            self._require_at_least(1, "teacher_sync_iterations")
+            if self.privileged_view is None:
+                raise ConfigError("teacher_sync_iterations is set, but without a privileged_view no teacher is asked.")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trial_ray.commands import console as terminal
 from trial_ray.errors import CheckpointError, ConfigError
+from trial_ray.runs.methods import method_names
 
 if TYPE_CHECKING:
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -40,7 +41,8 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file", type=Path, metavar="FILE", help="experiment file, e.g. tuned_examples/alfworld_quickstart.py"
     )
-    parser.add_argument("--method", metavar="NAME", help="train with another method: trial, grpo, uniform or permuted")
+    names = ", ".join(method_names())
+    parser.add_argument("--method", metavar="NAME", help=f"train with another method: {names}, or a FILE.py of yours")
     parser.add_argument(
         "--iterations", type=terminal.positive, metavar="N", help="iterations in all (default: the file's)"
     )

@@ -1,9 +1,10 @@
-"""The learner of GRPO over turn rows: connectors, microbatches, the outcome loss, checkpoints, weight export."""
+"""The learner of every method: connectors, microbatches, the outcome loss, checkpoints, weight export."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ from trial_ray.errors import CheckpointError, TrainingDivergedError
 from trial_ray.inference.weights import WeightShards, pack_weights
 from trial_ray.learner.connectors.collate_rows import CollateRows
 from trial_ray.learner.connectors.group_advantages import GroupAdvantages
+from trial_ray.learner.connectors.prepare_rows import PrepareRows
+from trial_ray.learner.connectors.privileged_views import PrivilegedViews
 from trial_ray.learner.connectors.score_rows import ScoreRows
+from trial_ray.learner.method import Method
 from trial_ray.learner.packing import OrdinaryBatch, Row, make_buckets
 from trial_ray.learner.turn_rows import Columns, TokenBatch, rows_of, split_columns
 from trial_ray.models.causal_lm_module import CausalLMModule
@@ -31,7 +35,7 @@ MAX_PADDING = 0.15
 
 
 class GRPOLearner(TorchLearner):
-    """Clipped surrogate over turn rows with group-relative advantages.
+    """Clipped surrogate over turn rows with group-relative advantages, and what the config's method adds to it.
 
     An update scores all rows once, then takes one optimizer step per minibatch. A minibatch is cut into microbatches of
     ``microbatch_rows`` turn rows in task order; each contributes its token mean, and the mean over microbatches is what is
@@ -41,6 +45,7 @@ class GRPOLearner(TorchLearner):
     def build(self) -> None:
         """Build the module, the optimizer and the connector pieces."""
         super().build()
+        self.method: Method = self.config.method_class(self.config)
         self.iteration = 0
         self.skipped_in_a_row = 0
         for piece in self.connector_pieces():
@@ -48,7 +53,14 @@ class GRPOLearner(TorchLearner):
 
     def connector_pieces(self) -> list[Any]:
         """Pieces from trajectory groups to the train batch, in order."""
-        return [GroupAdvantages(self.config), ScoreRows(self.config), CollateRows(self.device)]
+        views = [PrivilegedViews(self.config)] if self.config.privileged_view is not None else []
+        return [
+            GroupAdvantages(self.config),
+            *views,
+            ScoreRows(self.config),
+            PrepareRows(self.method, lambda: self.iteration),
+            CollateRows(self.device),
+        ]
 
     @property
     def policy_module(self) -> CausalLMModule:
@@ -69,17 +81,24 @@ class GRPOLearner(TorchLearner):
         )
 
     def before_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
-        """Note the iteration that schedules refer to (counted from 1)."""
+        """Note the iteration that schedules refer to (counted from 1); renew the lagged teacher when it is due."""
         super().before_gradient_based_update(timesteps=timesteps)
         self.iteration = timesteps.get("training_iteration", self.iteration + 1)
+        if (period := self.config.teacher_sync_iterations) and (self.iteration - 1) % period == 0:
+            self.policy_module.renew_teacher()
 
     # -- the loss --------------------------------------------------------------------------------------------------
 
     def compute_loss_for_module(
         self, *, module_id: str, config: Any, batch: Columns, fwd_out: dict[str, torch.Tensor]
     ) -> torch.Tensor:
-        """Outcome loss of one microbatch; see :meth:`outcome_loss`."""
-        return self.outcome_loss(TokenBatch.from_columns(batch), fwd_out)[0]
+        """Loss of one microbatch: the outcome loss with the method's advantages, and the method's dense term."""
+        tokens = TokenBatch.from_columns(batch)
+        advantages = self.method.token_advantages(tokens, fwd_out["logprobs"].detach(), self.iteration)
+        outcome, surrogate = self.outcome_loss(replace(tokens, advantages=advantages), fwd_out)
+        loss, logged = self.method.add_dense(outcome, surrogate, tokens, fwd_out, self.iteration)
+        self.log_means(self.method.name, logged)
+        return loss
 
     def outcome_loss(self, tokens: TokenBatch, fwd_out: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """L_out = L_GRPO + kl_coeff · KL − entropy_coeff · entropy, each a token mean over the microbatch.
@@ -177,9 +196,14 @@ class GRPOLearner(TorchLearner):
         """One forward pass of the module over rows that fit into memory together; outputs ``[T]`` in row order."""
         groups = make_buckets([row.length for row in rows], self.config.max_tokens_per_forward, MAX_PADDING)
         packed = [OrdinaryBatch.from_rows([rows[row] for row in group], self.device) for group in groups]
-        outputs = self.module[DEFAULT_MODULE_ID].forward_train(
-            {"batches": [{name: getattr(part, name) for name in INPUTS} for part in packed]}
-        )
+        batch: dict[str, Any] = {"batches": [{name: getattr(part, name) for name in INPUTS} for part in packed]}
+        if self.method.needs_divergence:
+            hindsight = [
+                OrdinaryBatch.from_rows([rows[row].hindsight_row for row in group], self.device) for group in groups
+            ]
+            batch["hindsight_batches"] = [{name: getattr(part, name) for name in INPUTS} for part in hindsight]
+            batch["divergence"] = {"mix": self.config.jsd_mix, "temperature": self.config.jsd_temperature}
+        outputs = self.module[DEFAULT_MODULE_ID].forward_train(batch)
         lengths = torch.tensor([len(row.response_ids) for row in rows])
         places = torch.cat([_token_places(lengths, group) for group in groups]).to(self.device)
         return {name: torch.empty_like(value).index_copy(0, places, value) for name, value in outputs.items()}

@@ -13,6 +13,8 @@ from trial_ray.rollout.trajectory import Turn
 
 Columns = dict[str, torch.Tensor]
 
+_NO_TOKENS = np.empty(0, np.int32)
+
 
 @dataclass(slots=True)
 class TurnRows:
@@ -28,6 +30,8 @@ class TurnRows:
         hindsight_logprobs: float32 ``[T]``, log π_T(y|h⁺), or ``None``.
         reference_logprobs: float32 ``[T]`` under the frozen initial policy, or ``None``.
         weights: float32 ``[K]``, turn weights w_k (Eq. 6), or ``None``.
+        action_mask: bool ``[T]``, tokens that spell the action, or ``None``.
+        keep_evidence: whether the training forward needs the hindsight view too.
     """
 
     turns: list[Turn]
@@ -38,6 +42,8 @@ class TurnRows:
     hindsight_logprobs: torch.Tensor | None = None
     reference_logprobs: torch.Tensor | None = None
     weights: torch.Tensor | None = None
+    action_mask: torch.Tensor | None = None
+    keep_evidence: bool = False
 
     def __len__(self) -> int:
         return len(self.turns)
@@ -54,7 +60,7 @@ class TurnRows:
 
     def model_rows(self) -> list[Row]:
         """The turns as model inputs."""
-        evidence = self.evidence_ids or [np.empty(0, np.int32)] * len(self)
+        evidence = self.evidence_ids or [_NO_TOKENS] * len(self)
         return [
             Row(turn.prompt_ids, turn.insert_at, turn.response_ids, ids)
             for turn, ids in zip(self.turns, evidence, strict=True)
@@ -75,6 +81,12 @@ class TurnRows:
         for name in ("logprobs", "hindsight_logprobs", "reference_logprobs"):
             if (values := getattr(self, name)) is not None:
                 columns[name] = _pad_flat(values.float().cpu(), self.lengths)
+        if self.action_mask is not None:
+            columns["action_mask"] = _pad_flat(self.action_mask, self.lengths)
+        if self.keep_evidence:
+            columns["insert_at"] = torch.tensor([turn.insert_at for turn in self.turns])
+            columns["evidence_ids"] = _pad(self.evidence_ids)
+            columns["evidence_length"] = torch.tensor([len(ids) for ids in self.evidence_ids])
         if self.weights is not None:
             columns["weights"] = self.weights.float().cpu()
         return columns
@@ -88,6 +100,7 @@ class TokenBatch:
         old_logprobs, advantages: float ``[T]``.
         mask: bool ``[T]``, the eligible tokens: every generated token.
         hindsight_logprobs, reference_logprobs, weights: float ``[T]``, or ``None`` where the method does not use them.
+        action_mask: bool ``[T]``, or ``None``.
     """
 
     old_logprobs: torch.Tensor
@@ -96,6 +109,7 @@ class TokenBatch:
     hindsight_logprobs: torch.Tensor | None
     reference_logprobs: torch.Tensor | None
     weights: torch.Tensor | None
+    action_mask: torch.Tensor | None = None
 
     @classmethod
     def from_columns(cls, columns: Columns) -> TokenBatch:
@@ -114,16 +128,24 @@ class TokenBatch:
             hindsight_logprobs=flat("hindsight_logprobs"),
             reference_logprobs=flat("reference_logprobs"),
             weights=None if weights is None else torch.repeat_interleave(weights, lengths),
+            action_mask=flat("action_mask"),
         )
 
 
 def rows_of(columns: Columns) -> list[Row]:
-    """The ordinary views of the turns in padded columns, without their padding."""
-    arrays = {name: columns[name].cpu().numpy() for name in ("prompt_ids", "response_ids")}
-    lengths = zip(columns["prompt_length"].tolist(), columns["response_length"].tolist(), strict=True)
+    """The turns in padded columns, without their padding; with their evidence where the columns hold it."""
+    prompts, replies = columns["prompt_ids"].cpu().numpy(), columns["response_ids"].cpu().numpy()
+    prompt_lengths, reply_lengths = columns["prompt_length"].tolist(), columns["response_length"].tolist()
+    places, evidence = prompt_lengths, [_NO_TOKENS] * len(prompts)
+    if "evidence_ids" in columns:
+        padded, lengths = columns["evidence_ids"].cpu().numpy(), columns["evidence_length"].tolist()
+        places, evidence = (
+            columns["insert_at"].tolist(),
+            [ids[:length] for ids, length in zip(padded, lengths, strict=True)],
+        )
     return [
-        Row(arrays["prompt_ids"][index, :prompt], prompt, arrays["response_ids"][index, :response])
-        for index, (prompt, response) in enumerate(lengths)
+        Row(prompts[row, : prompt_lengths[row]], places[row], replies[row, : reply_lengths[row]], evidence[row])
+        for row in range(len(prompts))
     ]
 
 

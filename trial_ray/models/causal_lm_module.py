@@ -14,18 +14,21 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from trial_ray.errors import CheckpointError, ConfigError
-from trial_ray.models.logprobs import check_plain_head, token_logprobs
+from trial_ray.models.logprobs import check_plain_head, gather_divergence, gather_logprobs, hidden_states
 
 HF_FOLDER = "hf"
 """Folder of a module checkpoint that holds the Hugging Face model, which vLLM and transformers load directly."""
+TEACHER_FOLDER = "teacher"
+"""Folder of a module checkpoint that holds the lagged teacher, where there is one."""
 
 
 class CausalLMModule(TorchRLModule):
     """A causal LM whose ``forward_train`` returns log-probabilities and entropies of given reply tokens.
 
     Settings come from ``self.model_config`` (see ``GRPOConfig.policy``): ``model_path``, ``model_dtype``,
-    ``compute_dtype``, ``gradient_checkpointing``, ``with_reference``. Checkpoints are Hugging Face folders; weights never
-    travel through RLlib's state dictionaries, which would pass through numpy and the driver.
+    ``compute_dtype``, ``gradient_checkpointing``, ``with_reference``, ``with_teacher``. Checkpoints are
+    Hugging Face folders; weights never travel through RLlib's state dictionaries, which would pass through numpy and
+    the driver.
     """
 
     def setup(self) -> None:
@@ -42,6 +45,15 @@ class CausalLMModule(TorchRLModule):
         self.reference: nn.Module | None = None
         if settings["with_reference"]:
             self.reference = _load_causal_lm(settings["model_path"], settings["model_dtype"]).requires_grad_(False)
+        self.teacher: nn.Module | None = None
+        if settings["with_teacher"]:
+            self.teacher = _load_causal_lm(settings["model_path"], settings["model_dtype"]).requires_grad_(False)
+
+    @torch.no_grad()
+    def renew_teacher(self) -> None:
+        """Give the lagged teacher the policy's weights."""
+        for ours, theirs in zip(self.lm.parameters(), self.teacher.parameters(), strict=True):
+            theirs.copy_(ours)
 
     def policy_parameters(self) -> list[nn.Parameter]:
         """Parameters that the optimizer updates (tied ones once; none of the reference)."""
@@ -64,27 +76,32 @@ class CausalLMModule(TorchRLModule):
             batch: under ``"batches"`` a list of padded batches, each with ``input_ids [B, L]``, ``position_ids [1, L]``, and
                 for its T reply tokens ``rows [T]``, ``positions [T]`` (where each token's predecessor sits) and
                 ``targets [T]``. Several short batches waste less padding than a long one.
+                Under ``"hindsight_batches"``, on request, the same for the privileged view of the same tokens, with the
+                arguments of :func:`generalised_jsd` under ``"divergence"``.
             kwargs: RLlib's, unused.
 
         Returns:
-            ``logprobs`` and ``entropy`` in nats of all batches' tokens laid end to end, float32 or wider.
+            ``logprobs`` and ``entropy`` in nats of all batches' tokens laid end to end, float32 or wider; on request
+            ``divergence`` between the policy's distribution and the teacher's with the privileged view.
         """
+        outputs: dict[str, list[torch.Tensor]] = {}
         with self.autocast():
-            scored = [
-                token_logprobs(
-                    self.lm,
-                    part["input_ids"],
-                    part["position_ids"],
-                    (part["rows"], part["positions"]),
-                    part["targets"],
-                    with_entropy=True,
-                )
-                for part in batch["batches"]
-            ]
-        return {
-            "logprobs": torch.cat([logprobs for logprobs, _ in scored]),
-            "entropy": torch.cat([entropy for _, entropy in scored]),
-        }
+            for index, part in enumerate(batch["batches"]):
+                hidden = _hidden_states(self.lm, part)
+                head = self.lm.get_output_embeddings()
+                logprobs, entropy = gather_logprobs(hidden, head, part["targets"], with_entropy=True)
+                found = {"logprobs": logprobs, "entropy": entropy}
+                if "hindsight_batches" in batch:
+                    teacher = self.teacher or self.lm
+                    with torch.no_grad():
+                        privileged = _hidden_states(teacher, batch["hindsight_batches"][index])
+                    teacher_head = teacher.get_output_embeddings()
+                    found["divergence"] = gather_divergence(
+                        hidden, head, privileged, teacher_head, **batch["divergence"]
+                    )
+                for name, value in found.items():
+                    outputs.setdefault(name, []).append(value)
+        return {name: torch.cat(values) for name, values in outputs.items()}
 
     # RLlib would pull these through the driver at build, evaluation and restore; the weights go by file and by the
     # engines' weight transfer instead, so the state is a marker.
@@ -104,6 +121,8 @@ class CausalLMModule(TorchRLModule):
         folder = Path(path) / HF_FOLDER
         self.lm.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
+        if self.teacher is not None:
+            self.teacher.save_pretrained(Path(path) / TEACHER_FOLDER)
         return path
 
     def restore_from_path(self, path: str | Path, **kwargs: Any) -> None:
@@ -112,25 +131,32 @@ class CausalLMModule(TorchRLModule):
         Raises:
             CheckpointError: files are missing, or their tensors do not fit this model.
         """
-        folder = Path(path) / HF_FOLDER
-        files = sorted(folder.glob("*.safetensors"))
-        if not files:
+        _load_weights(self.lm, Path(path) / HF_FOLDER)
+        if self.teacher is not None:
+            _load_weights(self.teacher, Path(path) / TEACHER_FOLDER)
+
+
+def _hidden_states(lm: nn.Module, part: dict[str, torch.Tensor]) -> torch.Tensor:
+    return hidden_states(lm, part["input_ids"], part["position_ids"], (part["rows"], part["positions"]))
+
+
+def _load_weights(lm: nn.Module, folder: Path) -> None:
+    """Copy the weights in ``folder`` into ``lm``, all of them or none."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise CheckpointError(f"{folder} holds no *.safetensors file; expected a checkpoint written by this version.")
+    tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    expected = dict(lm.named_parameters())
+    if missing := sorted(set(expected) - set(tensors)):
+        raise CheckpointError(f"{folder} lacks {len(missing)} of the model's tensors, the first being {missing[0]!r}.")
+    for name, parameter in expected.items():
+        if parameter.shape != tensors[name].shape:
             raise CheckpointError(
-                f"{folder} holds no *.safetensors file; expected a checkpoint written by this version."
+                f"{folder}: {name} has shape {list(tensors[name].shape)}, the model expects {list(parameter.shape)}."
             )
-        tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
-        expected = dict(self.lm.named_parameters())
-        if missing := sorted(set(expected) - set(tensors)):
-            raise CheckpointError(
-                f"{folder} lacks {len(missing)} of the model's tensors, the first being {missing[0]!r}."
-            )
-        with torch.no_grad():
-            for name, parameter in expected.items():
-                if parameter.shape != tensors[name].shape:
-                    raise CheckpointError(
-                        f"{folder}: {name} has shape {list(tensors[name].shape)}, the model expects {list(parameter.shape)}."
-                    )
-                parameter.copy_(tensors[name])
+    with torch.no_grad():
+        for name, parameter in expected.items():
+            parameter.copy_(tensors[name])
 
 
 def load_tokenizer(model_path: str) -> PreTrainedTokenizerBase:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from trial_ray.errors import ConfigError
+from trial_ray.objectives.divergences import generalised_jsd
 
 DEFAULT_CHUNK_TOKENS = 1024
 """Tokens whose logits are held at a time: 0.6 GB of float32 at a vocabulary of 152 k."""
@@ -83,6 +84,42 @@ def gather_logprobs(
     return torch.cat(logprobs), torch.cat(entropies) if with_entropy else None
 
 
+def gather_divergence(
+    hidden: torch.Tensor,
+    head: nn.Module,
+    teacher_hidden: torch.Tensor,
+    teacher_head: nn.Module,
+    *,
+    mix: float,
+    temperature: float,
+    chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
+) -> torch.Tensor:
+    """Generalised Jensen-Shannon divergence between two models' next-token distributions, ``[N]`` in nats.
+
+    Args:
+        hidden: ``[N, H]``, the policy's last hidden states; they and ``head`` receive gradients.
+        head: the policy's output embedding.
+        teacher_hidden: ``[N, H]``, the teacher's hidden states for the same tokens in its own view.
+        teacher_head: the teacher's output embedding.
+        mix: the teacher's share of the mixture.
+        temperature: divides both models' logits.
+        chunk_tokens: most rows of logits alive at once, of each model.
+    """
+
+    def divergence(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            teacher_logits = teacher_head(teacher)
+        logits = head(student)
+        wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        return generalised_jsd(logits.to(wide), teacher_logits.to(wide), mix, temperature)
+
+    chunks = range(0, max(1, len(hidden)), chunk_tokens)
+    parts = [(hidden[start : start + chunk_tokens], teacher_hidden[start : start + chunk_tokens]) for start in chunks]
+    if not torch.is_grad_enabled():
+        return torch.cat([divergence(*part) for part in parts])
+    return torch.cat([checkpoint(divergence, *part, use_reentrant=False, preserve_rng_state=False) for part in parts])
+
+
 def check_plain_head(lm: nn.Module) -> None:
     """Refuse a model that changes its logits after the output head.
 
@@ -96,6 +133,20 @@ def check_plain_head(lm: nn.Module) -> None:
                 f"{type(lm).__name__} sets {name}={value}, which changes the logits after the output head; "
                 "expected a model without it, such as Qwen2, Qwen3 or Llama. Choose another model."
             )
+
+
+def hidden_states(
+    lm: nn.Module,
+    input_ids: torch.Tensor,
+    position_ids: torch.Tensor,
+    gather: tuple[torch.Tensor, torch.Tensor],
+    attention_mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Last hidden states ``[N, H]`` at the wanted places; arguments as in :func:`token_logprobs`."""
+    outputs = lm.get_decoder()(
+        input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
+    )
+    return outputs.last_hidden_state[gather[0], gather[1]]
 
 
 def token_logprobs(
@@ -128,13 +179,8 @@ def token_logprobs(
         ConfigError: the model changes its logits after the head.
     """
     check_plain_head(lm)
-    hidden = (
-        lm.get_decoder()(
-            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
-        ).last_hidden_state
-    )[gather[0], gather[1]]
     return gather_logprobs(
-        hidden,
+        hidden_states(lm, input_ids, position_ids, gather, attention_mask),
         lm.get_output_embeddings(),
         targets,
         temperature=temperature,

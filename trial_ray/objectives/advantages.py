@@ -1,4 +1,4 @@
-"""Outcome advantages: how a rollout compares with the other rollouts of its task."""
+"""Outcome advantages: how a rollout compares with the other rollouts of its task, and their rescaling per token."""
 
 from __future__ import annotations
 
@@ -39,3 +39,30 @@ def group_relative_advantages(returns: Tensor, group_ids: Tensor, epsilon: float
     lowest = returns.new_zeros(num_groups).scatter_reduce(0, groups, returns, "amin", include_self=False)
     highest = returns.new_zeros(num_groups).scatter_reduce(0, groups, returns, "amax", include_self=False)
     return torch.where((lowest == highest)[groups], torch.zeros_like(advantages), advantages)
+
+
+def rescaled_advantages(advantages: Tensor, gap: Tensor, strength: float, clip: float = 0.2) -> Tensor:
+    """RLSD's token advantages: Â = A · [(1 − λ) + λ · clip(exp(sgn(A) · δ), 1 − ε, 1 + ε)].
+
+    Where the privileged view agrees with the sign of A, the token learns more, elsewhere less; no sign changes.
+
+    Args:
+        advantages: float ``[T]``, A of each token's rollout.
+        gap: float ``[T]``, δ = log π_T(y|h⁺) − log π(y|h) in nats.
+        strength: λ, at least 0.
+        clip: ε, in [0, 1].
+
+    Returns:
+        Float ``[T]``, detached.
+
+    Raises:
+        ValueError: wrong shape or dtype, NaN, or a number out of range.
+    """
+    advantages = flat_floats("advantages", advantages).detach()
+    gap = flat_floats("gap", gap, ("advantages", advantages)).detach()
+    if not strength >= 0:
+        raise ValueError(f"strength must be at least 0, got {strength}")
+    if not 0 <= clip <= 1:
+        raise ValueError(f"clip must be in [0, 1], got {clip}")
+    factor = (advantages.sign() * gap).exp().clamp(1 - clip, 1 + clip)
+    return advantages * ((1 - strength) + strength * factor)

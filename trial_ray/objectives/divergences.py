@@ -1,7 +1,10 @@
-"""Divergence from a frozen policy, for regularisation and for watching drift."""
+"""Divergences: from a frozen policy on sampled tokens, and between two whole next-token distributions."""
 
 from __future__ import annotations
 
+import math
+
+import torch
 from torch import Tensor
 
 from trial_ray.objectives.checks import flat_floats, flat_mask
@@ -35,3 +38,35 @@ def k3_divergence(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, bo
     # 20 is far beyond any bound in use, and keeps exp and its gradient finite.
     difference = zero_outside(reference_logprobs - logprobs, mask).clamp(-20, 20)
     return masked_mean((difference.exp() - difference - 1).clamp(-bound, bound), mask)
+
+
+def generalised_jsd(logits: Tensor, teacher_logits: Tensor, mix: float = 0.5, temperature: float = 1.0) -> Tensor:
+    """Generalised Jensen-Shannon divergence of each position: β KL(T ‖ M) + (1 − β) KL(S ‖ M), M = β T + (1 − β) S.
+
+    S is the policy's distribution, T the teacher's, both over the whole vocabulary; only S receives a gradient.
+
+    Args:
+        logits: float ``[N, V]``, the policy's.
+        teacher_logits: float ``[N, V]``.
+        mix: β, in (0, 1).
+        temperature: divides both, above 0.
+
+    Returns:
+        Float ``[N]`` in nats, from 0 to the entropy of (β, 1 − β).
+
+    Raises:
+        ValueError: shapes differ, or a number is out of range.
+    """
+    if logits.ndim != 2 or logits.shape != teacher_logits.shape:
+        raise ValueError(
+            f"logits and teacher_logits must both be [N, V]; got {list(logits.shape)} and {list(teacher_logits.shape)}"
+        )
+    if not 0 < mix < 1:
+        raise ValueError(f"mix must be in (0, 1), got {mix}")
+    if not temperature > 0:
+        raise ValueError(f"temperature must be above 0, got {temperature}")
+    student = torch.log_softmax(logits / temperature, -1)
+    teacher = torch.log_softmax(teacher_logits.detach() / temperature, -1)
+    mixture = torch.logaddexp(teacher + math.log(mix), student + math.log(1 - mix))
+    to_mixture = mix * (teacher.exp() * (teacher - mixture)).sum(-1)
+    return to_mixture + (1 - mix) * (student.exp() * (student - mixture)).sum(-1)

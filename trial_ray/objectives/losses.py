@@ -77,13 +77,34 @@ def dense_hindsight_loss(logprobs: Tensor, gap: Tensor, weights: Tensor, mask: T
     Raises:
         ValueError: wrong shape or dtype, or NaN.
     """
-    flat_floats("logprobs", logprobs)
-    like = ("logprobs", logprobs)
+    like = ("logprobs", flat_floats("logprobs", logprobs))
     gap = flat_floats("gap", gap, like).detach()
     weights = flat_floats("weights", weights, like).detach()
+    # Masked before the product, so that what is infinite outside of the mask stays there.
+    product = zero_outside(weights * gap, flat_mask("mask", mask, like))
+    return weighted_likelihood_loss(logprobs, product, mask)
+
+
+def weighted_likelihood_loss(logprobs: Tensor, coefficients: Tensor, mask: Tensor) -> Tensor:
+    """−(1/M) Σ m c log π_θ(y|h), M the tokens of the mask: the dense term that all compared methods share.
+
+    Args:
+        logprobs: float ``[T]``, log π_θ in nats; the only argument that receives a gradient.
+        coefficients: float ``[T]``, c.
+        mask: bool or 0/1 ``[T]``.
+
+    Returns:
+        Shape (), 0 with a graph where the mask is empty.
+
+    Raises:
+        ValueError: wrong shape or dtype, or NaN.
+    """
+    flat_floats("logprobs", logprobs)
+    like = ("logprobs", logprobs)
+    coefficients = flat_floats("coefficients", coefficients, like).detach()
     mask = flat_mask("mask", mask, like)
     # Masked before the product, as above.
-    return -masked_mean(zero_outside(weights * gap, mask) * logprobs, mask)
+    return -masked_mean(zero_outside(coefficients, mask) * logprobs, mask)
 
 
 def joint_loss(

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 class ScoreRows(ConnectorV2):
     """Score every reply under the policy before the update: both views by the same weights, kernel and precision.
 
+    With a lagged teacher, the privileged view is scored by the teacher instead.
+
     The learner's numbers, not the engine's, are the old log-probabilities; how far the engine's are from them is logged
     as ``engine/logprob_gap``.
     """
@@ -42,16 +44,20 @@ class ScoreRows(ConnectorV2):
         rows = shared_data[TURN_ROWS]
         module = rl_module[DEFAULT_MODULE_ID].unwrapped()
         model_rows = rows.model_rows()
+        max_tokens = self.config.max_tokens_per_forward
+        privileged = self.config.privileged_view is not None
         with module.autocast():
             rows.logprobs, rows.hindsight_logprobs = score_rows(
-                module.lm,
-                model_rows,
-                two_views=self.config.uses_hindsight,
-                max_tokens=self.config.max_tokens_per_forward,
+                module.lm, model_rows, two_views=privileged and module.teacher is None, max_tokens=max_tokens
             )
+            if module.teacher is not None:
+                hindsight_rows = [row.hindsight_row for row in model_rows]
+                rows.hindsight_logprobs, _ = score_rows(
+                    module.teacher, hindsight_rows, two_views=False, max_tokens=max_tokens
+                )
             if module.reference is not None:
                 rows.reference_logprobs, _ = score_rows(
-                    module.reference, model_rows, two_views=False, max_tokens=self.config.max_tokens_per_forward
+                    module.reference, model_rows, two_views=False, max_tokens=max_tokens
                 )
         behaviour = torch.from_numpy(np.concatenate([turn.logprobs for turn in rows.turns]))
         gap = (rows.logprobs.float().cpu() - behaviour).abs()

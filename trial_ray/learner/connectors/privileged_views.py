@@ -1,4 +1,4 @@
-"""Hindsight piece: the outcome view of every turn, as token ids that go into its prompt (Eq. 2, Eq. 3)."""
+"""View piece: the privileged text of every turn, as token ids that go into its prompt (Eq. 2, Eq. 3)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
 
 from trial_ray.hindsight.aug import encode_evidence
-from trial_ray.hindsight.outcome_view import outcome_view
+from trial_ray.hindsight.privileged_views import Moment, privileged_view
 from trial_ray.learner.connectors.group_advantages import TURN_ROWS
 from trial_ray.rollout.trajectory import TrajectoryGroup
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 
-class HindsightViews(ConnectorV2):
-    """Serialise what each decision led to; the recorded reply itself stays as it is."""
+class PrivilegedViews(ConnectorV2):
+    """Serialise what the second view shows; the recorded reply itself stays as it is."""
 
     def __init__(self, config: AlgorithmConfig) -> None:
         super().__init__()
@@ -35,9 +35,11 @@ class HindsightViews(ConnectorV2):
     ) -> dict[str, Any]:
         """Fill the evidence of the rows in ``shared_data``."""
         tokenizer = rl_module[DEFAULT_MODULE_ID].unwrapped().tokenizer
-        views = [
-            outcome_view(
-                turn.outcome,
+        moments = [
+            Moment(
+                environment=str(self.config.env),
+                family=trajectory.family,
+                outcome=turn.outcome,
                 terminal=trajectory.ended == "terminated" and index == len(trajectory.turns) - 1,
                 success=trajectory.success,
             )
@@ -46,6 +48,9 @@ class HindsightViews(ConnectorV2):
             for index, turn in enumerate(trajectory.turns)
         ]
         shared_data[TURN_ROWS].evidence_ids = [
-            encode_evidence(view, tokenizer, self.config.max_outcome_tokens) for view in views
+            encode_evidence(
+                privileged_view(self.config.privileged_view, moment), tokenizer, self.config.max_outcome_tokens
+            )
+            for moment in moments
         ]
         return batch

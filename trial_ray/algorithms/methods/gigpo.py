@@ -1,0 +1,66 @@
+"""GiGPO: each turn adds, to its rollout's advantage, its own over the turns that started from the same observation."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from trial_ray.algorithms.grpo import GRPO
+from trial_ray.algorithms.grpo_config import GRPOConfig
+from trial_ray.errors import ConfigError
+from trial_ray.learner.method import Method, Metrics
+from trial_ray.learner.step_values import anchor_ids, step_returns
+from trial_ray.learner.turn_rows import TurnRows
+from trial_ray.objectives.steps import step_advantages
+from trial_ray.rollout.trajectory import TrajectoryGroup
+
+
+class StepGroups(Method):
+    """Â = A_episode + ω · A_step; A_step is mean-centred over identical anchor observations inside a task group."""
+
+    name = "gigpo"
+
+    def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
+        """Add the step advantages to the rows'."""
+        config = self.config
+        anchors = anchor_ids(groups)
+        returns = config.reward_scale * step_returns(groups, config.reward, config.step_discount)
+        advantages = step_advantages(returns, anchors)
+        rows.advantages = rows.advantages + config.step_coeff * advantages.float()
+        # A turn shares its anchor where its group has more than one member.
+        shared = anchors.bincount()[anchors] > 1
+        return {"step_advantage_std": advantages.std(correction=0), "shared_anchor_fraction": shared.float().mean()}
+
+
+class GiGPOConfig(GRPOConfig):
+    """GiGPO as released.
+
+    Attributes:
+        step_coeff: ω, the weight of the step advantage.
+        step_discount: γ of the return from a step on.
+    """
+
+    method_class: ClassVar[type[Method]] = StepGroups
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class or GiGPO)
+        self.step_coeff = 1.0
+        self.step_discount = 0.95
+
+    def validate(self) -> None:
+        """Check every value; see ``GRPOConfig.validate``."""
+        super().validate()
+        self._require_at_least(0, "step_coeff")
+        if not 0 <= self.step_discount <= 1:
+            raise ConfigError(f"step_discount is {self.step_discount}, expected a value in [0, 1].")
+
+
+class GiGPO(GRPO):
+    """GRPO's loop."""
+
+    @classmethod
+    def get_default_config(cls) -> GiGPOConfig:
+        """Default configuration."""
+        return GiGPOConfig()
+
+
+CONFIG = GiGPOConfig

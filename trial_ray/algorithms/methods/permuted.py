@@ -1,0 +1,44 @@
+"""Permuted: TRIAL's turn weights dealt out to other turns of the same trajectory, the controlled study's null profile."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from trial_ray.algorithms.methods.trial import TRIAL, TrajectoryRelative, TRIALConfig
+from trial_ray.learner.method import Method
+from trial_ray.objectives.allocation import permuted_weights
+
+
+class PermutedProfile(TrajectoryRelative):
+    """No active turn keeps its own weight; the token-weighted mean of one is restored."""
+
+    def allocate(
+        self, scores: torch.Tensor, counts: torch.Tensor, trajectory_ids: torch.Tensor, iteration: int
+    ) -> torch.Tensor:
+        """Turn weights ``[K]``."""
+        # Seeded by the iteration, so that a resumed run permutes as an uninterrupted one does.
+        generator = torch.Generator().manual_seed(((self.config.seed or 0) << 32) + iteration)
+        return permuted_weights(scores, counts, trajectory_ids, generator)
+
+
+class PermutedConfig(TRIALConfig):
+    """TRIAL's settings and defaults."""
+
+    method_class: ClassVar[type[Method]] = PermutedProfile
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class or Permuted)
+
+
+class Permuted(TRIAL):
+    """GRPO's loop."""
+
+    @classmethod
+    def get_default_config(cls) -> PermutedConfig:
+        """Default configuration."""
+        return PermutedConfig()
+
+
+CONFIG = PermutedConfig

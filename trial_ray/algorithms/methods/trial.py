@@ -1,0 +1,138 @@
+"""TRIAL: each turn's dense hindsight loss is weighed by how much of its trajectory's hindsight gap the turn holds.
+
+The paper's Algorithm 1; L = L_out + clip_b(λ_g · L_dense) with b = α · |L_GRPO| (Eq. 8).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from ray.rllib.algorithms.algorithm_config import NotProvided
+
+from trial_ray.algorithms.grpo import GRPO
+from trial_ray.algorithms.grpo_config import GRPOConfig
+from trial_ray.errors import ConfigError
+from trial_ray.learner.method import Method, Metrics
+from trial_ray.learner.step_values import step_values
+from trial_ray.learner.turn_rows import TokenBatch, TurnRows
+from trial_ray.objectives.allocation import hindsight_gap, relative_weights, turn_scores
+from trial_ray.objectives.losses import clamp_saturated, dense_hindsight_loss, joint_loss
+from trial_ray.rollout.trajectory import TrajectoryGroup
+
+if TYPE_CHECKING:
+    from typing import Self
+
+
+class TrajectoryRelative(Method):
+    """The profile is built from π_old's gap and fixed during the update; the gap in the loss follows π_θ.
+
+    log π_T(y|h⁺) was cached by the scoring pass, so hindsight costs no additional training pass.
+    """
+
+    name = "trial"
+
+    def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
+        """Give every turn its weight w_k (Eq. 4 to Eq. 6)."""
+        gap = hindsight_gap(rows.hindsight_logprobs.cpu(), rows.logprobs.cpu(), self.config.gap_clip)
+        scores, counts = turn_scores(gap, torch.ones_like(gap, dtype=torch.bool), rows.turn_ids, len(rows))
+        valued = scores * step_values(groups) if self.config.value_weighting else scores
+        rows.weights = self.allocate(valued, counts, rows.trajectory_ids, iteration)
+        return {
+            "turn_score_mean": scores.mean(),
+            "gap_mean": gap.mean(),
+            "turn_weight_std": rows.weights.std(correction=0),
+        }
+
+    def allocate(
+        self, scores: torch.Tensor, counts: torch.Tensor, trajectory_ids: torch.Tensor, iteration: int
+    ) -> torch.Tensor:
+        """Turn weights ``[K]`` from turn scores ``[K]``: Eq. 6."""
+        return relative_weights(scores, counts, trajectory_ids)
+
+    def add_dense(
+        self,
+        outcome: torch.Tensor,
+        surrogate: torch.Tensor,
+        tokens: TokenBatch,
+        fwd_out: dict[str, torch.Tensor],
+        iteration: int,
+    ) -> tuple[torch.Tensor, Metrics]:
+        """Joint loss of one microbatch (Eq. 7, Eq. 8)."""
+        config, logprobs = self.config, fwd_out["logprobs"]
+        coefficient = config.hindsight_coeff if iteration >= config.hindsight_start_iteration else 0.0
+        gap = hindsight_gap(tokens.hindsight_logprobs, logprobs, config.gap_clip)
+        dense = dense_hindsight_loss(logprobs, gap, tokens.weights, tokens.mask)
+        return joint_loss(outcome, surrogate, dense, coefficient, config.clamp_alpha), {
+            "dense_loss": dense,
+            "clamp_saturated_fraction": clamp_saturated(surrogate, dense, coefficient, config.clamp_alpha).float(),
+            "hindsight_coeff": torch.tensor(coefficient),
+        }
+
+
+class TRIALConfig(GRPOConfig):
+    """Trajectory-relative hindsight distillation; the defaults are the paper's ALFWorld column (its Table 1)."""
+
+    method_class: ClassVar[type[Method]] = TrajectoryRelative
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class or TRIAL)
+        self.privileged_view = "outcome"
+        self.hindsight_coeff = 0.01
+        self.hindsight_start_iteration = 25
+        self.clamp_alpha = 1.0
+        self.gap_clip = 2.0
+        self.value_weighting = False
+
+    def training(
+        self,
+        *,
+        hindsight_coeff: float = NotProvided,
+        hindsight_start_iteration: int = NotProvided,
+        clamp_alpha: float = NotProvided,
+        gap_clip: float = NotProvided,
+        value_weighting: bool = NotProvided,
+        **kwargs: Any,
+    ) -> Self:
+        """Set the objective and the optimisation; what GRPO shares is documented at ``GRPOConfig.training``.
+
+        Args:
+            hindsight_coeff: λ, the weight of the dense hindsight loss once it is active (Eq. 8).
+            hindsight_start_iteration: first iteration (counted from 1) at which λ applies; 0 before.
+            clamp_alpha: α, the bound of the dense contribution relative to the GRPO loss (Eq. 8).
+            gap_clip: c, the elementwise bound on the log-probability gap, in nats (Eq. 4).
+            value_weighting: multiply turn scores by step values, so that of two turns with the same gap the one from
+                which more rollouts succeeded weighs more (not in the paper; see ``learner.step_values``).
+            kwargs: GRPO's settings, and RLlib's.
+        """
+        super().training(**kwargs)
+        return self._assign(
+            hindsight_coeff=hindsight_coeff,
+            hindsight_start_iteration=hindsight_start_iteration,
+            clamp_alpha=clamp_alpha,
+            gap_clip=gap_clip,
+            value_weighting=value_weighting,
+        )
+
+    def validate(self) -> None:
+        """Check every value; see ``GRPOConfig.validate``."""
+        super().validate()
+        self._require_at_least(0, "hindsight_coeff", "clamp_alpha")
+        self._require_at_least(1, "hindsight_start_iteration")
+        if self.gap_clip <= 0:
+            raise ConfigError(f"gap_clip is {self.gap_clip}, expected a positive bound in nats.")
+        self._require_view()
+
+
+class TRIAL(GRPO):
+    """The loop is GRPO's; what differs is the loss."""
+
+    config: TRIALConfig
+
+    @classmethod
+    def get_default_config(cls) -> TRIALConfig:
+        """Default configuration."""
+        return TRIALConfig()
+
+
+CONFIG = TRIALConfig
