@@ -13,6 +13,10 @@ class UnknownTaskError(TrialEnvError, ValueError):
     """The task id names no task of the split."""
 
 
+class UnknownOptionError(TrialEnvError, ValueError):
+    """``reset`` knows no such option."""
+
+
 class GeneratorSettingError(TrialEnvError, ValueError):
     """The generator has no such level or family, or a number is out of range."""
 

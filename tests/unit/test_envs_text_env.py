@@ -9,7 +9,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from trial_envs.core import AnyText, Outcome, TextEnv
-from trial_envs.errors import ClosedEnvError, EpisodeOverError, UnknownTaskError
+from trial_envs.errors import ClosedEnvError, EpisodeOverError, UnknownOptionError
 
 
 class CountingEnv(TextEnv):
@@ -100,7 +100,7 @@ def test_misuse_is_refused_with_what_to_do():
     env.step("no")
     with pytest.raises(EpisodeOverError):
         env.step("no")
-    with pytest.raises(UnknownTaskError, match="'game'"):
+    with pytest.raises(UnknownOptionError, match="'game'"):
         env.reset(options={"game": "1"})
     with pytest.raises(ValueError, match="max_turns is 0"):
         CountingEnv(max_turns=0)
