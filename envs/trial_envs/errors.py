@@ -29,6 +29,10 @@ class CorruptGameError(TrialEnvError, ValueError):
     """A game file is incomplete, unreadable, or describes a game that the engine refuses."""
 
 
+class CorruptTranscriptError(TrialEnvError, ValueError):
+    """A line of a transcript is no recorded episode."""
+
+
 class MissingEngineError(TrialEnvError, ImportError):
     """The engine behind an environment is not installed."""
 
