@@ -20,9 +20,10 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
+from trial_envs.alfworld.library import forkable
 from trial_envs.errors import CorruptGameError, MissingEngineError
 
-_LOCK = threading.Lock()
+_LOCK = forkable(threading.Lock())
 """The translator keeps module-level counters and options."""
 
 _OPTIONS = {
@@ -70,7 +71,7 @@ def translate(domain: str, problem: str) -> Translation:
         sas_task.output(stream)
         facts = frozenset(_facts(task.init))
     parameters = {action.name: tuple(p.name.strip("?") for p in action.parameters) for action in task.actions}
-    return Translation(stream.getvalue().encode(), facts, parameters)
+    return Translation(stream.getvalue().encode("utf-8", "surrogatepass"), facts, parameters)
 
 
 def _facts(init: list[Any]) -> Iterator[Fact]:
