@@ -12,6 +12,7 @@ import contextlib
 import gc
 import importlib
 import io
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -36,6 +37,9 @@ _OPTIONS = {
 }
 """The stock choice for playing (as opposed to planning): nothing that the player could do or see is pruned."""
 
+_UNREADABLE = re.compile(r"[^\t\n\r -~]")
+"""What the planner's library, which ends the process where its input ends too early, must not be given."""
+
 Fact = tuple[str, ...]
 """A predicate's name and its arguments, all in lower case."""
 
@@ -58,6 +62,8 @@ def translate(domain: str, problem: str) -> Translation:
         CorruptGameError: the translator does not accept the domain or the problem.
         MissingEngineError: ``fast-downward-textworld`` is not installed.
     """
+    if found := _UNREADABLE.search(domain + problem):
+        raise CorruptGameError(f"the game's PDDL holds the character {found[0]!r}; expected printable ASCII")
     modules = _translator()
     with _LOCK, _collector_resting():
         for name, value in _OPTIONS.items():
@@ -71,7 +77,7 @@ def translate(domain: str, problem: str) -> Translation:
         sas_task.output(stream)
         facts = frozenset(_facts(task.init))
     parameters = {action.name: tuple(p.name.strip("?") for p in action.parameters) for action in task.actions}
-    return Translation(stream.getvalue().encode("utf-8", "surrogatepass"), facts, parameters)
+    return Translation(stream.getvalue().encode(), facts, parameters)
 
 
 def _facts(init: list[Any]) -> Iterator[Fact]:
