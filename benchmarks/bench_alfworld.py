@@ -205,7 +205,11 @@ def count_wins(data: str, split: str, tasks: list[str]) -> int:
 
 def memory_growth(data: str | None, episodes: int) -> dict[str, float]:
     """Resident memory after episode 100 and at the end; two episodes a game, every tenth in a new environment."""
-    settings = {"split": "train", "data": data} if data else {"split": "generated", "difficulty": "official", "num_games": episodes}
+    settings = (
+        {"split": "train", "data": data}
+        if data
+        else {"split": "generated", "difficulty": "official", "num_games": episodes}
+    )
     env = ALFWorldEnv(**settings)
     tasks = env.tasks()
     process, after_100 = psutil.Process(), 0
