@@ -39,6 +39,7 @@ setup(
         "gpu": ["vllm==0.32.0"],
         "alfworld": ALFWORLD,
         "webshop": [],
+        "textworld": ["textworld==1.7.0"],
         "tune": TUNE,
         "cluster": ["ray[default]==2.60.0"],
         "reports": REPORTS,

@@ -14,6 +14,7 @@ NAMESPACE = "trial"
 
 ENTRY_POINTS = {
     "ALFWorld-v0": "trial_envs.alfworld.env:ALFWorldEnv",
+    "TextWorld-v0": "trial_envs.textworld.env:TextWorldEnv",
 }
 """Name of an environment -> where its class is."""
 

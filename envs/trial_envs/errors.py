@@ -13,6 +13,10 @@ class UnknownTaskError(TrialEnvError, ValueError):
     """The task id names no task of the split."""
 
 
+class UnknownOptionError(TrialEnvError, ValueError):
+    """``reset`` knows no such option."""
+
+
 class GeneratorSettingError(TrialEnvError, ValueError):
     """The generator has no such level or family, or a number is out of range."""
 
@@ -23,6 +27,10 @@ class MissingDataError(TrialEnvError, FileNotFoundError):
 
 class CorruptGameError(TrialEnvError, ValueError):
     """A game file is incomplete, unreadable, or describes a game that the engine refuses."""
+
+
+class CorruptTranscriptError(TrialEnvError, ValueError):
+    """A line of a transcript is no recorded episode."""
 
 
 class MissingEngineError(TrialEnvError, ImportError):

@@ -41,15 +41,7 @@ class Demonstrator(Protocol):
         """Learn that ``action`` was carried out instead of the one it chose."""
 
 
-class SlippingExplorer(ExplorerOracle):
-    """ALFWorld's explorer, which can be told that another action than its own was carried out."""
-
-    def carried_out(self, action: str) -> None:
-        """Take note of the action whose answer the next observation is."""
-        self._last = action
-
-
-DEMONSTRATORS: dict[str, Callable[[], Demonstrator]] = {"trial/ALFWorld-v0": SlippingExplorer}
+DEMONSTRATORS: dict[str, Callable[[], Demonstrator]] = {"trial/ALFWorld-v0": ExplorerOracle}
 
 
 @dataclass(frozen=True, slots=True)

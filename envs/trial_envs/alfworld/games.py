@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from trial_envs.alfworld import generator
 from trial_envs.alfworld.engine import GameText
-from trial_envs.alfworld.families import parse_name
+from trial_envs.alfworld.families import family_of, parse_name
 from trial_envs.alfworld.game import Game
 from trial_envs.alfworld.packed import PACKED_FILE, PackedGames
 from trial_envs.errors import CorruptGameError, MissingDataError, UnknownSplitError, UnknownTaskError
@@ -81,14 +81,16 @@ class TreeGames:
         Raises:
             UnknownTaskError: the split has no such game.
             CorruptGameError: the file is not a game.
+            MissingDataError: the file has vanished or cannot be read.
         """
-        parts = task_id.split("/")
+        if task_id not in self.tasks(split):
+            raise UnknownTaskError(f"{self._folder / split} holds no game {task_id!r:.200}")
         path = self._folder / split / task_id / _GAME_FILE
-        if len(parts) != 2 or parse_name(parts[0]) is None or parts[1] == ".." or not path.is_file():
-            raise UnknownTaskError(f"{self._folder / split} holds no game {task_id!r}")
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except OSError as error:
+            raise MissingDataError(f"{path} was listed before and cannot be read now: {error}. {_HELP}") from error
+        except (ValueError, RecursionError) as error:
             raise CorruptGameError(f"{path} is not a JSON file: {error}") from error
         return _published_game(task_id, content, path)
 
@@ -99,9 +101,11 @@ def _published_game(task_id: str, content: Any, path: Path) -> Game:
     missing = [key for key in keys if not isinstance(found.get(key), str)]
     if missing:
         raise CorruptGameError(f"{path} lacks {', '.join(missing)}; expected a game of alfworld >= 0.4.0")
-    task = parse_name(task_id.split("/")[0])
     text = GameText(content["pddl_domain"], content["pddl_problem"], content["grammar"])
-    return Game(task_id, task.family if task else "", text, tuple(content.get("walkthrough") or ()))
+    walkthrough = content.get("walkthrough") or ()
+    if not isinstance(walkthrough, list | tuple) or not all(isinstance(command, str) for command in walkthrough):
+        raise CorruptGameError(f"{path} has the walkthrough {walkthrough!r:.200}; expected a list of commands")
+    return Game(task_id, family_of(task_id), text, tuple(walkthrough))
 
 
 @lru_cache(maxsize=16)
