@@ -14,6 +14,7 @@ NAMESPACE = "trial"
 
 ENTRY_POINTS = {
     "ALFWorld-v0": "trial_envs.alfworld.env:ALFWorldEnv",
+    "WebShop-v0": "trial_envs.webshop.env:WebShopEnv",
 }
 """Name of an environment -> where its class is."""
 

@@ -119,37 +119,38 @@ def build_goals(wishes: Iterable[tuple[Wish, float]], rng: random.Random) -> lis
     goals: list[Goal] = []
     for wish, price in wishes:
         if wish.attributes:
-            goals += _goals_of(wish, *_draw_limit(price, rng))
+            limit = draw_limit(price, rng)
+            choices = _combinations(wish.product) if wish.options is None else (wish.options,)
+            goals += [make_goal(wish, wanted, limit) for wanted in choices]
     counts = Counter(attribute for goal in goals for attribute in goal.attributes)
-    goals = [replace(goal, weight=_weight(goal.attributes, counts)) for goal in goals]
+    goals = [g if isinstance(g.wanted, tuple) else replace(g, weight=_weight(g.attributes, counts)) for g in goals]
     random.Random(ORDER_SEED).shuffle(goals)
     return goals
 
 
-def _draw_limit(price: float, rng: random.Random) -> tuple[float, str]:
+def draw_limit(price: float, rng: random.Random) -> float:
+    """A price limit above a price, ``NO_LIMIT`` for dear products."""
     limits = [limit for limit in _PRICE_LIMITS if limit > price][:4]
-    if len(limits) < 2:
-        return NO_LIMIT, ""
-    limit = max(rng.sample(limits, 2))
-    return limit, f", and price lower than {limit:.2f} dollars"
+    return max(rng.sample(limits, 2)) if len(limits) >= 2 else NO_LIMIT
 
 
-def _goals_of(wish: Wish, limit: float, limit_text: str) -> Iterable[Goal]:
+def make_goal(wish: Wish, wanted: Mapping[str, str] | tuple[str, ...], limit: float) -> Goal:
+    """The goal of a wish for certain options and a price limit, worded as the published engine words it."""
     product = wish.product
-    for wanted in _combinations(product) if wish.options is None else (wish.options,):
-        pairs = wanted.items() if isinstance(wanted, dict) else ()
-        option_text = ", and ".join(f"{name}: {value}" for name, value in pairs)
-        yield Goal(
-            asin=product.asin,
-            category=product.category,
-            query=product.query,
-            name=product.title,
-            product_category=product.product_category,
-            instruction=f"{wish.instruction}{' with ' if option_text else ''}{option_text}{limit_text}",
-            attributes=wish.attributes,
-            price_upper=limit,
-            wanted=wanted,
-        )
+    pairs = wanted.items() if isinstance(wanted, Mapping) else ()
+    options = ", and ".join(f"{name}: {value}" for name, value in pairs)
+    price = "" if limit == NO_LIMIT else f", and price lower than {limit:.2f} dollars"
+    return Goal(
+        asin=product.asin,
+        category=product.category,
+        query=product.query,
+        name=product.title,
+        product_category=product.product_category,
+        instruction=f"{wish.instruction}{' with ' if options else ''}{options}{price}",
+        attributes=wish.attributes,
+        price_upper=limit,
+        wanted=wanted,
+    )
 
 
 def _combinations(product: Product) -> Iterable[dict[str, str]]:
