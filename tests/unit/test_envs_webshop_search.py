@@ -171,7 +171,16 @@ def test_equal_scores_are_ordered_by_asin(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["a" * 10**6, "_" * 10**6, "a'" * 500_000, "a_" * 500_000, "\u0301" * 10**6, "❤" * 10**5, "[" * 10**6, "1," * 10**5],
+    [
+        "a" * 10**6,
+        "_" * 10**6,
+        "a'" * 500_000,
+        "a_" * 500_000,
+        "\u0301" * 10**6,
+        "❤" * 10**5,
+        "[" * 10**6,
+        "1," * 10**5,
+    ],
     ids=lambda text: ascii(text[:2]),
 )
 def test_a_million_characters_are_read_in_time(text):

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from trial_envs.alfworld.engine import GameText
 from trial_envs.alfworld.families import parse_name
-from trial_envs.core.cache import cache_folder
 from trial_envs.alfworld.game import Game
+from trial_envs.core.cache import cache_folder
 from trial_envs.errors import CorruptGameError, MissingDataError, UnknownTaskError
 
 PACKED_FILE = "games_all.jsonl.xz"

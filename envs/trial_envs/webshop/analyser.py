@@ -15,10 +15,11 @@ from trial_envs.webshop.porter import stem
 MAX_TOKEN = 255
 """Longer tokens are cut into pieces of this length."""
 
-STOP_WORDS = frozenset(
+_STOP_TEXT = (
     "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this "
-    "to was will with".split()
+    "to was will with"
 )
+STOP_WORDS = frozenset(_STOP_TEXT.split())
 
 # Extended_Pictographic as of Unicode 12.1, which Lucene 9 has; Unicode 17 took the property from many symbols.
 _PICTOGRAPHS = (

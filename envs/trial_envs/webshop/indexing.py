@@ -104,5 +104,5 @@ class IndexBuilder:
             mapped.flush()
 
     def _new_array(self, name: str, dtype: Any, size: int) -> Any:
-        path = self._folder / f"{name}.npy"
-        return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=(size,))
+        create: Any = np.lib.format.open_memmap  # numpy leaves it without types
+        return create(self._folder / f"{name}.npy", mode="w+", dtype=dtype, shape=(size,))

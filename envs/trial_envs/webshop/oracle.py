@@ -1,12 +1,10 @@
-"""Two players: one that knows the goal and the catalogue, one that knows what a player sees."""
+"""The buyer that knows the goal and the catalogue: the bound that any policy can reach."""
 
 from __future__ import annotations
 
 import itertools
-import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from trial_envs.webshop import pages
 from trial_envs.webshop.actions import parse_action
@@ -88,6 +86,6 @@ def _reachable_values(product: Product) -> dict[str, list[str]]:
     return reachable
 
 
-def _fulfilled(values: Sequence[str], targets: Sequence[tuple[str, str] | str]) -> int:
+def _fulfilled(values: Collection[str], targets: Sequence[tuple[str, str] | str]) -> int:
     """Which targets some value matches, as bits."""
     return sum(1 << i for i, target in enumerate(targets) if any(option_matches(value, target) for value in values))

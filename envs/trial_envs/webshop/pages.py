@@ -106,7 +106,13 @@ def sub_page(instruction: str, product: Product, name: str) -> Page:
 
 def done_page(asin: str, options: Mapping[str, str], reward: float) -> Page:
     """What is shown after a purchase; most of its fields stay empty, as in the published text mode."""
-    texts = ["Thank you for shopping with us!", "Your code:", "None", "(Paste it in your MTurk interface.)", "Purchased"]
+    texts = [
+        "Thank you for shopping with us!",
+        "Your code:",
+        "None",
+        "(Paste it in your MTurk interface.)",
+        "Purchased",
+    ]
     texts += ["asin", asin, "options", _html_json(options)]
     for field in ("attrs", "category", "query", "product category"):
         texts += [field, "None"]

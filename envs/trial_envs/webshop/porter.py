@@ -47,7 +47,7 @@ _RULES_3 = _longest_first(_STEP_3)
 _SUFFIXES_4 = tuple(sorted(_STEP_4, key=len, reverse=True))
 
 
-@lru_cache(maxsize=1 << 15)
+@lru_cache(maxsize=1 << 13)
 def stem(word: str) -> str:
     """The stem of a lower-case word."""
     if len(word) <= 2:

@@ -105,7 +105,9 @@ class _SourceData:
         for raw in sources.read_list(self._paths["products"]):
             asin = raw.get("asin") if isinstance(raw, dict) else None
             if not isinstance(asin, str):
-                raise CorruptCatalogueError(f"{self._paths['products']} holds something that is no product: {raw!r:.80}")
+                raise CorruptCatalogueError(
+                    f"{self._paths['products']} holds something that is no product: {raw!r:.80}"
+                )
             if asin == "nan" or len(asin) > MAX_ASIN or asin in seen:
                 continue
             seen.add(asin)
@@ -114,11 +116,11 @@ class _SourceData:
     def tagged_products(self) -> Iterator[Product]:
         """The products with the nouns of their titles."""
         if "title_nouns" in self._paths:
-            nouns = _mapping(self._paths["title_nouns"])
+            recorded = _mapping(self._paths["title_nouns"])
             for product in self.products():
-                if product.asin not in nouns:
+                if product.asin not in recorded:
                     raise CorruptCatalogueError(f"{self._paths['title_nouns']} lacks the product {product.asin}")
-                yield product.with_nouns(nouns[product.asin])
+                yield product.with_nouns(recorded[product.asin])
             return
         tagged = self._tagger(product.title for product in self.products())
         for product, nouns in zip(self.products(), tagged, strict=True):
@@ -140,7 +142,9 @@ class _SourceData:
             goals = [read_goal(raw) for raw in sources.read_lines(self._paths["goals"])]
             unknown = {goal.asin for goal in goals} - {product.asin for product in self.products()}
             if unknown:
-                raise CorruptCatalogueError(f"{self._paths['goals']} asks for products that are not here: {sorted(unknown)[:3]}")
+                raise CorruptCatalogueError(
+                    f"{self._paths['goals']} asks for products that are not here: {sorted(unknown)[:3]}"
+                )
             return goals
         return build_goals(self._wishes(prices), rng)
 

@@ -21,8 +21,7 @@ def load_array(folder: Path, name: str) -> NDArray[Any]:
     """
     path = folder / f"{name}.npy"
     try:
-        # An empty file cannot be mapped.
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise CorruptCatalogueError(f"{path} is no readable array: {error}. Build the index again.") from error
     return array

@@ -16,15 +16,16 @@ MATCH = 85
 """Two texts match when their token-set ratio is greater."""
 
 # In this order: of several colours in one text, the first of the list counts.
-COLOURS = tuple(
+_COLOUR_WORDS = (
     "alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel camo "
-    "caramel champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral cranberry cream crystal "
-    "dark denim eggplant elephant espresso fuchsia gold granite grape graphite grass gray green grey heather indigo ivory "
-    "ivy khaki lavender lemon leopard light lilac lime magenta maroon mauve merlot midnight mint mocha multicolor mushroom "
-    "mustard natural navy nude olive orange peach pewter pink plum purple rainbow red rose royal rust sand sapphire "
-    "seashell silver skull slate steel stone stonewash sunflower tan taupe teal tiger turquoise violet walnut wheat white "
-    "wine yellow".split()
+    "caramel champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral cranberry cream "
+    "crystal dark denim eggplant elephant espresso fuchsia gold granite grape graphite grass gray green grey heather "
+    "indigo ivory ivy khaki lavender lemon leopard light lilac lime magenta maroon mauve merlot midnight mint mocha "
+    "multicolor mushroom mustard natural navy nude olive orange peach pewter pink plum purple rainbow red rose royal "
+    "rust sand sapphire seashell silver skull slate steel stone stonewash sunflower tan taupe teal tiger turquoise "
+    "violet walnut wheat white wine yellow"
 )
+COLOURS = tuple(_COLOUR_WORDS.split())
 
 _LATIN_1 = dict.fromkeys(range(128, 256))
 
@@ -138,13 +139,13 @@ def target_text(target: tuple[str, str] | str) -> str:
     return next((colour for colour in COLOURS if colour in target), str(target))
 
 
-@lru_cache(maxsize=1 << 14)
+@lru_cache(maxsize=1 << 12)
 def plain_colour(text: str) -> str:
     """The first colour of the list that the text contains, else the text."""
     return next((colour for colour in COLOURS if colour in text), text)
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=1 << 12)
 def texts_match(one: str, other: str) -> bool:
     """Whether the token-set ratio of two texts, letters and digits of ASCII and beyond Latin-1 only, is above 85."""
     return round(token_set_ratio(_plain(one), _plain(other))) > MATCH
