@@ -1,6 +1,8 @@
 """``trial/WebShop-v0``: the contract, splits, rules of a session, and what it does with bad input."""
 
 import shutil
+import subprocess
+import sys
 import threading
 
 import gymnasium
@@ -327,3 +329,20 @@ def test_threads_share_a_shop_and_play_their_own_episodes(webshop_index):
         thread.join(60)
     assert len(results) == 4
     assert all(result == results[0] for result in results.values())
+
+
+def test_a_missing_package_is_named_with_its_install_line():
+    code = "import sys, importlib.util as u; f = u.find_spec; u.find_spec = lambda n, *a: None if n == 'rapidfuzz' else f(n, *a)\n"
+    code += "import gymnasium, trial_envs; gymnasium.make('trial/WebShop-v0')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert "MissingPackageError: WebShop needs rapidfuzz: pip install 'trial-envs[webshop]'" in done.stderr
+
+
+def test_a_shop_that_was_imported_again_is_opened_anew(own_cache):
+    env = WebShopEnv("generated", num_products=5)
+    folder = env.catalogue.folder
+    other = WebShopEnv("generated", num_products=6).catalogue.folder
+    shutil.rmtree(folder)
+    shutil.copytree(other, folder)
+    assert WebShopEnv("all", data=folder).catalogue.num_products == 6
+    assert env.catalogue.num_products == 5

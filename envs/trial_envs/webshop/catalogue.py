@@ -19,7 +19,7 @@ from trial_envs.errors import CorruptCatalogueError
 from trial_envs.webshop.goal import Goal
 from trial_envs.webshop.pages import Listing
 from trial_envs.webshop.product import Product
-from trial_envs.webshop.records import RecordFile, load_array
+from trial_envs.webshop.records import REBUILD, RecordFile, load_array
 from trial_envs.webshop.search import SearchIndex
 
 FORMAT = 1
@@ -78,7 +78,7 @@ class Catalogue:
         try:
             return Listing(position, *json.loads(self._listings[position]))
         except (ValueError, TypeError) as error:
-            raise CorruptCatalogueError(f"{self.folder}: listing {position} is damaged. Build it again.") from error
+            raise CorruptCatalogueError(f"{self.folder}: listing {position} is damaged. {REBUILD}") from error
 
     def position(self, asin: str) -> int:
         """Where a product is.
@@ -119,9 +119,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         version, _ = manifest["format"], (manifest["files"], manifest["documents"], manifest["groups"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CorruptCatalogueError(f"{path} is no manifest of a shop: {error}. Build the index again.") from error
+        raise CorruptCatalogueError(f"{path} is no manifest of a shop: {error}. {REBUILD}") from error
     if version != FORMAT:
-        raise CorruptCatalogueError(f"{path} has version {version}, expected {FORMAT}. Build the index again.")
+        raise CorruptCatalogueError(f"{path} has version {version}, expected {FORMAT}. {REBUILD}")
     return dict(manifest)
 
 
@@ -136,9 +136,9 @@ def check_files(folder: Path, manifest: dict[str, Any], digests: bool) -> None:
         size = path.stat().st_size if path.is_file() else None
         if size != expected["bytes"]:
             found = "missing" if size is None else f"{size} bytes"
-            raise CorruptCatalogueError(f"{path}: {found}, expected {expected['bytes']}. Build the index again.")
+            raise CorruptCatalogueError(f"{path}: {found}, expected {expected['bytes']}. {REBUILD}")
         if digests and file_digest(path) != expected["sha256"]:
-            raise CorruptCatalogueError(f"{path} differs from its digest in {MANIFEST}. Build the index again.")
+            raise CorruptCatalogueError(f"{path} differs from its digest in {MANIFEST}. {REBUILD}")
 
 
 def file_digest(path: Path) -> str:
@@ -147,7 +147,7 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-_open: weakref.WeakValueDictionary[Path, Catalogue] = weakref.WeakValueDictionary()
+_open: weakref.WeakValueDictionary[tuple[Path, int, int], Catalogue] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
 
@@ -157,9 +157,14 @@ def open_catalogue(folder: Path) -> Catalogue:
     Raises:
         CorruptCatalogueError: see :class:`Catalogue`.
     """
-    key = folder.resolve()
+    folder = folder.resolve()
+    try:
+        state = (folder / MANIFEST).stat()
+    except OSError as error:
+        raise CorruptCatalogueError(f"{folder / MANIFEST} cannot be read: {error}. {REBUILD}") from error
+    key = (folder, state.st_ino, state.st_mtime_ns)  # an index that was replaced since is another one
     with _lock:
         catalogue = _open.get(key)
         if catalogue is None:
-            catalogue = _open[key] = Catalogue(key)
+            catalogue = _open[key] = Catalogue(folder)
         return catalogue

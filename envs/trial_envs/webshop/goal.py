@@ -12,6 +12,7 @@ from typing import Any
 
 from trial_envs.errors import CorruptCatalogueError
 from trial_envs.webshop.product import Product
+from trial_envs.webshop.records import REBUILD
 
 NO_LIMIT = 1_000_000.0
 """Price limit of goals that name none."""
@@ -66,7 +67,7 @@ class Goal:
                 fields["wanted"] = tuple(fields["wanted"])
             return Goal(**fields)
         except (ValueError, KeyError, TypeError) as error:
-            raise CorruptCatalogueError(f"a goal record is damaged ({error}). Build the index again.") from error
+            raise CorruptCatalogueError(f"a goal record is damaged ({error}). {REBUILD}") from error
 
 
 def read_goal(raw: Mapping[str, Any]) -> Goal:

@@ -21,16 +21,23 @@ from trial_envs.webshop.records import RecordWriter, save_array, write_records
 
 
 def write_index(
-    target: Path, products: Iterable[Product], prices: Sequence[float], goals: Iterable[Goal], source: dict[str, Any]
+    target: Path,
+    products: Iterable[Product],
+    prices: Sequence[float],
+    goals: Iterable[Goal],
+    source: dict[str, Any],
+    replace: bool = False,
 ) -> Path:
     """Writes the index folder of a shop.
 
     Args:
-        target: the folder; replaced if it exists.
+        target: the folder.
         products: in the order of the catalogue, each asin once.
         prices: of every product.
         goals: in the order of their numbers.
         source: what the manifest tells of the origin.
+        replace: whether a folder that is there already makes way; else it stays, as one that another process just
+            finished from the same data does.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix=f"{target.name}-", suffix=".part", dir=target.parent))
@@ -42,16 +49,15 @@ def write_index(
         manifest = {"format": FORMAT, "source": source, "documents": documents, "groups": groups, "files": files}
         (building / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8")
         building.chmod(0o755)
-        _put_in_place(building, target)
+        _put_in_place(building, target, replace)
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
         raise
     return target
 
 
-def _put_in_place(building: Path, target: Path) -> None:
-    """Renames the folder; an older one makes way first, and one that another process just finished is as good."""
-    if target.exists():
+def _put_in_place(building: Path, target: Path, replace: bool) -> None:
+    if replace and target.exists():
         old = Path(tempfile.mkdtemp(prefix=f"{target.name}-", suffix=".old", dir=target.parent))
         os.replace(target, old / "index")
         os.replace(building, target)

@@ -60,7 +60,7 @@ def prepare(
 
     Args:
         folder: the source folder.
-        target: where to; default a folder of the cache named by the content, which is kept if it is there.
+        target: where to, replacing what is there; default a folder of the cache named by the content, which is kept.
         seed: of prices and price limits that are not recorded.
         human_goals: build goals from ``items_human_ins.json``, even where other goals are recorded.
         tagger: finds nouns where they are not recorded.
@@ -73,15 +73,14 @@ def prepare(
     paths = sources.require_files(files, folder)
     digests = {file.path.name: file.sha256 for file in files if file.path is not None}
     origin = {"files": digests, "seed": seed, "human_goals": human_goals}
-    if target is None:
-        target = cache_folder() / f"webshop-{content_key(origin)}"
-        if (target / MANIFEST).is_file():
-            return target
+    cached = cache_folder() / f"webshop-{content_key(origin)}"
+    if target is None and (cached / MANIFEST).is_file():
+        return cached
     data = _SourceData(paths, human_goals, tagger)
     rng = random.Random(seed)
     prices = data.prices(rng)
     goals = data.goals(prices, rng)
-    return write_index(target, data.tagged_products(), prices, goals, origin)
+    return write_index(target or cached, data.tagged_products(), prices, goals, origin, replace=target is not None)
 
 
 def content_key(origin: dict[str, Any]) -> str:

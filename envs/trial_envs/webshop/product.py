@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from trial_envs.errors import CorruptCatalogueError
+from trial_envs.webshop.records import REBUILD
 
 DEFAULT_PRICE = 100.0
 """Of products that name no price."""
@@ -91,7 +92,7 @@ class Product:
                 fields[name] = tuple(fields[name])
             return Product(**fields)
         except (zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CorruptCatalogueError(f"a product record is damaged ({error}). Build the index again.") from error
+            raise CorruptCatalogueError(f"a product record is damaged ({error}). {REBUILD}") from error
 
 
 def read_product(raw: Mapping[str, Any], attributes: Sequence[str] | None) -> Product:

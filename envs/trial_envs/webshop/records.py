@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 
 from trial_envs.errors import CorruptCatalogueError
 
+REBUILD = "Delete the index folder and prepare or import the shop again."
+"""What to do about a damaged index."""
+
 
 def load_array(folder: Path, name: str) -> NDArray[Any]:
     """Maps ``<name>.npy`` into memory, read-only.
@@ -21,9 +24,10 @@ def load_array(folder: Path, name: str) -> NDArray[Any]:
     """
     path = folder / f"{name}.npy"
     try:
-        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        # A plain view: slicing the memmap class costs several times as much.
+        array: NDArray[Any] = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except (OSError, ValueError, EOFError) as error:
-        raise CorruptCatalogueError(f"{path} is no readable array: {error}. Build the index again.") from error
+        raise CorruptCatalogueError(f"{path} is no readable array: {error}. {REBUILD}") from error
     return array
 
 
@@ -72,10 +76,10 @@ class RecordFile:
         try:
             size = os.stat(path).st_size
         except OSError as error:
-            raise CorruptCatalogueError(f"{path} cannot be read: {error}. Build the index again.") from error
+            raise CorruptCatalogueError(f"{path} cannot be read: {error}. {REBUILD}") from error
         if self._offsets.ndim != 1 or not len(self._offsets) or int(self._offsets[-1]) != size:
-            raise CorruptCatalogueError(f"{path} has {size} bytes, not those its offsets name. Build the index again.")
-        self._bytes = np.memmap(path, dtype=np.uint8, mode="r") if size else np.zeros(0, dtype=np.uint8)
+            raise CorruptCatalogueError(f"{path} has {size} bytes, not those its offsets name. {REBUILD}")
+        self._bytes = np.asarray(np.memmap(path, dtype=np.uint8, mode="r")) if size else np.zeros(0, dtype=np.uint8)
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
