@@ -43,3 +43,11 @@ class ClosedEnvError(TrialEnvError, RuntimeError):
 
 class EpisodeOverError(TrialEnvError, RuntimeError):
     """``step`` was called before ``reset``, or after the episode had ended."""
+
+
+class CorruptCatalogueError(TrialEnvError, ValueError):
+    """A shop's data or its index are incomplete, unreadable, or not what their manifest says."""
+
+
+class MissingPackageError(TrialEnvError, ImportError):
+    """A package that only this step needs is not installed."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from trial_envs.alfworld.engine import GameText
 from trial_envs.alfworld.families import family_of
 from trial_envs.alfworld.game import Game
+from trial_envs.core.cache import cache_folder
 from trial_envs.errors import CorruptGameError, MissingDataError, UnknownTaskError
 
 PACKED_FILE = "games_all.jsonl.xz"
@@ -107,31 +108,10 @@ def _index_of(packed: Path) -> Path:
     """The index file of a packed release; written now if this version of the release has none yet."""
     state = packed.stat()
     key = hashlib.sha256(f"{packed.resolve()} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:16]
-    index = _cache_folder() / f"alfworld-{key}.sqlite"
+    index = cache_folder() / f"alfworld-{key}.sqlite"
     if not index.is_file():
         _write_index(packed, index)
     return index
-
-
-def _cache_folder() -> Path:
-    """Where indices are kept: ``XDG_CACHE_HOME`` or ``~/.cache``, and a private folder where that is read-only."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = base / "trial_envs"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return _private_folder()
-    return folder if os.access(folder, os.W_OK) else _private_folder()
-
-
-def _private_folder() -> Path:
-    return Path(_temporary_folder().name)
-
-
-@lru_cache(maxsize=1)
-def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
-    """Lives as long as the process; the object removes its folder when it goes away."""
-    return tempfile.TemporaryDirectory(prefix="trial_envs-")
 
 
 def _write_index(packed: Path, index: Path) -> None:
