@@ -24,6 +24,8 @@ GENERATED = "generated"
 SPLITS = (*OFFICIAL_SPLITS, GENERATED)
 
 DATA_VARIABLE = "ALFWORLD_DATA"
+DEFAULT_FOLDER = Path("~/.cache/alfworld")
+"""Where ``alfworld-download`` writes, and where games are looked for when no folder is named."""
 _TREE = "json_2.1.1"
 _GAME_FILE = "game.tw-pddl"
 
@@ -135,7 +137,7 @@ def open_official(data: str | os.PathLike[str] | None) -> GameSource:
         MissingDataError: there is no such folder, or it holds no games.
     """
     chosen = data or os.environ.get(DATA_VARIABLE)
-    folder = Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "alfworld"
+    folder = Path(chosen or DEFAULT_FOLDER).expanduser()
     origin = "the argument data" if data else DATA_VARIABLE if chosen else "the default folder"
     if not folder.is_dir():
         raise MissingDataError(f"ALFWorld's games are not here: {folder} ({origin}) is no folder. {_HELP}")
