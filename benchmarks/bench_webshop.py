@@ -31,10 +31,12 @@ SHARED = Path(__file__).parents[2] / "shared"
 EPISODES, LARGE, LARGE_GOALS = 1000, 100_000, 2000
 
 
-def resident_mb() -> float:
-    """Resident memory of this process, mapped files included."""
+def memory_mb() -> dict[str, float]:
+    """Memory of this process: all that is resident, and of that what is its own, without pages of mapped files."""
     fields = Path("/proc/self/status").read_text().split()
-    return int(fields[fields.index("VmRSS:") + 1]) / 1024
+    return {
+        name: int(fields[fields.index(f"{key}:") + 1]) / 1024 for name, key in (("all", "VmRSS"), ("own", "RssAnon"))
+    }
 
 
 def read_lines(path: Path) -> list[dict]:
@@ -113,7 +115,7 @@ def compare_search(shop, records: list[dict]) -> dict[str, float]:
 def measure_play(env: WebShopEnv, episodes: int) -> dict:
     """Plays walkthroughs, with pages of results and sub-pages on the way, and watches times and memory."""
     times: dict[str, list[float]] = {"reset": [], "step": [], "search step": []}
-    memory: dict[int, float] = {}
+    memory: dict[int, dict[str, float]] = {}
     tasks = env.tasks()
     for number in range(1, episodes + 1):
         clock(times["reset"], env.reset, options={"task": tasks[number * 7 % len(tasks)]})
@@ -125,15 +127,15 @@ def measure_play(env: WebShopEnv, episodes: int) -> dict:
             if terminated or truncated:
                 break
         if number in (1, 100, episodes):
-            memory[number] = resident_mb()
+            memory[number] = memory_mb()
     steps = times["step"] + times["search step"]
-    growth = 100 * (memory[episodes] / memory[min(100, episodes)] - 1)
+    growth = 100 * (memory[episodes]["own"] / memory[min(100, episodes)]["own"] - 1)
     return {
         "reset": summary(times["reset"]),
         "step": summary(steps),
         "search_step": summary(times["search step"]),
-        "resident_mb_by_episode": memory,
-        "memory_growth_percent_from_100": growth,
+        "memory_mb_by_episode": memory,
+        "own_memory_growth_percent_from_100": growth,
     }
 
 
@@ -145,7 +147,7 @@ def measure_shop(**setting) -> dict:
     result = {
         "open_s": opened,
         "index_mb": sum(path.stat().st_size for path in folder.iterdir()) / 1e6,
-        "resident_mb_after_open": resident_mb(),
+        "memory_mb_after_open": memory_mb(),
     }
     queries: list[float] = []
     for number in range(min(300, shop.num_goals)):
@@ -180,8 +182,8 @@ def show(result: dict) -> None:
             f"{shop['search']['p50_ms']:.2f} / {shop['search']['p95_ms']:.2f}",
             f"{shop['reset']['mean_ms']:.2f}",
             f"{shop['index_mb']:.1f}",
-            f"{max(shop['resident_mb_by_episode'].values()):.0f}",
-            f"{shop['memory_growth_percent_from_100']:.1f}",
+            f"{max(memory['all'] for memory in shop['memory_mb_by_episode'].values()):.0f}",
+            f"{shop['own_memory_growth_percent_from_100']:.1f}",
         )
     console.print(table)
 
