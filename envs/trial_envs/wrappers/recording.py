@@ -54,7 +54,7 @@ class Recording(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
     def close(self) -> None:
         """Records the running episode as given up, and closes the environment."""
         self._write()
-        self.env.close()
+        self.env.close()  # type: ignore[no-untyped-call]
 
     def _write(self) -> None:
         """Writes the episode unless it has no action."""
