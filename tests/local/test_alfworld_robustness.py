@@ -210,6 +210,22 @@ def test_a_copy_goes_on_where_the_original_is(duplicate):
     env.close()
 
 
+def play_all(player: int) -> list:
+    env = ALFWorldEnv("generated", difficulty="small", num_games=6)
+    answers = []
+    for task in range(6):
+        answers.append(env.reset(options={"task": task}))
+        answers += [env.step(command) for command in env.walkthrough]
+    env.close()
+    return answers
+
+
+def test_four_processes_at_once_get_the_answers_of_one():
+    with multiprocessing.get_context("fork").Pool(4) as pool:
+        answers = pool.map_async(play_all, range(4)).get(timeout=120)
+    assert answers == [play_all(0)] * 4
+
+
 def child_plays(env, answers):
     command, *rest = env.walkthrough
     answers.put([env.step(command), *(env.step(c) for c in rest), env.reset(seed=3)])
