@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-
-WEBSHOP_1K = Path(__file__).parents[1].parent / "shared" / "data" / "webshop_1k"
+from shared_data import WEBSHOP_1K
 
 settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
 settings.load_profile("repeatable")

@@ -7,10 +7,10 @@ import random
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import gymnasium
 import pytest
+from shared_data import ALFWORLD, GOLDEN
 
 import trial_envs  # noqa: F401  registers the ids
 from trial_envs.alfworld.engine import AlfredEngine
@@ -22,11 +22,9 @@ from trial_envs.alfworld.packed import PackedGames
 from trial_envs.alfworld.translation import translate
 from trial_envs.errors import ClosedEnvError
 
-SHARED = Path(__file__).parents[2].parent / "shared"
-RELEASE = SHARED / "data" / "alfworld"
-RECORDINGS = SHARED / "golden" / "alfworld_episodes.jsonl.xz"
+RECORDINGS = GOLDEN / "alfworld_episodes.jsonl.xz"
 
-needs_release = pytest.mark.skipif(not RELEASE.is_dir(), reason="the ALFWorld release is not on this machine")
+needs_release = pytest.mark.skipif(not ALFWORLD.is_dir(), reason="the ALFWorld release is not on this machine")
 needs_recordings = pytest.mark.skipif(not RECORDINGS.is_file(), reason="the recordings are not on this machine")
 
 
@@ -61,7 +59,7 @@ def test_recorded_episodes_are_repeated_word_for_word():
     for episode in episodes:
         split = episode["split"]
         if split not in environments:
-            environments[split] = ALFWorldEnv(split, data=RELEASE)
+            environments[split] = ALFWorldEnv(split, data=ALFWORLD)
         env = environments[split]
         for step in episode["steps"]:
             reward, terminated, truncated = 0.0, False, False
@@ -81,7 +79,7 @@ def test_recorded_episodes_are_repeated_word_for_word():
 
 @needs_release
 def test_the_task_is_the_sentence_without_its_lead_in():
-    env = ALFWorldEnv("valid_seen", data=RELEASE)
+    env = ALFWorldEnv("valid_seen", data=ALFWORLD)
     observation, info = env.reset(seed=0)
     assert observation.endswith(f"\n\nYour task is to: {info['task']}")
     env.close()
@@ -89,7 +87,7 @@ def test_the_task_is_the_sentence_without_its_lead_in():
 
 @needs_release
 def test_the_release_has_all_its_games_sorted():
-    env = ALFWorldEnv("train", data=RELEASE)
+    env = ALFWorldEnv("train", data=ALFWORLD)
     sizes = {split: len(env.tasks(split)) for split in ("train", "valid_seen", "valid_unseen", "valid_train")}
     assert sizes == {"train": 3553, "valid_seen": 140, "valid_unseen": 134, "valid_train": 200}
     assert list(env.tasks()) == sorted(set(env.tasks()))
@@ -98,8 +96,8 @@ def test_the_release_has_all_its_games_sorted():
 
 def official_and_generated():
     texts = [generate(task_ids("small", 1, 1)[0]).text]
-    if RELEASE.is_dir():
-        source = PackedGames(RELEASE)
+    if ALFWORLD.is_dir():
+        source = PackedGames(ALFWORLD)
         texts.append(source.game("valid_unseen", source.tasks("valid_unseen")[60]).text)
     return texts
 

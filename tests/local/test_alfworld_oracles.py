@@ -1,14 +1,11 @@
 """The two oracles win: one with the solution, one with what a player sees."""
 
-from pathlib import Path
-
 import pytest
+from shared_data import ALFWORLD
 
 from trial_envs.alfworld.env import ALFWorldEnv
 from trial_envs.alfworld.families import FAMILIES
 from trial_envs.alfworld.oracle import Errand, ExplorerOracle, WalkthroughOracle, read_task
-
-RELEASE = Path(__file__).parents[2].parent / "shared" / "data" / "alfworld"
 
 
 def explore(env, task_id: str, seed: int) -> tuple[bool, list[str]]:
@@ -42,10 +39,10 @@ def test_the_explorer_is_a_function_of_its_seed():
     assert any(walk != walks[0] for walk in walks)
 
 
-@pytest.mark.skipif(not RELEASE.is_dir(), reason="the ALFWorld release is not on this machine")
+@pytest.mark.skipif(not ALFWORLD.is_dir(), reason="the ALFWorld release is not on this machine")
 def test_both_oracles_win_official_games(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    env = ALFWorldEnv("valid_seen", data=RELEASE)
+    env = ALFWorldEnv("valid_seen", data=ALFWORLD)
     tasks = env.tasks()[::20]
     for task_id in tasks:
         observation, info = env.reset(options={"task": task_id})

@@ -7,10 +7,10 @@ import multiprocessing
 import pickle
 import shutil
 import threading
-from pathlib import Path
 
 import gymnasium
 import pytest
+from shared_data import ALFWORLD
 
 import trial_envs  # noqa: F401  registers the ids
 from trial_envs.alfworld.engine import AlfredEngine, GameText
@@ -130,13 +130,10 @@ def test_a_data_folder_that_vanishes(tmp_path):
     env.close()
 
 
-RELEASE = Path(__file__).parents[2].parent / "shared" / "data" / "alfworld"
-
-
-@pytest.mark.skipif(not RELEASE.is_dir(), reason="the ALFWorld release is not on this machine")
+@pytest.mark.skipif(not ALFWORLD.is_dir(), reason="the ALFWorld release is not on this machine")
 def test_an_index_that_vanishes_or_is_damaged(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    env = ALFWorldEnv("valid_seen", data=RELEASE)
+    env = ALFWorldEnv("valid_seen", data=ALFWORLD)
     (index,) = (tmp_path / "trial_envs").glob("*.sqlite")
     for task in ("x/y", "\ud800", "\x00", "a" * 1_000_000):
         with pytest.raises(UnknownTaskError):

@@ -350,3 +350,21 @@ def test_an_environment_without_an_oracle_is_refused():
 
 def _ids(length: int) -> np.ndarray:
     return np.arange(300, 300 + length, dtype=np.int32)
+
+
+def test_webshops_explorer_is_demonstrated_as_alfworlds(tokenizer):
+    settings = replace(
+        SETTINGS,
+        env="trial/WebShop-v0",
+        env_config={"num_products": 40},
+        games=3,
+        episodes_per_game=1,
+        slip_probability=0.0,
+        max_prompt_tokens=20_000,
+    )
+    builder = PromptBuilder(tokenizer, settings.env, settings.max_prompt_tokens, style="plain")
+    demonstrations = collect(settings, tokenizer, builder)
+    replies = [tokenizer.decode(each.reply_ids, skip_special_tokens=True) for each in demonstrations]
+    assert replies[0].startswith("search[")
+    assert replies.count("click[buy now]") == 3
+    assert "buy now" in tokenizer.decode(demonstrations[-1].prompt_ids)

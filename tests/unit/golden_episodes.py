@@ -4,9 +4,10 @@ import json
 import lzma
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 
-FILE = Path(__file__).parents[2].parent / "shared" / "golden" / "alfworld_episodes.jsonl.xz"
+from shared_data import GOLDEN
+
+FILE = GOLDEN / "alfworld_episodes.jsonl.xz"
 
 
 @cache

@@ -5,8 +5,7 @@ import lzma
 from functools import cache
 from pathlib import Path
 
-SHARED = Path(__file__).parents[2].parent / "shared"
-SHOP = SHARED / "data" / "webshop_1k"
+from shared_data import GOLDEN, WEBSHOP_1K
 
 
 def read_lines(path: Path) -> list[dict]:
@@ -17,10 +16,10 @@ def read_lines(path: Path) -> list[dict]:
 @cache
 def golden(kind: str) -> list[dict]:
     """``episodes``, ``rewards`` or ``search``."""
-    return read_lines(SHARED / "golden" / f"webshop_{kind}.jsonl.xz")
+    return read_lines(GOLDEN / f"webshop_{kind}.jsonl.xz")
 
 
 @cache
 def document_terms() -> dict[str, dict[str, int]]:
     """Terms of every product's document in the published index."""
-    return {row["asin"]: row["terms"] for row in read_lines(SHOP / "doc_terms.jsonl.xz")}
+    return {row["asin"]: row["terms"] for row in read_lines(WEBSHOP_1K / "doc_terms.jsonl.xz")}

@@ -6,9 +6,10 @@ import sys
 import threading
 
 import gymnasium
+import numpy as np
 import pytest
-from conftest import WEBSHOP_1K
 from gymnasium.utils.env_checker import check_env
+from shared_data import WEBSHOP_1K
 
 import trial_envs
 from trial_envs.errors import (
@@ -17,6 +18,7 @@ from trial_envs.errors import (
     EpisodeOverError,
     GeneratorSettingError,
     MissingDataError,
+    UnknownOptionError,
     UnknownSplitError,
     UnknownTaskError,
 )
@@ -250,7 +252,7 @@ def test_other_wrong_settings_are_refused(own_cache, env):
         WebShopEnv("valid")
     with pytest.raises(GeneratorSettingError):
         WebShopEnv("generated", num_products=0)
-    with pytest.raises(UnknownTaskError, match="color"):
+    with pytest.raises(UnknownOptionError, match="color"):
         env.reset(options={"color": "red"})
     with pytest.raises(MissingDataError, match="WEBSHOP_DATA"):
         WebShopEnv("train")
@@ -346,3 +348,12 @@ def test_a_shop_that_was_imported_again_is_opened_anew(own_cache):
     shutil.copytree(other, folder)
     assert WebShopEnv("all", data=folder).catalogue.num_products == 6
     assert env.catalogue.num_products == 5
+
+
+def test_a_number_is_the_goals_number_in_every_split(own_cache, webshop_index):
+    env = WebShopEnv("train", data=webshop_index)
+    assert env.reset(options={"task": 7})[1]["task_id"] == "7"
+    assert env.reset(options={"task": np.int64(7)})[1]["task_id"] == "7"
+    with pytest.raises(UnknownTaskError):
+        env.reset(options={"task": -1})
+    env.close()

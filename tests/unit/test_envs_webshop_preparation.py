@@ -5,7 +5,7 @@ import lzma
 import shutil
 
 import pytest
-from conftest import WEBSHOP_1K
+from shared_data import WEBSHOP_1K
 
 from trial_envs.errors import CorruptCatalogueError, MissingDataError, MissingPackageError
 from trial_envs.webshop import sources

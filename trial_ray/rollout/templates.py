@@ -61,24 +61,26 @@ class TaggedTemplate:
     Attributes:
         role: opening sentence.
         hidden_actions: admissible actions that are not offered.
+        dropped: pattern of what observations only repeat, such as the task on every page.
         tail: characters at the end of a reply without action tags that count as its action.
     """
 
     role: str
     hidden_actions: frozenset[str] = frozenset()
+    dropped: str | None = None
     tail: int = 30
 
     style: ClassVar[ReplyStyle] = "tagged"
 
     def render(self, context: PromptContext) -> str:
         """Write the message in full sentences."""
-        parts = [self.role]
+        parts, observation = [self.role], self._shown(context.observation)
         # The first observation usually states the task; a cut one may not any more.
-        if context.step > 1 or context.task not in context.observation:
+        if context.step > 1 or context.task not in observation:
             parts.append(f"Your task: {context.task}")
         if context.step > 1:
             parts.append(self._past(context))
-        parts.append(f"This is step {context.step}. The environment shows:\n{context.observation}")
+        parts.append(f"This is step {context.step}. The environment shows:\n{observation}")
         offered = "\n".join(action for action in context.admissible_actions if action not in self.hidden_actions)
         parts.append(f"Actions that you can take now:\n{offered}")
         parts.append(
@@ -97,8 +99,12 @@ class TaggedTemplate:
         if context.history:
             lines.append("The most recent ones, oldest first:")
         for number, (observation, action) in enumerate(context.history, context.step - len(context.history)):
-            lines.append(f"[step {number}] The environment showed: {observation}\n[step {number}] You did: {action}")
+            shown = self._shown(observation)
+            lines.append(f"[step {number}] The environment showed: {shown}\n[step {number}] You did: {action}")
         return "\n".join(lines)
+
+    def _shown(self, observation: str) -> str:
+        return observation if self.dropped is None else re.sub(self.dropped, "", observation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +149,8 @@ def _bare_words(text: str) -> str:
 
 
 _HELP = frozenset({"help"})
+_SHOP_BANNER = r"^(WebShop \[SEP\] )?Instruction: \[SEP\] .*? \[SEP\] "
+"""Opens every page of the shop; the instruction is the task, which prompts state by themselves."""
 _GENERIC: tuple[PromptTemplate, ...] = (
     TaggedTemplate("You are an agent who pursues a goal by acting in a text environment, one step at a time."),
     PlainTemplate(),
@@ -179,11 +187,11 @@ register_prompt_template(
     TaggedTemplate(
         "You are an agent who shops in a web store: find the product that the instruction describes, choose its "
         "options and buy it. In a search action, put your own words in place of the placeholder.",
+        dropped=_SHOP_BANNER,
         tail=20,
     ),
 )
 register_prompt_template(
-    # The banner and the instruction, which is the task, open every page.
     "trial/WebShop-v0",
-    PlainTemplate(dropped_lines=r"^(WebShop \[SEP\] )?Instruction: \[SEP\] .*? \[SEP\] "),
+    PlainTemplate(dropped_lines=_SHOP_BANNER),
 )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, SupportsIndex
 
 from trial_envs.core import Outcome, TextEnv
 from trial_envs.errors import UnknownTaskError
@@ -107,8 +108,11 @@ class WebShopEnv(TextEnv):
             )
         return self.catalogue.goal(number)
 
-    def _choose_task(self, options: dict[str, Any]) -> str:
-        """The chosen task without leading zeros, so that one goal has one id."""
+    def _choose_task(self, options: Mapping[str, Any] | None) -> str:
+        """The chosen task without leading zeros, so that one goal has one id; a number is the goal's, in any split."""
+        wanted = options.get("task") if isinstance(options, Mapping) else None
+        if isinstance(wanted, SupportsIndex) and not isinstance(wanted, bool):
+            options = {**(options or {}), "task": str(operator.index(wanted))}
         chosen = super()._choose_task(options)
         self._find_goal(chosen)
         return str(int(chosen))

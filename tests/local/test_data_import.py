@@ -1,0 +1,82 @@
+"""Local copies of the data: checked by digest, put where environments look, refused where they differ."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from shared_data import ALFWORLD, WEBSHOP_1K
+
+from trial_envs.alfworld.env import ALFWorldEnv
+from trial_envs.alfworld.export import write_games
+from trial_envs.alfworld.importing import import_games, inspect_games
+from trial_envs.errors import CorruptGameError, MissingDataError
+from trial_envs.webshop.env import WebShopEnv
+from trial_ray import cli
+
+pytestmark = [
+    pytest.mark.skipif(not ALFWORLD.is_dir(), reason="the ALFWorld release is not on this machine"),
+    pytest.mark.skipif(not WEBSHOP_1K.is_dir(), reason="the 1,000-product shop is not on this machine"),
+]
+
+
+@pytest.fixture
+def home(monkeypatch, tmp_path):
+    """A home of this test's own, in which nothing was imported yet."""
+    for name in ("ALFWORLD_DATA", "WEBSHOP_DATA", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_every_game_of_the_release_is_known():
+    states = inspect_games(ALFWORLD)
+    assert [(state.split, state.found) for state in states] == [
+        ("train", 3553),
+        ("valid_seen", 140),
+        ("valid_unseen", 134),
+        ("valid_train", 200),
+    ]
+    assert all(state.intact for state in states)
+
+
+def test_imported_games_are_played_without_naming_a_folder(home, capsys):
+    with pytest.raises(MissingDataError):
+        ALFWorldEnv("valid_seen")
+    assert cli.main(["data", "alfworld", "--from", str(ALFWORLD)]) == 0
+    env = ALFWorldEnv("valid_seen")
+    assert len(env.tasks()) == 140
+    env.close()
+    assert cli.main(["data", "alfworld", "--from", str(ALFWORLD)]) == 2
+    assert "holds something already" in capsys.readouterr().err
+
+
+def test_games_that_are_not_the_published_ones_are_refused_and_leave_nothing(home, tmp_path):
+    write_games(tmp_path / "own", 2, 0, "tiny")
+    with pytest.raises(CorruptGameError, match="2 games, expected 3553"):
+        import_games(tmp_path / "own")
+    assert not (home / ".cache" / "alfworld").exists()
+    with pytest.raises(MissingDataError):
+        import_games(tmp_path / "nowhere")
+
+
+def test_an_imported_shop_is_opened_without_naming_a_folder(home, capsys):
+    assert cli.main(["data", "webshop", "--from", str(WEBSHOP_1K)]) == 0
+    text = capsys.readouterr().out
+    assert "as published" in text
+    env = WebShopEnv("test")
+    assert env.catalogue.num_products == 1000
+    env.close()
+    assert cli.main(["data", "webshop"]) == 0
+    assert "1,000 products, 6,910 goals" in capsys.readouterr().out
+
+
+def test_a_catalogue_that_differs_is_named_as_such(home, tmp_path, capsys):
+    folder = shutil.copytree(WEBSHOP_1K, tmp_path / "copy", copy_function=shutil.copyfile)
+    prices = folder / "prices.json"
+    prices.write_text(prices.read_text().replace("}", ', "B000000000": 1.0}', 1))
+    assert cli.main(["data", "webshop", "--from", str(folder)]) == 0
+    assert "DIFFERS" in capsys.readouterr().out
+    (folder / "items_shuffle_1000.json.xz").unlink()
+    assert cli.main(["data", "webshop", "--from", str(folder)]) == 2
+    assert "items_shuffle" in capsys.readouterr().err
