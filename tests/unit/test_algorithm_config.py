@@ -80,7 +80,7 @@ def test_every_method_is_found_by_its_name_and_valid_as_it_is(method):
 @pytest.mark.parametrize("method", ["sdar", "grpo_opsd", "rlsd"])
 def test_a_view_that_the_environment_does_not_offer_is_refused_with_those_that_it_does(method):
     config = new_config(method).environment("some/Env-v0").policy(model_path="anything")
-    with pytest.raises(ConfigError, match="some/Env-v0 offers no 'skill' view.*outcome, feedback"):
+    with pytest.raises(ConfigError, match=r"some/Env-v0 offers no 'skill' view.*outcome, feedback"):
         config.validate()
     config.training(privileged_view="outcome").validate()
 
