@@ -214,7 +214,7 @@ def opsd_jsd(turns):
 
 def softmax(logits, temperature):
     """Probabilities of a list of scalars, by the definition."""
-    highest = max(float(logit) for logit in logits)
+    highest = max(logit.item() for logit in logits)
     powers = [torch.exp((logit - highest) / temperature) for logit in logits]
     return [power / sum(powers) for power in powers]
 
