@@ -59,8 +59,10 @@ def learner_of(method: str, model_path: str, **training) -> GRPOLearner:
 
 
 def update(learner: GRPOLearner, groups, iteration: int = 1) -> dict:
+    # One minibatch of all rows; a larger one would be filled up by repeating them.
+    num_rows = sum(len(group) for group in groups)
     results = learner.update(
-        episodes=list(groups), timesteps={"training_iteration": iteration}, minibatch_size=1000, num_epochs=1
+        episodes=list(groups), timesteps={"training_iteration": iteration}, minibatch_size=num_rows, num_epochs=1
     )
     return results[DEFAULT_MODULE_ID]
 
@@ -105,7 +107,7 @@ def test_every_method_trains(method, model_path, groups):
     # On the first minibatch the ratio is 1; sampled OPSD's gap to the policy before the update does the rest.
     assert not torch.equal(before, weights(learner))
     if name == "serl":
-        assert 0.1 < logged["action_token_fraction"] < 0.9
+        assert 0.05 < logged["action_token_fraction"] < 0.9
 
 
 @pytest.mark.parametrize(
@@ -136,9 +138,15 @@ def test_identical_views_teach_opsd_nothing(divergence, model_path, groups, monk
     empty = np.empty(0, np.int32)
     monkeypatch.setattr("trial_ray.learner.connectors.privileged_views.encode_evidence", lambda *args: empty)
     learner = learner_of("opsd", model_path, divergence=divergence)
+    norms = []
+    monkeypatch.setattr(
+        learner,
+        "apply_gradients",
+        lambda gradients: norms.append(torch.stack([each.norm() for each in gradients.values()]).norm().item()),
+    )
     results = update(learner, groups)
     assert abs(float(results["opsd"]["dense_loss"])) < 1e-5
-    assert float(results["gradients_default_policy_default_optimizer_global_norm"]) < 1e-4
+    assert norms[0] < 1e-4
 
 
 @pytest.mark.parametrize("method", ["rlsd", "serl", "gigpo", "sdar", "opsd"])
@@ -218,8 +226,9 @@ def test_opsd_distils_from_the_lagged_teacher_where_there_is_one(model_path, gro
     learner = learner_of("opsd", model_path, teacher_sync_iterations=10)
     update(learner, groups, iteration=1)
     near = float(update(learner, groups, iteration=2)["opsd"]["dense_loss"])
-    for _ in range(20):
-        shift_policy(learner)
+    with torch.no_grad():
+        for parameter in learner.policy_module.teacher.parameters():
+            parameter.mul_(3)
     far = float(update(learner, groups, iteration=3)["opsd"]["dense_loss"])
     assert far > 2 * near
 
