@@ -179,7 +179,7 @@ def test_the_updates_meet_both_sides_of_every_bound():
         for turn in update.turns:
             seen["sign"].add((turn.advantage > 0) - (turn.advantage < 0))
             for t in turn.tokens:
-                ratio = float(torch.exp(t.logp - t.old))
+                ratio = torch.exp(t.logp - t.old).item()
                 seen["ratio"].add((ratio > 1.2) - (ratio < 0.8))
                 seen["dual"].add(turn.advantage < 0 and ratio > 3)
                 seen["gap"].add((t.teacher - t.here > 2) - (t.teacher - t.here < -2))
