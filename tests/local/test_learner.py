@@ -47,7 +47,8 @@ def update(learner: GRPOLearner, groups, iteration: int = 30, minibatch_size: in
     results = learner.update(
         episodes=list(groups),
         timesteps={"training_iteration": iteration},
-        minibatch_size=minibatch_size,
+        # A minibatch of more rows than there are would be filled up by repeating them.
+        minibatch_size=min(minibatch_size, sum(len(group) for group in groups)),
         num_epochs=num_epochs,
     )
     return results[DEFAULT_MODULE_ID]
