@@ -140,7 +140,7 @@ def test_a_line_that_is_no_episode_is_named(tmp_path, line):
 
 def write_many(file: str, name: str) -> None:
     for number in range(20):
-        append_episode(file, Episode(name, number, (Step(None, name * 5000, 0.0, False, False, {}),)))
+        append_episode(file, Episode(name, number, (Step(None, name * 300_000, 0.0, False, False, {}),)))
 
 
 def test_processes_share_a_file(tmp_path):
