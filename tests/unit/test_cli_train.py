@@ -226,6 +226,11 @@ def test_a_broken_method_file_is_the_users_error(train, tmp_path, capsys):
         assert not train.out.exists()
 
 
+def test_a_schedule_that_an_asked_for_number_of_iterations_cuts_short_is_only_told(train, tmp_path, capsys):
+    assert train("--out", tmp_path / "a", "--iterations", 2, "--set", "hindsight_start_iteration=3") == 0
+    assert "hindsight_start_iteration is 3, but training ends after iteration 2" in capsys.readouterr().out
+
+
 def test_a_schedule_may_end_with_training_and_does_not_matter_where_its_coefficient_is_zero(train, tmp_path):
     assert train("--out", tmp_path / "a", "--set", "hindsight_start_iteration=3") == 0
     assert train("--out", tmp_path / "b", "--method", "serl", "--set", "rescaling_iterations=3") == 0

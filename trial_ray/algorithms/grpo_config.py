@@ -423,18 +423,23 @@ class GRPOConfig(CheckedConfig):
         """Iterations that the method's schedule needs to take effect, by the setting that says so."""
         return {}
 
+    def unfinished_schedules(self, iterations: float) -> list[str]:
+        """What is wrong with each schedule that training for ``iterations`` would not reach the end of."""
+        return [
+            f"{name} is {needed}, but training ends after iteration {iterations:g}: the schedule would not be completed. "
+            f"Set {name} to at most {iterations:g}, or train longer."
+            for name, needed in self.schedules().items()
+            if needed > iterations
+        ]
+
     def require_schedules_within(self, iterations: float) -> None:
         """Refuse a schedule that training would not reach the end of.
 
         Raises:
             ConfigError: a schedule needs more than ``iterations``; the message names both numbers.
         """
-        for name, needed in self.schedules().items():
-            if needed > iterations:
-                raise ConfigError(
-                    f"{name} is {needed}, but training ends after iteration {iterations:g}: the schedule would not be "
-                    f"completed. Set {name} to at most {iterations:g}, or train longer."
-                )
+        for complaint in self.unfinished_schedules(iterations):
+            raise ConfigError(complaint)
 
     def _require_view(self) -> None:
         if self.privileged_view is None:

@@ -69,9 +69,13 @@ def run(args: argparse.Namespace) -> int:
     path = args.resume or args.out or default_folder(args.file)
     config.recording(trajectories_folder=str(path.expanduser().resolve() / "trajectories"))
     config.validate()
-    if "training_iteration" in stop:
-        config.require_schedules_within(stop["training_iteration"])
     console = terminal.output()
+    if args.iterations:
+        # A run that was cut short on purpose, to try something out, is not refused.
+        for complaint in config.unfinished_schedules(args.iterations):
+            console.print(f"[yellow]warning:[/] {complaint}", highlight=False, soft_wrap=True)
+    elif "training_iteration" in stop:
+        config.require_schedules_within(stop["training_iteration"])
     folder = reopen_for(config, args.resume) if args.resume else RunFolder.create(path, config, args.file, sys.argv)
     console.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
     session = TrainingSession(config, stop, folder, console, resume=args.resume is not None)
