@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trial_ray.errors import UserInputError
-from trial_ray.runs.overrides import environment_keywords, unknown_key
+from trial_ray.runs.overrides import environment_defaults, environment_keywords, unknown_key
 
-# Sizes that `--panel` knows by name; None is every task of the split.
-NAMED_PANELS: dict[str, int | None] = {"quick": 32, "standard": 256, "full": None}
+if TYPE_CHECKING:
+    import gymnasium
 
 
 class PanelError(UserInputError):
@@ -77,7 +77,16 @@ class Panel:
 
 
 def list_tasks(env_id: str, env_config: dict[str, Any], split: str) -> list[str]:
-    """Task ids of a split, in the environment's own fixed order.
+    """Task ids of a split, in the environment's own fixed order; errors as :func:`open_environment`."""
+    env = open_environment(env_id, env_config, split)
+    try:
+        return [str(task) for task in env.unwrapped.tasks(split)]
+    finally:
+        env.close()
+
+
+def open_environment(env_id: str, env_config: dict[str, Any], split: str) -> gymnasium.Env:
+    """Make an environment to look at its tasks.
 
     Raises:
         PanelError: no such environment is registered.
@@ -93,10 +102,12 @@ def list_tasks(env_id: str, env_config: dict[str, Any], split: str) -> list[str]
         if known and key not in known:
             raise unknown_key(f"env_config.{key}", [f"env_config.{name}" for name in known])
     try:
-        env = gymnasium.make(env_id, **{**env_config, "split": split}, disable_env_checker=True)
+        return gymnasium.make(env_id, **{**env_config, "split": split}, disable_env_checker=True)
     except gymnasium.error.UnregisteredEnv as error:
         raise PanelError(f"{error} Name a registered environment, such as trial/ALFWorld-v0.") from error
-    try:
-        return [str(task) for task in env.unwrapped.tasks(split)]
-    finally:
-        env.close()
+
+
+def turn_limit(env_id: str, env_config: dict[str, Any]) -> int | None:
+    """Turns after which the environment cuts an episode: the given one, else its constructor's default."""
+    limit = env_config.get("max_turns", environment_defaults(env_id).get("max_turns"))
+    return limit if isinstance(limit, int) else None
