@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trial_ray.evaluation.panel import Panel, PanelError, list_tasks, open_environment
+from trial_ray.evaluation.panel import Panel, PanelError, instructions_digest, list_tasks
 
 SIZES: dict[str, int | None] = {"quick": 32, "standard": 256, "full": None}
 """Panels that are a number of tasks of whatever split; None is every task."""
 FOLDER = Path(__file__).parent / "panels"
 SEED = 0
 """Chooses the tasks of panels that are not committed."""
-PROBED = 4
-"""Tasks whose instructions are compared with the recorded ones: ids alone do not tell one shop from another."""
 
 
 def panel_names() -> list[str]:
@@ -40,7 +36,7 @@ def choose_panel(env_id: str, env_config: dict[str, Any], split: str, panel: str
     if isinstance(panel, int) or panel in SIZES:
         size = panel if isinstance(panel, int) else SIZES[panel]
         return Panel.from_env(env_id, env_config, split, size, seed=SEED)
-    committed, instructions = read_panel(panel)
+    committed = read_panel(panel)
     if (committed.env_id, committed.split) != (env_id, split):
         raise PanelError(
             f"Panel {panel!r} is of {committed.env_id} split {committed.split!r}; asked for {env_id} split {split!r}."
@@ -52,16 +48,16 @@ def choose_panel(env_id: str, env_config: dict[str, Any], split: str, panel: str
             f"{missing[0]!r}; they are not the release that the panel was chosen from."
         )
     found = instructions_digest(env_id, env_config, split, committed.task_ids)
-    if found != instructions:
+    if found != committed.instructions:
         raise PanelError(
             f"The data at hand are not those of panel {panel!r}: the same ids ask for something else (digest of the "
-            f"instructions {found[:12]}, expected {instructions[:12]}). Choose --panel full or --episodes N instead."
+            f"instructions {found[:12]}, expected {committed.instructions[:12]}). Choose --panel full or --episodes N instead."
         )
     return committed
 
 
-def read_panel(name: str) -> tuple[Panel, str]:
-    """A committed panel, and the digest of the instructions of its first tasks.
+def read_panel(name: str) -> Panel:
+    """A committed panel.
 
     Raises:
         PanelError: there is none of this name, or its file was changed.
@@ -70,17 +66,7 @@ def read_panel(name: str) -> tuple[Panel, str]:
     if name not in panel_names() or not path.is_file():
         raise PanelError(f"There is no panel {name!r}; the panels are {', '.join(panel_names())}.")
     value = json.loads(path.read_text(encoding="utf-8"))
-    panel = Panel(value["env"], value["split"], tuple(value["task_ids"]))
+    panel = Panel(value["env"], value["split"], tuple(value["task_ids"]), value["instructions_sha256"])
     if panel.digest != value["sha256"]:
         raise PanelError(f"{path} was changed: its tasks have digest {panel.digest[:12]}, not {value['sha256'][:12]}.")
-    return panel, value["instructions_sha256"]
-
-
-def instructions_digest(env_id: str, env_config: dict[str, Any], split: str, task_ids: Sequence[str]) -> str:
-    """SHA-256 (hexadecimal) of the instructions of the first :data:`PROBED` tasks, one a line."""
-    env = open_environment(env_id, env_config, split)
-    try:
-        asked = [env.reset(options={"task": task})[1]["task"] for task in task_ids[:PROBED]]
-    finally:
-        env.close()
-    return hashlib.sha256("\n".join(asked).encode()).hexdigest()
+    return panel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.errors import UserInputError
@@ -12,6 +12,9 @@ from trial_ray.runs.overrides import environment_defaults, environment_keywords,
 
 if TYPE_CHECKING:
     import gymnasium
+
+
+PROBED = 2
 
 
 class PanelError(UserInputError):
@@ -26,11 +29,14 @@ class Panel:
         env_id: a Gymnasium id, for example ``trial/ALFWorld-v0``.
         split: the environment's split that the tasks are from.
         task_ids: each once.
+        instructions: SHA-256 (hexadecimal) of the instructions of the first :data:`PROBED` tasks, one a line; empty where
+            no environment was asked. Ids alone do not tell one shop's goals from another's.
     """
 
     env_id: str
     split: str
     task_ids: tuple[str, ...]
+    instructions: str = ""
 
     def __post_init__(self) -> None:
         if not self.task_ids:
@@ -48,7 +54,13 @@ class Panel:
 
     def protocol(self) -> dict[str, Any]:
         """The panel's part of an evaluation's protocol."""
-        return {"env": self.env_id, "split": self.split, "num_tasks": len(self), "panel_sha256": self.digest}
+        return {
+            "env": self.env_id,
+            "split": self.split,
+            "num_tasks": len(self),
+            "panel_sha256": self.digest,
+            "instructions_sha256": self.instructions,
+        }
 
     @classmethod
     def choose(
@@ -73,7 +85,8 @@ class Panel:
         cls, env_id: str, env_config: dict[str, Any], split: str, num_tasks: int | None = None, seed: int = 0
     ) -> Panel:
         """Choose from what the environment lists (``env.unwrapped.tasks(split)``); see :meth:`choose`."""
-        return cls.choose(env_id, split, list_tasks(env_id, env_config, split), num_tasks, seed)
+        panel = cls.choose(env_id, split, list_tasks(env_id, env_config, split), num_tasks, seed)
+        return replace(panel, instructions=instructions_digest(env_id, env_config, split, panel.task_ids))
 
 
 def list_tasks(env_id: str, env_config: dict[str, Any], split: str) -> list[str]:
@@ -83,6 +96,16 @@ def list_tasks(env_id: str, env_config: dict[str, Any], split: str) -> list[str]
         return [str(task) for task in env.unwrapped.tasks(split)]
     finally:
         env.close()
+
+
+def instructions_digest(env_id: str, env_config: dict[str, Any], split: str, task_ids: Sequence[str]) -> str:
+    """What :attr:`Panel.instructions` holds, asked of the environment; errors as :func:`open_environment`."""
+    env = open_environment(env_id, env_config, split)
+    try:
+        asked = [env.reset(options={"task": task})[1]["task"] for task in task_ids[:PROBED]]
+    finally:
+        env.close()
+    return hashlib.sha256("\n".join(asked).encode()).hexdigest()
 
 
 def open_environment(env_id: str, env_config: dict[str, Any], split: str) -> gymnasium.Env:
