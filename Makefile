@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export UV_FIND_LINKS
 
-.PHONY: train test lint bench clean setup
+.PHONY: train test lint bench bench-envs clean setup
 
 train: setup
 	$(BIN)/trial-ray train tuned_examples/alfworld_quickstart.py $(ARGS)
@@ -22,6 +22,9 @@ lint: setup
 
 bench: setup
 	$(BIN)/python benchmarks/run_all.py
+
+bench-envs: setup
+	$(BIN)/python benchmarks/run_all.py alfworld webshop
 
 setup: $(STAMP)
 

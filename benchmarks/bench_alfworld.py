@@ -1,82 +1,345 @@
-"""Load, reset and step of the ALFWorld engine against the stock ``PddlEnv`` on the same games, in one run (medians, ms).
+"""The ALFWorld engine against the stock ``AlfredDemangler(PddlEnv)`` on the same games, in one run.
 
-    python benchmarks/bench_alfworld.py --json benchmarks/results/alfworld.json [--data FOLDER]
+    python benchmarks/bench_alfworld.py --data FOLDER --golden FILE --json benchmarks/results/alfworld.json
 
-With ``--data`` (the official games, packed or as a tree) official games are measured too. Leaves out: memory.
+Every game is played by both engines with the same random commands; each answer is compared and timed, so a ratio and an
+agreement come from the same steps. Times are those of the process's own CPU (a busy machine distorts the wall clock), the
+games are in memory, and the stock engine has loaded the game before its ``reset`` is timed. Further parts: recorded
+episodes, walkthroughs, memory over 1,000 episodes of 500 games, four processes and four threads at once, and how
+generated games compare with official ones. Without ``--data`` (the official games, packed or as a tree) generated games
+of the official size stand in, without ``--golden`` that part is left out. Takes about a quarter of an hour.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import lzma
+import multiprocessing
+import os
 import random
 import statistics
+import tempfile
+import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
-from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
-from textworld.core import EnvInfos
-from textworld.envs.pddl import PddlEnv
+import psutil
+from rich.console import Console
+from rich.table import Table
 
 from trial_envs.alfworld.engine import AlfredEngine
+from trial_envs.alfworld.env import ALFWorldEnv
+from trial_envs.alfworld.families import FAMILIES
+from trial_envs.alfworld.game import Game
 from trial_envs.alfworld.games import open_official
 from trial_envs.alfworld.generator import generate, task_ids
 
-STEPS, STOCK_GAMES, STOCK_STEPS = 40, 3, 15
+EVALUATION = ("valid_seen", "valid_unseen")
+FIELDS = ("observation", "admissible_commands", "score", "done")
+ODD_TEXT = ("", "sing a song", "go to the moon", "TAKE", "look ")
 
 
-def game_sets(data: Path | None) -> dict[str, list]:
-    sets = {
-        f"generated {level}": [generate(task) for task in task_ids(level, 9, 8)]
-        for level in ("tiny", "medium", "official")
-    }
-    if data is not None:
-        source = open_official(str(data))
-        sets["official valid_seen"] = [source.game("valid_seen", task) for task in source.tasks("valid_seen")[::20]]
-    return sets
+def spread(data: str | None, count: int, splits: tuple[str, ...]) -> list[Game]:
+    """Games taken at equal distances from the splits' lists; generated ones of the official size without data."""
+    if data is None:
+        return [generate(task) for task in task_ids("official", 9, count, FAMILIES)]
+    source = open_official(data)
+    tasks = [(split, task) for split in splits for task in source.tasks(split)]
+    chosen = [tasks[i * len(tasks) // count] for i in range(count)]
+    return [source.game(split, task) for split, task in chosen]
 
 
-def clock(times: list[float], function, *args):
-    start = time.perf_counter()
+# ---- side by side ----
+
+
+def make_stock() -> Any:
+    with tempfile.TemporaryDirectory() as folder:  # importing alfworld writes a folder, or one in the home
+        os.environ.setdefault("ALFWORLD_DATA", folder)
+        from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
+        from textworld.core import EnvInfos
+        from textworld.envs.pddl import PddlEnv
+    return AlfredDemangler(PddlEnv(EnvInfos(won=True, admissible_commands=True)), shuffle=False)
+
+
+def clock(times: list[float], function: Callable, *args: Any) -> Any:
+    start = time.process_time()
     result = function(*args)
-    times.append((time.perf_counter() - start) * 1e3)
+    times.append(time.process_time() - start)
     return result
 
 
-def measure(games: list, ours: AlfredEngine, stock) -> dict[str, float]:
+def side_by_side(games: list[Game], steps: int) -> dict[str, Any]:
+    """Both engines play ``steps`` random commands of every game; answers are compared, calls are timed."""
+    ours, stock = AlfredEngine(), make_stock()
+    ours.load(games[0].text)  # parses the grammar, as the first game of a process does
     times: dict[str, list[float]] = defaultdict(list)
-    rng = random.Random(0)
+    equal: Counter[str] = Counter()
+    compared = 0
     for index, game in enumerate(games):
-        clock(times["load"], ours.load, game.text)
+        rng = random.Random(index)
+        text = {"pddl_domain": game.text.domain, "pddl_problem": game.text.problem, "grammar": game.text.grammar}
+        clock(times["first load, stock"], stock.load, text)
+        clock(times["first load"], ours.load, game.text)
+        expected, done, score = clock(times["reset, stock"], stock.reset), False, 0
         state = clock(times["reset"], ours.reset)
-        for _ in range(STEPS):
-            state = clock(times["step"], ours.step, rng.choice(state.admissible_commands))
-        if index < STOCK_GAMES:
-            text = {"pddl_domain": game.text.domain, "pddl_problem": game.text.problem, "grammar": game.text.grammar}
-            clock(times["stock_load"], stock.load, text)
-            stock_state = clock(times["stock_reset"], stock.reset)
-            for _ in range(STOCK_STEPS):
-                command = rng.choice(stock_state.admissible_commands)
-                stock_state, _, _ = clock(times["stock_step"], stock.step, command)
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    return medians | {f"{name}_ratio": medians[f"stock_{name}"] / medians[name] for name in ("load", "reset", "step")}
+        for _ in range(steps):
+            command = rng.choice((*expected.admissible_commands, ODD_TEXT[rng.randrange(len(ODD_TEXT))]))
+            expected, score, done = clock(times["step, stock"], stock.step, command)
+            state = clock(times["step"], ours.step, command)
+            found = (state.feedback, list(state.admissible_commands), float(state.won), state.won)
+            wanted = (expected.feedback, expected.admissible_commands, float(score), done)
+            equal.update(field for field, a, b in zip(FIELDS, found, wanted, strict=True) if a == b)
+            compared += 1
+    clock_switching(games, ours, times)
+    ours.close()
+    return {
+        "games": len(games),
+        "steps_compared": compared,
+        "equal_percent": {field: 100 * equal[field] / compared for field in FIELDS},
+        **rates(times),
+    }
+
+
+def clock_switching(games: list[Game], ours: AlfredEngine, times: dict[str, list[float]]) -> None:
+    """A reset to another game than the one before, whose translation is known: what an environment's reset does."""
+    for game in games[-16:] * 3:
+
+        def switch(text=game.text) -> None:
+            ours.load(text)
+            ours.reset()
+
+        clock(times["switch"], switch)
+
+
+def rates(times: dict[str, list[float]]) -> dict[str, Any]:
+    mean = {name: statistics.mean(values) for name, values in times.items()}
+    return {
+        "ms_mean": {name: 1e3 * value for name, value in mean.items()},
+        "ms_median": {name: 1e3 * statistics.median(values) for name, values in times.items()},
+        "steps_per_second": {"ours": 1 / mean["step"], "stock": 1 / mean["step, stock"]},
+        "resets_per_second": {"ours": 1 / mean["reset"], "stock": 1 / mean["reset, stock"]},
+        "ours_over_stock": {
+            "steps_per_second": mean["step, stock"] / mean["step"],
+            "resets_per_second": mean["reset, stock"] / mean["reset"],
+            "resets_per_second, another cached game": mean["reset, stock"] / mean["switch"],
+            "first_loads_per_second": mean["first load, stock"] / mean["first load"],
+        },
+    }
+
+
+# ---- recordings and walkthroughs ----
+
+
+def golden_agreement(golden: Path, data: str) -> dict[str, Any]:
+    """Replays the recorded episodes through the environment; share of equal answers, field by field."""
+    with lzma.open(golden, "rt", encoding="utf-8") as stream:
+        episodes = [json.loads(line) for line in stream]
+    equal: Counter[str] = Counter()
+    steps = 0
+    for split in sorted({episode["split"] for episode in episodes}):
+        env = ALFWorldEnv(split, data=data)
+        for episode in (e for e in episodes if e["split"] == split):
+            for recorded, answered in zip(episode["steps"], replay(env, episode), strict=True):
+                equal.update(field for field, value in answered.items() if value == recorded[field])
+                steps += 1
+        env.close()
+    fields = (*FIELDS, "won")
+    return {
+        "episodes": len(episodes),
+        "answers": steps,
+        "equal_percent": {field: 100 * equal[field] / steps for field in fields},
+    }
+
+
+def replay(env: ALFWorldEnv, episode: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for step in episode["steps"]:
+        ended = False
+        if step["action"] is None:
+            observation, info = env.reset(options={"task": f"{episode['name']}/{episode['trial']}"})
+        else:
+            observation, _, terminated, truncated, info = env.step(step["action"])
+            ended = terminated or truncated
+        yield {
+            "observation": observation,
+            "admissible_commands": info["admissible_actions"],
+            "score": None if step["score"] is None else type(step["score"])(info["score"]),
+            "done": None if step["done"] is None else ended,
+            "won": None if step["won"] is None else info["won"],
+        }
+
+
+def walkthroughs(data: str, train_games: int, processes: int) -> dict[str, dict[str, int]]:
+    """How many games of a split their walkthroughs win: all evaluation games, and some of the training games."""
+    source = open_official(data)
+    jobs = {split: list(source.tasks(split)) for split in EVALUATION}
+    train = source.tasks("train")
+    jobs["train"] = [train[i * len(train) // train_games] for i in range(train_games)]
+    result = {}
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        for split, tasks in jobs.items():
+            parts = [tasks[i::processes] for i in range(processes)]
+            won = sum(pool.map(count_wins, [data] * processes, [split] * processes, parts))
+            result[split] = {"games": len(tasks), "won": won}
+    return result
+
+
+def count_wins(data: str, split: str, tasks: list[str]) -> int:
+    env = ALFWorldEnv(split, data=data)
+    won = 0
+    for task in tasks:
+        env.reset(options={"task": task})
+        ended = [env.step(command)[2] for command in env.walkthrough]
+        won += ended == [False] * (len(ended) - 1) + [True]
+    env.close()
+    return won
+
+
+# ---- memory, processes, threads ----
+
+
+def memory_growth(data: str | None, episodes: int) -> dict[str, float]:
+    """Resident memory after episode 100 and at the end; two episodes a game, every tenth in a new environment."""
+    settings = (
+        {"split": "train", "data": data}
+        if data
+        else {"split": "generated", "difficulty": "official", "num_games": episodes}
+    )
+    env = ALFWorldEnv(**settings)
+    tasks = env.tasks()
+    process, after_100 = psutil.Process(), 0
+    for episode in range(episodes):
+        if episode % 10 == 9:
+            env.close()
+            env = ALFWorldEnv(**settings)
+        env.reset(options={"task": tasks[episode // 2 * 2 * len(tasks) // episodes]})
+        for command in env.walkthrough:
+            env.step(command)
+        if episode == 99:
+            after_100 = process.memory_info().rss
+    at_end = process.memory_info().rss
+    env.close()
+    return {
+        "episodes": episodes,
+        "mb_after_100": after_100 / 2**20,
+        "mb_at_end": at_end / 2**20,
+        "growth_percent": 100 * (at_end - after_100) / after_100,
+    }
+
+
+def play_digest(level: str, games: int) -> str:
+    """Digest of every answer of some random episodes."""
+    digest, engine = hashlib.sha256(), AlfredEngine()
+    for index, task in enumerate(task_ids(level, 77, games, FAMILIES)):
+        rng = random.Random(index)
+        engine.load(generate(task).text)
+        state = engine.reset()
+        for _ in range(40):
+            state = engine.step(rng.choice(state.admissible_commands))
+            digest.update(repr(state).encode())
+    engine.close()
+    return digest.hexdigest()
+
+
+def side_by_side_players(games: int = 12) -> dict[str, bool]:
+    """Whether four processes, and four threads, get the answers that one player alone gets."""
+    alone = play_digest("medium", games)
+    with ProcessPoolExecutor(4, multiprocessing.get_context("spawn")) as pool:
+        processes = list(pool.map(play_digest, ["medium"] * 4, [games] * 4))
+    found: list[str] = []
+    threads = [threading.Thread(target=lambda: found.append(play_digest("medium", games))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=600)
+    return {"four_processes_equal": processes == [alone] * 4, "four_threads_equal": found == [alone] * 4}
+
+
+# ---- generated games beside official ones ----
+
+
+def describe(games: list[Game]) -> dict[str, dict[str, float]]:
+    """Mean, least and most of what makes a game large or hard."""
+    engine = AlfredEngine()
+    seen: dict[str, list[int]] = defaultdict(list)
+    for game in games:
+        engine.load(game.text)
+        state = engine.reset()
+        problem = game.text.problem
+        seen["receptacles"].append(sum(c.startswith("go to ") for c in state.admissible_commands))
+        seen["objects"].append(problem.count("(objectType "))
+        seen["walkthrough"].append(len(game.walkthrough))
+        seen["first observation, characters"].append(len(state.feedback))
+        for command in game.walkthrough:
+            seen["admissible commands"].append(len(state.admissible_commands))
+            state = engine.step(command)
+    engine.close()
+    return {
+        name: {"mean": statistics.mean(values), "least": min(values), "most": max(values)}
+        for name, values in seen.items()
+    }
+
+
+# ---- report ----
+
+
+def show(result: dict[str, Any]) -> None:
+    speed = result["side_by_side"]
+    table = Table(title="ALFWorld engine, ours ÷ stock", show_header=False)
+    for name, ratio in speed["ours_over_stock"].items():
+        table.add_row(name, f"{ratio:.1f} ×")
+    for name in ("steps_per_second", "resets_per_second"):
+        table.add_row(name, f"{speed[name]['ours']:,.0f} against {speed[name]['stock']:,.1f}")
+    for part in ("side_by_side", "golden"):
+        for field, percent in result.get(part, {}).get("equal_percent", {}).items():
+            table.add_row(f"{part}: equal {field}", f"{percent:.2f} %")
+    for split, count in result.get("walkthroughs", {}).items():
+        table.add_row(f"{split}: won by walkthrough", f"{count['won']} of {count['games']}")
+    memory = result["memory"]
+    table.add_row("memory growth", f"{memory['growth_percent']:+.2f} % from episode 100 to {memory['episodes']}")
+    for name, holds in result["players"].items():
+        table.add_row(name, str(holds))
+    Console().print(table)
+    sizes = Table("games", *next(iter(result["sizes"].values())), title="mean (least–most)")
+    for name, values in result["sizes"].items():
+        sizes.add_row(name, *(f"{v['mean']:.1f} ({v['least']}–{v['most']})" for v in values.values()))
+    Console().print(sizes)
+
+
+def in_process_of_its_own(function: Callable, *args: Any) -> Any:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *args).result()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", type=Path)
+    parser.add_argument("--data", default=os.environ.get("ALFWORLD_DATA"))
+    parser.add_argument("--golden", type=Path)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--games", type=int, default=40, help="games played by both engines, 50 steps each")
+    parser.add_argument("--episodes", type=int, default=1000, help="episodes of the memory measurement")
+    parser.add_argument("--train-games", type=int, default=300, help="training games replayed by their walkthroughs")
     args = parser.parse_args()
-    ours = AlfredEngine()
-    stock = AlfredDemangler(PddlEnv(EnvInfos(won=True, admissible_commands=True)), shuffle=False)
-    sets = game_sets(args.data)
-    measure(sets["generated tiny"][:1], ours, stock)  # parses the grammar once
-    result = {name: measure(games, ours, stock) for name, games in sets.items()}
-    ours.close()
 
-    print(json.dumps(result, indent=2))
+    official = spread(args.data, args.games, (*EVALUATION, "train"))
+    result: dict[str, Any] = {"games": "official" if args.data else "generated, official size"}
+    result["side_by_side"] = side_by_side(official, 50)
+    if args.data and args.golden:
+        result["golden"] = golden_agreement(args.golden, args.data)
+    if args.data:
+        result["walkthroughs"] = walkthroughs(args.data, args.train_games, 2)
+    result["memory"] = in_process_of_its_own(memory_growth, args.data, args.episodes)
+    result["players"] = side_by_side_players()
+    result["sizes"] = {"official": describe(official)} if args.data else {}
+    result["sizes"]["generated"] = describe([generate(t) for t in task_ids("official", 9, args.games, FAMILIES)])
+    show(result)
     if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+WEBSHOP_1K = Path(__file__).parents[1].parent / "shared" / "data" / "webshop_1k"
 
 settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
 settings.load_profile("repeatable")
@@ -45,3 +48,21 @@ def start_ray(folder: str, attempts: int = 3) -> None:
             ray.shutdown()
             if attempt == attempts or "timed out" not in str(error):
                 raise
+
+
+@pytest.fixture(scope="session")
+def webshop_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Index folder of the 1,000-product shop; prepared once."""
+    from trial_envs.webshop.preparation import prepare
+
+    if not WEBSHOP_1K.is_dir():
+        pytest.skip("the 1,000-product shop is not on this machine")
+    return prepare(WEBSHOP_1K, tmp_path_factory.mktemp("webshop") / "index")
+
+
+@pytest.fixture
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A cache folder for this test alone, and no data named by the user's variables."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("WEBSHOP_DATA", raising=False)
+    return tmp_path

@@ -14,6 +14,8 @@ NAMESPACE = "trial"
 
 ENTRY_POINTS = {
     "ALFWorld-v0": "trial_envs.alfworld.env:ALFWorldEnv",
+    "TextWorld-v0": "trial_envs.textworld.env:TextWorldEnv",
+    "WebShop-v0": "trial_envs.webshop.env:WebShopEnv",
 }
 """Name of an environment -> where its class is."""
 

@@ -13,6 +13,10 @@ class UnknownTaskError(TrialEnvError, ValueError):
     """The task id names no task of the split."""
 
 
+class UnknownOptionError(TrialEnvError, ValueError):
+    """``reset`` knows no such option."""
+
+
 class GeneratorSettingError(TrialEnvError, ValueError):
     """The generator has no such level or family, or a number is out of range."""
 
@@ -25,6 +29,10 @@ class CorruptGameError(TrialEnvError, ValueError):
     """A game file is incomplete, unreadable, or describes a game that the engine refuses."""
 
 
+class CorruptTranscriptError(TrialEnvError, ValueError):
+    """A line of a transcript is no recorded episode."""
+
+
 class MissingEngineError(TrialEnvError, ImportError):
     """The engine behind an environment is not installed."""
 
@@ -35,3 +43,11 @@ class ClosedEnvError(TrialEnvError, RuntimeError):
 
 class EpisodeOverError(TrialEnvError, RuntimeError):
     """``step`` was called before ``reset``, or after the episode had ended."""
+
+
+class CorruptCatalogueError(TrialEnvError, ValueError):
+    """A shop's data or its index are incomplete, unreadable, or not what their manifest says."""
+
+
+class MissingPackageError(TrialEnvError, ImportError):
+    """A package that only this step needs is not installed."""

@@ -1,15 +1,20 @@
 """The contract that every text environment keeps, on a small counting environment."""
 
+import copy
+import multiprocessing
+import pickle
 import subprocess
 import sys
 from collections.abc import Sequence
 
 import gymnasium
+import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
+from gymnasium.vector.utils import batch_space, create_shared_memory, read_from_shared_memory, write_to_shared_memory
 
 from trial_envs.core import AnyText, Outcome, TextEnv
-from trial_envs.errors import ClosedEnvError, EpisodeOverError, UnknownTaskError
+from trial_envs.errors import ClosedEnvError, EpisodeOverError, UnknownOptionError, UnknownTaskError
 
 
 class CountingEnv(TextEnv):
@@ -79,6 +84,42 @@ def test_the_seed_chooses_the_task_and_later_resets_go_on_from_it():
     assert {CountingEnv().reset(seed=s)[1]["task_id"] for s in range(20)} != {first[0]}
 
 
+def test_a_task_is_chosen_by_its_id_or_by_its_place_in_the_list():
+    env = CountingEnv()
+    for task in (7, np.int64(7), "7"):
+        assert env.reset(options={"task": task})[1]["task_id"] == "7"
+    assert env.reset(seed=3, options={"task": None}) == env.reset(seed=3)
+
+
+@pytest.mark.parametrize("task", [50, -1, 7.0, True, b"7", ["7"], {}, 10**30])
+def test_what_is_neither_an_id_nor_a_place_is_no_task(task):
+    with pytest.raises(UnknownTaskError):
+        CountingEnv().reset(options={"task": task})
+
+
+@pytest.mark.parametrize("options", [{"game": "1"}, {"task": "1", "seed": 2}, "task", 3, [], {1: 2}])
+def test_unknown_options_are_refused(options):
+    with pytest.raises(UnknownOptionError, match="'task'"):
+        CountingEnv().reset(options=options)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
+def test_a_copy_goes_on_by_itself_where_the_original_is(duplicate):
+    env = CountingEnv(max_turns=3, render_mode="ansi")
+    env.reset(seed=5)
+    env.step("no")
+    other = duplicate(env)
+    assert other.render() == env.render()
+    assert [other.step("1"), other.step("2")] == [env.step("1"), env.step("2")]
+    assert [other.reset() for _ in range(4)] == [env.reset() for _ in range(4)]
+    other.close()
+    assert env.freed == 0
+    with pytest.raises(ClosedEnvError):
+        duplicate(other).reset()
+    with pytest.raises(EpisodeOverError):
+        duplicate(CountingEnv()).step("1")
+
+
 def test_spaces_contain_every_text_and_nothing_else():
     env = CountingEnv()
     observation, _ = env.reset(seed=0)
@@ -88,6 +129,25 @@ def test_spaces_contain_every_text_and_nothing_else():
     assert 3 not in env.action_space
     assert "abcd" not in AnyText(3)
     assert env.action_space.sample() in env.action_space
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_texts_pass_through_shared_memory(context):
+    """Longer after shorter ones, every script, characters that are no text by themselves."""
+    texts = ["é日本 😀", "x" * 1000, "", "\ud800\x00", "short"]
+    space = AnyText(1000)
+    assert space == pickle.loads(pickle.dumps(space))
+    ctx = multiprocessing.get_context(context)
+    memory = create_shared_memory(space, n=3, ctx=ctx)
+    shown = read_from_shared_memory(space, memory, n=3)
+    assert copy.deepcopy(shown) == ("", "", "")
+    for text in texts:
+        writer = ctx.Process(target=write_to_shared_memory, args=(space, 1, text, memory))
+        writer.start()
+        writer.join(60)
+        assert copy.deepcopy(shown) == ("", text, "")
+        assert copy.deepcopy(shown) in batch_space(space, 3)
+    assert shown[1:] == (texts[-1], "")
 
 
 def test_misuse_is_refused_with_what_to_do():
@@ -100,8 +160,6 @@ def test_misuse_is_refused_with_what_to_do():
     env.step("no")
     with pytest.raises(EpisodeOverError):
         env.step("no")
-    with pytest.raises(UnknownTaskError, match="'game'"):
-        env.reset(options={"game": "1"})
     with pytest.raises(ValueError, match="max_turns is 0"):
         CountingEnv(max_turns=0)
 

@@ -48,7 +48,10 @@ def prepare_smollm2(folder: str | Path) -> Path:
     unfinished = Path(tempfile.mkdtemp(prefix=f".{FOLDER_NAME}-", dir=target.parent))
     try:
         _write_model(source, unfinished)
+        # Temporary folders, and files that safetensors writes, are readable by their owner alone.
         unfinished.chmod(0o755)
+        for file in unfinished.iterdir():
+            file.chmod(0o644)
         try:
             unfinished.rename(target)
         except OSError:

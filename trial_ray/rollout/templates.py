@@ -182,3 +182,8 @@ register_prompt_template(
         tail=20,
     ),
 )
+register_prompt_template(
+    # The banner and the instruction, which is the task, open every page.
+    "trial/WebShop-v0",
+    PlainTemplate(dropped_lines=r"^(WebShop \[SEP\] )?Instruction: \[SEP\] .*? \[SEP\] "),
+)

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
 
 import trial_envs
-from trial_envs.alfworld.oracle import ExplorerOracle
 from trial_ray.errors import ConfigError
 from trial_ray.hindsight import augment, encode_evidence, outcome_view
 from trial_ray.rollout.prompts import PromptBuilder
@@ -41,15 +41,11 @@ class Demonstrator(Protocol):
         """Learn that ``action`` was carried out instead of the one it chose."""
 
 
-class SlippingExplorer(ExplorerOracle):
-    """ALFWorld's explorer, which can be told that another action than its own was carried out."""
-
-    def carried_out(self, action: str) -> None:
-        """Take note of the action whose answer the next observation is."""
-        self._last = action
-
-
-DEMONSTRATORS: dict[str, Callable[[], Demonstrator]] = {"trial/ALFWorld-v0": SlippingExplorer}
+DEMONSTRATORS = {
+    "trial/ALFWorld-v0": "trial_envs.alfworld.oracle:ExplorerOracle",
+    "trial/WebShop-v0": "trial_envs.webshop.explorer:ExplorerOracle",
+}
+"""Environment id → module and class of its demonstrator, imported when it plays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +103,7 @@ def collect(
     Raises:
         ConfigError: no oracle is known for the environment.
     """
-    if settings.env not in DEMONSTRATORS:
-        known = ", ".join(DEMONSTRATORS)
-        raise ConfigError(f"No oracle that explores is known for {settings.env!r}; choose one of {known}.")
-    demonstrator = DEMONSTRATORS[settings.env]()
+    demonstrator = _demonstrator(settings.env)
     demonstrations: list[Demonstration] = []
     with generated_env(settings, 0, settings.games) as env:
         for game, task_id in enumerate(env.unwrapped.tasks("generated")):
@@ -119,6 +112,15 @@ def collect(
                 demonstrations += recorder.play(env, str(task_id), demonstrator)
             on_game()
     return demonstrations
+
+
+def _demonstrator(env_id: str) -> Demonstrator:
+    if env_id not in DEMONSTRATORS:
+        known = ", ".join(DEMONSTRATORS)
+        raise ConfigError(f"No oracle that explores is known for {env_id!r}; choose one of {known}.")
+    module, _, name = DEMONSTRATORS[env_id].partition(":")
+    demonstrator: Demonstrator = getattr(import_module(module), name)()
+    return demonstrator
 
 
 class _Recorder:

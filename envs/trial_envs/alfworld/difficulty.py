@@ -33,7 +33,7 @@ LEVELS = {
         Difficulty("tiny", (4, 5), (2, 3), (PICK, LOOK), closed=False, repeated=False, lures=False),
         Difficulty("small", (5, 7), (3, 5), (PICK, LOOK, CLEAN), closed=True, repeated=False, lures=False),
         Difficulty("medium", (9, 12), (9, 12), FAMILIES, closed=True, repeated=True, lures=True),
-        Difficulty("official", (18, 28), (26, 36), FAMILIES, closed=True, repeated=True, lures=True),
+        Difficulty("official", (9, 35), (22, 52), FAMILIES, closed=True, repeated=True, lures=True),
     )
 }
 

@@ -15,15 +15,16 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import weakref
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
 from trial_envs.alfworld.grammar import INTRO, Bindings, Grammar, Symbol, compile_grammar
-from trial_envs.alfworld.library import LIBRARIES, LOCK, applicable_operators, apply_operator
+from trial_envs.alfworld.library import LIBRARIES, LOCK, applicable_operators, apply_operator, forkable
 from trial_envs.alfworld.translation import Fact, Translation, translate
-from trial_envs.errors import ClosedEnvError
+from trial_envs.errors import ClosedEnvError, CorruptGameError
 
 NOTHING_HAPPENS = "Nothing happens."
 
@@ -55,11 +56,11 @@ class TranslationCache:
     def __init__(self, capacity: int = 32) -> None:
         self._entries: OrderedDict[bytes, Translation] = OrderedDict()
         self._capacity = capacity
-        self._lock = threading.Lock()
+        self._lock = forkable(threading.Lock())
 
     def get(self, game: GameText) -> Translation:
         """The game's translation, made now if it is not among the last ones."""
-        key = hashlib.sha256(f"{game.domain}\0{game.problem}".encode()).digest()
+        key = hashlib.sha256(f"{game.domain}\0{game.problem}".encode("utf-8", "surrogatepass")).digest()
         with self._lock:
             if key in self._entries:
                 self._entries.move_to_end(key)
@@ -148,6 +149,10 @@ class AlfredEngine:
 
     def __init__(self) -> None:
         self._library: Any = LIBRARIES.acquire()
+        self._give_back = weakref.finalize(self, LIBRARIES.release, self._library)
+        self._give_back.atexit = False
+        self._commands: dict[bytes, _Command] = {}
+        self._operators: dict[str, Any] = {}
         self.task_sentence = ""
 
     def load(self, game: GameText) -> None:
@@ -160,7 +165,7 @@ class AlfredEngine:
         self._grammar, self.task_sentence = compile_grammar(game.grammar)
         self._translation = TRANSLATIONS.get(game)
         self._names = entity_names(self._translation.facts)
-        self._commands: dict[bytes, _Command] = {}
+        self._commands = {}
 
     def reset(self) -> EngineState:
         """Starts the loaded game from its first state."""
@@ -183,15 +188,18 @@ class AlfredEngine:
             return self._state(self._derive(described.feedback, described.bindings), understood=True)
 
     def close(self) -> None:
-        """Frees the game and gives the library back. May be called again, and from any thread."""
+        """Frees the game and gives the library back. May be called again, and from any thread.
+
+        An engine that nobody closed does so when it is collected.
+        """
         with LOCK:
-            library, self._library = self._library, None
-            if library is not None:
-                LIBRARIES.release(library)
+            self._library = None
+            self._commands, self._operators = {}, {}
+            self._give_back()
 
     def _state(self, feedback: str, *, understood: bool) -> EngineState:
         """The state after a command; remembers which operator each admissible command means."""
-        self._operators: dict[str, Any] = {}
+        self._operators = {}
         for operator in applicable_operators(self._library):
             name = operator._name
             described = self._commands.get(name)
@@ -208,12 +216,19 @@ class AlfredEngine:
         """
         name, *arguments = operator.split()
         bindings = dict(zip(self._translation.parameters[name], arguments, strict=False))
-        action = self._grammar.actions[name]
+        action = self._grammar.actions.get(name)
+        if action is None:
+            raise CorruptGameError(f"the game's grammar has no action {name!r}, which its domain has")
         return _Command(self._derive(action.template, bindings), action.feedback, bindings)
 
     def _derive(self, symbols: tuple[Symbol, ...], bindings: Bindings) -> str:
         grammar: Grammar = self._grammar
-        return grammar.derive(symbols, self._facts, self._names, bindings)
+        try:
+            return grammar.derive(symbols, self._facts, self._names, bindings)
+        except CorruptGameError:
+            raise
+        except (KeyError, ValueError) as error:  # a placeholder that nothing binds, or a predicate of another arity
+            raise CorruptGameError(f"the game's grammar does not fit its domain: {error!r}") from error
 
     def _check(self) -> None:
         if self._library is None:

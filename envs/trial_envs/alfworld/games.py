@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from trial_envs.alfworld import generator
 from trial_envs.alfworld.engine import GameText
-from trial_envs.alfworld.families import parse_name
+from trial_envs.alfworld.families import family_of, parse_name
 from trial_envs.alfworld.game import Game
 from trial_envs.alfworld.packed import PACKED_FILE, PackedGames
 from trial_envs.errors import CorruptGameError, MissingDataError, UnknownSplitError, UnknownTaskError
@@ -24,6 +24,8 @@ GENERATED = "generated"
 SPLITS = (*OFFICIAL_SPLITS, GENERATED)
 
 DATA_VARIABLE = "ALFWORLD_DATA"
+DEFAULT_FOLDER = Path("~/.cache/alfworld")
+"""Where ``alfworld-download`` writes, and where games are looked for when no folder is named."""
 _TREE = "json_2.1.1"
 _GAME_FILE = "game.tw-pddl"
 
@@ -81,14 +83,16 @@ class TreeGames:
         Raises:
             UnknownTaskError: the split has no such game.
             CorruptGameError: the file is not a game.
+            MissingDataError: the file has vanished or cannot be read.
         """
-        parts = task_id.split("/")
+        if task_id not in self.tasks(split):
+            raise UnknownTaskError(f"{self._folder / split} holds no game {task_id!r:.200}")
         path = self._folder / split / task_id / _GAME_FILE
-        if len(parts) != 2 or parse_name(parts[0]) is None or parts[1] == ".." or not path.is_file():
-            raise UnknownTaskError(f"{self._folder / split} holds no game {task_id!r}")
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except OSError as error:
+            raise MissingDataError(f"{path} was listed before and cannot be read now: {error}. {_HELP}") from error
+        except (ValueError, RecursionError) as error:
             raise CorruptGameError(f"{path} is not a JSON file: {error}") from error
         return _published_game(task_id, content, path)
 
@@ -99,9 +103,11 @@ def _published_game(task_id: str, content: Any, path: Path) -> Game:
     missing = [key for key in keys if not isinstance(found.get(key), str)]
     if missing:
         raise CorruptGameError(f"{path} lacks {', '.join(missing)}; expected a game of alfworld >= 0.4.0")
-    task = parse_name(task_id.split("/")[0])
     text = GameText(content["pddl_domain"], content["pddl_problem"], content["grammar"])
-    return Game(task_id, task.family if task else "", text, tuple(content.get("walkthrough") or ()))
+    walkthrough = content.get("walkthrough") or ()
+    if not isinstance(walkthrough, list | tuple) or not all(isinstance(command, str) for command in walkthrough):
+        raise CorruptGameError(f"{path} has the walkthrough {walkthrough!r:.200}; expected a list of commands")
+    return Game(task_id, family_of(task_id), text, tuple(walkthrough))
 
 
 @lru_cache(maxsize=16)
@@ -131,7 +137,7 @@ def open_official(data: str | os.PathLike[str] | None) -> GameSource:
         MissingDataError: there is no such folder, or it holds no games.
     """
     chosen = data or os.environ.get(DATA_VARIABLE)
-    folder = Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "alfworld"
+    folder = Path(chosen or DEFAULT_FOLDER).expanduser()
     origin = "the argument data" if data else DATA_VARIABLE if chosen else "the default folder"
     if not folder.is_dir():
         raise MissingDataError(f"ALFWorld's games are not here: {folder} ({origin}) is no folder. {_HELP}")

@@ -68,12 +68,14 @@ def generate(task_id: str) -> Game:
     room = room_of(task.scene) if task else None
     if task is None or found is None or room is None:
         raise UnknownTaskError(
-            f"{task_id!r} is no generated game; "
+            f"{task_id!r:.200} is no generated game; "
             "expected <family>-<object>-None-<target>-<scene>/gen-<difficulty>-<seed>-<index>"
         )
     level = difficulty_named(found.group(1))
     if (task.object_type, task.target) not in allowed_pairs(task.family, room, level):
-        raise UnknownTaskError(f"{task_id!r} asks for something that no {room.name} of level {level.name!r} allows")
+        raise UnknownTaskError(
+            f"{task_id!r:.200} asks for something that no {room.name} of level {level.name!r} allows"
+        )
     rng = random.Random(f"layout {task_id}")
     layout, finds = furnish(task, room, level, rng)
     domain, grammar = engine_texts()

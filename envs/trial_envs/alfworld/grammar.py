@@ -30,6 +30,7 @@ Rules = Mapping[str, list[tuple[Literals, tuple[Symbol, ...]]]]
 """Name of a rule -> its alternatives: a condition and what the name then stands for."""
 
 _TASK_SENTENCE = re.compile(r'("task"\s*:\s*\[\s*\{\s*"rhs"\s*:\s*)("(?:[^"\\]|\\.)*")')
+_MAX_SYMBOLS = 1_000_000
 _MARKUP = set("#{}[]\\")
 
 
@@ -71,7 +72,9 @@ class Grammar:
         """
         derived: list[str] = []
         stack = [(symbol, bindings) for symbol in reversed(symbols)]
-        while stack:
+        for _ in range(_MAX_SYMBOLS):
+            if not stack:
+                return "".join(derived)
             symbol, known = stack.pop()
             kind = symbol[0]
             if kind == "text":
@@ -84,7 +87,7 @@ class Grammar:
                 stack.extend(reversed([(symbol[1], found) for found in solutions(symbol[2], facts, known)]))
             else:
                 stack.extend(reversed(_as_list(symbol[1], facts, known)))
-        return "".join(derived)
+        raise CorruptGameError(f"the game's grammar derives more than {_MAX_SYMBOLS} symbols; a rule calls itself")
 
     def _choose(self, rule: str, facts: FactBase, bindings: Bindings) -> tuple[Symbol, ...]:
         """The right-hand side of the first alternative whose condition holds."""
@@ -172,16 +175,18 @@ def _compile(text: str) -> Grammar:
         raise MissingEngineError("ALFWorld needs TextWorld: pip install 'trial-ray[alfworld]'") from error
     try:
         logic = GameLogic(domain="", grammar=text)
+        rules = {
+            name: [(_literals(rule.condition), _symbols(rule.rhs)) for rule in alternatives]
+            for name, alternatives in logic.grammar._rules.items()
+        }
+        actions = {
+            name: CompiledAction(_parse_symbols(action.template), _parse_symbols(action.feedback_rule))
+            for name, action in logic.actions.items()
+        }
+    except CorruptGameError:
+        raise
     except Exception as error:  # TatSu's parse errors have no common public base
         raise CorruptGameError(f"the game's grammar cannot be parsed: {error}") from error
-    rules = {
-        name: [(_literals(rule.condition), _symbols(rule.rhs)) for rule in alternatives]
-        for name, alternatives in logic.grammar._rules.items()
-    }
-    actions = {
-        name: CompiledAction(_parse_symbols(action.template), _parse_symbols(action.feedback_rule))
-        for name, action in logic.actions.items()
-    }
     return Grammar(rules, actions)
 
 
@@ -223,7 +228,11 @@ Expression = Callable[[Mapping[str, str], Bindings], str]
 
 def _expression(source: str) -> Expression:
     """Turns ``o.indefinite + ' ' + o.name`` into a function of the entity names and the bindings."""
-    return _build(ast.parse(source.strip(), mode="eval").body, source)
+    try:
+        parsed = ast.parse(source.strip(), mode="eval")
+    except (SyntaxError, ValueError) as error:
+        raise CorruptGameError(f"the game's grammar holds the expression {source!r}, which cannot be read") from error
+    return _build(parsed.body, source)
 
 
 def _build(node: ast.expr, source: str) -> Expression:

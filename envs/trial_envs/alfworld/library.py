@@ -8,12 +8,22 @@ back is therefore emptied and lent again: memory is bounded by the largest numbe
 
 from __future__ import annotations
 
+import os
 import threading
-from typing import Any
+from typing import Any, TypeVar
 
 from trial_envs.errors import MissingEngineError
 
-LOCK = threading.RLock()
+AnyLock = TypeVar("AnyLock", bound=Any)
+
+
+def forkable(lock: AnyLock) -> AnyLock:
+    """Sees to it that a process forks only while no other thread holds the lock, so that the child finds it free."""
+    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+    return lock
+
+
+LOCK = forkable(threading.RLock())
 """Held during every call into any copy: because of what the copies share, unguarded threads crash the process."""
 
 

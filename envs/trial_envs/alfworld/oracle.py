@@ -85,6 +85,10 @@ class ExplorerOracle:
         self._last = self._choose(admissible)
         return self._last
 
+    def carried_out(self, action: str) -> None:
+        """Learns that ``action`` was carried out instead of the one it chose; the next observation answers it."""
+        self._last = action
+
     def _notice(self, observation: str, admissible: Sequence[str]) -> None:
         """Takes note of what the last command brought about."""
         words = self._last.split()

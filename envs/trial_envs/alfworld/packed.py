@@ -6,6 +6,7 @@ by itself, into an SQLite file in the user's cache. Later uses, and other proces
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import lzma
@@ -18,8 +19,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from trial_envs.alfworld.engine import GameText
-from trial_envs.alfworld.families import parse_name
+from trial_envs.alfworld.families import family_of
 from trial_envs.alfworld.game import Game
+from trial_envs.core.cache import cache_folder
 from trial_envs.errors import CorruptGameError, MissingDataError, UnknownTaskError
 
 PACKED_FILE = "games_all.jsonl.xz"
@@ -57,67 +59,59 @@ class PackedGames:
         Raises:
             UnknownTaskError: the split has no such game.
         """
-        with _connect(self._index) as connection:
+        with _reading(self._index) as connection:
             found = connection.execute(
-                "SELECT row FROM games WHERE split = ? AND task = ?", (split, task_id)
+                "SELECT row FROM games WHERE split = ? AND task = CAST(? AS TEXT)",
+                (split, task_id.encode("utf-8", "replace")),
             ).fetchone()
         if found is None:
-            raise UnknownTaskError(f"the split {split!r} of {self._folder} holds no game {task_id!r}")
-        row = json.loads(zlib.decompress(found[0]))
-        text = GameText(self._domain, row["pddl_problem"], self._grammar.replace(_TASK_MARK, json.dumps(row["task"])))
-        task = parse_name(row["name"])
-        return Game(task_id, task.family if task else "", text, tuple(row["walkthrough"]))
+            raise UnknownTaskError(f"the split {split!r} of {self._folder} holds no game {task_id!r:.200}")
+        try:
+            row = json.loads(zlib.decompress(found[0]))
+            walkthrough = tuple(row["walkthrough"])
+            grammar = self._grammar.replace(_TASK_MARK, json.dumps(row["task"]))
+            text = GameText(self._domain, row["pddl_problem"], grammar)
+        except (zlib.error, ValueError, KeyError, TypeError) as error:
+            raise _damaged(self._index, error) from error
+        return Game(task_id, family_of(task_id), text, walkthrough)
 
 
 @lru_cache(maxsize=16)
 def _indexed_tasks(index: Path, split: str) -> tuple[str, ...]:
-    with _connect(index) as connection:
+    with _reading(index) as connection:
         rows = connection.execute("SELECT task FROM games WHERE split = ? ORDER BY task", (split,)).fetchall()
     return tuple(row[0] for row in rows)
 
 
-class _connect:
+@contextlib.contextmanager
+def _reading(index: Path) -> Iterator[sqlite3.Connection]:
     """A read-only connection that is closed on leaving; SQLite's own context manager only ends a transaction."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"{index.as_uri()}?mode=ro", uri=True)) as connection:
+            yield connection
+    except sqlite3.Error as error:
+        if not index.is_file():
+            raise MissingDataError(
+                f"{index}, the index of the packed games, has vanished; make a new environment"
+            ) from error
+        raise _damaged(index, error) from error
 
-    def __init__(self, index: Path) -> None:
-        self._connection = sqlite3.connect(f"file:{index}?mode=ro", uri=True)
 
-    def __enter__(self) -> sqlite3.Connection:
-        return self._connection
-
-    def __exit__(self, *exception: object) -> None:
-        self._connection.close()
+def _damaged(index: Path, error: Exception) -> CorruptGameError:
+    reason = f"{type(error).__name__}: {error}"
+    return CorruptGameError(
+        f"{index}, the index of the packed games, is damaged ({reason}); delete it to have it made again"
+    )
 
 
 def _index_of(packed: Path) -> Path:
     """The index file of a packed release; written now if this version of the release has none yet."""
     state = packed.stat()
     key = hashlib.sha256(f"{packed.resolve()} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:16]
-    index = _cache_folder() / f"alfworld-{key}.sqlite"
+    index = cache_folder() / f"alfworld-{key}.sqlite"
     if not index.is_file():
         _write_index(packed, index)
     return index
-
-
-def _cache_folder() -> Path:
-    """Where indices are kept: ``XDG_CACHE_HOME`` or ``~/.cache``, and a private folder where that is read-only."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = base / "trial_envs"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return _private_folder()
-    return folder if os.access(folder, os.W_OK) else _private_folder()
-
-
-def _private_folder() -> Path:
-    return Path(_temporary_folder().name)
-
-
-@lru_cache(maxsize=1)
-def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
-    """Lives as long as the process; the object removes its folder when it goes away."""
-    return tempfile.TemporaryDirectory(prefix="trial_envs-")
 
 
 def _write_index(packed: Path, index: Path) -> None:

@@ -12,6 +12,7 @@ import contextlib
 import gc
 import importlib
 import io
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -20,9 +21,10 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
+from trial_envs.alfworld.library import forkable
 from trial_envs.errors import CorruptGameError, MissingEngineError
 
-_LOCK = threading.Lock()
+_LOCK = forkable(threading.Lock())
 """The translator keeps module-level counters and options."""
 
 _OPTIONS = {
@@ -34,6 +36,9 @@ _OPTIONS = {
     "invariant_generation_max_candidates": 0,
 }
 """The stock choice for playing (as opposed to planning): nothing that the player could do or see is pruned."""
+
+_UNREADABLE = re.compile(r"[^\t\n\r -~]")
+"""What the planner's library, which ends the process where its input ends too early, must not be given."""
 
 Fact = tuple[str, ...]
 """A predicate's name and its arguments, all in lower case."""
@@ -57,6 +62,8 @@ def translate(domain: str, problem: str) -> Translation:
         CorruptGameError: the translator does not accept the domain or the problem.
         MissingEngineError: ``fast-downward-textworld`` is not installed.
     """
+    if found := _UNREADABLE.search(domain + problem):
+        raise CorruptGameError(f"the game's PDDL holds the character {found[0]!r}; expected printable ASCII")
     modules = _translator()
     with _LOCK, _collector_resting():
         for name, value in _OPTIONS.items():

@@ -1,5 +1,6 @@
 """What the text environments share."""
 
-from trial_envs.core.text_env import AnyText, Outcome, TextEnv
+from trial_envs.core.text_env import Outcome, TextEnv
+from trial_envs.core.text_space import MAX_TEXT, AnyText
 
-__all__ = ["AnyText", "Outcome", "TextEnv"]
+__all__ = ["MAX_TEXT", "AnyText", "Outcome", "TextEnv"]

@@ -17,38 +17,16 @@ An episode is one task. Observations and actions are plain strings; ``info`` hol
 
 from __future__ import annotations
 
-import string
+import operator
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self, SupportsIndex
 
 import gymnasium
-from gymnasium.spaces import Text
 
-from trial_envs.errors import ClosedEnvError, EpisodeOverError, UnknownTaskError
-
-MAX_TEXT = 1_000_000
-"""Upper limit of the length of observations and actions, in characters."""
-
-
-class AnyText(Text):
-    """A ``Text`` space that contains every string up to its maximal length, whatever its characters.
-
-    Product pages and model replies hold characters of every script; samples are printable ASCII.
-    """
-
-    def __init__(self, max_length: int = MAX_TEXT, *, seed: int | None = None) -> None:
-        super().__init__(max_length, min_length=0, charset=string.printable, seed=seed)
-
-    def contains(self, x: Any) -> bool:
-        """Whether ``x`` is a string of at most ``max_length`` characters."""
-        return isinstance(x, str) and len(x) <= self.max_length
-
-    def sample(self, mask: Any = None, probability: Any = None) -> str:
-        """A short printable string; a uniform length up to ``max_length`` would be useless as an action."""
-        length = int(self.np_random.integers(1, 31))
-        return "".join(self.np_random.choice(list(self.character_list), size=length))
+from trial_envs.core.text_space import AnyText
+from trial_envs.errors import ClosedEnvError, EpisodeOverError, UnknownOptionError, UnknownTaskError
 
 
 @dataclass(frozen=True)
@@ -76,6 +54,13 @@ class TextEnv(gymnasium.Env[str, str]):
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}  # type: ignore[misc]
+    _made_with: tuple[tuple[Any, ...], dict[str, Any]]
+
+    def __new__(cls, *args: Any, **settings: Any) -> Self:
+        """Remembers how the environment was made, for :meth:`__reduce__`."""
+        env = super().__new__(cls)
+        env._made_with = (args, settings)
+        return env
 
     def __init__(self, split: str, max_turns: int, render_mode: str | None = None) -> None:
         if max_turns < 1:
@@ -87,10 +72,9 @@ class TextEnv(gymnasium.Env[str, str]):
         self.action_space = AnyText()
         self._task_id = ""
         self._instruction = ""
-        self._turns = 0
+        self._actions: list[str] = []
         self._playing = False
         self._closed = False
-        self._last_action: str | None = None
         self._last_observation = ""
 
     @abstractmethod
@@ -118,20 +102,22 @@ class TextEnv(gymnasium.Env[str, str]):
 
         Args:
             seed: seeds the choice of the task (and of later tasks, as in every Gymnasium environment).
-            options: ``{"task": id}`` plays that task; without it the seed chooses one of ``tasks()``.
+            options: ``{"task": id}`` plays that task, ``{"task": number}`` the one at that place (from 0) of
+                ``tasks()``; without it the seed chooses one of ``tasks()``.
 
         Raises:
-            UnknownTaskError: the id names no task, or an option is not known.
+            UnknownTaskError: no task has this id or number.
+            UnknownOptionError: an option is not known.
             ClosedEnvError: after ``close``.
         """
         self._refuse_closed()
         super().reset(seed=seed)
         self._playing = False
-        self._task_id = self._choose_task(options or {})
+        self._task_id = self._choose_task(options)
+        self._actions.clear()
         self._instruction, outcome = self._start(self._task_id)
-        self._turns = 0
         self._playing = True
-        self._last_action, self._last_observation = None, outcome.observation
+        self._last_observation = outcome.observation
         return outcome.observation, self._info(outcome)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -147,17 +133,17 @@ class TextEnv(gymnasium.Env[str, str]):
         if not isinstance(action, str):
             raise TypeError(f"an action is a str, found {type(action).__name__}")
         outcome = self._advance(action)
-        self._turns += 1
-        truncated = not outcome.done and self._turns >= self.max_turns
+        self._actions.append(action)
+        truncated = not outcome.done and len(self._actions) >= self.max_turns
         self._playing = not (outcome.done or truncated)
-        self._last_action, self._last_observation = action, outcome.observation
+        self._last_observation = outcome.observation
         return outcome.observation, outcome.reward, outcome.done, truncated, self._info(outcome)
 
     def render(self) -> str | None:  # type: ignore[override]
         """The last action and the text that answered it (``render_mode="ansi"``)."""
         if self.render_mode != "ansi":
             return None
-        prompt = "" if self._last_action is None else f"> {self._last_action}\n"
+        prompt = f"> {self._actions[-1]}\n" if self._actions else ""
         return f"{prompt}{self._last_observation}\n"
 
     def close(self) -> None:
@@ -167,16 +153,29 @@ class TextEnv(gymnasium.Env[str, str]):
             self._playing = False
             self._free()
 
-    def _choose_task(self, options: dict[str, Any]) -> str:
-        unknown = sorted(set(options) - {"task"})
-        if unknown:
-            raise UnknownTaskError(f"reset() got the options {unknown}; the only option is 'task'")
-        if options.get("task") is not None:
-            return str(options["task"])
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy (pickled or deep) is made anew and repeats the actions of the running episode."""
+        episode = (self._task_id, tuple(self._actions)) if self._playing else None
+        state = {"spec": self.spec, "_np_random": self._np_random, "_np_random_seed": self._np_random_seed}
+        return _make_again, (type(self), *self._made_with, state, episode, self._closed)
+
+    def _choose_task(self, options: Mapping[str, Any] | None) -> str:
+        given = {} if options is None else options
+        if not isinstance(given, Mapping) or set(given) - {"task"}:
+            raise UnknownOptionError(f"reset() got the options {given!r:.200}; expected a dict, its only key 'task'")
+        wanted = given.get("task")
+        if isinstance(wanted, str):
+            return wanted
         tasks = self.tasks()
-        if not tasks:
-            raise UnknownTaskError(f"the split {self.split!r} holds no task to choose from")
-        return tasks[int(self.np_random.integers(len(tasks)))]
+        if wanted is None:
+            if not tasks:
+                raise UnknownTaskError(f"the split {self.split!r} holds no task to choose from")
+            return tasks[int(self.np_random.integers(len(tasks)))]
+        if isinstance(wanted, bool) or not isinstance(wanted, SupportsIndex):
+            raise UnknownTaskError(f"a task is an id (str) or its place in tasks() (int), found {wanted!r:.200}")
+        if not 0 <= (place := operator.index(wanted)) < len(tasks):
+            raise UnknownTaskError(f"the split {self.split!r} holds {len(tasks)} tasks, found the number {place}")
+        return tasks[place]
 
     def _info(self, outcome: Outcome) -> dict[str, Any]:
         return {
@@ -192,3 +191,23 @@ class TextEnv(gymnasium.Env[str, str]):
     def _refuse_closed(self) -> None:
         if self._closed:
             raise ClosedEnvError("the environment was closed; make a new one")
+
+
+def _make_again(
+    cls: type[TextEnv],
+    args: tuple[Any, ...],
+    settings: dict[str, Any],
+    state: dict[str, Any],
+    episode: tuple[str, tuple[str, ...]] | None,
+    closed: bool,
+) -> TextEnv:
+    env = cls(*args, **settings)
+    env.__dict__.update(state)
+    if episode is not None:
+        task_id, actions = episode
+        env.reset(options={"task": task_id})
+        for action in actions:
+            env.step(action)
+    if closed:
+        env.close()
+    return env

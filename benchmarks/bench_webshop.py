@@ -1,0 +1,222 @@
+"""WebShop: latencies, memory, agreement with the published engine's recorded answers, and a shop of 100,000 products.
+
+    python benchmarks/bench_webshop.py --json benchmarks/results/webshop.json [--data FOLDER] [--golden FOLDER]
+
+``--data`` is the 1,000-product set, ``--golden`` the recorded answers; both default to the folders that lie beside the
+repository. Leaves out: the published engine itself, which needs Java (its authors' figures: step 22 to 24 ms).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import lzma
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from trial_envs.webshop.env import WebShopEnv
+from trial_envs.webshop.reward import purchase_reward
+from trial_envs.webshop.session import Session
+
+SHARED = Path(__file__).parents[2] / "shared"
+EPISODES, LARGE, LARGE_GOALS = 1000, 100_000, 2000
+
+
+def memory_mb() -> dict[str, float]:
+    """Memory of this process: all that is resident, and of that what is its own, without pages of mapped files."""
+    fields = Path("/proc/self/status").read_text().split()
+    return {
+        name: int(fields[fields.index(f"{key}:") + 1]) / 1024 for name, key in (("all", "VmRSS"), ("own", "RssAnon"))
+    }
+
+
+def read_lines(path: Path) -> list[dict]:
+    with lzma.open(path, "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def clock(times: list[float], function, *args, **kwargs):
+    start = time.perf_counter()
+    result = function(*args, **kwargs)
+    times.append((time.perf_counter() - start) * 1e3)
+    return result
+
+
+def summary(times: list[float]) -> dict[str, float]:
+    cuts = statistics.quantiles(times, n=20)
+    return {"mean_ms": statistics.mean(times), "p50_ms": cuts[9], "p95_ms": cuts[18], "count": len(times)}
+
+
+def percentages(right: Counter, total: Counter) -> dict[str, float]:
+    return {name: 100 * right[name] / total[name] for name in total}
+
+
+def compare_episodes(shop, episodes: list[dict]) -> dict[str, float]:
+    right, total = Counter(), Counter()
+
+    def count(field: str, agrees: bool) -> None:
+        right[field] += agrees
+        total[field] += 1
+
+    for episode in episodes:
+        session = Session(shop, shop.goal(episode["goal_index"]))
+        for step in episode["steps"]:
+            if step["action"] is not None:
+                session.act(step["action"])
+            page, bought = session.page, session.purchase
+            offered = {"has_search_bar": page.has_search_bar, "clickables": list(page.targets)}
+            count("observation", page.text == step["observation"])
+            count("available actions", offered == step["available_actions"])
+            count("page", page.name == step["page"])
+            count("reward", (bought.reward.reward if bought else 0) == (step["reward"] or 0))
+            count("done", (bought is not None) == bool(step["done"]))
+        if recorded := episode["purchase"]:
+            bought = session.purchase
+            count("purchased product", bool(bought) and bought.asin == recorded["purchased_asin"])
+            count("purchase price", bool(bought) and bought.price == recorded["price"])
+            count("purchase options", bool(bought) and bought.options == recorded["options"])
+            for name, value in recorded["reward_info"].items():
+                count(f"purchase {name}", bool(bought) and bought.reward.parts().get(name) == value)
+    return percentages(right, total)
+
+
+def compare_rewards(shop, records: list[dict]) -> dict[str, float]:
+    right, total = Counter(), Counter()
+    for record in records:
+        goal = shop.goal(record["goal_index"])
+        product = shop.product(shop.position(record["purchased_asin"]))
+        nouns = shop.product(shop.position(goal.asin)).title_nouns
+        found = purchase_reward(product, record["price"], record["options"], goal, nouns)
+        for name, value in {"reward": record["reward"], **record["reward_info"]}.items():
+            right[name] += {"reward": found.reward, **found.parts()}.get(name) == value
+            total[name] += 1
+    return percentages(right, total)
+
+
+def compare_search(shop, records: list[dict]) -> dict[str, float]:
+    right, total = Counter(), Counter()
+    for record in records:
+        found = [shop.listing(position).asin for position in shop.search(record["query"]).tolist()]
+        for top in (10, 50):
+            right[f"exact top-{top}"] += found[:top] == record["asins"][:top]
+            total[f"exact top-{top}"] += 1
+    return percentages(right, total)
+
+
+def measure_play(env: WebShopEnv, episodes: int) -> dict:
+    """Plays walkthroughs, with pages of results and sub-pages on the way, and watches times and memory."""
+    times: dict[str, list[float]] = {"reset": [], "step": [], "search step": []}
+    memory: dict[int, dict[str, float]] = {}
+    tasks = env.tasks()
+    for number in range(1, episodes + 1):
+        clock(times["reset"], env.reset, options={"task": tasks[number * 7 % len(tasks)]})
+        search, *rest = env.walkthrough
+        clock(times["search step"], env.step, f"search[{env.goal.instruction}]")
+        detour = ["click[next >]", "click[< prev]", search, *rest[:-1], "click[description]", "click[< prev]", rest[-1]]
+        for action in detour[: env.max_turns - 1]:
+            *_, terminated, truncated, _ = clock(times["step"], env.step, action)
+            if terminated or truncated:
+                break
+        if number in (1, 100, episodes):
+            memory[number] = memory_mb()
+    steps = times["step"] + times["search step"]
+    growth = 100 * (memory[episodes]["own"] / memory[min(100, episodes)]["own"] - 1)
+    return {
+        "reset": summary(times["reset"]),
+        "step": summary(steps),
+        "search_step": summary(times["search step"]),
+        "memory_mb_by_episode": memory,
+        "own_memory_growth_percent_from_100": growth,
+    }
+
+
+def measure_shop(**setting) -> dict:
+    start = time.perf_counter()
+    env = WebShopEnv(**setting)
+    opened = time.perf_counter() - start
+    folder, shop = env.catalogue.folder, env.catalogue
+    result = {
+        "open_s": opened,
+        "index_mb": sum(path.stat().st_size for path in folder.iterdir()) / 1e6,
+        "memory_mb_after_open": memory_mb(),
+    }
+    queries: list[float] = []
+    for number in range(min(300, shop.num_goals)):
+        clock(queries, shop.search, shop.goal(number).instruction)
+    result["search"] = summary(queries)
+    episodes = EPISODES if shop.num_products <= 10_000 else 200
+    result |= measure_play(env, episodes)
+    env.close()
+    return result
+
+
+def in_a_process(**setting) -> dict:
+    """Measures in a process of its own, so that memory is that of this shop alone."""
+    code = f"import json, sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import bench_webshop as b; "
+    code += f"print(json.dumps(b.measure_shop(**{setting!r})))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=3600)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def show(result: dict) -> None:
+    console = Console()
+    for name, values in result["agreement_percent"].items():
+        table = Table("field", "%", title=f"agreement: {name}")
+        for field, percent in values.items():
+            table.add_row(field, f"{percent:.2f}")
+        console.print(table)
+    table = Table("shop", "step mean ms", "search p50 / p95 ms", "reset ms", "index MB", "resident MB", "growth %")
+    for name, shop in result["shops"].items():
+        table.add_row(
+            name,
+            f"{shop['step']['mean_ms']:.2f}",
+            f"{shop['search']['p50_ms']:.2f} / {shop['search']['p95_ms']:.2f}",
+            f"{shop['reset']['mean_ms']:.2f}",
+            f"{shop['index_mb']:.1f}",
+            f"{max(memory['all'] for memory in shop['memory_mb_by_episode'].values()):.0f}",
+            f"{shop['own_memory_growth_percent_from_100']:.1f}",
+        )
+    console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", type=Path, default=SHARED / "data" / "webshop_1k")
+    parser.add_argument("--golden", type=Path, default=SHARED / "golden")
+    parser.add_argument("--products", type=int, default=LARGE, help="size of the large generated shop")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    result: dict = {"agreement_percent": {}, "shops": {}}
+    with tempfile.TemporaryDirectory(prefix="bench_webshop-") as cache:
+        os.environ["XDG_CACHE_HOME"] = cache
+        if args.data.is_dir():
+            env = WebShopEnv("all", data=args.data)
+            for kind, compare in (
+                ("episodes", compare_episodes),
+                ("rewards", compare_rewards),
+                ("search", compare_search),
+            ):
+                path = args.golden / f"webshop_{kind}.jsonl.xz"
+                if path.is_file():
+                    result["agreement_percent"][kind] = compare(env.catalogue, read_lines(path))
+            env.close()
+            result["shops"]["1,000 products"] = in_a_process(split="all", data=str(args.data))
+        large = {"split": "generated", "num_products": args.products, "num_games": LARGE_GOALS}
+        built = in_a_process(**large)["open_s"]  # the first process builds the index, the second finds it
+        result["shops"][f"{args.products:,} generated products"] = in_a_process(**large) | {"build_s": built}
+    show(result)
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""The import step: a local copy of the official games is checked by digest, and put where environments look for it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from trial_envs.alfworld.game import Game
+from trial_envs.alfworld.games import DEFAULT_FOLDER, OFFICIAL_SPLITS, GameSource, TreeGames, open_official
+from trial_envs.errors import CorruptGameError, MissingDataError
+
+ORIGIN = (
+    "The games come from the ALFWorld authors: alfworld-download, a command of the package alfworld, fetches them "
+    "(release json_2.1.1, 4,027 text games, about 340 MB unpacked)."
+)
+
+KNOWN_DIGESTS = {
+    "train": (3553, "4ec0cbfaaecee1df045de287db438a1ae9a702659752f715072698f1787bf129"),
+    "valid_seen": (140, "2c2dc2554f4fc606c74e91ae7dca2299cc2daee791b5416c621423d264c0c5ee"),
+    "valid_unseen": (134, "e4ecf6578cb19e5247022d965b7752d9412aa335e73eef09518171091d3ca394"),
+    "valid_train": (200, "810ad395260ae17b19f41c1c3aebc3fdacb7c049daa2ed02b5af6908d1df699c"),
+}
+"""Split -> number of games, and SHA-256 over ids and contents of all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SplitState:
+    """What a folder holds of one split.
+
+    Attributes:
+        split: its name.
+        found: number of games.
+        expected: number of games in the release.
+        intact: whether every game is the published one.
+    """
+
+    split: str
+    found: int
+    expected: int
+    intact: bool
+
+
+def inspect_games(folder: str | Path, on_game: Callable[[], None] = lambda: None) -> list[SplitState]:
+    """Reads every official game of a folder and compares them with the release.
+
+    Args:
+        folder: the release as a tree or packed.
+        on_game: called after each game.
+
+    Raises:
+        MissingDataError: there is no such folder, or it holds no games.
+        CorruptGameError: a file is no game.
+    """
+    source = open_official(folder)
+    return [_inspect_split(source, split, on_game) for split in OFFICIAL_SPLITS]
+
+
+def import_games(
+    folder: str | Path, target: str | Path | None = None, on_game: Callable[[], None] = lambda: None
+) -> Path:
+    """Copies an intact release to where environments look when no folder is named.
+
+    A split may be missing as a whole; one that differs from the release is refused. The copy appears whole or not at all.
+
+    Args:
+        folder: the release as a tree or packed.
+        target: a folder that is not there yet; default ``~/.cache/alfworld``.
+        on_game: called after each game.
+
+    Returns:
+        The folder that was written, which the argument ``data`` and ``ALFWORLD_DATA`` also take.
+
+    Raises:
+        MissingDataError: there is no such folder, or it holds no games.
+        CorruptGameError: a split differs from the release.
+        FileExistsError: the target holds something already.
+    """
+    goal = Path(target or DEFAULT_FOLDER).expanduser()
+    if goal.exists() and any(goal.iterdir()):
+        raise FileExistsError(f"{goal} holds something already; remove it, or name another folder")
+    states = inspect_games(folder, on_game)
+    if not any(state.found for state in states):
+        raise MissingDataError(f"{folder} holds no official game. {ORIGIN}")
+    for state in states:
+        if state.found and not state.intact:
+            raise CorruptGameError(
+                f"the split {state.split!r} of {folder} is not the published one: {state.found} games, expected "
+                f"{state.expected}, or other contents. Get it anew. {ORIGIN}"
+            )
+    goal.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{goal.name}-", dir=goal.parent) as work:
+        copy = shutil.copytree(Path(folder).expanduser(), Path(work) / "copy")
+        if goal.exists():
+            goal.rmdir()
+        copy.rename(goal)
+    return goal
+
+
+def _inspect_split(source: GameSource, split: str, on_game: Callable[[], None]) -> SplitState:
+    expected, known = KNOWN_DIGESTS[split]
+    try:
+        tasks = source.tasks(split)
+    except MissingDataError:
+        if not isinstance(source, TreeGames):
+            raise
+        tasks = ()
+    digest = hashlib.sha256()
+    for task in tasks:
+        digest.update(f"{task} {game_digest(source.game(split, task))}\n".encode())
+        on_game()
+    return SplitState(split, len(tasks), expected, digest.hexdigest() == known)
+
+
+def game_digest(game: Game) -> str:
+    """SHA-256 of a game as its published JSON object with sorted keys."""
+    published = {
+        "pddl_domain": game.text.domain,
+        "grammar": game.text.grammar,
+        "pddl_problem": game.text.problem,
+        "solvable": True,
+        "walkthrough": list(game.walkthrough),
+    }
+    return hashlib.sha256(json.dumps(published, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,89 @@
+"""The space of texts, which Gymnasium's vector environments can hand from process to process."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+from multiprocessing.heap import BufferWrapper
+from typing import Any
+
+from gymnasium.spaces import Text
+from gymnasium.vector.utils import create_shared_memory, read_from_shared_memory, write_to_shared_memory
+
+MAX_TEXT = 1_000_000
+"""Upper limit of the length of observations and actions, in characters."""
+
+_HEADER = 8
+"""Bytes that hold a text's length in bytes."""
+_MAX_SAMPLE = 30
+
+
+class AnyText(Text):
+    """A ``Text`` space that contains every string up to its maximal length, whatever its characters.
+
+    Product pages and model replies hold characters of every script; samples are printable ASCII.
+    """
+
+    def __init__(self, max_length: int = MAX_TEXT, *, seed: int | None = None) -> None:
+        super().__init__(max_length, min_length=0, charset=string.printable, seed=seed)
+
+    def contains(self, x: Any) -> bool:
+        """Whether ``x`` is a string of at most ``max_length`` characters."""
+        return isinstance(x, str) and len(x) <= self.max_length
+
+    def sample(self, mask: Any = None, probability: Any = None) -> str:
+        """A short printable string; a uniform length up to ``max_length`` would be useless as an action."""
+        length = int(self.np_random.integers(1, min(self.max_length, _MAX_SAMPLE) + 1))
+        return "".join(self.np_random.choice(list(self.character_list), size=length))
+
+    def __repr__(self) -> str:
+        return f"AnyText({self.max_length})"
+
+
+class SharedTexts(Sequence[str]):
+    """The texts of several processes, as they are now; a copy of it is a tuple of strings."""
+
+    def __init__(self, buffers: list[BufferWrapper]) -> None:
+        self._views = [buffer.create_memoryview() for buffer in buffers]
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return tuple(map(_read, self._views[index]))
+        return _read(self._views[index])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> tuple[str, ...]:
+        return tuple(self)
+
+
+def _read(view: memoryview) -> str:
+    size = int.from_bytes(view[:_HEADER], "little")
+    return str(view[_HEADER : _HEADER + size], "utf-8", "surrogatepass")
+
+
+# Gymnasium 1.2 reads a Text space's shared memory once, before anything is written to it, so an AsyncVectorEnv of text
+# environments would answer zeros for ever. These three functions are what it asks of a space of one's own.
+
+
+@create_shared_memory.register(AnyText)
+def _create_shared_text(space: AnyText, n: int = 1, ctx: Any = None) -> list[BufferWrapper]:
+    """Room for ``n`` texts. The system provides a page only when it is written, so long texts' room costs nothing."""
+    buffers = [BufferWrapper(_HEADER + 4 * space.max_length) for _ in range(n)]
+    for buffer in buffers:
+        buffer.create_memoryview()[:_HEADER] = bytes(_HEADER)  # freed room is used again as it was left
+    return buffers
+
+
+@read_from_shared_memory.register(AnyText)
+def _read_shared_texts(space: AnyText, shared_memory: list[BufferWrapper], n: int = 1) -> SharedTexts:
+    return SharedTexts(shared_memory)
+
+
+@write_to_shared_memory.register(AnyText)
+def _write_shared_text(space: AnyText, index: int, value: str, shared_memory: list[BufferWrapper]) -> None:
+    encoded = value.encode("utf-8", "surrogatepass")
+    view = shared_memory[index].create_memoryview()
+    view[_HEADER : _HEADER + len(encoded)] = encoded
+    view[:_HEADER] = len(encoded).to_bytes(_HEADER, "little")

@@ -1,0 +1,151 @@
+"""``trial/TextWorld-v0``: games that TextWorld generates, compiles and plays, as a Gymnasium environment."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import tempfile
+import threading
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trial_envs.core import Outcome, TextEnv
+from trial_envs.errors import (
+    CorruptGameError,
+    GeneratorSettingError,
+    MissingEngineError,
+    UnknownSplitError,
+    UnknownTaskError,
+)
+
+LEVELS = {"coin_collector": 300, "treasure_hunter": 30}
+"""Family of games -> its highest level; the lowest is 1."""
+FIRST_SEEDS = {"train": 0, "test": 1_000_000}
+"""Split -> seed of its first game."""
+
+_NOT_UNDERSTOOD = "That's not a verb I recognise."
+_BANNER_END = "$$ \n"
+_TASK_ID = re.compile(rf"({'|'.join(LEVELS)})-([1-9][0-9]{{0,2}})-(0|[1-9][0-9]{{0,8}})")
+_WANTED = ("feedback", "admissible_commands", "policy_commands", "objective", "score", "max_score", "won", "lost")
+_MAKING = threading.Lock()
+"""TextWorld makes games from data that all its games share."""
+
+
+class TextWorldEnv(TextEnv):
+    """Finding a coin in a maze (``coin_collector``) or one of two things (``treasure_hunter``; the wrong one loses).
+
+    A game is a pure function of its task id ``<family>-<level>-<seed>``. Making it takes about a second. The reward is
+    1.0 on the action that wins. Only admissible commands reach the game; every other string is answered as the game
+    answers what it does not know. (Its parser would also take ``quit``, several sentences, or save to a file.)
+
+    Args:
+        split: ``train`` or ``test``; they share no seed.
+        max_turns: actions after which an episode is truncated.
+        level: difficulty of the games that ``tasks()`` lists; see the two challenges in TextWorld's documentation.
+        num_games: how many games ``tasks()`` lists.
+        families: kinds of games, taken in turn.
+        render_mode: ``"ansi"`` or ``None``.
+
+    Raises:
+        UnknownSplitError, GeneratorSettingError, MissingEngineError: see :mod:`trial_envs.errors`.
+    """
+
+    def __init__(
+        self,
+        split: str = "train",
+        max_turns: int = 50,
+        level: int = 5,
+        num_games: int = 256,
+        families: Sequence[str] = tuple(LEVELS),
+        render_mode: str | None = None,
+    ) -> None:
+        super().__init__(split, max_turns, render_mode)
+        self._level, self._num_games, self._families = level, num_games, tuple(families)
+        unknown = [family for family in self._families if family not in LEVELS]
+        if unknown or not self._families or num_games < 1:
+            raise GeneratorSettingError(f"found {families!r} and {num_games} games; expected some of {list(LEVELS)}")
+        if not 1 <= level <= min(LEVELS[family] for family in self._families):
+            raise GeneratorSettingError(f"found level {level}; the highest levels are {LEVELS}, the lowest is 1")
+        self.tasks()  # an unknown split is reported here
+        self._textworld = _import("textworld")
+        self._folder = tempfile.TemporaryDirectory(prefix="trial_envs-")
+        self._game: Any = None
+        self._loaded = ""
+        self.walkthrough: tuple[str, ...] = ()
+        """Commands that win the current game; empty before the first ``reset``."""
+
+    def tasks(self, split: str | None = None) -> Sequence[str]:
+        """The task ids of a split (default: the environment's own), by their seeds."""
+        first = FIRST_SEEDS.get(split or self.split)
+        if first is None:
+            raise UnknownSplitError(f"TextWorld has no split {split or self.split!r}; expected one of {[*FIRST_SEEDS]}")
+        count = len(self._families)
+        return [f"{self._families[n % count]}-{self._level}-{first + n}" for n in range(self._num_games)]
+
+    def family(self, task_id: str) -> str:
+        """``coin_collector`` or ``treasure_hunter``."""
+        return task_id.partition("-")[0]
+
+    def _start(self, task_id: str) -> tuple[str, Outcome]:
+        if self._loaded != task_id:
+            self._loaded = ""
+            self._play(task_id)
+            self._loaded = task_id
+        self._state = self._game.reset()
+        self.walkthrough = tuple(self._state.policy_commands)
+        return self._state.objective, self._outcome(self._state.feedback.rpartition(_BANNER_END)[2])
+
+    def _advance(self, action: str) -> Outcome:
+        command = action.strip()
+        if command not in self._state.admissible_commands:
+            return self._outcome(_NOT_UNDERSTOOD, understood=False)
+        self._state, _, _ = self._game.step(command)
+        return self._outcome(self._state.feedback)
+
+    def _free(self) -> None:
+        if self._game is not None:
+            self._game.close()
+        self._folder.cleanup()
+
+    def _outcome(self, text: str, *, understood: bool = True) -> Outcome:
+        state = self._state
+        prompt = text.rfind("\n>")  # the prompt and the status line come after
+        return Outcome(
+            observation=re.sub(r"\n{3,}", "\n\n", text[:prompt] if prompt >= 0 else text).strip(),
+            admissible_actions=tuple(state.admissible_commands),
+            reward=float(state.won),
+            score=state.score / state.max_score,
+            won=state.won,
+            done=state.won or state.lost,
+            invalid_action=not understood,
+        )
+
+    def _play(self, task_id: str) -> None:
+        """Makes the game of an id and starts it in place of the one before, whose interpreter cannot take another."""
+        found = _TASK_ID.fullmatch(task_id)
+        if found is None or int(found[2]) > LEVELS[found[1]]:
+            raise UnknownTaskError(f"{task_id!r:.200} is no game; expected <family>-<level>-<seed>, levels to {LEVELS}")
+        if self._game is not None:
+            self._game.close()
+        challenge = _import(f"textworld.challenges.tw_{found[1]}.{found[1]}")
+        options = self._textworld.GameOptions()
+        options.seeds, options.path = int(found[3]), str(Path(self._folder.name) / "game.z8")
+        options.force_recompile = True
+        infos = self._textworld.EnvInfos(**dict.fromkeys(_WANTED, True))
+        with _MAKING, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*is not fully supported")  # that is said of every game of one's own
+            game = challenge.make({"level": int(found[2])}, options)
+            try:
+                path = self._textworld.generator.compile_game(game, options)
+            except (OSError, RuntimeError) as error:
+                raise CorruptGameError(f"TextWorld cannot make {task_id!r}: {type(error).__name__}: {error}") from error
+            self._game = self._textworld.start(path, infos)
+
+
+def _import(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingEngineError("these games need TextWorld: pip install 'trial-envs[textworld]'") from error

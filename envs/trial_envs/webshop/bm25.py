@@ -1,0 +1,52 @@
+"""The arithmetic of Lucene's BM25: 32-bit floats per term, document lengths kept to four significant bits."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+K1 = np.float32(0.9)
+B = np.float32(0.4)
+
+_EXACT_LENGTHS = 24
+"""Shorter documents keep their exact length; of longer ones, what exceeds it keeps four bits."""
+
+
+def quantise_length(length: int) -> int:
+    """The length that Lucene remembers of a document of ``length`` terms (``SmallFloat.intToByte4`` and back)."""
+    if length < _EXACT_LENGTHS:
+        return length
+    excess = length - _EXACT_LENGTHS
+    shift = max(excess.bit_length() - 4, 0)
+    return _EXACT_LENGTHS + ((excess >> shift) << shift)
+
+
+def inverse_norms(lengths: NDArray[np.int64]) -> NDArray[np.float32]:
+    """``1 / (k1 · (1 - b + b · length / average))`` of every document.
+
+    Args:
+        lengths: terms of every document ``[N]``; the average is over documents that have any.
+    """
+    documents = int(np.count_nonzero(lengths))
+    average = np.float32(float(lengths.sum()) / max(documents, 1)) if documents else np.float32(1)
+    distinct, which = np.unique(lengths, return_inverse=True)
+    kept = np.array([quantise_length(int(length)) for length in distinct], dtype=np.float32)
+    one = np.float32(1)
+    return (one / (K1 * ((one - B) + B * kept / average)))[which].astype(np.float32)
+
+
+def inverse_document_frequency(documents: int, frequency: int) -> np.float32:
+    """``ln(1 + (N - n + ½) / (n + ½))`` of a term that ``frequency`` of ``documents`` documents hold."""
+    return np.float32(math.log(1 + (documents - frequency + 0.5) / (frequency + 0.5)))
+
+
+def term_scores(weight: np.float32, saturations: NDArray[np.float32]) -> NDArray[np.float32]:
+    """What a query term adds to the score of each document that holds it.
+
+    Args:
+        weight: inverse document frequency times the term's count in the query.
+        saturations: term frequency times inverse norm, ``[n]``.
+    """
+    return weight - weight / (np.float32(1) + saturations)

@@ -1,0 +1,170 @@
+"""A prepared shop on disk, memory-mapped and read-only: products, goals and the search index.
+
+All environments of a process that play in the same shop share one catalogue, also across threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trial_envs.errors import CorruptCatalogueError
+from trial_envs.webshop.goal import Goal
+from trial_envs.webshop.pages import Listing
+from trial_envs.webshop.product import Product
+from trial_envs.webshop.records import REBUILD, RecordFile, load_array
+from trial_envs.webshop.search import SearchIndex
+
+FORMAT = 1
+"""Version of the layout of an index folder."""
+MANIFEST = "manifest.json"
+CHECKED_AT_OPEN = 32 << 20
+"""Indices up to this many bytes are checked against their digests whenever they are opened."""
+
+
+class Catalogue:
+    """The products, goals and search of a shop.
+
+    Raises:
+        CorruptCatalogueError: a file is missing or is not what the manifest says.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        manifest = read_manifest(folder)
+        check_files(folder, manifest, digests=sum(f["bytes"] for f in manifest["files"].values()) <= CHECKED_AT_OPEN)
+        self.folder = folder
+        self._products = RecordFile(folder, "products")
+        self._listings = RecordFile(folder, "listings")
+        self._goals = RecordFile(folder, "goals")
+        self._prices = load_array(folder, "prices")
+        self._asins = load_array(folder, "asins")
+        self._by_asin = load_array(folder, "by_asin")
+        self._categories = load_array(folder, "categories")
+        self._collections = load_array(folder, "collections")
+        self._groups: dict[str, list[str]] = manifest["groups"]
+        self._index = SearchIndex(folder, manifest["documents"])
+
+    @property
+    def num_products(self) -> int:
+        """How many products there are; they are numbered from 0 in the order of the data."""
+        return len(self._products)
+
+    @property
+    def num_goals(self) -> int:
+        """How many goals there are."""
+        return len(self._goals)
+
+    def goal(self, number: int) -> Goal:
+        """The goal of a number."""
+        return Goal.unpack(self._goals[number])
+
+    def product(self, position: int) -> Product:
+        """The product at a position."""
+        return Product.unpack(self._products[position])
+
+    def price(self, position: int) -> float:
+        """The price of a product."""
+        return float(self._prices[position])
+
+    def listing(self, position: int) -> Listing:
+        """The product as a results page shows it."""
+        try:
+            return Listing(position, *json.loads(self._listings[position]))
+        except (ValueError, TypeError) as error:
+            raise CorruptCatalogueError(f"{self.folder}: listing {position} is damaged. {REBUILD}") from error
+
+    def position(self, asin: str) -> int:
+        """Where a product is.
+
+        Raises:
+            KeyError: the shop has no such product.
+        """
+        place = int(np.searchsorted(self._asins, asin.encode()))
+        if place == len(self._asins) or self._asins[place] != asin.encode():
+            raise KeyError(asin)
+        return int(self._by_asin[place])
+
+    def search(self, query: str) -> NDArray[np.int64]:
+        """Positions of the best products for a query, best first, at most 50."""
+        return self._index.search(query)
+
+    def in_category(self, name: str) -> NDArray[np.int64]:
+        """All products of a category, in the order of the data."""
+        return self._in_group("categories", self._categories, name)
+
+    def in_collection(self, name: str) -> NDArray[np.int64]:
+        """All products that were collected by one query, in the order of the data."""
+        return self._in_group("collections", self._collections, name)
+
+    def _in_group(self, kind: str, codes: NDArray[Any], name: str) -> NDArray[np.int64]:
+        names = self._groups[kind]
+        return np.flatnonzero(codes == names.index(name)) if name in names else np.zeros(0, dtype=np.int64)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of an index folder.
+
+    Raises:
+        CorruptCatalogueError: it is missing, damaged, or of another version.
+    """
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        version, _ = manifest["format"], (manifest["files"], manifest["documents"], manifest["groups"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CorruptCatalogueError(f"{path} is no manifest of a shop: {error}. {REBUILD}") from error
+    if version != FORMAT:
+        raise CorruptCatalogueError(f"{path} has version {version}, expected {FORMAT}. {REBUILD}")
+    return dict(manifest)
+
+
+def check_files(folder: Path, manifest: dict[str, Any], digests: bool) -> None:
+    """Compares the sizes, and on wish the digests, of all files with the manifest.
+
+    Raises:
+        CorruptCatalogueError: the first that differs.
+    """
+    for name, expected in manifest["files"].items():
+        path = folder / name
+        size = path.stat().st_size if path.is_file() else None
+        if size != expected["bytes"]:
+            found = "missing" if size is None else f"{size} bytes"
+            raise CorruptCatalogueError(f"{path}: {found}, expected {expected['bytes']}. {REBUILD}")
+        if digests and file_digest(path) != expected["sha256"]:
+            raise CorruptCatalogueError(f"{path} differs from its digest in {MANIFEST}. {REBUILD}")
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+_open: weakref.WeakValueDictionary[tuple[Path, int, int], Catalogue] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+def open_catalogue(folder: Path) -> Catalogue:
+    """The catalogue of an index folder, the same object for everyone as long as somebody uses it.
+
+    Raises:
+        CorruptCatalogueError: see :class:`Catalogue`.
+    """
+    folder = folder.resolve()
+    try:
+        state = (folder / MANIFEST).stat()
+    except OSError as error:
+        raise CorruptCatalogueError(f"{folder / MANIFEST} cannot be read: {error}. {REBUILD}") from error
+    key = (folder, state.st_ino, state.st_mtime_ns)  # an index that was replaced since is another one
+    with _lock:
+        catalogue = _open.get(key)
+        if catalogue is None:
+            catalogue = _open[key] = Catalogue(folder)
+        return catalogue

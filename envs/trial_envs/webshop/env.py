@@ -1,0 +1,144 @@
+"""``trial/WebShop-v0``: WebShop as a Gymnasium environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from trial_envs.core import Outcome, TextEnv
+from trial_envs.errors import UnknownTaskError
+from trial_envs.webshop.catalogue import Catalogue
+from trial_envs.webshop.generator import ShopSetting, open_generated
+from trial_envs.webshop.goal import Goal
+from trial_envs.webshop.oracle import plan_purchase
+from trial_envs.webshop.session import Purchase, Session
+from trial_envs.webshop.shops import find_data, open_shop
+from trial_envs.webshop.splits import GENERATED, check_split, split_goals
+
+
+class WebShopEnv(TextEnv):
+    """A shop to search, look around and buy in, as WebShop's ``text`` mode.
+
+    Actions are ``search[words]`` and ``click[label]``; whatever else is said, or a label that the page does not show,
+    changes nothing and counts as ``invalid_action``. The episode ends with ``click[buy now]``; its reward in [0, 1] is
+    the episode's only one, and also ``score``; ``won`` means 1.0.
+
+    Task ids are numbers of goals. A split says which of them ``tasks`` lists and ``reset`` draws; every goal of the
+    shop can be played in any split. ``info["page"]`` is the name of the page that is shown.
+
+    Args:
+        split: ``train`` (goals from 500) or ``test`` (0 to 499), the published ``orig_train`` (from 1500),
+            ``orig_eval`` (500 to 1499) and ``orig_test`` (0 to 499), ``all``, or ``generated``; without one, ``train``
+            where data are found and ``generated`` elsewhere.
+        data: index folder, or folder with the data; default ``WEBSHOP_DATA``, then the imported shop.
+        max_turns: actions after which an episode is truncated.
+        num_games: goals of a generated shop.
+        num_products: products of a generated shop.
+        generator_seed: another seed gives another generated shop.
+        render_mode: ``"ansi"`` or ``None``.
+
+    Raises:
+        UnknownSplitError, GeneratorSettingError, MissingDataError, CorruptCatalogueError: see
+            :mod:`trial_envs.errors`.
+    """
+
+    def __init__(
+        self,
+        split: str | None = None,
+        data: str | os.PathLike[str] | None = None,
+        max_turns: int = 15,
+        num_games: int = 256,
+        num_products: int = 200,
+        generator_seed: int = 0,
+        render_mode: str | None = None,
+    ) -> None:
+        chosen = check_split(split or ("train" if find_data(data) else GENERATED))
+        super().__init__(chosen, max_turns, render_mode)
+        self._data = data
+        self._setting = ShopSetting(num_products, num_games, generator_seed)
+        self._catalogue: Catalogue | None = self._open(chosen)
+        self._goal: Goal | None = None
+        self._session: Session | None = None
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """The shop."""
+        self._refuse_closed()
+        assert self._catalogue is not None
+        return self._catalogue
+
+    @property
+    def goal(self) -> Goal | None:
+        """What the current episode is about; ``None`` before the first ``reset``."""
+        return self._goal
+
+    @property
+    def purchase(self) -> Purchase | None:
+        """The purchase that ended the current episode, with the parts of its reward; ``None`` before."""
+        return self._session.purchase if self._session else None
+
+    @property
+    def walkthrough(self) -> tuple[str, ...]:
+        """Actions that make the best purchase the goal's product allows; empty before the first ``reset``."""
+        return plan_purchase(self.catalogue, self._goal) if self._goal else ()
+
+    def tasks(self, split: str | None = None) -> Sequence[str]:
+        """The goal numbers of a split (default: the environment's own), ascending."""
+        chosen = check_split(split or self.split)
+        return split_goals(chosen, self._shop_of(chosen).num_goals)
+
+    def family(self, task_id: str) -> str:
+        """The department of the wanted product, such as ``fashion``."""
+        return self._find_goal(task_id).category
+
+    def _open(self, split: str) -> Catalogue:
+        return open_generated(self._setting) if split == GENERATED else open_shop(self._data)
+
+    def _shop_of(self, split: str) -> Catalogue:
+        own = (split == GENERATED) == (self.split == GENERATED)
+        return self.catalogue if own else self._open(split)
+
+    def _find_goal(self, task_id: str) -> Goal:
+        number = int(task_id) if task_id.isascii() and task_id.isdigit() and len(task_id) < 12 else -1
+        if not 0 <= number < self.catalogue.num_goals:
+            raise UnknownTaskError(
+                f"the shop has no goal {task_id[:80]!r}; expected a number from 0 to {self.catalogue.num_goals - 1}"
+            )
+        return self.catalogue.goal(number)
+
+    def _choose_task(self, options: dict[str, Any]) -> str:
+        """The chosen task without leading zeros, so that one goal has one id."""
+        chosen = super()._choose_task(options)
+        self._find_goal(chosen)
+        return str(int(chosen))
+
+    def _start(self, task_id: str) -> tuple[str, Outcome]:
+        self._goal = self._find_goal(task_id)
+        self._session = Session(self.catalogue, self._goal)
+        return self._goal.instruction, self._outcome()
+
+    def _advance(self, action: str) -> Outcome:
+        assert self._session is not None
+        return self._outcome(understood=self._session.act(action))
+
+    def _outcome(self, understood: bool = True) -> Outcome:
+        assert self._session is not None
+        purchase, page = self._session.purchase, self._session.page
+        reward = purchase.reward.reward if purchase else 0.0
+        return Outcome(
+            observation=page.text,
+            admissible_actions=page.admissible_actions,
+            reward=reward,
+            score=reward,
+            won=reward == 1.0,
+            done=purchase is not None,
+            invalid_action=not understood,
+        )
+
+    def _info(self, outcome: Outcome) -> dict[str, Any]:
+        assert self._session is not None
+        return super()._info(outcome) | {"page": self._session.page.name}
+
+    def _free(self) -> None:
+        self._session = self._catalogue = None

@@ -1,0 +1,150 @@
+"""Shops of our own: products with options, prices and reviews, and goals of which each has a perfect purchase.
+
+A shop is a pure function of its setting, so any process that knows the setting has the same shop.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+from trial_envs.core.cache import cache_folder
+from trial_envs.errors import GeneratorSettingError
+from trial_envs.webshop.assortment import (
+    BRAND_ENDS,
+    BRAND_STARTS,
+    KINDS,
+    PRAISE,
+    STYLES,
+    USES,
+    VERDICTS,
+    Kind,
+)
+from trial_envs.webshop.catalogue import MANIFEST, Catalogue, open_catalogue
+from trial_envs.webshop.goal import Goal, Wish, draw_limit, draw_prices, make_goal
+from trial_envs.webshop.index_writer import write_index
+from trial_envs.webshop.preparation import content_key
+from trial_envs.webshop.product import Product, Review
+
+VERSION = 1
+"""Raised whenever the same setting would give another shop."""
+MAX_PRODUCTS = 36**5
+
+_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+@dataclass(frozen=True, slots=True)
+class ShopSetting:
+    """Which shop to generate.
+
+    Attributes:
+        num_products: size of the catalogue.
+        num_goals: how many goals, spread over the products in turn.
+        seed: another seed gives another shop.
+
+    Raises:
+        GeneratorSettingError: a number is out of range.
+    """
+
+    num_products: int = 200
+    num_goals: int = 256
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_products <= MAX_PRODUCTS or self.num_goals < 1 or self.seed < 0:
+            raise GeneratorSettingError(
+                f"found {self.num_products} products, {self.num_goals} goals and seed {self.seed}; expected 1 to "
+                f"{MAX_PRODUCTS} products, at least 1 goal and seed 0"
+            )
+
+
+def open_generated(setting: ShopSetting) -> Catalogue:
+    """The shop of a setting; made and kept in the cache when it is needed for the first time."""
+    origin = {"generator": VERSION, **asdict(setting)}
+    folder = cache_folder() / f"webshop-generated-{content_key(origin)}"
+    if not (folder / MANIFEST).is_file():
+        products = list(generate_products(setting))
+        prices = draw_prices(products, random.Random(f"prices {setting.seed}"))
+        write_index(folder, products, prices, generate_goals(setting, products, prices), origin)
+    return open_catalogue(folder)
+
+
+def generate_products(setting: ShopSetting) -> Iterator[Product]:
+    """The products of a shop; kinds take turns, so that a shop of any size has them all."""
+    for number in range(setting.num_products):
+        rng = random.Random(f"product {setting.seed} {number}")
+        yield _make_product(KINDS[number % len(KINDS)], number, rng)
+
+
+def generate_goals(setting: ShopSetting, products: list[Product], prices: list[float]) -> Iterator[Goal]:
+    """The goals of a shop: of every product once in shuffled order, then of every product again, and so on."""
+    order = list(range(len(products)))
+    random.Random(f"order {setting.seed}").shuffle(order)
+    for number in range(setting.num_goals):
+        position = order[number % len(order)]
+        rng = random.Random(f"goal {setting.seed} {number}")
+        product = products[position]
+        wish = Wish(product, *_word_wish(product, rng))
+        wanted = {name: rng.choice(product.options[name]) for name in sorted(product.options)}
+        yield make_goal(wish, wanted, draw_limit(prices[position], rng))
+
+
+def _make_product(kind: Kind, number: int, rng: random.Random) -> Product:
+    brand = rng.choice(BRAND_STARTS) + rng.choice(BRAND_ENDS)
+    model = f"{rng.choice(_DIGITS[10:])}{rng.choice(_DIGITS[10:])}{rng.randrange(100, 1000)}"
+    attributes = tuple(rng.sample(kind.attributes, rng.randint(2, 4)))
+    shown, *hidden = attributes
+    title = f"{brand} {rng.choice(STYLES)} {kind.noun} {model}, {shown.title()}, {rng.choice(USES).title()}"
+    options = {name: _choose_values(values, rng) for name, values in kind.options.items()}
+    return Product(
+        asin=_asin(number, rng),
+        title=title,
+        description=_describe(brand, kind, attributes, rng),
+        features=tuple(f"{text.capitalize()}: {rng.choice(PRAISE)}" for text in (shown, *hidden)),
+        options=options,
+        attributes=attributes,
+        category=kind.category,
+        query=kind.query,
+        product_category=" › ".join(kind.path),
+        price_range=_draw_range(kind, rng),
+        rating=f"{rng.randint(20, 50) / 10} out of 5 stars",
+        reviews=tuple(Review(*verdict) for verdict in rng.sample(VERDICTS, rng.randint(0, 3))),
+        title_nouns=(brand.lower(), *kind.noun.lower().split(), model.lower()),
+    )
+
+
+def _choose_values(values: tuple[str, ...], rng: random.Random) -> tuple[str, ...]:
+    """At least two of the values, in their order."""
+    chosen = set(rng.sample(values, rng.randint(2, len(values))))
+    return tuple(value for value in values if value in chosen)
+
+
+def _describe(brand: str, kind: Kind, attributes: tuple[str, ...], rng: random.Random) -> str:
+    noun = kind.noun.lower()
+    return (
+        f"The {noun} by {brand} is {rng.choice(PRAISE)}. "
+        f"It is {', '.join(attributes[:-1])} and {attributes[-1]}, {rng.choice(USES)}. "
+        f"Choose among {' and '.join(kind.options)}."
+    )
+
+
+def _draw_range(kind: Kind, rng: random.Random) -> tuple[float, ...]:
+    """One price, or for one product in three a range that depends on the options."""
+    low, high = kind.prices
+    price = round(rng.uniform(low, high), 2)
+    return (price,) if rng.random() < 2 / 3 else (price, round(price * rng.uniform(1.1, 1.5), 2))
+
+
+def _word_wish(product: Product, rng: random.Random) -> tuple[str, tuple[str, ...]]:
+    wanted = tuple(rng.sample(product.attributes, rng.randint(1, min(3, len(product.attributes)))))
+    return f"Find me {', '.join(wanted)} {product.query}", wanted
+
+
+def _asin(number: int, rng: random.Random) -> str:
+    """Ten characters: a letter, four that are drawn, five that count."""
+    counted = ""
+    for _ in range(5):
+        number, digit = divmod(number, 36)
+        counted = _DIGITS[digit] + counted
+    return "G" + "".join(rng.choice(_DIGITS) for _ in range(4)) + counted

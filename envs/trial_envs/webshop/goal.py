@@ -1,0 +1,164 @@
+"""Goals: what a customer wants; read from a file, or built from products with a seed of one's own."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from trial_envs.errors import CorruptCatalogueError
+from trial_envs.webshop.product import Product
+from trial_envs.webshop.records import REBUILD
+
+NO_LIMIT = 1_000_000.0
+"""Price limit of goals that name none."""
+ORDER_SEED = 233
+"""The published engine shuffles its goals with this seed."""
+
+_PRICE_LIMITS = tuple(10.0 * step for step in range(1, 100))
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """One task.
+
+    Attributes:
+        asin: a product that was in mind when the goal was written.
+        name: title of that product.
+        wanted: option name -> value; of human goals only the values.
+        weight: how often the published engine draws the goal, relative to others.
+    """
+
+    asin: str
+    category: str
+    query: str
+    name: str
+    product_category: str
+    instruction: str
+    attributes: tuple[str, ...]
+    price_upper: float
+    wanted: Mapping[str, str] | tuple[str, ...]
+    weight: float = 1.0
+
+    @property
+    def option_targets(self) -> tuple[tuple[str, str] | str, ...]:
+        """What chosen options are compared with: (name, value) pairs, or values."""
+        return tuple(self.wanted.items()) if isinstance(self.wanted, Mapping) else tuple(self.wanted)
+
+    def pack(self) -> bytes:
+        """The goal as a record."""
+        return json.dumps(asdict(self), ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+    @staticmethod
+    def unpack(record: bytes) -> Goal:
+        """The goal of a record.
+
+        Raises:
+            CorruptCatalogueError: the record is damaged.
+        """
+        try:
+            fields = json.loads(record.decode("utf-8", "surrogatepass"))
+            fields["attributes"] = tuple(fields["attributes"])
+            if isinstance(fields["wanted"], list):
+                fields["wanted"] = tuple(fields["wanted"])
+            return Goal(**fields)
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptCatalogueError(f"a goal record is damaged ({error}). {REBUILD}") from error
+
+
+def read_goal(raw: Mapping[str, Any]) -> Goal:
+    """The goal of a line of ``goals.jsonl``.
+
+    Raises:
+        CorruptCatalogueError: a field is missing.
+    """
+    try:
+        wanted = raw["goal_options"]
+        return Goal(
+            asin=raw["asin"],
+            category=raw["category"],
+            query=raw["query"],
+            name=raw["name"],
+            product_category=raw["product_category"],
+            instruction=raw["instruction_text"],
+            attributes=tuple(raw["attributes"]),
+            price_upper=float(raw["price_upper"]),
+            wanted=dict(wanted) if isinstance(wanted, dict) else tuple(wanted),
+            weight=float(raw.get("weight", 1.0)),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptCatalogueError(f"a goal cannot be read ({type(error).__name__}: {error})") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """The part of a goal that stands in the data: a sentence and the attributes it asks for."""
+
+    product: Product
+    instruction: str
+    attributes: tuple[str, ...]
+    options: tuple[str, ...] | None = None
+    """Values that a human goal asks for; ``None`` makes a goal of every combination of options."""
+
+
+def draw_prices(products: Iterable[Product], rng: random.Random) -> list[float]:
+    """The price of every product: the one it names, or one drawn between the two it names."""
+    return [p.price_range[0] if len(p.price_range) == 1 else rng.uniform(*p.price_range) for p in products]
+
+
+def build_goals(wishes: Iterable[tuple[Wish, float]], rng: random.Random) -> list[Goal]:
+    """The goals of some wishes, in the published order.
+
+    Args:
+        wishes: each with the price of its product.
+        rng: draws the price limits. One that was seeded with 233 and drew the prices before gives the recorded goals.
+    """
+    goals: list[Goal] = []
+    for wish, price in wishes:
+        if wish.attributes:
+            limit = draw_limit(price, rng)
+            choices = _combinations(wish.product) if wish.options is None else (wish.options,)
+            goals += [make_goal(wish, wanted, limit) for wanted in choices]
+    counts = Counter(attribute for goal in goals for attribute in goal.attributes)
+    goals = [g if isinstance(g.wanted, tuple) else replace(g, weight=_weight(g.attributes, counts)) for g in goals]
+    random.Random(ORDER_SEED).shuffle(goals)
+    return goals
+
+
+def draw_limit(price: float, rng: random.Random) -> float:
+    """A price limit above a price, ``NO_LIMIT`` for dear products."""
+    limits = [limit for limit in _PRICE_LIMITS if limit > price][:4]
+    return max(rng.sample(limits, 2)) if len(limits) >= 2 else NO_LIMIT
+
+
+def make_goal(wish: Wish, wanted: Mapping[str, str] | tuple[str, ...], limit: float) -> Goal:
+    """The goal of a wish for certain options and a price limit, worded as the published engine words it."""
+    product = wish.product
+    pairs = wanted.items() if isinstance(wanted, Mapping) else ()
+    options = ", and ".join(f"{name}: {value}" for name, value in pairs)
+    price = "" if limit == NO_LIMIT else f", and price lower than {limit:.2f} dollars"
+    return Goal(
+        asin=product.asin,
+        category=product.category,
+        query=product.query,
+        name=product.title,
+        product_category=product.product_category,
+        instruction=f"{wish.instruction}{' with ' if options else ''}{options}{price}",
+        attributes=wish.attributes,
+        price_upper=limit,
+        wanted=wanted,
+    )
+
+
+def _combinations(product: Product) -> Iterable[dict[str, str]]:
+    names = sorted(product.options)
+    for values in itertools.product(*(product.options[name] for name in names)):
+        yield dict(zip(names, values, strict=True))
+
+
+def _weight(attributes: Sequence[str], counts: Counter[str]) -> float:
+    return sum(1.0 / counts[attribute] for attribute in attributes) / len(attributes)

@@ -1,0 +1,108 @@
+"""Writing a shop's index folder: complete in a temporary folder first, then renamed, so nobody ever sees half of one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trial_envs.webshop.analyser import index_terms
+from trial_envs.webshop.catalogue import FORMAT, MANIFEST, file_digest
+from trial_envs.webshop.goal import Goal
+from trial_envs.webshop.indexing import IndexBuilder
+from trial_envs.webshop.product import Product
+from trial_envs.webshop.records import RecordWriter, save_array, write_records
+
+
+def write_index(
+    target: Path,
+    products: Iterable[Product],
+    prices: Sequence[float],
+    goals: Iterable[Goal],
+    source: dict[str, Any],
+    replace: bool = False,
+) -> Path:
+    """Writes the index folder of a shop.
+
+    Args:
+        target: the folder.
+        products: in the order of the catalogue, each asin once.
+        prices: of every product.
+        goals: in the order of their numbers.
+        source: what the manifest tells of the origin.
+        replace: whether a folder that is there already makes way; else it stays, as one that another process just
+            finished from the same data does.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(prefix=f"{target.name}-", suffix=".part", dir=target.parent))
+    try:
+        groups, documents = _write_products(building, products)
+        save_array(building, "prices", prices, "float64")
+        write_records(building, "goals", (goal.pack() for goal in goals))
+        files = {p.name: {"bytes": p.stat().st_size, "sha256": file_digest(p)} for p in sorted(building.iterdir())}
+        manifest = {"format": FORMAT, "source": source, "documents": documents, "groups": groups, "files": files}
+        (building / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8")
+        building.chmod(0o755)
+        _put_in_place(building, target, replace)
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
+    return target
+
+
+def _put_in_place(building: Path, target: Path, replace: bool) -> None:
+    if replace and target.exists():
+        old = Path(tempfile.mkdtemp(prefix=f"{target.name}-", suffix=".old", dir=target.parent))
+        os.replace(target, old / "index")
+        os.replace(building, target)
+        shutil.rmtree(old)
+        return
+    try:
+        os.rename(building, target)
+    except OSError:
+        if not (target / MANIFEST).is_file():
+            raise
+        shutil.rmtree(building)
+
+
+def _write_products(folder: Path, products: Iterable[Product]) -> tuple[dict[str, list[str]], int]:
+    """Writes everything that follows from the products; returns the names of their groups and the document count."""
+    records, listings = RecordWriter(folder, "products"), RecordWriter(folder, "listings")
+    index = IndexBuilder(folder)
+    asins: list[bytes] = []
+    categories: dict[str, int] = {}
+    collections: dict[str, int] = {}
+    codes: list[tuple[int, int]] = []
+    for product in products:
+        records.append(product.pack())
+        listing = [product.asin, product.title, product.price_tag]
+        listings.append(json.dumps(listing, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+        index.add(index_terms(product.document))
+        asins.append(product.asin.encode())
+        codes.append(
+            (
+                categories.setdefault(product.category, len(categories)),
+                collections.setdefault(product.query, len(collections)),
+            )
+        )
+    records.close()
+    listings.close()
+    documents = index.finish()
+
+    names = np.array(asins, dtype="S")
+    order = np.argsort(names, kind="stable")
+    ranks = np.empty(len(order), dtype=np.int32)
+    ranks[order] = np.arange(len(order))
+    save_array(folder, "asins", names[order], str(names.dtype))
+    save_array(folder, "by_asin", order, "int32")
+    save_array(folder, "asin_ranks", ranks, "int32")
+    grouped = np.array(codes, dtype=np.int32).reshape(-1, 2)
+    save_array(folder, "categories", grouped[:, 0], "int32")
+    save_array(folder, "collections", grouped[:, 1], "int32")
+    return {"categories": list(categories), "collections": list(collections)}, documents

@@ -1,0 +1,108 @@
+"""Building the inverted index: one pass over the documents, then one over what it wrote, in bounded memory."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trial_envs.webshop.bm25 import inverse_norms
+from trial_envs.webshop.records import save_array, write_records
+from trial_envs.webshop.search import term_hash
+
+RUN = 4_000_000
+"""Postings that are held in memory at once."""
+
+
+class IndexBuilder:
+    """Collects the terms of one document after the other; ``finish`` writes the index.
+
+    Postings go to a file of runs in the order of documents. As their number per term is known at the end, each run is
+    then scattered to its final places, which keeps every list sorted by document.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._runs_path = folder / "runs.tmp"
+        self._runs = self._runs_path.open("wb")
+        self._run_sizes: list[int] = []
+        self._numbers: dict[str, int] = {}
+        self._lengths = array("q")
+        self._terms, self._documents, self._counts = array("i"), array("i"), array("i")
+
+    def add(self, terms: Iterable[str]) -> None:
+        """Adds the next document."""
+        counts = Counter(terms)
+        document = len(self._lengths)
+        self._lengths.append(sum(counts.values()))
+        for term, count in counts.items():
+            self._terms.append(self._numbers.setdefault(term, len(self._numbers)))
+            self._documents.append(document)
+            self._counts.append(count)
+        if len(self._terms) >= RUN:
+            self._flush()
+
+    def finish(self) -> int:
+        """Writes the index and returns the number of documents that hold any term."""
+        self._flush()
+        self._runs.close()
+        ranks, sizes = self._write_dictionary()
+        starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        save_array(self._folder, "posting_starts", starts, "int64")
+        lengths = np.array(self._lengths, dtype=np.int64)
+        self._scatter(ranks, starts, inverse_norms(lengths))
+        self._runs_path.unlink()
+        return int(np.count_nonzero(lengths))
+
+    def _flush(self) -> None:
+        if self._terms:
+            for column in (self._terms, self._documents, self._counts):
+                column.tofile(self._runs)
+            self._run_sizes.append(len(self._terms))
+            self._terms, self._documents, self._counts = array("i"), array("i"), array("i")
+
+    def _columns(self) -> Iterable[NDArray[np.int32]]:
+        """The runs, each as ``[3, n]``: term numbers, documents, counts."""
+        with self._runs_path.open("rb") as stream:
+            for size in self._run_sizes:
+                yield np.fromfile(stream, dtype=np.int32, count=3 * size).reshape(3, size)
+
+    def _write_dictionary(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Writes the terms in the order of their hashes; returns every term number's place there and list sizes."""
+        terms = list(self._numbers)
+        hashes = np.array([term_hash(term) for term in terms], dtype=np.uint64)
+        order = np.argsort(hashes, kind="stable")
+        save_array(self._folder, "term_hashes", hashes[order], "uint64")
+        write_records(self._folder, "terms", (terms[number].encode("utf-8", "surrogatepass") for number in order))
+        ranks = np.empty(len(terms), dtype=np.int64)
+        ranks[order] = np.arange(len(terms))
+        sizes = np.zeros(len(terms), dtype=np.int64)
+        for numbers, _, _ in self._columns():
+            sizes += np.bincount(ranks[numbers], minlength=len(terms))
+        return ranks, sizes
+
+    def _scatter(self, ranks: NDArray[np.int64], starts: NDArray[np.int64], norms: NDArray[np.float32]) -> None:
+        total = int(starts[-1])
+        products = self._new_array("posting_products", np.int32, total)
+        saturations = self._new_array("posting_saturations", np.float32, total)
+        cursors = starts[:-1].copy()
+        for numbers, documents, counts in self._columns():
+            lists = ranks[numbers]
+            order = np.argsort(lists, kind="stable")
+            lists = lists[order]
+            within = np.arange(len(lists)) - np.searchsorted(lists, lists)
+            places = cursors[lists] + within
+            products[places] = documents[order]
+            saturations[places] = counts[order].astype(np.float32) * norms[documents[order]]
+            cursors += np.bincount(lists, minlength=len(cursors))
+        for mapped in (products, saturations):
+            mapped.flush()
+
+    def _new_array(self, name: str, dtype: Any, size: int) -> Any:
+        create: Any = np.lib.format.open_memmap  # numpy leaves it without types
+        return create(self._folder / f"{name}.npy", mode="w+", dtype=dtype, shape=(size,))

@@ -1,0 +1,91 @@
+"""The buyer that knows the goal and the catalogue: the bound that any policy can reach."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from trial_envs.webshop import pages
+from trial_envs.webshop.actions import parse_action
+from trial_envs.webshop.catalogue import Catalogue
+from trial_envs.webshop.goal import Goal
+from trial_envs.webshop.product import Product
+from trial_envs.webshop.reward import option_matches
+from trial_envs.webshop.session import RESULTS_PER_PAGE
+
+
+def plan_purchase(catalogue: Catalogue, goal: Goal) -> tuple[str, ...]:
+    """Actions from the first page to the best purchase of the goal's product: 1.0 wherever that product can reach it."""
+    position = catalogue.position(goal.asin)
+    product = catalogue.product(position)
+    search, number = _find_search(catalogue, goal, product, position)
+    turn_pages = ("click[next >]",) * ((number - 1) // RESULTS_PER_PAGE)
+    options = best_options(product, goal)
+    clicks = [f"click[{value}]" for value in options.values()]
+    return (search, *turn_pages, f"click[{goal.asin.lower()}]", *clicks, "click[buy now]")
+
+
+def _find_search(catalogue: Catalogue, goal: Goal, product: Product, position: int) -> tuple[str, int]:
+    """The first of some queries whose results show the product early, and its place there, from 1."""
+    best = ("", 1 << 30)
+    for query in _queries(goal, product):
+        found = catalogue.search(query).tolist()
+        if position in found and found.index(position) + 1 < best[1]:
+            best = (f"search[{query}]", found.index(position) + 1)
+        if best[1] <= RESULTS_PER_PAGE:
+            return best
+    listed = catalogue.in_collection(product.query).tolist()
+    if listed.index(position) + 1 < best[1]:
+        best = (f"search[<q> {product.query}]", listed.index(position) + 1)
+    return best
+
+
+def _queries(goal: Goal, product: Product) -> Iterator[str]:
+    for text in (product.title, goal.instruction, product.document):
+        query = " ".join(re.sub(r"[\[\]]", " ", text).split()[:200]).lower()
+        if query and query.split(" ", 1)[0] not in ("<c>", "<q>", "<r>", "<a>"):
+            yield query
+
+
+def best_options(product: Product, goal: Goal) -> dict[str, str]:
+    """Values to choose, by option name: the wanted ones where that fulfils the goal, else those that fulfil most of it.
+
+    Two options may have a value of the same label; clicking it always sets the later option.
+    """
+    targets = goal.option_targets
+    reachable = _reachable_values(product)
+    wanted = goal.wanted if isinstance(goal.wanted, Mapping) else {}
+    direct = {name: value for name, value in wanted.items() if value in reachable.get(name, ())}
+    if _fulfilled(direct.values(), targets) == (1 << len(targets)) - 1:
+        return direct
+    choices = []
+    for name, values in reachable.items():
+        by_effect: dict[int, str] = {}
+        for value in (*([direct[name]] if name in direct else ()), *values):
+            by_effect.setdefault(_fulfilled([value], targets), value)
+        choices.append([(name, value, effect) for effect, value in by_effect.items()])
+    best, most = direct, _fulfilled(direct.values(), targets).bit_count()
+    for combination in itertools.product(*choices):
+        effect = 0
+        for _, _, part in combination:
+            effect |= part
+        if effect.bit_count() > most:
+            best, most = {name: value for name, value, _ in combination}, effect.bit_count()
+    return best
+
+
+def _reachable_values(product: Product) -> dict[str, list[str]]:
+    """The values that a click on their label chooses, by option."""
+    owners = {value: name for name, values in product.options.items() for value in values}
+    reserved = {label.lower() for label in (pages.BUY, pages.BACK_TO_SEARCH, pages.PREVIOUS, *pages.SUB_PAGES)}
+    reachable: dict[str, list[str]] = {}
+    for value, name in owners.items():
+        if value not in reserved and parse_action(f"click[{value}]") == ("click", value):
+            reachable.setdefault(name, []).append(value)
+    return reachable
+
+
+def _fulfilled(values: Collection[str], targets: Sequence[tuple[str, str] | str]) -> int:
+    """Which targets some value matches, as bits."""
+    return sum(1 << i for i, target in enumerate(targets) if any(option_matches(value, target) for value in values))

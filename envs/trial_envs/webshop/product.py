@@ -1,0 +1,152 @@
+"""A product, as its pages and the reward see it."""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from trial_envs.errors import CorruptCatalogueError
+from trial_envs.webshop.records import REBUILD
+
+DEFAULT_PRICE = 100.0
+"""Of products that name no price."""
+NO_ATTRIBUTES = ("DUMMY_ATTR",)
+"""Of products for which no attributes were mined."""
+
+_NO_DIGIT = re.compile(r"[^\d.]")
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """What a customer wrote."""
+
+    title: str
+    score: str
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One product of a catalogue.
+
+    Attributes:
+        features: the bullet points.
+        options: name of an option -> its values, in the order of the page.
+        attributes: properties mined from the texts, which goals ask for.
+        category: department, such as ``fashion``.
+        query: the search by which the product was collected.
+        product_category: levels separated by ``›``.
+        price_range: one price, or the lowest and the highest.
+        title_nouns: lower-cased nouns of the title, repetitions kept.
+    """
+
+    asin: str
+    title: str
+    description: str
+    features: tuple[str, ...]
+    options: Mapping[str, tuple[str, ...]]
+    attributes: tuple[str, ...]
+    category: str
+    query: str
+    product_category: str
+    price_range: tuple[float, ...]
+    rating: str = "N.A."
+    reviews: tuple[Review, ...] = ()
+    title_nouns: tuple[str, ...] = ()
+
+    @property
+    def price_tag(self) -> str:
+        """The price as pages show it."""
+        return " to ".join(f"${price}" for price in self.price_range)
+
+    @property
+    def document(self) -> str:
+        """The text that search looks at."""
+        options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in self.options.items())
+        return " ".join((self.title, self.description, self.features[0], options)).lower()
+
+    def with_nouns(self, nouns: Sequence[str]) -> Product:
+        """The product with the nouns of its title."""
+        return replace(self, title_nouns=tuple(nouns))
+
+    def pack(self) -> bytes:
+        """The product as a record."""
+        return zlib.compress(json.dumps(asdict(self), ensure_ascii=False).encode("utf-8", "surrogatepass"), 1)
+
+    @staticmethod
+    def unpack(record: bytes) -> Product:
+        """The product of a record.
+
+        Raises:
+            CorruptCatalogueError: the record is damaged.
+        """
+        try:
+            fields = json.loads(zlib.decompress(record).decode("utf-8", "surrogatepass"))
+            fields["options"] = {name: tuple(values) for name, values in fields["options"].items()}
+            fields["reviews"] = tuple(Review(**review) for review in fields["reviews"])
+            for name in ("features", "attributes", "price_range", "title_nouns"):
+                fields[name] = tuple(fields[name])
+            return Product(**fields)
+        except (zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CorruptCatalogueError(f"a product record is damaged ({error}). {REBUILD}") from error
+
+
+def read_product(raw: Mapping[str, Any], attributes: Sequence[str] | None) -> Product:
+    """The product of an entry of ``items_shuffle*.json``.
+
+    Args:
+        raw: the entry.
+        attributes: those mined for it, of ``items_ins_v2*.json``.
+
+    Raises:
+        CorruptCatalogueError: a field is missing or has no meaning.
+    """
+    try:
+        features = raw["small_description"]
+        return Product(
+            asin=raw["asin"],
+            title=raw["name"],
+            description=raw["full_description"],
+            features=tuple(features) or ("",) if isinstance(features, list) else (features,),
+            options=_read_options(raw["customization_options"]),
+            attributes=NO_ATTRIBUTES if attributes is None else tuple(attributes),
+            category=raw["category"],
+            query=raw["query"].lower().strip(),
+            product_category=raw["product_category"],
+            price_range=read_price(raw.get("pricing")),
+            rating=raw.get("rating", "N.A."),
+            reviews=tuple(Review(r["title"], str(r["score"]), r["body"]) for r in raw.get("reviews", ())),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptCatalogueError(
+            f"product {raw.get('asin')!r} cannot be read ({type(error).__name__}: {error}); expected an entry of "
+            "items_shuffle.json"
+        ) from error
+
+
+def read_price(text: str | None) -> tuple[float, ...]:
+    """One price or two of a text such as ``"$10.99 - $11.99"``.
+
+    Raises:
+        ValueError: the text names no price.
+    """
+    if not text:
+        return (DEFAULT_PRICE,)
+    prices = tuple(float(_NO_DIGIT.sub("", part)) for part in text.split("$")[1:])
+    if not prices:
+        raise ValueError(f"the price {text!r} has no $")
+    return prices[:2]
+
+
+def _read_options(raw: Any) -> dict[str, tuple[str, ...]]:
+    if not raw:
+        return {}
+    return {
+        name.lower(): tuple(choice["value"].strip().replace("/", " | ").lower() for choice in choices)
+        for name, choices in raw.items()
+        if choices is not None
+    }

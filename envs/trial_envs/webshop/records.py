@@ -1,0 +1,89 @@
+"""Records on disk: one file of bytes, one of offsets, both memory-mapped for reading."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trial_envs.errors import CorruptCatalogueError
+
+REBUILD = "Delete the index folder and prepare or import the shop again."
+"""What to do about a damaged index."""
+
+
+def load_array(folder: Path, name: str) -> NDArray[Any]:
+    """Maps ``<name>.npy`` into memory, read-only.
+
+    Raises:
+        CorruptCatalogueError: the file is missing or no array.
+    """
+    path = folder / f"{name}.npy"
+    try:
+        # A plain view: slicing the memmap class costs several times as much.
+        array: NDArray[Any] = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    except (OSError, ValueError, EOFError) as error:
+        raise CorruptCatalogueError(f"{path} is no readable array: {error}. {REBUILD}") from error
+    return array
+
+
+def save_array(folder: Path, name: str, values: Any, dtype: str) -> None:
+    """Writes ``<name>.npy``."""
+    np.save(folder / f"{name}.npy", np.asarray(values, dtype=dtype), allow_pickle=False)
+
+
+class RecordWriter:
+    """Appends records; ``close`` writes the offsets."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder, self._name = folder, name
+        self._stream = (folder / f"{name}.bin").open("wb")
+        self._offsets = [0]
+
+    def append(self, record: bytes) -> None:
+        """Adds one record."""
+        self._stream.write(record)
+        self._offsets.append(self._offsets[-1] + len(record))
+
+    def close(self) -> None:
+        """Completes both files."""
+        self._stream.close()
+        save_array(self._folder, f"{self._name}.offsets", self._offsets, "int64")
+
+
+def write_records(folder: Path, name: str, records: Iterable[bytes]) -> None:
+    """Writes all records of one kind."""
+    writer = RecordWriter(folder, name)
+    for record in records:
+        writer.append(record)
+    writer.close()
+
+
+class RecordFile:
+    """Random access to the records that a :class:`RecordWriter` wrote.
+
+    Raises:
+        CorruptCatalogueError: a file is missing, or the offsets do not end where the bytes do.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        path = folder / f"{name}.bin"
+        self._offsets = load_array(folder, f"{name}.offsets")
+        try:
+            size = os.stat(path).st_size
+        except OSError as error:
+            raise CorruptCatalogueError(f"{path} cannot be read: {error}. {REBUILD}") from error
+        if self._offsets.ndim != 1 or not len(self._offsets) or int(self._offsets[-1]) != size:
+            raise CorruptCatalogueError(f"{path} has {size} bytes, not those its offsets name. {REBUILD}")
+        self._bytes = np.asarray(np.memmap(path, dtype=np.uint8, mode="r")) if size else np.zeros(0, dtype=np.uint8)
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __getitem__(self, number: int) -> bytes:
+        start, end = self._offsets[number : number + 2].tolist()
+        return self._bytes[start:end].tobytes()

@@ -1,0 +1,159 @@
+"""The reward of a purchase: right kind × (attributes + options + price that match) / (all that were asked for)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from rapidfuzz.fuzz import token_set_ratio
+from rapidfuzz.utils import default_process
+
+from trial_envs.webshop.goal import Goal
+from trial_envs.webshop.product import Product
+
+MATCH = 85
+"""Two texts match when their token-set ratio is greater."""
+
+# In this order: of several colours in one text, the first of the list counts.
+_COLOUR_WORDS = (
+    "alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel camo "
+    "caramel champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral cranberry cream "
+    "crystal dark denim eggplant elephant espresso fuchsia gold granite grape graphite grass gray green grey heather "
+    "indigo ivory ivy khaki lavender lemon leopard light lilac lime magenta maroon mauve merlot midnight mint mocha "
+    "multicolor mushroom mustard natural navy nude olive orange peach pewter pink plum purple rainbow red rose royal "
+    "rust sand sapphire seashell silver skull slate steel stone stonewash sunflower tan taupe teal tiger turquoise "
+    "violet walnut wheat white wine yellow"
+)
+COLOURS = tuple(_COLOUR_WORDS.split())
+
+_LATIN_1 = dict.fromkeys(range(128, 256))
+
+
+@dataclass(frozen=True, slots=True)
+class PurchaseReward:
+    """A reward and its parts, under the published names.
+
+    Attributes:
+        reward: in [0, 1].
+        r_type: 1, 0.5, 0.1 or 0: how well the kind of product fits.
+        title_score: nouns shared with the title of the wanted product.
+        r_att, r_option: shares of attributes and options that match; ``r_option`` is ``None`` if none was asked for.
+        r_price: whether the price is within the limit.
+        w_att, w_option, w_price: weights of the three.
+    """
+
+    reward: float
+    r_type: float
+    query_match: bool
+    category_match: bool
+    title_score: float
+    r_att: float
+    w_att: float
+    r_option: float | None
+    w_option: float | None
+    r_price: bool
+    w_price: float
+
+    def parts(self) -> dict[str, float | bool]:
+        """The parts by name, those of options only where there are any."""
+        names = (name for name in self.__slots__ if name != "reward")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+
+def purchase_reward(
+    product: Product, price: float, options: Mapping[str, str], goal: Goal, goal_nouns: Sequence[str]
+) -> PurchaseReward:
+    """The reward of buying a product.
+
+    Args:
+        product: what was bought.
+        price: its price.
+        options: chosen values by option name.
+        goal: what was wanted.
+        goal_nouns: nouns of the wanted product's title.
+    """
+    query_match = product.query == goal.query
+    category_match = len(_levels(product.product_category) & _levels(goal.product_category)) >= 2
+    title_score = len({*product.title_nouns} & {*goal_nouns}) / len(goal_nouns) if goal_nouns else 0.2
+    r_type = type_reward(query_match or category_match, title_score)
+
+    targets = goal.option_targets
+    attributes = count_attributes(product, goal.attributes)
+    matched = count_options(options.values(), targets)
+    within = price <= goal.price_upper
+    asked = len(goal.attributes) + len(targets) + 1
+    return PurchaseReward(
+        reward=(attributes + matched + within) / asked * r_type,
+        r_type=r_type,
+        query_match=query_match,
+        category_match=category_match,
+        title_score=title_score,
+        r_att=attributes / len(goal.attributes),
+        w_att=len(goal.attributes) / asked,
+        r_option=matched / len(targets) if targets else None,
+        w_option=len(targets) / asked if targets else None,
+        r_price=within,
+        w_price=1 / asked,
+    )
+
+
+def type_reward(same_kind: bool, title_score: float) -> float:
+    """How well the kind of product fits, from its collection or category and its title."""
+    if title_score == 0:
+        return 0.0
+    if title_score < 0.1:
+        return 0.1
+    return 1.0 if same_kind or title_score > 0.2 else 0.5
+
+
+def count_attributes(product: Product, wanted: Sequence[str]) -> int:
+    """How many wanted attributes are among the product's, or stand in its title, features or description."""
+    texts = (product.title.lower(), " ".join(product.features).lower(), product.description.lower())
+    return sum(
+        any(texts_match(own, attribute) for own in product.attributes) or any(attribute in text for text in texts)
+        for attribute in wanted
+    )
+
+
+def count_options(chosen: Iterable[str], targets: Sequence[tuple[str, str] | str]) -> int:
+    """How many targets some chosen value matches."""
+    values = [plain_colour(value) for value in chosen]
+    wanted = [target_text(target) for target in targets]
+    return sum(any(texts_match(value, text) for value in values) for text in wanted)
+
+
+def option_matches(value: str, target: tuple[str, str] | str) -> bool:
+    """Whether choosing ``value`` fulfils a target."""
+    return texts_match(plain_colour(value), target_text(target))
+
+
+def target_text(target: tuple[str, str] | str) -> str:
+    """What a target is compared by.
+
+    A (name, value) pair is written out as the tuple it is, unless its name or its value is just a colour: the
+    published engine does so, and some goals cannot be reached for that reason.
+    """
+    if isinstance(target, str):
+        return plain_colour(target)
+    return next((colour for colour in COLOURS if colour in target), str(target))
+
+
+@lru_cache(maxsize=1 << 12)
+def plain_colour(text: str) -> str:
+    """The first colour of the list that the text contains, else the text."""
+    return next((colour for colour in COLOURS if colour in text), text)
+
+
+@lru_cache(maxsize=1 << 12)
+def texts_match(one: str, other: str) -> bool:
+    """Whether the token-set ratio of two texts, letters and digits of ASCII and beyond Latin-1 only, is above 85."""
+    return round(token_set_ratio(_plain(one), _plain(other))) > MATCH
+
+
+def _plain(text: str) -> str:
+    return default_process(text.translate(_LATIN_1))
+
+
+def _levels(category: str) -> set[str]:
+    return {level.strip() for level in category.split("›")}

@@ -1,0 +1,93 @@
+"""Search in an inverted index on disk, ranked as Lucene ranks.
+
+Term-at-a-time BM25 over memory-mapped postings: 64-bit sums of 32-bit terms, rounded to 32 bits, equal scores by
+ascending asin.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trial_envs.webshop.analyser import index_terms
+from trial_envs.webshop.bm25 import inverse_document_frequency, term_scores
+from trial_envs.webshop.records import RecordFile, load_array
+
+MAX_RESULTS = 50
+MAX_QUERY_TERMS = 1024
+"""Different terms of one query; Lucene refuses more clauses."""
+
+
+class TooManyTermsError(Exception):
+    """A query has more different terms than Lucene takes."""
+
+
+def term_hash(term: str) -> int:
+    """The 64-bit number by which the dictionary is sorted."""
+    return int.from_bytes(hashlib.blake2b(term.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+
+
+class SearchIndex:
+    """The inverted index of a catalogue; safe to read from many threads.
+
+    Raises:
+        CorruptCatalogueError: a file is missing or damaged.
+    """
+
+    def __init__(self, folder: Path, documents: int) -> None:
+        self._documents = documents
+        self._terms = RecordFile(folder, "terms")
+        self._hashes = load_array(folder, "term_hashes")
+        self._starts = load_array(folder, "posting_starts")
+        self._positions = load_array(folder, "posting_products")
+        self._saturations = load_array(folder, "posting_saturations")
+        self._asin_ranks = load_array(folder, "asin_ranks")
+
+    def search(self, query: str, limit: int = MAX_RESULTS) -> NDArray[np.int64]:
+        """Positions of the best products in the catalogue, best first, at most ``limit``.
+
+        Raises:
+            TooManyTermsError: the query holds more than ``MAX_QUERY_TERMS`` different terms.
+        """
+        return self.rank(query, limit)[0]
+
+    def rank(self, query: str, limit: int = MAX_RESULTS) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """As :meth:`search`, with the scores."""
+        sums = np.zeros(len(self._asin_ranks))
+        for term, count in _count_terms(query).items():
+            number = self._number(term)
+            if number is None:
+                continue
+            start, end = self._starts[number : number + 2].tolist()
+            weight = np.float32(count) * inverse_document_frequency(self._documents, end - start)
+            sums[self._positions[start:end]] += term_scores(weight, self._saturations[start:end])
+        found = np.flatnonzero(sums)
+        scores = sums[found].astype(np.float32)
+        if len(found) > limit:
+            least = np.partition(scores, len(scores) - limit)[len(scores) - limit]
+            found, scores = found[scores >= least], scores[scores >= least]
+        order = np.lexsort((self._asin_ranks[found], -scores))[:limit]
+        return found[order], scores[order]
+
+    def _number(self, term: str) -> int | None:
+        """The term's place in the dictionary."""
+        wanted = np.uint64(term_hash(term))
+        number = int(np.searchsorted(self._hashes, wanted))
+        while number < len(self._hashes) and self._hashes[number] == wanted:
+            if self._terms[number] == term.encode("utf-8", "surrogatepass"):
+                return number
+            number += 1
+        return None
+
+
+def _count_terms(query: str) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for term in index_terms(query):
+        counts[term] += 1
+        if len(counts) > MAX_QUERY_TERMS:
+            raise TooManyTermsError
+    return counts

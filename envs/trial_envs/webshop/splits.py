@@ -1,0 +1,71 @@
+"""Splits of a shop's goals: two conventions, both over the goals' numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import overload
+
+from trial_envs.errors import UnknownSplitError
+
+GENERATED = "generated"
+
+_BOUNDS: dict[str, tuple[int, int | None]] = {
+    "train": (500, None),
+    "test": (0, 500),
+    "orig_train": (1500, None),
+    "orig_eval": (500, 1500),
+    "orig_test": (0, 500),
+    "all": (0, None),
+    GENERATED: (0, None),
+}
+"""First goal and the one after the last. ``train`` and ``test`` are those of agent training on the 1,000-product set;
+``orig_*`` those of the publication, which had the full catalogue in mind."""
+
+SPLITS = tuple(_BOUNDS)
+
+
+def check_split(split: str) -> str:
+    """The split itself.
+
+    Raises:
+        UnknownSplitError: WebShop has no such split.
+    """
+    if split not in SPLITS:
+        raise UnknownSplitError(f"WebShop has no split {split!r}; expected one of {', '.join(SPLITS)}")
+    return split
+
+
+def split_goals(split: str, num_goals: int) -> GoalNumbers:
+    """The goals of a split among ``num_goals``; empty if the shop has too few."""
+    first, end = _BOUNDS[check_split(split)]
+    return GoalNumbers(range(num_goals)[first:end])
+
+
+class GoalNumbers(Sequence[str]):
+    """Goal numbers as task ids, without holding millions of strings."""
+
+    def __init__(self, numbers: range) -> None:
+        self._numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> GoalNumbers: ...
+
+    def __getitem__(self, index: int | slice) -> str | GoalNumbers:
+        if isinstance(index, slice):
+            return GoalNumbers(self._numbers[index])
+        return str(self._numbers[index])
+
+    def __eq__(self, other: object) -> bool:
+        return self._numbers == other._numbers if isinstance(other, GoalNumbers) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._numbers)
+
+    def __repr__(self) -> str:
+        return f"GoalNumbers({self._numbers})"

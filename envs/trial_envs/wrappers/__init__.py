@@ -1,0 +1,8 @@
+"""Gymnasium wrappers for text environments; the limit of turns is Gymnasium's own ``TimeLimit``."""
+
+from trial_envs.wrappers.history import HistoryWindow
+from trial_envs.wrappers.projection import ActionProjection
+from trial_envs.wrappers.recording import Recording
+from trial_envs.wrappers.transcript import Episode, Step, append_episode, read_episodes
+
+__all__ = ["ActionProjection", "Episode", "HistoryWindow", "Recording", "Step", "append_episode", "read_episodes"]

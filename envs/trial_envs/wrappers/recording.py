@@ -1,0 +1,71 @@
+"""Recording: every episode is appended to a transcript."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.utils import RecordConstructorArgs
+
+from trial_envs.wrappers.transcript import Episode, Step, append_episode
+
+
+class Recording(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
+    """Appends each episode to a file of JSON lines when it ends, or is given up by ``reset`` or ``close``.
+
+    :func:`trial_envs.wrappers.read_episodes` reads the file. Several environments and processes may share one. What is
+    recorded is what passes this wrapper: outside of an :class:`ActionProjection` that is the whole reply.
+
+    Args:
+        env: the environment.
+        path: the file; it is created where it is missing, its folder is not.
+
+    Raises:
+        OSError: the file cannot be written to.
+    """
+
+    def __init__(self, env: gymnasium.Env[str, str], path: str | os.PathLike[str]) -> None:
+        RecordConstructorArgs.__init__(self, path=os.fspath(path))
+        gymnasium.Wrapper.__init__(self, env)
+        self._path = os.path.abspath(path)
+        self._seed: int | None = None
+        self._steps: list[Step] = []
+        with open(self._path, "ab"):
+            pass
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Starts an episode; one that was running is recorded as given up."""
+        self._write()
+        observation, info = self.env.reset(seed=seed, options=options)
+        self._seed = seed
+        self._steps.append(Step(None, observation, 0.0, False, False, _plain(info)))
+        return observation, info
+
+    def step(self, action: str) -> tuple[str, Any, bool, bool, dict[str, Any]]:
+        """Carries out the action; the episode is written when this was its last."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self._steps.append(Step(action, observation, float(reward), terminated, truncated, _plain(info)))
+        if terminated or truncated:
+            self._write()
+        return observation, reward, terminated, truncated, info
+
+    def close(self) -> None:
+        """Records the running episode as given up, and closes the environment."""
+        self._write()
+        self.env.close()  # type: ignore[no-untyped-call]
+
+    def _write(self) -> None:
+        """Writes the episode unless it has no action."""
+        steps, self._steps = tuple(self._steps), []
+        if len(steps) > 1:
+            append_episode(self._path, Episode(self._name(), self._seed, steps))
+
+    def _name(self) -> str:
+        return self.spec.id if self.spec else type(self.unwrapped).__name__
+
+
+def _plain(info: dict[str, Any]) -> dict[str, Any]:
+    """A copy without NumPy's types."""
+    return {key: value.tolist() if isinstance(value, np.generic | np.ndarray) else value for key, value in info.items()}

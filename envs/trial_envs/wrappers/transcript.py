@@ -1,0 +1,94 @@
+"""Transcripts: played episodes as JSON lines, one episode a line."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trial_envs.errors import CorruptTranscriptError
+
+
+@dataclass(frozen=True)
+class Step:
+    """What an environment answered to ``reset`` (``action`` is ``None``) or to an action."""
+
+    action: str | None
+    observation: str
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Episode:
+    """A played episode."""
+
+    env: str
+    """Id of the environment."""
+    seed: int | None
+    """The seed given to ``reset``, if any."""
+    steps: tuple[Step, ...]
+    """The answer to ``reset``, then one for every action."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the environment ended it; otherwise it was given up."""
+        return self.steps[-1].terminated or self.steps[-1].truncated
+
+    @property
+    def total_reward(self) -> float:
+        """The sum of the rewards, undiscounted."""
+        return sum(step.reward for step in self.steps)
+
+
+def append_episode(path: str | os.PathLike[str], episode: Episode) -> None:
+    """Appends one line; processes that write to one file take turns.
+
+    Half a line, which a process that died left at the end, is removed first.
+
+    Raises:
+        TypeError: ``info`` holds something that JSON cannot express.
+    """
+    line = json.dumps(asdict(episode)).encode() + b"\n"
+    with open(path, "a+b") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        os.ftruncate(stream.fileno(), _end_of_last_line(stream))
+        stream.write(line)
+
+
+def read_episodes(path: str | os.PathLike[str]) -> Iterator[Episode]:
+    """The episodes of a file, in the order in which they ended; half a line at the end is left out.
+
+    Raises:
+        CorruptTranscriptError: a line holds no episode.
+    """
+    with open(path, "rb") as stream:
+        for number, line in enumerate(stream, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                record = json.loads(line)
+                steps = tuple(Step(**step) for step in record.pop("steps"))
+                yield Episode(steps=steps, **record)
+            except (ValueError, TypeError, AttributeError, KeyError) as error:
+                raise CorruptTranscriptError(
+                    f"line {number} of {Path(path)} holds no episode: {type(error).__name__}: {error}"
+                ) from error
+
+
+def _end_of_last_line(stream: Any, block: int = 65536) -> int:
+    end: int = stream.seek(0, os.SEEK_END)
+    while end > 0:
+        start = max(0, end - block)
+        stream.seek(start)
+        found = stream.read(end - start).rfind(b"\n")
+        if found >= 0:
+            return start + int(found) + 1
+        end = start
+    return 0

@@ -1,0 +1,270 @@
+"""Vectors, forks, copies and bad input: typed errors or "Nothing happens.", never the end of the process."""
+
+import copy
+import gc
+import json
+import multiprocessing
+import pickle
+import shutil
+import threading
+from pathlib import Path
+
+import gymnasium
+import pytest
+
+import trial_envs  # noqa: F401  registers the ids
+from trial_envs.alfworld.engine import AlfredEngine, GameText
+from trial_envs.alfworld.env import ALFWorldEnv
+from trial_envs.alfworld.export import write_games
+from trial_envs.alfworld.generator import generate, task_ids
+from trial_envs.alfworld.library import LIBRARIES
+from trial_envs.errors import (
+    CorruptGameError,
+    EpisodeOverError,
+    MissingDataError,
+    UnknownOptionError,
+    UnknownTaskError,
+)
+
+TINY = {"split": "generated", "difficulty": "tiny"}
+
+
+@pytest.fixture
+def env():
+    env = ALFWorldEnv(**TINY)
+    yield env
+    env.close()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_vectors_play_by_seed_by_task_and_in_a_row(env, mode):
+    envs = gymnasium.make_vec("trial/ALFWorld-v0", num_envs=2, vectorization_mode=mode, max_turns=2, **TINY)
+    observations, infos = envs.reset(seed=5)
+    alone = [env.reset(seed=seed) for seed in (5, 6)]
+    assert observations == tuple(observation for observation, _ in alone)
+    assert list(infos["task_id"]) == [info["task_id"] for _, info in alone]
+    observations, infos = envs.reset(options={"task": env.tasks()[3]})
+    assert observations == (env.reset(options={"task": 3})[0],) * 2
+    observations, _, _, truncations, infos = envs.step(("look", "fly"))
+    assert observations == (env.step("look")[0], "Nothing happens.")
+    assert list(infos["invalid_action"]) == [False, True]
+    assert list(infos["admissible_actions"][1]) == list(infos["admissible_actions"][0])
+    *_, truncations, _ = envs.step(("look", "look"))
+    assert list(truncations) == [True, True]
+    observations, *_, infos = envs.step(("ignored", "ignored"))  # the next episode starts by itself
+    assert all("Your task is to: " in observation for observation in observations)
+    envs.close()
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        "",
+        " ",
+        "\x00",
+        "look\x00",
+        "lo\x1bok",
+        "\r\n\t",
+        "\ud800",
+        "look\u200b",
+        "日本",
+        "x" * 1_000_000,
+        "go to " * 200_000,
+    ],
+)
+def test_any_text_is_answered_and_changes_nothing(env, action):
+    _, before = env.reset(seed=0)
+    observation, reward, terminated, truncated, info = env.step(action)
+    assert (observation, reward, terminated, truncated) == ("Nothing happens.", 0.0, False, False)
+    assert info == before | {"invalid_action": True}
+    assert not env.step("look")[-1]["invalid_action"]
+
+
+@pytest.mark.parametrize("action", [None, 1, b"look", ["look"], 2.5, object()])
+def test_an_action_that_is_no_text_is_refused_and_costs_nothing(env, action):
+    env.reset(seed=0)
+    expected = env.step("look")
+    env.reset(seed=0)
+    with pytest.raises(TypeError, match="an action is a str"):
+        env.step(action)
+    assert env.step("look") == expected
+
+
+@pytest.mark.parametrize("task", ["", "x" * 1_000_000, "\x00", "\ud800", "../..", "a/b", 256, -1, 0.5])
+def test_unknown_tasks_of_every_source(env, tmp_path, task):
+    write_games(tmp_path / "tree", n=1, seed=0, difficulty="tiny")
+    for source in (env, ALFWorldEnv("train", data=tmp_path / "tree")):
+        with pytest.raises(UnknownTaskError) as caught:
+            source.reset(options={"task": task})
+        assert len(str(caught.value)) < 1000
+        with pytest.raises(UnknownOptionError):
+            source.reset(options={"tasks": "0"})
+        with pytest.raises(EpisodeOverError):
+            source.step("look")
+        source.reset(seed=0)
+
+
+def test_after_the_end_an_action_is_refused(env):
+    env.reset(seed=0)
+    for command in env.walkthrough:
+        env.step(command)
+    with pytest.raises(EpisodeOverError, match="reset"):
+        env.step("look")
+
+
+def test_a_data_folder_that_vanishes(tmp_path):
+    first, second = write_games(tmp_path / "tree", n=2, seed=0, difficulty="tiny")
+    env = ALFWorldEnv("train", data=tmp_path / "tree")
+    env.reset(options={"task": first})
+    (tmp_path / "tree" / "json_2.1.1" / "train" / second / "game.tw-pddl").unlink()
+    with pytest.raises(MissingDataError, match="was listed before"):
+        env.reset(options={"task": second})
+    env.reset(options={"task": first})
+    shutil.rmtree(tmp_path / "tree")
+    env.step("look")
+    env.reset(options={"task": first})  # it is in memory
+    with pytest.raises(MissingDataError):
+        env.reset(options={"task": second})
+    with pytest.raises(MissingDataError):
+        ALFWorldEnv("train", data=tmp_path / "tree")
+    env.close()
+
+
+RELEASE = Path(__file__).parents[2].parent / "shared" / "data" / "alfworld"
+
+
+@pytest.mark.skipif(not RELEASE.is_dir(), reason="the ALFWorld release is not on this machine")
+def test_an_index_that_vanishes_or_is_damaged(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    env = ALFWorldEnv("valid_seen", data=RELEASE)
+    (index,) = (tmp_path / "trial_envs").glob("*.sqlite")
+    for task in ("x/y", "\ud800", "\x00", "a" * 1_000_000):
+        with pytest.raises(UnknownTaskError):
+            env.reset(options={"task": task})
+    content = index.read_bytes()
+    index.write_bytes(b"no index" * 1000)
+    with pytest.raises(CorruptGameError, match="delete it"):
+        env.reset(options={"task": 3})
+    index.unlink()
+    with pytest.raises(MissingDataError, match="has vanished"):
+        env.reset(options={"task": 3})
+    index.write_bytes(content)
+    env.reset(options={"task": 3})
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("part", "old", "new"),
+    [
+        ("problem", "(:init", "(:init\x00"),
+        ("problem", "loc_bar_1)", "loc_\x00ar_1)"),
+        ("problem", "loc_bar_1)", "loc_bär_1)"),
+        ("problem", "agent1", "\ud800"),
+        ("problem", "(:goal", "(" * 5000),
+        ("grammar", '"-= Welcome', '"#intro#-= Welcome'),
+        ("grammar", "{o.indefinite", "{o..indefinite"),
+        ("grammar", "receptacleatlocation(r:receptacle, l", "receptacleatlocation(r:receptacle, m:location, l"),
+        ("grammar", "GotoLocation", "Fly"),
+        ("domain", "GotoLocation", "Fly"),
+        ("domain", "(:action", "(:"),
+    ],
+)
+def test_no_damage_of_a_game_ends_the_process(part, old, new):
+    game = generate(task_ids("tiny", 5, 1)[0])
+    damaged = GameText(**game.text.__dict__ | {part: getattr(game.text, part).replace(old, new)})
+    assert damaged != game.text
+    engine = AlfredEngine()
+
+    def start(text):
+        engine.load(text)
+        return engine.reset()
+
+    with pytest.raises(CorruptGameError):
+        start(damaged)
+    assert start(game.text).admissible_commands
+    engine.close()
+
+
+@pytest.mark.parametrize("walkthrough", [7, ["look", 7], {"a": 1}])
+def test_a_walkthrough_that_is_no_list_of_commands(tmp_path, walkthrough):
+    (task,) = write_games(tmp_path / "tree", n=1, seed=0, difficulty="tiny")
+    file = tmp_path / "tree" / "json_2.1.1" / "train" / task / "game.tw-pddl"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"walkthrough": walkthrough}))
+    env = ALFWorldEnv("train", data=tmp_path / "tree")
+    with pytest.raises(CorruptGameError, match="walkthrough"):
+        env.reset(seed=0)
+    env.close()
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
+def test_a_copy_goes_on_where_the_original_is(duplicate):
+    env = gymnasium.make("trial/ALFWorld-v0", **TINY)
+    env.reset(seed=2)
+    first, *rest = env.unwrapped.walkthrough
+    env.step(first)
+    other = duplicate(env)
+    assert rest
+    assert [other.step(command) for command in rest] == [env.step(command) for command in rest]
+    assert other.spec == env.spec
+    other.close()
+    env.close()
+
+
+def play_all(player: int) -> list:
+    env = ALFWorldEnv("generated", difficulty="small", num_games=6)
+    answers = []
+    for task in range(6):
+        answers.append(env.reset(options={"task": task}))
+        answers += [env.step(command) for command in env.walkthrough]
+    env.close()
+    return answers
+
+
+def test_four_processes_at_once_get_the_answers_of_one():
+    with multiprocessing.get_context("fork").Pool(4) as pool:
+        answers = pool.map_async(play_all, range(4)).get(timeout=120)
+    assert answers == [play_all(0)] * 4
+
+
+def child_plays(env, answers):
+    command, *rest = env.walkthrough
+    answers.put([env.step(command), *(env.step(c) for c in rest), env.reset(seed=3)])
+
+
+def test_a_fork_in_mid_episode_plays_on_while_other_threads_play():
+    env, other = ALFWorldEnv(**TINY), ALFWorldEnv(**TINY)
+    stop = threading.Event()
+
+    def play():
+        while not stop.is_set():
+            other.reset()
+            other.step("look")
+
+    thread = threading.Thread(target=play)
+    thread.start()
+    try:
+        env.reset(seed=2)
+        context = multiprocessing.get_context("fork")
+        for _ in range(5):
+            answers = context.Queue()
+            child = context.Process(target=child_plays, args=(env, answers))
+            child.start()
+            found = answers.get(timeout=60)
+            child.join(60)
+            assert child.exitcode == 0
+    finally:
+        stop.set()
+        thread.join(60)
+    assert found == [*(env.step(c) for c in env.walkthrough), env.reset(seed=3)]
+    env.close()
+    other.close()
+
+
+def test_an_environment_that_nobody_closed_gives_its_library_back():
+    gc.collect()
+    env = ALFWorldEnv(**TINY)
+    env.reset(seed=0)
+    free = len(LIBRARIES._free)
+    del env
+    gc.collect()
+    assert len(LIBRARIES._free) == free + 1

@@ -1,0 +1,122 @@
+"""TextWorld's generated games keep the same contract as every other text environment."""
+
+import os
+import pickle
+import subprocess
+import sys
+
+import gymnasium
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+import trial_envs  # noqa: F401  registers the ids
+from trial_envs.errors import ClosedEnvError, GeneratorSettingError, UnknownSplitError, UnknownTaskError
+from trial_envs.textworld.env import TextWorldEnv
+
+COIN, TREASURE = "coin_collector-3-7", "treasure_hunter-3-8"
+
+
+@pytest.fixture(scope="module")
+def env():
+    env = gymnasium.make("trial/TextWorld-v0", level=3, render_mode="ansi", disable_env_checker=True)
+    yield env
+    env.close()
+
+
+@pytest.mark.parametrize("task", [COIN, TREASURE])
+def test_the_walkthrough_wins_and_every_command_of_it_is_admissible(env, task):
+    observation, info = env.reset(options={"task": task})
+    assert observation.startswith(info["task"])
+    assert (info["task_id"], info["family"], info["score"]) == (task, task.split("-")[0], 0.0)
+    walkthrough = env.unwrapped.walkthrough
+    for command in walkthrough:
+        assert not info["won"]
+        assert command in info["admissible_actions"]
+        observation, reward, terminated, truncated, info = env.step(command)
+        assert not info["invalid_action"]
+    assert (reward, terminated, truncated, info["won"], info["score"]) == (1.0, True, False, True, 1.0)
+    assert "The End" in observation
+
+
+def test_the_wrong_treasure_ends_the_game_without_winning_it(env):
+    env.reset(options={"task": "treasure_hunter-1-2"})
+    assert env.unwrapped.walkthrough == ("take latchkey",)
+    _, reward, terminated, truncated, info = env.step("take gummy bear")
+    assert (reward, terminated, truncated, info["won"], info["score"]) == (0.0, True, False, False, 0.0)
+
+
+@pytest.mark.parametrize(
+    "action", ["", "quit", "restart", "save", "look. look", "\x00", "take coin\n", "\ud800", "é", "x" * 10**6]
+)
+def test_what_is_no_admissible_command_changes_nothing(env, action):
+    _, before = env.reset(options={"task": COIN})
+    observation, reward, terminated, truncated, info = env.step(action)
+    assert (observation, reward, terminated, truncated) == ("That's not a verb I recognise.", 0.0, False, False)
+    assert info == before | {"invalid_action": True}
+    _, *_, info = env.step(" look ")
+    assert not info["invalid_action"]
+
+
+def test_a_game_is_a_pure_function_of_its_id(env):
+    code = (
+        "from trial_envs.textworld.env import TextWorldEnv; import pickle, sys;"
+        f"env = TextWorldEnv(); answers = [env.reset(options={{'task': {COIN!r}}})];"
+        "answers += [env.step(command) for command in env.walkthrough];"
+        "env.close(); sys.stdout.buffer.write(pickle.dumps(answers))"
+    )
+    surroundings = os.environ | {"PYTHONHASHSEED": "11"}
+    done = subprocess.run([sys.executable, "-c", code], check=True, timeout=120, capture_output=True, env=surroundings)
+    answers = [env.reset(options={"task": COIN})]
+    answers += [env.step(command) for command in env.unwrapped.walkthrough]
+    assert pickle.loads(done.stdout) == answers
+
+
+def test_splits_share_no_game_and_lists_are_fixed():
+    env = TextWorldEnv(level=2, num_games=5)
+    assert env.tasks() == [
+        "coin_collector-2-0",
+        "treasure_hunter-2-1",
+        "coin_collector-2-2",
+        "treasure_hunter-2-3",
+        "coin_collector-2-4",
+    ]
+    assert not set(env.tasks("train")) & set(env.tasks("test"))
+    assert env.reset(options={"task": 4})[1]["task_id"] == "coin_collector-2-4"
+    env.close()
+    env.close()
+    with pytest.raises(ClosedEnvError):
+        env.reset()
+
+
+def test_a_copy_goes_on_where_the_original_is(env):
+    env.reset(options={"task": TREASURE})
+    first, *rest = env.unwrapped.walkthrough
+    env.step(first)
+    copy = pickle.loads(pickle.dumps(env))
+    assert rest
+    assert [copy.step(command) for command in rest] == [env.step(command) for command in rest]
+    copy.close()
+
+
+def test_unknown_settings_and_tasks(env):
+    with pytest.raises(UnknownSplitError, match="'valid'"):
+        TextWorldEnv("valid")
+    for wrong in ({"level": 31}, {"level": 0}, {"families": ["cooking"]}, {"families": []}, {"num_games": 0}):
+        with pytest.raises(GeneratorSettingError):
+            TextWorldEnv(**wrong)
+    for task in (
+        "",
+        "coin_collector",
+        "coin_collector-301-0",
+        "treasure_hunter-31-0",
+        "coin_collector-3-7\n",
+        "cooking-1-1",
+    ):
+        with pytest.raises(UnknownTaskError):
+            env.reset(options={"task": task})
+
+
+def test_gymnasium_accepts_the_environment():
+    env = gymnasium.make("trial/TextWorld-v0", level=1, num_games=1, render_mode="ansi")
+    check_env(env.unwrapped, skip_render_check=True)
+    env.close()

@@ -1,0 +1,105 @@
+"""The buyer that knows the goal gets what can be got; the one that sees what a player sees does well without."""
+
+import pytest
+
+from trial_envs.webshop.env import WebShopEnv
+from trial_envs.webshop.explorer import ExplorerOracle, read_task
+
+EVERY, WON = 15, 426
+"""Of all 6,910 goals 6,452 can be won; of every 15th, 426 of 461."""
+
+
+def test_the_plan_reaches_all_that_the_goals_product_can_reach(webshop_index):
+    """The others miss options only."""
+    env = WebShopEnv("all", data=webshop_index)
+    won, tasks = 0, env.tasks()[::EVERY]
+    for task in tasks:
+        env.reset(options={"task": task})
+        for action in env.walkthrough:
+            _, _, terminated, _, info = env.step(action)
+            assert not info["invalid_action"], (task, action)
+        assert terminated
+        won += info["won"]
+        parts = env.purchase.reward.parts()
+        assert parts["r_type"] == parts["r_att"] == parts["r_price"] == 1
+        assert info["won"] == (parts.get("r_option", 1) == 1)
+    assert (won, len(tasks)) == (WON, 461)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "thing", "options", "limit"),
+    [
+        ("Find me red lamps", "red lamps", {}, float("inf")),
+        (
+            "Find me a, b lamps with solid wood for rooms, and price lower than 60.00 dollars",
+            "a, b lamps with solid wood for rooms",
+            {},
+            60,
+        ),
+        (
+            "Find me shirts with long sleeve with color: a3-gray, and fit type: men, and price lower than 40.00 dollars",
+            "shirts with long sleeve",
+            {"color": "a3-gray", "fit type": "men"},
+            40,
+        ),
+        ('Find me pillows with size: 28" x 28"', "pillows", {"size": '28" x 28"'}, float("inf")),
+        ("i need a lamp", "i need a lamp", {}, float("inf")),
+    ],
+)
+def test_instructions_are_read(sentence, thing, options, limit):
+    errand = read_task(sentence)
+    assert (errand.thing, errand.options, errand.limit) == (thing, options, limit)
+
+
+def explore(env, task, seed):
+    observation, info = env.reset(options={"task": task})
+    buyer = ExplorerOracle()
+    buyer.reset(info["task"], observation, seed)
+    ended, actions = False, []
+    while not ended:
+        action = buyer.act(observation, info["admissible_actions"])
+        assert action.startswith("search[") or action in info["admissible_actions"]
+        observation, _, terminated, truncated, info = env.step(action)
+        actions.append(action)
+        ended = terminated or truncated
+    return info["score"], truncated, actions
+
+
+def test_the_explorer_wins_nearly_all_generated_goals(own_cache):
+    env = WebShopEnv("generated", num_games=100)
+    played = [explore(env, task, seed) for seed, task in enumerate(env.tasks())]
+    assert sum(score == 1 for score, _, _ in played) >= 90
+    assert not any(truncated for _, truncated, _ in played)
+    assert sum(len(actions) for _, _, actions in played) / 100 < 9
+
+
+def test_the_explorer_buys_in_time_in_the_published_shop(webshop_index):
+    env = WebShopEnv("test", data=webshop_index)
+    played = [explore(env, task, 0) for task in env.tasks()[::10]]
+    assert not any(truncated for _, truncated, _ in played)
+    assert sum(score for score, _, _ in played) / len(played) > 0.45
+
+
+def test_the_explorer_is_a_function_of_its_seed(own_cache):
+    env = WebShopEnv("generated", num_games=4)
+    walks = [explore(env, "2", seed)[2] for seed in (0, 0, 1, 2, 3, 4, 5)]
+    assert walks[0] == walks[1]
+    assert any(walk != walks[0] for walk in walks)
+
+
+def test_the_explorer_goes_on_after_a_slip(own_cache):
+    env = WebShopEnv("generated", num_games=4)
+    observation, info = env.reset(options={"task": 1})
+    buyer = ExplorerOracle()
+    buyer.reset(info["task"], observation, 0)
+    buyer.act(observation, info["admissible_actions"])
+    for slip in ("hm", "search[tea]", "click[next >]"):
+        buyer.carried_out(slip)
+        observation, *_, info = env.step(slip)
+        action = buyer.act(observation, info["admissible_actions"])
+    for _ in range(10):
+        observation, _, terminated, _, info = env.step(action)
+        if terminated:
+            break
+        action = buyer.act(observation, info["admissible_actions"])
+    assert terminated

@@ -1,0 +1,180 @@
+"""The import step: what it finds, what it refuses, and that it repeats what the published engine derived."""
+
+import json
+import lzma
+import shutil
+
+import pytest
+from conftest import WEBSHOP_1K
+
+from trial_envs.errors import CorruptCatalogueError, MissingDataError, MissingPackageError
+from trial_envs.webshop import sources
+from trial_envs.webshop.catalogue import open_catalogue
+from trial_envs.webshop.env import WebShopEnv
+from trial_envs.webshop.nouns import tag_titles
+from trial_envs.webshop.preparation import import_shop, prepare
+
+PRODUCTS = [
+    {
+        "asin": f"B00000000{n}",
+        "name": f"Red Lamp number {n}",
+        "full_description": "",
+        "small_description": ["Bright", "Tall"],
+        "customization_options": {"Color": [{"value": " Red/Blue "}, {"value": "Green"}], "size": None},
+        "category": "garden",
+        "query": " Lamps ",
+        "product_category": "Home › Lamps",
+        "pricing": "$10.50 - $20.00" if n else "",
+        "images": [],
+    }
+    for n in range(3)
+]
+ATTRIBUTES = {
+    p["asin"]: {"attributes": ["bright"], "instruction": "Find me bright lamps", "instruction_attributes": ["bright"]}
+    for p in PRODUCTS
+}
+
+
+def write_source(folder, products=PRODUCTS, attributes=ATTRIBUTES, **further):
+    """A folder with the original's file names."""
+    folder.mkdir()
+    (folder / "items_shuffle.json").write_text(json.dumps(products, indent=2))
+    (folder / "items_ins_v2.json").write_text(json.dumps(attributes))
+    for name, content in further.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder
+
+
+def tag(titles):
+    """A stand-in for the tagger: every word is a noun."""
+    return (title.lower().split() for title in titles)
+
+
+needs_shop = pytest.mark.skipif(not WEBSHOP_1K.is_dir(), reason="the 1,000-product shop is not on this machine")
+
+
+@needs_shop
+def test_goals_and_prices_of_the_published_start_up_follow_from_the_products_and_the_seed(tmp_path, webshop_index):
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    for name in ("items_shuffle_1000.json.xz", "items_ins_v2_1000.json", "title_nouns.json"):
+        shutil.copyfile(WEBSHOP_1K / name, folder / name)
+    built = open_catalogue(prepare(folder, tmp_path / "index"))
+    recorded = open_catalogue(webshop_index)
+    assert built.num_goals == recorded.num_goals == 6910
+    assert [built.goal(n) for n in range(6910)] == [recorded.goal(n) for n in range(6910)]
+    assert [built.price(n) for n in range(1000)] == [recorded.price(n) for n in range(1000)]
+
+
+@needs_shop
+def test_the_packed_set_is_recognised_by_its_digests(tmp_path):
+    assert all(file.known for file in sources.inspect_source(WEBSHOP_1K))
+    shutil.copyfile(WEBSHOP_1K / "prices.json", tmp_path / "prices.json")
+    (tmp_path / "prices.json").open("a").write(" ")
+    found = {file.role: file for file in sources.inspect_source(tmp_path)}
+    assert found["prices"].known is False
+    assert found["products"].path is None
+    assert found["products"].required
+
+
+@needs_shop
+def test_human_goals_are_built_on_request(tmp_path):
+    shop = open_catalogue(prepare(WEBSHOP_1K, tmp_path / "index", human_goals=True))
+    goals = [shop.goal(number) for number in range(shop.num_goals)]
+    assert 5 < len(goals) < 100
+    assert {goal.asin for goal in goals} <= set(json.loads((WEBSHOP_1K / "items_human_ins.json").read_text()))
+    assert all(isinstance(goal.wanted, tuple) and goal.weight == 1 for goal in goals)
+
+
+def test_an_imported_shop_with_the_original_names_is_found_without_being_named(tmp_path, own_cache):
+    folder = write_source(own_cache / "source")
+    import_shop(folder, tagger=tag)
+    shutil.rmtree(folder)
+    env = WebShopEnv("all")
+    assert len(env.tasks()) == 6
+    product = env.catalogue.product(1)
+    assert product.options == {"color": ("red | blue", "green")}
+    assert (product.query, product.price_tag, product.features) == ("lamps", "$10.5 to $20.0", ("Bright", "Tall"))
+    assert env.catalogue.product(0).price_tag == "$100.0"
+    env.reset(options={"task": 0})
+    for action in env.walkthrough:
+        *_, info = env.step(action)
+    assert info["won"]
+    assert WebShopEnv().split == "train"
+
+
+def test_another_seed_draws_other_prices_and_the_same_seed_the_same(tmp_path):
+    folder = write_source(tmp_path / "source")
+    shops = [open_catalogue(prepare(folder, tmp_path / f"i{n}", seed=s, tagger=tag)) for n, s in enumerate((1, 1, 2))]
+    prices = [[shop.price(n) for n in range(3)] for shop in shops]
+    assert prices[0] == prices[1] != prices[2]
+    assert all(10.5 <= price <= 20 for price in prices[0][1:])
+    assert shops[0].goal(0) == shops[1].goal(0)
+
+
+def test_importing_again_replaces_the_shop(tmp_path):
+    target = tmp_path / "index"
+    import_shop(write_source(tmp_path / "a"), target, tagger=tag)
+    import_shop(write_source(tmp_path / "b", PRODUCTS[:1]), target, tagger=tag)
+    assert open_catalogue(target).num_products == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "index"]
+
+
+def test_malformed_and_repeated_asins_are_left_out(tmp_path):
+    odd = [{**PRODUCTS[0], "asin": "nan"}, {**PRODUCTS[0], "asin": "B" * 11}, {**PRODUCTS[1], "name": "again"}]
+    shop = open_catalogue(prepare(write_source(tmp_path / "s", PRODUCTS + odd), tmp_path / "i", tagger=tag))
+    assert [shop.listing(n).title for n in range(shop.num_products)] == [p["name"] for p in PRODUCTS]
+
+
+def test_what_is_missing_is_said_with_its_source_and_size(tmp_path):
+    with pytest.raises(MissingDataError, match=r"items_shuffle\.json or .*items_ins_v2.*setup\.sh.*GB"):
+        import_shop(tmp_path)
+    with pytest.raises(MissingDataError, match="no folder"):
+        import_shop(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("products", "attributes", "further"),
+    [
+        ({"no": "list"}, ATTRIBUTES, {}),
+        ([{"asin": "B000000001"}], ATTRIBUTES, {}),
+        ([*PRODUCTS, 7], ATTRIBUTES, {}),
+        ([{**PRODUCTS[0], "pricing": "ten dollars"}], ATTRIBUTES, {}),
+        (PRODUCTS, ["no", "object"], {}),
+        (PRODUCTS, ATTRIBUTES, {"prices": {}}),
+        (PRODUCTS, ATTRIBUTES, {"title_nouns": {}}),
+    ],
+)
+def test_damaged_sources_are_refused_and_leave_nothing_behind(tmp_path, products, attributes, further):
+    folder = write_source(tmp_path / "source", products, attributes, **further)
+    with pytest.raises(CorruptCatalogueError):
+        prepare(folder, tmp_path / "index", tagger=tag)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+@pytest.mark.parametrize("name", ["items_shuffle.json.xz", "items_shuffle.json"])
+def test_a_truncated_file_is_refused(tmp_path, name):
+    folder = write_source(tmp_path / "source")
+    content = (folder / "items_shuffle.json").read_bytes()
+    (folder / "items_shuffle.json").unlink()
+    packed = lzma.compress(content) if name.endswith("xz") else content
+    (folder / name).write_bytes(packed[: len(packed) // 2])
+    with pytest.raises(CorruptCatalogueError, match=name):
+        prepare(folder, tmp_path / "index", tagger=tag)
+
+
+def test_a_long_list_is_read_piece_by_piece(tmp_path, monkeypatch):
+    values = [{"text": "x" * n, "list": [n, "]", "}"]} for n in range(60)]
+    path = tmp_path / "list.json"
+    path.write_text(json.dumps(values, indent=1))
+    for chunk in (1, 7, 100, 10**6):
+        monkeypatch.setattr(sources, "_CHUNK", chunk)
+        assert list(sources.read_list(path)) == values
+
+
+def test_the_tagger_says_how_to_install_what_it_needs(monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "spacy", None)
+    with pytest.raises(MissingPackageError, match="pip install spacy"):
+        next(tag_titles(["a lamp"]))

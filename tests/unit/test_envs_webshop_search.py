@@ -1,0 +1,187 @@
+"""Search: terms, arithmetic and ranking, against Lucene's own index and answers and against a slow second way."""
+
+import math
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+from golden_webshop import document_terms, golden
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trial_envs.webshop import indexing, search
+from trial_envs.webshop.analyser import index_terms
+from trial_envs.webshop.bm25 import quantise_length
+from trial_envs.webshop.catalogue import open_catalogue
+from trial_envs.webshop.indexing import IndexBuilder
+from trial_envs.webshop.porter import stem
+from trial_envs.webshop.records import save_array
+from trial_envs.webshop.search import SearchIndex
+
+
+@pytest.mark.parametrize(
+    ("text", "terms"),
+    [
+        ("The men's running shoes, and a dog", ["men", "run", "shoe", "dog"]),
+        ("non-slip 7.8 oz 1,000 10:30 don’t", ["non", "slip", "7.8", "oz", "1,000", "10", "30", "don’t"]),
+        ("snake_case _ __ 3-pack come.assemble", ["snake_cas", "3", "pack", "come.assembl"]),
+        ("漢字 ひら カタカナ 한국어", ["漢", "字", "ひ", "ら", "カタカナ", "한국어"]),
+        ("★ ❤️ 👩‍💻 🇩🇪 & # $", ["★", "❤️", "👩‍💻", "🇩🇪"]),
+        ("café crème it is", ["café", "crème"]),
+        ("", []),
+    ],
+)
+def test_terms_of_a_text(text, terms):
+    assert list(index_terms(text)) == terms
+
+
+def test_long_tokens_are_cut_into_pieces():
+    assert [len(term) for term in index_terms("b" * 600)] == [255, 255, 90]
+
+
+@pytest.mark.parametrize(
+    ("word", "stemmed"),
+    [
+        ("caresses", "caress"),
+        ("ponies", "poni"),
+        ("agreed", "agre"),
+        ("feed", "feed"),
+        ("bled", "bled"),
+        ("motoring", "motor"),
+        ("sing", "sing"),
+        ("hopping", "hop"),
+        ("falling", "fall"),
+        ("filing", "file"),
+        ("sky", "sky"),
+        ("happy", "happi"),
+        ("relational", "relat"),
+        ("conformably", "conform"),
+        ("technology", "technolog"),
+        ("geology", "geologi"),
+        ("vietnamization", "vietnam"),
+        ("triplicate", "triplic"),
+        ("goodness", "good"),
+        ("adjustment", "adjust"),
+        ("adoption", "adopt"),
+        ("probate", "probat"),
+        ("rate", "rate"),
+        ("cease", "ceas"),
+        ("controll", "control"),
+        ("roll", "roll"),
+        ("as", "as"),
+    ],
+)
+def test_stems(word, stemmed):
+    assert stem(word) == stemmed
+
+
+def test_every_document_has_the_terms_of_the_published_index(webshop_index):
+    shop = open_catalogue(webshop_index)
+    for asin, terms in document_terms().items():
+        assert Counter(index_terms(shop.product(shop.position(asin)).document)) == terms, asin
+
+
+def test_every_published_ranking_is_reproduced_in_full(webshop_index):
+    shop = open_catalogue(webshop_index)
+    for record in golden("search"):
+        found = [shop.listing(position).asin for position in shop.search(record["query"]).tolist()]
+        assert found == record["asins"], record["query"]
+
+
+def slow_ranking(documents: dict[str, dict[str, int]], query: str) -> list[str]:
+    """BM25 as its formula stands, one document at a time, in doubles of Python; only lengths are Lucene's."""
+    lengths = {asin: sum(terms.values()) for asin, terms in documents.items()}
+    average = sum(lengths.values()) / len(lengths)
+    holders = Counter(term for terms in documents.values() for term in terms)
+    scores = {}
+    for asin, terms in documents.items():
+        score, length = 0.0, lengths[asin]
+        if length >= 24:
+            step = 1 << max((length - 24).bit_length() - 4, 0)
+            length = 24 + (length - 24) // step * step
+        for term in index_terms(query):
+            if term in terms:
+                n = holders[term]
+                idf = math.log(1 + (len(documents) - n + 0.5) / (n + 0.5))
+                score += idf * terms[term] / (terms[term] + 0.9 * (0.6 + 0.4 * length / average))
+        if score:
+            scores[asin] = score
+    return sorted(scores, key=lambda asin: (-round(scores[asin], 5), asin))[:50]
+
+
+def test_a_slow_second_implementation_ranks_alike(webshop_index):
+    shop = open_catalogue(webshop_index)
+    words = sorted({term for terms in list(document_terms().values())[:50] for term in terms if term.isalpha()})
+    rng = random.Random(4)
+    for _ in range(15):
+        query = " ".join(rng.choices(words, k=rng.randint(1, 8)))
+        found = [shop.listing(position).asin for position in shop.search(query).tolist()]
+        assert found == slow_ranking(document_terms(), query), query
+
+
+def test_lengths_are_kept_to_four_bits_beyond_24():
+    assert [quantise_length(n) for n in (0, 23, 24, 39, 40, 41, 42, 56, 59, 60, 1919)] == [
+        *(0, 23, 24, 39, 40, 40, 42, 56, 56, 60, 1816)
+    ]
+
+
+@given(st.integers(0, 10**9))
+def test_kept_lengths_never_exceed_the_length_and_lose_at_most_an_eighth(length):
+    kept = quantise_length(length)
+    assert kept <= length
+    assert length - kept <= max(length - 24, 0) / 8
+
+
+def build(folder, documents):
+    folder.mkdir()
+    builder = IndexBuilder(folder)
+    for terms in documents:
+        builder.add(terms)
+    save_array(folder, "asin_ranks", range(len(documents)), "int32")
+    return SearchIndex(folder, builder.finish())
+
+
+def test_an_index_built_in_many_runs_answers_as_one_built_in_one(tmp_path, monkeypatch):
+    rng = random.Random(0)
+    documents = [rng.choices("abcdefghijkl", k=rng.randint(0, 40)) for _ in range(300)]
+    whole = build(tmp_path / "whole", documents)
+    monkeypatch.setattr(indexing, "RUN", 50)
+    pieces = build(tmp_path / "pieces", documents)
+    for query in ("b", "b c d", "e e e k", "z"):
+        for one, other in zip(whole.rank(query), pieces.rank(query), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_terms_of_equal_hash_are_told_apart(tmp_path, monkeypatch):
+    monkeypatch.setattr(indexing, "term_hash", lambda term: 7)
+    monkeypatch.setattr(search, "term_hash", lambda term: 7)
+    index = build(tmp_path / "index", [["b"], ["c"], ["d", "b"]])
+    assert index.search("c").tolist() == [1]
+    assert index.search("b").tolist() == [0, 2]
+    assert index.search("x").tolist() == []
+
+
+def test_equal_scores_are_ordered_by_asin(tmp_path):
+    index = build(tmp_path / "index", [["b"]] * 5)
+    index._asin_ranks = np.array([3, 0, 4, 1, 2])
+    assert index.search("b").tolist() == [1, 3, 4, 0, 2]
+    assert index.search("b", limit=2).tolist() == [1, 3]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a" * 10**6,
+        "_" * 10**6,
+        "a'" * 500_000,
+        "a_" * 500_000,
+        "\u0301" * 10**6,
+        "❤" * 10**5,
+        "[" * 10**6,
+        "1," * 10**5,
+    ],
+    ids=lambda text: ascii(text[:2]),
+)
+def test_a_million_characters_are_read_in_time(text):
+    assert sum(1 for _ in index_terms(text)) <= len(text)

@@ -1,0 +1,210 @@
+"""Wrappers for text environments, on a small environment of its own."""
+
+import json
+import multiprocessing
+import pickle
+from collections.abc import Sequence
+
+import gymnasium
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from trial_envs.core import Outcome, TextEnv
+from trial_envs.errors import CorruptTranscriptError, EpisodeOverError
+from trial_envs.wrappers import ActionProjection, Episode, HistoryWindow, Recording, Step, append_episode, read_episodes
+
+
+class EchoEnv(TextEnv):
+    """Answers with what was said; ``win`` wins."""
+
+    def __init__(self, max_turns: int = 4, render_mode: str | None = None) -> None:
+        super().__init__("echoes", max_turns, render_mode)
+
+    def tasks(self, split: str | None = None) -> Sequence[str]:
+        return ("hill", "valley", "cave")
+
+    def family(self, task_id: str) -> str:
+        return "echo"
+
+    def _start(self, task_id: str) -> tuple[str, Outcome]:
+        return "say win", Outcome(f"a {task_id}", ("win",))
+
+    def _advance(self, action: str) -> Outcome:
+        won = action == "win"
+        return Outcome(f"{action}!", ("win",), float(won), float(won), won, won, invalid_action=action == "")
+
+    def _free(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def echo_id():
+    gymnasium.register("EchoEnv-v0", EchoEnv)
+    yield
+    del gymnasium.registry["EchoEnv-v0"]
+
+
+def test_the_history_holds_the_last_turns_and_forgets_with_the_episode():
+    env = HistoryWindow(EchoEnv(), size=2)
+    observation, info = env.reset(options={"task": "hill"})
+    assert (observation, info["history"]) == ("a hill", [])
+    for action in ("one", "two", "three"):
+        observation, *_, info = env.step(action)
+        assert observation in env.observation_space
+    assert observation == "one!\n> two\ntwo!\n> three\nthree!"
+    assert info["history"] == [("one!", "two"), ("two!", "three")]
+    assert env.reset(options={"task": "cave"})[0] == "a cave"
+    assert env.step("one")[0] == "a cave\n> one\none!"
+
+
+def test_a_window_of_the_longest_texts_is_in_the_observation_space():
+    env = HistoryWindow(EchoEnv(), size=2)
+    env.reset()
+    longest = "é" * (env.action_space.max_length - 1)
+    for _ in range(3):
+        observation, *_ = env.step(longest)
+        assert observation in env.observation_space
+
+
+@pytest.mark.parametrize(
+    ("reply", "action", "invalid"),
+    [
+        ("<think>x</think><action> WIN </action>", "win", False),
+        ("<action>win</action>", "win", True),
+        ("I say hello", "i say hello", True),
+        ("", "", True),
+        ("<think>\x00\ud800</think><action>\ud800</action>", "\ud800", False),
+    ],
+)
+def test_replies_become_actions_and_wrong_ones_are_flagged(reply, action, invalid):
+    env = ActionProjection(EchoEnv())
+    _, info = env.reset()
+    assert (info["action"], info["invalid_reply"]) == (None, False)
+    observation, _, terminated, _, info = env.step(reply)
+    assert (observation, info["action"], info["invalid_reply"]) == (f"{action}!", action, invalid)
+    assert (terminated, info["invalid_action"]) == (action == "win", action == "")
+
+
+def test_wrong_settings_are_refused_when_the_wrapper_is_made():
+    with pytest.raises(ValueError, match="size is 0"):
+        HistoryWindow(EchoEnv(), size=0)
+    with pytest.raises(TypeError, match="made of texts"):
+        HistoryWindow(gymnasium.make("CartPole-v1"))
+    with pytest.raises(ValueError, match="style"):
+        ActionProjection(EchoEnv(), style="xml")
+    with pytest.raises(TypeError, match="found bytes"):
+        ActionProjection(EchoEnv()).step(b"win")
+    with pytest.raises(FileNotFoundError):
+        Recording(EchoEnv(), "/nowhere/at/all.jsonl")
+
+
+def test_episodes_are_recorded_when_they_end_or_are_given_up(tmp_path):
+    file = tmp_path / "episodes.jsonl"
+    env = Recording(ActionProjection(gymnasium.make("EchoEnv-v0"), "plain"), file)
+    env.reset(seed=3, options={"task": "hill"})
+    answer = env.step(" win ")
+    assert len(list(read_episodes(file))) == 1
+    env.reset(options={"task": "cave"})
+    env.step("Ünï \ud800\x00\n")
+    env.reset()
+    env.close()
+    won, given_up = read_episodes(file)
+    assert (won.env, won.seed, won.ended, won.total_reward) == ("EchoEnv-v0", 3, True, 1.0)
+    assert won.steps[0].action is None
+    assert won.steps[0].observation == "a hill"
+    assert won.steps[1] == Step(" win ", *answer)
+    assert won.steps[1].info["action"] == "win"
+    assert (given_up.seed, given_up.ended, given_up.total_reward) == (None, False, 0.0)
+    assert given_up.steps[1].action == "Ünï \ud800\x00\n"
+
+
+def test_half_a_line_is_left_out_and_then_replaced(tmp_path):
+    file = tmp_path / "episodes.jsonl"
+    episode = Episode("e", 1, (Step(None, "o" * 70_000, 0.0, False, False, {"n": 1}),))
+    append_episode(file, episode)
+    whole = file.read_bytes()
+    file.write_bytes(whole + whole[: len(whole) // 2])
+    assert list(read_episodes(file)) == [episode]
+    append_episode(file, episode)
+    assert file.read_bytes() == whole * 2
+
+
+@pytest.mark.parametrize("line", ["no JSON", "[]", "{}", '{"env": "e", "seed": 1, "steps": [{"action": 1}]}', "\x00"])
+def test_a_line_that_is_no_episode_is_named(tmp_path, line):
+    file = tmp_path / "episodes.jsonl"
+    append_episode(file, Episode("e", None, ()))
+    file.write_text(file.read_text() + line + "\n")
+    with pytest.raises(CorruptTranscriptError, match="line 2 of"):
+        list(read_episodes(file))
+
+
+def write_many(file: str, name: str) -> None:
+    for number in range(20):
+        append_episode(file, Episode(name, number, (Step(None, name * 5000, 0.0, False, False, {}),)))
+
+
+def test_processes_share_a_file(tmp_path):
+    file = str(tmp_path / "episodes.jsonl")
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=write_many, args=(file, name)) for name in "abcd"]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(60)
+    found = [(episode.env, episode.seed) for episode in read_episodes(file)]
+    assert sorted(found) == [(name, number) for name in "abcd" for number in range(20)]
+
+
+def wrapped(env, file):
+    return Recording(HistoryWindow(ActionProjection(env, "plain"), size=1), file)
+
+
+def test_a_copy_of_wrapped_environments_goes_on_by_itself(tmp_path):
+    env = wrapped(EchoEnv(), tmp_path / "e.jsonl")
+    env.reset(seed=1)
+    env.step("one")
+    copy = pickle.loads(pickle.dumps(env))
+    assert copy.step("two") == env.step("two")
+    copy.step("win")
+    with pytest.raises(EpisodeOverError):
+        copy.step("three")
+    assert env.step("three")[0] == "two!\n> three\nthree!"
+    assert copy.reset() == env.reset()
+
+
+def test_the_spec_of_a_wrapped_environment_makes_it_again(tmp_path):
+    env = wrapped(gymnasium.make("EchoEnv-v0", max_turns=2), tmp_path / "e.jsonl")
+    again = gymnasium.make(env.spec)
+    assert str(again) == str(env)
+    assert json.dumps([w.kwargs for w in again.spec.additional_wrappers]) == json.dumps(
+        [{"style": "plain", "tail": 30}, {"size": 1}, {"path": str(tmp_path / "e.jsonl")}]
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_gymnasium_accepts_wrapped_environments(tmp_path):
+    check_env(wrapped(EchoEnv(), tmp_path / "e.jsonl"), skip_render_check=True)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_wrapped_environments_play_in_vectors(tmp_path, mode):
+    file = tmp_path / "episodes.jsonl"
+    envs = gymnasium.make_vec(
+        "EchoEnv-v0", num_envs=2, vectorization_mode=mode, wrappers=[lambda env: wrapped(env, file)]
+    )
+    observations, _ = envs.reset(options={"task": "hill"})
+    assert observations == ("a hill", "a hill")
+    observations, rewards, terminations, _, infos = envs.step(("win", "日本 \ud800"))
+    assert observations == ("a hill\n> win\nwin!", "a hill\n> 日本 \ud800\n日本 \ud800!")
+    assert (list(rewards), list(terminations)) == ([1.0, 0.0], [True, False])
+    assert list(infos["action"]) == ["win", "日本 \ud800"]
+    assert observations in envs.observation_space
+    envs.close()
+    assert sorted(episode.ended for episode in read_episodes(file)) == [False, True]
+
+
+def test_gymnasiums_time_limit_truncates_earlier_than_the_environments_own():
+    env = gymnasium.make("EchoEnv-v0", max_episode_steps=2)
+    env.reset()
+    assert [env.step("no")[3] for _ in range(2)] == [False, True]
+    env.close()
