@@ -103,6 +103,7 @@ def test_a_submitted_job_trains_and_leaves_its_checkpoint(client, tmp_path):
         "panel_split": None,
         "tasks_per_iteration": 2,
         "group_size": 2,
+        "hindsight_start_iteration": 1,
     }
     overrides = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
     done = submit(client, "--id", "one-iteration", EXPERIMENT, "--", "--iterations", "1", "--out", str(run), *overrides)

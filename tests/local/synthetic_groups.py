@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
@@ -10,27 +12,40 @@ OUTCOMES = ("You pick up the apple 1 from the cabinet 2.", "Nothing happens.", "
 
 
 def synthetic_groups(
-    vocab_size: int, num_groups: int = 3, group_size: int = 4, seed: int = 0, most_turns: int = 4
+    vocab_size: int,
+    num_groups: int = 3,
+    group_size: int = 4,
+    seed: int = 0,
+    most_turns: int = 4,
+    replies: Sequence[np.ndarray] = (),
 ) -> list[TrajectoryGroup]:
+    """Groups of rollouts; each reply is one of ``replies``, or random tokens."""
     rng = np.random.default_rng(seed)
     return [
         TrajectoryGroup(
             f"task-{group}",
-            [_trajectory(rng, vocab_size, f"task-{group}", rollout, most_turns) for rollout in range(group_size)],
+            [
+                _trajectory(rng, vocab_size, f"task-{group}", rollout, most_turns, replies)
+                for rollout in range(group_size)
+            ],
         )
         for group in range(num_groups)
     ]
 
 
-def _trajectory(rng: np.random.Generator, vocab_size: int, task: str, rollout: int, most_turns: int) -> Trajectory:
-    turns = [_turn(rng, vocab_size) for _ in range(rng.integers(1, most_turns + 1))]
+def _trajectory(
+    rng: np.random.Generator, vocab_size: int, task: str, rollout: int, most_turns: int, replies: Sequence[np.ndarray]
+) -> Trajectory:
+    turns = [_turn(rng, vocab_size, replies) for _ in range(rng.integers(1, most_turns + 1))]
     success = bool(rng.random() < 0.5)
     return Trajectory(task, "pick", rollout, turns, success, float(success), "terminated" if success else "turn_limit")
 
 
-def _turn(rng: np.random.Generator, vocab_size: int) -> Turn:
+def _turn(rng: np.random.Generator, vocab_size: int, replies: Sequence[np.ndarray]) -> Turn:
     prompt = rng.integers(10, vocab_size, rng.integers(6, 20)).astype(np.int32)
     response = rng.integers(10, vocab_size, rng.integers(1, 6)).astype(np.int32)
+    if replies:
+        response = replies[rng.integers(len(replies))]
     return Turn(
         prompt_ids=prompt,
         response_ids=response,

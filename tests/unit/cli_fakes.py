@@ -13,6 +13,7 @@ config = (
     TRIALConfig()
     .environment("trial/ALFWorld-v0", env_config={"split": "train"})
     .policy(model_path="some/model")
+    .training(hindsight_start_iteration=1)
     .panel(split="valid_seen", num_tasks=20)
 )
 stop = {"training_iteration": 3}

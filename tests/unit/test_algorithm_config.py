@@ -10,6 +10,7 @@ import pytest
 from trial_ray.algorithms import GRPO, TRIAL, GRPOConfig, TRIALConfig
 from trial_ray.errors import ConfigError, UserInputError
 from trial_ray.runs.experiment import load_experiment
+from trial_ray.runs.methods import method_names, method_of, new_config
 
 EXAMPLES = Path(__file__).parents[2] / "tuned_examples"
 
@@ -29,7 +30,10 @@ def valid_config() -> TRIALConfig:
         ({"privileged_view": "outcom"}, "privileged_view is 'outcom'.*'outcome'"),
         ({"privileged_view": None}, "needs a second view"),
         ({"teacher_sync_iterations": 0}, "teacher_sync_iterations is 0"),
+        ({"gap_clip": float("nan")}, "gap_clip is nan"),
         ({"dual_clip": 0.5}, "dual_clip is 0.5"),
+        ({"clip_low": 1.5}, r"clip_low is 1.5.*\[0, 1\]"),
+        ({"advantage_epsilon": 0.0}, "advantage_epsilon is 0.0.*above 0"),
         ({"reward": "money"}, "reward is 'money'"),
         ({"minibatch_rows": 0}, "minibatch_rows is 0"),
         ({"minibatch_size": 8}, "minibatch_rows"),
@@ -38,6 +42,47 @@ def valid_config() -> TRIALConfig:
 def test_values_out_of_range_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         valid_config().training(**settings).validate()
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "message"),
+    [
+        ("rlsd", {"rescaling": 1.5}, r"rescaling is 1.5.*\[0, 1\]"),
+        ("rlsd", {"rescaling_clip": 1.5}, r"rescaling_clip is 1.5.*\[0, 1\]"),
+        ("rlsd", {"rescaling_iterations": 0}, "rescaling_iterations is 0"),
+        ("rlsd", {"privileged_view": None}, "RLSDConfig needs a second view"),
+        ("serl", {"privileged_view": None}, "SERLConfig needs a second view|without a privileged_view"),
+        ("sdar", {"gate_slope": -1.0}, "gate_slope is -1.0"),
+        ("sdar", {"distillation_coeff": -1.0}, "distillation_coeff is -1.0"),
+        ("grpo_opsd", {"gate_slope": 5.0}, "use sdar"),
+        ("opsd", {"divergence": "kl"}, "divergence is 'kl'.*'jsd', 'sampled'"),
+        ("opsd", {"jsd_mix": 1.0}, "jsd_mix is 1.0"),
+        ("opsd", {"jsd_temperature": 0.0}, "jsd_temperature is 0.0"),
+        ("gigpo", {"step_coeff": -1.0}, "step_coeff is -1.0"),
+        ("gigpo", {"step_discount": 1.5}, "step_discount is 1.5"),
+        ("grpo", {"teacher_sync_iterations": 10}, "without a privileged_view no teacher"),
+    ],
+)
+def test_methods_refuse_values_out_of_range(method, settings, message):
+    config = new_config(method).environment("trial/ALFWorld-v0").policy(model_path="anything").training(**settings)
+    with pytest.raises(ConfigError, match=message):
+        config.validate()
+
+
+@pytest.mark.parametrize("method", method_names())
+def test_every_method_is_found_by_its_name_and_valid_as_it_is(method):
+    config = new_config(method).environment("trial/ALFWorld-v0").policy(model_path="anything")
+    config.validate()
+    assert method_of(config) == method
+    assert type(config.algo_class.get_default_config()) is type(config)
+
+
+@pytest.mark.parametrize("method", ["sdar", "grpo_opsd", "rlsd"])
+def test_a_view_that_the_environment_does_not_offer_is_refused_with_those_that_it_does(method):
+    config = new_config(method).environment("some/Env-v0").policy(model_path="anything")
+    with pytest.raises(ConfigError, match=r"some/Env-v0 offers no 'skill' view.*outcome, feedback"):
+        config.validate()
+    config.training(privileged_view="outcome").validate()
 
 
 def test_the_valid_config_passes():
@@ -110,6 +155,7 @@ def test_every_example_is_a_valid_config(file):
     config = load_experiment(file).config
     assert isinstance(config, GRPOConfig)
     config.validate()
+    config.require_schedules_within(load_experiment(file).stop["training_iteration"])
     json.dumps(config.env_config)
 
 

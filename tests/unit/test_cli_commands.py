@@ -251,7 +251,7 @@ config = (
     TRIALConfig()
     .environment("trial/ALFWorld-v0", env_config={"difficulty": tune.grid_search(["tiny", "small"])})
     .policy(model_path="some/model")
-    .training(hindsight_coeff=tune.grid_search([0.01, COEFF]), clamp_alpha=1.0)
+    .training(hindsight_coeff=tune.grid_search([0.01, COEFF]), hindsight_start_iteration=2)
 )
 stop = {"training_iteration": 2}
 """
@@ -267,6 +267,8 @@ def test_every_value_of_a_grid_is_checked_before_anything_starts(tmp_path):
     assert Sweep.load(sweep_file(tmp_path, "0.1"), None, []).metric == "env_runners/success_rate"
     with pytest.raises(ConfigError, match=r"hindsight_coeff is -0\.1"):
         Sweep.load(sweep_file(tmp_path, "-0.1"), None, [])
+    with pytest.raises(ConfigError, match="hindsight_start_iteration is 2, but training ends after iteration 1"):
+        Sweep.load(sweep_file(tmp_path, "0.1"), 1, [])
     with pytest.raises(ConfigError, match="mode"):
         Sweep.load(sweep_file(tmp_path, "0.1", "mode = 'best'"), None, [])
     with pytest.raises(UserInputError, match="searches over nothing"):

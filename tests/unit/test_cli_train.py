@@ -162,6 +162,13 @@ def test_a_folder_in_use_is_refused(train, capsys):
         (["--set", "clamp_alpha=-0.5"], "clamp_alpha is -0.5"),
         (["--set", "lr"], "key=value"),
         (["--method", "trail"], "Did you mean 'trial'?"),
+        (["--method", "nowhere.py"], "No method file"),
+        (["--method", "rlsd"], "rescaling_iterations is 100, but training ends after iteration 3"),
+        (
+            ["--set", "hindsight_start_iteration=4"],
+            "hindsight_start_iteration is 4, but training ends after iteration 3",
+        ),
+        (["--method", "grpo", "--set", "teacher_sync_iterations=5"], "without a privileged_view"),
         (["--resume", "/nonexistent"], "not a run folder"),
     ],
 )
@@ -208,6 +215,36 @@ def test_an_experiment_may_import_its_neighbours_and_leaves_the_path_as_it_was(t
     before = list(sys.path)
     assert load_experiment(file).stop == {"training_iteration": 9}
     assert sys.path == before
+
+
+def test_a_broken_method_file_is_the_users_error(train, tmp_path, capsys):
+    file = tmp_path / "broken_method.py"
+    for source, words in (("x = 1\nCONFIG = undefined_name", "line 2: NameError"), ("x = 1", "must define CONFIG")):
+        file.write_text(source)
+        assert train("--out", train.out, "--method", file) == 2
+        assert words in capsys.readouterr().err
+        assert not train.out.exists()
+
+
+def test_a_schedule_may_end_with_training_and_does_not_matter_where_its_coefficient_is_zero(train, tmp_path):
+    assert train("--out", tmp_path / "a", "--set", "hindsight_start_iteration=3") == 0
+    assert train("--out", tmp_path / "b", "--method", "serl", "--set", "rescaling_iterations=3") == 0
+    off = ["--set", "hindsight_start_iteration=4", "--set", "hindsight_coeff=0"]
+    assert train("--out", tmp_path / "c", *off) == 0
+
+
+def test_a_run_of_a_users_method_resumes_and_its_record_runs_no_file(train, tmp_path, capsys):
+    from trial_ray.runs.config_record import load_record
+
+    file = tmp_path / "my_method.py"
+    file.write_text("from trial_ray.algorithms import GRPOConfig\nclass CONFIG(GRPOConfig):\n    pass\n")
+    assert train("--out", train.out, "--method", file, "--iterations", 1) == 0
+    assert train("--resume", train.out, "--method", file, "--iterations", 2) == 0
+    assert iterations(train.out) == [1, 2]
+    assert train("--resume", train.out, "--iterations", 3) == 2
+    assert str(file) in capsys.readouterr().err
+    file.write_text("raise SystemExit('a file that a record names was run')")
+    assert load_record(train.out / "resolved_config.json").model_path == "some/model"
 
 
 def test_training_ends_at_whichever_criterion_comes_first(train):

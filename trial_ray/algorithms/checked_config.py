@@ -46,6 +46,18 @@ class CheckedConfig(AlgorithmConfig):
             if not value >= minimum:
                 raise ConfigError(f"{name} is {value}, expected at least {minimum}.")
 
+    def _require_above(self, minimum: float, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if not value > minimum:
+                raise ConfigError(f"{name} is {value}, expected a value above {minimum}.")
+
+    def _require_within(self, minimum: float, maximum: float, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if not minimum <= value <= maximum:
+                raise ConfigError(f"{name} is {value}, expected a value in [{minimum}, {maximum}].")
+
     def _require_one_of(self, name: str, choices: tuple[Any, ...]) -> None:
         value = getattr(self, name)
         if value not in choices:

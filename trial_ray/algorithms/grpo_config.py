@@ -399,15 +399,17 @@ class GRPOConfig(CheckedConfig):
             "max_skipped_updates", "max_outcome_tokens",
         )  # fmt: skip
         self._require_at_least(
-            0, "kl_coeff", "entropy_coeff", "invalid_action_penalty", "clip_low", "clip_high", "advantage_epsilon",
-            "temperature", "panel_temperature", "history_window", "weight_decay", "max_group_redraws",
+            0, "kl_coeff", "entropy_coeff", "invalid_action_penalty", "clip_high", "temperature",
+            "panel_temperature", "history_window", "weight_decay", "max_group_redraws",
         )  # fmt: skip
+        self._require_above(0, "advantage_epsilon")
+        self._require_within(0, 1, "clip_low")
         self._require_one_of("engine", ENGINES)
         self._require_one_of("advantage_statistics", ADVANTAGE_STATISTICS)
         self._require_one_of("reward", REWARDS)
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p is {self.top_p}, expected a value in (0, 1].")
-        if self.dual_clip is not None and self.dual_clip <= 1:
+        if self.dual_clip is not None and not self.dual_clip > 1:
             raise ConfigError(f"dual_clip is {self.dual_clip}, expected a value above 1, or None.")
         if (self.model_path is None) == (self.warm_start is None):
             raise ConfigError(
@@ -416,6 +418,23 @@ class GRPOConfig(CheckedConfig):
         if self.minibatch_size is not None:
             raise ConfigError("Set minibatch_rows (turn rows over all learners), not RLlib's minibatch_size.")
         self._validate_views()
+
+    def schedules(self) -> dict[str, int]:
+        """Iterations that the method's schedule needs to take effect, by the setting that says so."""
+        return {}
+
+    def require_schedules_within(self, iterations: float) -> None:
+        """Refuse a schedule that training would not reach the end of.
+
+        Raises:
+            ConfigError: a schedule needs more than ``iterations``; the message names both numbers.
+        """
+        for name, needed in self.schedules().items():
+            if needed > iterations:
+                raise ConfigError(
+                    f"{name} is {needed}, but training ends after iteration {iterations:g}: the schedule would not be "
+                    f"completed. Set {name} to at most {iterations:g}, or train longer."
+                )
 
     def _require_view(self) -> None:
         if self.privileged_view is None:

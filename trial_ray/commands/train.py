@@ -69,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
     path = args.resume or args.out or default_folder(args.file)
     config.recording(trajectories_folder=str(path.expanduser().resolve() / "trajectories"))
     config.validate()
+    if "training_iteration" in stop:
+        config.require_schedules_within(stop["training_iteration"])
     console = terminal.output()
     folder = reopen_for(config, args.resume) if args.resume else RunFolder.create(path, config, args.file, sys.argv)
     console.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
@@ -101,12 +103,12 @@ def reopen_for(config: AlgorithmConfig, path: Path) -> RunFolder:
     Raises:
         CheckpointError: it is no run folder, or was trained with another method.
     """
-    from trial_ray.runs.config_record import load_record
+    from trial_ray.runs.config_record import load_method
     from trial_ray.runs.methods import method_of
     from trial_ray.runs.run_folder import RunFolder
 
     folder = RunFolder.reopen(path)
-    recorded, asked = method_of(load_record(folder.path / "resolved_config.json")), method_of(config)
+    recorded, asked = load_method(folder.path / "resolved_config.json"), method_of(config)
     if recorded != asked:
         raise CheckpointError(f"{path} was trained with {recorded}, not {asked}. Resume it with --method {recorded}.")
     return folder

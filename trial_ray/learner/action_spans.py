@@ -1,4 +1,4 @@
-"""Which tokens of a reply spell the action: those between its first ``<action>`` and ``</action>``."""
+"""Which tokens of a reply spell the action."""
 
 from __future__ import annotations
 
@@ -9,29 +9,41 @@ from typing import Any
 import numpy as np
 import torch
 
-_OPEN, _CLOSE = re.compile("<action>", re.IGNORECASE), re.compile("</action>", re.IGNORECASE)
+from trial_envs.core.projection import ReplyStyle
+
+# As the projection finds them: in any case, of ASCII letters.
+_OPEN, _CLOSE = (re.compile(tag, re.IGNORECASE | re.ASCII) for tag in ("<action>", "</action>"))
 
 
-def action_mask(replies: Sequence[np.ndarray], tokenizer: Any) -> torch.Tensor:
+def action_mask(replies: Sequence[np.ndarray], tokenizer: Any, style: ReplyStyle = "tagged") -> torch.Tensor:
     """Mask of the action's tokens in replies laid end to end, bool ``[T]``.
 
-    A token counts when any of its characters lies between the tags; a reply without the pair of tags has none.
+    In a tagged reply a token counts when any of its characters lies between the first ``<action>`` and the first
+    ``</action>``, from where the projection reads the action; without that pair of tags none does. A plain reply is the
+    action, but for its special tokens.
 
     Args:
         replies: int ``[y]`` each.
         tokenizer: the policy's tokenizer.
+        style: the form of the replies.
     """
-    masks = []
-    for ids in replies:
-        mask = np.zeros(len(ids), bool)
-        text = tokenizer.decode(ids)
-        opening, closing = _OPEN.search(text), _CLOSE.search(text)
-        if opening and closing and opening.end() < closing.start():
-            first = _tokens_within(ids, opening.end(), tokenizer)
-            last = _tokens_within(ids, closing.start() - 1, tokenizer)
-            mask[first : last + 1] = True
-        masks.append(mask)
+    if style == "plain":
+        masks = [~np.isin(ids, tokenizer.all_special_ids) for ids in replies]
+    else:
+        masks = [_between_tags(ids, tokenizer) for ids in replies]
     return torch.from_numpy(np.concatenate(masks))
+
+
+def _between_tags(ids: np.ndarray, tokenizer: Any) -> np.ndarray:
+    mask = np.zeros(len(ids), bool)
+    text = _decode(ids, tokenizer)
+    opening, closing = _OPEN.search(text), _CLOSE.search(text)
+    if opening and closing and opening.end() < closing.start():
+        first = _tokens_within(ids, opening.end(), tokenizer)
+        # The action's last character may share its token with the closing tag, or take several tokens.
+        shared = _tokens_within(ids, closing.start() - 1, tokenizer) + 1
+        mask[first : max(shared, _tokens_within(ids, closing.start(), tokenizer))] = True
+    return mask
 
 
 def _tokens_within(ids: np.ndarray, characters: int, tokenizer: Any) -> int:
@@ -39,8 +51,13 @@ def _tokens_within(ids: np.ndarray, characters: int, tokenizer: Any) -> int:
     low, high = 0, len(ids)
     while low < high:
         middle = (low + high + 1) // 2
-        if len(tokenizer.decode(ids[:middle])) <= characters:
+        if len(_decode(ids[:middle], tokenizer)) <= characters:
             low = middle
         else:
             high = middle - 1
     return low
+
+
+def _decode(ids: np.ndarray, tokenizer: Any) -> str:
+    # Cleaning up would move blanks, and with them the places of characters.
+    return tokenizer.decode(ids, clean_up_tokenization_spaces=False)

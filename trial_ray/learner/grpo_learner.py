@@ -160,7 +160,7 @@ class GRPOLearner(TorchLearner):
         the whole microbatch, so the gradient is the same as without the split.
         """
         rows = rows_of(microbatch)
-        buckets = make_buckets([row.length for row in rows], self.config.max_tokens_per_forward)
+        buckets = make_buckets(_lengths(rows), self.config.max_tokens_per_forward)
         if len(buckets) == 1:
             with self._gradient_sync(last):
                 loss = self._loss(microbatch, self._forward_rows(rows))
@@ -194,7 +194,7 @@ class GRPOLearner(TorchLearner):
 
     def _forward_rows(self, rows: list[Row]) -> dict[str, torch.Tensor]:
         """One forward pass of the module over rows that fit into memory together; outputs ``[T]`` in row order."""
-        groups = make_buckets([row.length for row in rows], self.config.max_tokens_per_forward, MAX_PADDING)
+        groups = make_buckets(_lengths(rows), self.config.max_tokens_per_forward, MAX_PADDING)
         packed = [OrdinaryBatch.from_rows([rows[row] for row in group], self.device) for group in groups]
         batch: dict[str, Any] = {"batches": [{name: getattr(part, name) for name in INPUTS} for part in packed]}
         if self.method.needs_divergence:
@@ -282,6 +282,11 @@ class GRPOLearner(TorchLearner):
         for name, state in saved["optimizers"].items():
             self._named_optimizers[name].load_state_dict(state)
         self.iteration = saved["iteration"]
+
+
+def _lengths(rows: list[Row]) -> list[int]:
+    """Input tokens of each row's longest view; rows hold evidence only where the training forward scores it."""
+    return [row.length + len(row.evidence_ids) for row in rows]
 
 
 def _token_places(lengths: torch.Tensor, rows: Any) -> torch.Tensor:

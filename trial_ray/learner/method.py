@@ -30,7 +30,8 @@ class Method:
         name: prefix of the method's metrics.
         needs_action_spans: whether ``prepare`` wants ``TurnRows.action_mask``.
         needs_divergence: whether ``add_dense`` wants ``fwd_out["divergence"]``, the full-vocabulary divergence of both
-            views, for which the training forward scores the hindsight view too.
+            views, for which the training forward scores the hindsight view too; the config then holds ``jsd_mix`` and
+            ``jsd_temperature``.
         config: the algorithm's config, which holds the method's settings.
     """
 

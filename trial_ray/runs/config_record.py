@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trial_ray.errors import CheckpointError
 from trial_ray.runs.methods import method_of, new_config
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "trial_ray/config"
 SCHEMA_VERSION = 1
+Read = TypeVar("Read")
 
 
 def to_record(config: AlgorithmConfig) -> dict[str, Any]:
@@ -40,12 +42,16 @@ def to_record(config: AlgorithmConfig) -> dict[str, Any]:
 def from_record(record: Any) -> AlgorithmConfig:
     """A fresh config of the recorded method with the recorded settings; what is under ``other`` keeps its default.
 
+    A record is data, from wherever the run folder came: no file that it names is run. Of a method that has a file of its
+    own, the settings that it shares with GRPO are read.
+
     Raises:
         CheckpointError: not such a record, or of another version.
     """
     if not isinstance(record, dict) or (record.get("schema"), record.get("schema_version")) != (SCHEMA, SCHEMA_VERSION):
         raise CheckpointError(f"Expected a resolved config of schema {SCHEMA} version {SCHEMA_VERSION}.")
-    config = new_config(record["method"])
+    method = record["method"]
+    config = new_config("grpo" if method.endswith(".py") else method)
     defaults = vars(config)
     for name in settable_names(defaults):
         if name in record["settings"]:
@@ -60,9 +66,18 @@ def load_record(path: Path) -> AlgorithmConfig:
     Raises:
         CheckpointError: the file is missing or broken.
     """
+    return _reading(path, from_record)
+
+
+def load_method(path: Path) -> str:
+    """Read from a ``resolved_config.json`` the name, or the file, of the method that the run trained; errors as above."""
+    return _reading(path, lambda record: str(record["method"]))
+
+
+def _reading(path: Path, read: Callable[[Any], Read]) -> Read:
     try:
-        return from_record(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+        return read(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"Cannot read the resolved config {path}: {error}.") from error
 
 

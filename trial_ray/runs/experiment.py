@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import runpy
 import sys
-import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trial_ray.errors import ConfigError, TrialRayError, UserInputError
+from trial_ray.errors import ConfigError, UserInputError
+from trial_ray.runs.user_files import running_user_file
 
 if TYPE_CHECKING:
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -64,12 +64,7 @@ def _run(path: Path) -> dict[str, Any]:
     # As when Python runs a script: modules beside the file can be imported.
     sys.path.insert(0, str(path.resolve().parent))
     try:
-        return runpy.run_path(str(path), run_name="trial_ray_experiment")
-    except TrialRayError:
-        raise
-    except Exception as error:
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        line = error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else "?"
-        raise UserInputError(f"{path}, line {line}: {type(error).__name__}: {error}") from error
+        with running_user_file(path):
+            return runpy.run_path(str(path), run_name="trial_ray_experiment")
     finally:
         sys.path.remove(str(path.resolve().parent))

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.errors import ConfigError
+from trial_ray.runs.user_files import running_user_file
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.grpo_config import GRPOConfig
@@ -30,6 +31,7 @@ def config_class(method: str) -> type[GRPOConfig]:
 
     Raises:
         ConfigError: no method has that name, or the file is missing or defines no ``CONFIG``.
+        UserInputError: the file fails.
     """
     if method.endswith(".py"):
         return _config_of(_load_file(Path(method)), method)
@@ -104,7 +106,8 @@ def _load_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        with running_user_file(path):
+            spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise

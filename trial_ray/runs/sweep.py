@@ -119,7 +119,10 @@ class Sweep:
         if not searched:
             raise UserInputError(f"{file} searches over nothing: give a setting tune.grid_search([...]), or use train.")
         for point in _points(searched):
-            _at(config, point).validate()
+            chosen = _at(config, point)
+            chosen.validate()
+            if "training_iteration" in stop:
+                chosen.require_schedules_within(stop["training_iteration"])
         return cls(checked, experiment.names.get("metric", "env_runners/success_rate"), mode)
 
     def require_folder(self, folder: Path, resume: bool) -> None:

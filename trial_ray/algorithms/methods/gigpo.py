@@ -6,7 +6,6 @@ from typing import ClassVar
 
 from trial_ray.algorithms.grpo import GRPO
 from trial_ray.algorithms.grpo_config import GRPOConfig
-from trial_ray.errors import ConfigError
 from trial_ray.learner.method import Method, Metrics
 from trial_ray.learner.step_values import anchor_ids, step_returns
 from trial_ray.learner.turn_rows import TurnRows
@@ -50,8 +49,7 @@ class GiGPOConfig(GRPOConfig):
         """Check every value; see ``GRPOConfig.validate``."""
         super().validate()
         self._require_at_least(0, "step_coeff")
-        if not 0 <= self.step_discount <= 1:
-            raise ConfigError(f"step_discount is {self.step_discount}, expected a value in [0, 1].")
+        self._require_within(0, 1, "step_discount")
 
 
 class GiGPO(GRPO):

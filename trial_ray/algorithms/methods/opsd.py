@@ -80,8 +80,7 @@ class OPSDConfig(GRPOConfig):
         self._require_one_of("divergence", DIVERGENCES)
         if not 0 < self.jsd_mix < 1:
             raise ConfigError(f"jsd_mix is {self.jsd_mix}, expected a value in (0, 1).")
-        if self.jsd_temperature <= 0:
-            raise ConfigError(f"jsd_temperature is {self.jsd_temperature}, expected a positive temperature.")
+        self._require_above(0, "jsd_temperature")
         self._require_view()
 
 

@@ -11,9 +11,10 @@ import torch
 
 from trial_ray.algorithms.grpo import GRPO
 from trial_ray.algorithms.grpo_config import GRPOConfig
-from trial_ray.learner.method import Method, linear_decay
-from trial_ray.learner.turn_rows import TokenBatch
+from trial_ray.learner.method import Method, Metrics, linear_decay
+from trial_ray.learner.turn_rows import TokenBatch, TurnRows
 from trial_ray.objectives.advantages import rescaled_advantages
+from trial_ray.rollout.trajectory import TrajectoryGroup
 
 
 class RescaledAdvantages(Method):
@@ -21,12 +22,19 @@ class RescaledAdvantages(Method):
 
     name = "rlsd"
 
+    def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
+        """Log λ and the mean gap."""
+        gap = rows.hindsight_logprobs - rows.logprobs
+        return {"rescaling": torch.tensor(self.strength(iteration)), "gap_mean": gap.mean()}
+
+    def strength(self, iteration: int) -> float:
+        """λ of an iteration."""
+        return linear_decay(self.config.rescaling, self.config.rescaling_iterations, iteration)
+
     def token_advantages(self, tokens: TokenBatch, logprobs: torch.Tensor, iteration: int) -> torch.Tensor:
         """Â of every token, ``[T]``."""
-        config = self.config
-        strength = linear_decay(config.rescaling, config.rescaling_iterations, iteration)
         gap = tokens.hindsight_logprobs - tokens.old_logprobs
-        return rescaled_advantages(tokens.advantages, gap, strength, config.rescaling_clip)
+        return rescaled_advantages(tokens.advantages, gap, self.strength(iteration), self.config.rescaling_clip)
 
 
 class RLSDConfig(GRPOConfig):
@@ -50,9 +58,13 @@ class RLSDConfig(GRPOConfig):
     def validate(self) -> None:
         """Check every value; see ``GRPOConfig.validate``."""
         super().validate()
-        self._require_at_least(0, "rescaling", "rescaling_clip")
+        self._require_within(0, 1, "rescaling", "rescaling_clip")
         self._require_at_least(1, "rescaling_iterations")
         self._require_view()
+
+    def schedules(self) -> dict[str, int]:
+        """The iterations over which λ falls, unless λ is 0 throughout."""
+        return {"rescaling_iterations": self.rescaling_iterations} if self.rescaling else {}
 
 
 class RLSD(GRPO):

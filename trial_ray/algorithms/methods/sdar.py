@@ -28,9 +28,14 @@ class GatedLikelihood(Method):
     ) -> tuple[torch.Tensor, Metrics]:
         """Outcome loss − mean of c_t log π_θ."""
         logprobs = fwd_out["logprobs"]
-        gate = torch.sigmoid(self.config.gate_slope * (tokens.hindsight_logprobs - logprobs.detach()))
+        gap = tokens.hindsight_logprobs - logprobs.detach()
+        gate = torch.sigmoid(self.config.gate_slope * gap)
         dense = weighted_likelihood_loss(logprobs, gate, tokens.mask)
-        return outcome + self.config.distillation_coeff * dense, {"dense_loss": dense, "gate_mean": gate.mean()}
+        return outcome + self.config.distillation_coeff * dense, {
+            "dense_loss": dense,
+            "gate_mean": gate.mean(),
+            "gap_mean": gap.mean(),
+        }
 
 
 class SDARConfig(GRPOConfig):

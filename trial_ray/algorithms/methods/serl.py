@@ -9,26 +9,29 @@ from typing import ClassVar
 
 import torch
 
-from trial_ray.algorithms.methods.rlsd import RLSD, RLSDConfig
-from trial_ray.learner.method import Method, linear_decay
-from trial_ray.learner.turn_rows import TokenBatch
+from trial_ray.algorithms.methods.rlsd import RLSD, RescaledAdvantages, RLSDConfig
+from trial_ray.learner.method import Method, Metrics
+from trial_ray.learner.turn_rows import TokenBatch, TurnRows
 from trial_ray.objectives.advantages import rescaled_advantages
+from trial_ray.rollout.trajectory import TrajectoryGroup
 
 EXPONENT_BOUND = 20.0
 
 
-class ActionRescaling(Method):
+class ActionRescaling(RescaledAdvantages):
     """The teacher is a copy of the policy that is renewed every ``teacher_sync_iterations``."""
 
     name = "serl"
     needs_action_spans = True
 
+    def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
+        """Log the share of tokens that are rescaled too."""
+        return super().prepare(rows, groups, iteration) | {"action_token_fraction": rows.action_mask.float().mean()}
+
     def token_advantages(self, tokens: TokenBatch, logprobs: torch.Tensor, iteration: int) -> torch.Tensor:
         """Â of every token, ``[T]``."""
-        config = self.config
-        strength = linear_decay(config.rescaling, config.rescaling_iterations, iteration)
         gap = (tokens.hindsight_logprobs - logprobs).clamp(-EXPONENT_BOUND, EXPONENT_BOUND)
-        rescaled = rescaled_advantages(tokens.advantages, gap, strength, config.rescaling_clip)
+        rescaled = rescaled_advantages(tokens.advantages, gap, self.strength(iteration), self.config.rescaling_clip)
         return torch.where(tokens.action_mask, rescaled, tokens.advantages)
 
 

@@ -12,7 +12,6 @@ from ray.rllib.algorithms.algorithm_config import NotProvided
 
 from trial_ray.algorithms.grpo import GRPO
 from trial_ray.algorithms.grpo_config import GRPOConfig
-from trial_ray.errors import ConfigError
 from trial_ray.learner.method import Method, Metrics
 from trial_ray.learner.step_values import step_values
 from trial_ray.learner.turn_rows import TokenBatch, TurnRows
@@ -119,9 +118,12 @@ class TRIALConfig(GRPOConfig):
         super().validate()
         self._require_at_least(0, "hindsight_coeff", "clamp_alpha")
         self._require_at_least(1, "hindsight_start_iteration")
-        if self.gap_clip <= 0:
-            raise ConfigError(f"gap_clip is {self.gap_clip}, expected a positive bound in nats.")
+        self._require_above(0, "gap_clip")
         self._require_view()
+
+    def schedules(self) -> dict[str, int]:
+        """λ's first iteration, unless λ is 0 throughout."""
+        return {"hindsight_start_iteration": self.hindsight_start_iteration} if self.hindsight_coeff else {}
 
 
 class TRIAL(GRPO):

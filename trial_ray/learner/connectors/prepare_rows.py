@@ -38,7 +38,8 @@ class PrepareRows(ConnectorV2):
         rows = shared_data[TURN_ROWS]
         if self.method.needs_action_spans:
             tokenizer = rl_module[DEFAULT_MODULE_ID].unwrapped().tokenizer
-            rows.action_mask = action_mask([turn.response_ids for turn in rows.turns], tokenizer)
+            replies = [turn.response_ids for turn in rows.turns]
+            rows.action_mask = action_mask(replies, tokenizer, self.method.config.prompt_style)
         rows.keep_evidence = self.method.needs_divergence
         for name, value in self.method.prepare(rows, episodes, self.iteration()).items():
             metrics.log_value((DEFAULT_MODULE_ID, self.method.name, name), value.item(), reduce="mean")

@@ -1,0 +1,244 @@
+"""Every method's microbatch loss as plain Python loops over ragged turns, one token at a time in float64.
+
+It shares no code with the product. A token's current log-probability and entropy are scalars with a graph
+(``token.logp``, ``token.entropy``); whatever a method must not differentiate is a plain float. Settings are written
+here as the methods' authors published them, so that the product's defaults are held to them too.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import objective_reference as reference
+import torch
+
+
+@dataclass
+class Token:
+    old: float
+    teacher: float
+    frozen: float
+    in_action: bool
+    logp: torch.Tensor
+    entropy: torch.Tensor
+    divergence: torch.Tensor | None = None
+    m: bool = True
+
+    @property
+    def here(self) -> float:
+        return self.logp.item()
+
+
+@dataclass
+class TurnRecord:
+    group: int
+    trajectory: int
+    observation: str
+    valid: bool
+    success: bool
+    last: bool
+    tokens: list[Token]
+    advantage: float = 0.0
+    weight: float = 0.0
+    extra: dict = field(default_factory=dict)
+
+
+# --- what the rollouts were worth
+
+
+def row_advantages(turns, statistics, penalty=0.1, scale=10.0):
+    """A of every turn, with the penalty for a reply without the required form."""
+    if statistics == "rows":
+        by_group = _grouped(turns, lambda turn: turn.group)
+        result = {}
+        for rows in by_group.values():
+            returns = [scale * rows_turn.success - (0.0 if rows_turn.valid else penalty) for rows_turn in rows]
+            result.update(zip(map(id, rows), reference.advantages([returns])[0], strict=True))
+        return [result[id(turn)] for turn in turns]
+    advantage = {}
+    for rows in _grouped(turns, lambda turn: turn.group).values():
+        rollouts = {turn.trajectory: scale * turn.success for turn in rows}
+        advantage.update(zip(rollouts, reference.advantages([list(rollouts.values())])[0], strict=True))
+    return [advantage[turn.trajectory] - (0.0 if turn.valid else penalty) for turn in turns]
+
+
+def discounted_successes(turns, discount):
+    """G of every turn: 1, discounted by the turns until the last, where the rollout succeeded."""
+    result = []
+    for place, turn in enumerate(turns):
+        until_last = 0
+        while not turns[place + until_last].last:
+            until_last += 1
+        result.append(discount**until_last * turn.success)
+    return result
+
+
+def anchor_means(turns, values):
+    """Mean of ``values`` over the turns of the same task group that showed the same observation."""
+    members = _grouped(list(zip(turns, values, strict=True)), lambda pair: (pair[0].group, pair[0].observation))
+    means = {key: math.fsum(value for _, value in pairs) / len(pairs) for key, pairs in members.items()}
+    return [means[turn.group, turn.observation] for turn in turns]
+
+
+def step_advantages(turns, discount=0.95, scale=10.0):
+    returns = [scale * value for value in discounted_successes(turns, discount)]
+    return [own - mean for own, mean in zip(returns, anchor_means(turns, returns), strict=True)]
+
+
+# --- profiles
+
+
+def relative_weights(turns, values=None):
+    """w_k = v_k s_k / mean over tokens of the trajectory; 1 where that mean is nothing."""
+    values = values or [1.0] * len(turns)
+    result = []
+    for rows in _consecutive(turns, values):
+        scores = [
+            v * math.fsum(abs(reference.gap(t.teacher, t.old)) for t in r.tokens) / len(r.tokens) for r, v in rows
+        ]
+        lengths = [len(turn.tokens) for turn, _ in rows]
+        mean = math.fsum(n * s for n, s in zip(lengths, scores, strict=True)) / sum(lengths)
+        result += [1.0 if mean <= 1e-8 else score / mean for score in scores]
+    return result
+
+
+def permuted_weights(turns, seed, iteration):
+    """Each turn of a trajectory, in the order of random keys, takes the weight of the next; then the mean is restored."""
+    keys = torch.rand(
+        len(turns), generator=torch.Generator().manual_seed(seed * 2**32 + iteration), dtype=torch.float64
+    )
+    own, place, result = relative_weights(turns), 0, []
+    for rows in _consecutive(turns, keys.tolist()):
+        order = sorted(range(len(rows)), key=lambda index: rows[index][1])
+        dealt = [0.0] * len(rows)
+        for index, following in zip(order, [*order[1:], order[0]], strict=True):
+            dealt[index] = own[place + following]
+        tokens = sum(len(turn.tokens) for turn, _ in rows)
+        mass = math.fsum(len(turn.tokens) * weight for (turn, _), weight in zip(rows, dealt, strict=True))
+        result += [weight * tokens / mass for weight in dealt]
+        place += len(rows)
+    return result
+
+
+# --- the loss of one microbatch
+
+
+def mean(values):
+    return sum(values) / len(values)
+
+
+def clipped(advantage, token, dual=3.0):
+    """One token's surrogate; ``max`` and ``min`` pass the gradient of the one they choose."""
+    ratio = torch.exp(token.logp - token.old)
+    inside = min(max(ratio, torch.tensor(0.8, dtype=torch.float64)), torch.tensor(1.2, dtype=torch.float64))
+    loss = max(-advantage * ratio, -advantage * inside)
+    return min(loss, torch.tensor(-dual * advantage, dtype=torch.float64)) if advantage < 0 and dual else loss
+
+
+def k3(token):
+    difference = token.frozen - token.logp
+    value = torch.exp(difference) - difference - 1
+    return value if value <= 10 else torch.tensor(10.0, dtype=torch.float64)
+
+
+def outcome(turns, advantage_of, kl=0.01, entropy=0.001, dual=3.0):
+    """(L_out, L_GRPO) with Â = ``advantage_of(turn, token)``."""
+    pairs = [(turn, token) for turn in turns for token in turn.tokens]
+    surrogate = mean([clipped(advantage_of(turn, token), token, dual) for turn, token in pairs])
+    total = surrogate - entropy * mean([token.entropy for _, token in pairs])
+    return (total + kl * mean([k3(token) for _, token in pairs]) if kl else total), surrogate
+
+
+def rescaled(advantage, gap, strength):
+    sign = (advantage > 0) - (advantage < 0)
+    return advantage * ((1 - strength) + strength * min(max(math.exp(sign * gap), 0.8), 1.2))
+
+
+def bounded(value, limit):
+    return max(-limit, min(limit, value))
+
+
+def likelihood(turns, coefficient_of):
+    """−mean of c · log π_θ."""
+    return -mean([coefficient_of(turn, token) * token.logp for turn in turns for token in turn.tokens])
+
+
+def plain(turn, token):
+    return turn.advantage
+
+
+def grpo(turns, **regularisation):
+    return outcome(turns, plain, **regularisation)[0]
+
+
+def trial(turns, coefficient, alpha=1.0):
+    """Eq. 7 and Eq. 8; ``coefficient`` is λ of the iteration. Returns the loss, and whether the clamp is saturated."""
+    loss, surrogate = outcome(turns, plain)
+    term = coefficient * likelihood(turns, lambda turn, t: turn.weight * bounded(t.teacher - t.here, 2.0))
+    limit = alpha * abs(surrogate.item())
+    if coefficient and abs(term.item()) >= limit:
+        return loss + bounded(term.item(), limit), True
+    return loss + term, False
+
+
+def rlsd(turns, strength):
+    return outcome(turns, lambda turn, t: rescaled(turn.advantage, t.teacher - t.old, strength))[0]
+
+
+def serl(turns, strength):
+    def advantage_of(turn, token):
+        if not token.in_action:
+            return turn.advantage
+        return rescaled(turn.advantage, bounded(token.teacher - token.here, 20.0), strength)
+
+    return outcome(turns, advantage_of, kl=0.0)[0]
+
+
+def sdar(turns):
+    gate = lambda turn, t: 0.01 / (1 + math.exp(-5 * (t.teacher - t.here)))  # noqa: E731
+    return grpo(turns) + likelihood(turns, gate)
+
+
+def grpo_opsd(turns):
+    return grpo(turns) + likelihood(turns, lambda turn, t: 0.005)
+
+
+def opsd_sampled(turns):
+    return likelihood(turns, lambda turn, t: t.teacher - t.here)
+
+
+def opsd_jsd(turns):
+    return mean([token.divergence for turn in turns for token in turn.tokens])
+
+
+def softmax(logits, temperature):
+    """Probabilities of a list of scalars, by the definition."""
+    highest = max(logit.item() for logit in logits)
+    powers = [torch.exp((logit - highest) / temperature) for logit in logits]
+    return [power / sum(powers) for power in powers]
+
+
+def jsd(logits, teacher_logits, mix=0.5, temperature=1.1):
+    """β KL(T ‖ M) + (1 − β) KL(S ‖ M) of two lists of scalars, M = β T + (1 − β) S."""
+    student, teacher = softmax(logits, temperature), softmax(teacher_logits, temperature)
+    total = 0.0
+    for s, t in zip(student, teacher, strict=True):
+        mixture = mix * t + (1 - mix) * s
+        total = total + mix * t * torch.log(t / mixture) + (1 - mix) * s * torch.log(s / mixture)
+    return total
+
+
+# --- ragged bookkeeping
+
+
+def _grouped(items, key):
+    groups: dict = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def _consecutive(turns, values):
+    """(turn, value) pairs of one trajectory after the other."""
+    return _grouped(list(zip(turns, values, strict=True)), lambda pair: pair[0].trajectory).values()

@@ -1,0 +1,132 @@
+"""Step returns, anchors and values against the rules written as loops over rollouts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trial_ray.learner.step_values import anchor_ids, step_returns, step_values
+from trial_ray.objectives.steps import discounted_returns, group_means, step_advantages
+from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
+
+
+def turn(observation, reward=0.0):
+    ids = np.zeros(1, np.int32)
+    return Turn(ids, ids, np.zeros(1, np.float32), 1, 1, observation, "look", True, "", reward, "stop")
+
+
+@st.composite
+def rollouts(draw):
+    steps = draw(st.lists(st.tuples(st.sampled_from("abc"), st.floats(-1, 1)), max_size=4))
+    trajectory = Trajectory("t", "f", 0, [turn(*step) for step in steps], draw(st.booleans()), draw(st.floats(0, 1)))
+    trajectory.ended = draw(st.sampled_from(["terminated", "terminated", "turn_limit", "failed"]))
+    return trajectory
+
+
+groups_of_rollouts = st.lists(
+    st.builds(lambda trajectories: TrajectoryGroup("t", trajectories), st.lists(rollouts(), max_size=4)), max_size=3
+).filter(lambda groups: any(group.survivors for group in groups))
+
+
+def survivors(groups):
+    return [
+        (index, trajectory)
+        for index, group in enumerate(groups)
+        for trajectory in group.trajectories
+        if trajectory.ended != "failed" and trajectory.turns
+    ]
+
+
+def naive_return(trajectory, place, reward, discount):
+    rewards = [each.reward for each in trajectory.turns]
+    if reward != "return":
+        rewards = [0.0] * len(rewards)
+        rewards[-1] = float(trajectory.success) if reward == "success" else trajectory.score
+    return sum(discount**later * value for later, value in enumerate(rewards[place:]))
+
+
+def places(groups):
+    return [(i, trajectory, k) for i, trajectory in survivors(groups) for k in range(len(trajectory.turns))]
+
+
+@given(groups_of_rollouts, st.sampled_from(["success", "score", "return"]), st.sampled_from([0.0, 0.5, 0.95, 1.0]))
+def test_step_returns_equal_the_discounted_sums(groups, reward, discount):
+    expected = [naive_return(trajectory, k, reward, discount) for _, trajectory, k in places(groups)]
+    found = step_returns(groups, reward, discount)
+    assert found.dtype == torch.float64
+    assert found.tolist() == pytest.approx(expected, abs=1e-12)
+
+
+@given(groups_of_rollouts)
+def test_turns_share_an_anchor_exactly_where_group_and_observation_agree(groups):
+    keys = [(i, trajectory.turns[k].observation) for i, trajectory, k in places(groups)]
+    ids = anchor_ids(groups).tolist()
+    for one, key in zip(ids, keys, strict=True):
+        assert [other == one for other in ids] == [other == key for other in keys]
+
+
+@given(groups_of_rollouts)
+def test_values_are_means_over_equal_observations(groups):
+    turns = places(groups)
+    values = step_values(groups, discount=0.9)
+    assert values.shape == (len(turns),)
+    for value, (i, trajectory, k) in zip(values.tolist(), turns, strict=True):
+        members = [
+            naive_return(other, j, "success", 0.9)
+            for other_group, other, j in turns
+            if other_group == i and other.turns[j].observation == trajectory.turns[k].observation
+        ]
+        assert value == pytest.approx(sum(members) / len(members), abs=1e-6)
+        assert 0 <= value <= 1
+
+
+@given(st.lists(st.tuples(st.floats(-5, 5), st.integers(0, 3)), max_size=12), st.sampled_from([0.0, 0.7, 1.0]))
+def test_discounted_returns_of_interleaved_trajectories(steps, discount):
+    rewards = torch.tensor([reward for reward, _ in steps], dtype=torch.float64)
+    ids = torch.tensor([trajectory for _, trajectory in steps], dtype=torch.long)
+    found = discounted_returns(rewards, ids, discount).tolist()
+    for place, (_, trajectory) in enumerate(steps):
+        own = [reward for reward, other in steps[place:] if other == trajectory]
+        assert found[place] == pytest.approx(sum(discount**n * reward for n, reward in enumerate(own)), abs=1e-12)
+
+
+@given(st.lists(st.tuples(st.floats(-5, 5), st.integers(0, 3)), max_size=12))
+def test_step_advantages_are_centred_and_zero_where_nothing_compares(steps):
+    returns = torch.tensor([value for value, _ in steps], dtype=torch.float64)
+    ids = torch.tensor([anchor for _, anchor in steps], dtype=torch.long)
+    advantages, means = step_advantages(returns, ids), group_means(returns, ids)
+    assert torch.allclose(advantages + means, returns)
+    for anchor in set(ids.tolist()):
+        of = ids == anchor
+        assert advantages[of].sum().item() == pytest.approx(0, abs=1e-9)
+        if of.sum() == 1:
+            assert advantages[of].item() == 0
+        if len(set(returns[of].tolist())) == 1:
+            assert advantages[of].abs().max().item() < 1e-12
+
+
+def test_papers_example_of_a_shared_state():
+    """Two rollouts pass the same shelf; one goes on to succeed at once, the other fails: ±half of what was at stake."""
+    won = Trajectory("t", "f", 0, [turn("room"), turn("shelf")], True, 1.0)
+    lost = Trajectory("t", "f", 1, [turn("room"), turn("shelf"), turn("attic")], False, 0.0)
+    group = [TrajectoryGroup("t", [won, lost])]
+    advantages = step_advantages(step_returns(group, "success", 0.95), anchor_ids(group))
+    assert advantages.tolist() == pytest.approx([0.475, 0.5, -0.475, -0.5, 0.0])
+
+
+def test_nothing_carries_a_gradient_and_wrong_arguments_are_named():
+    values, ids = torch.rand(3, requires_grad=True), torch.tensor([0, 0, 1])
+    for result in (discounted_returns(values, ids), group_means(values, ids), step_advantages(values, ids)):
+        assert not result.requires_grad
+        assert result.dtype == values.dtype
+    with pytest.raises(ValueError, match="discount"):
+        discounted_returns(values, ids, 1.5)
+    with pytest.raises(ValueError, match="trajectory_ids"):
+        discounted_returns(values, ids[:2])
+    with pytest.raises(ValueError, match="group_ids"):
+        group_means(values, ids - 1)
+    with pytest.raises(ValueError, match="step_returns"):
+        step_advantages(values.view(3, 1), ids)
