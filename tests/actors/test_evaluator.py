@@ -32,7 +32,8 @@ def config_of(model_path: str, runners: int = 1, engines: int = 1) -> GRPOConfig
     config = (
         GRPOConfig()
         .environment(
-            "trial/ALFWorld-v0", env_config={"split": "generated", "difficulty": "tiny", "num_games": 12, "max_turns": 3}
+            "trial/ALFWorld-v0",
+            env_config={"split": "generated", "difficulty": "tiny", "num_games": 12, "max_turns": 3},
         )
         .policy(model_path=model_path)
         .rollouts(max_prompt_tokens=400, max_response_tokens=8, prompt_style="plain", max_episodes_in_flight=3)

@@ -127,16 +127,18 @@ def checkpoint_config(checkpoint: str, env: str, split: str, overrides: list[str
         The config, and what tables sort by: method, backbone and seed of that run.
     """
     from trial_ray.runs.checkpoints import find_model, find_run_folder
-    from trial_ray.runs.config_record import load_record
-    from trial_ray.runs.methods import method_of, new_config, with_method
+    from trial_ray.runs.config_record import load_method, load_record
+    from trial_ray.runs.labels import run_labels
+    from trial_ray.runs.methods import new_config, with_method
     from trial_ray.runs.overrides import apply_overrides
 
     model = find_model(checkpoint)
     run_folder = find_run_folder(model)
     config, labels = new_config("grpo"), {}
     if run_folder:
-        recorded = load_record(run_folder / "resolved_config.json")
-        labels = {"method": method_of(recorded), "backbone": backbone_of(recorded), "seed": recorded.seed}
+        record = run_folder / "resolved_config.json"
+        recorded = load_record(record)
+        labels = {**run_labels(recorded), "method": load_method(record)}
         config = with_method(recorded, "grpo")  # nothing is trained, so no method needs anything
     env_config = {**config.env_config, **config.panel_env_config} if config.env == env else {}
     config.environment(env)
@@ -146,13 +148,6 @@ def checkpoint_config(checkpoint: str, env: str, split: str, overrides: list[str
     config.recording(trajectories_folder=None)
     config.training(privileged_view=None, teacher_sync_iterations=None)
     return apply_overrides(config, overrides), labels
-
-
-def backbone_of(config: GRPOConfig) -> str:
-    """What a run's first policy is called in tables."""
-    if config.warm_start is not None:
-        return f"warm-started {config.warm_start.get('size', 'model')}"
-    return str(config.model_path).rstrip("/").rpartition("/")[2]
 
 
 @contextmanager
