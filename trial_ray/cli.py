@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from functools import partial
 
 from trial_ray import __version__
-from trial_ray.commands import console, data, doctor, evaluate, export, inspect, sweep, train, warmstart
+from trial_ray.commands import console, data, doctor, evaluate, export, inspect, reproduce, sweep, train, warmstart
 
-COMMANDS = (train, evaluate, sweep, warmstart, inspect, export, data, doctor)
+COMMANDS = (train, evaluate, sweep, reproduce, warmstart, inspect, export, data, doctor)
 EPILOG = """start here:
   trial-ray doctor                                         what is installed, what is missing
   trial-ray train tuned_examples/alfworld_quickstart.py    a small agent on this machine
+  trial-ray reproduce table3 --scale tiny --dry-run        the paper's comparisons, and what they would run
   trial-ray COMMAND --help                                 options and examples of a command
 
 exit codes: 0 done, 1 failed while running, 2 the input is wrong, 130 interrupted (state saved)

@@ -41,7 +41,7 @@ class FakeAlgorithm:
             "config": {"lr": 1.0},
         }
 
-    def evaluate_panel(self):
+    def evaluate_panel(self, panel=None):
         episodes = [
             EpisodeResult(f"t{i}", "look", i < 4 * self.iteration, float(i < 4 * self.iteration), 3, "terminated")
             for i in range(20)

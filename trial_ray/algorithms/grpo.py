@@ -28,11 +28,13 @@ from trial_ray.algorithms.initial_policy import initial_policy
 from trial_ray.algorithms.task_sampler import TaskSampler
 from trial_ray.errors import ConfigError, InfrastructureError, WeightSyncError
 from trial_ray.evaluation.panel import Panel, list_tasks
-from trial_ray.evaluation.results import EpisodeResult, EvaluationResult
+from trial_ray.evaluation.panel_player import PanelPlayer
+from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.inference.pool import EnginePool, require_engine
 from trial_ray.inference.protocol import SamplingParams
 from trial_ray.rollout.episode import derive_seed
 from trial_ray.rollout.requests import GroupRequest, GroupSample, SampleSettings
+from trial_ray.rollout.workers import RolloutWorkers, create_engines
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +84,7 @@ class GRPO(Algorithm):
         try:
             super().setup(config)
             self.engine_pool.start(self.config.engine_start_timeout_s)
-            self._connect(self.env_runner_group)
+            self.workers = RolloutWorkers(self.config, self.env_runner_group, self.engine_pool)
             self._sync_weights()
         except BaseException:
             self.engine_pool.stop()
@@ -108,42 +110,20 @@ class GRPO(Algorithm):
             self.config.freeze()
 
     def _create_engine_pool(self) -> EnginePool:
-        config = self.config
-        limit = config.max_prompt_tokens + config.max_response_tokens
         offset = None
         if get_current_placement_group() is not None:
-            offset = len(type(self).default_resource_request(config).bundles) - config.num_engines
-        return EnginePool.create(
-            engine=config.engine,
-            model_path=str(config.model_path),
-            num_engines=config.num_engines,
-            engine_kwargs={"max_model_len": limit, **config.engine_kwargs},
-            num_cpus_per_engine=config.num_cpus_per_engine,
-            num_gpus_per_engine=config.num_gpus_per_engine,
-            placement_group_bundle_offset=offset,
-        )
+            offset = len(type(self).default_resource_request(self.config).bundles) - self.config.num_engines
+        return create_engines(self.config, offset)
 
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
-        """Give restarted env runners their engines again."""
-        restored = super().restore_env_runners(env_runner_group)
-        if restored:
-            self._connect(env_runner_group, restored)
-        return restored
+        """Give restarted env runners their engines again; they hold nothing else that was learned."""
+        return self.workers.restore_runners()
 
     def cleanup(self) -> None:
         """Stop every actor."""
         if hasattr(self, "engine_pool"):
             self.engine_pool.stop()
         super().cleanup()
-
-    def _connect(self, group: EnvRunnerGroup, worker_ids: list[int] | None = None) -> None:
-        handles = self.engine_pool.handles
-        group.foreach_env_runner(
-            lambda runner: runner.connect(handles),
-            remote_worker_ids=worker_ids,
-            local_env_runner=worker_ids is None,
-            timeout_seconds=self.config.engine_start_timeout_s,
-        )
 
     # -- one iteration ---------------------------------------------------------------------------------------------
 
@@ -171,6 +151,7 @@ class GRPO(Algorithm):
             params=SamplingParams(config.max_response_tokens, config.temperature, config.top_p),
             iteration=self.iteration + 1,
             keep_trajectories=True,
+            seeded=config.seeded_sampling,
         )
         requests = self.tasks.draw(config.tasks_per_iteration, config.group_size)
         samples: dict[int, GroupSample] = {}
@@ -183,39 +164,15 @@ class GRPO(Algorithm):
             if not missing:
                 break
             if attempt:
-                self._repair()
+                self.workers.repair()
             samples.update({sample.request.index: sample for sample in self._play(missing, settings)})
         return [samples[index] for index in sorted(samples)]
 
     def _play(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> list[GroupSample]:
-        """Hand the requests out to the env runners, whole groups each; what a lost runner had is missing from the result."""
-        group = self.env_runner_group
-        runner_ids = group.healthy_env_runner_ids()
-        if not runner_ids and self.env_runner is None:
-            runner_ids = self.restore_env_runners(group)
-        if runner_ids:
-            shards = [list(requests[place :: len(runner_ids)]) for place in range(len(runner_ids))]
-            busy = [(runner, shard) for runner, shard in zip(runner_ids, shards, strict=True) if shard]
-            results = group.foreach_env_runner(
-                "sample_groups",
-                kwargs=[{"requests": shard, "settings": settings} for _, shard in busy],
-                remote_worker_ids=[runner for runner, _ in busy],
-                local_env_runner=False,
-                timeout_seconds=self.config.sample_timeout_s,
-            )
-        elif self.env_runner is not None:
-            results = [self.env_runner.sample_groups(list(requests), settings)]
-        else:
-            results = []
-        if settings.keep_trajectories and results:
-            self.metrics.aggregate([metrics for _, metrics in results], key=ENV_RUNNER_RESULTS)
-        return [sample for samples, _ in results for sample in samples]
-
-    def _repair(self) -> None:
-        """Replace dead engines and runners before a task is drawn again."""
-        if self.engine_pool.probe_and_restart():
-            self._connect(self.env_runner_group)
-        self.restore_env_runners(self.env_runner_group)
+        batches = self.workers.sample_groups(requests, settings)
+        if batches:
+            self.metrics.aggregate([metrics for _, metrics in batches], key=ENV_RUNNER_RESULTS)
+        return [sample for samples, _ in batches for sample in samples]
 
     def _select(self, samples: list[GroupSample]) -> list[GroupSample]:
         """Groups to train on: enough survivors, on request some variance, and as many for each learner."""
@@ -295,46 +252,9 @@ class GRPO(Algorithm):
 
         Raises:
             ConfigError: no panel is configured.
+            InfrastructureError: episodes could not be played.
         """
-        panel = panel or self.panel
-        config = self.config
-        params = SamplingParams(config.max_response_tokens, config.panel_temperature, config.top_p)
-        settings = SampleSettings(
-            env_config={**config.env_config, **config.panel_env_config, "split": panel.split},
-            params=params,
-            iteration=self.iteration,
-            keep_trajectories=False,
-        )
-        pending = {
-            index: GroupRequest(index, task, 1, derive_seed(config.panel_seed, "panel", index))
-            for index, task in enumerate(panel.task_ids)
-        }
-        episodes: dict[int, EpisodeResult] = {}
-        errors: list[str] = []
-        for attempt in range(1 + config.max_group_redraws):
-            if attempt and pending:
-                self._repair()
-            for sample in self._play(list(pending.values()), settings) if pending else ():
-                errors += sample.errors
-                if not sample.episodes[0].failed:
-                    episodes[sample.request.index] = sample.episodes[0]
-                    pending.pop(sample.request.index)
-        if pending:
-            raise InfrastructureError(
-                f"{len(pending)} of the panel's {len(panel)} episodes could not be played"
-                + (f"; the first error was: {errors[0]}" if errors else ": their env runners were lost.")
-            )
-        protocol = {
-            **panel.protocol(),
-            "temperature": config.panel_temperature,
-            "top_p": config.top_p,
-            "max_prompt_tokens": config.max_prompt_tokens,
-            "max_response_tokens": config.max_response_tokens,
-            "history_window": config.history_window,
-            "prompt_style": config.prompt_style,
-            "max_turns": settings.env_config.get("max_turns"),
-        }
-        return EvaluationResult(protocol, [episodes[index] for index in range(len(panel))], str(config.model_path))
+        return PanelPlayer(self.config, self.workers).play(panel or self.panel, self.iteration)
 
     @property
     def panel(self) -> Panel:

@@ -21,10 +21,16 @@ def initial_policy(config: AlgorithmConfig) -> str:
     if config.warm_start is not None:
         from trial_ray.warmstart import WarmStartSettings, warm_start
 
-        return str(warm_start(WarmStartSettings(**config.warm_start)).path)
-    if config.model_path == PACKAGED_SMOLLM2:
-        from trial_ray.models.smollm2 import prepare_smollm2
-        from trial_ray.warmstart.cache import cache_root
+        base = config.warm_start.get("model_path")
+        settings = WarmStartSettings(**{**config.warm_start, "model_path": base and _unpack(base)})
+        return str(warm_start(settings).path)
+    return _unpack(str(config.model_path))
 
-        return str(prepare_smollm2(cache_root() / "models"))
-    return str(config.model_path)
+
+def _unpack(model_path: str) -> str:
+    if model_path != PACKAGED_SMOLLM2:
+        return model_path
+    from trial_ray.models.smollm2 import prepare_smollm2
+    from trial_ray.warmstart.cache import cache_root
+
+    return str(prepare_smollm2(cache_root() / "models"))

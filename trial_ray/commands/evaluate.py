@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.commands import console as terminal
-from trial_ray.evaluation.panel import NAMED_PANELS
+from trial_ray.evaluation.named_panels import SEED, SIZES, panel_names
 
 if TYPE_CHECKING:
-    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
     from rich.console import Console
 
-    from trial_ray.evaluation.panel import Panel
-    from trial_ray.evaluation.results import EvaluationResult
+    from trial_ray.algorithms.grpo_config import GRPOConfig
+    from trial_ray.evaluation.journal import EpisodeJournal
+    from trial_ray.evaluation.results import EpisodeResult, EvaluationResult
 
 ORACLE = "oracle"
-PANEL_SEED = 0
 EPILOG = """examples:
   trial-ray evaluate oracle --env trial/ALFWorld-v0 --split valid_seen
   trial-ray evaluate runs/my-run --env trial/ALFWorld-v0 --split valid_unseen --json unseen.json
@@ -27,6 +28,8 @@ EPILOG = """examples:
 CHECKPOINT is a run folder (its newest checkpoint), a checkpoint, or a Hugging Face model folder. A checkpoint inside a
 run folder is evaluated with that run's settings (prompt, limits, engine); --set replaces them.
 The game data are found through the environment's own rules, or with --set env_config.data=FOLDER.
+With --json FILE, finished episodes are kept as they come: the same command continues an evaluation that was interrupted.
+Replies are sampled with seeds that follow from the tasks, so env runners and engines may be as many as you like.
 """
 
 
@@ -47,12 +50,16 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     size.add_argument(
         "--episodes", type=terminal.positive, metavar="N", help="play N tasks of the split, always the same"
     )
+    sizes = "; ".join(f"{name}: {size or 'all'} tasks" for name, size in SIZES.items())
     size.add_argument(
         "--panel",
-        choices=sorted(NAMED_PANELS),
-        help="; ".join(f"{name}: {size or 'all'} tasks" for name, size in NAMED_PANELS.items()) + " (default: full)",
+        choices=panel_names(),
+        default="full",
+        help=f"{sizes} (default: full); the others are committed lists of 128 tasks of one split",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every episode as JSON")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write every episode as JSON; continue where it is cut"
+    )
     terminal.add_set_option(parser)
     parser.set_defaults(run=run)
 
@@ -60,72 +67,106 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Evaluate; see the module's docstring."""
     console = terminal.output()
-    size = args.episodes or NAMED_PANELS[args.panel or "full"]
-    evaluate = evaluate_the_oracle if args.policy == ORACLE else evaluate_checkpoint
-    result = evaluate(args, size, console)
+    result = evaluate_the_oracle(args, console) if args.policy == ORACLE else evaluate_checkpoint(args, console)
     console.print(result.table(title=f"{result.policy} · {args.env} · {args.split}"))
     if args.json:
-        console.print(f"episodes: {result.save(args.json)}", highlight=False, soft_wrap=True)
+        console.print(f"episodes: {args.json}", highlight=False, soft_wrap=True)
     return terminal.DONE
 
 
-def evaluate_the_oracle(args: argparse.Namespace, size: int | None, console: Console) -> EvaluationResult:
+def evaluate_the_oracle(args: argparse.Namespace, console: Console) -> EvaluationResult:
     """Replay walkthroughs."""
-    from rich.progress import Progress
-
-    from trial_ray.evaluation.oracle import evaluate_oracle
+    from trial_ray.evaluation.journal import EpisodeJournal
+    from trial_ray.evaluation.named_panels import choose_panel
+    from trial_ray.evaluation.oracle import evaluate_oracle, oracle_protocol
     from trial_ray.runs.overrides import environment_overrides
 
     env_config = environment_overrides(args.env, args.overrides)
-    panel = choose_panel(args.env, env_config, args.split, size)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(f"{len(panel)} games", total=len(panel))
-        return evaluate_oracle(panel, env_config, lambda episode: progress.advance(task))
-
-
-def evaluate_checkpoint(args: argparse.Namespace, size: int | None, console: Console) -> EvaluationResult:
-    """Load the model into the engines and play."""
-    from trial_ray.runs.ray_session import ray_session
-
-    config = checkpoint_config(args.policy, args.env, args.split, args.overrides)
-    env_config = {**config.env_config, **config.panel_env_config}
-    panel = choose_panel(args.env, env_config, args.split, size)
-    config.panel(num_tasks=len(panel), seed=PANEL_SEED)
-    config.validate()
-    with ray_session(args.verbose):
-        with console.status("starting Ray actors and engines"):
-            algorithm = config.build_algo()
-        try:
-            with console.status(f"playing {len(panel)} tasks"):
-                result = algorithm.evaluate_panel(panel)
-        finally:
-            algorithm.stop()
-    result.policy = args.policy
+    panel = choose_panel(args.env, env_config, args.split, args.episodes or args.panel)
+    with EpisodeJournal(args.json, oracle_protocol(panel, env_config), weights="") as journal:
+        if journal.result is not None:
+            return journal.result
+        with episode_bar(console, len(panel), journal) as on_episode:
+            result = evaluate_oracle(panel, env_config, journal.episodes, on_episode)
+        journal.finish(result)
     return result
 
 
-def checkpoint_config(checkpoint: str, env: str, split: str, overrides: list[str]) -> AlgorithmConfig:
-    """The config that plays a checkpoint's model, with the settings of the run folder that it lies in, if any."""
+def evaluate_checkpoint(args: argparse.Namespace, console: Console) -> EvaluationResult:
+    """Load the model into the engines and play what is not known yet."""
+    from trial_ray.evaluation.evaluator import Evaluator
+    from trial_ray.evaluation.journal import EpisodeJournal
+    from trial_ray.evaluation.named_panels import choose_panel
+    from trial_ray.evaluation.panel_player import policy_protocol
+    from trial_ray.inference.pool import require_engine
+    from trial_ray.runs.ray_session import ray_session
+
+    config, labels = checkpoint_config(args.policy, args.env, args.split, args.overrides)
+    panel = choose_panel(args.env, config.env_config, args.split, args.episodes or args.panel)
+    config.validate()
+    require_engine(config.engine)
+    evaluator = Evaluator(config)
+    with EpisodeJournal(args.json, policy_protocol(config, panel), evaluator.weights) as journal:
+        if journal.result is not None:
+            return journal.result
+        with (
+            ray_session(args.verbose),
+            evaluator as player,
+            episode_bar(console, len(panel), journal) as on_episode,
+        ):
+            result = player.play(panel, known=journal.episodes, on_episode=on_episode)
+        result.policy, result.weights, result.labels = args.policy, evaluator.weights, labels
+        journal.finish(result)
+    return result
+
+
+def checkpoint_config(checkpoint: str, env: str, split: str, overrides: list[str]) -> tuple[GRPOConfig, dict[str, Any]]:
+    """The config that plays a checkpoint's model, with the settings of the run folder that it lies in, if any.
+
+    Returns:
+        The config, and what tables sort by: method, backbone and seed of that run.
+    """
     from trial_ray.runs.checkpoints import find_model, find_run_folder
-    from trial_ray.runs.config_record import load_record
-    from trial_ray.runs.methods import new_config
+    from trial_ray.runs.config_record import load_method, load_record
+    from trial_ray.runs.labels import run_labels
+    from trial_ray.runs.methods import new_config, with_method
     from trial_ray.runs.overrides import apply_overrides
 
     model = find_model(checkpoint)
     run_folder = find_run_folder(model)
-    config = load_record(run_folder / "resolved_config.json") if run_folder else new_config("grpo")
+    config, labels = new_config("grpo"), {}
+    if run_folder:
+        record = run_folder / "resolved_config.json"
+        recorded = load_record(record)
+        labels = {**run_labels(recorded), "method": load_method(record)}
+        config = with_method(recorded, "grpo")  # nothing is trained, so no method needs anything
     env_config = {**config.env_config, **config.panel_env_config} if config.env == env else {}
     config.environment(env)
     config.env_config = {**env_config, "split": split}
     config.policy(model_path=str(model), warm_start=None)
-    config.panel(split=split, env_config={})
+    config.panel(split=split, env_config={}, seed=SEED)
     config.recording(trajectories_folder=None)
-    config.kl_coeff = 0.0  # nothing is trained, so no reference model is needed
-    return apply_overrides(config, overrides)
+    config.training(privileged_view=None, teacher_sync_iterations=None)
+    return apply_overrides(config, overrides), labels
 
 
-def choose_panel(env: str, env_config: dict[str, Any], split: str, size: int | None) -> Panel:
-    """The tasks to play; the same ones on every machine."""
-    from trial_ray.evaluation.panel import Panel
+@contextmanager
+def episode_bar(console: Console, total: int, journal: EpisodeJournal) -> Iterator[Callable[[EpisodeResult], None]]:
+    """A bar over the episodes on a terminal, a line every tenth of them elsewhere; yields what to call for each."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    return Panel.from_env(env, env_config, split, size, seed=PANEL_SEED)
+    if journal.episodes:
+        console.print(f"continuing: {len(journal.episodes)} of {total} episodes are known", highlight=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("episodes", total=total, completed=len(journal.episodes))
+
+        def on_episode(episode: EpisodeResult) -> None:
+            journal.add(episode)
+            done = len(journal.episodes)
+            won = sum(other.success for other in journal.episodes.values())
+            progress.update(task, completed=done, description=f"episodes ({won} solved)")
+            if not console.is_terminal and done * 10 // total > (done - 1) * 10 // total:
+                console.print(f"{done} of {total} episodes, {won} solved", highlight=False)
+
+        yield on_episode

@@ -7,7 +7,7 @@ from typing import Any
 
 from trial_ray.errors import UserInputError
 from trial_ray.evaluation.intervals import mcnemar_exact, paired_difference_interval
-from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.evaluation.results import EvaluationResult, protocol_difference
 
 
 class ComparisonError(UserInputError):
@@ -87,12 +87,11 @@ def paired_comparison(before: EvaluationResult, after: EvaluationResult) -> Pair
 
 
 def _require_same_protocol(before: dict[str, Any], after: dict[str, Any]) -> None:
-    for key in sorted(before.keys() | after.keys()):
-        if before.get(key) != after.get(key):
-            raise ComparisonError(
-                f"The evaluations follow different protocols: {key} is {before.get(key)!r} before and "
-                f"{after.get(key)!r} after. Evaluate both in the same way."
-            )
+    if key := protocol_difference(before, after):
+        raise ComparisonError(
+            f"The evaluations follow different protocols: {key} is {before.get(key)!r} before and "
+            f"{after.get(key)!r} after. Evaluate both in the same way."
+        )
 
 
 def _by_task(result: EvaluationResult) -> dict[str, Any]:

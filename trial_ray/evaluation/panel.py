@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from trial_ray.errors import UserInputError
-from trial_ray.runs.overrides import environment_keywords, unknown_key
+from trial_ray.runs.overrides import environment_defaults, environment_keywords, unknown_key
 
-# Sizes that `--panel` knows by name; None is every task of the split.
-NAMED_PANELS: dict[str, int | None] = {"quick": 32, "standard": 256, "full": None}
+if TYPE_CHECKING:
+    import gymnasium
+
+
+PROBED = 2
 
 
 class PanelError(UserInputError):
@@ -26,11 +29,14 @@ class Panel:
         env_id: a Gymnasium id, for example ``trial/ALFWorld-v0``.
         split: the environment's split that the tasks are from.
         task_ids: each once.
+        instructions: SHA-256 (hexadecimal) of the instructions of the first :data:`PROBED` tasks, one a line; empty where
+            no environment was asked. Ids alone do not tell one shop's goals from another's.
     """
 
     env_id: str
     split: str
     task_ids: tuple[str, ...]
+    instructions: str = ""
 
     def __post_init__(self) -> None:
         if not self.task_ids:
@@ -48,7 +54,13 @@ class Panel:
 
     def protocol(self) -> dict[str, Any]:
         """The panel's part of an evaluation's protocol."""
-        return {"env": self.env_id, "split": self.split, "num_tasks": len(self), "panel_sha256": self.digest}
+        return {
+            "env": self.env_id,
+            "split": self.split,
+            "num_tasks": len(self),
+            "panel_sha256": self.digest,
+            "instructions_sha256": self.instructions,
+        }
 
     @classmethod
     def choose(
@@ -73,11 +85,31 @@ class Panel:
         cls, env_id: str, env_config: dict[str, Any], split: str, num_tasks: int | None = None, seed: int = 0
     ) -> Panel:
         """Choose from what the environment lists (``env.unwrapped.tasks(split)``); see :meth:`choose`."""
-        return cls.choose(env_id, split, list_tasks(env_id, env_config, split), num_tasks, seed)
+        panel = cls.choose(env_id, split, list_tasks(env_id, env_config, split), num_tasks, seed)
+        return replace(panel, instructions=instructions_digest(env_id, env_config, split, panel.task_ids))
 
 
 def list_tasks(env_id: str, env_config: dict[str, Any], split: str) -> list[str]:
-    """Task ids of a split, in the environment's own fixed order.
+    """Task ids of a split, in the environment's own fixed order; errors as :func:`open_environment`."""
+    env = open_environment(env_id, env_config, split)
+    try:
+        return [str(task) for task in env.unwrapped.tasks(split)]
+    finally:
+        env.close()
+
+
+def instructions_digest(env_id: str, env_config: dict[str, Any], split: str, task_ids: Sequence[str]) -> str:
+    """What :attr:`Panel.instructions` holds, asked of the environment; errors as :func:`open_environment`."""
+    env = open_environment(env_id, env_config, split)
+    try:
+        asked = [env.reset(options={"task": task})[1]["task"] for task in task_ids[:PROBED]]
+    finally:
+        env.close()
+    return hashlib.sha256("\n".join(asked).encode()).hexdigest()
+
+
+def open_environment(env_id: str, env_config: dict[str, Any], split: str) -> gymnasium.Env:
+    """Make an environment to look at its tasks.
 
     Raises:
         PanelError: no such environment is registered.
@@ -93,10 +125,12 @@ def list_tasks(env_id: str, env_config: dict[str, Any], split: str) -> list[str]
         if known and key not in known:
             raise unknown_key(f"env_config.{key}", [f"env_config.{name}" for name in known])
     try:
-        env = gymnasium.make(env_id, **{**env_config, "split": split}, disable_env_checker=True)
+        return gymnasium.make(env_id, **{**env_config, "split": split}, disable_env_checker=True)
     except gymnasium.error.UnregisteredEnv as error:
         raise PanelError(f"{error} Name a registered environment, such as trial/ALFWorld-v0.") from error
-    try:
-        return [str(task) for task in env.unwrapped.tasks(split)]
-    finally:
-        env.close()
+
+
+def turn_limit(env_id: str, env_config: dict[str, Any]) -> int | None:
+    """Turns after which the environment cuts an episode: the given one, else its constructor's default."""
+    limit = env_config.get("max_turns", environment_defaults(env_id).get("max_turns"))
+    return limit if isinstance(limit, int) else None

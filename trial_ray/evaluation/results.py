@@ -58,6 +58,18 @@ class EpisodeResult:
             ended=trajectory.ended,
         )
 
+    @classmethod
+    def from_dict(cls, value: Any, name: str) -> EpisodeResult:
+        """Read one episode out of JSON.
+
+        Raises:
+            EvaluationFileError: fields are missing or unknown; the message calls the episode ``name``.
+        """
+        expected = {f.name for f in fields(cls)}
+        if not isinstance(value, dict) or set(value) != expected:
+            raise EvaluationFileError(f"{name} must have exactly the fields {sorted(expected)}.")
+        return cls(**value)
+
     @property
     def failed(self) -> bool:
         """Whether an infrastructure error ended the episode, so that it says nothing about the policy."""
@@ -102,11 +114,16 @@ class EvaluationResult:
             two evaluations are comparable when theirs are equal. JSON values only.
         episodes: in the order of the panel.
         policy: what was evaluated, for example a checkpoint's path; not part of the protocol.
+        weights: checksum of the weights that were played (:func:`trial_ray.inference.weights.weights_checksum`);
+            empty for players without any, and where a training run evaluated itself.
+        labels: what a table sorts evaluations by: ``method``, ``backbone``, ``seed``, where they are known.
     """
 
     protocol: dict[str, Any]
     episodes: list[EpisodeResult] = field(default_factory=list)
     policy: str = ""
+    weights: str = ""
+    labels: dict[str, Any] = field(default_factory=dict)
 
     @property
     def counted(self) -> list[EpisodeResult]:
@@ -144,6 +161,8 @@ class EvaluationResult:
             "schema": SCHEMA,
             "schema_version": SCHEMA_VERSION,
             "policy": self.policy,
+            "weights": self.weights,
+            "labels": self.labels,
             "protocol": self.protocol,
             "summary": {
                 **_summary(self.overall),
@@ -169,14 +188,16 @@ class EvaluationResult:
                 f"Found evaluation schema version {value.get('schema_version')!r}; this code reads {SCHEMA_VERSION}. "
                 "Evaluate again with this version."
             )
-        expected = {f.name for f in fields(EpisodeResult)}
         episodes = value.get("episodes")
         if not isinstance(value.get("protocol"), dict) or not isinstance(episodes, list):
             raise EvaluationFileError('The evaluation lacks its "protocol" or its "episodes".')
-        for index, episode in enumerate(episodes):
-            if not isinstance(episode, dict) or set(episode) != expected:
-                raise EvaluationFileError(f"Episode {index} must have exactly the fields {sorted(expected)}.")
-        return cls(value["protocol"], [EpisodeResult(**episode) for episode in episodes], value.get("policy", ""))
+        return cls(
+            value["protocol"],
+            [EpisodeResult.from_dict(episode, f"Episode {index}") for index, episode in enumerate(episodes)],
+            value.get("policy", ""),
+            value.get("weights", ""),
+            value.get("labels", {}),
+        )
 
     def save(self, path: Path | str) -> Path:
         """Write the evaluation as JSON; the file is whole or absent."""
@@ -210,6 +231,11 @@ class EvaluationResult:
         table.add_section()
         table.add_row("all", *_cells(self.overall), style="bold")
         return table
+
+
+def protocol_difference(first: dict[str, Any], second: dict[str, Any]) -> str | None:
+    """The alphabetically first entry in which two protocols differ."""
+    return next((key for key in sorted(first.keys() | second.keys()) if first.get(key) != second.get(key)), None)
 
 
 def _rate(episodes: Iterable[EpisodeResult]) -> Rate:

@@ -34,7 +34,7 @@ class CausalLMModule(TorchRLModule):
     def setup(self) -> None:
         """Load the model, its tokenizer, and the frozen reference where a KL term asks for one."""
         settings = self.model_config
-        self.lm = _load_causal_lm(settings["model_path"], settings["model_dtype"])
+        self.lm = load_causal_lm(settings["model_path"], settings["model_dtype"])
         check_plain_head(self.lm)
         if settings["gradient_checkpointing"]:
             # transformers checkpoints only in training mode; dropout is off either way.
@@ -44,10 +44,10 @@ class CausalLMModule(TorchRLModule):
         self.compute_dtype = getattr(torch, settings["compute_dtype"]) if settings["compute_dtype"] else None
         self.reference: nn.Module | None = None
         if settings["with_reference"]:
-            self.reference = _load_causal_lm(settings["model_path"], settings["model_dtype"]).requires_grad_(False)
+            self.reference = load_causal_lm(settings["model_path"], settings["model_dtype"]).requires_grad_(False)
         self.teacher: nn.Module | None = None
         if settings["with_teacher"]:
-            self.teacher = _load_causal_lm(settings["model_path"], settings["model_dtype"]).requires_grad_(False)
+            self.teacher = load_causal_lm(settings["model_path"], settings["model_dtype"]).requires_grad_(False)
 
     @torch.no_grad()
     def renew_teacher(self) -> None:
@@ -171,7 +171,12 @@ def load_tokenizer(model_path: str) -> PreTrainedTokenizerBase:
         raise ConfigError(f"No tokenizer could be loaded from {model_path!r}: {_first_line(error)}") from error
 
 
-def _load_causal_lm(model_path: str, dtype: str) -> nn.Module:
+def load_causal_lm(model_path: str, dtype: str) -> nn.Module:
+    """Load a causal LM in evaluation mode at ``dtype`` (torch's name of it), without dropout.
+
+    Raises:
+        ConfigError: there is none at ``model_path``.
+    """
     try:
         lm = AutoModelForCausalLM.from_pretrained(model_path, dtype=getattr(torch, dtype), attn_implementation="sdpa")
     except (OSError, ValueError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -86,11 +86,23 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         self._num_batches += 1
         return samples, self.get_metrics()
 
+    def stream_groups(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> Iterator[GroupSample]:
+        """Play every request; yield each group as soon as it has ended, in any order, and keep nothing of it."""
+        ended: asyncio.Queue[tuple[GroupRequest, TrajectoryGroup] | None] = asyncio.Queue()
+        with asyncio.Runner() as loop:
+            playing = loop.get_loop().create_task(
+                _play_groups(self, requests, settings, lambda *played: ended.put_nowait(played))
+            )
+            playing.add_done_callback(lambda _: ended.put_nowait(None))
+            while (played := loop.run(ended.get())) is not None:
+                yield self._sample(*played, keep=False)
+            playing.result()
+
     def sample(self, **kwargs: Any) -> list[Any]:
         """RLlib's generic entry point; groups are sampled by :meth:`sample_groups`."""
         raise TypeError("TextEnvRunner samples groups of rollouts: call sample_groups(requests, settings).")
 
-    def player(self, params: SamplingParams) -> EpisodePlayer:
+    def player(self, settings: SampleSettings) -> EpisodePlayer:
         """What the episodes of one call share."""
         if self._prompts is None:
             from trial_ray.models.causal_lm_module import load_tokenizer
@@ -103,7 +115,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
                 history_window=self.config.history_window,
                 style=self.config.prompt_style,
             )
-        return EpisodePlayer(self._prompts, self._decode, params, self.config.seeded_sampling)
+        return EpisodePlayer(self._prompts, self._decode, settings.params, settings.seeded)
 
     def take_env(self, env_config: dict[str, Any]) -> gymnasium.Env:
         """A free environment with these arguments; give it back with :meth:`return_env`."""
@@ -217,22 +229,33 @@ class TextEnvRunner(EnvRunner, Checkpointable):
 
 
 async def _play_groups(
-    runner: TextEnvRunner, requests: Sequence[GroupRequest], settings: SampleSettings
+    runner: TextEnvRunner,
+    requests: Sequence[GroupRequest],
+    settings: SampleSettings,
+    on_end: Callable[[GroupRequest, TrajectoryGroup], None] = lambda request, group: None,
 ) -> list[TrajectoryGroup]:
     """Start the rollouts one after the other, so that engines work on the first while later environments still load."""
-    player = runner.player(settings.params)
+    player = runner.player(settings)
     slots = asyncio.Semaphore(runner.config.max_episodes_in_flight)
-    rollouts = []
+    groups = []
     for request in requests:
+        rollouts = []
         for rollout in range(request.group_size):
             await slots.acquire()
             rollouts.append(asyncio.create_task(_play_rollout(runner, player, request, rollout, settings, slots)))
             await asyncio.sleep(0)
-    trajectories = iter(await asyncio.gather(*rollouts))
-    return [
-        TrajectoryGroup(request.task_id, [next(trajectories) for _ in range(request.group_size)])
-        for request in requests
-    ]
+        groups.append(asyncio.create_task(_end_group(request, rollouts, on_end)))
+    return await asyncio.gather(*groups)
+
+
+async def _end_group(
+    request: GroupRequest,
+    rollouts: Sequence[asyncio.Task[Trajectory]],
+    on_end: Callable[[GroupRequest, TrajectoryGroup], None],
+) -> TrajectoryGroup:
+    group = TrajectoryGroup(request.task_id, await asyncio.gather(*rollouts))
+    on_end(request, group)
+    return group
 
 
 async def _play_rollout(

@@ -37,12 +37,14 @@ class SampleSettings:
         params: sampling of replies.
         iteration: for the records; 0 before training.
         keep_trajectories: put trajectories into the object store and record them (training), or only count (evaluation).
+        seeded: give every reply a seed that follows from the group's.
     """
 
     env_config: dict[str, Any]
     params: SamplingParams
     iteration: int
     keep_trajectories: bool
+    seeded: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,6 +205,11 @@ def _plain_types(annotation: Any, namespace: dict[str, Any]) -> set[type]:
 
 def environment_keywords(env_id: str) -> frozenset[str]:
     """Keyword arguments of a registered Gymnasium environment's constructor; empty where anything may be passed."""
+    return frozenset(environment_defaults(env_id))
+
+
+def environment_defaults(env_id: str) -> dict[str, Any]:
+    """Keyword arguments of a registered environment's constructor with their defaults; see above."""
     import gymnasium
     from gymnasium.envs.registration import load_env_creator
 
@@ -216,7 +221,7 @@ def environment_keywords(env_id: str) -> frozenset[str]:
         creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
         parameters = inspect.signature(creator).parameters
     except (gymnasium.error.Error, ImportError, TypeError, ValueError):
-        return frozenset()
+        return {}
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return frozenset()
-    return frozenset(parameters) - {"self"}
+        return {}
+    return {name: parameter.default for name, parameter in parameters.items() if name != "self"}

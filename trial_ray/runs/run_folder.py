@@ -130,6 +130,10 @@ class RunFolder:
         folders = self.trajectories.glob("iteration=*")
         return {int(folder.name.partition("=")[2]): folder for folder in folders}
 
+    def state(self) -> str:
+        """How the run stands; see :meth:`set_state`."""
+        return json.loads((self.path / "run.json").read_text(encoding="utf-8"))["state"]
+
     def set_state(self, state: str) -> None:
         """Record how the run stands: ``running``, ``done``, ``interrupted`` or ``failed``."""
         self._write_run(state)

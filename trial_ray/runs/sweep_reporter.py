@@ -18,11 +18,15 @@ class SweepReporter(tune.Callback):
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
         """A trial finished an iteration."""
-        _print(f"{trial.trial_id}  iteration {result['training_iteration']}  {describe(flatten(result))}")
+        _print(f"{_name(trial)}  iteration {result['training_iteration']}  {describe(flatten(result))}")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A trial failed."""
-        _print(f"{trial.trial_id}  failed")
+        _print(f"{_name(trial)}  failed")
+
+
+def _name(trial: Any) -> str:
+    return trial.custom_trial_name or trial.trial_id
 
 
 def _print(line: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from trial_ray.runs.checkpoints import list_checkpoints, prune_checkpoints, save
 from trial_ray.runs.experiment import reached
 from trial_ray.runs.failures import is_user_error, root_cause
 from trial_ray.runs.interrupt import GracefulInterrupt
+from trial_ray.runs.labels import run_labels
 from trial_ray.runs.methods import method_of
 from trial_ray.runs.metrics import MetricWriters
 from trial_ray.runs.progress import TrainingProgress
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
     from rich.console import Console
 
+    from trial_ray.evaluation.panel import Panel
     from trial_ray.runs.run_folder import RunFolder
 
 CHECKPOINT_EVERY = 10
@@ -29,16 +32,36 @@ CHECKPOINTS_KEPT = 2
 
 
 class TrainingSession:
-    """One run from building the algorithm to its summary."""
+    """One run from building the algorithm to its summary.
+
+    Args:
+        config: validated.
+        stop: training ends when one of these metrics reaches its value.
+        folder: the run's.
+        console: told how the run goes.
+        resume: continue from the folder's newest checkpoint.
+        final_panels: by name, what the trained policy plays at the end; without any, the config's panel is played before
+            and after training, and both are compared.
+        on_iteration: told of every iteration's metrics.
+    """
 
     def __init__(
-        self, config: AlgorithmConfig, stop: dict[str, float], folder: RunFolder, console: Console, resume: bool = False
+        self,
+        config: AlgorithmConfig,
+        stop: dict[str, float],
+        folder: RunFolder,
+        console: Console,
+        resume: bool = False,
+        final_panels: Mapping[str, Panel] | None = None,
+        on_iteration: Callable[[dict[str, float]], None] = lambda metrics: None,
     ) -> None:
         self.config = config
         self.stop = stop
         self.folder = folder
         self.console = console
         self.resume = resume
+        self.final_panels = dict(final_panels or {})
+        self.on_iteration = on_iteration
         self.iteration = 0
         self.interrupted = False
 
@@ -85,21 +108,31 @@ class TrainingSession:
         return algorithm
 
     def _run(self, algorithm: Any, started: float) -> None:
-        before = self._evaluate(algorithm, "before") if self.config.panel_split else None
+        compare = self.config.panel_split is not None and not self.final_panels
+        before = self._evaluate(algorithm, "before") if compare else None
         checkpoint = self._train(algorithm)
         after = None
-        if before is not None and not self.interrupted:
-            after = self._evaluate(algorithm, f"after_{self.iteration:06d}")
+        if compare and not self.interrupted:
+            after = self._evaluate(algorithm, self.name_after("after"))
+        if not self.interrupted:
+            for name, panel in self.final_panels.items():
+                self._evaluate(algorithm, self.name_after(name), panel)
         self._summarise(before, after, checkpoint, time.monotonic() - started)
 
-    def _evaluate(self, algorithm: Any, name: str) -> EvaluationResult:
+    def name_after(self, name: str) -> str:
+        """What an evaluation of the current iteration is called; another iteration's is never taken for it."""
+        return f"{name}_{self.iteration:06d}"
+
+    def _evaluate(self, algorithm: Any, name: str, panel: Panel | None = None) -> EvaluationResult:
         path = self.folder.evaluations / f"{name}.json"
         if path.exists():  # a resumed run is compared with its own beginning
             result = EvaluationResult.load(path)
         else:
-            with self.console.status(f"playing the panel: {self.config.panel_num_tasks} held-out tasks"):
-                result = algorithm.evaluate_panel()
+            size = self.config.panel_num_tasks if panel is None else len(panel)
+            with self.console.status(f"playing the panel: {size} held-out tasks"):
+                result = algorithm.evaluate_panel(panel)
             result.policy = f"{self.folder.path.name}, iteration {self.iteration}"
+            result.labels = run_labels(self.config)
             result.save(path)
         self.console.print(f"panel {name.replace('_', ' ')}: success {result.overall}", highlight=False, soft_wrap=True)
         return result
@@ -117,6 +150,7 @@ class TrainingSession:
                 self.iteration = int(result["training_iteration"])
                 metrics = writers.write(self.iteration, result)
                 progress.iteration(self.iteration, metrics)
+                self.on_iteration({"training_iteration": self.iteration, **metrics})
                 finished = reached(self.stop, metrics)
                 if self.iteration % CHECKPOINT_EVERY == 0:
                     self._save(algorithm)

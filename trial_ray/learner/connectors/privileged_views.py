@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
@@ -11,7 +13,7 @@ from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
 from trial_ray.hindsight.aug import encode_evidence
 from trial_ray.hindsight.privileged_views import Moment, privileged_view
 from trial_ray.learner.connectors.group_advantages import TURN_ROWS
-from trial_ray.rollout.trajectory import TrajectoryGroup
+from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -35,22 +37,25 @@ class PrivilegedViews(ConnectorV2):
     ) -> dict[str, Any]:
         """Fill the evidence of the rows in ``shared_data``."""
         tokenizer = rl_module[DEFAULT_MODULE_ID].unwrapped().tokenizer
-        moments = [
-            Moment(
-                environment=str(self.config.env),
-                family=trajectory.family,
-                outcome=turn.outcome,
-                terminal=trajectory.ended == "terminated" and index == len(trajectory.turns) - 1,
-                success=trajectory.success,
-            )
-            for group in episodes
-            for trajectory in group.survivors
-            for index, turn in enumerate(trajectory.turns)
-        ]
-        shared_data[TURN_ROWS].evidence_ids = [
-            encode_evidence(
-                privileged_view(self.config.privileged_view, moment), tokenizer, self.config.max_outcome_tokens
-            )
-            for moment in moments
-        ]
+        survivors = [trajectory for group in episodes for trajectory in group.survivors]
+        shared_data[TURN_ROWS].evidence_ids = encode_views(survivors, self.config, tokenizer)
         return batch
+
+
+def encode_views(trajectories: Sequence[Trajectory], config: AlgorithmConfig, tokenizer: Any) -> list[np.ndarray]:
+    """Token ids of what the second view of every turn shows, int32 ``[z_k]`` each, all trajectories' turns in order."""
+    moments = [
+        Moment(
+            environment=str(config.env),
+            family=trajectory.family,
+            outcome=turn.outcome,
+            terminal=trajectory.ended == "terminated" and index == len(trajectory.turns) - 1,
+            success=trajectory.success,
+        )
+        for trajectory in trajectories
+        for index, turn in enumerate(trajectory.turns)
+    ]
+    return [
+        encode_evidence(privileged_view(config.privileged_view, moment), tokenizer, config.max_outcome_tokens)
+        for moment in moments
+    ]

@@ -1,0 +1,118 @@
+"""Evaluation without a learner: the same episodes whatever plays them, continued where it was interrupted."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import ray
+
+from trial_ray.algorithms.grpo_config import GRPOConfig
+from trial_ray.evaluation.evaluator import Evaluator
+from trial_ray.evaluation.journal import EpisodeJournal
+from trial_ray.evaluation.named_panels import choose_panel
+from trial_ray.evaluation.panel import Panel
+from trial_ray.evaluation.panel_player import policy_protocol
+from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.models.tiny import save_tiny_model
+
+pytestmark = [pytest.mark.actors, pytest.mark.usefixtures("ray_session")]
+TASKS = 8
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory) -> str:
+    return str(save_tiny_model(tmp_path_factory.mktemp("model") / "nano", "nano"))
+
+
+def config_of(model_path: str, runners: int = 1, engines: int = 1) -> GRPOConfig:
+    config = (
+        GRPOConfig()
+        .environment(
+            "trial/ALFWorld-v0",
+            env_config={"split": "generated", "difficulty": "tiny", "num_games": 12, "max_turns": 3},
+        )
+        .policy(model_path=model_path)
+        .rollouts(max_prompt_tokens=400, max_response_tokens=8, prompt_style="plain", max_episodes_in_flight=3)
+        .engines(engine="transformers", num_engines=engines, num_cpus_per_engine=0.25)
+        .env_runners(num_env_runners=runners, num_cpus_per_env_runner=0.25)
+        .panel(split="generated", temperature=1.0)
+    )
+    config.validate()
+    return config
+
+
+def panel_of(config: GRPOConfig, size: int = TASKS) -> Panel:
+    return choose_panel(str(config.env), config.env_config, "generated", size)
+
+
+def replies(player, panel: Panel) -> dict[str, list[np.ndarray]]:
+    """Ids of every reply, which tell far more than an episode's result does."""
+    settings = replace(player._settings(panel, 0), keep_trajectories=True)
+    requests = [player._request(panel, index) for index in range(len(panel))]
+    batches = player._workers.sample_groups(requests, settings)
+    groups = [ray.get(sample.ref)[0] for samples, _ in batches for sample in samples]
+    return {group.task_id: [turn.response_ids for turn in group.trajectories[0].turns] for group in groups}
+
+
+def test_episodes_depend_on_the_task_alone_and_interruptions_cost_nothing(model_path, tmp_path):
+    config = config_of(model_path)
+    panel = panel_of(config)
+    first = Evaluator(config)
+    with first as player:
+        alone = replies(player, panel)
+        whole = player.play(panel)
+        few = player.play(panel_of(config, 3))
+    assert [episode.task_id for episode in whole.episodes] == list(panel.task_ids)
+    assert few.episodes == whole.episodes[:3]
+    assert len({ids.tobytes() for turns in alone.values() for ids in turns}) > TASKS  # the model says different things
+
+    crowd = config_of(model_path, runners=2, engines=2)
+    second = Evaluator(crowd)
+    assert second.weights == first.weights
+    protocol, path = policy_protocol(crowd, panel), tmp_path / "result.json"
+    assert protocol == whole.protocol
+    with second as player:
+        together = replies(player, panel)
+        _check_interruption(player, panel, path, protocol)
+        _check_loss_of_a_runner(player, panel, whole)
+    assert together.keys() == alone.keys()
+    for task, turns in alone.items():
+        assert len(turns) == len(together[task])
+        assert all(np.array_equal(ours, theirs) for ours, theirs in zip(turns, together[task], strict=True))
+    assert EvaluationResult.load(path).episodes == whole.episodes
+
+
+def _check_interruption(player, panel, path, protocol):
+    played = []
+
+    def interrupt(episode):
+        journal.add(episode)
+        if len(journal.episodes) == 3:
+            raise KeyboardInterrupt
+
+    with EpisodeJournal(path, protocol, "w") as journal, pytest.raises(KeyboardInterrupt):
+        player.play(panel, on_episode=interrupt)
+    with EpisodeJournal(path, protocol, "w") as journal:
+        known = set(journal.episodes)
+        assert len(known) == 3
+        result = player.play(panel, known=journal.episodes, on_episode=lambda episode: played.append(episode.task_id))
+        journal.finish(result)
+    assert sorted(played) == sorted(set(panel.task_ids) - known)
+
+
+def _check_loss_of_a_runner(player, panel, whole):
+    pids = player._workers._runners.foreach_env_runner(lambda runner: os.getpid(), local_env_runner=False)
+    assert len(pids) == 2
+    told = []
+
+    def kill_one(episode):
+        told.append(episode.task_id)
+        if len(told) == 1:
+            os.kill(pids[0], signal.SIGKILL)
+
+    assert player.play(panel, on_episode=kill_one).episodes == whole.episodes
+    assert sorted(told) == sorted(panel.task_ids)

@@ -1,0 +1,37 @@
+"""Made-up evaluations for the tests of tables, comparisons and journals."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from trial_ray.evaluation.results import EpisodeResult, EvaluationResult
+from trial_ray.evaluation.table_layout import ALFWORLD, FAMILY_TITLES
+
+FAMILIES = tuple(FAMILY_TITLES)
+
+
+def evaluation(
+    successes, *, env=ALFWORLD, split="valid_seen", families=FAMILIES, scores=None, policy="p", **protocol
+) -> EvaluationResult:
+    """One episode for each entry of ``successes``; families take turns."""
+    tasks = [f"{split}/{index}" for index in range(len(successes))]
+    scores = successes if scores is None else scores
+    episodes = [
+        EpisodeResult(task, families[index % len(families)], bool(won), float(score), 5, "terminated")
+        for index, (task, won, score) in enumerate(zip(tasks, successes, scores, strict=True))
+    ]
+    base = {
+        "env": env,
+        "split": split,
+        "num_tasks": len(tasks),
+        "panel_sha256": hashlib.sha256("\n".join(tasks).encode()).hexdigest(),
+        "temperature": 0.4,
+    }
+    return EvaluationResult({**base, **protocol}, episodes, policy)
+
+
+def coin_flips(count: int, rate: float, seed: int) -> np.ndarray:
+    """Bool ``[count]``."""
+    return np.random.default_rng(seed).random(count) < rate

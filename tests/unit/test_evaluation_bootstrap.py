@@ -1,0 +1,68 @@
+"""The two-level bootstrap against a slow second implementation, and where its answer is known."""
+
+import random
+
+import numpy as np
+import pytest
+
+from trial_ray.evaluation.bootstrap import bootstrap_mean, paired_bootstrap
+
+
+def reference_means(values, resamples, seed):
+    """Draw seeds and tasks one by one with another generator, and average what they select."""
+    draw = random.Random(seed)
+    rows, columns = len(values), len(values[0])
+    means = []
+    for _ in range(resamples):
+        chosen_rows = [draw.randrange(rows) for _ in range(rows)]
+        chosen_columns = [draw.randrange(columns) for _ in range(columns)]
+        means.append(sum(values[r][c] for r in chosen_rows for c in chosen_columns) / (rows * columns))
+    return np.array(means)
+
+
+@pytest.mark.parametrize("shape", [(4, 30), (1, 25), (6, 8)])
+def test_intervals_agree_with_drawing_one_by_one(shape):
+    values = np.random.default_rng(3).normal(0.2, 1.0, shape)
+    found = bootstrap_mean(values, resamples=20_000, seed=1)
+    slow = reference_means(values.tolist(), 4_000, seed=2)
+    spread = slow.std()
+    assert found.mean == pytest.approx(values.mean())
+    low, high = np.quantile(slow, [0.025, 0.975])
+    assert abs(found.low - low) < 0.15 * spread
+    assert abs(found.high - high) < 0.15 * spread
+    assert found.p_value == pytest.approx(2 * min((slow <= 0).mean(), (slow >= 0).mean()), abs=0.04)
+
+
+def test_the_standard_error_is_the_crossed_one():
+    # Owen (2007): with a row effect alone, the variance of the resampled mean is that of a bootstrap over rows.
+    rows = np.array([0.0, 1.0, 3.0, 4.0])
+    values = np.repeat(rows[:, None], 50, axis=1)
+    found = bootstrap_mean(values, resamples=20_000)
+    only_rows = bootstrap_mean(rows[:, None], resamples=20_000)
+    assert (found.low, found.high) == pytest.approx((only_rows.low, only_rows.high), abs=0.3)
+    assert found.high - found.low > 1.5  # resampling tasks alone would have given a point
+
+
+def test_no_difference_is_certain_and_a_constant_one_too():
+    same = np.random.default_rng(0).random((3, 20))
+    assert paired_bootstrap(same, same).p_value == 1.0
+    shifted = paired_bootstrap(same, same + 0.25)
+    assert (shifted.low, shifted.high) == pytest.approx((0.25, 0.25))
+    assert shifted.p_value == pytest.approx(1e-4)
+
+
+def test_it_can_be_repeated_and_depends_on_its_seed():
+    values = np.random.default_rng(5).random((3, 40))
+    assert bootstrap_mean(values) == bootstrap_mean(values)
+    assert bootstrap_mean(values, seed=1) != bootstrap_mean(values)
+
+
+@pytest.mark.parametrize("values", [np.zeros(3), np.zeros((0, 4)), np.array([[np.nan]])])
+def test_wrong_values_are_refused(values):
+    with pytest.raises(ValueError, match="shape"):
+        bootstrap_mean(values)
+
+
+def test_a_pair_needs_one_shape():
+    with pytest.raises(ValueError, match="one shape"):
+        paired_bootstrap(np.zeros((2, 3)), np.zeros((3, 3)))

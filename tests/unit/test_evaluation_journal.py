@@ -1,0 +1,179 @@
+"""Journals of unfinished evaluations, and the panels that are committed."""
+
+import json
+
+import pytest
+from evaluation_samples import coin_flips, evaluation
+
+from trial_ray.errors import InfrastructureError
+from trial_ray.evaluation import named_panels
+from trial_ray.evaluation.journal import EpisodeJournal
+from trial_ray.evaluation.named_panels import choose_panel, panel_names, read_panel
+from trial_ray.evaluation.panel import Panel, PanelError, instructions_digest, list_tasks
+from trial_ray.evaluation.results import EvaluationFileError, EvaluationResult
+
+RESULT = evaluation(coin_flips(10, 0.5, 0))
+
+
+def journal(path, protocol=RESULT.protocol, weights="w"):
+    return EpisodeJournal(path, protocol, weights)
+
+
+def write_half(path):
+    with journal(path) as first:
+        for episode in RESULT.episodes[:5]:
+            first.add(episode)
+
+
+def test_an_interrupted_evaluation_knows_what_it_played(tmp_path):
+    path = tmp_path / "deep" / "result.json"
+    write_half(path)
+    assert not path.exists()
+    with journal(path) as second:
+        assert list(second.episodes.values()) == RESULT.episodes[:5]
+        for episode in RESULT.episodes[5:]:
+            second.add(episode)
+        second.finish(RESULT)
+    assert EvaluationResult.load(path) == RESULT
+    assert [file.name for file in path.parent.iterdir()] == ["result.json"]
+
+
+def test_a_finished_evaluation_is_not_played_again(tmp_path):
+    path = tmp_path / "result.json"
+    finished = EvaluationResult(RESULT.protocol, RESULT.episodes, weights="w")
+    finished.save(path)
+    with journal(path) as again:
+        assert again.result == finished
+    assert [file.name for file in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_a_line_that_a_crash_cut_is_dropped_and_written_anew(tmp_path):
+    path = tmp_path / "result.json"
+    write_half(path)
+    partial = EpisodeJournal.partial_path(path)
+    whole = partial.read_bytes()
+    partial.write_bytes(whole[:-20])
+    with journal(path) as second:
+        assert list(second.episodes.values()) == RESULT.episodes[:4]
+        second.add(RESULT.episodes[4])
+    assert partial.read_bytes() == whole
+    partial.write_bytes(whole[:10])  # not even the head was whole
+    with journal(path) as third:
+        assert third.episodes == {}
+
+
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize(
+    ("protocol", "weights", "words"),
+    [
+        ({"temperature": 1.0}, "w", "temperature is 0.4 there and 1.0 here"),
+        ({"panel_sha256": "x"}, "w", "panel_sha256"),
+        ({}, "other", "other weights"),
+    ],
+)
+def test_another_protocol_panel_or_policy_is_refused(tmp_path, finished, protocol, weights, words):
+    path = tmp_path / "result.json"
+    if finished:
+        EvaluationResult(RESULT.protocol, RESULT.episodes, weights="w").save(path)
+    else:
+        write_half(path)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    with pytest.raises(EvaluationFileError, match=words):
+        journal(path, {**RESULT.protocol, **protocol}, weights)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+def test_foreign_and_damaged_files_are_refused(tmp_path):
+    path = tmp_path / "result.json"
+    partial = EpisodeJournal.partial_path(path)
+    partial.write_text("something else\n")
+    with pytest.raises(EvaluationFileError, match="no unfinished evaluation"):
+        journal(path)
+    partial.unlink()
+    write_half(path)
+    partial.write_text(partial.read_text().replace('"score"', '"points"'))
+    with pytest.raises(EvaluationFileError, match="line 2"):
+        journal(path)
+
+
+def test_one_process_at_a_time(tmp_path):
+    with journal(tmp_path / "r.json"), pytest.raises(InfrastructureError, match="Another process"):
+        journal(tmp_path / "r.json")
+    with journal(tmp_path / "r.json"):
+        pass
+
+
+def test_without_a_file_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with journal(None) as memory:
+        memory.add(RESULT.episodes[0])
+        memory.finish(RESULT)
+    assert list(tmp_path.iterdir()) == []
+
+
+DIGESTS = {"seen-128": "7af17ef91f00", "unseen-128": "bf88f008bd86", "webshop-128": "688a46f48880"}
+
+
+def test_committed_panels_never_change():
+    assert {"quick", "standard", "full", *DIGESTS} == set(panel_names())
+    for name, digest in DIGESTS.items():
+        panel = read_panel(name)
+        assert len(panel) == 128
+        assert panel.digest.startswith(digest)
+        assert panel.instructions
+    goals = [int(task) for task in read_panel("webshop-128").task_ids]
+    assert 0 <= min(goals) < max(goals) < 500
+
+
+def test_a_committed_panel_is_what_its_size_chooses():
+    goals = [str(number) for number in range(500)]
+    assert Panel.choose("e", "s", goals, 128).task_ids == read_panel("webshop-128").task_ids
+
+
+GAMES = {"difficulty": "tiny", "num_games": 8}
+WHERE = ("trial/ALFWorld-v0", GAMES, "generated")
+
+
+@pytest.fixture
+def own_panel(tmp_path, monkeypatch):
+    """A function that commits a panel of generated games, changed at will."""
+    monkeypatch.setattr(named_panels, "FOLDER", tmp_path)
+
+    def write(**changes):
+        tasks = list_tasks(*WHERE)[:3]
+        value = {
+            "env": WHERE[0],
+            "split": "generated",
+            "task_ids": tasks,
+            "sha256": Panel(WHERE[0], "generated", tuple(tasks)).digest,
+            "instructions_sha256": instructions_digest(*WHERE, tasks),
+        }
+        (tmp_path / "mine.json").write_text(json.dumps({**value, **changes}))
+        return tasks
+
+    return write
+
+
+def test_a_committed_panel_is_found_in_the_data(own_panel):
+    tasks = own_panel()
+    assert choose_panel(*WHERE, "mine").task_ids == tuple(tasks)
+
+
+@pytest.mark.parametrize(
+    ("changes", "where", "words"),
+    [
+        ({}, ("trial/ALFWorld-v0", {**GAMES, "generator_seed": 5}, "generated"), "lack 3 of the 3 tasks"),
+        ({"instructions_sha256": "0" * 64}, WHERE, "ask for something else"),
+        ({"sha256": "0" * 64}, WHERE, "was changed"),
+        ({"split": "valid_seen"}, WHERE, "split 'valid_seen'; asked for"),
+    ],
+)
+def test_other_data_than_the_panel_was_made_from_are_refused(own_panel, changes, where, words):
+    own_panel(**changes)
+    with pytest.raises(PanelError, match=words):
+        choose_panel(*where, "mine")
+
+
+def test_an_unknown_panel_names_the_known_ones():
+    with pytest.raises(PanelError, match="seen-128"):
+        choose_panel(*WHERE, "huge")

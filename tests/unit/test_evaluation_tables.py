@@ -1,0 +1,134 @@
+"""Result tables: cells, blocks that never mix, comparisons, Markdown and LaTeX."""
+
+import json
+
+import numpy as np
+import pytest
+from evaluation_samples import FAMILIES, coin_flips, evaluation
+
+from trial_ray.evaluation.bootstrap import bootstrap_mean
+from trial_ray.evaluation.intervals import wilson_interval
+from trial_ray.evaluation.results import EpisodeResult
+from trial_ray.evaluation.table_layout import WEBSHOP
+from trial_ray.evaluation.table_text import escape, to_latex, to_markdown
+from trial_ray.evaluation.tables import ResultTable, TableEntry, TableError
+
+WON = {("grpo", 0): 0.3, ("grpo", 1): 0.4, ("trial", 0): 0.7, ("trial", 1): 0.8}
+
+
+def entries(split="valid_seen", count=140, **kwargs):
+    return [
+        TableEntry("small", method, seed, evaluation(coin_flips(count, rate, seed), split=split, **kwargs))
+        for (method, seed), rate in WON.items()
+    ]
+
+
+def test_columns_and_means_are_those_of_the_paper():
+    shop = [
+        TableEntry(
+            "small", method, seed, evaluation(np.arange(50) % 2, env=WEBSHOP, split="test", scores=np.full(50, 0.5))
+        )
+        for method, seed in WON
+    ]
+    table = ResultTable(entries() + entries("valid_unseen", 134) + shop)
+    titles = [column.title for block in table.blocks for column in block.columns]
+    families = ["P&P", "Two", "Look", "Heat", "Cool", "Clean", "Avg."]
+    assert titles == [*families, *families, "Succ.", "Score"]
+    assert [block.title for block in table.blocks] == ["ALFWorld Seen", "ALFWorld Unseen", "WebShop"]
+    seen = table.cells("small", "trial")
+    runs = [coin_flips(140, WON["trial", seed], seed) for seed in (0, 1)]
+    assert seen[6].mean == pytest.approx(np.mean(runs))
+    assert seen[0].mean == pytest.approx(np.mean([run[:: len(FAMILIES)] for run in runs]))
+    assert seen[6].seed_std == pytest.approx(np.std([run.mean() for run in runs], ddof=1))
+    assert seen[6].interval == pytest.approx(wilson_interval(int(np.sum(runs)), 280))
+    assert (seen[-2].mean, seen[-1].mean) == (0.5, 0.5)
+    assert seen[-1].interval == pytest.approx((0.5, 0.5))
+
+
+def test_the_average_of_a_split_is_not_the_mean_of_its_families():
+    won = np.zeros(8, bool)
+    won[[0, 2, 4, 6]] = True
+    table = ResultTable([TableEntry("b", "m", 0, evaluation(won, families=(*FAMILIES[:1], *FAMILIES[1:2] * 3)))])
+    pick, two, whole = table.cells("b", "m")
+    assert (pick.mean, two.mean) == (1.0, pytest.approx(1 / 3))
+    assert whole.mean == 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"temperature": 1.0}, "temperature is 0.4 in one and 1.0"),
+        ({"panel_sha256": "other"}, "panels.*panel_sha256"),
+        ({"max_turns": 30}, "max_turns"),
+    ],
+)
+def test_a_table_never_mixes_protocols_or_panels(change, words):
+    other = TableEntry("small", "serl", 0, evaluation(coin_flips(140, 0.5, 9), **change))
+    with pytest.raises(TableError, match=words):
+        ResultTable([*entries(), other])
+
+
+def test_two_splits_of_an_environment_follow_one_protocol_too():
+    with pytest.raises(TableError, match="temperature"):
+        ResultTable(entries() + entries("valid_unseen", 134, temperature=1.0))
+    assert len(ResultTable(entries() + entries("valid_unseen", 134)).blocks) == 2
+
+
+def test_doubled_failed_and_foreign_evaluations_are_refused():
+    with pytest.raises(TableError, match="two evaluations of small grpo seed 0"):
+        ResultTable([*entries(), entries()[0]])
+    failed = evaluation([True, False])
+    failed.episodes[0] = EpisodeResult("valid_seen/0", "look", False, 0.0, 1, "failed")
+    with pytest.raises(TableError, match="1 episodes of b m seed 0 failed"):
+        ResultTable([TableEntry("b", "m", 0, failed)])
+    other = evaluation(coin_flips(140, 0.5, 9))
+    other.episodes.reverse()
+    with pytest.raises(TableError, match="other tasks"):
+        ResultTable([*entries(), TableEntry("small", "serl", 0, other)])
+    with pytest.raises(TableError, match="at least one"):
+        ResultTable([])
+    with pytest.raises(TableError, match="lacks the labels"):
+        TableEntry.from_labels(evaluation([True]))
+
+
+def test_comparisons_pair_tasks_and_common_seeds():
+    extra = TableEntry("small", "trial", 2, evaluation(coin_flips(140, 0.1, 5)))
+    table = ResultTable([*entries(), extra], reference="grpo")
+    (found,) = table.comparisons()
+    rows = {key: coin_flips(140, rate, key[1]).astype(float) for key, rate in WON.items()}
+    difference = np.array([rows["trial", seed] - rows["grpo", seed] for seed in (0, 1)])
+    expected = bootstrap_mean(difference)
+    assert (found["method"], found["reference"], found["column"], found["seeds"]) == ("trial", "grpo", "Avg.", 2)
+    assert (found["low"], found["high"]) == (expected.low, expected.high)
+
+
+def test_json_holds_what_the_text_shows():
+    table = ResultTable(entries())
+    value = json.loads(json.dumps(table.to_dict(), allow_nan=False))
+    assert value["rows"][1]["cells"][6]["mean"] == pytest.approx(table.cells("small", "trial")[6].mean)
+    assert value["protocols"]["ALFWorld Seen"]["temperature"] == 0.4
+    assert len(value["columns"]) == len(value["rows"][0]["cells"]) == 7
+
+
+def test_markdown_marks_the_best_and_keeps_missing_cells_empty():
+    text = to_markdown(ResultTable(entries() + entries("valid_unseen", 134)[:2]))
+    grpo = next(line for line in text.splitlines() if line.startswith("| GRPO |"))
+    trial = next(line for line in text.splitlines() if line.startswith("| TRIAL |"))
+    assert trial.count("**") == 14
+    assert trial.count("–") == 7
+    assert "**" not in grpo.split("|")[8]
+    assert grpo.count("|") == trial.count("|") == 16
+    assert "Differences from GRPO" in text
+
+
+def test_latex_is_balanced_and_escaped():
+    won = coin_flips(140, 0.5, 1)
+    hostile = [TableEntry("A_b & \\input{x}", f"m{i}%", 0, evaluation(won if i else ~won)) for i in range(2)]
+    text = to_latex(ResultTable(hostile))
+    assert "A\\_b \\& \\textbackslash{}input\\{x\\}" in text
+    assert "P\\&P" in text
+    assert text.count("\\textbf{") >= 7
+    body = [line for line in text.splitlines() if line.strip().startswith("m")]
+    assert [line.count(" & ") for line in body] == [7, 7]
+    assert text.count("{") - text.count("\\{") == text.count("}") - text.count("\\}")
+    assert escape("a~b^c") == "a\\textasciitilde{}b\\textasciicircum{}c"

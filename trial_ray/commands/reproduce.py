@@ -1,0 +1,122 @@
+"""``trial-ray reproduce NAME --scale S``: run what a table or figure of the paper compares, then make it."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trial_ray.commands import console as terminal
+from trial_ray.errors import InfrastructureError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from trial_ray.reproduction import PlannedRun
+
+NAMES = ("table2", "table3", "figure2", "figure3")
+EPILOG = """examples:
+  trial-ray reproduce table3 --scale tiny --dry-run         what would be run, and what is done already
+  trial-ray reproduce table3 --scale tiny --seeds 1         four methods, one seed each, on this machine
+  trial-ray reproduce figure2 --scale tiny                  uses the runs of table3 that are there
+  trial-ray reproduce table2 --scale paper --out results    on a GPU cluster (RAY_ADDRESS), see docs/cluster.md
+
+  table2    GRPO, SERL, SDAR, GRPO+OPSD, RLSD and TRIAL on complete evaluation sets, by task family
+  table3    GRPO, Uniform, Permuted and TRIAL: the controlled study of the turn profile
+  figure2   success on the panel during training, mean turn score and spread of the profile in windows of 5 iterations
+  figure3   turn weights by class of decision, and two policies on one game
+
+  tiny      the quickstart's model on 2 CPU cores, ALFWorld on generated games; about three minutes a run
+  small     SmolLM2-135M on one GPU, both environments on generated games
+  paper     Qwen2.5-3B-Instruct and Qwen3-1.7B, official data, 150 iterations; a GPU cluster
+  FILE.py   a scale of your own; the three above are tuned_examples/reproduce/*.py
+
+Runs lie in DIR/runs and are shared by all tables and figures of one DIR. Run the same command again after an interruption:
+what is done is skipped, what is unfinished continues from its last checkpoint. A run of another config is never mixed in.
+"""
+
+
+def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
+    """Declare the subcommand."""
+    parser = subparsers.add_parser(
+        "reproduce",
+        help="run a comparison of the paper and make its table or figure",
+        description="Train every run that a table or figure of the paper compares, evaluate it, and make the table or figure.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[common],
+    )
+    parser.add_argument("name", choices=NAMES, metavar="NAME", help=f"one of {', '.join(NAMES)}")
+    parser.add_argument("--scale", required=True, metavar="S", help="tiny, small, paper, or FILE.py, see below")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="where runs and results go (default: runs/reproduce-<scale>)"
+    )
+    parser.add_argument(
+        "--seeds", type=terminal.positive, metavar="N", help="seeds of every method (default: the scale's)"
+    )
+    parser.add_argument("--iterations", type=terminal.positive, metavar="N", help="of every run (default: the scale's)")
+    parser.add_argument("--dry-run", action="store_true", help="print the runs and how far they are; start nothing")
+    terminal.add_set_option(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Reproduce; see the module's docstring."""
+    from trial_ray.reproduction import STUDIES, load_scale, plan_runs
+    from trial_ray.reproduction.scale import scale_file
+
+    study, scale = STUDIES[args.name], load_scale(args.scale)
+    folder = (args.out or Path("runs") / f"reproduce-{Path(args.scale).stem}").expanduser().resolve()
+    runs = plan_runs(study, scale, folder, seeds=args.seeds, iterations=args.iterations, overrides=args.overrides)
+    states = [run.state() for run in runs]
+    console = terminal.output()
+    console.print(run_table(f"{args.name}: {study.title}", runs, states))
+    if args.dry_run:
+        return terminal.DONE
+    failed = train_what_is_missing(runs, states, scale_file(args.scale), folder, args.verbose)
+    unfinished = [run for run in runs if run.state() != "done"]
+    if len(unfinished) < len(runs):
+        from trial_ray.reproduction.artefacts import assemble
+
+        for path in assemble(args.name, runs, folder):
+            console.print(f"written: {path}", highlight=False, soft_wrap=True)
+    if failed:
+        raise InfrastructureError(
+            f"{len(failed)} of {len(runs)} runs failed ({', '.join(failed[:3])}); each run folder's error.log says why. "
+            "The same command tries them again."
+        )
+    if unfinished:
+        console.print(f"{len(unfinished)} of {len(runs)} runs are unfinished; the same command continues them")
+        return terminal.INTERRUPTED
+    return terminal.DONE
+
+
+def train_what_is_missing(
+    runs: Sequence[PlannedRun], states: Sequence[str], scale_file: Path, folder: Path, verbose: bool
+) -> list[str]:
+    """Run through Tune what is not done; returns the names of the runs that failed."""
+    if all(state == "done" for state in states):
+        return []
+    from trial_ray.reproduction.execution import execute
+    from trial_ray.runs.ray_session import ray_session
+
+    with ray_session(verbose):
+        return execute(runs, scale_file, folder)
+
+
+def run_table(title: str, runs: Sequence[PlannedRun], states: Sequence[str]) -> Table:
+    """One row a run."""
+    from rich.table import Table
+
+    counts = Counter(states)
+    summary = ", ".join(f"{counts[state]} {state}" for state in ("done", "unfinished", "new") if counts[state])
+    table = Table(title=f"{title} ({len(runs)} runs: {summary})")
+    for header in ("environment", "backbone", "method", "seed", "iterations", "evaluated on", "state"):
+        table.add_column(header, justify="right" if header in ("seed", "iterations") else "left")
+    for run, state in zip(runs, states, strict=True):
+        places = ", ".join(f"{place.split} ({place.panel})" for place in run.sets)
+        row = [run.environment, run.backbone, run.method, str(run.seed), str(run.iterations), places, state]
+        table.add_row(*row)
+    return table

@@ -1,0 +1,107 @@
+"""Plays a panel with a policy, one episode a task, the same whatever the number of env runners and engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from trial_ray.errors import InfrastructureError
+from trial_ray.evaluation.panel import Panel, turn_limit
+from trial_ray.evaluation.results import EpisodeResult, EvaluationResult
+from trial_ray.inference.protocol import SamplingParams
+from trial_ray.rollout.episode import derive_seed
+from trial_ray.rollout.requests import GroupRequest, SampleSettings
+
+if TYPE_CHECKING:
+    from trial_ray.algorithms.grpo_config import GRPOConfig
+    from trial_ray.rollout.workers import RolloutWorkers
+
+
+def policy_protocol(config: GRPOConfig, panel: Panel) -> dict[str, Any]:
+    """Everything but the policy that decides the result of playing ``panel`` with ``config``."""
+    return {
+        **panel.protocol(),
+        "temperature": config.panel_temperature,
+        "top_p": config.top_p,
+        "sampling_seed": config.panel_seed,
+        "max_prompt_tokens": config.max_prompt_tokens,
+        "max_response_tokens": config.max_response_tokens,
+        "history_window": config.history_window,
+        "prompt_style": config.prompt_style,
+        "max_turns": turn_limit(panel.env_id, _env_config(config)),
+    }
+
+
+def _env_config(config: GRPOConfig) -> dict[str, Any]:
+    return {**config.env_config, **config.panel_env_config}
+
+
+class PanelPlayer:
+    """Plays panels on the env runners and engines of a run, in training or apart from it.
+
+    Every reply is sampled with a seed that follows from the panel's environment and split, the task and the turn alone.
+    Neither the number of runners and engines nor the other tasks of the panel enter, so a task ends the same in a small
+    panel and in the full set.
+    """
+
+    def __init__(self, config: GRPOConfig, workers: RolloutWorkers) -> None:
+        self._config = config
+        self._workers = workers
+
+    def play(
+        self,
+        panel: Panel,
+        iteration: int = 0,
+        known: Mapping[str, EpisodeResult] | None = None,
+        on_episode: Callable[[EpisodeResult], None] = lambda episode: None,
+    ) -> EvaluationResult:
+        """Play every task of ``panel`` that is not in ``known``; an episode that fails is played again.
+
+        Args:
+            panel: the tasks.
+            iteration: for the records.
+            known: episodes by task that need not be played.
+            on_episode: told of every episode as it ends, in any order.
+
+        Returns:
+            All episodes, in the order of the panel.
+
+        Raises:
+            InfrastructureError: episodes failed on every attempt; what ended before was told to ``on_episode``.
+        """
+        settings = self._settings(panel, iteration)
+        episodes = dict(known or {})
+        errors: list[str] = []
+        for attempt in range(1 + self._config.max_group_redraws):
+            pending = [self._request(panel, index) for index, task in enumerate(panel.task_ids) if task not in episodes]
+            if not pending:
+                break
+            if attempt:
+                self._workers.repair()
+            for sample in self._workers.stream_groups(pending, settings):
+                episode = sample.episodes[0]
+                errors += sample.errors
+                if not episode.failed:
+                    episodes[episode.task_id] = episode
+                    on_episode(episode)
+        if missing := sum(task not in episodes for task in panel.task_ids):
+            raise InfrastructureError(
+                f"{missing} of the panel's {len(panel)} episodes could not be played"
+                + (f"; the first error was: {errors[0]}" if errors else ": their env runners were lost.")
+            )
+        ordered = [episodes[task] for task in panel.task_ids]
+        return EvaluationResult(policy_protocol(self._config, panel), ordered, str(self._config.model_path))
+
+    def _settings(self, panel: Panel, iteration: int) -> SampleSettings:
+        config = self._config
+        return SampleSettings(
+            env_config={**_env_config(config), "split": panel.split},
+            params=SamplingParams(config.max_response_tokens, config.panel_temperature, config.top_p),
+            iteration=iteration,
+            keep_trajectories=False,
+            seeded=True,
+        )
+
+    def _request(self, panel: Panel, index: int) -> GroupRequest:
+        task = panel.task_ids[index]
+        return GroupRequest(index, task, 1, derive_seed(self._config.panel_seed, panel.env_id, panel.split, task))

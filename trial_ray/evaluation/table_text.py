@@ -1,0 +1,131 @@
+"""A result table as Markdown and as LaTeX, in percent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trial_ray.evaluation.tables import Cell, ResultTable
+
+METHOD_TITLES = {
+    "grpo": "GRPO",
+    "serl": "SERL",
+    "sdar": "SDAR",
+    "grpo_opsd": "GRPO+OPSD",
+    "opsd": "OPSD",
+    "rlsd": "RLSD",
+    "gigpo": "GiGPO",
+    "uniform": "Uniform",
+    "permuted": "Permuted",
+    "trial": "TRIAL",
+}
+CAPTION = (
+    "Success and score in percent, mean over seeds, with 95 % intervals (success: Wilson's over all episodes; score: "
+    "bootstrap over seeds and tasks). Avg. is the success of the split, not the mean of the families."
+)
+
+
+def to_markdown(table: ResultTable) -> str:
+    """One Markdown table a backbone; every cell is ``mean [low, high]``, the best of a column in bold."""
+    parts = []
+    for backbone in table.backbones:
+        head = [f"{block.title} {column.title}" for block in table.blocks for column in block.columns]
+        lines = [f"**{backbone}**", "", _markdown_row(["Method", *head]), f"| --- |{' ---: |' * len(head)}"]
+        methods = table.methods(backbone)
+        rows = [table.cells(backbone, method) for method in methods]
+        ranks = _ranks(rows)
+        for method, row, rank in zip(methods, rows, ranks, strict=True):
+            cells = [_markdown_cell(cell, place) for cell, place in zip(row, rank, strict=True)]
+            lines.append(_markdown_row([method_title(method), *cells]))
+        parts.append("\n".join(lines))
+    return "\n\n".join([*parts, _comparison_table(table), CAPTION]) + "\n"
+
+
+def to_latex(table: ResultTable) -> str:
+    """A ``table*`` environment for booktabs: best values bold, second-best underlined, per backbone and column."""
+    width = sum(len(block.columns) for block in table.blocks)
+    spans, rules, start = [], [], 2
+    for block in table.blocks:
+        end = start + len(block.columns) - 1
+        spans.append(f"\\multicolumn{{{len(block.columns)}}}{{c}}{{{escape(block.title)}}}")
+        rules.append(f"\\cmidrule(lr){{{start}-{end}}}")
+        start = end + 1
+    titles = [escape(column.title) for block in table.blocks for column in block.columns]
+    lines = [
+        "\\begin{table*}[t]",
+        "  \\centering",
+        "  \\small",
+        "  \\resizebox{\\textwidth}{!}{%",
+        f"  \\begin{{tabular}}{{@{{}}l{'r' * width}@{{}}}}",
+        "    \\toprule",
+        f"    & {' & '.join(spans)} \\\\",
+        f"    {''.join(rules)}",
+        f"    Method & {' & '.join(titles)} \\\\",
+    ]
+    for backbone in table.backbones:
+        lines += ["    \\midrule", f"    \\multicolumn{{{width + 1}}}{{l}}{{\\textit{{{escape(backbone)}}}}} \\\\"]
+        methods = table.methods(backbone)
+        rows = [table.cells(backbone, method) for method in methods]
+        for method, row, rank in zip(methods, rows, _ranks(rows), strict=True):
+            cells = [_latex_cell(cell, place) for cell, place in zip(row, rank, strict=True)]
+            lines.append(f"    {escape(method_title(method))} & {' & '.join(cells)} \\\\")
+    lines += ["    \\bottomrule", "  \\end{tabular}", "  }", f"  \\caption{{{escape(CAPTION)}}}", "\\end{table*}"]
+    return "\n".join(lines) + "\n"
+
+
+def method_title(method: str) -> str:
+    """How a method is written in tables; a method of the user's own is written as it is named."""
+    return METHOD_TITLES.get(method, method)
+
+
+def escape(text: str) -> str:
+    """Text with the characters escaped that LaTeX would take as its own."""
+    special = {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
+    return "".join(special.get(char, f"\\{char}" if char in "&%$#_{}" else char) for char in text)
+
+
+def _ranks(rows: Sequence[Sequence[Cell | None]]) -> list[list[int]]:
+    """1 for the best mean of a column and 2 for the second-best, ties sharing a rank; 0 for all others."""
+    ranks = [[0] * len(rows[0]) for _ in rows]
+    for place in range(len(rows[0])):
+        means = [round(1000 * row[place].mean) if row[place] else None for row in rows]
+        for rank, value in enumerate(sorted({mean for mean in means if mean is not None}, reverse=True)[:2], start=1):
+            for index, mean in enumerate(means):
+                if mean == value:
+                    ranks[index][place] = rank
+    return ranks
+
+
+def _markdown_cell(cell: Cell | None, rank: int) -> str:
+    if cell is None:
+        return "–"
+    low, high = cell.interval
+    mean = f"{100 * cell.mean:.1f}"
+    return f"{f'**{mean}**' if rank == 1 else mean} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def _latex_cell(cell: Cell | None, rank: int) -> str:
+    if cell is None:
+        return "--"
+    low, high = cell.interval
+    mean = f"{100 * cell.mean:.1f}"
+    shown = {1: f"\\textbf{{{mean}}}", 2: f"\\underline{{{mean}}}"}.get(rank, mean)
+    return f"{shown} {{\\scriptsize[{100 * low:.1f}, {100 * high:.1f}]}}"
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _comparison_table(table: ResultTable) -> str:
+    lines = [
+        f"Differences from {method_title(table.reference)}, paired bootstrap over seeds and tasks:",
+        "",
+        "| Backbone | Method | Column | Difference | 95 % interval | p | Seeds | Tasks |",
+        "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for found in table.comparisons():
+        interval = f"[{100 * found['low']:+.1f}, {100 * found['high']:+.1f}]"
+        row = [found["backbone"], method_title(found["method"]), f"{found['block']} {found['column']}"]
+        row += [f"{100 * found['mean']:+.1f}", interval, f"{found['p_value']:.2g}"]
+        lines.append(_markdown_row([*row, str(found["seeds"]), str(found["tasks"])]))
+    return "\n".join(lines)

@@ -1,0 +1,237 @@
+"""Many evaluations as one table in the shape of the paper's Tables 2 and 3: method by environment, split and family."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trial_ray.errors import UserInputError
+from trial_ray.evaluation.bootstrap import BootstrapInterval, bootstrap_mean, paired_bootstrap
+from trial_ray.evaluation.intervals import wilson_interval
+from trial_ray.evaluation.results import EvaluationResult, protocol_difference
+from trial_ray.evaluation.table_layout import Column, block_columns, block_order, block_title
+
+SCHEMA = "trial_ray/result_table"
+SCHEMA_VERSION = 1
+# What differs between an environment's splits; everything else must be equal in all of a table's cells of it.
+OF_A_SPLIT = ("split", "num_tasks", "panel_sha256", "instructions_sha256")
+
+
+class TableError(UserInputError):
+    """Evaluations do not belong into one table."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableEntry:
+    """One evaluation and where it stands: the row's backbone and method, and the training seed that a cell averages over."""
+
+    backbone: str
+    method: str
+    seed: int
+    result: EvaluationResult
+
+    @classmethod
+    def from_labels(cls, result: EvaluationResult) -> TableEntry:
+        """Read the row out of the evaluation's labels, which ``trial-ray evaluate`` writes for checkpoints of a run.
+
+        Raises:
+            TableError: a label is missing.
+        """
+        missing = sorted({"backbone", "method", "seed"} - result.labels.keys())
+        if missing:
+            raise TableError(
+                f"The evaluation of {result.policy or 'an unnamed policy'} lacks the labels {missing}; evaluate a "
+                "checkpoint inside a run folder, or make the TableEntry yourself."
+            )
+        return cls(result.labels["backbone"], result.labels["method"], int(result.labels["seed"] or 0), result)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One mean in [0, 1] over seeds and episodes.
+
+    Attributes:
+        mean: mean over seeds of each seed's mean.
+        interval: 95 %: Wilson's over all seeds' episodes for successes, the two-level bootstrap's for scores.
+        seed_std: standard deviation over seeds; ``None`` with a single one.
+        seeds: how many.
+        episodes: in all.
+    """
+
+    mean: float
+    interval: tuple[float, float]
+    seed_std: float | None
+    seeds: int
+    episodes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "mean": self.mean,
+            "interval_95": list(self.interval),
+            "seed_std": self.seed_std,
+            "seeds": self.seeds,
+            "episodes": self.episodes,
+        }
+
+
+class Block:
+    """All evaluations of one split of one environment; a table has no column that spans two of them.
+
+    Args:
+        env: the environment's id.
+        split: its split.
+        entries: at least one.
+
+    Raises:
+        TableError: protocols or panels differ, an evaluation occurs twice, or some of its episodes failed.
+    """
+
+    def __init__(self, env: str, split: str, entries: Sequence[TableEntry]) -> None:
+        self.env, self.split, self.title = env, split, block_title(env, split)
+        self.protocol = entries[0].result.protocol
+        self.tasks = [episode.task_id for episode in entries[0].result.episodes]
+        self._runs: dict[tuple[str, str], dict[int, EvaluationResult]] = {}
+        for entry in entries:
+            _require_one_protocol(self.title, self.protocol, entry.result.protocol)
+            self._add(entry)
+        episodes = entries[0].result.episodes
+        self.columns = block_columns(env, {episode.family for episode in episodes})
+
+    def cell(self, backbone: str, method: str, column: Column) -> Cell | None:
+        """The row's value in ``column``; ``None`` where it was not evaluated."""
+        runs = self._runs.get((backbone, method))
+        if not runs:
+            return None
+        values = self.values(backbone, method, column, sorted(runs))
+        by_seed = values.mean(1)
+        if column.score:
+            bootstrap = bootstrap_mean(values)
+            interval = (bootstrap.low, bootstrap.high)
+        else:
+            interval = wilson_interval(int(values.sum()), values.size)
+        std = float(statistics.stdev(by_seed)) if len(by_seed) > 1 else None
+        return Cell(float(by_seed.mean()), interval, std, len(by_seed), values.size)
+
+    def values(self, backbone: str, method: str, column: Column, seeds: Sequence[int]) -> np.ndarray:
+        """What each episode counts, float ``[seeds, tasks of the column]``."""
+        runs = self._runs[backbone, method]
+        rows = [{episode.task_id: episode for episode in runs[seed].episodes} for seed in seeds]
+        tasks = [task for task in self.tasks if column.counts(rows[0][task])]
+        return np.array([[column.value(row[task]) for task in tasks] for row in rows])
+
+    def compare(self, backbone: str, first: str, second: str, column: Column) -> BootstrapInterval | None:
+        """``second - first`` over the seeds and tasks that both have; ``None`` without a common seed."""
+        runs = [self._runs.get((backbone, method), {}) for method in (first, second)]
+        seeds = sorted(runs[0].keys() & runs[1].keys())
+        if not seeds:
+            return None
+        return paired_bootstrap(*(self.values(backbone, method, column, seeds) for method in (first, second)))
+
+    def _add(self, entry: TableEntry) -> None:
+        row = self._runs.setdefault((entry.backbone, entry.method), {})
+        where = f"{entry.backbone} {entry.method} seed {entry.seed}"
+        if entry.seed in row:
+            raise TableError(f"{self.title}: there are two evaluations of {where}; keep one.")
+        if entry.result.num_failed:
+            raise TableError(f"{self.title}: {entry.result.num_failed} episodes of {where} failed; evaluate it again.")
+        if [episode.task_id for episode in entry.result.episodes] != self.tasks:
+            raise TableError(
+                f"{self.title}: {where} holds other tasks than its panel's digest says; evaluate it again."
+            )
+        row[entry.seed] = entry.result
+
+
+class ResultTable:
+    """Rows of methods per backbone, one block of columns for each split of each environment.
+
+    Args:
+        entries: at least one; rows keep the order in which backbones and methods first occur.
+        reference: method that the others are compared with; default the first row's.
+
+    Raises:
+        TableError: the evaluations follow different protocols, or are of different panels.
+    """
+
+    def __init__(self, entries: Iterable[TableEntry], reference: str | None = None) -> None:
+        entries = list(entries)
+        if not entries:
+            raise TableError("A table needs at least one evaluation; found none.")
+        self.rows = list(dict.fromkeys((entry.backbone, entry.method) for entry in entries))
+        self.reference = reference or self.rows[0][1]
+        places = sorted({_place(entry) for entry in entries}, key=lambda place: block_order(*place))
+        self.blocks = [
+            Block(env, split, [entry for entry in entries if _place(entry) == (env, split)]) for env, split in places
+        ]
+        self._require_one_protocol_by_environment()
+
+    @property
+    def backbones(self) -> list[str]:
+        """In the order of the rows."""
+        return list(dict.fromkeys(backbone for backbone, _ in self.rows))
+
+    def methods(self, backbone: str) -> list[str]:
+        """Methods of a backbone, in the order of the rows."""
+        return [method for other, method in self.rows if other == backbone]
+
+    def cells(self, backbone: str, method: str) -> list[Cell | None]:
+        """A row's cells, block by block."""
+        return [block.cell(backbone, method, column) for block in self.blocks for column in block.columns]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every cell with its interval, the comparisons with the reference, and the protocols, as plain values."""
+        rows = [
+            {
+                "backbone": backbone,
+                "method": method,
+                "cells": [cell.to_dict() if cell else None for cell in self.cells(backbone, method)],
+            }
+            for backbone, method in self.rows
+        ]
+        columns = [{"block": block.title, "column": column.title} for block in self.blocks for column in block.columns]
+        return {
+            "schema": SCHEMA,
+            "schema_version": SCHEMA_VERSION,
+            "protocols": {block.title: block.protocol for block in self.blocks},
+            "columns": columns,
+            "rows": rows,
+            "comparisons": list(self.comparisons()),
+        }
+
+    def comparisons(self) -> Iterable[dict[str, Any]]:
+        """Paired differences from the reference, for the columns that stand for a whole split."""
+        for backbone, method in self.rows:
+            if method == self.reference:
+                continue
+            for block in self.blocks:
+                for column in block.columns:
+                    if column.title not in ("Avg.", "Succ.", "Score"):
+                        continue
+                    found = block.compare(backbone, self.reference, method, column)
+                    if found is not None:
+                        where = {"backbone": backbone, "method": method, "reference": self.reference}
+                        yield {**where, "block": block.title, "column": column.title, **found.to_dict()}
+
+    def _require_one_protocol_by_environment(self) -> None:
+        by_env: dict[str, dict[str, Any]] = {}
+        for block in self.blocks:
+            shared = {key: value for key, value in block.protocol.items() if key not in OF_A_SPLIT}
+            _require_one_protocol(f"{block.title} and another split", by_env.setdefault(block.env, shared), shared)
+
+
+def _place(entry: TableEntry) -> tuple[str, str]:
+    protocol = entry.result.protocol
+    return str(protocol.get("env")), str(protocol.get("split"))
+
+
+def _require_one_protocol(title: str, first: dict[str, Any], second: dict[str, Any]) -> None:
+    if key := protocol_difference(first, second):
+        what = "panels" if key in OF_A_SPLIT else "protocols"
+        raise TableError(
+            f"{title}: evaluations of different {what} cannot stand in one table: {key} is {first.get(key)!r} in one "
+            f"and {second.get(key)!r} in another. Evaluate all of them in the same way."
+        )

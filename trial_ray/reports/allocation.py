@@ -1,0 +1,141 @@
+"""The allocation trace: TRIAL's turn scores and weights on recorded trajectories, by class of decision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from trial_ray.errors import UserInputError
+from trial_ray.learner.connectors.privileged_views import encode_views
+from trial_ray.learner.packing import score_rows
+from trial_ray.learner.turn_rows import TurnRows
+from trial_ray.objectives.allocation import hindsight_gap, relative_weights, turn_scores
+from trial_ray.reports.action_classes import CLASSES, turn_classes
+from trial_ray.rollout.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from trial_ray.algorithms.methods.trial import TRIALConfig
+
+READABLE_TURNS = range(10, 26)
+"""Lengths of trajectories that a figure shows well."""
+
+
+@dataclass(frozen=True, slots=True)
+class TracedTurn:
+    """One decision and what the allocation makes of it.
+
+    Attributes:
+        action: as sent to the environment.
+        outcome: what the environment answered.
+        action_class: one of ``action_classes.CLASSES``.
+        score: s_k (Eq. 5), the mean absolute gap of its tokens, in nats.
+        weight: w_k (Eq. 6), whose token-weighted mean over the trajectory is one.
+        tokens: n_k.
+    """
+
+    action: str
+    outcome: str
+    action_class: str
+    score: float
+    weight: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One trajectory, turn by turn."""
+
+    task_id: str
+    family: str
+    success: bool
+    turns: list[TracedTurn]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+
+def trace_trajectories(
+    lm: nn.Module, tokenizer: Any, trajectories: Sequence[Trajectory], config: TRIALConfig
+) -> list[Trace]:
+    """Score recorded replies in both views with the given weights, as the learner does, and allocate.
+
+    Args:
+        lm: the policy; both views are scored by it.
+        tokenizer: its tokenizer.
+        trajectories: with at least one turn each.
+        config: environment, view, clip and limits.
+    """
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    if not turns:
+        return []
+    lengths = torch.tensor([len(trajectory.turns) for trajectory in trajectories])
+    trajectory_ids = torch.repeat_interleave(torch.arange(len(trajectories)), lengths)
+    rows = TurnRows(turns, trajectory_ids, torch.zeros(len(turns)), encode_views(trajectories, config, tokenizer))
+    ordinary, hindsight = score_rows(lm, rows.model_rows(), two_views=True, max_tokens=config.max_tokens_per_forward)
+    gap = hindsight_gap(hindsight.float().cpu(), ordinary.float().cpu(), config.gap_clip)
+    scores, counts = turn_scores(gap, torch.ones_like(gap, dtype=torch.bool), rows.turn_ids, len(turns))
+    weights = relative_weights(scores, counts, trajectory_ids)
+    numbers = iter(zip(scores.tolist(), weights.tolist(), counts.tolist(), strict=True))
+    return [
+        Trace(
+            trajectory.task_id,
+            trajectory.family,
+            trajectory.success,
+            [
+                TracedTurn(turn.action, turn.outcome, name, *next(numbers))
+                for turn, name in zip(trajectory.turns, turn_classes(str(config.env), trajectory), strict=True)
+            ],
+        )
+        for trajectory in trajectories
+    ]
+
+
+def class_means(traces: Sequence[Trace]) -> dict[str, dict[str, float | int | None]]:
+    """Mean weight of every class of decision over trajectories, with the standard error over their class means.
+
+    A trajectory without a decision of some class does not count for it. With a single one the error is unknown (``None``).
+    """
+    summary: dict[str, dict[str, float | int | None]] = {}
+    for name in CLASSES:
+        means = [
+            float(np.mean(weights))
+            for trace in traces
+            if (weights := [turn.weight for turn in trace.turns if turn.action_class == name])
+        ]
+        if means:
+            sem = float(np.std(means, ddof=1) / np.sqrt(len(means))) if len(means) > 1 else None
+            summary[name] = {"mean": float(np.mean(means)), "sem": sem, "trajectories": len(means)}
+    return summary
+
+
+def choose_trajectories(trajectories: Sequence[Trajectory], family: str) -> tuple[list[Trajectory], str | None]:
+    """The successful trajectories of ``family``, or of all families (then ``None``) where there are none of it.
+
+    Raises:
+        UserInputError: none succeeded.
+    """
+    won = [trajectory for trajectory in trajectories if trajectory.success and trajectory.turns]
+    if not won:
+        raise UserInputError("None of the recorded trajectories succeeded; choose an iteration in which some did.")
+    chosen = [trajectory for trajectory in won if trajectory.family == family]
+    return (chosen, family) if chosen else (won, None)
+
+
+def readable_trace(traces: Sequence[Trace]) -> Trace:
+    """The one to show turn by turn: of readable length, with the most classes of decisions; the first of equals."""
+
+    def rank(trace: Trace) -> tuple[bool, int, int]:
+        length = len(trace.turns)
+        return (
+            length in READABLE_TURNS,
+            len({turn.action_class for turn in trace.turns}),
+            min(length, READABLE_TURNS[0]),
+        )
+
+    return max(traces, key=rank)

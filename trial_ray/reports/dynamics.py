@@ -1,0 +1,79 @@
+"""Learning dynamics out of ``metrics.jsonl``: the panel's success, and the mechanism logs in windows of iterations."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trial_ray.errors import UserInputError
+
+PANEL_SUCCESS = "evaluation/env_runners/success_rate"
+TURN_SCORE = "learners/default_policy/trial/turn_score_mean"
+PROFILE_STD = "learners/default_policy/trial/turn_weight_std"
+WINDOW = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The mean of a metric over consecutive iterations.
+
+    Attributes:
+        first: iteration that it begins with, counted from 1.
+        last: iteration that it ends with; the last window of a run may be shorter.
+        mean: arithmetic mean of what was logged.
+    """
+
+    first: int
+    last: int
+    mean: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """Every iteration of a run, in order.
+
+    Raises:
+        UserInputError: the file is missing or damaged.
+    """
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UserInputError(f"Cannot read the metrics {path}: {error}.") from error
+
+
+def windows(metrics: Sequence[dict[str, float]], key: str, width: int = WINDOW) -> list[Window]:
+    """Non-overlapping means of ``key`` over ``width`` iterations; windows in which it was not logged are left out."""
+    found: dict[int, list[float]] = {}
+    last = 0
+    for line in metrics:
+        iteration = int(line["iteration"])
+        last = max(last, iteration)
+        if key in line:
+            found.setdefault((iteration - 1) // width, []).append(line[key])
+    return [
+        Window(place * width + 1, min((place + 1) * width, last), statistics.fmean(values))
+        for place, values in sorted(found.items())
+    ]
+
+
+def curve(metrics: Sequence[dict[str, float]], key: str) -> list[tuple[int, float]]:
+    """``(iteration, value)`` of every iteration that logged ``key``."""
+    return [(int(line["iteration"]), line[key]) for line in metrics if key in line]
+
+
+def mean_over_runs(runs: Sequence[Sequence[Window]]) -> list[dict[str, Any]]:
+    """Per window the mean over runs and their standard deviation (``None`` for one run), where all of them have it."""
+    shared = set.intersection(*({(window.first, window.last) for window in run} for run in runs)) if runs else set()
+    result = []
+    for first, last in sorted(shared):
+        means = [window.mean for run in runs for window in run if (window.first, window.last) == (first, last)]
+        std = statistics.stdev(means) if len(means) > 1 else None
+        result.append({"first": first, "last": last, "mean": statistics.fmean(means), "std": std, "runs": len(means)})
+    return result

@@ -1,0 +1,76 @@
+"""Two policies on one game, each taking its most probable replies."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+import torch
+
+from trial_ray.errors import InfrastructureError
+from trial_ray.inference.batching_engine import Request
+from trial_ray.inference.decoding_batch import DecodingBatch
+from trial_ray.inference.protocol import Completion, SamplingParams
+from trial_ray.inference.stop_tokens import stop_token_ids
+from trial_ray.models.causal_lm_module import load_causal_lm, load_tokenizer
+from trial_ray.reports.allocation import Trace, trace_trajectories
+from trial_ray.rollout.episode import EpisodePlayer
+from trial_ray.rollout.prompts import PromptBuilder
+
+if TYPE_CHECKING:
+    from trial_ray.algorithms.methods.trial import TRIALConfig
+
+
+def trace_pair(models: dict[str, Path], task_id: str, env: gymnasium.Env, config: TRIALConfig) -> dict[str, Trace]:
+    """Play one game greedily with each model, in this process, and score each model's own decisions.
+
+    Args:
+        models: model folders by what they are called.
+        task_id: the game.
+        env: its environment.
+        config: prompts, limits and the hindsight view; the same for all.
+    """
+    return {name: trace_game(folder, task_id, env, config) for name, folder in models.items()}
+
+
+def trace_game(model: Path, task_id: str, env: gymnasium.Env, config: TRIALConfig) -> Trace:
+    """One game, played greedily by one model.
+
+    Raises:
+        InfrastructureError: the environment failed.
+    """
+    lm, tokenizer = load_causal_lm(str(model), config.model_dtype), load_tokenizer(str(model))
+    prompts = PromptBuilder(
+        tokenizer,
+        str(config.env),
+        max_prompt_tokens=config.max_prompt_tokens,
+        history_window=config.history_window,
+        style=config.prompt_style,
+    )
+    greedy = SamplingParams(config.max_response_tokens, temperature=0.0)
+    player = EpisodePlayer(prompts, lambda ids: tokenizer.decode(ids, skip_special_tokens=True), greedy, seeded=False)
+    stop_ids = frozenset(stop_token_ids(str(model)))
+
+    async def generate(prompt_ids: np.ndarray, params: SamplingParams) -> Completion:
+        return decode(lm, stop_ids, prompt_ids, params)
+
+    trajectory = asyncio.run(player.play(env, task_id, 0, 0, generate))
+    if trajectory.failed:
+        raise InfrastructureError(f"The game could not be played: {trajectory.error}")
+    (trace,) = trace_trajectories(lm, tokenizer, [trajectory], config)
+    return trace
+
+
+def decode(lm: Any, stop_ids: frozenset[int], prompt_ids: np.ndarray, params: SamplingParams) -> Completion:
+    """One reply, from the batch that the transformers engine decodes with."""
+    request = Request(prompt_ids, params, asyncio.get_running_loop().create_future())
+    batch = DecodingBatch(lm, stop_ids)
+    with torch.inference_mode():
+        batch.admit([request])
+        while not request.finish_reason:
+            batch.step()
+    ids, logprobs = np.asarray(request.response_ids, np.int32), np.asarray(request.logprobs, np.float32)
+    return Completion(ids, logprobs, weight_version=0, finish_reason=request.finish_reason)

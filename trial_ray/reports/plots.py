@@ -1,0 +1,113 @@
+"""The figures as PNG; everything they show is in the JSON beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trial_ray.errors import MissingDependencyError
+
+# Told apart by everyone, and in grey: dark to light.
+COLOURS = ("#1b4965", "#ca6702", "#5fa8d3", "#94a89a", "#8d5a97")
+
+
+def plot_dynamics(data: Mapping[str, Any], path: Path) -> Path:
+    """Figure 2: (a) success on the panel by method, (b) mean turn score, (c) spread of the profile.
+
+    Args:
+        data: ``panel`` (by method a list of ``{iteration, mean, runs: [values]}``), ``turn_score`` and ``profile_std`` (by
+            method a list of windows), ``hindsight_start_iteration``, ``title``.
+        path: of the PNG.
+    """
+    plt = _pyplot()
+    figure, axes = plt.subplots(1, 3, figsize=(12, 3.4), layout="constrained")
+    for colour, (method, points) in zip(COLOURS, data["panel"].items(), strict=False):
+        iterations = [point["iteration"] for point in points]
+        runs = list(zip(*(point["runs"] for point in points), strict=True))
+        for values in runs if len(runs) > 1 else ():
+            axes[0].plot(iterations, [100 * value for value in values], color=colour, alpha=0.25, linewidth=0.8)
+        means = [100 * point["mean"] for point in points]
+        axes[0].plot(iterations, means, color=colour, marker="o", markersize=3, label=method)
+    _finish(axes[0], "(a) panel success (%)", data)
+    for axis, key, title in (
+        (axes[1], "turn_score", "(b) mean turn score (nats)"),
+        (axes[2], "profile_std", "(c) standard deviation of the profile"),
+    ):
+        for colour, (method, found) in zip(COLOURS[1:], data[key].items(), strict=False):
+            centres = [(window["first"] + window["last"]) / 2 for window in found]
+            means = [window["mean"] for window in found]
+            errors = [window["std"] or 0.0 for window in found]
+            axis.errorbar(centres, means, yerr=errors, color=colour, marker="s", markersize=3, capsize=2, label=method)
+        _finish(axis, title, data)
+    figure.suptitle(data["title"], fontsize=10)
+    return _save(figure, path)
+
+
+def plot_allocation(data: Mapping[str, Any], path: Path) -> Path:
+    """Figure 3: (a) the weights of one trajectory, turn by turn, (b) mean weight of every class of decision.
+
+    Args:
+        data: ``example`` (a trace), ``classes`` (by class ``mean``, ``sem``, ``trajectories``), ``title``.
+        path: of the PNG.
+    """
+    plt = _pyplot()
+    turns, classes = data["example"]["turns"], data["classes"]
+    height = max(2.8, 0.27 * len(turns) + 1.2)
+    figure, axes = plt.subplots(1, 2, figsize=(12, height), width_ratios=(1.5, 1), layout="constrained")
+    colours = dict(zip(data["class_order"], COLOURS, strict=True))
+    places = range(len(turns))
+    axes[0].barh(places, [turn["weight"] for turn in turns], color=[colours[turn["action_class"]] for turn in turns])
+    axes[0].set_yticks(
+        places, [f"T{place + 1}  {_short(turn['action'])}" for place, turn in enumerate(turns)], fontsize=8
+    )
+    axes[0].invert_yaxis()
+    axes[0].axvline(1.0, color="black", linewidth=0.8, linestyle="--")
+    axes[0].set_title("(a) turn weights of one trajectory", fontsize=9)
+    names = [name for name in data["class_order"] if name in classes]
+    means, errors = [classes[name]["mean"] for name in names], [classes[name]["sem"] or 0.0 for name in names]
+    axes[1].bar(range(len(names)), means, yerr=errors, capsize=3, color=[colours[name] for name in names])
+    labels = [f"{name.replace('/', '/' + chr(10))}\n(n={classes[name]['trajectories']})" for name in names]
+    axes[1].set_xticks(range(len(names)), labels, fontsize=8)
+    axes[1].axhline(1.0, color="black", linewidth=0.8, linestyle="--")
+    axes[1].set_title("(b) mean weight by class of decision, SEM over trajectories", fontsize=9)
+    figure.suptitle(data["title"], fontsize=10)
+    return _save(figure, path)
+
+
+def _finish(axis: Any, title: str, data: Mapping[str, Any]) -> None:
+    start = data["hindsight_start_iteration"]
+    axis.axvspan(0.5, start - 0.5, color="0.92", zorder=0)
+    axis.axvline(start - 0.5, color="0.4", linewidth=0.8, linestyle="--")
+    axis.set_xlim(left=0.5)
+    axis.set_xlabel("iteration", fontsize=8)
+    axis.set_title(title, fontsize=9)
+    axis.tick_params(labelsize=8)
+    if axis.get_legend_handles_labels()[1]:
+        axis.legend(fontsize=8, frameon=False)
+
+
+def _short(text: str, limit: int = 34) -> str:
+    # A dollar sign would begin mathematics; what a policy says is shown as it is.
+    text = "".join(char if char.isprintable() else " " for char in text).replace("$", r"\$")
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _save(figure: Any, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    return path
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise MissingDependencyError(
+            "Figures need matplotlib, which is not installed; install it with `pip install 'trial-ray[reports]'`."
+        ) from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    pyplot.close("all")
+    return pyplot

@@ -1,0 +1,207 @@
+"""What finished runs become: tables as JSON, Markdown and LaTeX; figures as JSON and PNG."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trial_ray.errors import UserInputError
+from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.evaluation.table_text import method_title, to_latex, to_markdown
+from trial_ray.evaluation.tables import ResultTable, TableEntry
+from trial_ray.reproduction.plan import PlannedRun
+from trial_ray.runs.files import write_json, write_text
+from trial_ray.runs.run_folder import RunFolder
+
+REFERENCE = "grpo"
+FAMILY = "pick_two_obj_and_place"
+"""The paper's allocation trace shows this family."""
+
+
+def assemble(name: str, runs: Sequence[PlannedRun], folder: Path) -> list[Path]:
+    """Make a table or figure of the runs that are done; returns the files written.
+
+    Raises:
+        UserInputError: none is done, or what they hold cannot be put together.
+    """
+    done = [run for run in runs if run.state() == "done"]
+    if not done:
+        raise UserInputError(f"None of the {len(runs)} runs of {name} is done, so there is nothing to assemble.")
+    makers = {"figure2": _figure2, "figure3": _figure3}
+    return makers[name](done, folder) if name in makers else _table(name, done, folder)
+
+
+def _table(name: str, runs: Sequence[PlannedRun], folder: Path) -> list[Path]:
+    entries = [
+        TableEntry(run.backbone, run.method, run.seed, EvaluationResult.load(run.evaluation(place)))
+        for run in _rows(runs)
+        for place in run.sets
+    ]
+    reference = REFERENCE if any(run.method == REFERENCE for run in runs) else runs[0].method
+    table = ResultTable(entries, reference)
+    return [
+        write_json(folder / f"{name}.json", {**table.to_dict(), "runs": [run.name for run in runs]}),
+        write_text(folder / f"{name}.md", to_markdown(table)),
+        write_text(folder / f"{name}.tex", to_latex(table)),
+    ]
+
+
+def _rows(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Backbones together, in the order in which they were planned."""
+    backbones = list(dict.fromkeys(run.backbone for run in runs))
+    return sorted(runs, key=lambda run: backbones.index(run.backbone))
+
+
+def _figure2(runs: Sequence[PlannedRun], folder: Path) -> list[Path]:
+    from trial_ray.reports.dynamics import PANEL_SUCCESS, PROFILE_STD, TURN_SCORE, mean_over_runs, read_metrics, windows
+    from trial_ray.reports.plots import plot_dynamics
+
+    metrics: dict[str, list[list[dict[str, float]]]] = {}
+    for run in runs:
+        metrics.setdefault(method_title(run.method), []).append(read_metrics(RunFolder(run.folder).metrics))
+    data: dict[str, Any] = {
+        "title": f"{runs[0].backbone}, {runs[0].environment}: {_seeds(runs)}",
+        "hindsight_start_iteration": _hindsight_start(runs),
+        "panel": {method: panel_curve(found, PANEL_SUCCESS) for method, found in metrics.items()},
+        "runs": [run.name for run in runs],
+    }
+    for name, key in (("turn_score", TURN_SCORE), ("profile_std", PROFILE_STD)):
+        means = {method: mean_over_runs([windows(run, key) for run in found]) for method, found in metrics.items()}
+        data[name] = {method: found for method, found in means.items() if found}
+    return [write_json(folder / "figure2.json", data), plot_dynamics(data, folder / "figure2.png")]
+
+
+def panel_curve(runs: Sequence[Sequence[dict[str, float]]], key: str) -> list[dict[str, Any]]:
+    """Per iteration at which all runs logged ``key``: their mean, and every run's value."""
+    from trial_ray.reports.dynamics import curve
+
+    curves = [dict(curve(metrics, key)) for metrics in runs]
+    shared = sorted(set.intersection(*map(set, curves)))
+    return [
+        {"iteration": iteration, "mean": statistics.fmean(values), "runs": values}
+        for iteration in shared
+        if (values := [found[iteration] for found in curves])
+    ]
+
+
+def _hindsight_start(runs: Sequence[PlannedRun]) -> int:
+    return next((run.config.hindsight_start_iteration for run in runs if run.method == "trial"), 1)
+
+
+def _seeds(runs: Sequence[PlannedRun]) -> str:
+    count = len({run.seed for run in runs})
+    return f"{count} seed{'s' if count > 1 else ''}"
+
+
+def _figure3(runs: Sequence[PlannedRun], folder: Path) -> list[Path]:
+    from trial_ray.reports.action_classes import CLASSES
+    from trial_ray.reports.allocation import class_means, readable_trace
+    from trial_ray.reports.plots import plot_allocation
+
+    trained = [run for run in runs if run.method == "trial"]
+    if not trained:
+        raise UserInputError("The allocation trace needs a finished run of TRIAL; found none.")
+    traces, family = _allocation_traces(trained[0])
+    data = {
+        "title": f"{trained[0].name}: {len(traces)} successful trajectories of one iteration"
+        + (f", family {family}" if family else ", all families"),
+        "family": family,
+        "class_order": list(CLASSES),
+        "classes": class_means(traces),
+        "example": readable_trace(traces).to_dict(),
+        "trajectories": [trace.to_dict() for trace in traces],
+        "paired": _paired_traces(runs, family),
+    }
+    written = [write_json(folder / "figure3.json", data), plot_allocation(data, folder / "figure3.png")]
+    return [*written, write_text(folder / "figure3_paired.md", paired_markdown(data["paired"]))]
+
+
+def _allocation_traces(run: PlannedRun) -> tuple[list[Any], str | None]:
+    """The last recorded training batch, scored by the run's final policy."""
+    from trial_ray.models.causal_lm_module import load_causal_lm, load_tokenizer
+    from trial_ray.reports.allocation import choose_trajectories, trace_trajectories
+    from trial_ray.rollout.recording import read_trajectories
+    from trial_ray.runs.checkpoints import find_model
+
+    recorded = RunFolder(run.folder)
+    trajectories = read_trajectories(recorded.trajectories, recorded.recorded_iterations()[-1])
+    chosen, family = choose_trajectories(trajectories, FAMILY)
+    model = str(find_model(run.folder))
+    lm = load_causal_lm(model, run.config.model_dtype)
+    return trace_trajectories(lm, load_tokenizer(model), chosen, run.config), family
+
+
+def _paired_traces(runs: Sequence[PlannedRun], family: str | None) -> dict[str, Any] | None:
+    """The first seed of every method, greedily on the first game of the evaluation set that only TRIAL's run solved."""
+    from trial_ray.evaluation.panel import open_environment
+    from trial_ray.reports.paired_trace import trace_pair
+    from trial_ray.runs.checkpoints import find_model
+
+    seed = min(run.seed for run in runs)
+    pair = {run.method: run for run in runs if run.seed == seed}
+    if pair.keys() != {"grpo", "trial"}:
+        return None
+    config, place = pair["trial"].config, pair["trial"].sets[0]
+    results = {method: EvaluationResult.load(run.evaluation(place)) for method, run in pair.items()}
+    task_id = telling_task(results["grpo"], results["trial"], family)
+    env = open_environment(str(config.env), {**config.env_config, **config.panel_env_config}, place.split)
+    try:
+        models = {method_title(method): find_model(run.folder) for method, run in pair.items()}
+        traces = trace_pair(models, task_id, env, config)
+    finally:
+        env.close()
+    return {"task_id": task_id, "seed": seed, "traces": {name: trace.to_dict() for name, trace in traces.items()}}
+
+
+def telling_task(reference: EvaluationResult, other: EvaluationResult, family: str | None) -> str:
+    """The first task of the family that ``other`` alone solved; else the first that both solved; else the first."""
+    pairs = [
+        (before, after)
+        for before, after in zip(reference.episodes, other.episodes, strict=True)
+        if family in (None, after.family)
+    ] or list(zip(reference.episodes, other.episodes, strict=True))
+
+    def rank(pair: tuple[Any, Any]) -> int:
+        before, after = pair
+        return (after.success and not before.success) * 2 + (after.success and before.success)
+
+    return max(pairs, key=rank)[1].task_id
+
+
+def paired_markdown(paired: dict[str, Any] | None) -> str:
+    """The traces side by side, one row a turn."""
+    if paired is None:
+        return "Two policies on one game: needs finished runs of both GRPO and TRIAL with the same seed.\n"
+    traces = paired["traces"]
+    lines = [f"Game `{paired['task_id']}`, most probable replies, seed {paired['seed']}.", ""]
+    lines += [
+        f"| Turn |{'|'.join(f' {name}: action | s | w ' for name in traces)}|",
+        f"| ---: |{' --- | ---: | ---: |' * len(traces)}",
+    ]
+    for turn in range(max(len(trace["turns"]) for trace in traces.values())):
+        cells = [_turn_cells(trace["turns"], turn) for trace in traces.values()]
+        lines.append(f"| {turn + 1} | {' | '.join(cells)} |")
+    ends = [
+        f"{name} {'succeeds' if trace['success'] else 'fails'} after {len(trace['turns'])} turns"
+        for name, trace in traces.items()
+    ]
+    return "\n".join([*lines, "", "; ".join(ends) + "."]) + "\n"
+
+
+def _turn_cells(turns: Sequence[dict[str, Any]], place: int) -> str:
+    if place >= len(turns):
+        return " |  | "
+    turn = turns[place]
+    shown = "".join(char if char.isprintable() else " " for char in turn["action"])
+    for char in "\\`*_[]<>|":
+        shown = shown.replace(char, f"\\{char}")
+    return f"{shown} → {_first_sentence(turn['outcome'])} | {turn['score']:.3f} | {turn['weight']:.2f}"
+
+
+def _first_sentence(text: str) -> str:
+    sentence = " ".join(text.split()).partition(". ")[0][:80]
+    for char in "\\`*_[]<>|":
+        sentence = sentence.replace(char, f"\\{char}")
+    return sentence

