@@ -124,6 +124,7 @@ def dynamics():
     return {
         "title": "a model",
         "hindsight_start_iteration": 3,
+        "iterations": 12,
         "panel": {"GRPO": points, "TRIAL": points},
         "turn_score": {"TRIAL": found},
         "profile_std": {"TRIAL": found},

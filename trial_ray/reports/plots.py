@@ -17,7 +17,7 @@ def plot_dynamics(data: Mapping[str, Any], path: Path) -> Path:
 
     Args:
         data: ``panel`` (by method a list of ``{iteration, mean, runs: [values]}``), ``turn_score`` and ``profile_std`` (by
-            method a list of windows), ``hindsight_start_iteration``, ``title``.
+            method a list of windows), ``hindsight_start_iteration``, ``iterations``, ``title``.
         path: of the PNG.
     """
     plt = _pyplot()
@@ -79,7 +79,8 @@ def _finish(axis: Any, title: str, data: Mapping[str, Any]) -> None:
     start = data["hindsight_start_iteration"]
     axis.axvspan(0.5, start - 0.5, color="0.92", zorder=0)
     axis.axvline(start - 0.5, color="0.4", linewidth=0.8, linestyle="--")
-    axis.set_xlim(left=0.5)
+    axis.set_xlim(0.5, data["iterations"] + 0.5)
+    axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set_xlabel("iteration", fontsize=8)
     axis.set_title(title, fontsize=9)
     axis.tick_params(labelsize=8)

@@ -63,6 +63,7 @@ def _figure2(runs: Sequence[PlannedRun], folder: Path) -> list[Path]:
         metrics.setdefault(method_title(run.method), []).append(read_metrics(RunFolder(run.folder).metrics))
     data: dict[str, Any] = {
         "title": f"{runs[0].backbone}, {runs[0].environment}: {_seeds(runs)}",
+        "iterations": runs[0].iterations,
         "hindsight_start_iteration": _hindsight_start(runs),
         "panel": {method: panel_curve(found, PANEL_SUCCESS) for method, found in metrics.items()},
         "runs": [run.name for run in runs],
