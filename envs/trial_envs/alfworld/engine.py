@@ -22,7 +22,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from trial_envs.alfworld.grammar import INTRO, Bindings, Grammar, Symbol, compile_grammar
-from trial_envs.alfworld.library import LIBRARIES, LOCK, applicable_operators, apply_operator, forkable
+from trial_envs.alfworld.library import (
+    LIBRARIES,
+    LOCK,
+    applicable_operators,
+    apply_operator,
+    forkable,
+    give_back_memory,
+)
 from trial_envs.alfworld.translation import Fact, Translation, translate
 from trial_envs.errors import ClosedEnvError, CorruptGameError
 
@@ -66,6 +73,7 @@ class TranslationCache:
                 self._entries.move_to_end(key)
                 return self._entries[key]
         translation = translate(game.domain, game.problem)
+        give_back_memory()
         with self._lock:
             self._entries[key] = translation
             while len(self._entries) > self._capacity:
