@@ -25,9 +25,10 @@ from trial_ray.warmstart.cloning import (
     collate,
     reply_accuracy,
 )
-from trial_ray.warmstart.demonstrations import collect, generated_env, to_examples
+from trial_ray.warmstart.demonstrations import collect, generated_env, met_texts, to_examples
 from trial_ray.warmstart.evaluation import HeldOutGames
 from trial_ray.warmstart.renaming import Renamer
+from trial_ray.warmstart.warmstart import load_policy
 
 SETTINGS = WarmStartSettings(
     env_config={"difficulty": "tiny", "max_turns": 8},
@@ -352,19 +353,39 @@ def _ids(length: int) -> np.ndarray:
     return np.arange(300, 300 + length, dtype=np.int32)
 
 
-def test_webshops_explorer_is_demonstrated_as_alfworlds(tokenizer):
-    settings = replace(
-        SETTINGS,
-        env="trial/WebShop-v0",
-        env_config={"num_products": 40},
-        games=3,
-        episodes_per_game=1,
-        slip_probability=0.0,
-        max_prompt_tokens=20_000,
-    )
-    builder = PromptBuilder(tokenizer, settings.env, settings.max_prompt_tokens, style="plain")
-    demonstrations = collect(settings, tokenizer, builder)
+SHOP = replace(
+    SETTINGS,
+    env="trial/WebShop-v0",
+    env_config={"num_products": 40},
+    games=3,
+    episodes_per_game=1,
+    slip_probability=0.0,
+)
+
+
+def test_webshops_explorer_is_demonstrated_as_alfworlds():
+    _, tokenizer = load_policy(SHOP)
+    builder = PromptBuilder(tokenizer, SHOP.env, 2048, style="plain")
+    demonstrations = collect(SHOP, tokenizer, builder)
     replies = [tokenizer.decode(each.reply_ids, skip_special_tokens=True) for each in demonstrations]
     assert replies[0].startswith("search[")
     assert replies.count("click[buy now]") == 3
     assert "buy now" in tokenizer.decode(demonstrations[-1].prompt_ids)
+
+
+def test_the_default_model_takes_over_the_words_of_an_environment(tokenizer):
+    _, own = load_policy(SHOP)
+    texts = list(met_texts(SHOP))
+    known, spelled = own(texts)["input_ids"], tokenizer(texts)["input_ids"]
+    assert [own.decode(ids) for ids in known] == texts
+    assert 2 * sum(map(len, known)) < sum(map(len, spelled))
+    assert load_policy(SETTINGS)[1].get_vocab() == tokenizer.get_vocab()
+
+
+def test_an_environments_code_is_part_of_its_own_keys_alone(monkeypatch):
+    seen: list[set[str]] = []
+    monkeypatch.setattr(module, "files_digest", lambda files: seen.append({f"{f.parent.name}/{f.name}" for f in files}))
+    module.cache_key(SETTINGS)
+    module.cache_key(SHOP)
+    assert "alfworld/generator.py" in seen[0] - seen[1]
+    assert "webshop/generator.py" in seen[1] - seen[0]

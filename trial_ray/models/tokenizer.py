@@ -58,7 +58,7 @@ MARKS = (".", ",", ":", '"', "'", "(", ")", "-", ">", "[", "]", "/", "=", "?", "
 LINE_BREAKS = ("\n", "\n\n")
 
 
-def build_tokenizer(texts: Iterable[str] = (), most_words: int = 512) -> PreTrainedTokenizerFast:
+def build_tokenizer(texts: Iterable[str] = (), most_words: int = 1024) -> PreTrainedTokenizerFast:
     """Build the tokenizer: bytes, ALFWorld's grammar vocabulary, and the pieces that are frequent in ``texts``.
 
     Args:

@@ -114,13 +114,48 @@ def collect(
     return demonstrations
 
 
+def met_texts(settings: WarmStartSettings) -> Iterator[str]:
+    """Tasks, observations and actions that the oracle meets in one undisturbed episode of every demonstrated game.
+
+    Raises:
+        ConfigError: no oracle is known for the environment.
+    """
+    demonstrator = _demonstrator(settings.env)
+    with generated_env(settings, 0, settings.games) as env:
+        for task_id in env.unwrapped.tasks("generated"):
+            observation, info = env.reset(options={"task": task_id})
+            demonstrator.reset(info["task"], observation, settings.seed)
+            yield info["task"]
+            over = False
+            while not over:
+                actions = info["admissible_actions"]
+                action = demonstrator.act(observation, actions)
+                yield "\n".join((observation, *actions, action))
+                demonstrator.carried_out(action)
+                observation, _, terminated, truncated, info = env.step(action)
+                over = terminated or truncated
+
+
+def demonstrator_package(env_id: str) -> str:
+    """Folder inside ``trial_envs`` that holds the environment and its oracle.
+
+    Raises:
+        ConfigError: no oracle is known for the environment.
+    """
+    return _demonstrator_path(env_id).split(".")[1]
+
+
 def _demonstrator(env_id: str) -> Demonstrator:
+    module, _, name = _demonstrator_path(env_id).partition(":")
+    demonstrator: Demonstrator = getattr(import_module(module), name)()
+    return demonstrator
+
+
+def _demonstrator_path(env_id: str) -> str:
     if env_id not in DEMONSTRATORS:
         known = ", ".join(DEMONSTRATORS)
         raise ConfigError(f"No oracle that explores is known for {env_id!r}; choose one of {known}.")
-    module, _, name = DEMONSTRATORS[env_id].partition(":")
-    demonstrator: Demonstrator = getattr(import_module(module), name)()
-    return demonstrator
+    return DEMONSTRATORS[env_id]
 
 
 class _Recorder:

@@ -25,7 +25,7 @@ from trial_ray.models.tokenizer import build_tokenizer
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.warmstart.cache import content_key, files_digest, get_or_build
 from trial_ray.warmstart.cloning import Cloner, Example, Renaming, Schedule
-from trial_ray.warmstart.demonstrations import collect, to_examples
+from trial_ray.warmstart.demonstrations import collect, demonstrator_package, met_texts, to_examples
 from trial_ray.warmstart.evaluation import HeldOutGames, PlayResult
 from trial_ray.warmstart.progress import WarmStartProgress
 from trial_ray.warmstart.renaming import Renamer
@@ -37,18 +37,15 @@ CHECKED_GAMES, EVALUATED_GAMES = 1, 2
 LEAST_REPLY_ACCURACY = 0.3
 """Below this share of right replies in training no game is won, and a check would only cost time."""
 
-CODE = {
-    trial_ray: (
-        "warmstart/*.py",
-        "models/tiny.py",
-        "models/tokenizer.py",
-        "hindsight/*.py",
-        "rollout/prompts.py",
-        "rollout/templates.py",
-    ),
-    trial_envs: ("alfworld/*.py", "core/*.py"),
-}
-"""The code that decides what a warm start leads to."""
+CODE = (
+    "warmstart/*.py",
+    "models/tiny.py",
+    "models/tokenizer.py",
+    "hindsight/*.py",
+    "rollout/prompts.py",
+    "rollout/templates.py",
+)
+"""The code, beside the environment's, that decides what a warm start leads to."""
 
 _log = logging.getLogger(__name__)
 
@@ -125,12 +122,18 @@ def warm_start(settings: WarmStartSettings, out: Path | None = None, progress: b
 
 
 def cache_key(settings: WarmStartSettings) -> str:
-    """Key of what ``settings`` lead to: the settings, the model they start from, the code and the libraries."""
+    """Key of what ``settings`` lead to: the settings, the model they start from, the code and the libraries.
+
+    Raises:
+        ConfigError: no oracle is known for the environment.
+        CheckpointError: ``model_path`` holds no model.
+    """
+    patterns = {trial_ray: CODE, trial_envs: ("core/*.py", f"{demonstrator_package(settings.env)}/*.py")}
     code = [
         path
-        for package, patterns in CODE.items()
-        for pattern in patterns
-        for path in Path(str(package.__file__)).parent.glob(pattern)
+        for package, names in patterns.items()
+        for name in names
+        for path in Path(str(package.__file__)).parent.glob(name)
     ]
     model = None if settings.model_path is None else files_digest(_model_files(Path(settings.model_path)))
     return content_key(
@@ -158,7 +161,9 @@ def load_policy(settings: WarmStartSettings) -> tuple[PreTrainedModel, Any]:
         ChatTemplateError: the tokenizer has no chat template or no end token.
     """
     if settings.model_path is None:
-        tokenizer = build_tokenizer()
+        # The words of ALFWorld's grammar are part of every vocabulary.
+        texts = () if settings.env == "trial/ALFWorld-v0" else met_texts(settings)
+        tokenizer = build_tokenizer(texts)
         return build_tiny_model(tokenizer, settings.size, settings.seed), tokenizer
     _model_files(Path(settings.model_path))
     try:
