@@ -13,7 +13,7 @@ from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.models.tiny import build_tiny_model
 from trial_ray.models.tokenizer import build_tokenizer
 from trial_ray.rollout.prompts import PromptBuilder
-from trial_ray.warmstart import WarmStartSettings, cache, warm_start
+from trial_ray.warmstart import WarmStartSettings, cache, progress, warm_start
 from trial_ray.warmstart import warmstart as module
 from trial_ray.warmstart.cloning import (
     Cloner,
@@ -272,6 +272,13 @@ def test_a_second_warm_start_comes_from_the_cache_and_another_setting_does_not(o
     assert not onward.cached
     assert onward.path != first.path
     assert len(list((own_cache / "warmstart").iterdir())) == 2
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_log_tells_how_far_cloning_is(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "LINE_EVERY", 2)
+    warm_start(SETTINGS)
+    assert "Cloning: update 4 of 4, loss " in capsys.readouterr().out
 
 
 def test_the_target_ends_cloning(own_cache, monkeypatch):

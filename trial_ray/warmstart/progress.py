@@ -9,9 +9,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from trial_ray.warmstart.evaluation import PlayResult
 from trial_ray.warmstart.settings import WarmStartSettings
 
+LINE_EVERY = 100
+"""Updates between lines of a log, where no bar can move."""
+
 
 class WarmStartProgress:
-    """A progress bar a stage: games played by the oracle, updates, evaluation. A context manager."""
+    """A progress bar a stage: games played by the oracle, updates, evaluation; in a log, lines. A context manager."""
 
     def __init__(self, settings: WarmStartSettings, enabled: bool) -> None:
         self._settings = settings
@@ -46,7 +49,11 @@ class WarmStartProgress:
         """An update was done."""
         if step == 1:
             self._bars.start_task(self._cloning)
-        self._bars.update(self._cloning, completed=step, state=f"loss {loss:.2f}{self._success}")
+        state = f"loss {loss:.2f}{self._success}"
+        self._bars.update(self._cloning, completed=step, state=state)
+        if step % LINE_EVERY == 0 and not (self._bars.disable or self._bars.console.is_terminal):
+            total = self._bars.tasks[self._cloning].total
+            self._bars.console.print(f"Cloning: update {step} of {total:.0f}, {state}", highlight=False)
 
     def check(self, result: PlayResult) -> None:
         """A check was played."""
