@@ -118,6 +118,11 @@ def test_old_checkpoints_are_pruned_and_none_is_half_written(train):
     assert sorted(path.name for path in (train.out / "checkpoints").iterdir()) == ["000040", "000041"]
 
 
+def test_checkpoints_come_as_often_and_as_many_are_kept_as_asked_for(train):
+    train("--out", train.out, "--iterations", 7, "--checkpoint-every", 2, "--keep-checkpoints", 3)
+    assert sorted(path.name for path in (train.out / "checkpoints").iterdir()) == ["000004", "000006", "000007"]
+
+
 def test_failure_while_running_exits_1_and_keeps_the_traceback(train, capsys):
     assert train("--out", train.out, fail_at=2, error=EngineError("Engine 0 died.")) == 1
     assert capsys.readouterr().err.strip() == "failed: Engine 0 died."

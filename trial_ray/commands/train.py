@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trial_ray.commands import console as terminal
 from trial_ray.errors import CheckpointError, ConfigError
+from trial_ray.runs.checkpoints import CHECKPOINT_EVERY, CHECKPOINTS_KEPT
 from trial_ray.runs.methods import method_names
 
 if TYPE_CHECKING:
@@ -47,6 +48,20 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         "--iterations", type=terminal.positive, metavar="N", help="iterations in all (default: the file's)"
     )
     parser.add_argument("--seed", type=int, metavar="S", help="seed of tasks, sampling and initialisation")
+    parser.add_argument(
+        "--checkpoint-every",
+        type=terminal.positive,
+        default=CHECKPOINT_EVERY,
+        metavar="N",
+        help="iterations between checkpoints (default: %(default)s); the last iteration is always saved",
+    )
+    parser.add_argument(
+        "--keep-checkpoints",
+        type=terminal.positive,
+        default=CHECKPOINTS_KEPT,
+        metavar="K",
+        help="keep the newest K checkpoints (default: %(default)s)",
+    )
     folder = parser.add_mutually_exclusive_group()
     folder.add_argument("--out", type=Path, metavar="DIR", help="run folder (default: runs/<file>-<time>)")
     folder.add_argument("--resume", type=Path, metavar="DIR", help="continue the run in DIR from its last checkpoint")
@@ -78,7 +93,15 @@ def run(args: argparse.Namespace) -> int:
         config.require_schedules_within(stop["training_iteration"])
     folder = reopen_for(config, args.resume) if args.resume else RunFolder.create(path, config, args.file, sys.argv)
     console.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
-    session = TrainingSession(config, stop, folder, console, resume=args.resume is not None)
+    session = TrainingSession(
+        config,
+        stop,
+        folder,
+        console,
+        resume=args.resume is not None,
+        checkpoint_every=args.checkpoint_every,
+        checkpoints_kept=args.keep_checkpoints,
+    )
     session.run(ray_session(args.verbose))
     return terminal.INTERRUPTED if session.interrupted else terminal.DONE
 

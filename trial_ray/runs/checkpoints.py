@@ -11,6 +11,10 @@ from typing import Any
 from trial_ray.errors import CheckpointError, UserInputError
 
 MODEL_INSIDE_CHECKPOINT = Path("learner_group/learner/rl_module/default_policy/hf")
+CHECKPOINT_EVERY = 10
+"""Iterations between checkpoints, unless a user says otherwise."""
+CHECKPOINTS_KEPT = 2
+"""How many of the newest are kept, unless a user says otherwise."""
 CHECKPOINT_MARK = "rllib_checkpoint.json"
 
 

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 from trial_ray.errors import TrainingDivergedError
 from trial_ray.evaluation.comparison import paired_comparison
 from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.runs.checkpoints import list_checkpoints, prune_checkpoints, save_checkpoint
+from trial_ray.runs.checkpoints import (
+    CHECKPOINT_EVERY,
+    CHECKPOINTS_KEPT,
+    list_checkpoints,
+    prune_checkpoints,
+    save_checkpoint,
+)
 from trial_ray.runs.experiment import reached
 from trial_ray.runs.failures import is_user_error, root_cause
 from trial_ray.runs.interrupt import GracefulInterrupt
@@ -27,9 +33,6 @@ if TYPE_CHECKING:
     from trial_ray.evaluation.panel import Panel
     from trial_ray.runs.run_folder import RunFolder
 
-CHECKPOINT_EVERY = 10
-CHECKPOINTS_KEPT = 2
-
 
 class TrainingSession:
     """One run from building the algorithm to its summary.
@@ -43,6 +46,8 @@ class TrainingSession:
         final_panels: by name, what the trained policy plays at the end; without any, the config's panel is played before
             and after training, and both are compared.
         on_iteration: told of every iteration's metrics.
+        checkpoint_every: iterations between checkpoints; the last iteration is always saved.
+        checkpoints_kept: how many of the newest are kept.
     """
 
     def __init__(
@@ -54,6 +59,8 @@ class TrainingSession:
         resume: bool = False,
         final_panels: Mapping[str, Panel] | None = None,
         on_iteration: Callable[[dict[str, float]], None] = lambda metrics: None,
+        checkpoint_every: int = CHECKPOINT_EVERY,
+        checkpoints_kept: int = CHECKPOINTS_KEPT,
     ) -> None:
         self.config = config
         self.stop = stop
@@ -62,6 +69,8 @@ class TrainingSession:
         self.resume = resume
         self.final_panels = dict(final_panels or {})
         self.on_iteration = on_iteration
+        self.checkpoint_every = checkpoint_every
+        self.checkpoints_kept = checkpoints_kept
         self.iteration = 0
         self.interrupted = False
 
@@ -152,7 +161,7 @@ class TrainingSession:
                 progress.iteration(self.iteration, metrics)
                 self.on_iteration({"training_iteration": self.iteration, **metrics})
                 finished = reached(self.stop, metrics)
-                if self.iteration % CHECKPOINT_EVERY == 0:
+                if self.iteration % self.checkpoint_every == 0:
                     self._save(algorithm)
         self.interrupted = interrupt.requested and not finished
         return self._save(algorithm)
@@ -171,7 +180,7 @@ class TrainingSession:
         if saved and int(saved[-1].name) == self.iteration:
             return saved[-1]
         path = save_checkpoint(algorithm, self.folder.checkpoints, self.iteration)
-        prune_checkpoints(self.folder.checkpoints, CHECKPOINTS_KEPT)
+        prune_checkpoints(self.folder.checkpoints, self.checkpoints_kept)
         return path
 
     def _announce_interrupt(self) -> None:
