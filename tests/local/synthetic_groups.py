@@ -38,7 +38,8 @@ def _trajectory(
 ) -> Trajectory:
     turns = [_turn(rng, vocab_size, replies) for _ in range(rng.integers(1, most_turns + 1))]
     success = bool(rng.random() < 0.5)
-    return Trajectory(task, "pick", rollout, turns, success, float(success), "terminated" if success else "turn_limit")
+    ended = "terminated" if success else "turn_limit"
+    return Trajectory(task, "pick", rollout, turns, success, float(success), ended, solution=("look", "wait"))
 
 
 def _turn(rng: np.random.Generator, vocab_size: int, replies: Sequence[np.ndarray]) -> Turn:

@@ -42,6 +42,7 @@ def make_group(seed, lengths=(3, 1)):
             success=length == 3,
             score=0.5,
             ended="turn_limit",
+            solution=("go to desk 1", "take mug 1 from desk 1"),
         )
         for length in lengths
     ]

@@ -222,7 +222,7 @@ class GRPOConfig(CheckedConfig):
             max_skipped_updates: optimizer steps in a row that may be skipped for non-finite gradients.
             privileged_view: what the method's second view of a turn shows besides the prompt: ``"outcome"`` (what the
                 action led to), ``"feedback"`` (the same as immediate feedback), ``"skill"`` (advice on the task's
-                family), or ``None`` where the method needs no second view.
+                family), ``"solution"`` (the environment's own), or ``None`` where the method needs no second view.
             max_outcome_tokens: longest privileged text, in tokens; longer ones lose their middle, which is marked.
             teacher_sync_iterations: iterations after which a lagged copy of the policy, which scores the privileged view,
                 takes its weights; ``None``: the policy before the update scores it.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from trial_ray.errors import ConfigError
 from trial_ray.hindsight.outcome_view import OutcomeView, outcome_view
 from trial_ray.hindsight.skills import SKILLS
 
@@ -22,6 +23,7 @@ class Moment:
         outcome: what the environment answered to the action.
         terminal: the environment ended the episode with this turn (not: a limit did).
         success: whether the episode was won.
+        solution: actions that solve the task from its beginning; empty where the environment knows none.
     """
 
     environment: str
@@ -29,6 +31,7 @@ class Moment:
     outcome: str
     terminal: bool
     success: bool
+    solution: tuple[str, ...] = ()
 
 
 def _outcome(moment: Moment) -> OutcomeView:
@@ -45,7 +48,21 @@ def _skill(moment: Moment) -> OutcomeView:
     return OutcomeView(f"Advice for this kind of task: {advice.get(moment.family, advice[''])}")
 
 
-VIEWS: dict[str, Callable[[Moment], OutcomeView]] = {"outcome": _outcome, "feedback": _feedback, "skill": _skill}
+def _solution(moment: Moment) -> OutcomeView:
+    if not moment.solution:
+        raise ConfigError(
+            f"The 'solution' view needs environments that know one (their `walkthrough`); {moment.environment} gave none "
+            "for a task. Choose another privileged_view."
+        )
+    return OutcomeView(f"Actions that solve the task from its beginning: {', '.join(moment.solution)}")
+
+
+VIEWS: dict[str, Callable[[Moment], OutcomeView]] = {
+    "outcome": _outcome,
+    "feedback": _feedback,
+    "skill": _skill,
+    "solution": _solution,
+}
 
 
 def privileged_view(name: str, moment: Moment) -> OutcomeView:
@@ -53,10 +70,14 @@ def privileged_view(name: str, moment: Moment) -> OutcomeView:
 
     Raises:
         KeyError: no view has that name, or the environment does not offer it (see :func:`offered_views`).
+        ConfigError: the environment gave no solution.
     """
     return VIEWS[name](moment)
 
 
 def offered_views(environment: str) -> list[str]:
-    """Names of the views that an environment offers: advice only where it was written."""
+    """Names of the views that an environment offers: advice only where it was written.
+
+    Whether an environment knows solutions shows when it plays.
+    """
     return [name for name in VIEWS if name != "skill" or environment in SKILLS]

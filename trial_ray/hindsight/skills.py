@@ -60,12 +60,34 @@ register_skills(
         "look for a second of the same kind, and remember where you saw more than one.",
     },
 )
+_SHOP = (
+    "Search with the product's kind and its two or three most telling properties, not with the whole instruction. "
+    "Prefer results whose title names these properties and whose price is below the limit. On the product's page "
+    "choose every option that the instruction names before you buy; a missing option costs reward. If the price is "
+    "over the limit or an option is not on offer, go back and take another result instead of searching again. "
+)
+
 register_skills(
     "trial/WebShop-v0",
     {
-        "": "Search with the product's kind and its two or three most telling properties, not with the whole instruction. "
-        "Prefer results whose title names these properties and whose price is below the limit. On the product's page "
-        "choose every option that the instruction names before you buy; a missing option costs reward. If the price is "
-        "over the limit or an option is not on offer, go back and take another result instead of searching again.",
+        "": _SHOP.strip(),
+        "fashion": _SHOP
+        + "For clothes and shoes search with the garment and whom it is for, then choose the fit or type "
+        "where one is named, the colour as it is written, and the size; variants differ in price, so look at the price "
+        "again when all are chosen.",
+        "garden": _SHOP
+        + "For furniture and home textiles the size decides: take the one whose numbers are exactly those of "
+        "the instruction, not the nearest, and choose colour and shape as well. Material and care are told under the "
+        "features.",
+        "beauty": _SHOP
+        + "For care and beauty products look for the property that was asked for, such as what they are free "
+        "of or what they are for, in the title or under the features; colours and sizes often have names or numbers of "
+        "their own, so choose the label that repeats the instruction's.",
+        "electronics": _SHOP
+        + "For electronics a wrong model is worth little: check that the technical properties of the "
+        "instruction stand in the title or under the features before you choose colour, size or style.",
+        "grocery": _SHOP
+        + "For food and drink look for the diet or ingredient that was asked for, choose the flavour by its "
+        "full name, and take the pack whose weight and count are both those of the instruction.",
     },
 )

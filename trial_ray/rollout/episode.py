@@ -55,6 +55,7 @@ class EpisodePlayer:
     async def _play(self, env: gymnasium.Env, trajectory: Trajectory, env_seed: int, generate: Generate) -> None:
         observation, info = env.reset(seed=env_seed, options={"task": trajectory.task_id})
         trajectory.family = info["family"]
+        trajectory.solution = tuple(getattr(env.unwrapped, "walkthrough", ()))
         history: list[tuple[str, str]] = []
         terminated = truncated = False
         while not (terminated or truncated):

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from trial_ray.errors import UserInputError
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Raised by one whenever a column changes its name, type or meaning."""
 
 _VERSION_KEY = b"trial_ray.schema_version"
@@ -38,6 +38,7 @@ _TRAJECTORY_COLUMNS = (
     ("score", pa.float64(), "the environment's score, 0 to 1"),
     ("ended", pa.string(), "`terminated`, `turn_limit`, `prompt_limit` or `failed`"),
     ("error", pa.string(), "for `failed`: which error; else null"),
+    ("solution", pa.list_(pa.string()), "the environment's own solution of the task; empty where it knows none"),
 )
 _TURN_COLUMNS = (
     ("prompt_ids", _IDS, "the ordinary prompt as sent to the engine, `[P]`"),
@@ -134,7 +135,7 @@ def read_trajectories(folder: str | os.PathLike[str], iteration: int | None = No
         key = row["group_id"], row["rollout_index"]
         if key not in trajectories:
             values = {name: row[name] for name, _, _ in _TRAJECTORY_COLUMNS[2:]}
-            trajectories[key] = Trajectory(**values)
+            trajectories[key] = Trajectory(**values | {"solution": tuple(row["solution"])})
         if row["turn_index"] is not None:
             trajectories[key].turns.append(_turn(row))
     return list(trajectories.values())

@@ -50,6 +50,7 @@ class Turn:
 class Trajectory:
     """One rollout of one task.
 
+    ``solution`` is the environment's own (its ``walkthrough``), empty where it has none; no prompt shows it.
     ``ended`` says how: the environment terminated it, a limit on turns or prompt tokens cut it (truncated), or an
     infrastructure error ended it (``failed``; ``error`` then says which). Failed rollouts never enter group statistics.
     """
@@ -62,6 +63,7 @@ class Trajectory:
     score: float = 0.0
     ended: Ending = "terminated"
     error: str | None = None
+    solution: tuple[str, ...] = ()
 
     @property
     def episode_return(self) -> float:

@@ -67,7 +67,7 @@ class OPSDConfig(GRPOConfig):
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class or OPSD)
-        self.privileged_view = "outcome"
+        self.privileged_view = "solution"
         self.kl_coeff = 0.0
         self.entropy_coeff = 0.0
         self.divergence = "jsd"

@@ -51,6 +51,7 @@ def encode_views(trajectories: Sequence[Trajectory], config: AlgorithmConfig, to
             outcome=turn.outcome,
             terminal=trajectory.ended == "terminated" and index == len(trajectory.turns) - 1,
             success=trajectory.success,
+            solution=trajectory.solution,
         )
         for trajectory in trajectories
         for index, turn in enumerate(trajectory.turns)
