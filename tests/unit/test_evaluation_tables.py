@@ -102,10 +102,20 @@ def test_comparisons_pair_tasks_and_common_seeds():
     assert (found["low"], found["high"]) == (expected.low, expected.high)
 
 
+def test_the_subject_is_compared_with_every_other_method():
+    rows = [(method, seed) for method in ("grpo", "uniform", "trial") for seed in (0, 1)]
+    results = [TableEntry("small", method, seed, evaluation(coin_flips(140, 0.5, seed))) for method, seed in rows]
+    pairs = [(found["method"], found["reference"]) for found in ResultTable(results, "grpo", "trial").comparisons()]
+    assert pairs == [("uniform", "grpo"), ("trial", "grpo"), ("trial", "uniform")]
+    assert [found["method"] for found in ResultTable(results, "grpo").comparisons()] == ["uniform", "trial"]
+    assert len(list(ResultTable(results, "grpo", "serl").comparisons())) == 2
+
+
 def test_json_holds_what_the_text_shows():
     table = ResultTable(entries())
     value = json.loads(json.dumps(table.to_dict(), allow_nan=False))
     assert value["rows"][1]["cells"][6]["mean"] == pytest.approx(table.cells("small", "trial")[6].mean)
+    assert value["rows"][1]["cells"][6]["by_seed"].keys() == {"0", "1"}
     assert value["protocols"]["ALFWorld Seen"]["temperature"] == 0.4
     assert len(value["columns"]) == len(value["rows"][0]["cells"]) == 7
 
@@ -118,7 +128,7 @@ def test_markdown_marks_the_best_and_keeps_missing_cells_empty():
     assert trial.count("–") == 7
     assert "**" not in grpo.split("|")[8]
     assert grpo.count("|") == trial.count("|") == 16
-    assert "Differences from GRPO" in text
+    assert "| TRIAL − GRPO |" in text
 
 
 def test_latex_is_balanced_and_escaped():

@@ -142,7 +142,7 @@ def test_a_table_is_made_of_the_runs_that_are_done(scale_file, tmp_path):
     assert [row["cells"][-1]["seeds"] for row in value["rows"]] == [2, 2, 2, 1]
     expected = np.mean([coin_flips(20, 0.2, seed) for seed in (0, 1)])
     assert value["rows"][0]["cells"][-1]["mean"] == pytest.approx(expected)
-    assert {found["reference"] for found in value["comparisons"]} == {"grpo"}
+    assert {found["reference"] for found in value["comparisons"]} == {"grpo", "uniform", "permuted"}
 
 
 def test_figure2_holds_curves_and_windows_of_five(scale_file, tmp_path):

@@ -118,14 +118,15 @@ def _markdown_row(cells: Sequence[str]) -> str:
 
 def _comparison_table(table: ResultTable) -> str:
     lines = [
-        f"Differences from {method_title(table.reference)}, paired bootstrap over seeds and tasks:",
+        "Differences, paired bootstrap over seeds and tasks:",
         "",
-        "| Backbone | Method | Column | Difference | 95 % interval | p | Seeds | Tasks |",
+        "| Backbone | Methods | Column | Difference | 95 % interval | p | Seeds | Tasks |",
         "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for found in table.comparisons():
         interval = f"[{100 * found['low']:+.1f}, {100 * found['high']:+.1f}]"
-        row = [found["backbone"], method_title(found["method"]), f"{found['block']} {found['column']}"]
+        methods = f"{method_title(found['method'])} − {method_title(found['reference'])}"
+        row = [found["backbone"], methods, f"{found['block']} {found['column']}"]
         row += [f"{100 * found['mean']:+.1f}", interval, f"{found['p_value']:.2g}"]
         lines.append(_markdown_row([*row, str(found["seeds"]), str(found["tasks"])]))
     return "\n".join(lines)

@@ -57,16 +57,19 @@ class Cell:
     Attributes:
         mean: mean over seeds of each seed's mean.
         interval: 95 %: Wilson's over all seeds' episodes for successes, the two-level bootstrap's for scores.
-        seed_std: standard deviation over seeds; ``None`` with a single one.
-        seeds: how many.
+        by_seed: each seed's mean.
         episodes: in all.
     """
 
     mean: float
     interval: tuple[float, float]
-    seed_std: float | None
-    seeds: int
+    by_seed: dict[int, float]
     episodes: int
+
+    @property
+    def seed_std(self) -> float | None:
+        """Standard deviation over seeds; ``None`` with a single one."""
+        return float(statistics.stdev(self.by_seed.values())) if len(self.by_seed) > 1 else None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -74,7 +77,8 @@ class Cell:
             "mean": self.mean,
             "interval_95": list(self.interval),
             "seed_std": self.seed_std,
-            "seeds": self.seeds,
+            "seeds": len(self.by_seed),
+            "by_seed": {str(seed): mean for seed, mean in self.by_seed.items()},
             "episodes": self.episodes,
         }
 
@@ -114,8 +118,8 @@ class Block:
             interval = (bootstrap.low, bootstrap.high)
         else:
             interval = wilson_interval(int(values.sum()), values.size)
-        std = float(statistics.stdev(by_seed)) if len(by_seed) > 1 else None
-        return Cell(float(by_seed.mean()), interval, std, len(by_seed), values.size)
+        means = dict(zip(sorted(runs), map(float, by_seed), strict=True))
+        return Cell(float(by_seed.mean()), interval, means, values.size)
 
     def values(self, backbone: str, method: str, column: Column, seeds: Sequence[int]) -> np.ndarray:
         """What each episode counts, float ``[seeds, tasks of the column]``."""
@@ -152,17 +156,19 @@ class ResultTable:
     Args:
         entries: at least one; rows keep the order in which backbones and methods first occur.
         reference: method that the others are compared with; default the first row's.
+        subject: method that is compared with every other as well; default none.
 
     Raises:
         TableError: the evaluations follow different protocols, or are of different panels.
     """
 
-    def __init__(self, entries: Iterable[TableEntry], reference: str | None = None) -> None:
+    def __init__(self, entries: Iterable[TableEntry], reference: str | None = None, subject: str | None = None) -> None:
         entries = list(entries)
         if not entries:
             raise TableError("A table needs at least one evaluation; found none.")
         self.rows = list(dict.fromkeys((entry.backbone, entry.method) for entry in entries))
         self.reference = reference or self.rows[0][1]
+        self.subject = subject
         places = sorted({_place(entry) for entry in entries}, key=lambda place: block_order(*place))
         self.blocks = [
             Block(env, split, [entry for entry in entries if _place(entry) == (env, split)]) for env, split in places
@@ -183,7 +189,7 @@ class ResultTable:
         return [block.cell(backbone, method, column) for block in self.blocks for column in block.columns]
 
     def to_dict(self) -> dict[str, Any]:
-        """Every cell with its interval, the comparisons with the reference, and the protocols, as plain values."""
+        """Every cell with its interval, the comparisons, and the protocols, as plain values."""
         rows = [
             {
                 "backbone": backbone,
@@ -203,18 +209,23 @@ class ResultTable:
         }
 
     def comparisons(self) -> Iterable[dict[str, Any]]:
-        """Paired differences from the reference, for the columns that stand for a whole split."""
-        for backbone, method in self.rows:
-            if method == self.reference:
-                continue
-            for block in self.blocks:
-                for column in block.columns:
-                    if column.title not in ("Avg.", "Succ.", "Score"):
-                        continue
-                    found = block.compare(backbone, self.reference, method, column)
-                    if found is not None:
-                        where = {"backbone": backbone, "method": method, "reference": self.reference}
-                        yield {**where, "block": block.title, "column": column.title, **found.to_dict()}
+        """Paired differences for the columns that stand for a whole split: from the reference, then the subject's."""
+        for backbone in self.backbones:
+            for method, reference in self._pairs(self.methods(backbone)):
+                for block in self.blocks:
+                    for column in block.columns:
+                        if column.title not in ("Avg.", "Succ.", "Score"):
+                            continue
+                        found = block.compare(backbone, reference, method, column)
+                        if found is not None:
+                            where = {"backbone": backbone, "method": method, "reference": reference}
+                            yield {**where, "block": block.title, "column": column.title, **found.to_dict()}
+
+    def _pairs(self, methods: Sequence[str]) -> list[tuple[str, str]]:
+        pairs = [(method, self.reference) for method in methods if method != self.reference]
+        if self.subject in methods:
+            pairs += [(self.subject, other) for other in methods if other not in (self.subject, self.reference)]
+        return pairs
 
     def _require_one_protocol_by_environment(self) -> None:
         by_env: dict[str, dict[str, Any]] = {}

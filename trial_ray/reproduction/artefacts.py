@@ -15,7 +15,7 @@ from trial_ray.reproduction.plan import PlannedRun
 from trial_ray.runs.files import write_json, write_text
 from trial_ray.runs.run_folder import RunFolder
 
-REFERENCE = "grpo"
+REFERENCE, SUBJECT = "grpo", "trial"
 FAMILY = "pick_two_obj_and_place"
 """The paper's allocation trace shows this family."""
 
@@ -40,7 +40,7 @@ def _table(name: str, runs: Sequence[PlannedRun], folder: Path) -> list[Path]:
         for place in run.sets
     ]
     reference = REFERENCE if any(run.method == REFERENCE for run in runs) else runs[0].method
-    table = ResultTable(entries, reference)
+    table = ResultTable(entries, reference, SUBJECT)
     return [
         write_json(folder / f"{name}.json", {**table.to_dict(), "runs": [run.name for run in runs]}),
         write_text(folder / f"{name}.md", to_markdown(table)),
