@@ -30,6 +30,8 @@ HOME, SHOP = "trial/ALFWorld-v0", "trial/WebShop-v0"
         (SHOP, "click[next >]", "navigation"),
         (SHOP, "click[back to search]", "navigation"),
         (SHOP, "click[b09qxf3v3x]", "acquisition"),
+        (SHOP, "click[gb83c00029]", "acquisition"),
+        (SHOP, "click[grapefruit]", "placement"),
         (SHOP, "click[B09QXF3V3X]", "acquisition"),
         (SHOP, "click[x-large]", "placement"),
         (SHOP, "click[description]", "inspection/other"),

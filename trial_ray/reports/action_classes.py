@@ -11,7 +11,8 @@ COMPLETION, OTHER = "completion", "inspection/other"
 CLASSES = (ACQUISITION, PLACEMENT, NAVIGATION, COMPLETION, OTHER)
 
 # The first pattern that matches an action says its class. WebShop's are the analogues: opening a product is acquiring
-# it, choosing an option puts together what is bought, searching and turning pages is moving around.
+# it, choosing an option puts together what is bought, searching and turning pages is moving around. Product ids of
+# generated shops begin with G.
 _PATTERNS = {
     "trial/ALFWorld-v0": (
         (r"take ", ACQUISITION),
@@ -22,7 +23,7 @@ _PATTERNS = {
         (r"search\[", NAVIGATION),
         (r"click\[(next >|< prev|back to search)\]$", NAVIGATION),
         (r"click\[(description|features|reviews|attributes|buy now)\]$", OTHER),
-        (r"click\[b0[0-9a-z]{8}\]$", ACQUISITION),
+        (r"click\[(?=\w{10}\])[bg]\w*\d\w*\]$", ACQUISITION),
         (r"click\[.+\]$", PLACEMENT),
     ),
 }
