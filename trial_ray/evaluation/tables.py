@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -210,16 +211,18 @@ class ResultTable:
 
     def comparisons(self) -> Iterable[dict[str, Any]]:
         """Paired differences for the columns that stand for a whole split: from the reference, then the subject's."""
+        whole = [
+            (block, column)
+            for block in self.blocks
+            for column in block.columns
+            if column.title in ("Avg.", "Succ.", "Score")
+        ]
         for backbone in self.backbones:
-            for method, reference in self._pairs(self.methods(backbone)):
-                for block in self.blocks:
-                    for column in block.columns:
-                        if column.title not in ("Avg.", "Succ.", "Score"):
-                            continue
-                        found = block.compare(backbone, reference, method, column)
-                        if found is not None:
-                            where = {"backbone": backbone, "method": method, "reference": reference}
-                            yield {**where, "block": block.title, "column": column.title, **found.to_dict()}
+            for (method, reference), (block, column) in product(self._pairs(self.methods(backbone)), whole):
+                found = block.compare(backbone, reference, method, column)
+                if found is not None:
+                    where = {"backbone": backbone, "method": method, "reference": reference}
+                    yield {**where, "block": block.title, "column": column.title, **found.to_dict()}
 
     def _pairs(self, methods: Sequence[str]) -> list[tuple[str, str]]:
         pairs = [(method, self.reference) for method in methods if method != self.reference]

@@ -52,8 +52,7 @@ class WarmStartProgress:
         state = f"loss {loss:.2f}{self._success}"
         self._bars.update(self._cloning, completed=step, state=state)
         if step % LINE_EVERY == 0 and not (self._bars.disable or self._bars.console.is_terminal):
-            total = self._bars.tasks[self._cloning].total
-            self._bars.console.print(f"Cloning: update {step} of {total:.0f}, {state}", highlight=False)
+            self._bars.console.print(f"Cloning: update {step} of {self._settings.max_steps}, {state}", highlight=False)
 
     def check(self, result: PlayResult) -> None:
         """A check was played."""
