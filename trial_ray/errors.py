@@ -17,6 +17,10 @@ class ConfigError(UserInputError):
     """A configuration value is missing, unknown or out of range."""
 
 
+class MethodError(UserInputError):
+    """A method's hook returned something else than its interface says."""
+
+
 class ChatTemplateError(UserInputError):
     """A tokenizer has no chat template, or one in which the user's message cannot be located."""
 

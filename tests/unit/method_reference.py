@@ -8,6 +8,7 @@ here as the methods' authors published them, so that the product's defaults are 
 from __future__ import annotations
 
 import math
+import statistics as statistics_module
 from dataclasses import dataclass, field
 
 import objective_reference as reference
@@ -56,11 +57,13 @@ def row_advantages(turns, statistics, penalty=0.1, scale=10.0):
             returns = [scale * rows_turn.success - (0.0 if rows_turn.valid else penalty) for rows_turn in rows]
             result.update(zip(map(id, rows), reference.advantages([returns])[0], strict=True))
         return [result[id(turn)] for turn in turns]
-    advantage = {}
+    advantage, unit = {}, {}
     for rows in _grouped(turns, lambda turn: turn.group).values():
         rollouts = {turn.trajectory: scale * turn.success for turn in rows}
         advantage.update(zip(rollouts, reference.advantages([list(rollouts.values())])[0], strict=True))
-    return [advantage[turn.trajectory] - (0.0 if turn.valid else penalty) for turn in turns]
+        spread = statistics_module.stdev(rollouts.values()) if len(set(rollouts.values())) > 1 else 1.0
+        unit.update(dict.fromkeys(rollouts, spread + 1e-6 if spread != 1.0 else 1.0))
+    return [advantage[turn.trajectory] - (0.0 if turn.valid else penalty / unit[turn.trajectory]) for turn in turns]
 
 
 def discounted_successes(turns, discount):
@@ -172,9 +175,9 @@ def grpo(turns, **regularisation):
     return outcome(turns, plain, **regularisation)[0]
 
 
-def trial(turns, coefficient, alpha=1.0):
+def trial(turns, coefficient, alpha=1.0, **regularisation):
     """Eq. 7 and Eq. 8; ``coefficient`` is λ of the iteration. Returns the loss, and whether the clamp is saturated."""
-    loss, surrogate = outcome(turns, plain)
+    loss, surrogate = outcome(turns, plain, **regularisation)
     term = coefficient * likelihood(turns, lambda turn, t: turn.weight * bounded(t.teacher - t.here, 2.0))
     limit = alpha * abs(surrogate.item())
     if coefficient and abs(term.item()) >= limit:

@@ -11,8 +11,8 @@ import torch
 
 from trial_ray.algorithms.grpo_config import GRPOConfig
 from trial_ray.learner.connectors.group_advantages import group_turn_rows
-from trial_ray.learner.grpo_learner import GRPOLearner
-from trial_ray.learner.turn_rows import split_columns
+from trial_ray.learner.loss import loss_terms, microbatch_loss
+from trial_ray.learner.turn_rows import TokenBatch
 from trial_ray.models.logprobs import gather_divergence
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 from trial_ray.runs.methods import new_config
@@ -33,7 +33,7 @@ class Update:
     def tokens(self) -> list[ref.Token]:
         return [token for turn in self.turns for token in turn.tokens]
 
-    def column(self, name: str, dtype=torch.float32) -> torch.Tensor:
+    def column(self, name: str, dtype=torch.float64) -> torch.Tensor:
         values = [getattr(token, name) for token in self.tokens]
         return torch.tensor([value.item() if torch.is_tensor(value) else value for value in values], dtype=dtype)
 
@@ -72,14 +72,14 @@ def _records(rng, group, trajectory, success):
 
 
 def _token(rng) -> ref.Token:
-    """Gaps on both sides of every bound; columns hold float32, so the loops start from float32 numbers too."""
-    old = float(np.float32(rng.uniform(-6, -0.1)))
+    """Gaps on both sides of every bound."""
+    old = float(rng.uniform(-6, -0.1))
     shift = rng.choice([0.0, rng.normal(0, 0.3), rng.normal(0, 1.5)])
     scalar = lambda value: torch.tensor(value, dtype=torch.float64, requires_grad=True)  # noqa: E731
     return ref.Token(
         old=old,
-        teacher=float(np.float32(old + rng.choice([rng.normal(0, 0.1), rng.normal(0, 2), -30.0], p=[0.5, 0.45, 0.05]))),
-        frozen=float(np.float32(old + rng.choice([rng.normal(0, 0.5), 4.0], p=[0.9, 0.1]))),
+        teacher=float(old + rng.choice([rng.normal(0, 0.1), rng.normal(0, 2), -30.0], p=[0.5, 0.45, 0.05])),
+        frozen=float(old + rng.choice([rng.normal(0, 0.5), 4.0], p=[0.9, 0.1])),
         in_action=bool(rng.random() < 0.5),
         logp=scalar(old + shift),
         entropy=scalar(rng.uniform(0, 3)),
@@ -106,16 +106,6 @@ def _trajectory(records, success, failed) -> Trajectory:
     return Trajectory("task", "pick", 0, turns, success, float(success), "failed" if failed else "terminated")
 
 
-class RecordedMetrics:
-    """Stands for RLlib's logger; keeps every value under its ``prefix/name``."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, list[float]] = {}
-
-    def log_value(self, key, value, **kwargs) -> None:
-        self.values.setdefault("/".join(key[1:]), []).append(float(value))
-
-
 class Views:
     """Hidden states of both views and one output head, for the full-vocabulary divergence, all float64 leaves."""
 
@@ -135,27 +125,24 @@ class Views:
 
 def learner_losses(method: str, update: Update, iteration: int, training: dict, views: Views | None = None):
     """The product's losses of all microbatches; current log-probabilities and entropies as leaves; what was logged."""
-    config = new_config(method).training(microbatch_rows=MICROBATCH_ROWS, **training).debugging(seed=3)
-    learner = object.__new__(GRPOLearner)
-    learner.config, learner.iteration, learner.metrics = config, iteration, RecordedMetrics()
-    learner.method = config.method_class(config)
+    config = new_config(method).training(**training).debugging(seed=3)
+    rule = config.method_class(config)
     rows = group_turn_rows(update.groups, config)
     rows.logprobs, rows.hindsight_logprobs = update.column("old"), update.column("teacher")
     rows.reference_logprobs = update.column("frozen") if config.kl_coeff else None
-    rows.action_mask = update.column("in_action").bool() if learner.method.needs_action_spans else None
-    logged = learner.method.prepare(rows, update.groups, iteration)
-    for name, value in logged.items():
-        learner.metrics.log_value(("policy", learner.method.name, name), value)
-    outputs = {name: update.column(name, torch.float64).requires_grad_() for name in ("logp", "entropy")}
+    rows.action_mask = update.column("in_action").bool() if rule.needs_action_spans else None
+    logged = {f"{rule.name}/{name}" for name in rule.prepare(rows, update.groups, iteration)}
+    outputs = {name: update.column(name).requires_grad_() for name in ("logp", "entropy")}
     outputs["logprobs"] = outputs.pop("logp")
     whole = {**outputs, **({"divergence": views.divergence(config)} if views else {})}
-    losses, start = [], 0
-    for columns in split_columns(rows.columns(), config.microbatch_rows):
-        stop = start + int(columns["response_length"].sum())
-        part = {name: value[start:stop] for name, value in whole.items()}
-        losses.append(learner.compute_loss_for_module(module_id="policy", config=config, batch=columns, fwd_out=part))
-        start = stop
-    return torch.stack(losses), outputs, learner.metrics.values
+    losses = []
+    for start in range(0, len(rows), MICROBATCH_ROWS):
+        numbers = np.arange(start, min(start + MICROBATCH_ROWS, len(rows)))
+        part = {name: value[rows.token_places(numbers)] for name, value in whole.items()}
+        terms = loss_terms(rule, config, TokenBatch.from_rows(rows, numbers, "cpu"), part, iteration)
+        losses.append(microbatch_loss(rule, terms, iteration))
+        logged |= {f"{prefix}/{name}" for prefix, values in terms.logged.items() for name in values}
+    return torch.stack(losses), outputs, logged
 
 
 def reference_losses(update: Update, loss_of) -> torch.Tensor:
@@ -174,5 +161,5 @@ def with_other_teacher(update: Update, seed: int) -> Update:
     """The same update, with log-probabilities of the privileged view that have nothing to do with it."""
     rng, changed = np.random.default_rng(seed), copy.deepcopy(update)
     for token in changed.tokens:
-        token.teacher = float(np.float32(rng.choice([0.0, -1e4, rng.uniform(-20, 0)])))
+        token.teacher = float(rng.choice([0.0, -1e4, rng.uniform(-20, 0)]))
     return changed

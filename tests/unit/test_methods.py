@@ -20,8 +20,7 @@ from method_updates import (
 from trial_ray.runs.methods import method_names
 
 SEEDS = range(4)
-TOLERANCE = 1e-6
-"""Advantages, weights and scores travel as float32 columns; everything after them is computed in float64 here."""
+TOLERANCE = 1e-12
 DOCS = Path(__file__).parents[2] / "docs"
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +20,20 @@ from ray.rllib.utils.metrics import (
 from ray.tune.execution.placement_groups import PlacementGroupFactory
 from ray.util import get_current_placement_group
 
+from trial_ray.algorithms.batch_sampler import BatchSampler
 from trial_ray.algorithms.grpo_config import GRPOConfig
 from trial_ray.algorithms.initial_policy import initial_policy
 from trial_ray.algorithms.task_sampler import TaskSampler
-from trial_ray.errors import ConfigError, InfrastructureError, WeightSyncError
+from trial_ray.errors import ConfigError
 from trial_ray.evaluation.panel import Panel, list_tasks
 from trial_ray.evaluation.panel_player import PanelPlayer
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.inference.pool import EnginePool, require_engine
-from trial_ray.inference.protocol import SamplingParams
-from trial_ray.rollout.episode import derive_seed
-from trial_ray.rollout.requests import GroupRequest, GroupSample, SampleSettings
+from trial_ray.learner.training_groups import TrainingGroups
+from trial_ray.rollout.requests import GroupSample
 from trial_ray.rollout.workers import RolloutWorkers, create_engines
 
 logger = logging.getLogger(__name__)
-
-MIN_SURVIVORS = 2
 
 
 class GRPO(Algorithm):
@@ -85,6 +80,12 @@ class GRPO(Algorithm):
             super().setup(config)
             self.engine_pool.start(self.config.engine_start_timeout_s)
             self.workers = RolloutWorkers(self.config, self.env_runner_group, self.engine_pool)
+            self.sampler = BatchSampler(
+                self.config,
+                self.tasks,
+                self.workers,
+                lambda metrics: self.metrics.aggregate(metrics, key=ENV_RUNNER_RESULTS),
+            )
             self._sync_weights()
         except BaseException:
             self.engine_pool.stop()
@@ -130,93 +131,31 @@ class GRPO(Algorithm):
     def training_step(self) -> None:
         """Sample groups of rollouts, update on them, send the new weights to the engines."""
         with self.metrics.log_time((TIMERS, ENV_RUNNER_SAMPLING_TIMER), reduce="mean"):
-            samples = self._sample_groups()
-        kept = self._select(samples)
-        if kept:
+            batch = self.sampler.sample(self.iteration + 1)
+        if batch.kept:
             with self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER), reduce="mean"):
-                self._update(kept)
+                self._update(batch.kept)
             with self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER), reduce="mean"):
                 self._sync_weights()
-        self.metrics.log_dict(
-            {"num_trained": len(kept), "num_dropped": len(samples) - len(kept)}, key="groups", reduce="sum"
-        )
-        zero_variance = sum(sample.zero_variance for sample in samples) / max(1, len(samples))
+        else:
+            logger.warning("iteration %d trained nothing: %s", self.iteration + 1, batch.reason)
+        for key, counts in batch.metrics().items():
+            self.metrics.log_dict(counts, key=key, reduce="sum")
+        samples = [*batch.kept, *batch.left_out]
+        zero_variance = sum(sample.zero_variance for sample in samples) / len(samples)
         self.metrics.log_value(("groups", "zero_variance_fraction"), zero_variance, window=1)
 
-    def _sample_groups(self) -> list[GroupSample]:
-        """Play this iteration's tasks; a group of which fewer than 2 rollouts survived is drawn again."""
-        config = self.config
-        settings = SampleSettings(
-            env_config=dict(config.env_config),
-            params=SamplingParams(config.max_response_tokens, config.temperature, config.top_p),
-            iteration=self.iteration + 1,
-            keep_trajectories=True,
-            seeded=config.seeded_sampling,
-        )
-        requests = self.tasks.draw(config.tasks_per_iteration, config.group_size)
-        samples: dict[int, GroupSample] = {}
-        for attempt in range(1 + config.max_group_redraws):
-            missing = [
-                replace(request, seed=derive_seed(request.seed, "redraw", attempt)) if attempt else request
-                for request in requests
-                if request.index not in samples or samples[request.index].num_survivors < MIN_SURVIVORS
-            ]
-            if not missing:
-                break
-            if attempt:
-                self.workers.repair()
-            samples.update({sample.request.index: sample for sample in self._play(missing, settings)})
-        return [samples[index] for index in sorted(samples)]
-
-    def _play(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> list[GroupSample]:
-        batches = self.workers.sample_groups(requests, settings)
-        if batches:
-            self.metrics.aggregate([metrics for _, metrics in batches], key=ENV_RUNNER_RESULTS)
-        return [sample for samples, _ in batches for sample in samples]
-
-    def _select(self, samples: list[GroupSample]) -> list[GroupSample]:
-        """Groups to train on: enough survivors, on request some variance, and as many for each learner."""
-        alive = [sample for sample in samples if sample.num_survivors >= MIN_SURVIVORS]
-        if not alive:
-            errors = sorted({error for sample in samples for error in sample.errors})
-            raise InfrastructureError(
-                f"No group of rollouts survived iteration {self.iteration + 1}"
-                + (f"; the first error was: {errors[0]}" if errors else ": no env runner answered.")
-            )
-        if self.config.drop_zero_variance_groups:
-            alive = [sample for sample in alive if not sample.zero_variance]
-        return alive[: len(alive) - len(alive) % max(1, self.config.num_learners)]
-
     def _update(self, samples: list[GroupSample]) -> None:
-        num_learners = max(1, self.config.num_learners)
-        per_learner = len(samples) // num_learners
-        rows = [
-            sum(sample.num_rows for sample in samples[learner * per_learner : (learner + 1) * per_learner])
-            for learner in range(num_learners)
-        ]
-        # More rows than a learner has would be filled up by repeating them.
-        minibatch_size = min(max(1, self.config.minibatch_rows // num_learners), *rows)
         results = self.learner_group.update(
-            episodes_refs=[sample.ref for sample in samples],
+            training_data=TrainingGroups(episodes_refs=[sample.ref for sample in samples]),
             timesteps={
                 NUM_ENV_STEPS_SAMPLED_LIFETIME: self.metrics.peek(
                     (ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0
                 ),
                 "training_iteration": self.iteration + 1,
             },
-            num_epochs=self.config.num_epochs,
-            minibatch_size=minibatch_size,
-            # The same count on every learner: data-parallel backward passes wait for each other.
-            num_total_minibatches=self.config.num_epochs * math.ceil(max(rows) / minibatch_size),
         )
         self.metrics.aggregate(results, key=LEARNER_RESULTS)
-        gap = self.metrics.peek((LEARNER_RESULTS, "default_policy", "engine", "logprob_gap"))
-        if gap > self.config.max_logprob_gap:
-            raise WeightSyncError(
-                f"Engine and learner disagree by {gap:.3f} nats a token on average (max_logprob_gap is "
-                f"{self.config.max_logprob_gap}): the engine samples another policy than the one that is trained. Check "
-                "that both use the same dtype and that the engine supports reloading this model's weights."
-            )
 
     def _sync_weights(self) -> None:
         """Send the learner's weights to every engine, confirmed by version and checksum."""

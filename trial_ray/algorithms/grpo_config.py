@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ray.rllib.algorithms.algorithm_config import NotProvided
@@ -11,6 +12,7 @@ from trial_ray.algorithms.checked_config import CheckedConfig
 from trial_ray.errors import ConfigError
 from trial_ray.hindsight.privileged_views import VIEWS, offered_views
 from trial_ray.learner.method import Method
+from trial_ray.learner.update_plan import require_plannable
 
 if TYPE_CHECKING:
     from typing import Self
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
 ADVANTAGE_STATISTICS = ("trajectories", "rows")
 REWARDS = ("success", "score", "return")
 ENGINES = ("vllm", "transformers")
+FLOAT32_GAP = 1e-3
+"""Engine and learner in float32 differ by 1e-7 to 1e-5 nats a token; see docs/decisions.md."""
+LOW_PRECISION_GAP = 0.1
+"""Where one of them computes in bfloat16 or float16; see docs/decisions.md."""
 
 
 class GRPOConfig(CheckedConfig):
@@ -62,12 +68,16 @@ class GRPOConfig(CheckedConfig):
         self.tasks_per_iteration = 16
         self.minibatch_rows = 256
         self.microbatch_rows = 32
+        self.batch_shards = 8
+        self.shuffle = False
+        self.microbatch_weighting = "rows"
         self.max_tokens_per_forward = 16_384
         self.reward = "success"
         self.reward_scale = 10.0
         self.advantage_statistics = "trajectories"
         self.advantage_epsilon = 1e-6
         self.drop_zero_variance_groups = False
+        self.max_refills = 0
         self.invalid_action_penalty = 0.1
         self.clip_low = 0.2
         self.clip_high = 0.2
@@ -76,7 +86,7 @@ class GRPOConfig(CheckedConfig):
         self.entropy_coeff = 0.001
         self.weight_decay = 0.01
         self.adam_betas = (0.9, 0.999)
-        self.max_logprob_gap = 1.0
+        self.max_logprob_gap: float | None = None
         self.max_skipped_updates = 3
         self.privileged_view: str | None = None
         self.max_outcome_tokens = 512
@@ -108,6 +118,7 @@ class GRPOConfig(CheckedConfig):
         self.panel_num_tasks = 128
         self.panel_seed = 0
         self.panel_temperature = 0.4
+        self.panel_top_p = 1.0
 
         # .recording()
         self.trajectories_folder: str | None = None
@@ -175,12 +186,16 @@ class GRPOConfig(CheckedConfig):
         tasks_per_iteration: int = NotProvided,
         minibatch_rows: int = NotProvided,
         microbatch_rows: int = NotProvided,
+        batch_shards: int = NotProvided,
+        shuffle: bool = NotProvided,
+        microbatch_weighting: str = NotProvided,
         max_tokens_per_forward: int = NotProvided,
         reward: str = NotProvided,
         reward_scale: float = NotProvided,
         advantage_statistics: str = NotProvided,
         advantage_epsilon: float = NotProvided,
         drop_zero_variance_groups: bool = NotProvided,
+        max_refills: int = NotProvided,
         invalid_action_penalty: float = NotProvided,
         clip_low: float = NotProvided,
         clip_high: float = NotProvided,
@@ -189,7 +204,7 @@ class GRPOConfig(CheckedConfig):
         entropy_coeff: float = NotProvided,
         weight_decay: float = NotProvided,
         adam_betas: tuple[float, float] = NotProvided,
-        max_logprob_gap: float = NotProvided,
+        max_logprob_gap: float | None = NotProvided,
         max_skipped_updates: int = NotProvided,
         privileged_view: str | None = NotProvided,
         max_outcome_tokens: int = NotProvided,
@@ -201,15 +216,24 @@ class GRPOConfig(CheckedConfig):
         Args:
             group_size: rollouts G per task instance; at least 2.
             tasks_per_iteration: task instances drawn per iteration.
-            minibatch_rows: turn rows per optimizer step, over all learners.
-            microbatch_rows: turn rows per learner over which the token mean and the dense clamp are taken.
+            minibatch_rows: most turn rows in an optimizer step, over all learners; every row is in one step an epoch.
+            microbatch_rows: most turn rows over which a token mean and the dense clamp are taken. Neither number depends
+                on how many learners there are (see ``learner.update_plan``).
+            batch_shards: parts of the batch, in task order, of which each minibatch takes a slice: 8 as in the published
+                runs, whose 8 data-parallel ranks held a part each; 1 takes rows in task order.
+            shuffle: take the rows of minibatches at random, by the run's seed, and not by ``batch_shards``.
+            microbatch_weighting: what a microbatch counts in its minibatch: as much as its share of the ``"rows"``, or
+                ``"equal"`` to the others, as in the published runs.
             max_tokens_per_forward: memory limit of one forward pass, in tokens; never changes the loss.
             reward: what R_i is: ``"success"`` (0 or 1), the environment's ``"score"``, or its ``"return"``.
             reward_scale: factor on the reward.
             advantage_statistics: mean and deviation over ``"trajectories"`` (Eq. 1) or over turn ``"rows"``.
             advantage_epsilon: added to the standard deviation.
             drop_zero_variance_groups: leave out groups in which every rollout earned the same.
-            invalid_action_penalty: subtracted from the advantage of turns whose reply lacks the required form.
+            max_refills: with ``drop_zero_variance_groups``, times in an iteration that further tasks are drawn in place of
+                the groups that were left out (dynamic sampling).
+            invalid_action_penalty: taken off the reward of a turn whose reply lacks the required form, in the units of
+                the scaled reward; in a group without variance it is taken off the turn's advantage as it is.
             clip_low: lower clip of the probability ratio is ``1 - clip_low``.
             clip_high: upper clip of the probability ratio is ``1 + clip_high``.
             dual_clip: bound on the surrogate for negative advantages; ``None`` switches it off.
@@ -217,8 +241,9 @@ class GRPOConfig(CheckedConfig):
             entropy_coeff: weight of the entropy bonus.
             weight_decay: of AdamW.
             adam_betas: of AdamW.
-            max_logprob_gap: mean absolute difference between engine and learner log-probabilities above which the run
-                stops, because it then trains on another policy than the one that sampled.
+            max_logprob_gap: mean absolute difference between engine and learner log-probabilities, in nats, above which
+                nothing is trained and the run stops, because the engine sampled from another policy; ``None``:
+                ``FLOAT32_GAP`` where both compute in float32, else ``LOW_PRECISION_GAP``.
             max_skipped_updates: optimizer steps in a row that may be skipped for non-finite gradients.
             privileged_view: what the method's second view of a turn shows besides the prompt: ``"outcome"`` (what the
                 action led to), ``"feedback"`` (the same as immediate feedback), ``"skill"`` (advice on the task's
@@ -236,12 +261,16 @@ class GRPOConfig(CheckedConfig):
             tasks_per_iteration=tasks_per_iteration,
             minibatch_rows=minibatch_rows,
             microbatch_rows=microbatch_rows,
+            batch_shards=batch_shards,
+            shuffle=shuffle,
+            microbatch_weighting=microbatch_weighting,
             max_tokens_per_forward=max_tokens_per_forward,
             reward=reward,
             reward_scale=reward_scale,
             advantage_statistics=advantage_statistics,
             advantage_epsilon=advantage_epsilon,
             drop_zero_variance_groups=drop_zero_variance_groups,
+            max_refills=max_refills,
             invalid_action_penalty=invalid_action_penalty,
             clip_low=clip_low,
             clip_high=clip_high,
@@ -276,8 +305,9 @@ class GRPOConfig(CheckedConfig):
         Args:
             max_prompt_tokens: limit of the ordinary prompt.
             max_response_tokens: limit of a reply, stop token included.
-            temperature: of training rollouts.
-            top_p: nucleus mass of training rollouts.
+            temperature: of training rollouts, above 0. The policy that is trained is the tempered one: logits are divided
+                by it wherever the learner computes log-probabilities, too.
+            top_p: nucleus mass of training rollouts; 1, because no correction for another is implemented.
             history_window: observation/action pairs shown in a prompt.
             prompt_style: ``"tagged"`` (reason in ``<think>``, act in ``<action>``) or ``"plain"`` (the reply is the action).
             seeded_sampling: give every request a seed of its own, so that a run can be repeated.
@@ -335,6 +365,7 @@ class GRPOConfig(CheckedConfig):
         num_tasks: int = NotProvided,
         seed: int = NotProvided,
         temperature: float = NotProvided,
+        top_p: float = NotProvided,
     ) -> Self:
         """Choose the fixed panel of held-out tasks that evaluation plays, one rollout each.
 
@@ -344,6 +375,7 @@ class GRPOConfig(CheckedConfig):
             num_tasks: tasks in the panel.
             seed: chooses which tasks, and seeds the rollouts.
             temperature: sampling temperature of the evaluation.
+            top_p: nucleus mass of the evaluation.
         """
         return self._assign(
             panel_env_config=env_config,
@@ -351,6 +383,7 @@ class GRPOConfig(CheckedConfig):
             panel_num_tasks=num_tasks,
             panel_seed=seed,
             panel_temperature=temperature,
+            panel_top_p=top_p,
         )
 
     def recording(self, *, trajectories_folder: str | None = NotProvided) -> Self:
@@ -399,7 +432,7 @@ class GRPOConfig(CheckedConfig):
             "max_skipped_updates", "max_outcome_tokens",
         )  # fmt: skip
         self._require_at_least(
-            0, "kl_coeff", "entropy_coeff", "invalid_action_penalty", "clip_high", "temperature",
+            0, "kl_coeff", "entropy_coeff", "invalid_action_penalty", "clip_high", "max_refills",
             "panel_temperature", "history_window", "weight_decay", "max_group_redraws",
         )  # fmt: skip
         self._require_above(0, "advantage_epsilon")
@@ -407,17 +440,53 @@ class GRPOConfig(CheckedConfig):
         self._require_one_of("engine", ENGINES)
         self._require_one_of("advantage_statistics", ADVANTAGE_STATISTICS)
         self._require_one_of("reward", REWARDS)
-        if not 0 < self.top_p <= 1:
-            raise ConfigError(f"top_p is {self.top_p}, expected a value in (0, 1].")
+        self._validate_sampling()
+        self._validate_update()
         if self.dual_clip is not None and not self.dual_clip > 1:
             raise ConfigError(f"dual_clip is {self.dual_clip}, expected a value above 1, or None.")
         if (self.model_path is None) == (self.warm_start is None):
             raise ConfigError(
                 "Choose the policy with exactly one of .policy(model_path=...) and .policy(warm_start=...)."
             )
+        self._validate_views()
+
+    def _validate_sampling(self) -> None:
+        """Training needs the log-probabilities of the distribution that was sampled from."""
+        if not (self.temperature > 0 and math.isfinite(self.temperature)):
+            raise ConfigError(
+                f"temperature is {self.temperature}, expected a finite value above 0: greedy replies have no distribution to "
+                "take a gradient of. For greedy evaluation set .panel(temperature=0)."
+            )
+        if self.top_p != 1:
+            raise ConfigError(
+                f"top_p is {self.top_p}, expected 1: replies from a nucleus have other log-probabilities than those that are "
+                "trained, and no correction for it is implemented. For evaluation set .panel(top_p=...)."
+            )
+        if not 0 < self.panel_top_p <= 1:
+            raise ConfigError(f"panel_top_p is {self.panel_top_p}, expected a value in (0, 1].")
+
+    def _validate_update(self) -> None:
+        require_plannable(self.minibatch_rows, self.microbatch_rows, self.batch_shards, self.microbatch_weighting)
+        if self.num_learners > (most := self.tasks_per_iteration * self.group_size):
+            raise ConfigError(
+                f"num_learners is {self.num_learners}, but an iteration samples at most {most} trajectories "
+                "(tasks_per_iteration times group_size); expected at least one for each learner."
+            )
+        if self.max_refills and not self.drop_zero_variance_groups:
+            raise ConfigError("max_refills is set, but nothing is left out: set drop_zero_variance_groups too.")
+        if self.max_logprob_gap is not None:
+            self._require_above(0, "max_logprob_gap")
         if self.minibatch_size is not None:
             raise ConfigError("Set minibatch_rows (turn rows over all learners), not RLlib's minibatch_size.")
-        self._validate_views()
+        if self.shuffle_batch_per_epoch:
+            raise ConfigError("Set shuffle, not RLlib's shuffle_batch_per_epoch.")
+
+    def logprob_gap_limit(self) -> float:
+        """Largest mean difference between engine and learner at which training goes on, in nats."""
+        if self.max_logprob_gap is not None:
+            return self.max_logprob_gap
+        dtypes = (self.compute_dtype or "float32", self.engine_kwargs.get("dtype", "float32"))
+        return FLOAT32_GAP if set(dtypes) == {"float32"} else LOW_PRECISION_GAP
 
     def schedules(self) -> dict[str, int]:
         """Iterations that the method's schedule needs to take effect, by the setting that says so."""

@@ -22,7 +22,7 @@ def policy_protocol(config: GRPOConfig, panel: Panel) -> dict[str, Any]:
     return {
         **panel.protocol(),
         "temperature": config.panel_temperature,
-        "top_p": config.top_p,
+        "top_p": config.panel_top_p,
         "sampling_seed": config.panel_seed,
         "max_prompt_tokens": config.max_prompt_tokens,
         "max_response_tokens": config.max_response_tokens,
@@ -96,7 +96,7 @@ class PanelPlayer:
         config = self._config
         return SampleSettings(
             env_config={**_env_config(config), "split": panel.split},
-            params=SamplingParams(config.max_response_tokens, config.panel_temperature, config.top_p),
+            params=SamplingParams(config.max_response_tokens, config.panel_temperature, config.panel_top_p),
             iteration=iteration,
             keep_trajectories=False,
             seeded=True,

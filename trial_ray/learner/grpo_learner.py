@@ -1,45 +1,47 @@
-"""The learner of every method: connectors, microbatches, the outcome loss, checkpoints, weight export."""
+"""The learner of every method: connectors, optimizer steps, checkpoints, weight export."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from ray.rllib.core import COMPONENT_OPTIMIZER, DEFAULT_MODULE_ID
+from ray.rllib.core import ALL_MODULES, COMPONENT_OPTIMIZER, DEFAULT_MODULE_ID
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.rl_module.rl_module import RLModule
+from ray.rllib.utils.metrics import NUM_MODULE_STEPS_TRAINED, NUM_MODULE_STEPS_TRAINED_LIFETIME
 from torch import nn
 
-from trial_ray.errors import CheckpointError, TrainingDivergedError
+from trial_ray.errors import CheckpointError, InfrastructureError, TrainingDivergedError
 from trial_ray.inference.weights import WeightShards, pack_weights
-from trial_ray.learner.connectors.collate_rows import CollateRows
-from trial_ray.learner.connectors.group_advantages import GroupAdvantages
+from trial_ray.learner.connectors.group_advantages import TURN_ROWS, GroupAdvantages
+from trial_ray.learner.connectors.plan_rows import UPDATE_PLAN, PlanRows
 from trial_ray.learner.connectors.prepare_rows import PrepareRows
 from trial_ray.learner.connectors.privileged_views import PrivilegedViews
 from trial_ray.learner.connectors.score_rows import ScoreRows
+from trial_ray.learner.exchange import LearnerExchange
+from trial_ray.learner.loss import MinibatchClamp, loss_terms, microbatch_loss, minibatch_clamp
 from trial_ray.learner.method import Method
-from trial_ray.learner.packing import OrdinaryBatch, Row, make_buckets
-from trial_ray.learner.turn_rows import Columns, TokenBatch, rows_of, split_columns
+from trial_ray.learner.passes import MicrobatchPasses
+from trial_ray.learner.training_groups import TrainingGroups, fetch_groups
+from trial_ray.learner.turn_rows import TokenBatch, TurnRows
+from trial_ray.learner.update_plan import Microbatch, Minibatch, UpdatePlan
+from trial_ray.learner.weighted_means import WeightedMeans, means
 from trial_ray.models.causal_lm_module import CausalLMModule
-from trial_ray.objectives.divergences import k3_divergence
-from trial_ray.objectives.losses import clipped_surrogate
+from trial_ray.rollout.trajectory import TrajectoryGroup
 
 OPTIMIZER_FILE = "optimizer.pt"
-INPUTS = ("input_ids", "position_ids", "rows", "positions", "targets")
-MAX_PADDING = 0.15
-"""A forward pass is cut into sub-batches so that hardly any row is padded by more than this share of its length."""
 
 
 class GRPOLearner(TorchLearner):
     """Clipped surrogate over turn rows with group-relative advantages, and what the config's method adds to it.
 
-    An update scores all rows once, then takes one optimizer step per minibatch. A minibatch is cut into microbatches of
-    ``microbatch_rows`` turn rows in task order; each contributes its token mean, and the mean over microbatches is what is
-    differentiated. What does not fit into one forward pass is cut further for memory's sake alone.
+    An update scores all rows once, then takes the optimizer steps that its plan (:mod:`trial_ray.learner.update_plan`)
+    lists. A minibatch is made of microbatches of ``microbatch_rows`` turn rows; each contributes its token mean, weighed
+    by its rows. With several learners each of them has all groups, scores its share of the trajectories and computes its
+    share of the microbatches; scores and gradients are added up over the learners. The gradients are exchanged here, once
+    a step, and not by torch's DDP, which would average over learners whatever each of them had to do.
     """
 
     def build(self) -> None:
@@ -48,23 +50,31 @@ class GRPOLearner(TorchLearner):
         self.method: Method = self.config.method_class(self.config)
         self.iteration = 0
         self.skipped_in_a_row = 0
+        self.exchange = LearnerExchange(self.config.num_learners, self.device)
+        self.means = WeightedMeans()
+        self.passes = MicrobatchPasses(self.policy_module, self.method, self.config, self.means)
         for piece in self.connector_pieces():
             self._learner_connector.append(piece)
 
+    def _make_modules_ddp_if_necessary(self) -> None:
+        """Leave the module as it is; see the class."""
+
     def connector_pieces(self) -> list[Any]:
-        """Pieces from trajectory groups to the train batch, in order."""
-        views = [PrivilegedViews(self.config)] if self.config.privileged_view is not None else []
+        """Pieces from trajectory groups to finished turn rows, in order."""
+        views = []
+        if self.config.privileged_view is not None:
+            views = [PrivilegedViews(self.config, self.exchange.rank, of_all_rows=self.method.needs_divergence)]
         return [
             GroupAdvantages(self.config),
+            PlanRows(self.config, lambda: self.iteration),
             *views,
-            ScoreRows(self.config),
+            ScoreRows(self.config, self.exchange),
             PrepareRows(self.method, lambda: self.iteration),
-            CollateRows(self.device),
         ]
 
     @property
     def policy_module(self) -> CausalLMModule:
-        """The trained module, whether or not it is wrapped for data parallelism."""
+        """The trained module."""
         return self.module[DEFAULT_MODULE_ID].unwrapped()
 
     def get_parameters(self, module: RLModule) -> list[nn.Parameter]:
@@ -87,139 +97,123 @@ class GRPOLearner(TorchLearner):
         if (period := self.config.teacher_sync_iterations) and (self.iteration - 1) % period == 0:
             self.policy_module.renew_teacher()
 
-    # -- the loss --------------------------------------------------------------------------------------------------
-
-    def compute_loss_for_module(
-        self, *, module_id: str, config: Any, batch: Columns, fwd_out: dict[str, torch.Tensor]
-    ) -> torch.Tensor:
-        """Loss of one microbatch: the outcome loss with the method's advantages, and the method's dense term."""
-        tokens = TokenBatch.from_columns(batch)
-        advantages = self.method.token_advantages(tokens, fwd_out["logprobs"].detach(), self.iteration)
-        outcome, surrogate = self.outcome_loss(replace(tokens, advantages=advantages), fwd_out)
-        loss, logged = self.method.add_dense(outcome, surrogate, tokens, fwd_out, self.iteration)
-        self.log_means(self.method.name, logged)
-        return loss
-
-    def outcome_loss(self, tokens: TokenBatch, fwd_out: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """L_out = L_GRPO + kl_coeff · KL − entropy_coeff · entropy, each a token mean over the microbatch.
-
-        Returns:
-            ``(outcome_loss, surrogate_loss)``, scalars; the second is L_GRPO alone, to which the clamp of Eq. 8 refers.
-        """
-        config, logprobs = self.config, fwd_out["logprobs"]
-        surrogate = clipped_surrogate(
-            logprobs,
-            tokens.old_logprobs,
-            tokens.advantages,
-            tokens.mask,
-            clip_low=config.clip_low,
-            clip_high=config.clip_high,
-            dual_clip=config.dual_clip,
-        )
-        entropy = fwd_out["entropy"].mean()
-        outcome = surrogate - config.entropy_coeff * entropy
-        ratio = (logprobs.detach() - tokens.old_logprobs).exp()
-        clipped = (ratio < 1 - config.clip_low) | (ratio > 1 + config.clip_high)
-        logged = {"surrogate_loss": surrogate, "entropy": entropy, "clip_fraction": clipped.float().mean()}
-        if tokens.reference_logprobs is not None:
-            kl = k3_divergence(logprobs, tokens.reference_logprobs, tokens.mask)
-            outcome = outcome + config.kl_coeff * kl
-            logged["kl"] = kl
-        else:
-            # Without a reference, the drift from the sampling policy is what there is to watch.
-            logged["kl"] = k3_divergence(logprobs.detach(), tokens.old_logprobs, tokens.mask)
-        self.log_means("grpo", logged)
-        return outcome, surrogate
-
-    def log_means(self, prefix: str, values: dict[str, torch.Tensor]) -> None:
-        """Log scalars under ``prefix``, averaged over the microbatches of the iteration."""
-        for name, value in values.items():
-            self.metrics.log_value((DEFAULT_MODULE_ID, prefix, name), value.detach().item(), reduce="mean")
-
     # -- the update ------------------------------------------------------------------------------------------------
 
-    def _uncompiled_update(self, batch: dict[str, Columns], **kwargs: Any) -> tuple[Any, Any, Any]:
-        """One optimizer step on one minibatch."""
+    def update(
+        self,
+        training_data: TrainingGroups | None = None,
+        *,
+        episodes: list[TrajectoryGroup] | None = None,
+        timesteps: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Train on every row of the groups, ``num_epochs`` times each.
+
+        Args:
+            training_data: references to the groups, the same for all learners.
+            episodes: the groups themselves, in place of ``training_data``.
+            timesteps: ``training_iteration``, counted from 1, and RLlib's count of environment steps for schedules.
+            kwargs: RLlib's, unused: the config says how the update is cut.
+
+        Returns:
+            The metrics.
+
+        Raises:
+            WeightSyncError: the engine sampled from another policy; nothing was trained.
+            TrainingDivergedError: gradients were not finite too many times in a row.
+            InfrastructureError: the groups were lost with the env runners that sampled them.
+        """
+        self._check_is_built()
+        self.before_gradient_based_update(timesteps=timesteps or {})
+        self._weights_seq_no += 1
+        groups, num_lost = (episodes, 0) if episodes is not None else fetch_groups(training_data, self.exchange)
+        if not groups:
+            raise InfrastructureError(f"All {num_lost} groups of the update were lost before they could be trained on.")
+        rows, plan = self._finished_rows(groups)
+        num_trained = num_skipped = 0
+        losses: list[float] = []
+        for minibatch in plan.steps:
+            num_rows = sum(len(each.rows) for each in minibatch if each.learner == self.exchange.rank)
+            loss, applied = self._optimizer_step(rows, minibatch)
+            losses.append(loss)
+            num_trained += num_rows if applied else 0
+            num_skipped += 0 if applied else num_rows
+        self._log_update(losses, {"trained": num_trained, "skipped": num_skipped}, num_lost)
+        self.after_gradient_based_update(timesteps=timesteps or {})
+        return self.metrics.reduce()
+
+    def _finished_rows(self, groups: list[TrajectoryGroup]) -> tuple[TurnRows, UpdatePlan]:
+        shared: dict[str, Any] = {}
+        self._learner_connector(
+            rl_module=self.module, batch={}, episodes=groups, shared_data=shared, metrics=self.metrics
+        )
+        return shared[TURN_ROWS], shared[UPDATE_PLAN]
+
+    def _optimizer_step(self, rows: TurnRows, minibatch: Minibatch) -> tuple[float, bool]:
+        """Add up the gradients of the minibatch over all learners and apply them.
+
+        Returns:
+            This learner's part of the loss, and whether the step was taken.
+        """
         for optimizer in self._optimizer_parameters:
             optimizer.zero_grad(set_to_none=True)
-        microbatches = list(split_columns(batch[DEFAULT_MODULE_ID], self.config.microbatch_rows))
-        losses = [
-            self._backward(microbatch, scale=1 / len(microbatches), last=index == len(microbatches) - 1)
-            for index, microbatch in enumerate(microbatches)
-        ]
-        gradients = {ref: parameter.grad for ref, parameter in self._params.items() if parameter.grad is not None}
-        if self._finite(gradients):
+        mine = [each for each in minibatch if each.learner == self.exchange.rank]
+        clamp = self._minibatch_clamp(rows, mine)
+        losses = [self.passes.backward(rows, each.rows, each.weight, self.iteration, clamp) for each in mine]
+        gradients = self._exchanged_gradients()
+        if applied := self._finite(gradients):
             self.apply_gradients(self.postprocess_gradients(gradients))
-        return {}, {DEFAULT_MODULE_ID: torch.stack(losses).mean()}, {}
+        return sum(each.weight * loss for each, loss in zip(mine, losses, strict=True)), applied
 
-    def _backward(self, microbatch: Columns, scale: float, last: bool) -> torch.Tensor:
-        """Add the gradient of ``scale`` times the microbatch's loss; return the loss.
+    def _minibatch_clamp(self, rows: TurnRows, mine: Sequence[Microbatch]) -> MinibatchClamp | None:
+        """With ``clamp_scope="minibatch"``, and where it acts, the clamp of Eq. 8 for all microbatches together.
 
-        Where the rows need several forward passes, the loss is first differentiated with respect to the log-probabilities
-        of the whole microbatch, and that gradient is then carried through one pass after the other: means and clamp see
-        the whole microbatch, so the gradient is the same as without the split.
+        The scalars of the whole minibatch must be known before the first backward pass, at the price of a forward pass.
         """
-        rows = rows_of(microbatch)
-        buckets = make_buckets(_lengths(rows), self.config.max_tokens_per_forward)
-        if len(buckets) == 1:
-            with self._gradient_sync(last):
-                loss = self._loss(microbatch, self._forward_rows(rows))
-                (scale * loss).backward()
-            return loss.detach()
-        lengths = microbatch["response_length"].cpu()
-        places = [_token_places(lengths, bucket).to(self.device) for bucket in buckets]
-        whole = self._whole_outputs(rows, buckets, places)
-        loss = self._loss(microbatch, whole)
-        (scale * loss).backward()
-        for index, (bucket, place) in enumerate(zip(buckets, places, strict=True)):
-            with self._gradient_sync(last and index == len(buckets) - 1):
-                outputs = self._forward_rows([rows[row] for row in bucket])
-                names = [name for name in outputs if whole[name].grad is not None]
-                torch.autograd.backward([outputs[name] for name in names], [whole[name].grad[place] for name in names])
-        return loss.detach()
+        if self.method.clamp_scope != "minibatch" or not self.method.clamps(self.iteration):
+            return None
+        scalars = torch.zeros(2, dtype=torch.float64)
+        for each in mine:
+            scalars += each.weight * self.passes.clamp_scalars(rows, each.rows, self.iteration)
+        self.exchange.add_up([scalars])
+        return minibatch_clamp(self.method, *scalars, self.iteration)
 
-    def _whole_outputs(
-        self, rows: list[Row], buckets: list[Any], places: list[torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        """Outputs of all rows without their graphs, as leaves that collect the loss's gradient."""
-        whole: dict[str, torch.Tensor] = {}
-        num_tokens = sum(len(row.response_ids) for row in rows)
-        with torch.no_grad():
-            for bucket, place in zip(buckets, places, strict=True):
-                for name, value in self._forward_rows([rows[row] for row in bucket]).items():
-                    whole.setdefault(name, torch.zeros(num_tokens, dtype=value.dtype, device=value.device))[place] = (
-                        value
-                    )
-        return {name: value.requires_grad_() for name, value in whole.items()}
+    def _exchanged_gradients(self) -> dict[Any, torch.Tensor]:
+        """Gradients added up over all learners; one that had nothing to compute adds zeros."""
+        if self.exchange.num_learners == 1:
+            return {ref: each.grad for ref, each in self._params.items() if each.grad is not None}
+        gradients = {
+            ref: torch.zeros_like(each) if each.grad is None else each.grad for ref, each in self._params.items()
+        }
+        self.exchange.add_up(list(gradients.values()))
+        return gradients
 
-    def _forward_rows(self, rows: list[Row]) -> dict[str, torch.Tensor]:
-        """One forward pass of the module over rows that fit into memory together; outputs ``[T]`` in row order."""
-        groups = make_buckets(_lengths(rows), self.config.max_tokens_per_forward, MAX_PADDING)
-        packed = [OrdinaryBatch.from_rows([rows[row] for row in group], self.device) for group in groups]
-        batch: dict[str, Any] = {"batches": [{name: getattr(part, name) for name in INPUTS} for part in packed]}
-        if self.method.needs_divergence:
-            hindsight = [
-                OrdinaryBatch.from_rows([rows[row].hindsight_row for row in group], self.device) for group in groups
-            ]
-            batch["hindsight_batches"] = [{name: getattr(part, name) for name in INPUTS} for part in hindsight]
-            batch["divergence"] = {"mix": self.config.jsd_mix, "temperature": self.config.jsd_temperature}
-        outputs = self.module[DEFAULT_MODULE_ID].forward_train(batch)
-        lengths = torch.tensor([len(row.response_ids) for row in rows])
-        places = torch.cat([_token_places(lengths, group) for group in groups]).to(self.device)
-        return {name: torch.empty_like(value).index_copy(0, places, value) for name, value in outputs.items()}
+    def compute_loss_for_module(
+        self, *, module_id: str, config: Any, batch: TokenBatch, fwd_out: dict[str, torch.Tensor]
+    ) -> torch.Tensor:
+        """Loss of one microbatch, shape (): the outcome loss with the method's advantages, and its dense term.
 
-    def _loss(self, microbatch: Columns, fwd_out: dict[str, torch.Tensor]) -> torch.Tensor:
-        if not torch.isfinite(fwd_out["logprobs"]).all():
-            # Goes through the backward pass like any loss, so that every learner sees it in its gradients and skips.
-            return fwd_out["logprobs"].sum() * torch.nan
-        return self.compute_losses(fwd_out={DEFAULT_MODULE_ID: fwd_out}, batch={DEFAULT_MODULE_ID: microbatch})[
-            DEFAULT_MODULE_ID
-        ]
+        Raises:
+            MethodError: a hook of the method returned something else than its interface says.
+        """
+        terms = loss_terms(self.method, config, batch, fwd_out, self.iteration)
+        return microbatch_loss(self.method, terms, self.iteration)
 
-    def _gradient_sync(self, enabled: bool) -> contextlib.AbstractContextManager[Any]:
-        """Let data-parallel learners exchange gradients only in the last backward pass of a minibatch."""
-        module = self.module[DEFAULT_MODULE_ID]
-        return module.no_sync() if self.config.num_learners > 1 and not enabled else contextlib.nullcontext()
+    def _log_update(self, losses: list[float], num_rows: dict[str, int], num_lost: int) -> None:
+        """Log what the rows came to; means are those of all learners, the same number on each."""
+        for (prefix, name), value in means(self.exchange.gather(self.means.take())).items():
+            self.metrics.log_value((DEFAULT_MODULE_ID, prefix, name), value, reduce="mean")
+        if losses:
+            total = sum(sum(each) for each in self.exchange.gather(losses)) / len(losses)
+            self.metrics.log_value((DEFAULT_MODULE_ID, self.TOTAL_LOSS_KEY), total, reduce="mean")
+        for module_id in (DEFAULT_MODULE_ID, ALL_MODULES):
+            self.metrics.log_value((module_id, NUM_MODULE_STEPS_TRAINED), num_rows["trained"], reduce="sum")
+            self.metrics.log_value(
+                (module_id, NUM_MODULE_STEPS_TRAINED_LIFETIME), num_rows["trained"], reduce="lifetime_sum"
+            )
+        counts = {"skipped": num_rows["skipped"], "lost_groups": num_lost if self.exchange.rank == 0 else 0}
+        for name, count in counts.items():
+            self.metrics.log_value((DEFAULT_MODULE_ID, "rows", name), count, reduce="sum")
 
     def _finite(self, gradients: dict[Any, torch.Tensor]) -> bool:
         """Whether all gradients are finite; counts and limits the updates that are skipped because they are not.
@@ -228,7 +222,8 @@ class GRPOLearner(TorchLearner):
         """
         finite = all(bool(torch.isfinite(gradient).all()) for gradient in gradients.values())
         self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
-        self.metrics.log_value((DEFAULT_MODULE_ID, "skipped_updates"), int(not finite), reduce="sum")
+        counted = int(not finite) if self.exchange.rank == 0 else 0
+        self.metrics.log_value((DEFAULT_MODULE_ID, "skipped_updates"), counted, reduce="sum")
         if self.skipped_in_a_row >= self.config.max_skipped_updates:
             raise TrainingDivergedError(
                 f"Gradients were not finite in {self.skipped_in_a_row} updates in a row. Lower lr, or check the rewards; "
@@ -282,14 +277,3 @@ class GRPOLearner(TorchLearner):
         for name, state in saved["optimizers"].items():
             self._named_optimizers[name].load_state_dict(state)
         self.iteration = saved["iteration"]
-
-
-def _lengths(rows: list[Row]) -> list[int]:
-    """Input tokens of each row's longest view; rows hold evidence only where the training forward scores it."""
-    return [row.length + len(row.evidence_ids) for row in rows]
-
-
-def _token_places(lengths: torch.Tensor, rows: Any) -> torch.Tensor:
-    """Places of the tokens of ``rows`` among the flat tokens of all rows, int64."""
-    starts = torch.cumsum(lengths, 0) - lengths
-    return torch.cat([torch.arange(int(starts[row]), int(starts[row] + lengths[row])) for row in rows])

@@ -2,18 +2,20 @@
 
 One loss covers them all::
 
-    L = PPO(Â) − mean_mask(c_t · log π_θ) + regularisation,        c_t detached
+    L = surrogate(Â) + clip(λ · dense) + regularisation,        dense = −mean_mask(c_t · log π_θ), c_t detached
 
-A method decides Â, c_t and the mask, the privileged view π_T sees, and the schedule.
+A method decides Â, the surrogate, c_t and the mask, the privileged view π_T sees, and the schedule.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from trial_ray.learner.turn_rows import TokenBatch, TurnRows
+from trial_ray.objectives.losses import clipped_surrogate
 from trial_ray.rollout.trajectory import TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ class Method:
     Attributes:
         name: prefix of the method's metrics.
         needs_action_spans: whether ``prepare`` wants ``TurnRows.action_mask``.
-        needs_divergence: whether ``add_dense`` wants ``fwd_out["divergence"]``, the full-vocabulary divergence of both
+        needs_divergence: whether ``dense_loss`` wants ``fwd_out["divergence"]``, the full-vocabulary divergence of both
             views, for which the training forward scores the hindsight view too; the config then holds ``jsd_mix`` and
             ``jsd_temperature``.
         config: the algorithm's config, which holds the method's settings.
@@ -45,38 +47,81 @@ class Method:
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
         """Once an iteration, on the scored rows: fix what stays the same during the update.
 
+        Every learner calls it with the same rows and must come to the same result.
+
         Args:
-            rows: K turns with both views' log-probabilities under the policy before the update; may be changed.
+            rows: K turns with both views' log-probabilities under the policy before the update. ``advantages``,
+                ``weights`` and ``mask`` may be replaced.
             groups: the groups that the rows come from, in the same order.
             iteration: counted from 1.
         """
         return {}
 
     def token_advantages(self, tokens: TokenBatch, logprobs: torch.Tensor, iteration: int) -> torch.Tensor:
-        """Â of every token of a microbatch, ``[T]``; ``logprobs [T]`` are those of the current policy, detached."""
+        """Â of every token, ``[T]``; ``logprobs [T]`` are those of the current policy, detached."""
         return tokens.advantages
 
-    def add_dense(
-        self,
-        outcome: torch.Tensor,
-        surrogate: torch.Tensor,
-        tokens: TokenBatch,
-        fwd_out: dict[str, torch.Tensor],
-        iteration: int,
-    ) -> tuple[torch.Tensor, Metrics]:
-        """The microbatch's loss: the outcome loss and the method's dense term.
+    def surrogate(self, tokens: TokenBatch, logprobs: torch.Tensor, iteration: int) -> torch.Tensor:
+        """L_GRPO of one microbatch, shape (); the token mean of the clipped surrogate.
+
+        A surrogate of another form (a ratio of whole sequences, a mean over turns) always gets whole microbatches.
 
         Args:
-            outcome: shape (), the surrogate with its regularisation.
-            surrogate: shape (), the surrogate alone.
-            tokens: the microbatch, T tokens.
+            tokens: the microbatch, with the advantages of :meth:`token_advantages`.
+            logprobs: float ``[T]``, log π_θ in nats, with their graph.
+            iteration: counted from 1.
+        """
+        config = self.config
+        return clipped_surrogate(
+            logprobs,
+            tokens.old_logprobs,
+            tokens.advantages,
+            tokens.mask,
+            clip_low=config.clip_low,
+            clip_high=config.clip_high,
+            dual_clip=config.dual_clip,
+        )
+
+    def dense_loss(
+        self, tokens: TokenBatch, fwd_out: dict[str, torch.Tensor], iteration: int
+    ) -> tuple[torch.Tensor | None, Metrics]:
+        """The dense term before its coefficient, a mean over ``tokens.mask``, shape (); ``None``: there is none.
+
+        Args:
+            tokens: T tokens of a microbatch, or of a part of one.
             fwd_out: ``logprobs [T]`` of the current policy, with their graph; ``divergence [T]`` where asked for.
             iteration: counted from 1.
 
         Returns:
-            The loss, shape (), and what to log.
+            The term, and what to log.
         """
-        return outcome, {}
+        return None, {}
+
+    def dense_coefficient(self, iteration: int) -> float:
+        """λ, the coefficient of the dense term."""
+        return 1.0
+
+    @property
+    def clamp_alpha(self) -> float | None:
+        """α of Eq. 8, which bounds λ · dense by α · |L_GRPO|; ``None`` bounds nothing."""
+        return None
+
+    @property
+    def clamp_scope(self) -> str:
+        """The rows over which that clamp is taken: ``"microbatch"`` or ``"minibatch"``."""
+        return "microbatch"
+
+    # -- what the learner asks; no method needs to change it ------------------------------------------------------------
+
+    def clamps(self, iteration: int) -> bool:
+        """Whether the scalar clamp of Eq. 8 acts in this iteration."""
+        return (
+            self.clamp_alpha is not None and math.isfinite(self.clamp_alpha) and self.dense_coefficient(iteration) > 0
+        )
+
+    def has_token_mean(self) -> bool:
+        """Whether the surrogate is known to be a mean over tokens, so that parts of a microbatch can be added up."""
+        return type(self).surrogate is Method.surrogate
 
 
 def linear_decay(initial: float, iterations: int, iteration: int) -> float:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from trial_ray.hindsight.aug import augment
 from trial_ray.models.logprobs import DEFAULT_CHUNK_TOKENS, token_logprobs
 
 _NO_TOKENS = np.empty(0, np.int32)
@@ -49,9 +50,8 @@ class Row:
 
     @property
     def hindsight_prompt_ids(self) -> np.ndarray:
-        """The prompt of the hindsight view: evidence inserted, int32 ``[P + z]``."""
-        parts = self.prompt_ids[: self.insert_at], self.evidence_ids, self.prompt_ids[self.insert_at :]
-        return np.concatenate(parts).astype(np.int32)
+        """P_k⁺ of Eq. 3, int32 ``[P + z]``."""
+        return augment(self.prompt_ids, self.insert_at, self.evidence_ids)
 
     @property
     def hindsight_row(self) -> Row:

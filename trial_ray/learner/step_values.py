@@ -40,13 +40,12 @@ def step_returns(groups: Iterable[TrajectoryGroup], reward: str, discount: float
 
 
 def step_values(groups: Iterable[TrajectoryGroup], discount: float = 0.95) -> torch.Tensor:
-    """Mean discounted success from each turn's observation on, float32 ``[K]`` in [0, 1], as GiGPO estimates it."""
+    """Mean discounted success from each turn's observation on, float64 ``[K]`` in [0, 1], as GiGPO estimates it."""
     groups = list(groups)
-    return group_means(step_returns(groups, "success", discount), anchor_ids(groups)).float()
+    return group_means(step_returns(groups, "success", discount), anchor_ids(groups))
 
 
 def _rewards(trajectory: Trajectory, reward: str) -> list[float]:
     if reward == "return":
         return [turn.reward for turn in trajectory.turns]
-    final = float(trajectory.success) if reward == "success" else trajectory.score
-    return [0.0] * (len(trajectory.turns) - 1) + [final]
+    return [0.0] * (len(trajectory.turns) - 1) + [trajectory.outcome_reward(reward)]

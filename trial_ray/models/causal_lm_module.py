@@ -76,6 +76,7 @@ class CausalLMModule(TorchRLModule):
             batch: under ``"batches"`` a list of padded batches, each with ``input_ids [B, L]``, ``position_ids [1, L]``, and
                 for its T reply tokens ``rows [T]``, ``positions [T]`` (where each token's predecessor sits) and
                 ``targets [T]``. Several short batches waste less padding than a long one.
+                Under ``"temperature"`` what divides the logits (1 if absent).
                 Under ``"hindsight_batches"``, on request, the same for the privileged view of the same tokens, with the
                 arguments of :func:`generalised_jsd` under ``"divergence"``.
             kwargs: RLlib's, unused.
@@ -89,7 +90,9 @@ class CausalLMModule(TorchRLModule):
             for index, part in enumerate(batch["batches"]):
                 hidden = _hidden_states(self.lm, part)
                 head = self.lm.get_output_embeddings()
-                logprobs, entropy = gather_logprobs(hidden, head, part["targets"], with_entropy=True)
+                logprobs, entropy = gather_logprobs(
+                    hidden, head, part["targets"], temperature=batch.get("temperature", 1.0), with_entropy=True
+                )
                 found = {"logprobs": logprobs, "entropy": entropy}
                 if "hindsight_batches" in batch:
                     teacher = self.teacher or self.lm

@@ -25,6 +25,42 @@ def group_relative_advantages(returns: Tensor, group_ids: Tensor, epsilon: float
     Raises:
         ValueError: wrong shape or dtype, NaN, a negative id, or ``epsilon`` not above 0.
     """
+    centred, deviations = _group_statistics(returns, group_ids, epsilon)
+    # Rounding leaves the mean of equal returns a little off; their deviation is exactly 0.
+    return torch.where(deviations > 0, centred / (deviations + epsilon), torch.zeros_like(centred))
+
+
+def penalised_advantages(
+    returns: Tensor, group_ids: Tensor, penalties: Tensor, trajectory_ids: Tensor, epsilon: float = 1e-6
+) -> Tensor:
+    """Advantage of each turn: Eq. 1's of its rollout, less the turn's penalty in units of the reward.
+
+    A_k = (R_i − R̄ − p_k) / (σ_R + ε). Where all returns of a group are equal there is no σ_R to measure a penalty by, and
+    A_k = −p_k.
+
+    Args:
+        returns: float ``[N]``, R_i in units of reward.
+        group_ids: integer ``[N]``, from 0; rollouts with the same id form a group.
+        penalties: float ``[K]``, p_k in units of reward.
+        trajectory_ids: integer ``[K]`` in ``[0, N)``, the rollout of each turn.
+        epsilon: ε_A, above 0.
+
+    Returns:
+        Float ``[K]`` in the dtype of ``returns``, detached.
+
+    Raises:
+        ValueError: wrong shape or dtype, NaN, an id out of range, or ``epsilon`` not above 0.
+    """
+    penalties = flat_floats("penalties", penalties).detach().to(returns.dtype)
+    turns = flat_ids("trajectory_ids", trajectory_ids, ("penalties", penalties), len(returns))
+    advantages = group_relative_advantages(returns, group_ids, epsilon)
+    _, deviations = _group_statistics(returns, group_ids, epsilon)
+    units = torch.where(deviations > 0, deviations + epsilon, torch.ones_like(deviations))
+    return advantages[turns] - penalties / units[turns]
+
+
+def _group_statistics(returns: Tensor, group_ids: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """R_i − R̄ and the unbiased deviation of its group for each rollout, the latter exactly 0 where all are equal."""
     returns = flat_floats("returns", returns).detach()
     group_ids = flat_ids("group_ids", group_ids, ("returns", returns))
     if not epsilon > 0:
@@ -35,10 +71,10 @@ def group_relative_advantages(returns: Tensor, group_ids: Tensor, epsilon: float
     size = segment_sum(torch.ones_like(returns), groups, num_groups)
     centred = returns - (segment_sum(returns, groups, num_groups) / size)[groups]
     variance = segment_sum(centred.square(), groups, num_groups) / (size - 1).clamp(min=1)
-    advantages = centred / (variance.sqrt()[groups] + epsilon)
     lowest = returns.new_zeros(num_groups).scatter_reduce(0, groups, returns, "amin", include_self=False)
     highest = returns.new_zeros(num_groups).scatter_reduce(0, groups, returns, "amax", include_self=False)
-    return torch.where((lowest == highest)[groups], torch.zeros_like(advantages), advantages)
+    deviations = torch.where(lowest == highest, torch.zeros_like(variance), variance.sqrt())
+    return centred, deviations[groups]
 
 
 def rescaled_advantages(advantages: Tensor, gap: Tensor, strength: float, clip: float = 0.2) -> Tensor:

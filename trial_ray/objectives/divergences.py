@@ -40,6 +40,38 @@ def k3_divergence(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, bo
     return masked_mean((difference.exp() - difference - 1).clamp(-bound, bound), mask)
 
 
+def engine_divergences(logprobs: Tensor, behaviour_logprobs: Tensor) -> dict[str, Tensor]:
+    """How far the policy that sampled is from the one that is trained, over the tokens sampled; nothing is clamped.
+
+    Args:
+        logprobs: float ``[T]``, the learner's log π_old of the sampled tokens, in nats.
+        behaviour_logprobs: float ``[T]``, what the engine reported for them.
+
+    Returns:
+        Scalars of shape (): ``logprob_gap`` and ``logprob_gap_max``, mean and largest absolute difference in nats;
+        ``ratio_mean`` and ``ratio_max`` of r = π_old / π_engine; ``kl``, the mean of r − 1 − log r, an unbiased estimate of
+        KL(π_engine ‖ π_old). NaN where an input is.
+
+    Raises:
+        ValueError: the shapes differ.
+    """
+    if logprobs.ndim != 1 or logprobs.shape != behaviour_logprobs.shape:
+        raise ValueError(
+            f"logprobs and behaviour_logprobs must be flat and of one length; got {list(logprobs.shape)} and "
+            f"{list(behaviour_logprobs.shape)}"
+        )
+    difference = (logprobs - behaviour_logprobs).detach()
+    ratio = difference.exp()
+    return {
+        "logprob_gap": difference.abs().mean(),
+        "logprob_gap_max": difference.abs().max(),
+        "ratio_mean": ratio.mean(),
+        "ratio_max": ratio.max(),
+        # expm1 keeps what a difference of rounding size would lose.
+        "kl": (torch.expm1(difference) - difference).mean(),
+    }
+
+
 def generalised_jsd(logits: Tensor, teacher_logits: Tensor, mix: float = 0.5, temperature: float = 1.0) -> Tensor:
     """Generalised Jensen-Shannon divergence of each position: β KL(T ‖ M) + (1 − β) KL(S ‖ M), M = β T + (1 − β) S.
 

@@ -155,6 +155,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             errors=[trajectory.error or "" for trajectory in group.trajectories if trajectory.failed],
             num_survivors=len(survivors),
             num_rows=sum(len(trajectory.turns) for trajectory in survivors),
+            zero_variance=not group.has_variance(self.config.reward),
         )
 
     def _log(self, groups: Sequence[TrajectoryGroup]) -> None:

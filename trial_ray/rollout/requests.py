@@ -58,6 +58,7 @@ class GroupSample:
         errors: what ended the failed ones.
         num_survivors: rollouts that can be trained on.
         num_rows: turns of the survivors.
+        zero_variance: whether all survivors earned the same reward, so that outcome advantages are zero.
     """
 
     request: GroupRequest
@@ -66,9 +67,4 @@ class GroupSample:
     errors: list[str]
     num_survivors: int
     num_rows: int
-
-    @property
-    def zero_variance(self) -> bool:
-        """Whether all surviving rollouts ended alike, so that outcome advantages are zero."""
-        outcomes = {(episode.success, episode.score) for episode in self.episodes if not episode.failed}
-        return len(outcomes) <= 1
+    zero_variance: bool

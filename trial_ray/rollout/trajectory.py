@@ -70,6 +70,10 @@ class Trajectory:
         """Undiscounted sum of the environment's rewards."""
         return float(sum(turn.reward for turn in self.turns))
 
+    def outcome_reward(self, reward: str) -> float:
+        """The unscaled R_i of Eq. 1: ``"success"`` (0 or 1), ``"score"``, or ``"return"``."""
+        return {"success": float(self.success), "score": self.score, "return": self.episode_return}[reward]
+
     @property
     def failed(self) -> bool:
         """Whether an infrastructure error ended the rollout."""
@@ -78,7 +82,7 @@ class Trajectory:
 
 @dataclass(slots=True)
 class TrajectoryGroup:
-    """The G rollouts of one task instance (same game or goal, same initial state); never split over learners."""
+    """The G rollouts of one task instance (same game or goal, same initial state)."""
 
     task_id: str
     trajectories: list[Trajectory]
@@ -86,6 +90,10 @@ class TrajectoryGroup:
     def __len__(self) -> int:
         """Environment steps in the group (RLlib counts sampled steps by ``len``)."""
         return sum(len(trajectory.turns) for trajectory in self.trajectories)
+
+    def has_variance(self, reward: str) -> bool:
+        """Whether the survivors earned different rewards; ``reward`` as in :meth:`Trajectory.outcome_reward`."""
+        return len({trajectory.outcome_reward(reward) for trajectory in self.survivors}) > 1
 
     @property
     def survivors(self) -> list[Trajectory]:

@@ -24,7 +24,7 @@ class StepGroups(Method):
         anchors = anchor_ids(groups)
         returns = config.reward_scale * step_returns(groups, config.reward, config.step_discount)
         advantages = step_advantages(returns, anchors)
-        rows.advantages = rows.advantages + config.step_coeff * advantages.float()
+        rows.advantages = rows.advantages + config.step_coeff * advantages
         # A turn shares its anchor where its group has more than one member.
         shared = anchors.bincount()[anchors] > 1
         return {"step_advantage_std": advantages.std(correction=0), "shared_anchor_fraction": shared.float().mean()}

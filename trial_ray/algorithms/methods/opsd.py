@@ -37,21 +37,16 @@ class SelfDistillation(Method):
         """0 for every token."""
         return torch.zeros_like(tokens.advantages)
 
-    def add_dense(
-        self,
-        outcome: torch.Tensor,
-        surrogate: torch.Tensor,
-        tokens: TokenBatch,
-        fwd_out: dict[str, torch.Tensor],
-        iteration: int,
+    def dense_loss(
+        self, tokens: TokenBatch, fwd_out: dict[str, torch.Tensor], iteration: int
     ) -> tuple[torch.Tensor, Metrics]:
-        """Regularisation + divergence, a token mean."""
+        """The divergence, a token mean."""
         if self.config.divergence == "jsd":
             dense = masked_mean(fwd_out["divergence"], tokens.mask)
         else:
             logprobs = fwd_out["logprobs"]
             dense = weighted_likelihood_loss(logprobs, tokens.hindsight_logprobs - logprobs.detach(), tokens.mask)
-        return outcome + dense, {"dense_loss": dense}
+        return dense, {"dense_loss": dense}
 
 
 class OPSDConfig(GRPOConfig):

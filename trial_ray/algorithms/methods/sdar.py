@@ -11,6 +11,7 @@ from trial_ray.algorithms.grpo_config import GRPOConfig
 from trial_ray.learner.method import Method, Metrics
 from trial_ray.learner.turn_rows import TokenBatch
 from trial_ray.objectives.losses import weighted_likelihood_loss
+from trial_ray.objectives.segments import masked_mean
 
 
 class GatedLikelihood(Method):
@@ -18,23 +19,22 @@ class GatedLikelihood(Method):
 
     name = "sdar"
 
-    def add_dense(
-        self,
-        outcome: torch.Tensor,
-        surrogate: torch.Tensor,
-        tokens: TokenBatch,
-        fwd_out: dict[str, torch.Tensor],
-        iteration: int,
+    def dense_coefficient(self, iteration: int) -> float:
+        """μ."""
+        return self.config.distillation_coeff
+
+    def dense_loss(
+        self, tokens: TokenBatch, fwd_out: dict[str, torch.Tensor], iteration: int
     ) -> tuple[torch.Tensor, Metrics]:
-        """Outcome loss − mean of c_t log π_θ."""
+        """−mean of the gate times log π_θ."""
         logprobs = fwd_out["logprobs"]
         gap = tokens.hindsight_logprobs - logprobs.detach()
         gate = torch.sigmoid(self.config.gate_slope * gap)
         dense = weighted_likelihood_loss(logprobs, gate, tokens.mask)
-        return outcome + self.config.distillation_coeff * dense, {
+        return dense, {
             "dense_loss": dense,
-            "gate_mean": gate.mean(),
-            "gap_mean": gap.mean(),
+            "gate_mean": masked_mean(gate, tokens.mask),
+            "gap_mean": masked_mean(gap, tokens.mask),
         }
 
 

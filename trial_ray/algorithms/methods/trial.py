@@ -16,11 +16,14 @@ from trial_ray.learner.method import Method, Metrics
 from trial_ray.learner.step_values import step_values
 from trial_ray.learner.turn_rows import TokenBatch, TurnRows
 from trial_ray.objectives.allocation import hindsight_gap, relative_weights, turn_scores
-from trial_ray.objectives.losses import clamp_saturated, dense_hindsight_loss, joint_loss
+from trial_ray.objectives.losses import dense_hindsight_loss
 from trial_ray.rollout.trajectory import TrajectoryGroup
 
 if TYPE_CHECKING:
     from typing import Self
+
+
+CLAMP_SCOPES = ("microbatch", "minibatch")
 
 
 class TrajectoryRelative(Method):
@@ -33,8 +36,8 @@ class TrajectoryRelative(Method):
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
         """Give every turn its weight w_k (Eq. 4 to Eq. 6)."""
-        gap = hindsight_gap(rows.hindsight_logprobs.cpu(), rows.logprobs.cpu(), self.config.gap_clip)
-        scores, counts = turn_scores(gap, torch.ones_like(gap, dtype=torch.bool), rows.turn_ids, len(rows))
+        gap = hindsight_gap(rows.hindsight_logprobs, rows.logprobs, self.config.gap_clip)
+        scores, counts = turn_scores(gap, rows.mask, rows.turn_ids, len(rows))
         valued = scores * step_values(groups) if self.config.value_weighting else scores
         rows.weights = self.allocate(valued, counts, rows.trajectory_ids, iteration)
         return {
@@ -49,24 +52,28 @@ class TrajectoryRelative(Method):
         """Turn weights ``[K]`` from turn scores ``[K]``: Eq. 6."""
         return relative_weights(scores, counts, trajectory_ids)
 
-    def add_dense(
-        self,
-        outcome: torch.Tensor,
-        surrogate: torch.Tensor,
-        tokens: TokenBatch,
-        fwd_out: dict[str, torch.Tensor],
-        iteration: int,
+    @property
+    def clamp_alpha(self) -> float:
+        """α."""
+        return self.config.clamp_alpha
+
+    @property
+    def clamp_scope(self) -> str:
+        """As configured."""
+        return self.config.clamp_scope
+
+    def dense_coefficient(self, iteration: int) -> float:
+        """λ: 0 before its first iteration."""
+        return self.config.hindsight_coeff if iteration >= self.config.hindsight_start_iteration else 0.0
+
+    def dense_loss(
+        self, tokens: TokenBatch, fwd_out: dict[str, torch.Tensor], iteration: int
     ) -> tuple[torch.Tensor, Metrics]:
-        """Joint loss of one microbatch (Eq. 7, Eq. 8)."""
-        config, logprobs = self.config, fwd_out["logprobs"]
-        coefficient = config.hindsight_coeff if iteration >= config.hindsight_start_iteration else 0.0
-        gap = hindsight_gap(tokens.hindsight_logprobs, logprobs, config.gap_clip)
+        """L_dense (Eq. 7) with the gap Δ^θ of the current policy."""
+        logprobs = fwd_out["logprobs"]
+        gap = hindsight_gap(tokens.hindsight_logprobs, logprobs, self.config.gap_clip)
         dense = dense_hindsight_loss(logprobs, gap, tokens.weights, tokens.mask)
-        return joint_loss(outcome, surrogate, dense, coefficient, config.clamp_alpha), {
-            "dense_loss": dense,
-            "clamp_saturated_fraction": clamp_saturated(surrogate, dense, coefficient, config.clamp_alpha).float(),
-            "hindsight_coeff": torch.tensor(coefficient),
-        }
+        return dense, {"dense_loss": dense, "hindsight_coeff": torch.tensor(self.dense_coefficient(iteration))}
 
 
 class TRIALConfig(GRPOConfig):
@@ -80,6 +87,7 @@ class TRIALConfig(GRPOConfig):
         self.hindsight_coeff = 0.01
         self.hindsight_start_iteration = 25
         self.clamp_alpha = 1.0
+        self.clamp_scope = "microbatch"
         self.gap_clip = 2.0
         self.value_weighting = False
 
@@ -89,6 +97,7 @@ class TRIALConfig(GRPOConfig):
         hindsight_coeff: float = NotProvided,
         hindsight_start_iteration: int = NotProvided,
         clamp_alpha: float = NotProvided,
+        clamp_scope: str = NotProvided,
         gap_clip: float = NotProvided,
         value_weighting: bool = NotProvided,
         **kwargs: Any,
@@ -99,6 +108,8 @@ class TRIALConfig(GRPOConfig):
             hindsight_coeff: λ, the weight of the dense hindsight loss once it is active (Eq. 8).
             hindsight_start_iteration: first iteration (counted from 1) at which λ applies; 0 before.
             clamp_alpha: α, the bound of the dense contribution relative to the GRPO loss (Eq. 8).
+            clamp_scope: the rows whose scalars the clamp of Eq. 8 compares: each ``"microbatch"`` by itself (the paper), or
+                the whole ``"minibatch"``, at the price of one more forward pass while λ is above 0.
             gap_clip: c, the elementwise bound on the log-probability gap, in nats (Eq. 4).
             value_weighting: multiply turn scores by step values, so that of two turns with the same gap the one from
                 which more rollouts succeeded weighs more (not in the paper; see ``learner.step_values``).
@@ -109,6 +120,7 @@ class TRIALConfig(GRPOConfig):
             hindsight_coeff=hindsight_coeff,
             hindsight_start_iteration=hindsight_start_iteration,
             clamp_alpha=clamp_alpha,
+            clamp_scope=clamp_scope,
             gap_clip=gap_clip,
             value_weighting=value_weighting,
         )
@@ -119,6 +131,7 @@ class TRIALConfig(GRPOConfig):
         self._require_at_least(0, "hindsight_coeff", "clamp_alpha")
         self._require_at_least(1, "hindsight_start_iteration")
         self._require_above(0, "gap_clip")
+        self._require_one_of("clamp_scope", CLAMP_SCOPES)
         self._require_view()
 
     def schedules(self) -> dict[str, int]:

@@ -1,1 +1,1 @@
-"""Learner connector pieces: group advantages → hindsight views → scores → padded rows."""
+"""Learner connector pieces: group advantages → plan → privileged views → scores → what the method fixes."""

@@ -8,8 +8,8 @@ import torch
 from ray.rllib.connectors.connector_v2 import ConnectorV2
 
 from trial_ray.learner.turn_rows import TurnRows
-from trial_ray.objectives.advantages import group_relative_advantages
-from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
+from trial_ray.objectives.advantages import group_relative_advantages, penalised_advantages
+from trial_ray.rollout.trajectory import TrajectoryGroup
 
 if TYPE_CHECKING:
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -37,24 +37,16 @@ def group_turn_rows(groups: list[TrajectoryGroup], config: AlgorithmConfig) -> T
     """Turn rows of ``groups`` with advantages; see :class:`GroupAdvantages`."""
     survivors = [(index, trajectory) for index, group in enumerate(groups) for trajectory in group.survivors]
     turns = [turn for _, trajectory in survivors for turn in trajectory.turns]
-    turns_per_trajectory = torch.tensor([len(trajectory.turns) for _, trajectory in survivors])
+    turns_per_trajectory = torch.tensor([len(trajectory.turns) for _, trajectory in survivors], dtype=torch.int64)
     trajectory_ids = torch.repeat_interleave(torch.arange(len(survivors)), turns_per_trajectory)
-    group_ids = torch.tensor([index for index, _ in survivors])
-    returns = torch.tensor([training_return(trajectory, config) for _, trajectory in survivors], dtype=torch.float64)
-    penalties = torch.tensor([0.0 if turn.valid else config.invalid_action_penalty for turn in turns])
+    group_ids = torch.tensor([index for index, _ in survivors], dtype=torch.int64)
+    rewards = [config.reward_scale * trajectory.outcome_reward(config.reward) for _, trajectory in survivors]
+    returns = torch.tensor(rewards, dtype=torch.float64)
+    charges = [0.0 if turn.valid else config.invalid_action_penalty for turn in turns]
+    penalties = torch.tensor(charges, dtype=torch.float64)
     if config.advantage_statistics == "rows":
         row_returns = returns[trajectory_ids] - penalties
         advantages = group_relative_advantages(row_returns, group_ids[trajectory_ids], config.advantage_epsilon)
     else:
-        advantages = group_relative_advantages(returns, group_ids, config.advantage_epsilon)[trajectory_ids] - penalties
-    return TurnRows(turns, trajectory_ids, advantages.float())
-
-
-def training_return(trajectory: Trajectory, config: AlgorithmConfig) -> float:
-    """R_i: the chosen reward of a rollout at the training scale."""
-    values = {
-        "success": float(trajectory.success),
-        "score": trajectory.score,
-        "return": trajectory.episode_return,
-    }
-    return config.reward_scale * values[config.reward]
+        advantages = penalised_advantages(returns, group_ids, penalties, trajectory_ids, config.advantage_epsilon)
+    return TurnRows(turns, trajectory_ids, advantages)

@@ -10,9 +10,11 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
+from trial_ray.errors import MethodError
 from trial_ray.learner.action_spans import action_mask
 from trial_ray.learner.connectors.group_advantages import TURN_ROWS
 from trial_ray.learner.method import Method
+from trial_ray.learner.turn_rows import TurnRows
 from trial_ray.rollout.trajectory import TrajectoryGroup
 
 
@@ -34,13 +36,29 @@ class PrepareRows(ConnectorV2):
         metrics: MetricsLogger,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Fill what the method needs of the rows in ``shared_data``; log its metrics."""
+        """Fill what the method needs of the rows in ``shared_data``; log its metrics.
+
+        Raises:
+            MethodError: the method gave the rows a field of the wrong shape.
+        """
         rows = shared_data[TURN_ROWS]
         if self.method.needs_action_spans:
             tokenizer = rl_module[DEFAULT_MODULE_ID].unwrapped().tokenizer
             replies = [turn.response_ids for turn in rows.turns]
             rows.action_mask = action_mask(replies, tokenizer, self.method.config.prompt_style)
-        rows.keep_evidence = self.method.needs_divergence
-        for name, value in self.method.prepare(rows, episodes, self.iteration()).items():
+        logged = self.method.prepare(rows, episodes, self.iteration())
+        _require_fields(self.method, rows)
+        for name, value in logged.items():
             metrics.log_value((DEFAULT_MODULE_ID, self.method.name, name), value.item(), reduce="mean")
         return batch
+
+
+def _require_fields(method: Method, rows: TurnRows) -> None:
+    """Refuse what would be taken for another turn's or token's value."""
+    num_tokens = int(rows.lengths.sum())
+    for name, size in (("advantages", len(rows)), ("weights", len(rows)), ("mask", num_tokens)):
+        values = getattr(rows, name)
+        if values is not None and values.shape != (size,):
+            raise MethodError(
+                f"{type(method).__name__}.prepare must leave rows.{name} with shape [{size}]; found {list(values.shape)}."
+            )

@@ -1,0 +1,77 @@
+"""Data-parallel learners are one learner: the same weights after an update, every row trained once."""
+
+from __future__ import annotations
+
+import pytest
+import ray
+import torch
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core.learner.learner_group import LearnerGroup
+
+from trial_ray.algorithms import TRIALConfig
+from trial_ray.learner.training_groups import TrainingGroups
+from trial_ray.models.tiny import save_tiny_model
+from trial_ray.rollout.env_runner import TextEnvRunner
+
+pytestmark = pytest.mark.actors
+
+TOLERANCES = {"float32": 1e-6, "float64": 1e-12}
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory) -> str:
+    return str(save_tiny_model(tmp_path_factory.mktemp("model") / "nano", "nano"))
+
+
+@pytest.fixture(scope="module")
+def groups():
+    """Fewer groups than the most learners, and trajectories of 1 to 7 turns."""
+    from synthetic_groups import synthetic_groups
+
+    return synthetic_groups(vocab_size=400, num_groups=2, group_size=5, most_turns=7, seed=11)
+
+
+def updated(model_path: str, groups, num_learners: int, dtype: str) -> tuple[torch.Tensor, list[dict]]:
+    """All weights after one update, the same on every learner, and each learner's metrics."""
+    config = (
+        TRIALConfig()
+        .environment("trial/ALFWorld-v0")
+        .policy(model_path=model_path, model_dtype=dtype)
+        .training(
+            lr=1e-3, minibatch_rows=10, microbatch_rows=8, kl_coeff=0.01, entropy_coeff=0.001, max_logprob_gap=100.0,
+            hindsight_coeff=0.3, hindsight_start_iteration=1, clamp_scope="minibatch", max_tokens_per_forward=400,
+        )
+        .learners(num_learners=num_learners, num_cpus_per_learner=0.5)
+    )  # fmt: skip
+    spec = config.get_multi_rl_module_spec(spaces=TextEnvRunner.get_spaces(None))
+    learners = LearnerGroup(config=config, module_spec=spec)
+    try:
+        results = learners.update(
+            training_data=TrainingGroups(episodes_refs=[ray.put([group]) for group in groups]),
+            timesteps={"training_iteration": 1},
+        )
+        # A nested function travels by value; this module is not known to the actors.
+        def all_weights(learner):
+            weights = [tensor.reshape(-1).double() for _, tensor in learner.policy_module.named_weights()]
+            return torch.cat(weights).cpu()
+
+        weights = [each.get() for each in learners.foreach_learner(all_weights)]
+    finally:
+        learners.shutdown()
+    assert all(torch.equal(each, weights[0]) for each in weights)
+    return weights[0], [each[DEFAULT_MODULE_ID] for each in results]
+
+
+@pytest.mark.parametrize(("num_learners", "dtype"), [(3, "float64"), (2, "float32")])
+def test_several_learners_come_to_the_weights_of_one(num_learners, dtype, ray_session, model_path, groups):
+    alone, _ = updated(model_path, groups, 0, dtype)
+    together, metrics = updated(model_path, groups, num_learners, dtype)
+    error = ((together - alone).norm() / alone.norm()).item()
+    print(f"{num_learners} learners, {dtype}: relative difference of the weights {error:.1e}")  # shown by pytest -rP
+    assert error < TOLERANCES[dtype]
+    num_rows = sum(len(trajectory.turns) for group in groups for trajectory in group.survivors)
+    trained = [int(each["num_module_steps_trained"]) for each in metrics]
+    assert sum(trained) == num_rows
+    # A minibatch of 10 rows has two microbatches: the third learner has none and takes part with nothing.
+    assert sorted(count > 0 for count in trained) == [False] * (num_learners - 2) + [True, True]
+    assert len({float(each["trial"]["dense_loss"]) for each in metrics}) == 1

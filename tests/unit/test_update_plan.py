@@ -1,0 +1,125 @@
+"""The plan of an update: every row once an epoch, the same cuts whoever computes them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trial_ray.errors import ConfigError
+from trial_ray.learner.update_plan import plan_update
+
+trajectories = st.lists(st.lists(st.integers(1, 900), min_size=1, max_size=12), max_size=20)
+settings = st.fixed_dictionaries(
+    {
+        "minibatch_rows": st.integers(8, 64),
+        "microbatch_rows": st.integers(1, 8),
+        "batch_shards": st.integers(1, 9),
+        "num_epochs": st.integers(1, 2),
+        "shuffle_seed": st.none() | st.tuples(st.integers(0, 9), st.integers(1, 9)),
+    }
+)
+
+
+def rows_of(minibatch) -> list[int]:
+    return [row for microbatch in minibatch for row in microbatch.rows.tolist()]
+
+
+@given(trajectories, settings, st.integers(1, 9))
+def test_every_row_is_trained_once_an_epoch_and_scored_once_by_whole_trajectories(lengths, options, num_learners):
+    plan = plan_update(lengths, num_learners=num_learners, **options)
+    num_rows = sum(map(len, lengths))
+    trained = [row for minibatch in plan.steps for row in rows_of(minibatch)]
+    assert sorted(trained) == sorted(list(range(num_rows)) * options["num_epochs"])
+    per_epoch = len(plan.steps) // options["num_epochs"]
+    for epoch in range(options["num_epochs"]):
+        steps = plan.steps[epoch * per_epoch : (epoch + 1) * per_epoch]
+        assert sorted(row for step in steps for row in rows_of(step)) == list(range(num_rows))
+    owner = np.full(num_rows, -1)
+    for learner, rows in enumerate(plan.scoring):
+        assert (owner[rows] == -1).all()
+        owner[rows] = learner
+    start = 0
+    for turns in lengths:
+        assert len(set(owner[start : start + len(turns)])) == 1
+        assert owner[start] >= 0
+        start += len(turns)
+
+
+@given(trajectories, settings, st.integers(2, 9))
+def test_minibatches_and_microbatches_do_not_depend_on_the_number_of_learners(lengths, options, num_learners):
+    one, many = (plan_update(lengths, num_learners=number, **options) for number in (1, num_learners))
+    for alone, shared in zip(one.steps, many.steps, strict=True):
+        assert [each.rows.tolist() for each in alone] == [each.rows.tolist() for each in shared]
+        assert [each.weight for each in alone] == [each.weight for each in shared]
+
+
+@given(trajectories, settings)
+def test_sizes_are_as_even_as_whole_rows_allow(lengths, options):
+    plan = plan_update(lengths, **options)
+    sizes = [len(rows_of(minibatch)) for minibatch in plan.steps]
+    assert not sizes or (max(sizes) <= options["minibatch_rows"] and max(sizes) - min(sizes) <= 1)
+    for minibatch in plan.steps:
+        pieces = [len(each.rows) for each in minibatch]
+        assert max(pieces) <= options["microbatch_rows"]
+        assert max(pieces) - min(pieces) <= 1
+        assert sum(each.weight for each in minibatch) == pytest.approx(1)
+        for each in minibatch:
+            assert each.weight == pytest.approx(len(each.rows) / sum(pieces))
+
+
+def test_a_minibatch_takes_a_slice_of_every_shard_as_the_published_ranks_did():
+    # 1,024 rows in 8 shards of 128; minibatches of 256 rows take 32 of each, which are the microbatches.
+    plan = plan_update([[100] * 16] * 64, minibatch_rows=256, microbatch_rows=32)
+    assert len(plan.steps) == 4
+    for step, minibatch in enumerate(plan.steps):
+        expected = [list(range(128 * shard + 32 * step, 128 * shard + 32 * step + 32)) for shard in range(8)]
+        assert [each.rows.tolist() for each in minibatch] == expected
+
+
+def test_microbatches_are_shared_out_by_their_tokens():
+    # One trajectory of long prompts, one of short ones: by rows each learner would get half of them.
+    plan = plan_update([[900] * 4, [100] * 12], minibatch_rows=16, microbatch_rows=2, num_learners=2, batch_shards=1)
+    (minibatch,) = plan.steps
+    tokens = [900] * 4 + [100] * 12
+    load = [sum(tokens[row] for each in minibatch if each.learner == number for row in each.rows) for number in (0, 1)]
+    assert load == [2400, 2400]
+
+
+def test_a_learner_may_be_left_without_work():
+    plan = plan_update([[10, 10], [10]], minibatch_rows=4, microbatch_rows=4, num_learners=3)
+    assert {each.learner for each in plan.steps[0]} == {0}
+    assert sum(len(rows) > 0 for rows in plan.scoring) == 2
+
+
+def test_equal_weighting_is_the_published_rule():
+    plan = plan_update([[1] * 45], minibatch_rows=64, microbatch_rows=32, weighting="equal")
+    assert [each.weight for each in plan.steps[0]] == [0.5, 0.5]
+    assert [len(each.rows) for each in plan.steps[0]] == [23, 22]
+
+
+def test_shuffling_follows_its_seed_and_changes_with_the_epoch():
+    plans = [
+        plan_update([[1] * 40], minibatch_rows=20, microbatch_rows=20, num_epochs=2, shuffle_seed=(seed, 1))
+        for seed in (0, 0, 1)
+    ]
+    cuts = [[rows_of(minibatch) for minibatch in plan.steps] for plan in plans]
+    assert cuts[0] == cuts[1] != cuts[2]
+    assert cuts[0][:2] != cuts[0][2:]
+    assert cuts[0][0] != list(range(20))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"minibatch_rows": 4, "microbatch_rows": 8}, "minibatch_rows is 4, below microbatch_rows, which is 8"),
+        ({"minibatch_rows": 0}, "minibatch_rows is 0.*at least 1"),
+        ({"batch_shards": 0}, "batch_shards is 0.*at least 1"),
+        ({"num_learners": 0}, "num_learners is 0.*at least 1"),
+        ({"weighting": "tokens"}, "microbatch_weighting is 'tokens'.*'rows' or 'equal'"),
+    ],
+)
+def test_what_no_plan_can_follow_is_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        plan_update([[1]], **{"minibatch_rows": 8, "microbatch_rows": 8, **options})

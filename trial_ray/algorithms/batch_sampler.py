@@ -1,0 +1,151 @@
+"""Samples the groups of rollouts of an iteration: redraws what was lost, refills what is not worth training on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from trial_ray.algorithms.task_sampler import TaskSampler
+from trial_ray.errors import InfrastructureError
+from trial_ray.inference.protocol import SamplingParams
+from trial_ray.rollout.episode import derive_seed
+from trial_ray.rollout.requests import GroupRequest, GroupSample, SampleSettings
+from trial_ray.rollout.workers import Batch, RolloutWorkers
+
+if TYPE_CHECKING:
+    from trial_ray.algorithms.grpo_config import GRPOConfig
+
+MIN_SURVIVORS = 2
+
+
+@dataclass(slots=True)
+class SampledBatch:
+    """The groups of one iteration. Rows sampled = rows of ``kept`` + rows of ``left_out`` + ``redrawn_rows``.
+
+    Attributes:
+        kept: groups to train on, in task order.
+        left_out: groups of which too few rollouts survived, or that were left out for having no variance.
+        redrawn_rows: turn rows of groups that were drawn again because too few of their rollouts survived.
+        num_refilled: tasks that were drawn in place of groups without variance.
+    """
+
+    kept: list[GroupSample] = field(default_factory=list)
+    left_out: list[GroupSample] = field(default_factory=list)
+    redrawn_rows: int = 0
+    num_refilled: int = 0
+
+    @property
+    def reason(self) -> str:
+        """Why groups were left out, for a person to read."""
+        few = sum(sample.num_survivors < MIN_SURVIVORS for sample in self.left_out)
+        same = len(self.left_out) - few
+        return f"in {same} groups every rollout earned the same reward, of {few} fewer than {MIN_SURVIVORS} rollouts survived"
+
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """Counts of groups and of turn rows."""
+        groups = [*self.kept, *self.left_out]
+        return {
+            "groups": {
+                "num_trained": len(self.kept),
+                "num_dropped": len(self.left_out),
+                "num_refilled": self.num_refilled,
+                "num_empty_iterations": int(not self.kept),
+            },
+            "rows": {
+                "sampled": sum(sample.num_rows for sample in groups) + self.redrawn_rows,
+                "given_to_learners": sum(sample.num_rows for sample in self.kept),
+                "left_out": sum(sample.num_rows for sample in self.left_out),
+                "redrawn": self.redrawn_rows,
+            },
+        }
+
+
+class BatchSampler:
+    """Plays the tasks of an iteration.
+
+    Args:
+        config: how many tasks and rollouts, and how they are sampled.
+        tasks: where tasks come from.
+        workers: the env runners.
+        on_metrics: takes the runners' metrics of each call.
+    """
+
+    def __init__(
+        self,
+        config: GRPOConfig,
+        tasks: TaskSampler,
+        workers: RolloutWorkers,
+        on_metrics: Callable[[list[dict[str, Any]]], None],
+    ) -> None:
+        self._config = config
+        self._tasks = tasks
+        self._workers = workers
+        self._on_metrics = on_metrics
+
+    def sample(self, iteration: int) -> SampledBatch:
+        """Play ``tasks_per_iteration`` tasks, and further ones in place of groups without variance where that is asked for.
+
+        Args:
+            iteration: counted from 1.
+
+        Raises:
+            InfrastructureError: no group survived.
+        """
+        config, batch = self._config, SampledBatch()
+        for refill in range(1 + config.max_refills):
+            missing = config.tasks_per_iteration - len(batch.kept)
+            if not missing:
+                break
+            batch.num_refilled += missing if refill else 0
+            samples = self._play_tasks(missing, iteration, batch)
+            alive = [sample for sample in samples if sample.num_survivors >= MIN_SURVIVORS]
+            if not alive and not refill:
+                raise InfrastructureError(_no_survivors(iteration, samples))
+            for sample in samples:
+                dropped = config.drop_zero_variance_groups and sample.zero_variance
+                (batch.kept if sample in alive and not dropped else batch.left_out).append(sample)
+            if not config.drop_zero_variance_groups:
+                break
+        return batch
+
+    def _play_tasks(self, num_tasks: int, iteration: int, batch: SampledBatch) -> list[GroupSample]:
+        """Play new tasks; a group of which too few rollouts survived is drawn again."""
+        config = self._config
+        settings = SampleSettings(
+            env_config=dict(config.env_config),
+            params=SamplingParams(config.max_response_tokens, config.temperature),
+            iteration=iteration,
+            keep_trajectories=True,
+            seeded=config.seeded_sampling,
+        )
+        requests = self._tasks.draw(num_tasks, config.group_size)
+        samples: dict[int, GroupSample] = {}
+        for attempt in range(1 + config.max_group_redraws):
+            missing = [
+                replace(request, seed=derive_seed(request.seed, "redraw", attempt)) if attempt else request
+                for request in requests
+                if request.index not in samples or samples[request.index].num_survivors < MIN_SURVIVORS
+            ]
+            if not missing:
+                break
+            if attempt:
+                self._workers.repair()
+            for sample in self._play(missing, settings):
+                if (before := samples.get(sample.request.index)) is not None:
+                    batch.redrawn_rows += before.num_rows
+                samples[sample.request.index] = sample
+        return [samples[index] for index in sorted(samples)]
+
+    def _play(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> list[GroupSample]:
+        batches: list[Batch] = self._workers.sample_groups(requests, settings)
+        if batches:
+            self._on_metrics([metrics for _, metrics in batches])
+        return [sample for samples, _ in batches for sample in samples]
+
+
+def _no_survivors(iteration: int, samples: Sequence[GroupSample]) -> str:
+    errors = sorted({error for sample in samples for error in sample.errors})
+    return f"No group of rollouts survived iteration {iteration}" + (
+        f"; the first error was: {errors[0]}" if errors else ": no env runner answered."
+    )

@@ -1,0 +1,132 @@
+"""The loss of a microbatch: surrogate and regularisation, which all methods share, and the method's dense term."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from trial_ray.errors import MethodError
+from trial_ray.learner.method import Method, Metrics
+from trial_ray.learner.turn_rows import TokenBatch
+from trial_ray.objectives.divergences import k3_divergence
+from trial_ray.objectives.losses import clamp_saturated, joint_loss
+from trial_ray.objectives.segments import masked_mean
+
+if TYPE_CHECKING:
+    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+
+
+@dataclass(slots=True)
+class LossTerms:
+    """What the loss is put together from, each of shape ().
+
+    Attributes:
+        outcome: L_out, the surrogate with its regularisation.
+        surrogate: L_GRPO alone, to which the clamp of Eq. 8 refers.
+        dense: the method's dense term before its coefficient, or ``None``.
+        logged: scalars by prefix and name.
+    """
+
+    outcome: torch.Tensor
+    surrogate: torch.Tensor
+    dense: torch.Tensor | None
+    logged: dict[str, Metrics] = field(default_factory=dict)
+
+
+def loss_terms(
+    method: Method, config: AlgorithmConfig, tokens: TokenBatch, fwd_out: dict[str, torch.Tensor], iteration: int
+) -> LossTerms:
+    """Terms of a microbatch's loss, or of a part of one.
+
+    L_out = L_GRPO + kl_coeff · KL − entropy_coeff · entropy, each a mean over ``tokens.mask``.
+
+    Raises:
+        MethodError: the method returned something else than its interface says.
+    """
+    logprobs = fwd_out["logprobs"]
+    advantages = method.token_advantages(tokens, logprobs.detach(), iteration)
+    _require_shape(method, "token_advantages", advantages, logprobs.shape)
+    tokens = replace(tokens, advantages=advantages)
+    surrogate = method.surrogate(tokens, logprobs, iteration)
+    _require_shape(method, "surrogate", surrogate, torch.Size())
+    entropy = masked_mean(fwd_out["entropy"], tokens.mask)
+    outcome = surrogate - config.entropy_coeff * entropy
+    if tokens.reference_logprobs is not None:
+        kl = k3_divergence(logprobs, tokens.reference_logprobs, tokens.mask)
+        outcome = outcome + config.kl_coeff * kl
+    else:
+        # Without a reference, the drift from the sampling policy is what there is to watch.
+        kl = k3_divergence(logprobs.detach(), tokens.old_logprobs, tokens.mask)
+    ratio = (logprobs.detach() - tokens.old_logprobs).exp()
+    clipped = ((ratio < 1 - config.clip_low) | (ratio > 1 + config.clip_high)).to(logprobs.dtype)
+    shared = {
+        "surrogate_loss": surrogate,
+        "entropy": entropy,
+        "clip_fraction": masked_mean(clipped, tokens.mask),
+        "kl": kl,
+    }
+    dense, own = method.dense_loss(tokens, fwd_out, iteration)
+    if dense is not None:
+        _require_shape(method, "dense_loss", dense, torch.Size())
+    return LossTerms(outcome, surrogate, dense, {"grpo": shared, method.name: own} if own else {"grpo": shared})
+
+
+@dataclass(frozen=True, slots=True)
+class MinibatchClamp:
+    """The clamp of Eq. 8 where it is taken over a whole minibatch.
+
+    Attributes:
+        saturated: whether it takes the dense gradient.
+        contribution: what it then leaves of the dense term's value.
+    """
+
+    saturated: bool
+    contribution: float
+
+
+def minibatch_clamp(method: Method, surrogate: torch.Tensor, dense: torch.Tensor, iteration: int) -> MinibatchClamp:
+    """The clamp of a minibatch from its two scalars, L_GRPO and L_dense, each of shape ()."""
+    coefficient, alpha = method.dense_coefficient(iteration), method.clamp_alpha
+    if not bool(surrogate.isfinite() & dense.isfinite()):
+        # The backward passes meet the same numbers, and the step is skipped.
+        return MinibatchClamp(False, 0.0)
+    bound = alpha * surrogate.abs()
+    saturated = bool(clamp_saturated(surrogate, dense, coefficient, alpha))
+    return MinibatchClamp(saturated, (coefficient * dense).clamp(-bound, bound).item())
+
+
+def microbatch_loss(
+    method: Method, terms: LossTerms, iteration: int, clamp: MinibatchClamp | None = None
+) -> torch.Tensor:
+    """L = L_out + clip_b(λ · dense), with b = α · |L_GRPO| (Eq. 8), shape ().
+
+    Whether the clamp took the dense gradient is added to ``terms.logged``.
+
+    Args:
+        method: whose λ and α.
+        terms: of the microbatch; where nothing is clamped on these rows alone, of any part of it.
+        iteration: counted from 1.
+        clamp: that of the whole minibatch; ``None`` clamps these rows by themselves.
+    """
+    if terms.dense is None:
+        return terms.outcome
+    coefficient, alpha = method.dense_coefficient(iteration), method.clamp_alpha
+    if alpha is None:
+        return terms.outcome + coefficient * terms.dense
+    if clamp is not None:
+        terms.logged.setdefault(method.name, {})["clamp_saturated_fraction"] = torch.tensor(float(clamp.saturated))
+        return terms.outcome + (clamp.contribution if clamp.saturated else coefficient * terms.dense)
+    saturated = clamp_saturated(terms.surrogate, terms.dense, coefficient, alpha)
+    terms.logged.setdefault(method.name, {})["clamp_saturated_fraction"] = saturated.float()
+    return joint_loss(terms.outcome, terms.surrogate, terms.dense, coefficient, alpha)
+
+
+def _require_shape(method: Method, hook: str, found: object, expected: torch.Size) -> None:
+    if not isinstance(found, torch.Tensor) or found.shape != expected:
+        described = f"shape {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+        raise MethodError(
+            f"{type(method).__name__}.{hook} must return a tensor of shape {list(expected)}; found {described}. "
+            "trial_ray/learner/method.py describes each hook."
+        )
