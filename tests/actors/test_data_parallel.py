@@ -50,6 +50,7 @@ def updated(model_path: str, groups, num_learners: int, dtype: str) -> tuple[tor
             training_data=TrainingGroups(episodes_refs=[ray.put([group]) for group in groups]),
             timesteps={"training_iteration": 1},
         )
+
         # A nested function travels by value; this module is not known to the actors.
         def all_weights(learner):
             weights = [tensor.reshape(-1).double() for _, tensor in learner.policy_module.named_weights()]

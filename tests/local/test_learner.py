@@ -13,7 +13,6 @@ from trial_ray.errors import CheckpointError, TrainingDivergedError
 from trial_ray.learner.grpo_learner import GRPOLearner
 from trial_ray.models.tiny import save_tiny_model
 
-
 # No engine sampled the groups of these tests, so nothing can be said of its log-probabilities.
 SETTINGS = {
     "lr": 1e-2,

@@ -14,6 +14,8 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from synthetic_groups import synthetic_groups
 
 from trial_ray.algorithms import GRPOConfig
+from trial_ray.errors import MethodError
+from trial_ray.learner.connectors.group_advantages import group_turn_rows
 from trial_ray.learner.grpo_learner import GRPOLearner
 from trial_ray.models.tiny import save_tiny_model
 from trial_ray.models.tokenizer import build_tokenizer
@@ -247,25 +249,79 @@ def test_opsd_distils_from_the_lagged_teacher_where_there_is_one(model_path, gro
 # --- a method of the user's own
 
 
+EXAMPLES = dict(re.findall(r"```python title=\"(\w+)\.py\"\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL))
+
+
+def method_file(folder: Path, name: str, source: str) -> Path:
+    file = folder / f"{name}_of_this_test.py"
+    file.write_text(source)
+    return file
+
+
 @pytest.fixture
 def own_method(tmp_path):
-    """The example of docs/methods.md as a file."""
-    (source,) = re.findall(r"```python title=\"(?:\w+)\.py\"\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    file = tmp_path / "my_method_of_this_test.py"
-    file.write_text(source)
-    yield file
+    """The first example of docs/methods.md as a file."""
+    yield method_file(tmp_path, "my_method", EXAMPLES["confirmation"])
     sys.modules.pop("trial_ray_method_my_method_of_this_test", None)
 
 
-def test_the_documented_example_of_an_own_method_trains(own_method, model_path, groups):
+def own_learner(file: Path, model_path: str, **training) -> GRPOLearner:
     base = new_config("trial").environment("trial/ALFWorld-v0").policy(model_path=model_path)
-    config = with_method(base.training(**settings_of("grpo")), str(own_method))
+    config = with_method(base.training(**settings_of("grpo", **training)), str(file))
     config.validate()
-    assert method_of(config) == str(own_method)
-    learner = build_learner(config)
+    return build_learner(config)
+
+
+def test_the_documented_example_of_an_own_method_trains(own_method, model_path, groups):
+    learner = own_learner(own_method, model_path)
+    assert method_of(learner.config) == str(own_method)
     assert moved(learner, groups)
     results = update(learner, groups, iteration=2)
     assert results[learner.method.name]
+
+
+def test_an_own_surrogate_and_an_own_mask_are_what_is_trained_with(tmp_path, model_path, groups):
+    """On the first minibatch every ratio is 1, so the loss is minus the mean over replies of their advantages."""
+    file = method_file(tmp_path, "sequence_ratio", EXAMPLES["sequence_ratio"])
+    everything = {"microbatch_rows": 256, "invalid_action_penalty": 0.0}
+    learner = own_learner(file, model_path, **everything)
+    results = update(learner, groups)
+    advantages = group_turn_rows(groups, learner.config).advantages
+    assert float(results["grpo"]["surrogate_loss"]) == pytest.approx(-advantages.mean().item(), abs=1e-6)
+    replies = [len(turn.response_ids) for group in groups for each in group.survivors for turn in each.turns]
+    assert float(results["sequence_ratio"]["masked_fraction"]) == pytest.approx(len(replies) / sum(replies))
+    # A mean over replies is no sum of the parts' means: a split for memory must still give the same gradient.
+    found = []
+    for tokens in (100_000, 60):
+        learner = own_learner(file, model_path, max_tokens_per_forward=tokens, grad_clip=None, **everything)
+        learner.apply_gradients = lambda each, found=found: found.append(
+            torch.cat([v.reshape(-1) for v in each.values()])
+        )
+        update(learner, groups)
+    torch.testing.assert_close(*found, atol=1e-6 * found[0].abs().max().item(), rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "return losses.sum() / (counts > 0).sum().clamp(min=1)",
+            "return losses",
+            r"surrogate must.*shape \[\].*found shape \[\d",
+        ),
+        ("return losses.sum() / (counts > 0).sum().clamp(min=1)", "return 0.5", r"surrogate must.*found float"),
+        ("rows.mask.index_fill(0, last, False)", "rows.mask[:-1]", r"rows.mask with shape \[\d+\]; found \[\d+\]"),
+    ],
+)
+def test_a_hook_that_returns_the_wrong_shape_is_refused(old, new, message, tmp_path, model_path, groups):
+    assert old in EXAMPLES["sequence_ratio"]
+    file = method_file(tmp_path, "wrong_shape", EXAMPLES["sequence_ratio"].replace(old, new))
+    learner = own_learner(file, model_path)
+    before = weights(learner)
+    with pytest.raises(MethodError, match=message):
+        update(learner, groups)
+    assert torch.equal(before, weights(learner))
+    sys.modules.pop("trial_ray_method_wrong_shape_of_this_test", None)
 
 
 def test_an_own_method_travels_by_value_to_where_its_file_is_not(own_method, model_path):

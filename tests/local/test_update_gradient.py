@@ -51,7 +51,9 @@ def gradients(learner, groups, iteration: int = 30) -> dict[str, torch.Tensor]:
     """The gradient that the learner would apply in its only step."""
     names = {id(parameter): name for name, parameter in learner.policy_module.lm.named_parameters()}
     found = {}
-    learner.apply_gradients = lambda each: found.update({names[id(ref_)]: value.clone() for ref_, value in each.items()})
+    learner.apply_gradients = lambda each: found.update(
+        {names[id(ref_)]: value.clone() for ref_, value in each.items()}
+    )
     learner.update(episodes=list(groups), timesteps={"training_iteration": iteration})
     return found
 
@@ -107,9 +109,8 @@ def loop_gradients(learner, groups, temperature, coefficient, microbatch_rows=7)
     lm.zero_grad()
     turns = records(lm, learner.policy_module.tokenizer, groups, temperature)
     pieces = -(-len(turns) // microbatch_rows)
-    bounds = [len(turns) * piece // pieces for piece in range(pieces + 1)]
-    # The first cuts get the longer pieces.
-    sizes = sorted((after - before for before, after in zip(bounds, bounds[1:], strict=False)), reverse=True)
+    # As even as whole rows allow, the longer ones first.
+    sizes = [len(turns) // pieces + (piece < len(turns) % pieces) for piece in range(pieces)]
     assert len(set(sizes)) > 1, "the tail must be shorter, or its weight is not tested"
     saturated, total, start = set(), 0.0, 0
     for size in sizes:

@@ -37,11 +37,42 @@ def valid_config() -> TRIALConfig:
         ({"reward": "money"}, "reward is 'money'"),
         ({"minibatch_rows": 0}, "minibatch_rows is 0"),
         ({"minibatch_size": 8}, "minibatch_rows"),
+        ({"shuffle_batch_per_epoch": True}, "Set shuffle"),
+        ({"minibatch_rows": 16}, "minibatch_rows is 16, below microbatch_rows, which is 32"),
+        ({"batch_shards": 0}, "batch_shards is 0"),
+        ({"microbatch_weighting": "tokens"}, "microbatch_weighting is 'tokens'"),
+        ({"clamp_scope": "batch"}, "clamp_scope is 'batch'.*'microbatch', 'minibatch'"),
+        ({"max_refills": 2}, "set drop_zero_variance_groups too"),
+        ({"max_logprob_gap": 0.0}, "max_logprob_gap is 0.0.*above 0"),
+        ({"max_logprob_gap": float("nan")}, "max_logprob_gap is nan"),
     ],
 )
 def test_values_out_of_range_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         valid_config().training(**settings).validate()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "message"),
+    [
+        ({"temperature": 0.0}, "temperature is 0.0, expected a finite value above 0: greedy"),
+        ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"temperature": float("inf")}, "temperature is inf"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"top_p": 0.9}, "top_p is 0.9, expected 1: .*no correction"),
+    ],
+)
+def test_training_on_another_distribution_than_the_sampled_one_is_refused(sampling, message):
+    with pytest.raises(ConfigError, match=message):
+        valid_config().rollouts(**sampling).validate()
+    valid_config().panel(temperature=0.0, top_p=0.9).validate()
+
+
+def test_more_learners_than_trajectories_are_refused():
+    config = valid_config().training(group_size=2, tasks_per_iteration=2).learners(num_learners=5)
+    with pytest.raises(ConfigError, match=r"num_learners is 5.*at most 4 trajectories.*at least one for each learner"):
+        config.validate()
+    config.learners(num_learners=4).validate()
 
 
 @pytest.mark.parametrize(

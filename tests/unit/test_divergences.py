@@ -14,7 +14,7 @@ from scipy.special import rel_entr, softmax
 from torch import nn
 
 from trial_ray.models.logprobs import gather_divergence
-from trial_ray.objectives.divergences import generalised_jsd
+from trial_ray.objectives.divergences import engine_divergences, generalised_jsd
 
 logit = st.floats(-8, 8, allow_subnormal=False)
 pairs = st.integers(2, 6).flatmap(lambda size: st.tuples(*[st.lists(logit, min_size=size, max_size=size)] * 2))
@@ -149,3 +149,25 @@ def test_no_token_leaves_parameters_in_the_graph():
     value.sum().backward()
     assert value.shape == (0,)
     assert torch.equal(head.weight.grad, torch.zeros_like(head.weight))
+
+
+def test_divergences_from_the_engine_are_raw():
+    """By the definitions, token by token; a difference of 30 nats is not clamped away."""
+    learner, engine = [-1.0, -2.5, -0.1, -31.0], [-1.1, -2.0, -0.1, -1.0]
+    differences = [a - b for a, b in zip(learner, engine, strict=True)]
+    found = engine_divergences(*(torch.tensor(each, dtype=torch.float64) for each in (learner, engine)))
+    expected = {
+        "logprob_gap": sum(map(abs, differences)) / 4,
+        "logprob_gap_max": 30.0,
+        "ratio_mean": sum(map(math.exp, differences)) / 4,
+        "ratio_max": math.exp(0.1),
+        "kl": sum(math.exp(d) - 1 - d for d in differences) / 4,
+    }
+    assert {name: value.item() for name, value in found.items()} == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_divergence_from_the_engine_that_is_not_a_number_stays_one():
+    found = engine_divergences(torch.tensor([-1.0, float("nan")]), torch.tensor([-1.0, -1.0]))
+    assert all(value.isnan() for value in found.values())
+    with pytest.raises(ValueError, match="of one length"):
+        engine_divergences(torch.zeros(2), torch.zeros(3))

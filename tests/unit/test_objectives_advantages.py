@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trial_ray.objectives.advantages import group_relative_advantages
+from trial_ray.objectives.advantages import group_relative_advantages, penalised_advantages
 
 groups = st.lists(
     st.lists(st.sampled_from([0.0, 10.0, 0.1, 7.25, -0.1]), min_size=1, max_size=8), min_size=1, max_size=5
@@ -79,3 +79,34 @@ def test_wrong_arguments_are_named(returns, ids, name):
 def test_epsilon_must_be_above_zero():
     with pytest.raises(ValueError, match="epsilon"):
         group_relative_advantages(torch.zeros(2), torch.zeros(2).long(), epsilon=0.0)
+
+
+def test_a_penalty_is_in_units_of_the_reward():
+    """Rewards 10 and 0 deviate by √50: 0.1 of reward is 0.1/√50 of advantage, whatever the rollout earned."""
+    returns, groups = torch.tensor([10.0, 0.0]), torch.zeros(2, dtype=torch.long)
+    penalties, turns = torch.tensor([0.0, 0.1, 0.1]), torch.tensor([0, 0, 1])
+    result = penalised_advantages(returns, groups, penalties, turns)
+    half = 5 / math.sqrt(50)
+    assert result.tolist() == pytest.approx([half, half - 0.1 / math.sqrt(50), -half - 0.1 / math.sqrt(50)], rel=1e-5)
+    # The unit goes with the reward: ten times the reward and the penalty leave the advantages as they are.
+    scaled = penalised_advantages(10 * returns, groups, 10 * penalties, turns)
+    assert torch.allclose(scaled, result, rtol=1e-5)
+
+
+def test_without_variance_there_is_no_unit_and_the_penalty_stands_as_it_is():
+    returns, groups = torch.tensor([10.0, 10.0, 3.0]), torch.tensor([0, 0, 1])
+    result = penalised_advantages(returns, groups, torch.tensor([0.1, 0.0, 0.2]), torch.tensor([0, 1, 2]))
+    assert result.tolist() == pytest.approx([-0.1, 0.0, -0.2])
+
+
+@pytest.mark.parametrize(
+    ("penalties", "turns", "message"),
+    [
+        (torch.tensor([0.1]), torch.tensor([2]), r"trajectory_ids must be in \[0, 2\)"),
+        (torch.tensor([0.1, 0.1]), torch.tensor([0]), "trajectory_ids must be as long as penalties"),
+        (torch.tensor([float("nan")]), torch.tensor([0]), "penalties holds NaN"),
+    ],
+)
+def test_penalties_that_fit_no_rollout_are_refused(penalties, turns, message):
+    with pytest.raises(ValueError, match=message):
+        penalised_advantages(torch.tensor([1.0, 0.0]), torch.zeros(2, dtype=torch.long), penalties, turns)

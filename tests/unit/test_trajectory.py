@@ -1,0 +1,37 @@
+"""A group's variance is that of the reward that its advantages are made of."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from synthetic_groups import synthetic_groups
+
+from trial_ray.algorithms import GRPOConfig
+from trial_ray.learner.connectors.group_advantages import group_turn_rows
+
+
+@pytest.mark.parametrize("differing", ["success", "score", "return", None])
+@pytest.mark.parametrize("reward", ["success", "score", "return"])
+def test_variance_is_that_of_the_chosen_reward(reward, differing):
+    (group,) = synthetic_groups(vocab_size=400, num_groups=1, group_size=3)
+    for place, trajectory in enumerate(group.trajectories):
+        trajectory.success = differing == "success" and place == 0
+        trajectory.score = 0.5 if differing == "score" and place == 0 else 0.25
+        rewards = [1.0 if differing == "return" and place == 0 else 0.0, *[0.0] * (len(trajectory.turns) - 1)]
+        trajectory.turns = [
+            dataclasses.replace(turn, reward=value, valid=True)
+            for turn, value in zip(trajectory.turns, rewards, strict=True)
+        ]
+    assert group.has_variance(reward) == (reward == differing)
+    advantages = group_turn_rows([group], GRPOConfig().training(reward=reward)).advantages
+    assert bool(advantages.any()) == (reward == differing)
+
+
+def test_failed_rollouts_do_not_make_a_variance():
+    (group,) = synthetic_groups(vocab_size=400, num_groups=1, group_size=3)
+    for trajectory, success in zip(group.trajectories, (True, True, False), strict=True):
+        trajectory.success = success
+    assert group.has_variance("success")
+    group.trajectories[2].ended = "failed"
+    assert not group.has_variance("success")
