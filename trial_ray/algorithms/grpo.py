@@ -177,11 +177,11 @@ class GRPO(Algorithm):
     def _select(self, samples: list[GroupSample]) -> list[GroupSample]:
         """Groups to train on: enough survivors, on request some variance, and as many for each learner."""
         alive = [sample for sample in samples if sample.num_survivors >= MIN_SURVIVORS]
+        causes = [error for sample in samples for error in sample.errors] + self.workers.take_losses()
         if not alive:
-            errors = sorted({error for sample in samples for error in sample.errors})
             raise InfrastructureError(
                 f"No group of rollouts survived iteration {self.iteration + 1}"
-                + (f"; the first error was: {errors[0]}" if errors else ": no env runner answered.")
+                + (f"; the first error was: {causes[0]}" if causes else ": no env runner was left to play them.")
             )
         if self.config.drop_zero_variance_groups:
             alive = [sample for sample in alive if not sample.zero_variance]

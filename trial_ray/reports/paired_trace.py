@@ -18,6 +18,7 @@ from trial_ray.inference.stop_tokens import stop_token_ids
 from trial_ray.models.causal_lm_module import load_causal_lm, load_tokenizer
 from trial_ray.reports.allocation import Trace, trace_trajectories
 from trial_ray.rollout.episode import EpisodePlayer
+from trial_ray.rollout.guarded_env import GuardedEnv
 from trial_ray.rollout.prompts import PromptBuilder
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def trace_game(model: Path, task_id: str, env: gymnasium.Env, config: TRIALConfi
     async def generate(prompt_ids: np.ndarray, params: SamplingParams) -> Completion:
         return decode(lm, stop_ids, prompt_ids, params)
 
-    trajectory = asyncio.run(player.play(env, task_id, 0, 0, generate))
+    trajectory = asyncio.run(player.play(GuardedEnv(lambda: env, str(config.env)), task_id, 0, 0, generate))
     if trajectory.failed:
         raise InfrastructureError(f"The game could not be played: {trajectory.error}")
     (trace,) = trace_trajectories(lm, tokenizer, [trajectory], config)

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import gymnasium
 import numpy as np
 import ray
 from gymnasium.spaces import Text
@@ -30,6 +29,7 @@ from trial_ray.evaluation.results import EpisodeResult
 from trial_ray.inference.client import EngineClient
 from trial_ray.inference.protocol import Completion, SamplingParams
 from trial_ray.rollout.episode import EpisodePlayer, derive_seed
+from trial_ray.rollout.guarded_env import GuardedEnv
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.rollout.requests import GroupRequest, GroupSample, SampleSettings
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
@@ -55,7 +55,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         self._tokenizer: Any = None
         self._prompts: PromptBuilder | None = None
         self._client: EngineClient | None = None
-        self._free_envs: dict[str, list[gymnasium.Env]] = {}
+        self._free_envs: dict[str, list[GuardedEnv]] = {}
         self._num_batches = 0
 
     # -- sampling --------------------------------------------------------------------------------------------------
@@ -117,17 +117,20 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             )
         return EpisodePlayer(self._prompts, self._decode, settings.params, settings.seeded)
 
-    def take_env(self, env_config: dict[str, Any]) -> gymnasium.Env:
+    def take_env(self, env_config: dict[str, Any]) -> GuardedEnv:
         """A free environment with these arguments; give it back with :meth:`return_env`."""
         free = self._free_envs.setdefault(_key(env_config), [])
         if free:
             return free.pop()
         context = EnvContext(env_config, worker_index=self.worker_index or 0, num_workers=self.num_workers or 0)
-        return self._env_creator(context)
+        return GuardedEnv(lambda: self._env_creator(context), str(self.config.env))
 
-    def return_env(self, env_config: dict[str, Any], env: gymnasium.Env) -> None:
-        """Keep an environment for the next episode."""
-        self._free_envs[_key(env_config)].append(env)
+    def return_env(self, env_config: dict[str, Any], env: GuardedEnv) -> None:
+        """Keep an environment for the next episode, or close one that went wrong."""
+        if env.faulty:
+            env.close()
+        else:
+            self._free_envs[_key(env_config)].append(env)
 
     @property
     def client(self) -> EngineClient:
