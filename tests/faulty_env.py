@@ -5,10 +5,21 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import gymnasium
+import numpy as np
 from gymnasium.spaces import Text
 
 ENV_ID = "tests/Counting-v0"
 TURNS = 3
+VALUES = {
+    "nan": float("nan"),
+    "inf": float("inf"),
+    "None": None,
+    "5": 5,
+    "bytes": b"x",
+    "list": [1],
+    "array": np.zeros((2, 2)),
+}
+"""What ``fault`` may put in place of a value, by the word for it; other words stand for themselves."""
 
 
 class CountingEnv(gymnasium.Env):
@@ -80,9 +91,7 @@ class CountingEnv(gymnasium.Env):
         where, found, value = self.fault.partition("=")
         if not (self.spoilt and found and where.startswith(method)):
             return answer
-        value = {"nan": float("nan"), "inf": float("inf"), "None": None, "5": 5, "bytes": b"x", "list": [1]}.get(
-            value, value
-        )
+        value = VALUES.get(value, value)
         where = where.removeprefix(method)
         if not where:
             return value

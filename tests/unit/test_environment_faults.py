@@ -56,6 +56,7 @@ def test_an_environment_that_keeps_the_contract_plays_to_its_end():
         ("step=list", "turn 2", "5 values"),
         ("step[0]=None", "turn 2", "observation None (NoneType); expected a str"),
         ("step[1]=high", "turn 2", "reward 'high' (str); expected a finite number"),
+        ("step[1]=array", "turn 2", "reward array([[0., 0.], [0., 0.]]) (ndarray); expected a finite number"),
         ("step[1]=nan", "turn 2", "reward nan (float); expected a finite number"),
         ("step[1]=inf", "turn 2", "reward inf (float); expected a finite number"),
         ("step[2]=5", "turn 2", "terminated 5 (int); expected a bool"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -107,13 +107,20 @@ class GuardedEnv:
 
     def _call(self, place: str, call: Callable[[], Any], read: Callable[[Any], Any] = lambda answer: answer) -> Any:
         try:
-            return read(call())
+            answer = call()
         except Exception as error:
-            self.faulty = True
-            told = f"{self._env_id}, task {self._task_id!r}, {place}: {_first_line(error)}"
-            # The message that travels to the driver has one line; whoever mends the environment needs the others.
-            logger.warning(told, exc_info=error)
-            raise EnvironmentFaultError(told) from error
+            raise self._fault(place, _first_line(error), error) from error
+        try:
+            return read(answer)
+        except _ContractError as error:
+            raise self._fault(place, str(error), error) from error
+
+    def _fault(self, place: str, cause: str, error: Exception) -> EnvironmentFaultError:
+        self.faulty = True
+        told = f"{self._env_id}, task {self._task_id!r}, {place}: {cause}"
+        # The message that travels to the driver has one line; whoever mends the environment needs the traceback.
+        logger.warning(told, exc_info=error)
+        return EnvironmentFaultError(told)
 
 
 class _ContractError(TypeError):
@@ -143,7 +150,7 @@ def _read_walkthrough(answer: Any) -> tuple[str, ...]:
 
 def _situation(observation: Any, info: Any, **more: Any) -> Situation:
     _require("observation", observation, "a str", isinstance(observation, str))
-    _require("info", info, "a dict", isinstance(info, Mapping))
+    _require("info", info, "a dict", isinstance(info, dict))
     if missing := [key for key in KEYS if key not in info]:
         raise _ContractError(f"info without {', '.join(map(repr, missing))}; expected the keys {', '.join(KEYS)}")
     task, family, actions, won, score = (info[key] for key in KEYS)
@@ -161,10 +168,7 @@ def _situation(observation: Any, info: Any, **more: Any) -> Situation:
 
 def _parts(method: str, answer: Any, names: tuple[str, ...]) -> tuple[Any, ...]:
     if not isinstance(answer, tuple | list) or len(answer) != len(names):
-        raise _ContractError(
-            f"{method}() returned {answer!r:.200} ({type(answer).__name__}); expected {len(names)} values: "
-            f"{', '.join(names)}"
-        )
+        raise _ContractError(f"{method}() gave {_shown(answer)}; expected {len(names)} values: {', '.join(names)}")
     return tuple(answer)
 
 
@@ -173,23 +177,21 @@ def _truth(name: str, value: Any) -> bool:
 
 
 def _texts(name: str, value: Any) -> Sequence[str]:
-    """``value`` as it is, where it is a list or tuple of strings."""
-    alike = isinstance(value, Sequence) and not isinstance(value, str) and _all_texts(value)
-    return _require(name, value, "a list of str", alike)
-
-
-def _all_texts(values: Iterable[Any]) -> bool:
-    return all(isinstance(value, str) for value in values)
+    texts = isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
+    return _require(name, value, "a list of str", texts)
 
 
 def _require(name: str, value: Any, expected: str, kept: bool) -> Any:
     if not kept:
-        raise _ContractError(f"{name} {value!r:.200} ({type(value).__name__}); expected {expected}")
+        raise _ContractError(f"{name} {_shown(value)}; expected {expected}")
     return value
+
+
+def _shown(value: Any) -> str:
+    """On one line, since arrays print on several."""
+    return f"{' '.join(repr(value).split()):.200} ({type(value).__name__})"
 
 
 def _first_line(error: Exception) -> str:
     lines = str(error).splitlines()
-    if isinstance(error, _ContractError):
-        return lines[0]
     return f"{type(error).__name__}: {lines[0]:.300}" if lines else type(error).__name__
