@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Text
 
-ENV_ID = "tests/Counting-v0"
+ENV_ID = "mine/Counting-v0"
 TURNS = 3
 VALUES = {
     "nan": float("nan"),
@@ -32,7 +37,8 @@ class CountingEnv(gymnasium.Env):
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
-    num_episodes: ClassVar[int] = 0
+    episodes: ClassVar[Counter[int]] = Counter()
+    """Episodes begun, by process."""
 
     def __init__(self, split: str = "train", fault: str = "", faulty_episode: int = 0) -> None:
         if fault == "creation_raises":
@@ -53,8 +59,8 @@ class CountingEnv(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        type(self).num_episodes += 1
-        self.spoilt = self.faulty_episode in (0, type(self).num_episodes)
+        self.episodes[os.getpid()] += 1
+        self.spoilt = self.faulty_episode in (0, self.episodes[os.getpid()])
         self.turn, self.task = 0, options["task"]
         answer = ("You count: 0.", self._info())
         if self.spoilt and self.fault == "reset_raises":
@@ -105,3 +111,20 @@ class CountingEnv(gymnasium.Env):
         else:
             info[where[1:]] = value
         return (*answer[:-1], info)
+
+
+@contextmanager
+def registered() -> Iterator[None]:
+    """The environment under its id, as a user makes it known to Gymnasium (on the driver) and to Ray (on actors)."""
+    from ray import cloudpickle
+    from ray.tune.registry import register_env
+
+    # Actors cannot import modules of the tests.
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    gymnasium.register(ENV_ID, entry_point=CountingEnv)
+    register_env(ENV_ID, lambda context: CountingEnv(**context))
+    try:
+        yield
+    finally:
+        del gymnasium.registry[ENV_ID]
+        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])

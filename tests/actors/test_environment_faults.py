@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import logging
 
-import gymnasium
 import numpy as np
 import pytest
-from faulty_env import ENV_ID, CountingEnv
-from ray.tune.registry import register_env
+from faulty_env import ENV_ID, registered
 
 from trial_ray.algorithms.grpo_config import GRPOConfig
 from trial_ray.errors import InfrastructureError
 from trial_ray.models.tiny import save_tiny_model
 
 pytestmark = [pytest.mark.actors, pytest.mark.usefixtures("ray_session")]
-FAULT = "EnvironmentFaultError: tests/Counting-v0, task 'o?[a-z]+', turn 2: KeyError: 'position'"
+FAULT = rf"EnvironmentFaultError: {ENV_ID}, task '\w+', turn 2: KeyError: 'position'"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def environment(ray_session):
-    gymnasium.register(ENV_ID, entry_point=CountingEnv)
-    register_env(ENV_ID, lambda context: CountingEnv(**context))
-    yield
-    del gymnasium.registry[ENV_ID]
+    with registered():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -97,34 +93,31 @@ def test_an_episode_of_the_panel_that_failed_once_is_told_and_played_again(model
 
 
 def test_an_error_of_the_runner_itself_reaches_the_driver_as_it_is(model_path):
+    def spoil(runner) -> None:
+        def player(settings):
+            raise ZeroDivisionError("a bug of ours")
+
+        runner.player = player
+
     algo = config_of(model_path).build_algo()
     try:
-        algo.env_runner_group.foreach_env_runner(spoil_runner, local_env_runner=False)
+        algo.env_runner_group.foreach_env_runner(spoil, local_env_runner=False)
         with pytest.raises(ZeroDivisionError, match="a bug of ours"):
             algo.train()
     finally:
         algo.stop()
 
 
-def spoil_runner(runner) -> None:
-    def player(settings):
-        raise ZeroDivisionError("a bug of ours")
-
-    runner.player = player
-
-
 def test_the_loss_of_every_runner_is_named(model_path):
-    algo = config_of(model_path).env_runners(num_env_runners=1).fault_tolerance(restart_failed_env_runners=False)
-    algo = algo.build_algo()
+    def die_when_asked(runner) -> None:
+        import os
+
+        runner.player = lambda settings: os._exit(1)
+
+    algo = config_of(model_path).fault_tolerance(restart_failed_env_runners=False).build_algo()
     try:
-        algo.env_runner_group.foreach_env_runner(kill_when_asked, local_env_runner=False)
+        algo.env_runner_group.foreach_env_runner(die_when_asked, local_env_runner=False)
         with pytest.raises(InfrastructureError, match="the first error was: env runner 1 died: "):
             algo.train()
     finally:
         algo.stop()
-
-
-def kill_when_asked(runner) -> None:
-    import os
-
-    runner.player = lambda settings: os._exit(1)

@@ -12,6 +12,7 @@ from trial_ray.evaluation.results import EpisodeResult, EvaluationResult
 from trial_ray.inference.protocol import SamplingParams
 from trial_ray.rollout.episode import derive_seed
 from trial_ray.rollout.requests import GroupRequest, SampleSettings
+from trial_ray.rollout.templates import describe_template
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.grpo_config import GRPOConfig
@@ -22,8 +23,10 @@ logger = logging.getLogger(__name__)
 
 def policy_protocol(config: GRPOConfig, panel: Panel) -> dict[str, Any]:
     """Everything but the policy that decides the result of playing ``panel`` with ``config``."""
+    template = config.prompt_template
     return {
         **panel.protocol(),
+        **({} if template is None else {"prompt_template": describe_template(template)}),
         "temperature": config.panel_temperature,
         "top_p": config.top_p,
         "sampling_seed": config.panel_seed,

@@ -44,13 +44,7 @@ def trace_game(model: Path, task_id: str, env: gymnasium.Env, config: TRIALConfi
         InfrastructureError: the environment failed.
     """
     lm, tokenizer = load_causal_lm(str(model), config.model_dtype), load_tokenizer(str(model))
-    prompts = PromptBuilder(
-        tokenizer,
-        str(config.env),
-        max_prompt_tokens=config.max_prompt_tokens,
-        history_window=config.history_window,
-        style=config.prompt_style,
-    )
+    prompts = PromptBuilder.from_config(tokenizer, config)
     greedy = SamplingParams(config.max_response_tokens, temperature=0.0)
     player = EpisodePlayer(prompts, lambda ids: tokenizer.decode(ids, skip_special_tokens=True), greedy, seeded=False)
     stop_ids = frozenset(stop_token_ids(str(model)))

@@ -108,13 +108,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             from trial_ray.models.causal_lm_module import load_tokenizer
 
             self._tokenizer = load_tokenizer(self.config.model_path)
-            self._prompts = PromptBuilder(
-                self._tokenizer,
-                str(self.config.env),
-                max_prompt_tokens=self.config.max_prompt_tokens,
-                history_window=self.config.history_window,
-                style=self.config.prompt_style,
-            )
+            self._prompts = PromptBuilder.from_config(self._tokenizer, self.config)
         return EpisodePlayer(self._prompts, self._decode, settings.params, settings.seeded)
 
     def take_env(self, env_config: dict[str, Any]) -> GuardedEnv:

@@ -14,6 +14,7 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from trial_ray.errors import InfrastructureError
 from trial_ray.inference.pool import EnginePool
 from trial_ray.rollout.requests import GroupRequest, GroupSample, SampleSettings
+from trial_ray.rollout.templates import TEMPLATES
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.grpo_config import GRPOConfig
@@ -56,6 +57,13 @@ class RolloutWorkers:
         self._engines = engines
         self._losses: list[str] = []
         self._connect()
+        if config.prompt_template is None and (str(config.env), config.prompt_style) not in TEMPLATES:
+            logger.warning(
+                "%s has no prompt template of its own for %s replies: the generic one is used. Set another with "
+                ".rollouts(prompt_template=...).",
+                config.env,
+                config.prompt_style,
+            )
 
     def sample_groups(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> list[Batch]:
         """Hand the requests out to the env runners, whole groups each; what a lost runner had is missing.
