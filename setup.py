@@ -12,6 +12,13 @@ WEBSHOP = ["rapidfuzz>=3.14", "regex>=2025.9"]
 TUNE = ["ray[tune]==2.60.0"]
 REPORTS = ["matplotlib>=3.10", "tensorboard>=2.20"]
 
+# In a clone the examples stand at the top, where they are found first; a wheel carries them inside the package.
+EXAMPLES = {
+    "trial_ray.tuned_examples": "tuned_examples",
+    "trial_ray.tuned_examples.reproduce": "tuned_examples/reproduce",
+    "trial_ray.tuned_examples.sweeps": "tuned_examples/sweeps",
+}
+
 setup(
     name="trial-ray",
     version="0.1.0",
@@ -20,8 +27,8 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
-    packages=find_packages(include=["trial_ray", "trial_ray.*"]) + find_packages("envs"),
-    package_dir={"trial_envs": "envs/trial_envs"},
+    packages=find_packages(include=["trial_ray", "trial_ray.*"]) + find_packages("envs") + list(EXAMPLES),
+    package_dir={"trial_envs": "envs/trial_envs", **EXAMPLES},
     package_data={"trial_ray": ["py.typed", "evaluation/panels/*.json"], "trial_envs": ["py.typed"]},
     install_requires=[
         "ray[rllib]==2.60.0",

@@ -45,6 +45,10 @@ class EngineError(InfrastructureError):
     """An inference engine failed, died, or answered outside its contract."""
 
 
+class EnvironmentFaultError(InfrastructureError):
+    """An environment raised, could not be made, or answered outside the contract of text environments."""
+
+
 class WeightSyncError(InfrastructureError):
     """An engine does not hold the weights that the learner sent."""
 

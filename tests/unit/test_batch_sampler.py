@@ -27,6 +27,9 @@ class PlayedWorkers:
     def repair(self) -> None:
         """Nothing to repair."""
 
+    def take_losses(self) -> list[str]:
+        return []
+
 
 def sample_of(request: GroupRequest, survivors: int = 4, zero_variance: bool = False, rows: int = 10) -> GroupSample:
     errors = [] if survivors == 4 else ["EngineError: gone"]

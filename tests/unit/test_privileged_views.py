@@ -16,6 +16,7 @@ from trial_ray.hindsight.privileged_views import VIEWS, Moment, offered_views, p
 from trial_ray.hindsight.skills import SKILLS
 from trial_ray.inference.protocol import Completion, SamplingParams
 from trial_ray.rollout.episode import EpisodePlayer
+from trial_ray.rollout.guarded_env import GuardedEnv
 from trial_ray.rollout.prompts import PromptBuilder
 
 WON = Moment(
@@ -80,7 +81,7 @@ def test_an_episode_keeps_its_environments_solution_and_shows_it_to_nobody(env_i
         ids = np.asarray(tokenizer.encode("wait"), np.int32)
         return Completion(ids, np.zeros(len(ids), np.float32), 1, "stop")
 
-    trajectory = asyncio.run(player.play(env, env.unwrapped.tasks()[0], 0, 0, generate))
+    trajectory = asyncio.run(player.play(GuardedEnv(lambda: env, env_id), env.unwrapped.tasks()[0], 0, 0, generate))
     assert not trajectory.failed, trajectory.error
     assert trajectory.solution == tuple(env.unwrapped.walkthrough)
     assert len(trajectory.solution) > 1

@@ -100,8 +100,12 @@ class BatchSampler:
             batch.num_refilled += missing if refill else 0
             samples = self._play_tasks(missing, iteration, batch)
             alive = [sample for sample in samples if sample.num_survivors >= MIN_SURVIVORS]
+            causes = [error for sample in samples for error in sample.errors] + self._workers.take_losses()
             if not alive and not refill:
-                raise InfrastructureError(_no_survivors(iteration, samples))
+                raise InfrastructureError(
+                    f"No group of rollouts survived iteration {iteration}"
+                    + (f"; the first error was: {causes[0]}" if causes else ": no env runner was left to play them.")
+                )
             for sample in samples:
                 dropped = config.drop_zero_variance_groups and sample.zero_variance
                 (batch.kept if sample in alive and not dropped else batch.left_out).append(sample)
@@ -142,10 +146,3 @@ class BatchSampler:
         if batches:
             self._on_metrics([metrics for _, metrics in batches])
         return [sample for samples, _ in batches for sample in samples]
-
-
-def _no_survivors(iteration: int, samples: Sequence[GroupSample]) -> str:
-    errors = sorted({error for sample in samples for error in sample.errors})
-    return f"No group of rollouts survived iteration {iteration}" + (
-        f"; the first error was: {errors[0]}" if errors else ": no env runner answered."
-    )

@@ -11,11 +11,15 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from trial_ray.algorithms.checked_config import CheckedConfig
 from trial_ray.errors import ConfigError
 from trial_ray.hindsight.privileged_views import VIEWS, offered_views
+from trial_ray.hindsight.skills import check_skills
 from trial_ray.learner.method import Method
 from trial_ray.learner.update_plan import require_plannable
+from trial_ray.rollout.templates import GENERIC, check_template
 
 if TYPE_CHECKING:
     from typing import Self
+
+    from trial_ray.rollout.templates import PromptTemplate
 
 ADVANTAGE_STATISTICS = ("trajectories", "rows")
 REWARDS = ("success", "score", "return")
@@ -89,6 +93,7 @@ class GRPOConfig(CheckedConfig):
         self.max_logprob_gap: float | None = None
         self.max_skipped_updates = 3
         self.privileged_view: str | None = None
+        self.skills: dict[str, str] | None = None
         self.max_outcome_tokens = 512
         self.teacher_sync_iterations: int | None = None
 
@@ -99,6 +104,7 @@ class GRPOConfig(CheckedConfig):
         self.top_p = 1.0
         self.history_window = 2
         self.prompt_style = "tagged"
+        self.prompt_template: PromptTemplate | None = None
         self.seeded_sampling = False
         self.max_episodes_in_flight = 64
         self.request_timeout_s = 600.0
@@ -207,6 +213,7 @@ class GRPOConfig(CheckedConfig):
         max_logprob_gap: float | None = NotProvided,
         max_skipped_updates: int = NotProvided,
         privileged_view: str | None = NotProvided,
+        skills: dict[str, str] | None = NotProvided,
         max_outcome_tokens: int = NotProvided,
         teacher_sync_iterations: int | None = NotProvided,
         **kwargs: Any,
@@ -248,6 +255,8 @@ class GRPOConfig(CheckedConfig):
             privileged_view: what the method's second view of a turn shows besides the prompt: ``"outcome"`` (what the
                 action led to), ``"feedback"`` (the same as immediate feedback), ``"skill"`` (advice on the task's
                 family), ``"solution"`` (the environment's own), or ``None`` where the method needs no second view.
+            skills: advice that the ``"skill"`` view shows, by family (``info["family"]``), and under ``""`` for all others;
+                ``None``: that of the environment, where it has some.
             max_outcome_tokens: longest privileged text, in tokens; longer ones lose their middle, which is marked.
             teacher_sync_iterations: iterations after which a lagged copy of the policy, which scores the privileged view,
                 takes its weights; ``None``: the policy before the update scores it.
@@ -282,6 +291,7 @@ class GRPOConfig(CheckedConfig):
             max_logprob_gap=max_logprob_gap,
             max_skipped_updates=max_skipped_updates,
             privileged_view=privileged_view,
+            skills=skills,
             max_outcome_tokens=max_outcome_tokens,
             teacher_sync_iterations=teacher_sync_iterations,
         )
@@ -295,6 +305,7 @@ class GRPOConfig(CheckedConfig):
         top_p: float = NotProvided,
         history_window: int = NotProvided,
         prompt_style: str = NotProvided,
+        prompt_template: PromptTemplate | None = NotProvided,
         seeded_sampling: bool = NotProvided,
         max_episodes_in_flight: int = NotProvided,
         request_timeout_s: float = NotProvided,
@@ -310,6 +321,8 @@ class GRPOConfig(CheckedConfig):
             top_p: nucleus mass of training rollouts; 1, because no correction for another is implemented.
             history_window: observation/action pairs shown in a prompt.
             prompt_style: ``"tagged"`` (reason in ``<think>``, act in ``<action>``) or ``"plain"`` (the reply is the action).
+            prompt_template: object that writes the prompts and reads the replies, see ``trial_ray.rollout.templates``; its
+                style must be ``prompt_style``. ``None``: that of the environment, else a generic one.
             seeded_sampling: give every request a seed of its own, so that a run can be repeated.
             max_episodes_in_flight: episodes that one env runner plays at once.
             request_timeout_s: deadline of one reply.
@@ -322,6 +335,7 @@ class GRPOConfig(CheckedConfig):
             top_p=top_p,
             history_window=history_window,
             prompt_style=prompt_style,
+            prompt_template=prompt_template,
             seeded_sampling=seeded_sampling,
             max_episodes_in_flight=max_episodes_in_flight,
             request_timeout_s=request_timeout_s,
@@ -448,6 +462,7 @@ class GRPOConfig(CheckedConfig):
             raise ConfigError(
                 "Choose the policy with exactly one of .policy(model_path=...) and .policy(warm_start=...)."
             )
+        self._validate_template()
         self._validate_views()
 
     def _validate_sampling(self) -> None:
@@ -516,12 +531,26 @@ class GRPOConfig(CheckedConfig):
                 f"{type(self).__name__} needs a second view of each turn; set privileged_view, for example to 'outcome'."
             )
 
+    def _validate_template(self) -> None:
+        self._require_one_of("prompt_style", tuple(GENERIC))
+        if self.prompt_template is None:
+            return
+        check_template(self.prompt_template, self.prompt_style)
+        if self.warm_start is not None:
+            raise ConfigError(
+                "A warm start clones replies to the prompts of the environment's own template, so prompt_template cannot be "
+                "set with warm_start; leave one of them out."
+            )
+
     def _validate_views(self) -> None:
         self._require_one_of("privileged_view", (None, *VIEWS))
-        offered = offered_views(str(self.env))
+        if self.skills is not None:
+            check_skills(self.skills)
+        offered = offered_views(str(self.env), self.skills)
         if self.privileged_view is not None and self.privileged_view not in offered:
             raise ConfigError(
-                f"{self.env} offers no {self.privileged_view!r} view; choose privileged_view from {', '.join(offered)}."
+                f"{self.env} offers no {self.privileged_view!r} view; choose privileged_view from {', '.join(offered)}, or "
+                'give the advice with .training(skills={family: text, "": general text}).'
             )
         if self.teacher_sync_iterations is not None:
             self._require_at_least(1, "teacher_sync_iterations")

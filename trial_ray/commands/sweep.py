@@ -9,9 +9,10 @@ from typing import Any
 from trial_ray.commands import console as terminal
 from trial_ray.commands.train import default_folder
 from trial_ray.errors import InfrastructureError
+from trial_ray.runs.examples import experiment_file
 
 EPILOG = """examples:
-  trial-ray sweep tuned_examples/sweeps/lambda_alpha.py
+  trial-ray sweep tuned_examples/sweeps/lambda_alpha.py     or sweeps/lambda_alpha, which an installed package has, too
   trial-ray sweep tuned_examples/sweeps/lambda_alpha.py --iterations 2 --out sweeps/first --set num_engines=1
   trial-ray sweep tuned_examples/sweeps/lambda_alpha.py --resume sweeps/first
 
@@ -35,7 +36,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         parents=[common],
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="sweep file, see below")
+    parser.add_argument("file", type=experiment_file, metavar="FILE", help="sweep file, see below")
     parser.add_argument("--iterations", type=terminal.positive, metavar="N", help="iterations of a trial at most")
     folder = parser.add_mutually_exclusive_group()
     folder.add_argument("--out", type=Path, metavar="DIR", help="sweep folder (default: runs/<file>-<time>)")

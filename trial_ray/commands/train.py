@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trial_ray.commands import console as terminal
 from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.runs.checkpoints import CHECKPOINT_EVERY, CHECKPOINTS_KEPT
+from trial_ray.runs.examples import experiment_file
 from trial_ray.runs.methods import method_names
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ EPILOG = """examples:
   trial-ray train tuned_examples/alfworld_quickstart.py --iterations 40 --resume runs/grpo-1
   trial-ray train FILE --set lr=1e-4 --set env_config.split=train
 
-FILE is Python that defines `config` (an RLlib AlgorithmConfig) and `stop` (such as {"training_iteration": 20}).
+FILE is Python that defines `config` (an RLlib AlgorithmConfig) and `stop` (such as {"training_iteration": 20}), or the
+name of one in tuned_examples/ without its .py, which an installed package has, too.
 Ctrl-C finishes the iteration that is under way, saves a checkpoint and exits with 130; Ctrl-C again stops at once.
 """
 
@@ -40,7 +42,10 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         parents=[common],
     )
     parser.add_argument(
-        "file", type=Path, metavar="FILE", help="experiment file, e.g. tuned_examples/alfworld_quickstart.py"
+        "file",
+        type=experiment_file,
+        metavar="FILE",
+        help="experiment file, or the name of a tuned example, e.g. alfworld_quickstart",
     )
     names = ", ".join(method_names())
     parser.add_argument("--method", metavar="NAME", help=f"train with another method: {names}, or a FILE.py of yours")

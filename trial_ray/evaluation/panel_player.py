@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.errors import InfrastructureError
@@ -11,16 +12,21 @@ from trial_ray.evaluation.results import EpisodeResult, EvaluationResult
 from trial_ray.inference.protocol import SamplingParams
 from trial_ray.rollout.episode import derive_seed
 from trial_ray.rollout.requests import GroupRequest, SampleSettings
+from trial_ray.rollout.templates import describe_template
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.grpo_config import GRPOConfig
     from trial_ray.rollout.workers import RolloutWorkers
 
+logger = logging.getLogger(__name__)
+
 
 def policy_protocol(config: GRPOConfig, panel: Panel) -> dict[str, Any]:
     """Everything but the policy that decides the result of playing ``panel`` with ``config``."""
+    template = config.prompt_template
     return {
         **panel.protocol(),
+        **({} if template is None else {"prompt_template": describe_template(template)}),
         "temperature": config.panel_temperature,
         "top_p": config.panel_top_p,
         "sampling_seed": config.panel_seed,
@@ -78,19 +84,34 @@ class PanelPlayer:
                 break
             if attempt:
                 self._workers.repair()
-            for sample in self._workers.stream_groups(pending, settings):
-                episode = sample.episodes[0]
-                errors += sample.errors
-                if not episode.failed:
-                    episodes[episode.task_id] = episode
-                    on_episode(episode)
+            failures = self._play_once(pending, settings, episodes, on_episode)
+            if failures:
+                logger.warning("%d of %d episodes failed; the first: %s", len(failures), len(pending), failures[0])
+            errors += failures + self._workers.take_losses()
         if missing := sum(task not in episodes for task in panel.task_ids):
             raise InfrastructureError(
                 f"{missing} of the panel's {len(panel)} episodes could not be played"
-                + (f"; the first error was: {errors[0]}" if errors else ": their env runners were lost.")
+                + (f"; the first error was: {errors[0]}" if errors else ": no env runner was left to play them.")
             )
         ordered = [episodes[task] for task in panel.task_ids]
         return EvaluationResult(policy_protocol(self._config, panel), ordered, str(self._config.model_path))
+
+    def _play_once(
+        self,
+        requests: Sequence[GroupRequest],
+        settings: SampleSettings,
+        episodes: dict[str, EpisodeResult],
+        on_episode: Callable[[EpisodeResult], None],
+    ) -> list[str]:
+        """Play the requests and keep what did not fail in ``episodes``; returns what ended the others."""
+        errors: list[str] = []
+        for sample in self._workers.stream_groups(requests, settings):
+            episode = sample.episodes[0]
+            errors += sample.errors
+            if not episode.failed:
+                episodes[episode.task_id] = episode
+                on_episode(episode)
+        return errors
 
     def _settings(self, panel: Panel, iteration: int) -> SampleSettings:
         config = self._config

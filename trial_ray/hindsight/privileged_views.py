@@ -5,7 +5,7 @@ All views go to the same place, the end of the user's message, so that both view
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from trial_ray.errors import ConfigError
@@ -24,6 +24,7 @@ class Moment:
         terminal: the environment ended the episode with this turn (not: a limit did).
         success: whether the episode was won.
         solution: actions that solve the task from its beginning; empty where the environment knows none.
+        skills: advice by family, under ``""`` for all others; ``None``: the environment's own.
     """
 
     environment: str
@@ -32,6 +33,7 @@ class Moment:
     terminal: bool
     success: bool
     solution: tuple[str, ...] = ()
+    skills: Mapping[str, str] | None = None
 
 
 def _outcome(moment: Moment) -> OutcomeView:
@@ -44,7 +46,7 @@ def _feedback(moment: Moment) -> OutcomeView:
 
 
 def _skill(moment: Moment) -> OutcomeView:
-    advice = SKILLS[moment.environment]
+    advice = SKILLS[moment.environment] if moment.skills is None else moment.skills
     return OutcomeView(f"Advice for this kind of task: {advice.get(moment.family, advice[''])}")
 
 
@@ -75,9 +77,9 @@ def privileged_view(name: str, moment: Moment) -> OutcomeView:
     return VIEWS[name](moment)
 
 
-def offered_views(environment: str) -> list[str]:
-    """Names of the views that an environment offers: advice only where it was written.
+def offered_views(environment: str, skills: Mapping[str, str] | None = None) -> list[str]:
+    """Names of the views that an environment offers: advice only where it was written, or is given as ``skills``.
 
     Whether an environment knows solutions shows when it plays.
     """
-    return [name for name in VIEWS if name != "skill" or environment in SKILLS]
+    return [name for name in VIEWS if name != "skill" or skills is not None or environment in SKILLS]

@@ -18,6 +18,7 @@ from trial_ray.inference.stop_tokens import stop_token_ids
 from trial_ray.models.causal_lm_module import load_causal_lm, load_tokenizer
 from trial_ray.reports.allocation import Trace, trace_trajectories
 from trial_ray.rollout.episode import EpisodePlayer
+from trial_ray.rollout.guarded_env import GuardedEnv
 from trial_ray.rollout.prompts import PromptBuilder
 
 if TYPE_CHECKING:
@@ -43,13 +44,7 @@ def trace_game(model: Path, task_id: str, env: gymnasium.Env, config: TRIALConfi
         InfrastructureError: the environment failed.
     """
     lm, tokenizer = load_causal_lm(str(model), config.model_dtype), load_tokenizer(str(model))
-    prompts = PromptBuilder(
-        tokenizer,
-        str(config.env),
-        max_prompt_tokens=config.max_prompt_tokens,
-        history_window=config.history_window,
-        style=config.prompt_style,
-    )
+    prompts = PromptBuilder.from_config(tokenizer, config)
     greedy = SamplingParams(config.max_response_tokens, temperature=0.0)
     player = EpisodePlayer(prompts, lambda ids: tokenizer.decode(ids, skip_special_tokens=True), greedy, seeded=False)
     stop_ids = frozenset(stop_token_ids(str(model)))
@@ -57,7 +52,7 @@ def trace_game(model: Path, task_id: str, env: gymnasium.Env, config: TRIALConfi
     async def generate(prompt_ids: np.ndarray, params: SamplingParams) -> Completion:
         return decode(lm, stop_ids, prompt_ids, params)
 
-    trajectory = asyncio.run(player.play(env, task_id, 0, 0, generate))
+    trajectory = asyncio.run(player.play(GuardedEnv(lambda: env, str(config.env)), task_id, 0, 0, generate))
     if trajectory.failed:
         raise InfrastructureError(f"The game could not be played: {trajectory.error}")
     (trace,) = trace_trajectories(lm, tokenizer, [trajectory], config)

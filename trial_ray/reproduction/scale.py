@@ -9,14 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import trial_ray
 from trial_ray.errors import UserInputError
+from trial_ray.runs.examples import examples_folder
 from trial_ray.runs.user_files import running_user_file
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.methods.trial import TRIALConfig
-
-FOLDER = Path(trial_ray.__file__).parents[1] / "tuned_examples" / "reproduce"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,7 @@ class Scale:
 
 
 def scale_names() -> list[str]:
-    """Scales that come with the repository, the smallest first."""
+    """Scales that come with this package, the smallest first."""
     return ["tiny", "small", "paper"]
 
 
@@ -67,11 +65,11 @@ def scale_file(name: str) -> Path:
     Raises:
         UserInputError: there is no such file.
     """
-    path = Path(name) if name.endswith(".py") else FOLDER / f"{name}.py"
+    path = Path(name) if name.endswith(".py") else examples_folder() / "reproduce" / f"{name}.py"
     if not path.is_file():
         raise UserInputError(
-            f"There is no scale {name!r} ({path} is not a file). Choose one of {', '.join(scale_names())} in a clone of the "
-            "repository, or name a Python file that defines `scale`."
+            f"There is no scale {name!r} ({path} is not a file). Choose one of {', '.join(scale_names())}, or name a Python "
+            "file that defines `scale`."
         )
     return path
 

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import gymnasium
 import numpy as np
 import ray
 from gymnasium.spaces import Text
@@ -30,6 +29,7 @@ from trial_ray.evaluation.results import EpisodeResult
 from trial_ray.inference.client import EngineClient
 from trial_ray.inference.protocol import Completion, SamplingParams
 from trial_ray.rollout.episode import EpisodePlayer, derive_seed
+from trial_ray.rollout.guarded_env import GuardedEnv
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.rollout.requests import GroupRequest, GroupSample, SampleSettings
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
@@ -55,7 +55,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         self._tokenizer: Any = None
         self._prompts: PromptBuilder | None = None
         self._client: EngineClient | None = None
-        self._free_envs: dict[str, list[gymnasium.Env]] = {}
+        self._free_envs: dict[str, list[GuardedEnv]] = {}
         self._num_batches = 0
 
     # -- sampling --------------------------------------------------------------------------------------------------
@@ -108,26 +108,23 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             from trial_ray.models.causal_lm_module import load_tokenizer
 
             self._tokenizer = load_tokenizer(self.config.model_path)
-            self._prompts = PromptBuilder(
-                self._tokenizer,
-                str(self.config.env),
-                max_prompt_tokens=self.config.max_prompt_tokens,
-                history_window=self.config.history_window,
-                style=self.config.prompt_style,
-            )
+            self._prompts = PromptBuilder.from_config(self._tokenizer, self.config)
         return EpisodePlayer(self._prompts, self._decode, settings.params, settings.seeded)
 
-    def take_env(self, env_config: dict[str, Any]) -> gymnasium.Env:
+    def take_env(self, env_config: dict[str, Any]) -> GuardedEnv:
         """A free environment with these arguments; give it back with :meth:`return_env`."""
         free = self._free_envs.setdefault(_key(env_config), [])
         if free:
             return free.pop()
         context = EnvContext(env_config, worker_index=self.worker_index or 0, num_workers=self.num_workers or 0)
-        return self._env_creator(context)
+        return GuardedEnv(lambda: self._env_creator(context), str(self.config.env))
 
-    def return_env(self, env_config: dict[str, Any], env: gymnasium.Env) -> None:
-        """Keep an environment for the next episode."""
-        self._free_envs[_key(env_config)].append(env)
+    def return_env(self, env_config: dict[str, Any], env: GuardedEnv) -> None:
+        """Keep an environment for the next episode, or close one that went wrong."""
+        if env.faulty:
+            env.close()
+        else:
+            self._free_envs[_key(env_config)].append(env)
 
     @property
     def client(self) -> EngineClient:

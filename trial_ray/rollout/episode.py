@@ -6,12 +6,11 @@ import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-import gymnasium
 import numpy as np
 
-from trial_envs.errors import TrialEnvError
-from trial_ray.errors import EngineError, PromptTooLongError
+from trial_ray.errors import EngineError, EnvironmentFaultError, PromptTooLongError
 from trial_ray.inference.protocol import Completion, SamplingParams
+from trial_ray.rollout.guarded_env import GuardedEnv
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.rollout.trajectory import Trajectory, Turn
 
@@ -34,11 +33,11 @@ class EpisodePlayer:
     params: SamplingParams
     seeded: bool
 
-    async def play(self, env: gymnasium.Env, task_id: str, env_seed: int, seed: int, generate: Generate) -> Trajectory:
+    async def play(self, env: GuardedEnv, task_id: str, env_seed: int, seed: int, generate: Generate) -> Trajectory:
         """Play one episode; an error of engine or environment ends it as ``failed`` and is kept in ``error``.
 
         Args:
-            env: a text environment, free for this episode.
+            env: a text environment, free for this episode; afterwards ``faulty`` if the error was its own.
             task_id: task to reset to.
             env_seed: seed of the environment, the same for all rollouts of a group.
             seed: seed of this rollout's sampling.
@@ -47,24 +46,22 @@ class EpisodePlayer:
         trajectory = Trajectory(task_id=task_id, family="", seed=seed)
         try:
             await self._play(env, trajectory, env_seed, generate)
-        except (EngineError, TrialEnvError) as error:
+        except (EngineError, EnvironmentFaultError) as error:
             trajectory.ended = "failed"
             trajectory.error = f"{type(error).__name__}: {error}"
         return trajectory
 
-    async def _play(self, env: gymnasium.Env, trajectory: Trajectory, env_seed: int, generate: Generate) -> None:
-        observation, info = env.reset(seed=env_seed, options={"task": trajectory.task_id})
-        trajectory.family = info["family"]
-        trajectory.solution = tuple(getattr(env.unwrapped, "walkthrough", ()))
+    async def _play(self, env: GuardedEnv, trajectory: Trajectory, env_seed: int, generate: Generate) -> None:
+        now = env.reset(trajectory.task_id, env_seed)
+        trajectory.family, trajectory.solution = now.family, env.walkthrough()
         history: list[tuple[str, str]] = []
-        terminated = truncated = False
-        while not (terminated or truncated):
+        while not (now.terminated or now.truncated):
             step = len(history) + 1
             try:
                 prompt = self.prompts.build(
-                    task=info["task"],
-                    observation=observation,
-                    admissible_actions=info["admissible_actions"],
+                    task=now.task,
+                    observation=now.observation,
+                    admissible_actions=now.admissible_actions,
                     history=history,
                     step=step,
                 )
@@ -73,7 +70,7 @@ class EpisodePlayer:
                 return
             completion = await generate(prompt.ids, self._params(trajectory.seed, step))
             projection = self.prompts.template.project(self.decode(completion.response_ids))
-            outcome, reward, terminated, truncated, info = env.step(projection.action)
+            before, now = now, env.step(projection.action)
             trajectory.turns.append(
                 Turn(
                     prompt_ids=prompt.ids,
@@ -81,19 +78,18 @@ class EpisodePlayer:
                     logprobs=completion.logprobs,
                     weight_version=completion.weight_version,
                     insert_at=prompt.insert_at,
-                    observation=observation,
+                    observation=before.observation,
                     action=projection.action,
                     valid=projection.valid,
-                    outcome=outcome,
-                    reward=float(reward),
+                    outcome=now.observation,
+                    reward=now.reward,
                     finish_reason=completion.finish_reason,
                     prompt_cut=prompt.cut,
                 )
             )
-            history.append((observation, projection.action))
-            observation = outcome
-        trajectory.success, trajectory.score = bool(info["won"]), float(info["score"])
-        trajectory.ended = "terminated" if terminated else "turn_limit"
+            history.append((before.observation, projection.action))
+        trajectory.success, trajectory.score = now.won, now.score
+        trajectory.ended = "terminated" if now.terminated else "turn_limit"
 
     def _params(self, seed: int, step: int) -> SamplingParams:
         return replace(self.params, seed=derive_seed(seed, step)) if self.seeded else self.params

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jinja2 import TemplateError
@@ -14,6 +14,9 @@ from trial_ray.errors import ChatTemplateError, ConfigError, PromptTooLongError
 from trial_ray.hindsight.untrusted import encode_untrusted
 from trial_ray.rollout.templates import PromptContext, PromptTemplate, prompt_template
 from trial_ray.rollout.trajectory import PromptCut
+
+if TYPE_CHECKING:
+    from trial_ray.algorithms.grpo_config import GRPOConfig
 
 CUT_MARK = " [cut] "
 
@@ -54,7 +57,7 @@ class PromptBuilder:
 
     Args:
         tokenizer: a ``transformers`` tokenizer with a chat template.
-        template: a template, or the id of an environment, whose registered template in ``style`` is taken.
+        template: a template, or the id of an environment, whose template in ``style`` is taken.
         max_prompt_tokens: most ids in a prompt.
         history_window: (observation, action) pairs shown.
         style: form of reply; with a template object, ``None`` or the template's own.
@@ -87,6 +90,17 @@ class PromptBuilder:
         # No token spells more characters than its vocabulary entry has: a longer message need not be tokenised to see
         # that it is over the limit.
         self._most_characters = max_prompt_tokens * max(map(len, tokenizer.get_vocab()))
+
+    @classmethod
+    def from_config(cls, tokenizer: Any, config: GRPOConfig) -> PromptBuilder:
+        """The builder of a run: the config's template, or that of its environment; errors as above."""
+        return cls(
+            tokenizer,
+            str(config.env) if config.prompt_template is None else config.prompt_template,
+            max_prompt_tokens=config.max_prompt_tokens,
+            history_window=config.history_window,
+            style=config.prompt_style,
+        )
 
     def build(
         self,

@@ -1,15 +1,17 @@
 """Prompt templates: how the user's message is written for an environment, and which form of reply it asks for.
 
-A template is a frozen dataclass with a ``style`` (the form of reply), a ``render`` that writes the message, and a
-``project`` that reads the action from the reply. ``register_prompt_template`` adds one for another environment.
+A template is an object with a ``style`` (the form of reply), a ``render`` that writes the message, and a ``project``
+that reads the action from the reply; the two below are frozen dataclasses. ``.rollouts(prompt_template=...)`` of a config
+takes any other.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from trial_envs.core.projection import Projection, ReplyStyle, project_action
 from trial_ray.errors import ConfigError
@@ -151,16 +153,34 @@ def _bare_words(text: str) -> str:
 _HELP = frozenset({"help"})
 _SHOP_BANNER = r"^(WebShop \[SEP\] )?Instruction: \[SEP\] .*? \[SEP\] "
 """Opens every page of the shop; the instruction is the task, which prompts state by themselves."""
-_GENERIC: tuple[PromptTemplate, ...] = (
-    TaggedTemplate("You are an agent who pursues a goal by acting in a text environment, one step at a time."),
-    PlainTemplate(),
+GENERIC: dict[ReplyStyle, PromptTemplate] = {
+    "tagged": TaggedTemplate(
+        "You are an agent who pursues a goal by acting in a text environment, one step at a time."
+    ),
+    "plain": PlainTemplate(),
+}
+"""Templates for environments that have none of their own, by the form of reply."""
+TEMPLATES: dict[tuple[str, ReplyStyle], PromptTemplate] = {
+    ("trial/ALFWorld-v0", "tagged"): TaggedTemplate(
+        "You are an agent who does household chores in ALFWorld, a house described in text.", _HELP
+    ),
+    ("trial/ALFWorld-v0", "plain"): PlainTemplate(
+        dropped_lines=r"^-= .* =-$|^your task is to:.*$", hidden_actions=_HELP
+    ),
+    ("trial/WebShop-v0", "tagged"): TaggedTemplate(
+        "You are an agent who shops in a web store: find the product that the instruction describes, choose its "
+        "options and buy it. In a search action, put your own words in place of the placeholder.",
+        dropped=_SHOP_BANNER,
+        tail=20,
+    ),
+    ("trial/WebShop-v0", "plain"): PlainTemplate(dropped_lines=_SHOP_BANNER),
+}
+"""Environments' own templates, by environment id and form of reply."""
+
+_PROBES = (
+    PromptContext("find the key", "You are in a hall.", ("go north", "help"), (), 1),
+    PromptContext("find the key", "You see a key.", ("take key",), (("You are in a hall.", "go north"),), 2),
 )
-_TEMPLATES: dict[tuple[str, ReplyStyle], PromptTemplate] = {}
-
-
-def register_prompt_template(environment: str, template: PromptTemplate) -> None:
-    """Use ``template`` for the environment id whenever its style is asked for; replaces an earlier one."""
-    _TEMPLATES[environment, template.style] = template
 
 
 def prompt_template(environment: str, style: ReplyStyle) -> PromptTemplate:
@@ -169,29 +189,30 @@ def prompt_template(environment: str, style: ReplyStyle) -> PromptTemplate:
     Raises:
         ConfigError: unknown style.
     """
-    generic = {template.style: template for template in _GENERIC}
-    if style not in generic:
-        raise ConfigError(f"reply style must be one of {sorted(generic)}, got {style!r}")
-    return _TEMPLATES.get((environment, style), generic[style])
+    if style not in GENERIC:
+        raise ConfigError(f"reply style must be one of {sorted(GENERIC)}, got {style!r}")
+    return TEMPLATES.get((environment, style), GENERIC[style])
 
 
-register_prompt_template(
-    "trial/ALFWorld-v0",
-    TaggedTemplate("You are an agent who does household chores in ALFWorld, a house described in text.", _HELP),
-)
-register_prompt_template(
-    "trial/ALFWorld-v0", PlainTemplate(dropped_lines=r"^-= .* =-$|^your task is to:.*$", hidden_actions=_HELP)
-)
-register_prompt_template(
-    "trial/WebShop-v0",
-    TaggedTemplate(
-        "You are an agent who shops in a web store: find the product that the instruction describes, choose its "
-        "options and buy it. In a search action, put your own words in place of the placeholder.",
-        dropped=_SHOP_BANNER,
-        tail=20,
-    ),
-)
-register_prompt_template(
-    "trial/WebShop-v0",
-    PlainTemplate(dropped_lines=_SHOP_BANNER),
-)
+def check_template(template: Any, style: str) -> None:
+    """Refuse what is no template, or one of another style than the config's ``prompt_style``.
+
+    Raises:
+        ConfigError: says what was found and what is expected.
+    """
+    methods = [name for name in ("render", "project") if not callable(getattr(template, name, None))]
+    if isinstance(template, type) or methods or getattr(template, "style", None) not in GENERIC:
+        raise ConfigError(
+            f"prompt_template is {template!r:.200}, expected an object with a style (one of {', '.join(GENERIC)}), a "
+            "render(context) that returns the message, and a project(reply) that returns a Projection."
+        )
+    if template.style != style:
+        raise ConfigError(
+            f"prompt_template asks for {template.style!r} replies, but prompt_style is {style!r}; set both alike."
+        )
+
+
+def describe_template(template: PromptTemplate) -> str:
+    """Name of a template's class and digest of what it writes: the same in every process, another for other words."""
+    written = "\0".join(template.render(probe) for probe in _PROBES)
+    return f"{type(template).__qualname__} {hashlib.sha256(written.encode()).hexdigest()[:12]}"

@@ -51,8 +51,8 @@ class Trajectory:
     """One rollout of one task.
 
     ``solution`` is the environment's own (its ``walkthrough``), empty where it has none; no prompt shows it.
-    ``ended`` says how: the environment terminated it, a limit on turns or prompt tokens cut it (truncated), or an
-    infrastructure error ended it (``failed``; ``error`` then says which). Failed rollouts never enter group statistics.
+    ``ended`` says how: the environment terminated it, a limit on turns or prompt tokens cut it (truncated), or an engine or
+    the environment failed (``failed``; ``error`` then says how). Failed rollouts never enter group statistics.
     """
 
     task_id: str
@@ -76,7 +76,7 @@ class Trajectory:
 
     @property
     def failed(self) -> bool:
-        """Whether an infrastructure error ended the rollout."""
+        """Whether an engine or the environment failed during the rollout."""
         return self.ended == "failed"
 
 
@@ -97,5 +97,5 @@ class TrajectoryGroup:
 
     @property
     def survivors(self) -> list[Trajectory]:
-        """Rollouts that no infrastructure error ended, and that took at least one turn."""
+        """Rollouts that did not fail and took at least one turn."""
         return [trajectory for trajectory in self.trajectories if not trajectory.failed and trajectory.turns]

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from trial_ray.errors import InfrastructureError
 from trial_ray.inference.pool import EnginePool
 from trial_ray.rollout.requests import GroupRequest, GroupSample, SampleSettings
+from trial_ray.rollout.templates import TEMPLATES
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.grpo_config import GRPOConfig
@@ -41,6 +42,9 @@ def create_engines(config: GRPOConfig, placement_group_bundle_offset: int | None
 class RolloutWorkers:
     """The env runners of a run, connected to its engines.
 
+    What an env runner raises is an error of this package's code or its configuration, and is raised again here; a runner
+    that dies or does not answer in time is a loss that redraws can make up for.
+
     Args:
         config: limits and deadlines.
         runners: remote env runners, or a single local one where the config asks for none.
@@ -51,22 +55,53 @@ class RolloutWorkers:
         self._config = config
         self._runners = runners
         self._engines = engines
+        self._losses: list[str] = []
         self._connect()
+        if config.prompt_template is None and (str(config.env), config.prompt_style) not in TEMPLATES:
+            logger.warning(
+                "%s has no prompt template of its own for %s replies: the generic one is used. Set another with "
+                ".rollouts(prompt_template=...).",
+                config.env,
+                config.prompt_style,
+            )
 
     def sample_groups(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> list[Batch]:
-        """Hand the requests out to the env runners, whole groups each; what a lost runner had is missing."""
+        """Hand the requests out to the env runners, whole groups each; what a lost runner had is missing.
+
+        Raises:
+            RayTaskError: a runner raised; it is of the class of what was raised, too.
+        """
+        batches = self._sample(requests, settings)
+        samples = [sample for samples, _ in batches for sample in samples]
+        errors = [error for sample in samples for error in sample.errors]
+        if errors:
+            total = sum(len(sample.episodes) for sample in samples)
+            logger.warning("%d of %d rollouts failed and are left out; the first: %s", len(errors), total, errors[0])
+        return batches
+
+    def _sample(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> list[Batch]:
         runner_ids = self._healthy()
         if not runner_ids:
             local = self._runners.local_env_runner
             return [local.sample_groups(list(requests), settings)] if local is not None else []
-        shards = _deal(requests, runner_ids)
-        return self._runners.foreach_env_runner(
-            "sample_groups",
-            kwargs=[{"requests": shard, "settings": settings} for shard in shards.values()],
-            remote_worker_ids=list(shards),
-            local_env_runner=False,
-            timeout_seconds=self._config.sample_timeout_s,
-        )
+        # Not through RLlib's foreach_env_runner, which ends a runner that raises, and loses what it raised.
+        calls = {
+            self._actor(runner_id).sample_groups.remote(shard, settings): runner_id
+            for runner_id, shard in _deal(requests, runner_ids).items()
+        }
+        ready, late = ray.wait(list(calls), num_returns=len(calls), timeout=self._config.sample_timeout_s)
+        for call in late:
+            self._lose(calls[call], f"did not answer within sample_timeout_s={self._config.sample_timeout_s:g} s")
+            self._runners._num_env_runners_dropped_lifetime += 1
+        batches = []
+        for call in ready:
+            try:
+                batches.append(ray.get(call))
+            except RayTaskError:
+                raise
+            except RayError as error:
+                self._lose(calls[call], f"died: {error}", dead=True)
+        return batches
 
     def stream_groups(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> Iterator[GroupSample]:
         """Play the requests like :meth:`sample_groups`, but yield every group as soon as it has ended, in any order.
@@ -96,9 +131,12 @@ class RolloutWorkers:
             except StopIteration:
                 del streams[ready[0]]
             except RayActorError as error:
-                runner_id = streams.pop(ready[0])
-                logger.warning("env runner %d died: %s", runner_id, error)
-                self._runners._worker_manager.set_actor_state(runner_id, healthy=False)
+                self._lose(streams.pop(ready[0]), f"died: {error}", dead=True)
+
+    def take_losses(self) -> list[str]:
+        """Why env runners were lost since the last call, one line each, the earliest first."""
+        losses, self._losses = self._losses, []
+        return losses
 
     def repair(self) -> None:
         """Replace dead engines and runners; replacements get the current weights and engines."""
@@ -118,6 +156,12 @@ class RolloutWorkers:
         if runner_ids or self._runners.local_env_runner is not None:
             return runner_ids
         return self.restore_runners()
+
+    def _lose(self, runner_id: int, reason: str, dead: bool = False) -> None:
+        logger.warning("env runner %d %s", runner_id, reason)
+        self._losses.append(f"env runner {runner_id} {reason}".splitlines()[0])
+        if dead:
+            self._runners._worker_manager.set_actor_state(runner_id, healthy=False)
 
     def _actor(self, runner_id: int) -> ActorHandle:
         return self._runners._worker_manager.actors()[runner_id]

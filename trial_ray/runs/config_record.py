@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trial_ray.errors import CheckpointError
+from trial_ray.rollout.templates import describe_template
 from trial_ray.runs.methods import method_of, new_config
 from trial_ray.runs.overrides import settable_names
 
@@ -20,13 +21,18 @@ Read = TypeVar("Read")
 
 
 def to_record(config: AlgorithmConfig) -> dict[str, Any]:
-    """Every setting of ``config`` that JSON can hold, and under ``other`` how the rest would print."""
+    """Every setting of ``config`` that JSON can hold, and under ``other`` how the rest would print.
+
+    Of a prompt template the record holds what tells it from others; its code is in the experiment file beside the record.
+    """
     settings, other = {}, {}
     names = settable_names(vars(config))
     for name, value in sorted(vars(config).items()):
         if name.startswith("_"):
             continue
-        if name in names and _is_json(value):
+        if name == "prompt_template" and value is not None:
+            settings[name] = describe_template(value)
+        elif name in names and _is_json(value):
             settings[name] = value
         else:
             other[name] = repr(value)
@@ -46,10 +52,15 @@ def from_record(record: Any) -> AlgorithmConfig:
     own, the settings that it shares with GRPO are read.
 
     Raises:
-        CheckpointError: not such a record, or of another version.
+        CheckpointError: not such a record, of another version, or of a run with a prompt template of its own.
     """
     if not isinstance(record, dict) or (record.get("schema"), record.get("schema_version")) != (SCHEMA, SCHEMA_VERSION):
         raise CheckpointError(f"Expected a resolved config of schema {SCHEMA} version {SCHEMA_VERSION}.")
+    if (template := record["settings"].get("prompt_template")) is not None:
+        raise CheckpointError(
+            f"The run's prompts were written by a template of its own ({template}), which only code can give again: use the "
+            "experiment file's config from Python, see docs/environments.md."
+        )
     method = record["method"]
     config = new_config("grpo" if method.endswith(".py") else method)
     defaults = vars(config)

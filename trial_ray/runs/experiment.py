@@ -41,7 +41,9 @@ def load_experiment(path: Path | str) -> Experiment:
     """
     path = Path(path)
     if not path.is_file():
-        raise UserInputError(f"{path} is not a file. Name a Python file that defines `config` and `stop`.")
+        raise UserInputError(
+            f"{path} is neither a file nor a tuned example. Name a Python file that defines `config` and `stop`."
+        )
     names = _run(path)
     config, stop = names.get("config"), names.get("stop", {})
     if not hasattr(config, "build_algo"):

@@ -73,6 +73,7 @@ def encode_views(
             terminal=trajectory.ended == "terminated" and index == len(trajectory.turns) - 1,
             success=trajectory.success,
             solution=trajectory.solution,
+            skills=config.skills,
         )
         for trajectory in trajectories
         for index, turn in enumerate(trajectory.turns)

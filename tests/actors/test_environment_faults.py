@@ -1,0 +1,123 @@
+"""Faults of somebody's environment on real env runners: the others go on, and a run that must stop says why."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+from faulty_env import ENV_ID, registered
+
+from trial_ray.algorithms.grpo_config import GRPOConfig
+from trial_ray.errors import InfrastructureError
+from trial_ray.models.tiny import save_tiny_model
+
+pytestmark = [pytest.mark.actors, pytest.mark.usefixtures("ray_session")]
+FAULT = rf"EnvironmentFaultError: {ENV_ID}, task '\w+', turn 2: KeyError: 'position'"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment(ray_session):
+    with registered():
+        yield
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory) -> str:
+    return str(save_tiny_model(tmp_path_factory.mktemp("model") / "nano", "nano"))
+
+
+def config_of(model_path: str, **env_config) -> GRPOConfig:
+    return (
+        GRPOConfig()
+        .environment(ENV_ID, env_config={"split": "train", **env_config})
+        .policy(model_path=model_path)
+        .training(lr=1e-3, group_size=4, tasks_per_iteration=2, minibatch_rows=12, microbatch_rows=6, kl_coeff=0.0)
+        .rollouts(max_prompt_tokens=200, max_response_tokens=4, prompt_style="plain", max_group_redraws=1)
+        .engines(engine="transformers", num_cpus_per_engine=0.25)
+        .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25)
+        .learners(num_learners=0, num_cpus_per_learner=0.25)
+        .resources(num_cpus_for_main_process=0.25)
+        .panel(split="train", num_tasks=2)
+        .fault_tolerance(delay_between_env_runner_restarts_s=0)
+        .debugging(seed=1)
+    )
+
+
+def test_one_faulty_episode_of_eight_is_left_out_and_told_while_the_others_train(model_path, caplog):
+    algo = config_of(model_path, fault="step_raises", faulty_episode=3).build_algo()
+    try:
+        with caplog.at_level(logging.WARNING):
+            result = algo.train()
+        assert result["groups"]["num_trained"] == 2
+        assert result["env_runners"]["num_failed_episodes"] == 1
+        assert result["env_runners"]["num_episodes"] == 7
+        assert np.isfinite(result["learners"]["default_policy"]["grpo"]["surrogate_loss"])
+        assert "1 of 8 rollouts failed" in caplog.text
+        assert "turn 2: KeyError: 'position'" in caplog.text
+        # The instance that failed is closed and never played again; the others are kept.
+        (kept,) = algo.env_runner_group.foreach_env_runner(
+            lambda runner: [env._env.closed for envs in runner._free_envs.values() for env in envs],
+            local_env_runner=False,
+        )
+        assert kept == [False] * 7
+        assert algo.train()["env_runners"]["num_episodes"] == 8
+    finally:
+        algo.stop()
+
+
+def test_where_every_episode_fails_the_run_and_the_panel_say_why(model_path, caplog):
+    algo = config_of(model_path, fault="step_raises").build_algo()
+    try:
+        with pytest.raises(InfrastructureError, match=f"No group of rollouts survived.*{FAULT}"):
+            algo.train()
+        with (
+            caplog.at_level(logging.WARNING),
+            pytest.raises(InfrastructureError, match=f"2 of the panel's 2 episodes.*{FAULT}"),
+        ):
+            algo.evaluate_panel()
+        assert "2 of 2 episodes failed" in caplog.text
+    finally:
+        algo.stop()
+
+
+def test_an_episode_of_the_panel_that_failed_once_is_told_and_played_again(model_path, caplog):
+    algo = config_of(model_path, fault="step_raises", faulty_episode=2).build_algo()
+    try:
+        with caplog.at_level(logging.WARNING):
+            result = algo.evaluate_panel()
+        assert [episode.ended for episode in result.episodes] == ["terminated"] * 2
+        assert "1 of 2 episodes failed" in caplog.text
+    finally:
+        algo.stop()
+
+
+def test_an_error_of_the_runner_itself_reaches_the_driver_as_it_is(model_path):
+    def spoil(runner) -> None:
+        def player(settings):
+            raise ZeroDivisionError("a bug of ours")
+
+        runner.player = player
+
+    algo = config_of(model_path).build_algo()
+    try:
+        algo.env_runner_group.foreach_env_runner(spoil, local_env_runner=False)
+        with pytest.raises(ZeroDivisionError, match="a bug of ours"):
+            algo.train()
+    finally:
+        algo.stop()
+
+
+def test_the_loss_of_every_runner_is_named(model_path):
+    def die_when_asked(runner) -> None:
+        import os
+
+        runner.player = lambda settings: os._exit(1)
+
+    algo = config_of(model_path).fault_tolerance(restart_failed_env_runners=False).build_algo()
+    try:
+        algo.env_runner_group.foreach_env_runner(die_when_asked, local_env_runner=False)
+        with pytest.raises(InfrastructureError, match="the first error was: env runner 1 died: "):
+            algo.train()
+    finally:
+        algo.stop()

@@ -1,0 +1,119 @@
+"""The built wheel in an empty virtual environment: everything a command needs is in it, without any checkout."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import ray
+
+from trial_ray.models.tiny import save_tiny_model
+
+ROOT = Path(__file__).parents[2]
+PACKAGED = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "trial_ray", "envs", "tuned_examples")
+OWN = """
+from trial_ray.runs.examples import experiment_file
+from trial_ray.runs.experiment import load_experiment
+
+config = load_experiment(experiment_file("alfworld_quickstart")).config.training(group_size=2)
+stop = {"training_iteration": 1}
+"""
+SMALL = (
+    "warm_start=none", "engine=transformers", "tasks_per_iteration=2", "group_size=2", "env_config.num_games=8",
+    "env_config.max_turns=2", "panel_num_tasks=2", "panel_env_config.num_games=2", "hindsight_start_iteration=1",
+)  # fmt: skip
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Path:
+    """Folder of the programs of an environment that holds the wheel, and sees the other packages of this one."""
+    source, wheels, prefix = (tmp_path_factory.mktemp(name) for name in ("source", "wheels", "prefix"))
+    for name in PACKAGED:  # a build writes into its source
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile
+        copy(ROOT / name, source / name)
+    pip("wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", wheels, source)
+    (wheel,) = wheels.glob("trial_ray-*.whl")
+    venv.create(prefix, with_pip=False)
+    (packages,) = prefix.glob("lib/python*/site-packages")
+    # A folder on the path, whose own .pth files (such as that of an editable install) Python does not read.
+    (packages / "others.pth").write_text(str(Path(ray.__file__).parents[1]))
+    pip("--python", prefix / "bin" / "python", "install", "--no-deps", "--no-index", wheel)
+    return prefix / "bin"
+
+
+def pip(*arguments: object) -> None:
+    command = [sys.executable, "-m", "pip", "--quiet", *map(str, arguments)]
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture
+def call(installed, tmp_path) -> Callable[..., str]:
+    """Run a program of the environment in an empty folder; what it printed."""
+
+    def run(program: str, *arguments: object) -> str:
+        own = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PYTHON"))}
+        # Ray's sockets live under this folder, and their paths must stay short.
+        with tempfile.TemporaryDirectory(prefix="r", dir="/tmp", ignore_cleanup_errors=True) as folder:
+            done = subprocess.run(
+                [installed / program, *map(str, arguments)],
+                env={**own, "RAY_TMPDIR": folder, "COLUMNS": "200"},
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                timeout=600,
+            )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
+def test_the_packages_are_those_of_the_wheel_and_bring_their_files(call, installed):
+    printed = call(
+        "python",
+        "-c",
+        "import trial_ray, trial_envs; print(trial_ray.__file__, trial_envs.__file__, sep='\\n')\n"
+        "from trial_ray.reproduction import load_scale\n"
+        "from trial_ray.evaluation.named_panels import panel_names, read_panel\n"
+        "from trial_ray.runs.methods import method_names\n"
+        "print(*(load_scale(name).iterations for name in ('tiny', 'small', 'paper')))\n"
+        "print(*(len(read_panel(name)) for name in panel_names()[3:]))\n"
+        "print(len(method_names()))\n",
+    ).splitlines()
+    assert [Path(file).is_relative_to(installed.parent) for file in printed[:2]] == [True, True]
+    assert printed[2:] == ["12 60 150", "128 128 128", "10"]
+    packages = Path(printed[0]).parents[1]
+    assert [(packages / name / "py.typed").is_file() for name in ("trial_ray", "trial_envs")] == [True, True]
+    for folder in ("trial_ray", "tuned_examples"):
+        sources = {file.relative_to(ROOT / folder) for file in (ROOT / folder).rglob("*.py")}
+        inside = packages / "trial_ray" / ("tuned_examples" if folder == "tuned_examples" else "")
+        assert {file for file in sources if not (inside / file).is_file()} == set()
+
+
+def test_commands_explain_themselves_and_plan_without_a_checkout(call):
+    assert "tuned example" in call("trial-ray", "train", "--help")
+    assert "table3" in call("trial-ray", "reproduce", "--help")
+    assert "20 new" in call("trial-ray", "reproduce", "table3", "--scale", "tiny", "--dry-run")
+    assert "transformers" in call("trial-ray", "doctor")
+
+
+@pytest.mark.parametrize("experiment", ["alfworld_quickstart", "own.py"])
+def test_an_experiment_trains(experiment, call, tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    model = save_tiny_model(tmp_path / "nano", "nano")
+    settings = [part for setting in (*SMALL, f"model_path={model}") for part in ("--set", setting)]
+    call("trial-ray", "train", experiment, "--iterations", 1, "--out", "run", *settings)
+    assert [len(list((tmp_path / "run" / "evaluations").glob(name))) for name in ("before.json", "after_*.json")] == [
+        1,
+        1,
+    ]
+    assert (tmp_path / "run" / "checkpoints" / "000001").is_dir()
