@@ -38,6 +38,7 @@ MIXED_STEPS = 20
 ODD_COMMANDS = ("sing a song", "", "GO TO SHELF 1", "look around", "go to shelf 99", "help me", " inventory ")
 EPISODES_A_KIND = 12
 MALFORMED = ("buy now", "search[]", "click[no such label]", "Search[lamp]", "click[x [y]]", "search[tea] and more")
+WORDS = ("black", "large", "garden", "tea", "women", "lamp", "slim", "fit", "pack", "of", "2", "gluten", "free")
 SPECIAL = ("search[<c> garden]", "search[<q> bookcases]")
 
 
@@ -135,7 +136,7 @@ def _spoil(planned: list[str], rng: random.Random) -> list[str]:
 def _random_action(session: Session, rng: random.Random) -> str:
     labels = [label for label in session.page.targets if label != "buy now"]
     clicks = [f"click[{rng.choice(labels)}]"] * 6 if labels else []
-    words = rng.sample("black large garden tea women lamp slim fit pack of 2 gluten free".split(), 2)
+    words = rng.sample(WORDS, 2)
     search = rng.choice([f"search[{' '.join(words)}]", rng.choice(SPECIAL)])
     return rng.choice([*clicks, search, rng.choice(MALFORMED), "click[buy now]"])
 

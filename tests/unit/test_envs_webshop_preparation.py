@@ -15,6 +15,7 @@ from trial_envs.webshop.env import WebShopEnv
 from trial_envs.webshop.nouns import tag_titles
 from trial_envs.webshop.preparation import import_shop, prepare
 
+
 @pytest.mark.data
 def test_goals_and_prices_of_the_published_start_up_follow_from_the_products_and_the_seed(tmp_path, published_shop):
     folder = tmp_path / "raw"
@@ -45,7 +46,9 @@ def test_the_packed_set_is_recognised_by_its_digests():
 
 def test_human_goals_are_built_on_request(tmp_path):
     asin = PRODUCTS[1]["asin"]
-    human = {asin: [{"instruction": "a bright lamp", "instruction_attributes": ["bright"], "instruction_options": ["green"]}]}
+    human = {
+        asin: [{"instruction": "a bright lamp", "instruction_attributes": ["bright"], "instruction_options": ["green"]}]
+    }
     folder = write_source(tmp_path / "source", items_human_ins=human)
     shop = open_catalogue(prepare(folder, tmp_path / "index", human_goals=True, tagger=tag))
     assert shop.num_goals == 1
