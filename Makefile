@@ -7,13 +7,16 @@ STAMP := $(VENV)/.installed
 UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export UV_FIND_LINKS
 
-.PHONY: train test lint bench bench-envs clean setup
+.PHONY: train test test-data lint bench bench-envs clean setup
 
 train: setup
 	$(BIN)/trial-ray train tuned_examples/alfworld_quickstart.py $(ARGS)
 
 test: setup
 	$(BIN)/python -m pytest $(ARGS)
+
+test-data: setup
+	$(BIN)/python -m pytest -m data $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""Settings of every test, and one small Ray for the whole session.
+"""Settings of every test: the home they run in, the data they compare with, and one small Ray for the whole session.
 
 Property tests draw the same examples everywhere and have no deadline on a busy machine.
 """
@@ -10,11 +10,36 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import third_party
 from hypothesis import settings
-from shared_data import WEBSHOP_1K
+from recordings import ORIGINS, OWN_SHOP
 
 settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
 settings.load_profile("repeatable")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A folder that the user named must be the right one; only without a name may the data be missing."""
+    if third_party.NAMED and third_party.missing():
+        raise pytest.UsageError(third_party.missing())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what compares with third-party data that are not here; pytest reports all of it in one line."""
+    if item.get_closest_marker("data") and third_party.missing():
+        pytest.skip(third_party.missing())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A home for this session alone: no data or cache of the user takes part, and none is left behind."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("ALFWORLD_DATA", "WEBSHOP_DATA", "TRIAL_RAY_CACHE", "XDG_CACHE_HOME"):
+            patch.delenv(name, raising=False)
+        home = tmp_path_factory.mktemp("home")
+        patch.setenv("HOME", str(home))
+        yield home
 
 
 @pytest.fixture(scope="session")
@@ -49,19 +74,38 @@ def start_ray(folder: str, attempts: int = 3) -> None:
                 raise
 
 
+@pytest.fixture(params=ORIGINS)
+def origin(request: pytest.FixtureRequest) -> str:
+    """Whose games, shop and recordings a test takes: ``own``, or (marked ``data``) ``published``."""
+    return request.param
+
+
 @pytest.fixture(scope="session")
-def webshop_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Index folder of the 1,000-product shop; prepared once."""
+def own_shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Index folder of the generated shop that the own recordings are of."""
+    from trial_envs.webshop.generator import open_generated
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("own_shop")))
+        return open_generated(OWN_SHOP).folder
+
+
+@pytest.fixture(scope="session")
+def published_shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Index folder of the 1,000-product shop; for tests that are marked ``data``."""
     from trial_envs.webshop.preparation import prepare
 
-    if not WEBSHOP_1K.is_dir():
-        pytest.skip("the 1,000-product shop is not on this machine")
-    return prepare(WEBSHOP_1K, tmp_path_factory.mktemp("webshop") / "index")
+    return prepare(third_party.WEBSHOP_1K, tmp_path_factory.mktemp("published_shop") / "index")
+
+
+@pytest.fixture
+def shop_folder(origin: str, request: pytest.FixtureRequest) -> Path:
+    """Index folder of the shop of the origin."""
+    return request.getfixturevalue(f"{origin}_shop")
 
 
 @pytest.fixture
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A cache folder for this test alone, and no data named by the user's variables."""
+    """A cache folder for this test alone."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv("WEBSHOP_DATA", raising=False)
     return tmp_path

@@ -1,7 +1,5 @@
 """The fast engine against recordings of the stock one, against the stock one itself, and under threads."""
 
-import json
-import lzma
 import os
 import random
 import subprocess
@@ -10,10 +8,11 @@ import threading
 
 import gymnasium
 import pytest
-from shared_data import ALFWORLD, GOLDEN
+from recordings import alfworld_episodes
+from third_party import ALFWORLD
 
 import trial_envs  # noqa: F401  registers the ids
-from trial_envs.alfworld.engine import AlfredEngine
+from trial_envs.alfworld.engine import AlfredEngine, GameText
 from trial_envs.alfworld.env import ALFWorldEnv
 from trial_envs.alfworld.families import FAMILIES
 from trial_envs.alfworld.generator import generate, task_ids
@@ -21,11 +20,6 @@ from trial_envs.alfworld.library import LIBRARIES
 from trial_envs.alfworld.packed import PackedGames
 from trial_envs.alfworld.translation import translate
 from trial_envs.errors import ClosedEnvError
-
-RECORDINGS = GOLDEN / "alfworld_episodes.jsonl.xz"
-
-needs_release = pytest.mark.skipif(not ALFWORLD.is_dir(), reason="the ALFWorld release is not on this machine")
-needs_recordings = pytest.mark.skipif(not RECORDINGS.is_file(), reason="the recordings are not on this machine")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,30 +30,28 @@ def own_cache(tmp_path_factory):
         yield
 
 
-def recorded_episodes() -> list[dict]:
-    """Both episodes of six games, one a family; the families take the splits in turn."""
-    with lzma.open(RECORDINGS, "rt", encoding="utf-8") as stream:
-        episodes = [json.loads(line) for line in stream]
+def chosen_episodes(origin: str) -> list[dict]:
+    """All of the own; of the published, both of six games, one a family, where the families take the splits in turn."""
+    episodes = alfworld_episodes(origin)
+    if origin == "own":
+        return episodes
     splits = ("train", "valid_seen", "valid_unseen")
     chosen = []
     for number, family in enumerate(FAMILIES):
         of_family = [e for e in episodes if e["family"] == family and e["split"] == splits[number % 3]]
         chosen += [e for e in of_family if e["trial"] == of_family[0]["trial"]]
-    assert len(chosen) == 12
     return chosen
 
 
-@needs_release
-@needs_recordings
-def test_recorded_episodes_are_repeated_word_for_word():
-    episodes = recorded_episodes()
+def test_recorded_episodes_of_the_stock_engine_are_repeated_word_for_word(origin):
+    episodes = chosen_episodes(origin)
     assert {episode["family"] for episode in episodes} == set(FAMILIES)
-    assert len({episode["split"] for episode in episodes}) == 3
+    assert len(episodes) >= 12
     environments = {}
     for episode in episodes:
         split = episode["split"]
         if split not in environments:
-            environments[split] = ALFWorldEnv(split, data=ALFWORLD)
+            environments[split] = ALFWorldEnv(split, data=ALFWORLD if origin == "published" else None)
         env = environments[split]
         for step in episode["steps"]:
             reward, terminated, truncated = 0.0, False, False
@@ -77,15 +69,14 @@ def test_recorded_episodes_are_repeated_word_for_word():
         env.close()
 
 
-@needs_release
 def test_the_task_is_the_sentence_without_its_lead_in():
-    env = ALFWorldEnv("valid_seen", data=ALFWORLD)
+    env = ALFWorldEnv("generated", difficulty="tiny")
     observation, info = env.reset(seed=0)
     assert observation.endswith(f"\n\nYour task is to: {info['task']}")
     env.close()
 
 
-@needs_release
+@pytest.mark.data
 def test_the_release_has_all_its_games_sorted():
     env = ALFWorldEnv("train", data=ALFWORLD)
     sizes = {split: len(env.tasks(split)) for split in ("train", "valid_seen", "valid_unseen", "valid_train")}
@@ -94,15 +85,14 @@ def test_the_release_has_all_its_games_sorted():
     env.close()
 
 
-def official_and_generated():
-    texts = [generate(task_ids("small", 1, 1)[0]).text]
-    if ALFWORLD.is_dir():
-        source = PackedGames(ALFWORLD)
-        texts.append(source.game("valid_unseen", source.tasks("valid_unseen")[60]).text)
-    return texts
+def game_text(origin: str) -> GameText:
+    if origin == "own":
+        return generate(task_ids("small", 1, 1)[0]).text
+    source = PackedGames(ALFWORLD)
+    return source.game("valid_unseen", source.tasks("valid_unseen")[60]).text
 
 
-def test_random_walks_equal_those_of_the_stock_engine(monkeypatch, tmp_path):
+def test_random_walks_equal_those_of_the_stock_engine(origin, monkeypatch, tmp_path):
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))  # importing alfworld makes this folder, or one in the home
     from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
     from textworld.core import EnvInfos
@@ -111,19 +101,20 @@ def test_random_walks_equal_those_of_the_stock_engine(monkeypatch, tmp_path):
     stock = AlfredDemangler(PddlEnv(EnvInfos(won=True, admissible_commands=True)), shuffle=False)
     fast = AlfredEngine()
     rng = random.Random(0)
-    for text in official_and_generated():
-        stock.load({"pddl_domain": text.domain, "pddl_problem": text.problem, "grammar": text.grammar})
-        fast.load(text)
-        expected, done, state = stock.reset(), False, fast.reset()
-        for _ in range(20):
-            assert state.feedback == expected.feedback
-            assert list(state.admissible_commands) == expected.admissible_commands
-            assert state.won == done
-            commands = [*expected.admissible_commands, "sing a song"]
-            command = rng.choice(commands)
-            expected, _, done = stock.step(command)
-            state = fast.step(command)
-            assert state.understood == (command in commands[:-1])
+    text = game_text(origin)
+    stock.load({"pddl_domain": text.domain, "pddl_problem": text.problem, "grammar": text.grammar})
+    fast.load(text)
+    expected, done, state = stock.reset(), False, fast.reset()
+    for _ in range(20):
+        assert state.feedback == expected.feedback
+        assert list(state.admissible_commands) == expected.admissible_commands
+        assert state.won == done
+        commands = [*expected.admissible_commands, "sing a song"]
+        command = rng.choice(commands)
+        expected, _, done = stock.step(command)
+        state = fast.step(command)
+        assert state.understood == (command in commands[:-1])
+    stock.close()
     fast.close()
 
 

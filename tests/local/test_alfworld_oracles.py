@@ -1,7 +1,7 @@
 """The two oracles win: one with the solution, one with what a player sees."""
 
 import pytest
-from shared_data import ALFWORLD
+from third_party import ALFWORLD
 
 from trial_envs.alfworld.env import ALFWorldEnv
 from trial_envs.alfworld.families import FAMILIES
@@ -39,11 +39,12 @@ def test_the_explorer_is_a_function_of_its_seed():
     assert any(walk != walks[0] for walk in walks)
 
 
-@pytest.mark.skipif(not ALFWORLD.is_dir(), reason="the ALFWorld release is not on this machine")
-def test_both_oracles_win_official_games(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    env = ALFWorldEnv("valid_seen", data=ALFWORLD)
-    tasks = env.tasks()[::20]
+def test_both_oracles_win_full_sized_games(origin, own_cache):
+    if origin == "own":
+        env = ALFWorldEnv("generated", difficulty="official", num_games=120, families=FAMILIES)
+    else:
+        env = ALFWorldEnv("valid_seen", data=ALFWORLD)
+    tasks = env.tasks()[::19]
     for task_id in tasks:
         observation, info = env.reset(options={"task": task_id})
         oracle = WalkthroughOracle()

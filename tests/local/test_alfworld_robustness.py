@@ -10,7 +10,7 @@ import threading
 
 import gymnasium
 import pytest
-from shared_data import ALFWORLD
+from packed_games import pack_games
 
 import trial_envs  # noqa: F401  registers the ids
 from trial_envs.alfworld.engine import AlfredEngine, GameText
@@ -130,11 +130,10 @@ def test_a_data_folder_that_vanishes(tmp_path):
     env.close()
 
 
-@pytest.mark.skipif(not ALFWORLD.is_dir(), reason="the ALFWorld release is not on this machine")
-def test_an_index_that_vanishes_or_is_damaged(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    env = ALFWorldEnv("valid_seen", data=ALFWORLD)
-    (index,) = (tmp_path / "trial_envs").glob("*.sqlite")
+def test_an_index_that_vanishes_or_is_damaged(tmp_path, own_cache):
+    games = pack_games(tmp_path / "packed", map(generate, task_ids("tiny", 0, 5)), split="valid_seen")
+    env = ALFWorldEnv("valid_seen", data=games)
+    (index,) = (own_cache / "trial_envs").glob("*.sqlite")
     for task in ("x/y", "\ud800", "\x00", "a" * 1_000_000):
         with pytest.raises(UnknownTaskError):
             env.reset(options={"task": task})

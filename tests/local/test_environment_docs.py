@@ -6,7 +6,7 @@ from pathlib import Path
 
 import gymnasium
 import pytest
-from shared_data import ALFWORLD, WEBSHOP_1K
+from third_party import ALFWORLD, WEBSHOP_1K
 
 import trial_envs
 from trial_ray.hindsight import outcome_view
@@ -44,6 +44,7 @@ def render_views(env_id: str, settings: dict, task: str, turn: int) -> tuple[str
     raise AssertionError(f"the walkthrough has no turn {turn}")
 
 
+@pytest.mark.data
 @pytest.mark.parametrize("shown", SHOWN, ids=lambda shown: f"{shown[0]}, turn {shown[3]}")
 def test_the_page_shows_views_as_they_are(shown):
     page = PAGE.read_text(encoding="utf-8")

@@ -98,7 +98,8 @@ def test_a_copy_goes_on_where_the_original_is(env):
     copy.close()
 
 
-def test_unknown_settings_and_tasks(env):
+def test_unknown_settings_and_tasks():
+    env = TextWorldEnv()
     with pytest.raises(UnknownSplitError, match="'valid'"):
         TextWorldEnv("valid")
     for wrong in ({"level": 31}, {"level": 0}, {"families": ["cooking"]}, {"families": []}, {"num_games": 0}):
@@ -114,6 +115,7 @@ def test_unknown_settings_and_tasks(env):
     ):
         with pytest.raises(UnknownTaskError):
             env.reset(options={"task": task})
+    env.close()
 
 
 def test_gymnasium_accepts_the_environment():

@@ -9,9 +9,10 @@ EVERY, WON = 15, 426
 """Of all 6,910 goals 6,452 can be won; of every 15th, 426 of 461."""
 
 
-def test_the_plan_reaches_all_that_the_goals_product_can_reach(webshop_index):
+@pytest.mark.data
+def test_the_plan_reaches_all_that_the_goals_product_can_reach(published_shop):
     """The others miss options only."""
-    env = WebShopEnv("all", data=webshop_index)
+    env = WebShopEnv("all", data=published_shop)
     won, tasks = 0, env.tasks()[::EVERY]
     for task in tasks:
         env.reset(options={"task": task})
@@ -73,8 +74,9 @@ def test_the_explorer_wins_nearly_all_generated_goals(own_cache):
     assert sum(len(actions) for _, _, actions in played) / 100 < 9
 
 
-def test_the_explorer_buys_in_time_in_the_published_shop(webshop_index):
-    env = WebShopEnv("test", data=webshop_index)
+@pytest.mark.data
+def test_the_explorer_buys_in_time_in_the_published_shop(published_shop):
+    env = WebShopEnv("test", data=published_shop)
     played = [explore(env, task, 0) for task in env.tasks()[::10]]
     assert not any(truncated for _, truncated, _ in played)
     assert sum(score for score, _, _ in played) / len(played) > 0.45

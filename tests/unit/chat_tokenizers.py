@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from gguf import GGUFReader
-from golden_episodes import alfworld_episodes
+from recordings import alfworld_episodes
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 

@@ -2,15 +2,15 @@
 
 import json
 import lzma
-from pathlib import Path
 
 import gymnasium
 import pytest
+from packed_games import pack_games
 
 import trial_envs  # noqa: F401  registers the ids
 from trial_envs.alfworld.env import ALFWorldEnv
 from trial_envs.alfworld.export import write_games
-from trial_envs.alfworld.generator import engine_texts, generate, task_ids
+from trial_envs.alfworld.generator import generate, task_ids
 from trial_envs.errors import (
     CorruptGameError,
     GeneratorSettingError,
@@ -39,23 +39,6 @@ def tree(tmp_path_factory):
     return folder, ids
 
 
-def packed(folder: Path, games, split="train") -> Path:
-    """A packed release of a few games, as the published one is made."""
-    folder.mkdir()
-    domain, grammar = engine_texts()
-    sentence = '"Your task is to: UNKNOWN GOAL."'
-    (folder / "domain.pddl").write_text(domain)
-    (folder / "grammar.twl2.tmpl").write_text(grammar.replace(sentence, '"@@TASK@@"'))
-    with lzma.open(folder / "games_all.jsonl.xz", "wt") as stream:
-        for game in games:
-            name, trial = game.task_id.split("/")
-            task = game.text.grammar.split('"rhs": "Your task is to: ')[1].split('"')[0]
-            row = {"split": split, "name": name, "trial": trial, "task": f"Your task is to: {task}"}
-            row |= {"walkthrough": game.walkthrough, "pddl_problem": game.text.problem, "sha16": ""}
-            stream.write(json.dumps(row) + "\n")
-    return folder
-
-
 def win(env) -> dict:
     for command in env.unwrapped.walkthrough:
         _, reward, terminated, _, info = env.step(command)
@@ -66,7 +49,7 @@ def win(env) -> dict:
 def test_a_tree_and_a_packed_release_play_the_generated_games(tree, tmp_path):
     folder, ids = tree
     answers = []
-    pack = packed(tmp_path / "packed", map(generate, ids), split="valid_seen")
+    pack = pack_games(tmp_path / "packed", map(generate, ids), split="valid_seen")
     sources = ({"split": "valid_seen", "data": folder}, {"split": "valid_seen", "data": folder / "json_2.1.1"})
     generated = {"split": "generated", "difficulty": "tiny", "generator_seed": 4, "num_games": 3}
     for settings in (*sources, {"split": "valid_seen", "data": pack}, generated):
@@ -124,7 +107,7 @@ def test_an_empty_folder_and_a_tree_without_the_split_are_missing_data(tree, tmp
 
 
 def test_a_packed_release_without_its_grammar_is_missing_data(tmp_path):
-    folder = packed(tmp_path / "packed", [])
+    folder = pack_games(tmp_path / "packed", [])
     (folder / "grammar.twl2.tmpl").unlink()
     with pytest.raises(MissingDataError, match=r"grammar\.twl2\.tmpl"):
         make(split="train", data=folder)
@@ -132,7 +115,7 @@ def test_a_packed_release_without_its_grammar_is_missing_data(tmp_path):
 
 @pytest.mark.parametrize("damage", ["cut off", "not JSON"])
 def test_a_broken_packed_release_is_reported_and_leaves_no_index(tmp_path, damage):
-    folder = packed(tmp_path / "packed", map(generate, task_ids("tiny", 0, 5)))
+    folder = pack_games(tmp_path / "packed", map(generate, task_ids("tiny", 0, 5)))
     file = folder / "games_all.jsonl.xz"
     file.write_bytes(file.read_bytes()[:-40] if damage == "cut off" else lzma.compress(b"{\n"))
     with pytest.raises(CorruptGameError, match=r"games_all\.jsonl\.xz"):
@@ -143,7 +126,7 @@ def test_a_broken_packed_release_is_reported_and_leaves_no_index(tmp_path, damag
 def test_a_machine_without_a_writable_cache_plays_packed_games_too(tmp_path, monkeypatch):
     (tmp_path / "cache").write_text("a file where the cache folder should be")
     ids = task_ids("tiny", 0, 2)
-    env = make(split="train", data=packed(tmp_path / "packed", map(generate, ids)))
+    env = make(split="train", data=pack_games(tmp_path / "packed", map(generate, ids)))
     env.reset(options={"task": ids[0]})
     win(env)
     env.close()

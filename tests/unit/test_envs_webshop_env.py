@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
-from shared_data import WEBSHOP_1K
+from webshop_source import NOUNS, write_source
 
 import trial_envs
 from trial_envs.errors import (
@@ -36,8 +36,9 @@ def env(own_cache):
 
 
 @pytest.fixture
-def real(webshop_index):
-    env = WebShopEnv("all", data=webshop_index)
+def shop(shop_folder):
+    """An environment in the shop of the own recordings, and in the published one."""
+    env = WebShopEnv("all", data=shop_folder)
     yield env
     env.close()
 
@@ -95,73 +96,91 @@ def test_the_walkthrough_wins_with_one_reward_at_the_end(env):
     assert env.purchase is None
 
 
-def test_a_partial_purchase_scores_without_winning(real):
-    _, info = play(
-        real, 37, "search[brown polo snowmobile]", "click[b01mg1ltms]", "click[forest green]", "click[medium]"
-    )
+def find_shirt(env):
+    """A goal with a colour and a size, and the way to the page of its product."""
+    task = next(task for task in env.tasks() if env.catalogue.goal(int(task)).wanted.keys() == {"color", "size"})
+    product = env.catalogue.product(env.catalogue.position(env.catalogue.goal(int(task)).asin))
+    return task, (f"search[{product.title}]", f"click[{product.asin.lower()}]"), product.options
+
+
+def test_a_partial_purchase_scores_without_winning(env):
+    task, way, options = find_shirt(env)
+    wanted = env.catalogue.goal(int(task)).wanted
+    other = next(size for size in options["size"] if size != wanted["size"] and "large" not in size)
+    _, info = play(env, task, *way, f"click[{wanted['color']}]", f"click[{other}]")
     assert info["score"] == 0.0
-    _, reward, terminated, _, info = real.step("click[buy now]")
-    assert (reward, terminated, info["score"], info["won"]) == (0.8, True, 0.8, False)
-    assert real.purchase.options == {"color": "forest green", "size": "medium"}
+    _, reward, terminated, _, info = env.step("click[buy now]")
+    asked = len(env.goal.attributes) + 3  # and the colour, the size and the price
+    assert reward == pytest.approx((asked - 1) / asked)
+    assert (terminated, info["score"], info["won"]) == (True, reward, False)
+    assert env.purchase.options == {"color": wanted["color"], "size": other}
 
 
-def test_splits_of_both_conventions(real):
-    assert list(real.tasks("test")) == [str(n) for n in range(500)]
-    assert (real.tasks("train")[0], len(real.tasks("train"))) == ("500", 6410)
-    assert (real.tasks("orig_eval")[0], len(real.tasks("orig_eval"))) == ("500", 1000)
-    assert (real.tasks("orig_train")[0], len(real.tasks("orig_train"))) == ("1500", 5410)
-    assert real.tasks("orig_test") == real.tasks("test")
-    assert len(real.tasks("all")) == 6910
-    assert real.tasks("all")[10:12] == real.tasks("test")[10:12]
+def test_splits_of_both_conventions(shop):
+    goals = shop.catalogue.num_goals
+    assert goals > 1500
+    assert list(shop.tasks("test")) == [str(n) for n in range(500)]
+    assert (shop.tasks("train")[0], len(shop.tasks("train"))) == ("500", goals - 500)
+    assert (shop.tasks("orig_eval")[0], len(shop.tasks("orig_eval"))) == ("500", 1000)
+    assert (shop.tasks("orig_train")[0], len(shop.tasks("orig_train"))) == ("1500", goals - 1500)
+    assert shop.tasks("orig_test") == shop.tasks("test")
+    assert len(shop.tasks("all")) == goals
+    assert shop.tasks("all")[10:12] == shop.tasks("test")[10:12]
     with pytest.raises(UnknownSplitError, match="orig_eval"):
-        real.tasks("valid")
+        shop.tasks("valid")
 
 
-def test_drawn_tasks_belong_to_the_split(webshop_index):
-    env = WebShopEnv("test", data=webshop_index)
+def test_drawn_tasks_belong_to_the_split(own_shop):
+    env = WebShopEnv("test", data=own_shop)
     drawn = [int(env.reset(seed=seed)[1]["task_id"]) for seed in range(30)]
     assert max(drawn) < 500
     assert len(set(drawn)) > 20
 
 
-def test_options_are_kept_on_sub_pages_and_forgotten_on_the_way_back(real):
-    enter = ("search[brown polo snowmobile]", "click[b01mg1ltms]", "click[medium]")
+def test_options_are_kept_on_sub_pages_and_forgotten_on_the_way_back(env):
+    task, (search, product), options = find_shirt(env)
+    (first, second, *_), colour = options["size"], options["color"][0]
+    enter = (search, product, f"click[{second}]")
     for detour, kept in {
-        ("click[description]", "click[< prev]"): {"size": "medium"},
-        ("click[features]", "click[< prev]", "click[reviews]", "click[< prev]"): {"size": "medium"},
-        ("click[small]", "click[medium]"): {"size": "medium"},
-        ("click[small]", "click[brown]"): {"size": "small", "color": "brown"},
-        ("click[< prev]", "click[b01mg1ltms]"): {},
-        ("click[back to search]", *enter[:2]): {},
-        (*enter[:2],): {},
+        ("click[description]", "click[< prev]"): {"size": second},
+        ("click[features]", "click[< prev]", "click[reviews]", "click[< prev]"): {"size": second},
+        (f"click[{first}]", f"click[{second}]"): {"size": second},
+        (f"click[{first}]", f"click[{colour}]"): {"size": first, "color": colour},
+        ("click[< prev]", product): {},
+        ("click[back to search]", search, product): {},
+        (search, product): {},
     }.items():
-        play(real, 37, *enter, *detour, "click[buy now]")
-        assert real.purchase.options == kept, detour
+        play(env, task, *enter, *detour, "click[buy now]")
+        assert env.purchase.options == kept, detour
 
 
-def test_pages_of_results_turn_both_ways_and_never_end(real):
-    first, _ = play(real, 0, "search[shirt]")
-    third, info = play(real, 0, "search[shirt]", *["click[next >]"] * 2)
+def test_pages_of_results_turn_both_ways_and_never_end(shop):
+    first, _ = play(shop, 0, "search[color]")
+    third, info = play(shop, 0, "search[color]", *["click[next >]"] * 2)
     assert "Page 3 (Total results: 50)" in third
     for _ in range(2):
-        observation, *_ = real.step("click[< prev]")
+        observation, *_ = shop.step("click[< prev]")
     assert observation == first
-    assert "click[< prev]" not in play(real, 0, "search[shirt]")[1]["admissible_actions"]
-    beyond, info = play(real, 0, "search[shirt]", *["click[next >]"] * 7)
+    assert "click[< prev]" not in play(shop, 0, "search[color]")[1]["admissible_actions"]
+    beyond, info = play(shop, 0, "search[color]", *["click[next >]"] * 7)
     assert beyond.endswith("Page 8 (Total results: 50) [SEP] < Prev [SEP] Next >")
     assert info["admissible_actions"] == ["click[back to search]", "click[< prev]", "click[next >]"]
 
 
-def test_going_back_from_a_product_returns_to_its_page_of_results(real):
-    listed, info = play(real, 0, "search[shirt]", "click[next >]")
-    real.step(info["admissible_actions"][3])
-    assert real.step("click[< prev]")[0] == listed
+def test_going_back_from_a_product_returns_to_its_page_of_results(shop):
+    listed, info = play(shop, 0, "search[color]", "click[next >]")
+    shop.step(info["admissible_actions"][3])
+    assert shop.step("click[< prev]")[0] == listed
 
 
-def test_special_searches_list_a_category_and_a_collection(real):
-    assert "(Total results: 238)" in play(real, 0, "search[<c> beauty]")[0]
-    assert "(Total results: 0)" in play(real, 0, "search[<c> boats]")[0]
-    assert "(Total results: 0)" not in play(real, 0, "search[<q> women's shorts]")[0]
+def test_special_searches_list_a_category_and_a_collection(shop):
+    products = [shop.catalogue.product(position) for position in range(shop.catalogue.num_products)]
+    in_beauty = sum(product.category == "beauty" for product in products)
+    collected = sum(product.query == products[0].query for product in products)
+    assert min(in_beauty, collected) > 0
+    assert f"(Total results: {in_beauty})" in play(shop, 0, "search[<c> beauty]")[0]
+    assert f"(Total results: {collected})" in play(shop, 0, f"search[<q> {products[0].query}]")[0]
+    assert "(Total results: 0)" in play(shop, 0, "search[<c> boats]")[0]
 
 
 NONSENSE = [
@@ -281,8 +300,8 @@ def test_fifteen_turns_truncate(env):
 
 @pytest.mark.parametrize("name", ["products.bin", "terms.offsets.npy", "posting_products.npy", "goals.bin", MANIFEST])
 @pytest.mark.parametrize("damage", ["missing", "short", "changed"])
-def test_a_damaged_index_is_refused(webshop_index, tmp_path, name, damage):
-    folder = shutil.copytree(webshop_index, tmp_path / "index")
+def test_a_damaged_index_is_refused(own_shop, tmp_path, name, damage):
+    folder = shutil.copytree(own_shop, tmp_path / "index")
     path = folder / name
     content = path.read_bytes()
     path.unlink()
@@ -294,9 +313,7 @@ def test_a_damaged_index_is_refused(webshop_index, tmp_path, name, damage):
 
 
 def test_a_source_folder_is_prepared_once_and_play_goes_on_when_it_vanishes(own_cache, tmp_path):
-    if not WEBSHOP_1K.is_dir():
-        pytest.skip("the 1,000-product shop is not on this machine")
-    folder = shutil.copytree(WEBSHOP_1K, tmp_path / "data", copy_function=shutil.copyfile)
+    folder = write_source(tmp_path / "data", title_nouns=NOUNS)
     env = WebShopEnv("test", data=folder)
     prepared = env.catalogue.folder
     other = WebShopEnv("test", data=folder)
@@ -311,15 +328,16 @@ def test_a_source_folder_is_prepared_once_and_play_goes_on_when_it_vanishes(own_
         WebShopEnv("test", data=folder)
 
 
-def test_large_data_are_not_prepared_in_passing(own_cache, monkeypatch):
+def test_large_data_are_not_prepared_in_passing(own_cache, monkeypatch, tmp_path):
+    folder = write_source(tmp_path / "data", title_nouns=NOUNS)
     monkeypatch.setattr(shops, "PREPARED_ON_SIGHT", 1000)
     with pytest.raises(MissingDataError, match="import_shop"):
-        WebShopEnv("test", data=WEBSHOP_1K)
+        WebShopEnv("test", data=folder)
 
 
-def test_threads_share_a_shop_and_play_their_own_episodes(webshop_index):
+def test_threads_share_a_shop_and_play_their_own_episodes(own_shop):
     def run(number, results):
-        env = WebShopEnv("all", data=webshop_index)
+        env = WebShopEnv("all", data=own_shop)
         results[number] = [play(env, task, "search[black shirt]", "click[next >]")[0] for task in range(20)]
         env.close()
 
@@ -350,8 +368,8 @@ def test_a_shop_that_was_imported_again_is_opened_anew(own_cache):
     assert env.catalogue.num_products == 5
 
 
-def test_a_number_is_the_goals_number_in_every_split(own_cache, webshop_index):
-    env = WebShopEnv("train", data=webshop_index)
+def test_a_number_is_the_goals_number_in_every_split(own_cache, own_shop):
+    env = WebShopEnv("train", data=own_shop)
     assert env.reset(options={"task": 7})[1]["task_id"] == "7"
     assert env.reset(options={"task": np.int64(7)})[1]["task_id"] == "7"
     with pytest.raises(UnknownTaskError):

@@ -1,7 +1,7 @@
-"""Sessions and rewards against everything that the published engine was recorded to answer."""
+"""Sessions and rewards against everything that was recorded: of this engine, and of the published one."""
 
 import pytest
-from golden_webshop import golden
+from recordings import webshop_records
 
 from trial_envs.webshop.catalogue import open_catalogue
 from trial_envs.webshop.reward import purchase_reward
@@ -9,15 +9,15 @@ from trial_envs.webshop.session import Session
 
 
 @pytest.mark.parametrize("kind", ["oracle", "partial", "random"])
-def test_episodes_are_repeated_step_by_step(webshop_index, kind):
-    shop = open_catalogue(webshop_index)
-    episodes = [episode for episode in golden("episodes") if episode["kind"] == kind]
+def test_episodes_are_repeated_step_by_step(origin, shop_folder, kind):
+    shop = open_catalogue(shop_folder)
+    episodes = [episode for episode in webshop_records("episodes", origin) if episode["kind"] == kind]
     for episode in episodes:
         goal = shop.goal(episode["goal_index"])
         assert (goal.asin, goal.instruction) == (episode["goal_asin"], episode["instruction_text"])
         session = Session(shop, goal)
-        for step in episode["steps"]:
-            where = (episode["id"], step["t"], step["action"])
+        for number, step in enumerate(episode["steps"]):
+            where = (episode["id"], number, step["action"])
             if step["action"] is not None:
                 session.act(step["action"])
             page, purchase = session.page, session.purchase
@@ -29,7 +29,7 @@ def test_episodes_are_repeated_step_by_step(webshop_index, kind):
                 assert (purchase.reward.reward if purchase else 0) == step["reward"], where
                 assert (purchase is not None) == step["done"], where
         check_purchase(session.purchase, episode["purchase"])
-    assert len(episodes) >= 40
+    assert len(episodes) == {"own": 12, "published": 40}[origin]
 
 
 def check_purchase(purchase, recorded):
@@ -42,9 +42,9 @@ def check_purchase(purchase, recorded):
     assert purchase.reward.parts() == recorded["reward_info"]
 
 
-def test_rewards_and_their_parts_are_repeated(webshop_index):
-    shop = open_catalogue(webshop_index)
-    for record in golden("rewards"):
+def test_rewards_and_their_parts_are_repeated(origin, shop_folder):
+    shop = open_catalogue(shop_folder)
+    for record in webshop_records("rewards", origin):
         goal = shop.goal(record["goal_index"])
         product = shop.product(shop.position(record["purchased_asin"]))
         nouns = shop.product(shop.position(goal.asin)).title_nouns

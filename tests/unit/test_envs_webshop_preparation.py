@@ -5,7 +5,8 @@ import lzma
 import shutil
 
 import pytest
-from shared_data import WEBSHOP_1K
+from third_party import WEBSHOP_1K
+from webshop_source import ATTRIBUTES, PRODUCTS, tag, write_source
 
 from trial_envs.errors import CorruptCatalogueError, MissingDataError, MissingPackageError
 from trial_envs.webshop import sources
@@ -14,71 +15,50 @@ from trial_envs.webshop.env import WebShopEnv
 from trial_envs.webshop.nouns import tag_titles
 from trial_envs.webshop.preparation import import_shop, prepare
 
-PRODUCTS = [
-    {
-        "asin": f"B00000000{n}",
-        "name": f"Red Lamp number {n}",
-        "full_description": "",
-        "small_description": ["Bright", "Tall"],
-        "customization_options": {"Color": [{"value": " Red/Blue "}, {"value": "Green"}], "size": None},
-        "category": "garden",
-        "query": " Lamps ",
-        "product_category": "Home › Lamps",
-        "pricing": "$10.50 - $20.00" if n else "",
-        "images": [],
-    }
-    for n in range(3)
-]
-ATTRIBUTES = {
-    p["asin"]: {"attributes": ["bright"], "instruction": "Find me bright lamps", "instruction_attributes": ["bright"]}
-    for p in PRODUCTS
-}
 
-
-def write_source(folder, products=PRODUCTS, attributes=ATTRIBUTES, **further):
-    """A folder with the original's file names."""
-    folder.mkdir()
-    (folder / "items_shuffle.json").write_text(json.dumps(products, indent=2))
-    (folder / "items_ins_v2.json").write_text(json.dumps(attributes))
-    for name, content in further.items():
-        (folder / f"{name}.json").write_text(json.dumps(content))
-    return folder
-
-
-def tag(titles):
-    """A stand-in for the tagger: every word is a noun."""
-    return (title.lower().split() for title in titles)
-
-
-needs_shop = pytest.mark.skipif(not WEBSHOP_1K.is_dir(), reason="the 1,000-product shop is not on this machine")
-
-
-@needs_shop
-def test_goals_and_prices_of_the_published_start_up_follow_from_the_products_and_the_seed(tmp_path, webshop_index):
+@pytest.mark.data
+def test_goals_and_prices_of_the_published_start_up_follow_from_the_products_and_the_seed(tmp_path, published_shop):
     folder = tmp_path / "raw"
     folder.mkdir()
     for name in ("items_shuffle_1000.json.xz", "items_ins_v2_1000.json", "title_nouns.json"):
         shutil.copyfile(WEBSHOP_1K / name, folder / name)
     built = open_catalogue(prepare(folder, tmp_path / "index"))
-    recorded = open_catalogue(webshop_index)
+    recorded = open_catalogue(published_shop)
     assert built.num_goals == recorded.num_goals == 6910
     assert [built.goal(n) for n in range(6910)] == [recorded.goal(n) for n in range(6910)]
     assert [built.price(n) for n in range(1000)] == [recorded.price(n) for n in range(1000)]
 
 
-@needs_shop
-def test_the_packed_set_is_recognised_by_its_digests(tmp_path):
-    assert all(file.known for file in sources.inspect_source(WEBSHOP_1K))
-    shutil.copyfile(WEBSHOP_1K / "prices.json", tmp_path / "prices.json")
-    (tmp_path / "prices.json").open("a").write(" ")
-    found = {file.role: file for file in sources.inspect_source(tmp_path)}
-    assert found["prices"].known is False
+def test_files_are_known_by_their_digest_and_missing_ones_are_named(tmp_path):
+    folder = write_source(tmp_path / "source", prices={product["asin"]: 9.5 for product in PRODUCTS})
+    (folder / "items_shuffle.json").unlink()
+    found = {file.role: file for file in sources.inspect_source(folder)}
+    assert found["prices"].known is False  # the packed set has a file of this name, and it differs
+    assert found["attributes"].known is None
     assert found["products"].path is None
     assert found["products"].required
 
 
-@needs_shop
+@pytest.mark.data
+def test_the_packed_set_is_recognised_by_its_digests():
+    assert all(file.known for file in sources.inspect_source(WEBSHOP_1K))
+
+
 def test_human_goals_are_built_on_request(tmp_path):
+    asin = PRODUCTS[1]["asin"]
+    human = {
+        asin: [{"instruction": "a bright lamp", "instruction_attributes": ["bright"], "instruction_options": ["green"]}]
+    }
+    folder = write_source(tmp_path / "source", items_human_ins=human)
+    shop = open_catalogue(prepare(folder, tmp_path / "index", human_goals=True, tagger=tag))
+    assert shop.num_goals == 1
+    goal = shop.goal(0)
+    assert (goal.asin, goal.attributes, goal.wanted, goal.weight) == (asin, ("bright",), ("green",), 1)
+    assert goal.instruction.startswith("a bright lamp")
+
+
+@pytest.mark.data
+def test_human_goals_of_the_published_shop(tmp_path):
     shop = open_catalogue(prepare(WEBSHOP_1K, tmp_path / "index", human_goals=True))
     goals = [shop.goal(number) for number in range(shop.num_goals)]
     assert 5 < len(goals) < 100

@@ -1,4 +1,4 @@
-"""Search: terms, arithmetic and ranking, against Lucene's own index and answers and against a slow second way."""
+"""Search: terms, arithmetic and ranking, against recorded answers, Lucene's own index and a slow second way."""
 
 import math
 import random
@@ -6,9 +6,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from golden_webshop import document_terms, golden
 from hypothesis import given
 from hypothesis import strategies as st
+from recordings import read_lines, webshop_records
+from third_party import WEBSHOP_1K
 
 from trial_envs.webshop import indexing, search
 from trial_envs.webshop.analyser import index_terms
@@ -76,15 +77,16 @@ def test_stems(word, stemmed):
     assert stem(word) == stemmed
 
 
-def test_every_document_has_the_terms_of_the_published_index(webshop_index):
-    shop = open_catalogue(webshop_index)
-    for asin, terms in document_terms().items():
-        assert Counter(index_terms(shop.product(shop.position(asin)).document)) == terms, asin
+@pytest.mark.data
+def test_every_document_has_the_terms_of_the_published_index(published_shop):
+    shop = open_catalogue(published_shop)
+    for row in read_lines(WEBSHOP_1K / "doc_terms.jsonl.xz"):
+        assert Counter(index_terms(shop.product(shop.position(row["asin"])).document)) == row["terms"], row["asin"]
 
 
-def test_every_published_ranking_is_reproduced_in_full(webshop_index):
-    shop = open_catalogue(webshop_index)
-    for record in golden("search"):
+def test_every_recorded_ranking_is_reproduced_in_full(origin, shop_folder):
+    shop = open_catalogue(shop_folder)
+    for record in webshop_records("search", origin):
         found = [shop.listing(position).asin for position in shop.search(record["query"]).tolist()]
         assert found == record["asins"], record["query"]
 
@@ -110,14 +112,16 @@ def slow_ranking(documents: dict[str, dict[str, int]], query: str) -> list[str]:
     return sorted(scores, key=lambda asin: (-round(scores[asin], 5), asin))[:50]
 
 
-def test_a_slow_second_implementation_ranks_alike(webshop_index):
-    shop = open_catalogue(webshop_index)
-    words = sorted({term for terms in list(document_terms().values())[:50] for term in terms if term.isalpha()})
+def test_a_slow_second_implementation_ranks_alike(shop_folder):
+    shop = open_catalogue(shop_folder)
+    products = [shop.product(position) for position in range(shop.num_products)]
+    documents = {product.asin: Counter(index_terms(product.document)) for product in products}
+    words = sorted({term for terms in list(documents.values())[:50] for term in terms if term.isalpha()})
     rng = random.Random(4)
     for _ in range(15):
         query = " ".join(rng.choices(words, k=rng.randint(1, 8)))
         found = [shop.listing(position).asin for position in shop.search(query).tolist()]
-        assert found == slow_ranking(document_terms(), query), query
+        assert found == slow_ranking(documents, query), query
 
 
 def test_lengths_are_kept_to_four_bits_beyond_24():

@@ -1,18 +1,18 @@
 import numpy as np
 import pytest
 from chat_tokenizers import MODELS, chat_tokenizer
-from golden_episodes import alfworld_episodes, turns
+from recordings import alfworld_episodes, turns
 
 from trial_ray.hindsight import OutcomeView, augment, encode_evidence, outcome_view
 from trial_ray.hindsight.aug import CUT_MARK, EVIDENCE_LEAD
 from trial_ray.rollout.prompts import PromptBuilder
 
 
-def recorded_turns(model, num_episodes=6):
+def recorded_turns(origin, model, num_episodes=6):
     """Ordinary prompt, response ids and outcome view of every turn of some recorded episodes."""
     tokenizer = chat_tokenizer(model)
     build = PromptBuilder(tokenizer, "trial/ALFWorld-v0", 4096)
-    for episode in alfworld_episodes()[:num_episodes]:
+    for episode in alfworld_episodes(origin)[:num_episodes]:
         for arguments, action, after in turns(episode):
             reply = f"<think>The goal is {arguments['task']}</think>\n<action>{action}</action>"
             response = np.asarray([*tokenizer.encode(reply), tokenizer.eos_token_id], dtype=np.int32)
@@ -21,10 +21,10 @@ def recorded_turns(model, num_episodes=6):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_both_views_of_recorded_turns_score_the_identical_response(model):
+def test_both_views_of_recorded_turns_score_the_identical_response(model, origin):
     tokenizer = chat_tokenizer(model)
     count = 0
-    for prompt, response, view, _ in recorded_turns(model):
+    for prompt, response, view, _ in recorded_turns(origin, model):
         evidence = encode_evidence(view, tokenizer)
         hindsight = augment(prompt.ids, prompt.insert_at, evidence)
         ordinary_context = np.concatenate([prompt.ids, response])
@@ -39,9 +39,9 @@ def test_both_views_of_recorded_turns_score_the_identical_response(model):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_evidence_reads_as_the_end_of_the_users_message(model):
+def test_evidence_reads_as_the_end_of_the_users_message(model, origin):
     tokenizer = chat_tokenizer(model)
-    for prompt, _, view, after in recorded_turns(model, 2):
+    for prompt, _, view, after in recorded_turns(origin, model, 2):
         hindsight = augment(prompt.ids, prompt.insert_at, encode_evidence(view, tokenizer))
         behind = tokenizer.decode(prompt.ids[prompt.insert_at :])
         verdict = "\nThe episode ended: the task succeeded." if after["won"] else ""

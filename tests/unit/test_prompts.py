@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 from chat_tokenizers import MODELS, bare_tokenizer, chat_template, chat_tokenizer
-from golden_episodes import alfworld_episodes, turns
+from recordings import alfworld_episodes, turns
 
 from trial_ray.errors import ChatTemplateError, ConfigError, PromptTooLongError
 from trial_ray.rollout.prompts import CUT_MARK, PromptBuilder
@@ -38,10 +38,10 @@ def message(built, prompt):
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("style", ["tagged", "plain"])
-def test_ids_equal_the_chat_template_of_the_whole_conversation(model, style):
+def test_ids_equal_the_chat_template_of_the_whole_conversation(model, style, origin):
     tokenizer = chat_tokenizer(model)
     build = builder(model, style)
-    for episode in alfworld_episodes()[:6]:
+    for episode in alfworld_episodes(origin)[:6]:
         for arguments, _, _ in turns(episode):
             captured = []
             recording = PromptBuilder(tokenizer, _Recording(build.template, captured), 4096)

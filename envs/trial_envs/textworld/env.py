@@ -72,7 +72,7 @@ class TextWorldEnv(TextEnv):
         self._textworld = _import("textworld")
         self._folder = tempfile.TemporaryDirectory(prefix="trial_envs-")
         self._game: Any = None
-        self._loaded = ""
+        self._loaded: str | None = None
         self.walkthrough: tuple[str, ...] = ()
         """Commands that win the current game; empty before the first ``reset``."""
 
@@ -90,7 +90,7 @@ class TextWorldEnv(TextEnv):
 
     def _start(self, task_id: str) -> tuple[str, Outcome]:
         if self._loaded != task_id:
-            self._loaded = ""
+            self._loaded = None
             self._play(task_id)
             self._loaded = task_id
         self._state = self._game.reset()

@@ -1,0 +1,43 @@
+"""A small shop of our own as its source files, named as the original's."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+PRODUCTS: list[dict[str, Any]] = [
+    {
+        "asin": f"B00000000{n}",
+        "name": f"Red Lamp number {n}",
+        "full_description": "",
+        "small_description": ["Bright", "Tall"],
+        "customization_options": {"Color": [{"value": " Red/Blue "}, {"value": "Green"}], "size": None},
+        "category": "garden",
+        "query": " Lamps ",
+        "product_category": "Home › Lamps",
+        "pricing": "$10.50 - $20.00" if n else "",
+        "images": [],
+    }
+    for n in range(3)
+]
+ATTRIBUTES = {
+    p["asin"]: {"attributes": ["bright"], "instruction": "Find me bright lamps", "instruction_attributes": ["bright"]}
+    for p in PRODUCTS
+}
+NOUNS = {product["asin"]: product["name"].lower().split() for product in PRODUCTS}
+"""With these as ``title_nouns`` a source needs no tagger."""
+
+
+def write_source(folder, products=PRODUCTS, attributes=ATTRIBUTES, **further):
+    """A folder with the original's file names; ``further`` are files by their names without ``.json``."""
+    folder.mkdir()
+    (folder / "items_shuffle.json").write_text(json.dumps(products, indent=2))
+    (folder / "items_ins_v2.json").write_text(json.dumps(attributes))
+    for name, content in further.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder
+
+
+def tag(titles):
+    """A stand-in for the tagger: every word is a noun."""
+    return (title.lower().split() for title in titles)
