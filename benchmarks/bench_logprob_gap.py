@@ -1,0 +1,119 @@
+"""How far engine and learner may differ: rounding, against weights that were synced wrongly.
+
+    python benchmarks/bench_logprob_gap.py --json benchmarks/results/logprob_gap.json
+
+SmolLM2-135M answers prompts in float32 at temperature 1. Its replies are then scored as a learner would score them: by the same
+model in float32 with other batch shapes, in bfloat16, and by models whose weights a broken sync would leave. The limits
+``FLOAT32_GAP`` and ``LOW_PRECISION_GAP`` of ``GRPOConfig`` must lie between.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from trial_ray.algorithms.grpo_config import FLOAT32_GAP, LOW_PRECISION_GAP
+from trial_ray.models.smollm2 import prepare_smollm2
+from trial_ray.objectives.divergences import engine_divergences
+from trial_ray.warmstart.cache import cache_root
+
+QUESTIONS = [
+    f"You are in the middle of a room. You see a {place}. Your task is to {task}. What do you do, and why?"
+    for place in ("cabinet 1, a fridge 1 and a sink basin 1", "desk 1 and a bed 1", "countertop 2")
+    for task in ("put a clean apple on the table", "find two pillows", "heat a mug", "look at the book under the lamp")
+]
+REPLY_TOKENS = 48
+
+
+@torch.no_grad()
+def logprobs_of(model: nn.Module, sequences: list[tuple[int, torch.Tensor]], temperature: float = 1.0) -> torch.Tensor:
+    found = []
+    for start, ids in sequences:
+        logits = model(ids[None]).logits[0, start - 1 : -1].float() / temperature
+        found.append(torch.log_softmax(logits, -1).gather(-1, ids[start:, None]).squeeze(-1))
+    return torch.cat(found)
+
+
+def changed(model: nn.Module, change: Callable[[nn.Module], None]) -> nn.Module:
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        change(other)
+    return other
+
+
+def layer(model: nn.Module, index: int) -> nn.Module:
+    return model.model.layers[index]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    folder = prepare_smollm2(cache_root() / "models")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    engine = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    sequences = []
+    for question in QUESTIONS:
+        prompt = tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )["input_ids"]
+        ids = engine.generate(prompt, max_new_tokens=REPLY_TOKENS, do_sample=True, temperature=1.0, top_k=0, top_p=1.0)
+        sequences.append((prompt.shape[1], ids[0]))
+    reported = logprobs_of(engine, sequences)
+    scores = {
+        "float32, rows in one padded batch": _padded(engine, sequences),
+        "engine at temperature 0.7, learner at 1": logprobs_of(engine, sequences, temperature=0.7),
+    }
+    for name, change in changes(engine).items():
+        scores[name] = logprobs_of(changed(engine, change), sequences)
+    rows = {}
+    for name, scored in scores.items():
+        rows[name] = {key: value.item() for key, value in engine_divergences(scored, reported).items()}
+        print(f"{name:50s} gap {rows[name]['logprob_gap']:.2e}  kl {rows[name]['kl']:.2e}", flush=True)
+    if args.json:
+        limits = {"FLOAT32_GAP": FLOAT32_GAP, "LOW_PRECISION_GAP": LOW_PRECISION_GAP}
+        result = {"torch": torch.__version__, "tokens": len(reported), "limits": limits, "learners": rows}
+        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+def changes(engine: nn.Module) -> dict[str, Callable[[nn.Module], object]]:
+    """What makes a learner's weights differ from the engine's."""
+    middle = engine.config.num_hidden_layers // 2
+
+    def noise(scale: float) -> Callable[[nn.Module], object]:
+        return lambda m: [p.add_(scale * p.std() * torch.randn_like(p)) for p in m.parameters()]
+
+    return {
+        "bfloat16": lambda m: m.to(torch.bfloat16),
+        "one projection is that of the next layer": lambda m: layer(m, middle).self_attn.q_proj.weight.copy_(
+            layer(m, middle + 1).self_attn.q_proj.weight
+        ),
+        "one layer is the next one": lambda m: layer(m, middle).load_state_dict(layer(m, middle + 1).state_dict()),
+        "one norm of the last layer is all ones": lambda m: layer(m, -1).post_attention_layernorm.weight.fill_(1.0),
+        "the final norm is all ones": lambda m: m.model.norm.weight.fill_(1.0),
+        "all weights off by 1 % of their deviation": noise(0.01),
+        "all weights off by 5 % of their deviation": noise(0.05),
+    }
+
+
+@torch.no_grad()
+def _padded(model: nn.Module, sequences: list[tuple[int, torch.Tensor]]) -> torch.Tensor:
+    batch = nn.utils.rnn.pad_sequence([ids for _, ids in sequences], batch_first=True)
+    logprobs = torch.log_softmax(model(batch).logits.float(), -1)
+    parts = [
+        logprobs[row, start - 1 : len(ids) - 1].gather(-1, ids[start:, None]).squeeze(-1)
+        for row, (start, ids) in enumerate(sequences)
+    ]
+    return torch.cat(parts)
+
+
+if __name__ == "__main__":
+    main()
