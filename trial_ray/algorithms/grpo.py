@@ -103,7 +103,7 @@ class GRPO(Algorithm):
         )
 
     def _resolve_policy(self) -> None:
-        """Turn warm-start settings or a packaged model's name into a folder (made once, then cached)."""
+        """Turn warm-start settings, a hub name or a packaged model's name into a folder (made or fetched once)."""
         path = initial_policy(self.config)
         if path != self.config.model_path:
             self.config = self.config.copy(copy_frozen=False).policy(model_path=path, warm_start=None)

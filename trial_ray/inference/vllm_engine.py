@@ -122,7 +122,7 @@ class VLLMEngine(BatchingEngine):
             "VLLM_LOGGING_LEVEL": "ERROR",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-            "HF_HUB_OFFLINE": "1",
+            "HF_HUB_OFFLINE": "1",  # the model is a folder already
         }
         for name, value in settings.items():
             os.environ.setdefault(name, value)
