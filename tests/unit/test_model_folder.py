@@ -89,7 +89,7 @@ def test_a_cached_model_without_weights_is_not_taken_for_a_model(hub_cache, fold
 
 
 def test_what_is_neither_a_folder_nor_a_name_is_not_looked_for_on_the_hub(hub_cache, tmp_path):
-    with pytest.raises(ConfigError, match="no folder .*not the name of a model"):
+    with pytest.raises(ConfigError, match=r"no folder .*not the name of a model"):
         model_folder(str(tmp_path / "missing"))
 
 

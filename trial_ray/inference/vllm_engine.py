@@ -80,7 +80,7 @@ class VLLMEngine(BatchingEngine):
             "seed": seed,
             "skip_tokenizer_init": True,
             "generation_config": "vllm",
-            "logprobs_mode": "raw_logprobs",
+            "logprobs_mode": "processed_logprobs",  # of the distribution that is sampled from
             "disable_log_stats": True,
             "worker_extension_cls": "trial_ray.inference.vllm_worker.WeightLoadingExtension",
         }

@@ -72,7 +72,9 @@ def _snapshot(name: str, weights: str, *, cached: bool) -> Path:
     from huggingface_hub import snapshot_download
 
     patterns = [*FILES, weights]
-    return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=list(IGNORED), local_files_only=cached))
+    return Path(
+        snapshot_download(name, allow_patterns=patterns, ignore_patterns=list(IGNORED), local_files_only=cached)
+    )
 
 
 def _line(error: Exception) -> str:
