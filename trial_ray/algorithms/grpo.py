@@ -221,7 +221,7 @@ class GRPO(Algorithm):
     def _sync_weights(self) -> None:
         """Send the learner's weights to every engine, confirmed by version and checksum."""
         self.weight_version += 1
-        version, dtype = self.weight_version, self.config.engine_kwargs.get("dtype")
+        version, dtype = self.weight_version, self.config.engine_dtype()
         results = self.learner_group.foreach_learner(
             lambda learner: learner.export_weights(version, dtype), remote_actor_ids=self._first_learner()
         )

@@ -10,6 +10,7 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from trial_ray.algorithms.checked_config import CheckedConfig
 from trial_ray.errors import ConfigError
 from trial_ray.hindsight.privileged_views import VIEWS, offered_views
+from trial_ray.inference.engine_arguments import engine_dtype
 from trial_ray.learner.method import Method
 
 if TYPE_CHECKING:
@@ -157,7 +158,8 @@ class GRPOConfig(CheckedConfig):
                 initial policy. Exclusive with ``model_path``.
             model_dtype: dtype of the master weights that the optimizer updates; float32, because bfloat16 cannot
                 represent an update of 1e-6.
-            compute_dtype: dtype of forward and backward passes (autocast), e.g. ``"bfloat16"`` on GPUs.
+            compute_dtype: dtype of forward and backward passes (autocast); ``None`` means bfloat16 on a GPU, and elsewhere
+                no autocast, as ``"float32"`` does everywhere.
             gradient_checkpointing: recompute activations in the backward pass to save memory.
         """
         return self._assign(
@@ -313,7 +315,9 @@ class GRPOConfig(CheckedConfig):
         Args:
             engine: ``"vllm"`` or ``"transformers"``.
             num_engines: engine actors in the pool.
-            engine_kwargs: passed to the engine's constructor (``dtype``, ``tensor_parallel_size``, ...).
+            engine_kwargs: passed to the engine's constructor (``dtype``, ``tensor_parallel_size``, ...); with vLLM also
+                fields of its ``EngineArgs``. Without ``dtype``, engines compute in bfloat16 where each has a GPU, else in
+                float32.
             num_cpus_per_engine: CPUs that Ray reserves for each.
             num_gpus_per_engine: GPUs that Ray reserves for each.
             engine_start_timeout_s: deadline of the start of the whole pool.
@@ -405,6 +409,7 @@ class GRPOConfig(CheckedConfig):
         self._require_above(0, "advantage_epsilon")
         self._require_within(0, 1, "clip_low")
         self._require_one_of("engine", ENGINES)
+        self.engine_dtype()
         self._require_one_of("advantage_statistics", ADVANTAGE_STATISTICS)
         self._require_one_of("reward", REWARDS)
         if not 0 < self.top_p <= 1:
@@ -418,6 +423,14 @@ class GRPOConfig(CheckedConfig):
         if self.minibatch_size is not None:
             raise ConfigError("Set minibatch_rows (turn rows over all learners), not RLlib's minibatch_size.")
         self._validate_views()
+
+    def engine_dtype(self) -> str:
+        """Torch name of the type in which engines hold the weights, and the learner sends them.
+
+        Raises:
+            ConfigError: ``engine_kwargs`` names one in which no engine computes.
+        """
+        return engine_dtype(self.engine_kwargs.get("dtype"), on_gpu=self.num_gpus_per_engine > 0)
 
     def schedules(self) -> dict[str, int]:
         """Iterations that the method's schedule needs to take effect, by the setting that says so."""
