@@ -95,11 +95,20 @@ def reference_logits(model, prompt, reply):
         return model(ids).logits[0, len(prompt) - 1 : -1].float()
 
 
-def assert_logprobs_of(model, prompts, replies, tolerance=1e-4):
+def assert_logprobs_of(model, prompts, replies, tolerance=1e-4, temperature=1.0, top_p=1.0):
+    """``replies`` report, to ``tolerance`` nats, the distribution that ``model`` was sampled from (float64)."""
     for prompt, reply in zip(prompts, replies, strict=True):
-        logprobs = torch.log_softmax(reference_logits(model, prompt, reply), -1)
+        scaled = reference_logits(model, prompt, reply).double() / temperature
+        logprobs = torch.log_softmax(truncated(scaled, top_p), -1)
         expected = logprobs.gather(-1, torch.tensor(reply.response_ids, dtype=torch.long)[:, None])[:, 0]
-        torch.testing.assert_close(torch.tensor(reply.logprobs), expected, atol=tolerance, rtol=0)
+        torch.testing.assert_close(torch.tensor(reply.logprobs), expected.float(), atol=tolerance, rtol=0)
+
+
+def truncated(logits, top_p):
+    """``[y, V]`` with everything outside the nucleus at minus infinity."""
+    ordered, index = logits.sort(dim=-1, descending=True)
+    before = torch.softmax(ordered, -1).cumsum(-1) - torch.softmax(ordered, -1)
+    return torch.full_like(logits, -torch.inf).scatter(-1, index, ordered.masked_fill(before >= top_p, -torch.inf))
 
 
 def perturbed(model, tiny_qwen3, seed):
@@ -130,12 +139,33 @@ def test_greedy_replies_and_their_logprobs_are_those_of_transformers(engine):
     assert_logprobs_of(engine.learner, prompts, replies)
 
 
-def test_sampled_logprobs_are_those_of_the_untempered_model(engine):
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
+def test_sampled_logprobs_are_those_of_the_tempered_model(engine, temperature):
     prompts = make_prompts(8, seed=1)
-    params = [SamplingParams(max_tokens=6, temperature=0.6, top_p=0.9, seed=seed) for seed in range(8)]
+    params = [SamplingParams(max_tokens=6, temperature=temperature, seed=seed) for seed in range(8)]
     replies = engine.ask(prompts, params)
     assert all(reply.response_ids.dtype == np.int32 and reply.logprobs.dtype == np.float32 for reply in replies)
-    assert_logprobs_of(engine.learner, prompts, replies)
+    assert_logprobs_of(engine.learner, prompts, replies, temperature=temperature)
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(0.7, 0.9), (1.0, 0.5), (1.3, 0.9)])
+def test_logprobs_with_a_nucleus_are_those_of_the_renormalised_nucleus(engine, temperature, top_p):
+    prompts = make_prompts(8, seed=11)
+    params = [SamplingParams(max_tokens=6, temperature=temperature, top_p=top_p, seed=seed) for seed in range(8)]
+    replies = engine.ask(prompts, params)
+    assert_logprobs_of(engine.learner, prompts, replies, temperature=temperature, top_p=top_p)
+
+
+def test_each_request_of_a_mixed_batch_reports_its_own_distribution(engine):
+    prompts = make_prompts(12, seed=12)
+    kinds = [(0.0, 1.0), (0.0, 0.5), (0.7, 1.0), (1.3, 0.8)] * 3
+    params = [
+        SamplingParams(max_tokens=6, temperature=temperature, top_p=top_p, seed=seed)
+        for seed, (temperature, top_p) in enumerate(kinds)
+    ]
+    for prompt, reply, (temperature, top_p) in zip(prompts, engine.ask(prompts, params), kinds, strict=True):
+        asked = {"temperature": temperature, "top_p": top_p} if temperature else {}  # greedy: the model as it is
+        assert_logprobs_of(engine.learner, [prompt], [reply], **asked)
 
 
 def test_tokens_outside_the_nucleus_are_never_sampled(engine):
@@ -237,6 +267,7 @@ def test_weights_with_a_tensor_missing_are_never_taken_for_complete(engine, tiny
         ([5, VOCAB_SIZE], SamplingParams(max_tokens=2), "outside"),
         ([5], SamplingParams(max_tokens=0), "max_tokens"),
         ([5], SamplingParams(max_tokens=2, top_p=0.0), "top_p"),
+        ([5], SamplingParams(max_tokens=2, temperature=0.005), "temperature=0.005"),
     ],
 )
 def test_requests_that_cannot_be_served_are_refused_with_the_reason(engine, prompt, params, message):

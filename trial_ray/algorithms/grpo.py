@@ -104,7 +104,7 @@ class GRPO(Algorithm):
         )
 
     def _resolve_policy(self) -> None:
-        """Turn warm-start settings or a packaged model's name into a folder (made once, then cached)."""
+        """Turn warm-start settings, a hub name or a packaged model's name into a folder (made or fetched once)."""
         path = initial_policy(self.config)
         if path != self.config.model_path:
             self.config = self.config.copy(copy_frozen=False).policy(model_path=path, warm_start=None)
@@ -160,7 +160,7 @@ class GRPO(Algorithm):
     def _sync_weights(self) -> None:
         """Send the learner's weights to every engine, confirmed by version and checksum."""
         self.weight_version += 1
-        version, dtype = self.weight_version, self.config.engine_kwargs.get("dtype")
+        version, dtype = self.weight_version, self.config.engine_dtype()
         results = self.learner_group.foreach_learner(
             lambda learner: learner.export_weights(version, dtype), remote_actor_ids=self._first_learner()
         )

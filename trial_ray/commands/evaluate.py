@@ -94,6 +94,7 @@ def evaluate_the_oracle(args: argparse.Namespace, console: Console) -> Evaluatio
 
 def evaluate_checkpoint(args: argparse.Namespace, console: Console) -> EvaluationResult:
     """Load the model into the engines and play what is not known yet."""
+    from trial_ray.algorithms.initial_policy import initial_policy
     from trial_ray.evaluation.evaluator import Evaluator
     from trial_ray.evaluation.journal import EpisodeJournal
     from trial_ray.evaluation.named_panels import choose_panel
@@ -105,6 +106,7 @@ def evaluate_checkpoint(args: argparse.Namespace, console: Console) -> Evaluatio
     panel = choose_panel(args.env, config.env_config, args.split, args.episodes or args.panel)
     config.validate()
     require_engine(config.engine)
+    config.policy(model_path=initial_policy(config), warm_start=None)  # --set may have named a model on the hub
     evaluator = Evaluator(config)
     with EpisodeJournal(args.json, policy_protocol(config, panel), evaluator.weights) as journal:
         if journal.result is not None:

@@ -36,7 +36,7 @@ class Evaluator(AbstractContextManager[PanelPlayer]):
 
     def __init__(self, config: GRPOConfig) -> None:
         self._config = config
-        self._dtype = getattr(torch, config.engine_kwargs.get("dtype") or config.model_dtype)
+        self._dtype = getattr(torch, config.engine_dtype())
         self._model: torch.nn.Module | None = load_causal_lm(str(config.model_path), config.model_dtype)
         tensors = ((name, tensor.to(self._dtype)) for name, tensor in self._model.named_parameters())
         self.weights = weights_checksum(tensors)

@@ -11,6 +11,9 @@ import numpy as np
 from trial_ray.errors import EngineError
 from trial_ray.inference.protocol import InvalidRequestError, SamplingParams
 
+#: vLLM raises any lower temperature than this, 0 apart, without saying so in its reply.
+MIN_TEMPERATURE = 0.01
+
 
 class AdmissionGate:
     """Keeps replies and weight updates apart, so that a whole reply is sampled under one version.
@@ -95,8 +98,9 @@ def check_request(prompt_ids: np.ndarray, params: SamplingParams, *, max_model_l
         )
     if int(np.min(prompt_ids)) < 0 or int(np.max(prompt_ids)) >= vocab_size:
         raise InvalidRequestError(f"prompt_ids: values outside [0, {vocab_size}) found")
-    if params.temperature < 0 or not 0 < params.top_p <= 1:
+    tempered = params.temperature == 0 or params.temperature >= MIN_TEMPERATURE
+    if not tempered or not 0 < params.top_p <= 1:
         raise InvalidRequestError(
             f"temperature={params.temperature}, top_p={params.top_p} found; "
-            "temperature of 0 or more and top_p in (0, 1] expected"
+            f"a temperature of 0 or at least {MIN_TEMPERATURE}, and top_p in (0, 1] expected"
         )

@@ -13,6 +13,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trial_ray.errors import ConfigError, EngineError, MissingDependencyError, WeightSyncError
+from trial_ray.inference.engine_arguments import check_engine_arguments
 from trial_ray.inference.weights import WeightShards
 
 logger = logging.getLogger(__name__)
@@ -83,19 +84,22 @@ class EnginePool:
             engine: ``"vllm"`` or ``"transformers"``.
             model_path: folder in the Hugging Face format, visible to every engine's node.
             num_engines: 1 or more.
-            engine_kwargs: further arguments of the engine class (``max_model_len`` is required by both).
+            engine_kwargs: further arguments of the engine class (``max_model_len`` is required by both); vLLM takes
+                fields of its own ``EngineArgs`` too.
             num_cpus_per_engine: Ray CPUs of one engine.
             num_gpus_per_engine: Ray GPUs of one engine.
             placement_group_bundle_offset: inside a placement group, engine ``i`` takes bundle ``offset + i``;
                 ``None`` takes any.
 
         Raises:
-            ConfigError: unknown engine, or fewer than one.
+            ConfigError: unknown engine, fewer than one, or an argument that the engine does not take.
             MissingDependencyError: the engine's package is not installed.
         """
         require_engine(engine)
         if num_engines < 1:
             raise ConfigError(f"num_engines: {num_engines} found, 1 or more expected")
+        actor_class, actor_kwargs = engine_class(engine), dict(engine_kwargs or {})
+        check_engine_arguments(engine, actor_class, actor_kwargs)
         options = [
             {
                 "num_cpus": num_cpus_per_engine,
@@ -107,7 +111,7 @@ class EnginePool:
             }
             for index in range(num_engines)
         ]
-        return cls(ray.remote(engine_class(engine)), (model_path,), dict(engine_kwargs or {}), options)
+        return cls(ray.remote(actor_class), (model_path,), actor_kwargs, options)
 
     @property
     def handles(self) -> list[ActorHandle]:

@@ -25,8 +25,8 @@ class SamplingParams:
 
     Attributes:
         max_tokens: most tokens in a reply, its stop token included.
-        temperature: 0 is greedy.
-        top_p: nucleus mass.
+        temperature: 0 is greedy; else 0.01 or more.
+        top_p: nucleus mass; a greedy reply ignores it.
         seed: makes this one reply repeatable on one engine; ``None`` lets the engine choose.
     """
 
@@ -42,7 +42,9 @@ class Completion:
 
     Attributes:
         response_ids: int32 ``[y]``, the stop token included where one was sampled.
-        logprobs: float32 ``[y]``, log-probability of each sampled token under the untempered model, in nats.
+        logprobs: float32 ``[y]``, log-probability of each sampled token, in nats, under the distribution that it was
+            sampled from: the softmax of ``logits / temperature``, with ``top_p < 1`` renormalised over the nucleus. Those
+            of a greedy reply are the model's own, without temperature.
         weight_version: version of the weights that sampled it.
         finish_reason: ``"stop"`` or ``"length"``.
     """

@@ -17,26 +17,29 @@ def sample_tokens(
         uniforms: float64 ``[B]`` in [0, 1), one draw per row.
 
     Returns:
-        Token ids int64 ``[B]`` and their log-probabilities under the untempered model float32 ``[B]``, in nats.
+        Token ids int64 ``[B]`` and their log-probabilities float32 ``[B]``, in nats, under the distribution that each was
+        drawn from: ``logits / temperature``, renormalised over the nucleus. A greedy row's are those of the model as it
+        is: the distribution that it was drawn from has only one token.
     """
-    logprobs = torch.log_softmax(logits.float(), dim=-1)
     greedy = temperatures <= 0
     # float64: a cumulative sum over a large vocabulary in float32 would drift by more than a rare token's mass.
     scaled = logits.double() / torch.where(greedy, 1.0, temperatures)[:, None]
-    probs = torch.softmax(scaled, dim=-1)
     if bool((top_ps < 1).any()):
-        probs = _nucleus(probs, top_ps)
-    cumulative = probs.cumsum(-1)
+        scaled = _keep_nucleus(scaled, torch.where(greedy, 1.0, top_ps))
+    logprobs = torch.log_softmax(scaled, dim=-1)
+    cumulative = logprobs.exp().cumsum(-1)
     drawn = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True).squeeze(-1)
     # Rounding can put the draw on or past the last bound.
     drawn = drawn.clamp_(max=logits.shape[-1] - 1)
     tokens = torch.where(greedy, logits.argmax(-1), drawn)
-    return tokens, logprobs.gather(-1, tokens[:, None]).squeeze(-1)
+    return tokens, logprobs.gather(-1, tokens[:, None]).squeeze(-1).float()
 
 
-def _nucleus(probs: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor:
-    ordered, index = probs.sort(dim=-1, descending=True)
+def _keep_nucleus(logits: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor:
+    """Put every logit outside the nucleus to minus infinity."""
+    ordered, index = logits.sort(dim=-1, descending=True)
+    probs = torch.softmax(ordered, dim=-1)
     # A token stays while the mass before it is still short of top_p; the first always stays.
-    outside = ordered.cumsum(-1) - ordered >= top_ps[:, None]
+    outside = probs.cumsum(-1) - probs >= top_ps[:, None]
     outside[:, 0] = False
-    return torch.zeros_like(probs).scatter(-1, index, ordered.masked_fill(outside, 0.0))
+    return torch.empty_like(logits).scatter(-1, index, ordered.masked_fill(outside, -torch.inf))

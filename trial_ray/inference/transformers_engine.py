@@ -9,6 +9,7 @@ import torch
 from trial_ray.errors import EngineError
 from trial_ray.inference.batching_engine import BatchingEngine, Request
 from trial_ray.inference.decoding_batch import DecodingBatch
+from trial_ray.inference.engine_arguments import engine_dtype
 from trial_ray.inference.stop_tokens import stop_token_ids
 from trial_ray.inference.weights import WeightShards, iter_weights, weights_checksum
 
@@ -21,7 +22,7 @@ class TransformersEngine(BatchingEngine):
 
     Args:
         model_path: folder in the Hugging Face format.
-        dtype: torch name of the compute type.
+        dtype: torch name of the compute type; ``None`` takes bfloat16 on CUDA and float32 elsewhere.
         max_model_len: most tokens of prompt and reply together.
         device: torch device; ``None`` takes CUDA where there is one.
         max_batch: most rows decoded at a time; further requests wait.
@@ -32,7 +33,7 @@ class TransformersEngine(BatchingEngine):
         self,
         model_path: str,
         *,
-        dtype: str = "float32",
+        dtype: str | None = None,
         max_model_len: int,
         device: str | None = None,
         max_batch: int = 64,
@@ -40,8 +41,8 @@ class TransformersEngine(BatchingEngine):
     ) -> None:
         super().__init__(max_model_len)
         self._model_path = model_path
-        self._dtype = dtype
-        self._device = device
+        self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self._dtype = engine_dtype(dtype, on_gpu=self._device.startswith("cuda"))
         self._max_batch = max_batch
         self._num_threads = num_threads
         self._waiting: list[Request] = []
@@ -51,9 +52,8 @@ class TransformersEngine(BatchingEngine):
 
         if self._num_threads is not None:
             torch.set_num_threads(self._num_threads)
-        device = self._device or ("cuda" if torch.cuda.is_available() else "cpu")
         model = AutoModelForCausalLM.from_pretrained(self._model_path, dtype=getattr(torch, self._dtype))
-        self._model = model.to(device).eval()
+        self._model = model.to(self._device).eval()
         self._stop_ids = stop_token_ids(self._model_path)
         self._recover()
         return {

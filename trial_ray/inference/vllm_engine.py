@@ -15,6 +15,7 @@ from safetensors.torch import save
 
 from trial_ray.errors import ConfigError, EngineError
 from trial_ray.inference.batching_engine import BatchingEngine, Request
+from trial_ray.inference.engine_arguments import engine_dtype
 from trial_ray.inference.stop_tokens import stop_token_ids
 from trial_ray.inference.weights import WeightShards, iter_shards
 
@@ -28,7 +29,7 @@ class VLLMEngine(BatchingEngine):
 
     Args:
         model_path: folder in the Hugging Face format.
-        dtype: torch name of the compute type.
+        dtype: torch name of the compute type; ``None`` takes bfloat16 on CUDA and float32 on the CPU.
         max_model_len: most tokens of prompt and reply together.
         kv_cache_gib: size of the key-value cache in GiB; ``None`` takes 0.5 on the CPU and, on CUDA, what
             ``gpu_memory_utilization`` leaves.
@@ -39,13 +40,18 @@ class VLLMEngine(BatchingEngine):
         max_batch: most requests decoded at a time; further ones wait.
         seed: for requests without a seed of their own.
         num_threads: threads of the forward passes on the CPU; ``None`` leaves torch's own choice.
+        engine_args: further fields of vLLM's ``EngineArgs``, which go before what is set here
+            (``check_engine_arguments`` says which may).
+
+    Raises:
+        ConfigError: a setting needs CUDA, and there is no such device here.
     """
 
     def __init__(
         self,
         model_path: str,
         *,
-        dtype: str = "float32",
+        dtype: str | None = None,
         max_model_len: int,
         kv_cache_gib: float | None = None,
         gpu_memory_utilization: float = 0.9,
@@ -55,6 +61,7 @@ class VLLMEngine(BatchingEngine):
         max_batch: int = 64,
         seed: int = 0,
         num_threads: int | None = None,
+        **engine_args: Any,
     ) -> None:
         super().__init__(max_model_len)
         self._model_path = model_path
@@ -64,11 +71,15 @@ class VLLMEngine(BatchingEngine):
             raise ConfigError(
                 f"tensor_parallel_size: {tensor_parallel_size} found, but there is no CUDA device here; use 1"
             )
+        if engine_args.get("enable_chunked_prefill") and not self._on_cuda:
+            raise ConfigError(
+                "enable_chunked_prefill: True found, which vLLM's CPU kernels cannot do with seeds; leave it out"
+            )
         if kv_cache_gib is None and not self._on_cuda:
             kv_cache_gib = 0.5
         self._arguments: dict[str, Any] = {
             "model": model_path,
-            "dtype": dtype,
+            "dtype": engine_dtype(dtype, on_gpu=self._on_cuda),
             "max_model_len": max_model_len,
             "kv_cache_memory_bytes": None if kv_cache_gib is None else int(kv_cache_gib * 2**30),
             "gpu_memory_utilization": gpu_memory_utilization,
@@ -80,7 +91,7 @@ class VLLMEngine(BatchingEngine):
             "seed": seed,
             "skip_tokenizer_init": True,
             "generation_config": "vllm",
-            "logprobs_mode": "raw_logprobs",
+            "logprobs_mode": "processed_logprobs",  # of the distribution that is sampled from
             "disable_log_stats": True,
             "worker_extension_cls": "trial_ray.inference.vllm_worker.WeightLoadingExtension",
         }
@@ -92,6 +103,7 @@ class VLLMEngine(BatchingEngine):
                 "max_num_batched_tokens": max(8192, max_model_len),
                 "block_size": 32,
             }
+        self._arguments |= engine_args
 
     def _open(self) -> dict[str, Any]:
         self._set_environment()
@@ -122,7 +134,7 @@ class VLLMEngine(BatchingEngine):
             "VLLM_LOGGING_LEVEL": "ERROR",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-            "HF_HUB_OFFLINE": "1",
+            "HF_HUB_OFFLINE": "1",  # the model is a folder already
         }
         for name, value in settings.items():
             os.environ.setdefault(name, value)

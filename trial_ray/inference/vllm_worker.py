@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -32,31 +33,36 @@ class WeightLoadingExtension:
 
     model_runner: Any
     model_config: Any
+    parallel_config: Any
+    device: torch.device
 
     def begin_weights(self) -> None:
         """Prepare every layer to take checkpoint tensors anew."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
-        self._received = WeightsChecksum()
+        # With tensor parallelism a worker keeps a part of each tensor (and of some more than its part): what it received
+        # is all that can be compared. Otherwise what it holds at the end says more.
+        self._received = WeightsChecksum() if self.parallel_config.tensor_parallel_size > 1 else None
         initialize_layerwise_reload(self.model_runner.get_model())
 
     def load_weights_file(self, path: str) -> None:
         """Load one safetensors file of checkpoint tensors (memory-mapped)."""
-        tensors = load_file(path)
-        for tensor in tensors.values():
-            self._received.add(tensor)
-        self.model_runner.get_model().load_weights(iter(tensors.items()))
+        self.model_runner.get_model().load_weights(self._count(load_file(path)))
+
+    def _count(self, tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in tensors.items():
+            if self._received is not None:
+                # Summed where that is fast; from there the model takes its part.
+                tensor = tensor.to(self.device)
+                self._received.add(tensor)
+            yield name, tensor
 
     def finish_weights(self) -> str:
-        """Complete the layers; return the checksum of what this worker then holds.
-
-        With tensor parallelism a worker holds a part (and some parts twice), so the checksum is that of what it
-        received.
-        """
+        """Complete the layers; return the checksum of what this worker holds, with tensor parallelism of what it received."""
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         model = self.model_runner.get_model()
         finalize_layerwise_reload(model, self.model_config)
-        if self.parallel_config.tensor_parallel_size > 1:
+        if self._received is not None:
             return self._received.hexdigest
         return weights_checksum(model.named_parameters())

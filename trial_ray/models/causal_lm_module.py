@@ -41,7 +41,6 @@ class CausalLMModule(TorchRLModule):
             self.lm.gradient_checkpointing_enable()
             self.lm.train()
         self.tokenizer = load_tokenizer(settings["model_path"])
-        self.compute_dtype = getattr(torch, settings["compute_dtype"]) if settings["compute_dtype"] else None
         self.reference: nn.Module | None = None
         if settings["with_reference"]:
             self.reference = load_causal_lm(settings["model_path"], settings["model_dtype"]).requires_grad_(False)
@@ -65,9 +64,10 @@ class CausalLMModule(TorchRLModule):
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Context in which forwards run at the compute dtype."""
-        if self.compute_dtype is None:
-            return contextlib.nullcontext()
-        return torch.autocast(self.lm.device.type, dtype=self.compute_dtype)
+        # Only now: RLlib moves the module to its device after setup.
+        device = self.lm.device.type
+        dtype = compute_dtype(self.model_config["compute_dtype"], device)
+        return contextlib.nullcontext() if dtype is None else torch.autocast(device, dtype=dtype)
 
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, torch.Tensor]:
         """Score reply tokens.
@@ -137,6 +137,12 @@ class CausalLMModule(TorchRLModule):
         _load_weights(self.lm, Path(path) / HF_FOLDER)
         if self.teacher is not None:
             _load_weights(self.teacher, Path(path) / TEACHER_FOLDER)
+
+
+def compute_dtype(setting: str | None, device: str) -> torch.dtype | None:
+    """Type of autocast on a device (``"cuda"``, ``"cpu"``); ``None`` means no autocast, the weights' own type."""
+    setting = setting or ("bfloat16" if device == "cuda" else "float32")
+    return None if setting == "float32" else getattr(torch, setting)
 
 
 def _hidden_states(lm: nn.Module, part: dict[str, torch.Tensor]) -> torch.Tensor:

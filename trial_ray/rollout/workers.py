@@ -32,7 +32,7 @@ def create_engines(config: GRPOConfig, placement_group_bundle_offset: int | None
         engine=config.engine,
         model_path=str(config.model_path),
         num_engines=config.num_engines,
-        engine_kwargs={"max_model_len": limit, **config.engine_kwargs},
+        engine_kwargs={"max_model_len": limit, **config.engine_kwargs, "dtype": config.engine_dtype()},
         num_cpus_per_engine=config.num_cpus_per_engine,
         num_gpus_per_engine=config.num_gpus_per_engine,
         placement_group_bundle_offset=placement_group_bundle_offset,

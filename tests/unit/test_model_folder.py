@@ -1,0 +1,103 @@
+"""A model by folder, hub name or package: the same local folder, the same stop tokens, and one line where there is none."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from trial_ray.algorithms import GRPOConfig
+from trial_ray.algorithms.initial_policy import initial_policy
+from trial_ray.errors import ConfigError
+from trial_ray.inference.stop_tokens import stop_token_ids
+from trial_ray.models.model_folder import model_folder
+from trial_ray.models.tiny import save_tiny_model
+
+EXTRA_STOP_ID = 11
+NAME = "some-org/tiny"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A tiny model whose generation config names one more stop token than its tokenizer."""
+    folder = save_tiny_model(tmp_path_factory.mktemp("model") / "tiny", "nano")
+    file = folder / "generation_config.json"
+    settings = json.loads(file.read_text())
+    file.write_text(json.dumps({**settings, "eos_token_id": [settings["eos_token_id"], EXTRA_STOP_ID]}))
+    return folder
+
+
+@pytest.fixture
+def hub_cache(tmp_path, monkeypatch) -> Path:
+    """An empty cache of the model hub, and a hub that nothing can reach."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    return tmp_path / "hub"
+
+
+def fill(hub_cache: Path, folder: Path, without: str = "") -> Path:
+    """Put the model into the cache as a download does."""
+    repository = hub_cache / f"models--{NAME.replace('/', '--')}"
+    snapshot = repository / "snapshots" / ("0" * 40)
+    shutil.copytree(folder, snapshot, ignore=shutil.ignore_patterns(without) if without else None)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(snapshot.name)
+    return snapshot
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_a_hub_name_in_the_cache_is_its_folder_with_the_same_stop_tokens(hub_cache, folder, monkeypatch, offline):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    snapshot = fill(hub_cache, folder)
+    found = initial_policy(GRPOConfig().policy(model_path=NAME))
+    assert found == str(snapshot)
+    assert EXTRA_STOP_ID in stop_token_ids(found)
+    assert stop_token_ids(found) == stop_token_ids(str(folder))
+
+
+def test_a_warm_start_from_a_hub_name_is_keyed_by_the_model_it_means(hub_cache, monkeypatch):
+    with pytest.raises(ConfigError, match=rf"no folder '{NAME}'"):
+        initial_policy(GRPOConfig().policy(warm_start={"model_path": NAME}))
+
+
+def test_a_relative_folder_becomes_an_absolute_one(folder, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    assert model_folder(folder.name) == str(folder)
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_a_name_that_cannot_be_fetched_fails_at_once_with_one_line(hub_cache, monkeypatch, caplog, offline):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    with caplog.at_level(logging.WARNING), pytest.raises(ConfigError) as failure:
+        model_folder(NAME)
+    message = str(failure.value)
+    assert f"no folder '{NAME}'" in message
+    assert ("OfflineModeIsEnabled" if offline else "ConnectError") in message
+    assert f"hf download {NAME}" in message
+    assert "\n" not in message
+    assert not caplog.records  # no retries, which are logged
+
+
+def test_a_cached_model_without_weights_is_not_taken_for_a_model(hub_cache, folder, monkeypatch):
+    fill(hub_cache, folder, without="*.safetensors")
+    with pytest.raises(ConfigError, match="no weights"):
+        model_folder(NAME)
+
+
+def test_what_is_neither_a_folder_nor_a_name_is_not_looked_for_on_the_hub(hub_cache, tmp_path):
+    with pytest.raises(ConfigError, match=r"no folder .*not the name of a model"):
+        model_folder(str(tmp_path / "missing"))
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        model_folder(str(tmp_path))
+
+
+def test_stop_tokens_of_anything_but_a_folder_are_refused():
+    with pytest.raises(ConfigError, match=f"'{NAME}'.*folder"):
+        stop_token_ids(NAME)

@@ -1,0 +1,82 @@
+"""From what a user calls a model to a folder on this machine: the one place where the model hub is asked."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from trial_ray.errors import ConfigError
+
+HUB_TIMEOUT_S = 10.0
+FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
+"""Configurations, tokenizer and chat template."""
+WEIGHTS = ("*.safetensors", "*.bin")
+"""Formats of weights; the second is fetched only where the first is missing."""
+IGNORED = ("*/*", "consolidated*")
+"""Copies of the weights in formats of other libraries."""
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def model_folder(model_path: str) -> str:
+    """The folder of a causal LM in Hugging Face format that ``model_path`` means, as an absolute path.
+
+    A name that is no folder is taken for the name of a repository on the model hub and fetched into the hub's cache
+    (``HF_HOME``); where the hub cannot be asked, what the cache holds is used.
+
+    Raises:
+        ConfigError: it is neither a model folder nor a repository that can be fetched.
+    """
+    folder = Path(model_path).expanduser()
+    if not folder.is_dir():
+        folder = _fetch(model_path)
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"model_path: {folder} holds no config.json; give a folder in Hugging Face format.")
+    # Actors may have another working directory.
+    return str(folder.absolute())
+
+
+def _fetch(name: str) -> Path:
+    from huggingface_hub.errors import HTTPError
+
+    if not _HUB_NAME.fullmatch(name):
+        raise ConfigError(f"model_path: there is no folder {name!r}, and it is not the name of a model on the hub.")
+    failure = _ask_hub(name)
+    try:
+        for weights in WEIGHTS:
+            folder = _snapshot(name, weights, cached=failure is not None)
+            if any(folder.glob(weights)):
+                return folder
+    except (OSError, ValueError, HTTPError) as error:
+        raise ConfigError(
+            f"model_path: there is no folder {name!r}, and the model hub gave none: {_line(failure or error)}. Where the "
+            f"hub can be reached, run `hf download {name} --local-dir FOLDER`, then set model_path to that folder."
+        ) from error
+    raise ConfigError(
+        f"model_path: {name!r} on the model hub holds no weights ({' or '.join(WEIGHTS)}); choose another model."
+    )
+
+
+def _ask_hub(name: str) -> Exception | None:
+    """Why the hub does not offer the repository, if so: one request with a deadline, which a download would not have."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HTTPError
+
+    try:
+        HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
+    except (OSError, ValueError, HTTPError) as error:
+        return error
+    return None
+
+
+def _snapshot(name: str, weights: str, *, cached: bool) -> Path:
+    from huggingface_hub import snapshot_download
+
+    patterns = [*FILES, weights]
+    return Path(
+        snapshot_download(name, allow_patterns=patterns, ignore_patterns=list(IGNORED), local_files_only=cached)
+    )
+
+
+def _line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0].rstrip('.')}" if text else type(error).__name__
