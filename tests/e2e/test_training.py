@@ -19,7 +19,15 @@ pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("ray_session")]
 
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory) -> str:
-    return str(save_tiny_model(tmp_path_factory.mktemp("model") / "nano", "nano"))
+    """An untrained model whose logits are nevertheless far from uniform, so that a temperature shows."""
+    from transformers import AutoModelForCausalLM
+
+    folder = save_tiny_model(tmp_path_factory.mktemp("model") / "nano", "nano")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(10)
+    model.save_pretrained(folder)
+    return str(folder)
 
 
 def small_config(model_path: str, **training) -> TRIALConfig:
@@ -100,6 +108,26 @@ def _check_metrics(result) -> None:
     sampled = result["env_runners"]
     assert sampled["num_episodes"] == 6
     assert sampled["num_prompt_tokens"] > sampled["num_response_tokens"] > 0
+
+
+@pytest.mark.parametrize("engine", ["transformers", pytest.param("vllm", marks=pytest.mark.vllm)])
+def test_engine_and_learner_agree_at_another_temperature_and_every_row_is_trained(engine, model_path):
+    """Sharp logits: untempered ones would differ by far more than the limit of 1e-3 nats, which stops a run."""
+    config = small_config(model_path, num_epochs=2).rollouts(temperature=0.7).engines(engine=engine)
+    algo = config.build_algo()
+    try:
+        results = [algo.train() for _ in range(2)]
+    finally:
+        algo.stop()
+    for result in results:
+        learned = result["learners"]["default_policy"]
+        print(f"{engine}: logprob gap {float(learned['engine']['logprob_gap']):.1e} at T = 0.7")
+        assert float(learned["engine"]["logprob_gap"]) < 1e-5
+        assert float(learned["engine"]["ratio_mean"]) == pytest.approx(1, abs=1e-4)
+        rows = result["rows"]
+        assert rows["sampled"] == rows["given_to_learners"] + rows["left_out"] + rows["redrawn"]
+        assert rows["sampled"] == result["env_runners"]["num_env_steps_sampled"]
+        assert learned["num_module_steps_trained"] + learned["rows"]["skipped"] == 2 * rows["given_to_learners"]
 
 
 def test_a_killed_env_runner_and_a_killed_engine_are_replaced_and_lose_no_group(model_path):

@@ -55,7 +55,7 @@ def test_values_out_of_range_are_refused(settings, message):
 @pytest.mark.parametrize(
     ("sampling", "message"),
     [
-        ({"temperature": 0.0}, "temperature is 0.0, expected a finite value above 0: greedy"),
+        ({"temperature": 0.0}, "temperature is 0.0, expected a finite value of at least 0.01: greedy"),
         ({"temperature": -1.0}, "temperature is -1.0"),
         ({"temperature": float("inf")}, "temperature is inf"),
         ({"temperature": float("nan")}, "temperature is nan"),
@@ -66,6 +66,8 @@ def test_training_on_another_distribution_than_the_sampled_one_is_refused(sampli
     with pytest.raises(ConfigError, match=message):
         valid_config().rollouts(**sampling).validate()
     valid_config().panel(temperature=0.0, top_p=0.9).validate()
+    with pytest.raises(ConfigError, match=r"panel_temperature is 0.001, expected 0 \(greedy\) or at least 0.01"):
+        valid_config().panel(temperature=0.001).validate()
 
 
 def test_more_learners_than_trajectories_are_refused():

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ray.rllib.algorithms.algorithm_config import NotProvided
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
-from trial_ray.algorithms.checked_config import CheckedConfig
+from trial_ray.algorithms.rollout_config import RolloutConfig
 from trial_ray.errors import ConfigError
 from trial_ray.hindsight.privileged_views import VIEWS, offered_views
 from trial_ray.hindsight.skills import check_skills
-from trial_ray.inference.engine_arguments import engine_dtype
 from trial_ray.learner.method import Method
 from trial_ray.learner.update_plan import require_plannable
-from trial_ray.rollout.templates import GENERIC, check_template
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from trial_ray.rollout.templates import PromptTemplate
 
 ADVANTAGE_STATISTICS = ("trajectories", "rows")
 REWARDS = ("success", "score", "return")
-ENGINES = ("vllm", "transformers")
 FLOAT32_GAP = 1e-3
 """Engine and learner in float32 differ by 1e-7 to 1e-5 nats a token; see docs/decisions.md."""
 LOW_PRECISION_GAP = 0.1
 """Where one of them computes in bfloat16 or float16; see docs/decisions.md."""
 
 
-class GRPOConfig(CheckedConfig):
+class GRPOConfig(RolloutConfig):
     """Group-relative policy optimisation of a language-model agent in a text environment.
 
     .. code-block:: python
@@ -97,38 +92,6 @@ class GRPOConfig(CheckedConfig):
         self.skills: dict[str, str] | None = None
         self.max_outcome_tokens = 512
         self.teacher_sync_iterations: int | None = None
-
-        # .rollouts()
-        self.max_prompt_tokens = 2048
-        self.max_response_tokens = 512
-        self.temperature = 1.0
-        self.top_p = 1.0
-        self.history_window = 2
-        self.prompt_style = "tagged"
-        self.prompt_template: PromptTemplate | None = None
-        self.seeded_sampling = False
-        self.max_episodes_in_flight = 64
-        self.request_timeout_s = 600.0
-        self.max_group_redraws = 2
-
-        # .engines()
-        self.engine = "vllm"
-        self.num_engines = 1
-        self.engine_kwargs: dict[str, Any] = {}
-        self.num_cpus_per_engine = 1.0
-        self.num_gpus_per_engine = 0.0
-        self.engine_start_timeout_s = 600.0
-
-        # .panel()
-        self.panel_env_config: dict[str, Any] = {}
-        self.panel_split: str | None = None
-        self.panel_num_tasks = 128
-        self.panel_seed = 0
-        self.panel_temperature = 0.4
-        self.panel_top_p = 1.0
-
-        # .recording()
-        self.trajectories_folder: str | None = None
 
         # RLlib's own settings that differ from its defaults, and why.
         self._set_rllib_defaults()
@@ -298,116 +261,6 @@ class GRPOConfig(CheckedConfig):
             teacher_sync_iterations=teacher_sync_iterations,
         )
 
-    def rollouts(
-        self,
-        *,
-        max_prompt_tokens: int = NotProvided,
-        max_response_tokens: int = NotProvided,
-        temperature: float = NotProvided,
-        top_p: float = NotProvided,
-        history_window: int = NotProvided,
-        prompt_style: str = NotProvided,
-        prompt_template: PromptTemplate | None = NotProvided,
-        seeded_sampling: bool = NotProvided,
-        max_episodes_in_flight: int = NotProvided,
-        request_timeout_s: float = NotProvided,
-        max_group_redraws: int = NotProvided,
-    ) -> Self:
-        """Set how episodes are played.
-
-        Args:
-            max_prompt_tokens: limit of the ordinary prompt.
-            max_response_tokens: limit of a reply, stop token included.
-            temperature: of training rollouts, above 0. The policy that is trained is the tempered one: logits are divided
-                by it wherever the learner computes log-probabilities, too.
-            top_p: nucleus mass of training rollouts; 1, because no correction for another is implemented.
-            history_window: observation/action pairs shown in a prompt.
-            prompt_style: ``"tagged"`` (reason in ``<think>``, act in ``<action>``) or ``"plain"`` (the reply is the action).
-            prompt_template: object that writes the prompts and reads the replies, see ``trial_ray.rollout.templates``; its
-                style must be ``prompt_style``. ``None``: that of the environment, else a generic one.
-            seeded_sampling: give every request a seed of its own, so that a run can be repeated.
-            max_episodes_in_flight: episodes that one env runner plays at once.
-            request_timeout_s: deadline of one reply.
-            max_group_redraws: times that a task is drawn again when fewer than 2 of its rollouts survived.
-        """
-        return self._assign(
-            max_prompt_tokens=max_prompt_tokens,
-            max_response_tokens=max_response_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            history_window=history_window,
-            prompt_style=prompt_style,
-            prompt_template=prompt_template,
-            seeded_sampling=seeded_sampling,
-            max_episodes_in_flight=max_episodes_in_flight,
-            request_timeout_s=request_timeout_s,
-            max_group_redraws=max_group_redraws,
-        )
-
-    def engines(
-        self,
-        *,
-        engine: str = NotProvided,
-        num_engines: int = NotProvided,
-        engine_kwargs: dict[str, Any] = NotProvided,
-        num_cpus_per_engine: float = NotProvided,
-        num_gpus_per_engine: float = NotProvided,
-        engine_start_timeout_s: float = NotProvided,
-    ) -> Self:
-        """Choose the inference engines.
-
-        Args:
-            engine: ``"vllm"`` or ``"transformers"``.
-            num_engines: engine actors in the pool.
-            engine_kwargs: passed to the engine's constructor (``dtype``, ``tensor_parallel_size``, ...); with vLLM also
-                fields of its ``EngineArgs``. Without ``dtype``, engines compute in bfloat16 where each has a GPU, else in
-                float32.
-            num_cpus_per_engine: CPUs that Ray reserves for each.
-            num_gpus_per_engine: GPUs that Ray reserves for each.
-            engine_start_timeout_s: deadline of the start of the whole pool.
-        """
-        return self._assign(
-            engine=engine,
-            num_engines=num_engines,
-            engine_kwargs=engine_kwargs,
-            num_cpus_per_engine=num_cpus_per_engine,
-            num_gpus_per_engine=num_gpus_per_engine,
-            engine_start_timeout_s=engine_start_timeout_s,
-        )
-
-    def panel(
-        self,
-        *,
-        env_config: dict[str, Any] = NotProvided,
-        split: str | None = NotProvided,
-        num_tasks: int = NotProvided,
-        seed: int = NotProvided,
-        temperature: float = NotProvided,
-        top_p: float = NotProvided,
-    ) -> Self:
-        """Choose the fixed panel of held-out tasks that evaluation plays, one rollout each.
-
-        Args:
-            env_config: entries that replace those of the training environment's ``env_config``.
-            split: split that the tasks come from; ``None`` means no panel.
-            num_tasks: tasks in the panel.
-            seed: chooses which tasks, and seeds the rollouts.
-            temperature: sampling temperature of the evaluation.
-            top_p: nucleus mass of the evaluation.
-        """
-        return self._assign(
-            panel_env_config=env_config,
-            panel_split=split,
-            panel_num_tasks=num_tasks,
-            panel_seed=seed,
-            panel_temperature=temperature,
-            panel_top_p=top_p,
-        )
-
-    def recording(self, *, trajectories_folder: str | None = NotProvided) -> Self:
-        """Write every training trajectory as Parquet below ``trajectories_folder``; ``None`` writes nothing."""
-        return self._assign(trajectories_folder=trajectories_folder)
-
     # -- what RLlib asks for ---------------------------------------------------------------------------------------
 
     def get_default_learner_class(self) -> type:
@@ -445,21 +298,16 @@ class GRPOConfig(CheckedConfig):
                 f"group_size is {self.group_size}, but group-relative advantages need at least 2 rollouts of a task."
             )
         self._require_at_least(
-            1, "tasks_per_iteration", "minibatch_rows", "microbatch_rows", "max_tokens_per_forward", "num_engines",
-            "max_prompt_tokens", "max_response_tokens", "max_episodes_in_flight", "panel_num_tasks", "num_epochs",
+            1, "tasks_per_iteration", "minibatch_rows", "microbatch_rows", "max_tokens_per_forward", "num_epochs",
             "max_skipped_updates", "max_outcome_tokens",
         )  # fmt: skip
         self._require_at_least(
-            0, "kl_coeff", "entropy_coeff", "invalid_action_penalty", "clip_high", "max_refills",
-            "panel_temperature", "history_window", "weight_decay", "max_group_redraws",
-        )  # fmt: skip
+            0, "kl_coeff", "entropy_coeff", "invalid_action_penalty", "clip_high", "max_refills", "weight_decay"
+        )
         self._require_above(0, "advantage_epsilon")
         self._require_within(0, 1, "clip_low")
-        self._require_one_of("engine", ENGINES)
-        self.engine_dtype()
         self._require_one_of("advantage_statistics", ADVANTAGE_STATISTICS)
         self._require_one_of("reward", REWARDS)
-        self._validate_sampling()
         self._validate_update()
         if self.dual_clip is not None and not self.dual_clip > 1:
             raise ConfigError(f"dual_clip is {self.dual_clip}, expected a value above 1, or None.")
@@ -467,23 +315,7 @@ class GRPOConfig(CheckedConfig):
             raise ConfigError(
                 "Choose the policy with exactly one of .policy(model_path=...) and .policy(warm_start=...)."
             )
-        self._validate_template()
         self._validate_views()
-
-    def _validate_sampling(self) -> None:
-        """Training needs the log-probabilities of the distribution that was sampled from."""
-        if not (self.temperature > 0 and math.isfinite(self.temperature)):
-            raise ConfigError(
-                f"temperature is {self.temperature}, expected a finite value above 0: greedy replies have no distribution to "
-                "take a gradient of. For greedy evaluation set .panel(temperature=0)."
-            )
-        if self.top_p != 1:
-            raise ConfigError(
-                f"top_p is {self.top_p}, expected 1: replies from a nucleus have other log-probabilities than those that are "
-                "trained, and no correction for it is implemented. For evaluation set .panel(top_p=...)."
-            )
-        if not 0 < self.panel_top_p <= 1:
-            raise ConfigError(f"panel_top_p is {self.panel_top_p}, expected a value in (0, 1].")
 
     def _validate_update(self) -> None:
         require_plannable(self.minibatch_rows, self.microbatch_rows, self.batch_shards, self.microbatch_weighting)
@@ -507,14 +339,6 @@ class GRPOConfig(CheckedConfig):
             return self.max_logprob_gap
         learner = self.compute_dtype or ("bfloat16" if self.num_gpus_per_learner else "float32")
         return FLOAT32_GAP if {learner, self.engine_dtype()} == {"float32"} else LOW_PRECISION_GAP
-
-    def engine_dtype(self) -> str:
-        """Torch name of the type in which engines hold the weights, and the learner sends them.
-
-        Raises:
-            ConfigError: ``engine_kwargs`` names one in which no engine computes.
-        """
-        return engine_dtype(self.engine_kwargs.get("dtype"), on_gpu=self.num_gpus_per_engine > 0)
 
     def schedules(self) -> dict[str, int]:
         """Iterations that the method's schedule needs to take effect, by the setting that says so."""
@@ -542,17 +366,6 @@ class GRPOConfig(CheckedConfig):
         if self.privileged_view is None:
             raise ConfigError(
                 f"{type(self).__name__} needs a second view of each turn; set privileged_view, for example to 'outcome'."
-            )
-
-    def _validate_template(self) -> None:
-        self._require_one_of("prompt_style", tuple(GENERIC))
-        if self.prompt_template is None:
-            return
-        check_template(self.prompt_template, self.prompt_style)
-        if self.warm_start is not None:
-            raise ConfigError(
-                "A warm start clones replies to the prompts of the environment's own template, so prompt_template cannot be "
-                "set with warm_start; leave one of them out."
             )
 
     def _validate_views(self) -> None:
