@@ -54,7 +54,7 @@ def test_human_goals_are_built_on_request(tmp_path):
     assert shop.num_goals == 1
     goal = shop.goal(0)
     assert (goal.asin, goal.attributes, goal.wanted, goal.weight) == (asin, ("bright",), ("green",), 1)
-    assert goal.instruction.startswith("a bright lamp")
+    assert goal.instruction.startswith("a bright lamp, and price lower than ")
 
 
 @pytest.mark.data
