@@ -124,7 +124,7 @@ def test_generated_games_are_written_once_and_won_by_the_oracle(capsys, tmp_path
         (["evaluate", "oracle", "--env", "trial/ALFWorld-v0", "--split", "generated", "--episodes", "999"], "has 256"),
         (["evaluate", "nowhere", "--env", "trial/ALFWorld-v0", "--split", "generated"], "does not exist"),
         (["export", "nowhere", "out"], "does not exist"),
-        (["sweep", "nowhere.py"], "not a file"),
+        (["sweep", "nowhere.py"], "neither a file nor a tuned example"),
     ],
 )
 def test_bad_input_exits_2_in_a_sentence_and_writes_nothing(arguments, words, capsys, monkeypatch, tmp_path):
