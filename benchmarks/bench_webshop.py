@@ -27,7 +27,7 @@ from trial_envs.webshop.env import WebShopEnv
 from trial_envs.webshop.reward import purchase_reward
 from trial_envs.webshop.session import Session
 
-SHARED = Path(__file__).parents[2] / "shared"
+THIRD_PARTY = Path(os.environ.get("TRIAL_TEST_DATA", "third-party data not given"))
 EPISODES, LARGE, LARGE_GOALS = 1000, 100_000, 2000
 
 
@@ -190,8 +190,8 @@ def show(result: dict) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", type=Path, default=SHARED / "data" / "webshop_1k")
-    parser.add_argument("--golden", type=Path, default=SHARED / "golden")
+    parser.add_argument("--data", type=Path, default=THIRD_PARTY / "data" / "webshop_1k")
+    parser.add_argument("--golden", type=Path, default=THIRD_PARTY / "golden")
     parser.add_argument("--products", type=int, default=LARGE, help="size of the large generated shop")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

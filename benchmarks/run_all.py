@@ -2,7 +2,7 @@
 
     python benchmarks/run_all.py [alfworld webshop ...]
 
-Data sets and recordings that stand beside the repository (``../shared``), or that ``ALFWORLD_DATA`` points to, are used.
+Third-party data sets and recordings are used where ``TRIAL_TEST_DATA`` (see the README), or ``ALFWORLD_DATA``, points to them.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SHARED = HERE.parents[1] / "shared"
+THIRD_PARTY = Path(os.environ.get("TRIAL_TEST_DATA", "third-party data not given"))
 
 
 def alfworld_settings() -> list[str]:
-    data = os.environ.get("ALFWORLD_DATA") or SHARED / "data" / "alfworld"
-    golden = SHARED / "golden" / "alfworld_episodes.jsonl.xz"
+    data = os.environ.get("ALFWORLD_DATA") or THIRD_PARTY / "data" / "alfworld"
+    golden = THIRD_PARTY / "golden" / "alfworld_episodes.jsonl.xz"
     given = {"--data": Path(data), "--golden": golden}
     return [word for option, path in given.items() if path.exists() for word in (option, str(path))]
 
