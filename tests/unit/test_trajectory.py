@@ -28,6 +28,20 @@ def test_variance_is_that_of_the_chosen_reward(reward, differing):
     assert bool(advantages.any()) == (reward == differing)
 
 
+def test_with_statistics_over_rows_a_penalty_makes_a_variance():
+    (group,) = synthetic_groups(vocab_size=400, num_groups=1, group_size=3)
+    config = GRPOConfig().training(advantage_statistics="rows", reward_scale=10.0, invalid_action_penalty=0.1)
+    for trajectory in group.trajectories:
+        trajectory.success = True
+        trajectory.turns = [dataclasses.replace(turn, valid=True) for turn in trajectory.turns]
+    assert not group.has_variance("success", row_penalty=0.01)
+    assert not group_turn_rows([group], config).advantages.any()
+    group.trajectories[0].turns[0] = dataclasses.replace(group.trajectories[0].turns[0], valid=False)
+    assert group.has_variance("success", row_penalty=0.01)
+    assert not group.has_variance("success")
+    assert group_turn_rows([group], config).advantages.any()
+
+
 def test_failed_rollouts_do_not_make_a_variance():
     (group,) = synthetic_groups(vocab_size=400, num_groups=1, group_size=3)
     for trajectory, success in zip(group.trajectories, (True, True, False), strict=True):

@@ -304,7 +304,7 @@ class GRPOConfig(RolloutConfig):
         self._require_at_least(
             0, "kl_coeff", "entropy_coeff", "invalid_action_penalty", "clip_high", "max_refills", "weight_decay"
         )
-        self._require_above(0, "advantage_epsilon")
+        self._require_above(0, "advantage_epsilon", "reward_scale")
         self._require_within(0, 1, "clip_low")
         self._require_one_of("advantage_statistics", ADVANTAGE_STATISTICS)
         self._require_one_of("reward", REWARDS)

@@ -142,6 +142,11 @@ class TextEnvRunner(EnvRunner, Checkpointable):
     def _decode(self, ids: np.ndarray) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=True)
 
+    @property
+    def _row_penalty(self) -> float:
+        by_rows = self.config.advantage_statistics == "rows"
+        return self.config.invalid_action_penalty / self.config.reward_scale if by_rows else 0.0
+
     def _sample(self, request: GroupRequest, group: TrajectoryGroup, keep: bool) -> GroupSample:
         survivors = group.survivors
         return GroupSample(
@@ -152,7 +157,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             errors=[trajectory.error or "" for trajectory in group.trajectories if trajectory.failed],
             num_survivors=len(survivors),
             num_rows=sum(len(trajectory.turns) for trajectory in survivors),
-            zero_variance=not group.has_variance(self.config.reward),
+            zero_variance=not group.has_variance(self.config.reward, self._row_penalty),
         )
 
     def _log(self, groups: Sequence[TrajectoryGroup]) -> None:

@@ -91,9 +91,20 @@ class TrajectoryGroup:
         """Environment steps in the group (RLlib counts sampled steps by ``len``)."""
         return sum(len(trajectory.turns) for trajectory in self.trajectories)
 
-    def has_variance(self, reward: str) -> bool:
-        """Whether the survivors earned different rewards; ``reward`` as in :meth:`Trajectory.outcome_reward`."""
-        return len({trajectory.outcome_reward(reward) for trajectory in self.survivors}) > 1
+    def has_variance(self, reward: str, row_penalty: float = 0.0) -> bool:
+        """Whether outcome advantages can differ from 0: whether the survivors earned different rewards.
+
+        Args:
+            reward: as in :meth:`Trajectory.outcome_reward`.
+            row_penalty: where statistics are taken over turn rows, what a reply without the required form costs its row, in
+                units of that reward.
+        """
+        earned = {
+            trajectory.outcome_reward(reward) - (0.0 if turn.valid else row_penalty)
+            for trajectory in self.survivors
+            for turn in trajectory.turns
+        }
+        return len(earned) > 1
 
     @property
     def survivors(self) -> list[Trajectory]:
