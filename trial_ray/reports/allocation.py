@@ -77,7 +77,13 @@ def trace_trajectories(
     lengths = torch.tensor([len(trajectory.turns) for trajectory in trajectories])
     trajectory_ids = torch.repeat_interleave(torch.arange(len(trajectories)), lengths)
     rows = TurnRows(turns, trajectory_ids, torch.zeros(len(turns)), encode_views(trajectories, config, tokenizer))
-    ordinary, hindsight = score_rows(lm, rows.model_rows(), two_views=True, max_tokens=config.max_tokens_per_forward)
+    ordinary, hindsight = score_rows(
+        lm,
+        rows.model_rows(range(len(rows)), with_evidence=True),
+        two_views=True,
+        max_tokens=config.max_tokens_per_forward,
+        temperature=config.temperature,
+    )
     gap = hindsight_gap(hindsight.float().cpu(), ordinary.float().cpu(), config.gap_clip)
     scores, counts = turn_scores(gap, torch.ones_like(gap, dtype=torch.bool), rows.turn_ids, len(turns))
     weights = relative_weights(scores, counts, trajectory_ids)
