@@ -191,7 +191,10 @@ class GRPOLearner(TorchLearner):
     def compute_loss_for_module(
         self, *, module_id: str, config: Any, batch: TokenBatch, fwd_out: dict[str, torch.Tensor]
     ) -> torch.Tensor:
-        """Loss of one microbatch, shape (): the outcome loss with the method's advantages, and its dense term.
+        """Loss of one whole microbatch, shape (), which RLlib requires a learner to define.
+
+        Updates compute the same in parts that fit into memory (:class:`MicrobatchPasses`) and do not come through here: to
+        change a loss, change the hooks of a :class:`Method`.
 
         Raises:
             MethodError: a hook of the method returned something else than its interface says.
