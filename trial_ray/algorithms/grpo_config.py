@@ -8,9 +8,9 @@ from ray.rllib.algorithms.algorithm_config import NotProvided
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
 from trial_ray.algorithms.rollout_config import RolloutConfig
+from trial_ray.environments.skills import check_skills
 from trial_ray.errors import ConfigError
 from trial_ray.hindsight.privileged_views import VIEWS, offered_views
-from trial_ray.hindsight.skills import check_skills
 from trial_ray.learner.method import Method
 from trial_ray.learner.update_plan import require_plannable
 

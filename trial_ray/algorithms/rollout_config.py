@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 from ray.rllib.algorithms.algorithm_config import NotProvided
 
 from trial_ray.algorithms.checked_config import CheckedConfig
+from trial_ray.environments.templates import GENERIC, check_template
 from trial_ray.errors import ConfigError
 from trial_ray.inference.admission import MIN_TEMPERATURE
 from trial_ray.inference.engine_arguments import engine_dtype
 from trial_ray.inference.pool import ENGINES
-from trial_ray.rollout.templates import GENERIC, check_template
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from trial_ray.rollout.templates import PromptTemplate
+    from trial_ray.environments.templates import PromptTemplate
 
 
 class RolloutConfig(CheckedConfig):
@@ -83,7 +83,7 @@ class RolloutConfig(CheckedConfig):
             top_p: nucleus mass of training rollouts; 1, because no correction for another is implemented.
             history_window: observation/action pairs shown in a prompt.
             prompt_style: ``"tagged"`` (reason in ``<think>``, act in ``<action>``) or ``"plain"`` (the reply is the action).
-            prompt_template: object that writes the prompts and reads the replies, see ``trial_ray.rollout.templates``; its
+            prompt_template: object that writes the prompts and reads the replies, see ``trial_ray.environments.templates``; its
                 style must be ``prompt_style``. ``None``: that of the environment, else a generic one.
             seeded_sampling: give every request a seed of its own, so that a run can be repeated.
             max_episodes_in_flight: episodes that one env runner plays at once.

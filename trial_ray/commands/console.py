@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from trial_ray.errors import TrialRayError
-from trial_ray.runs.failures import is_user_error, root_cause
+from trial_ray.failures import is_user_error, root_cause
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -79,7 +79,7 @@ def evaluate_the_oracle(args: argparse.Namespace, console: Console) -> Evaluatio
     from trial_ray.evaluation.journal import EpisodeJournal
     from trial_ray.evaluation.named_panels import choose_panel
     from trial_ray.evaluation.oracle import evaluate_oracle, oracle_protocol
-    from trial_ray.runs.overrides import environment_overrides
+    from trial_ray.experiments.overrides import environment_overrides
 
     env_config = environment_overrides(args.env, args.overrides)
     panel = choose_panel(args.env, env_config, args.split, args.episodes or args.panel)
@@ -99,8 +99,8 @@ def evaluate_checkpoint(args: argparse.Namespace, console: Console) -> Evaluatio
     from trial_ray.evaluation.journal import EpisodeJournal
     from trial_ray.evaluation.named_panels import choose_panel
     from trial_ray.evaluation.panel_player import policy_protocol
+    from trial_ray.experiments.ray_session import ray_session
     from trial_ray.inference.pool import require_engine
-    from trial_ray.runs.ray_session import ray_session
 
     config, labels = checkpoint_config(args.policy, args.env, args.split, args.overrides)
     panel = choose_panel(args.env, config.env_config, args.split, args.episodes or args.panel)
@@ -128,11 +128,11 @@ def checkpoint_config(checkpoint: str, env: str, split: str, overrides: list[str
     Returns:
         The config, and what tables sort by: method, backbone and seed of that run.
     """
-    from trial_ray.runs.checkpoints import find_model, find_run_folder
-    from trial_ray.runs.config_record import load_method, load_record
-    from trial_ray.runs.labels import run_labels
-    from trial_ray.runs.methods import new_config, with_method
-    from trial_ray.runs.overrides import apply_overrides
+    from trial_ray.algorithms.methods import new_config, with_method
+    from trial_ray.experiments.checkpoints import find_model, find_run_folder
+    from trial_ray.experiments.config_record import load_method, load_record
+    from trial_ray.experiments.labels import run_labels
+    from trial_ray.experiments.overrides import apply_overrides
 
     model = find_model(checkpoint)
     run_folder = find_run_folder(model)

@@ -35,7 +35,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Copy."""
-    from trial_ray.runs.checkpoints import export_model
+    from trial_ray.experiments.checkpoints import export_model
 
     target = export_model(args.checkpoint, args.folder)
     terminal.output().print(f"model: {target}", highlight=False, soft_wrap=True)

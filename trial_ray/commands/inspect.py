@@ -44,8 +44,8 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print one table."""
+    from trial_ray.experiments.run_folder import RunFolder
     from trial_ray.rollout.recording import read_trajectories
-    from trial_ray.runs.run_folder import RunFolder
 
     folder = RunFolder.reopen(args.run_folder)
     recorded = folder.recorded_iterations()

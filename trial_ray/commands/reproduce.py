@@ -99,8 +99,8 @@ def train_what_is_missing(
     """Run through Tune what is not done; returns the names of the runs that failed."""
     if all(state == "done" for state in states):
         return []
+    from trial_ray.experiments.ray_session import ray_session
     from trial_ray.reproduction.execution import execute
-    from trial_ray.runs.ray_session import ray_session
 
     with ray_session(verbose):
         return execute(runs, scale_file, folder)

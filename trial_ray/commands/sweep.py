@@ -9,7 +9,7 @@ from typing import Any
 from trial_ray.commands import console as terminal
 from trial_ray.commands.train import default_folder
 from trial_ray.errors import InfrastructureError
-from trial_ray.runs.examples import experiment_file
+from trial_ray.experiments.examples import experiment_file
 
 EPILOG = """examples:
   trial-ray sweep tuned_examples/sweeps/lambda_alpha.py     or sweeps/lambda_alpha, which an installed package has, too
@@ -47,8 +47,8 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Search; see the module's docstring."""
-    from trial_ray.runs.ray_session import ray_session
-    from trial_ray.runs.sweep import Sweep
+    from trial_ray.experiments.ray_session import ray_session
+    from trial_ray.experiments.sweep import Sweep
 
     sweep = Sweep.load(args.file, args.iterations, args.overrides)
     folder = (args.resume or args.out or default_folder(args.file)).expanduser().resolve()

@@ -8,16 +8,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trial_ray.algorithms.methods import method_names
 from trial_ray.commands import console as terminal
 from trial_ray.errors import CheckpointError, ConfigError
-from trial_ray.runs.checkpoints import CHECKPOINT_EVERY, CHECKPOINTS_KEPT
-from trial_ray.runs.examples import experiment_file
-from trial_ray.runs.methods import method_names
+from trial_ray.experiments.checkpoints import CHECKPOINT_EVERY, CHECKPOINTS_KEPT
+from trial_ray.experiments.examples import experiment_file
 
 if TYPE_CHECKING:
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
-    from trial_ray.runs.run_folder import RunFolder
+    from trial_ray.experiments.run_folder import RunFolder
 
 EPILOG = """examples:
   trial-ray train tuned_examples/alfworld_quickstart.py
@@ -76,10 +76,10 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train; see the module's docstring."""
-    from trial_ray.runs.experiment import load_experiment
-    from trial_ray.runs.ray_session import ray_session
-    from trial_ray.runs.run_folder import RunFolder
-    from trial_ray.runs.training_session import TrainingSession
+    from trial_ray.experiments.experiment import load_experiment
+    from trial_ray.experiments.ray_session import ray_session
+    from trial_ray.experiments.run_folder import RunFolder
+    from trial_ray.experiments.training_session import TrainingSession
 
     experiment = load_experiment(args.file)
     stop = {**experiment.stop, "training_iteration": args.iterations} if args.iterations else experiment.stop
@@ -115,8 +115,8 @@ def resolve_config(
     config: AlgorithmConfig, method: str | None, seed: int | None, overrides: list[str]
 ) -> AlgorithmConfig:
     """A copy of the file's config under the chosen method, with the overrides and the seed."""
-    from trial_ray.runs.methods import with_method
-    from trial_ray.runs.overrides import apply_overrides
+    from trial_ray.algorithms.methods import with_method
+    from trial_ray.experiments.overrides import apply_overrides
 
     if method is not None:
         config = with_method(config, method)
@@ -135,9 +135,9 @@ def reopen_for(config: AlgorithmConfig, path: Path) -> RunFolder:
     Raises:
         CheckpointError: it is no run folder, or was trained with another method.
     """
-    from trial_ray.runs.config_record import load_method
-    from trial_ray.runs.methods import method_of
-    from trial_ray.runs.run_folder import RunFolder
+    from trial_ray.algorithms.methods import method_of
+    from trial_ray.experiments.config_record import load_method
+    from trial_ray.experiments.run_folder import RunFolder
 
     folder = RunFolder.reopen(path)
     recorded, asked = load_method(folder.path / "resolved_config.json"), method_of(config)

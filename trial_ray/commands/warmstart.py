@@ -39,7 +39,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Clone."""
-    from trial_ray.runs.overrides import override_dataclass
+    from trial_ray.experiments.overrides import override_dataclass
     from trial_ray.warmstart import WarmStartSettings, warm_start
 
     settings = override_dataclass(WarmStartSettings(model_path=args.model, seed=args.seed), args.overrides)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.errors import UserInputError
-from trial_ray.runs.overrides import environment_defaults, environment_keywords, unknown_key
+from trial_ray.experiments.overrides import environment_defaults, environment_keywords, unknown_key
 
 if TYPE_CHECKING:
     import gymnasium

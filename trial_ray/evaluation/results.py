@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trial_ray.errors import UserInputError
 from trial_ray.evaluation.intervals import wilson_interval
-from trial_ray.runs.files import write_json
+from trial_ray.files import write_json
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from trial_ray.environments.skills import SKILLS
 from trial_ray.errors import ConfigError
 from trial_ray.hindsight.outcome_view import OutcomeView, outcome_view
-from trial_ray.hindsight.skills import SKILLS
 
 
 @dataclass(frozen=True, slots=True)

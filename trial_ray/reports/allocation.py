@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from trial_ray.environments.action_classes import CLASSES, turn_classes
 from trial_ray.errors import UserInputError
 from trial_ray.learner.connectors.privileged_views import encode_views
 from trial_ray.learner.packing import score_rows
 from trial_ray.learner.turn_rows import TurnRows
 from trial_ray.objectives.allocation import hindsight_gap, relative_weights, turn_scores
-from trial_ray.reports.action_classes import CLASSES, turn_classes
 from trial_ray.rollout.trajectory import Trajectory
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from trial_ray.errors import UserInputError
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.evaluation.table_text import method_title, to_latex, to_markdown
 from trial_ray.evaluation.tables import ResultTable, TableEntry
+from trial_ray.experiments.run_folder import RunFolder
+from trial_ray.files import write_json, write_text
 from trial_ray.reproduction.plan import PlannedRun
-from trial_ray.runs.files import write_json, write_text
-from trial_ray.runs.run_folder import RunFolder
 
 REFERENCE, SUBJECT = "grpo", "trial"
 FAMILY = "pick_two_obj_and_place"
@@ -97,7 +97,7 @@ def _seeds(runs: Sequence[PlannedRun]) -> str:
 
 
 def _figure3(runs: Sequence[PlannedRun], folder: Path) -> list[Path]:
-    from trial_ray.reports.action_classes import CLASSES
+    from trial_ray.environments.action_classes import CLASSES
     from trial_ray.reports.allocation import class_means, readable_trace
     from trial_ray.reports.plots import plot_allocation
 
@@ -121,10 +121,10 @@ def _figure3(runs: Sequence[PlannedRun], folder: Path) -> list[Path]:
 
 def _allocation_traces(run: PlannedRun) -> tuple[list[Any], str | None]:
     """The last recorded training batch, scored by the run's final policy."""
+    from trial_ray.experiments.checkpoints import find_model
     from trial_ray.models.causal_lm_module import load_causal_lm, load_tokenizer
     from trial_ray.reports.allocation import choose_trajectories, trace_trajectories
     from trial_ray.rollout.recording import read_trajectories
-    from trial_ray.runs.checkpoints import find_model
 
     recorded = RunFolder(run.folder)
     trajectories = read_trajectories(recorded.trajectories, recorded.recorded_iterations()[-1])
@@ -137,8 +137,8 @@ def _allocation_traces(run: PlannedRun) -> tuple[list[Any], str | None]:
 def _paired_traces(runs: Sequence[PlannedRun], family: str | None) -> dict[str, Any] | None:
     """The first seed of every method, greedily on the first game of the evaluation set that only TRIAL's run solved."""
     from trial_ray.evaluation.panel import open_environment
+    from trial_ray.experiments.checkpoints import find_model
     from trial_ray.reports.paired_trace import trace_pair
-    from trial_ray.runs.checkpoints import find_model
 
     seed = min(run.seed for run in runs)
     pair = {run.method: run for run in runs if run.seed == seed}

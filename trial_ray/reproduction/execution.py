@@ -27,7 +27,7 @@ def execute(runs: Sequence[PlannedRun], scale_file: Path, folder: Path) -> list[
     """
     from ray import tune
 
-    from trial_ray.runs.sweep_reporter import SweepReporter
+    from trial_ray.experiments.sweep_reporter import SweepReporter
 
     waiting = {run.name: run for run in runs if run.state() != "done"}
     if not waiting:
@@ -62,8 +62,8 @@ def _train(trial: dict[str, Any], runs: dict[str, PlannedRun], scale_file: Path)
     from rich.console import Console
 
     from trial_ray.evaluation.named_panels import choose_panel
-    from trial_ray.runs.run_folder import RunFolder
-    from trial_ray.runs.training_session import TrainingSession
+    from trial_ray.experiments.run_folder import RunFolder
+    from trial_ray.experiments.training_session import TrainingSession
 
     run = runs[trial["run"]]
     resume = run.folder.exists()

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trial_ray.algorithms.methods import with_method
 from trial_ray.errors import CheckpointError, UserInputError
+from trial_ray.experiments.checkpoints import list_checkpoints
+from trial_ray.experiments.config_record import to_record
+from trial_ray.experiments.overrides import apply_overrides
+from trial_ray.experiments.run_folder import RunFolder
 from trial_ray.reproduction.scale import EvaluationSet, Scale
 from trial_ray.reproduction.studies import Study
-from trial_ray.runs.checkpoints import list_checkpoints
-from trial_ray.runs.config_record import to_record
-from trial_ray.runs.methods import with_method
-from trial_ray.runs.overrides import apply_overrides
-from trial_ray.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.grpo_config import GRPOConfig

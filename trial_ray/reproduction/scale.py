@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.errors import UserInputError
-from trial_ray.runs.examples import examples_folder
-from trial_ray.runs.user_files import running_user_file
+from trial_ray.experiments.examples import examples_folder
+from trial_ray.user_files import running_user_file
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.methods.trial import TRIALConfig

@@ -10,9 +10,9 @@ import numpy as np
 from jinja2 import TemplateError
 
 from trial_envs.core.projection import ReplyStyle
+from trial_ray.environments.templates import PromptContext, PromptTemplate, prompt_template
 from trial_ray.errors import ChatTemplateError, ConfigError, PromptTooLongError
 from trial_ray.hindsight.untrusted import encode_untrusted
-from trial_ray.rollout.templates import PromptContext, PromptTemplate, prompt_template
 from trial_ray.rollout.trajectory import PromptCut
 
 if TYPE_CHECKING:

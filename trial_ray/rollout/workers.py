@@ -11,10 +11,10 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
+from trial_ray.environments.templates import TEMPLATES
 from trial_ray.errors import InfrastructureError
 from trial_ray.inference.pool import EnginePool
 from trial_ray.rollout.requests import GroupRequest, GroupSample, SampleSettings
-from trial_ray.rollout.templates import TEMPLATES
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.grpo_config import GRPOConfig

@@ -1,0 +1,196 @@
+"""Configurations refuse what cannot be trained, before any actor starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trial_ray.algorithms import GRPO, TRIAL, GRPOConfig, TRIALConfig
+from trial_ray.algorithms.methods import method_names, method_of, new_config
+from trial_ray.errors import ConfigError, UserInputError
+from trial_ray.experiments.experiment import load_experiment
+
+EXAMPLES = Path(__file__).parents[2] / "tuned_examples"
+
+
+def valid_config() -> TRIALConfig:
+    return TRIALConfig().environment("trial/ALFWorld-v0").policy(model_path="anything")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"group_size": 1}, "group_size is 1.*at least 2"),
+        ({"hindsight_coeff": -0.1}, "hindsight_coeff is -0.1.*at least 0"),
+        ({"clamp_alpha": -1.0}, "clamp_alpha is -1.0.*at least 0"),
+        ({"hindsight_coeff": float("nan")}, "hindsight_coeff is nan"),
+        ({"gap_clip": 0.0}, "gap_clip is 0.0"),
+        ({"privileged_view": "outcom"}, "privileged_view is 'outcom'.*'outcome'"),
+        ({"privileged_view": None}, "needs a second view"),
+        ({"teacher_sync_iterations": 0}, "teacher_sync_iterations is 0"),
+        ({"gap_clip": float("nan")}, "gap_clip is nan"),
+        ({"dual_clip": 0.5}, "dual_clip is 0.5"),
+        ({"clip_low": 1.5}, r"clip_low is 1.5.*\[0, 1\]"),
+        ({"advantage_epsilon": 0.0}, "advantage_epsilon is 0.0.*above 0"),
+        ({"reward": "money"}, "reward is 'money'"),
+        ({"minibatch_rows": 0}, "minibatch_rows is 0"),
+        ({"minibatch_size": 8}, "minibatch_rows"),
+        ({"shuffle_batch_per_epoch": True}, "Set shuffle"),
+        ({"minibatch_rows": 16}, "minibatch_rows is 16, below microbatch_rows, which is 32"),
+        ({"batch_shards": 0}, "batch_shards is 0"),
+        ({"microbatch_weighting": "tokens"}, "microbatch_weighting is 'tokens'"),
+        ({"clamp_scope": "batch"}, "clamp_scope is 'batch'.*'microbatch', 'minibatch'"),
+        ({"max_refills": 2}, "set drop_zero_variance_groups too"),
+        ({"max_logprob_gap": 0.0}, "max_logprob_gap is 0.0.*above 0"),
+        ({"max_logprob_gap": float("nan")}, "max_logprob_gap is nan"),
+    ],
+)
+def test_values_out_of_range_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        valid_config().training(**settings).validate()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "message"),
+    [
+        ({"temperature": 0.0}, "temperature is 0.0, expected a finite value of at least 0.01: greedy"),
+        ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"temperature": float("inf")}, "temperature is inf"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"top_p": 0.9}, "top_p is 0.9, expected 1: .*no correction"),
+    ],
+)
+def test_training_on_another_distribution_than_the_sampled_one_is_refused(sampling, message):
+    with pytest.raises(ConfigError, match=message):
+        valid_config().rollouts(**sampling).validate()
+    valid_config().panel(temperature=0.0, top_p=0.9).validate()
+    with pytest.raises(ConfigError, match=r"panel_temperature is 0.001, expected 0 \(greedy\) or at least 0.01"):
+        valid_config().panel(temperature=0.001).validate()
+
+
+def test_more_learners_than_trajectories_are_refused():
+    config = valid_config().training(group_size=2, tasks_per_iteration=2).learners(num_learners=5)
+    with pytest.raises(ConfigError, match=r"num_learners is 5.*at most 4 trajectories.*at least one for each learner"):
+        config.validate()
+    config.learners(num_learners=4).validate()
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "message"),
+    [
+        ("rlsd", {"rescaling": 1.5}, r"rescaling is 1.5.*\[0, 1\]"),
+        ("rlsd", {"rescaling_clip": 1.5}, r"rescaling_clip is 1.5.*\[0, 1\]"),
+        ("rlsd", {"rescaling_iterations": 0}, "rescaling_iterations is 0"),
+        ("rlsd", {"privileged_view": None}, "RLSDConfig needs a second view"),
+        ("serl", {"privileged_view": None}, "SERLConfig needs a second view|without a privileged_view"),
+        ("sdar", {"gate_slope": -1.0}, "gate_slope is -1.0"),
+        ("sdar", {"distillation_coeff": -1.0}, "distillation_coeff is -1.0"),
+        ("grpo_opsd", {"gate_slope": 5.0}, "use sdar"),
+        ("opsd", {"divergence": "kl"}, "divergence is 'kl'.*'jsd', 'sampled'"),
+        ("opsd", {"jsd_mix": 1.0}, "jsd_mix is 1.0"),
+        ("opsd", {"jsd_temperature": 0.0}, "jsd_temperature is 0.0"),
+        ("gigpo", {"step_coeff": -1.0}, "step_coeff is -1.0"),
+        ("gigpo", {"step_discount": 1.5}, "step_discount is 1.5"),
+        ("grpo", {"teacher_sync_iterations": 10}, "without a privileged_view no teacher"),
+    ],
+)
+def test_methods_refuse_values_out_of_range(method, settings, message):
+    config = new_config(method).environment("trial/ALFWorld-v0").policy(model_path="anything").training(**settings)
+    with pytest.raises(ConfigError, match=message):
+        config.validate()
+
+
+@pytest.mark.parametrize("method", method_names())
+def test_every_method_is_found_by_its_name_and_valid_as_it_is(method):
+    config = new_config(method).environment("trial/ALFWorld-v0").policy(model_path="anything")
+    config.validate()
+    assert method_of(config) == method
+    assert type(config.algo_class.get_default_config()) is type(config)
+
+
+@pytest.mark.parametrize("method", ["sdar", "grpo_opsd", "rlsd"])
+def test_a_view_that_the_environment_does_not_offer_is_refused_with_those_that_it_does(method):
+    config = new_config(method).environment("some/Env-v0").policy(model_path="anything")
+    with pytest.raises(ConfigError, match=r"some/Env-v0 offers no 'skill' view.*outcome, feedback"):
+        config.validate()
+    config.training(privileged_view="outcome").validate()
+
+
+def test_the_valid_config_passes():
+    valid_config().validate()
+
+
+def test_a_misspelt_key_names_the_nearest_known_one():
+    config = TRIALConfig().update_from_dict({"hindsite_coeff": 0.3})
+    with pytest.raises(ConfigError, match=r"'hindsite_coeff'.*'hindsight_coeff'"):
+        config.validate()
+
+
+def test_exactly_one_source_of_the_policy_is_needed():
+    with pytest.raises(ConfigError, match="exactly one"):
+        TRIALConfig().environment("trial/ALFWorld-v0").validate()
+    with pytest.raises(ConfigError, match="exactly one"):
+        valid_config().policy(warm_start={}).validate()
+
+
+def test_an_unknown_engine_is_refused():
+    with pytest.raises(ConfigError, match="engine is 'vlm'"):
+        valid_config().engines(engine="vlm").validate()
+
+
+def test_missing_data_is_told_before_anything_starts(monkeypatch, tmp_path):
+    config = valid_config().environment(env_config={"split": "valid_seen", "data": str(tmp_path / "nowhere")})
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        GRPO._choose_panel(_Stub(config.panel(split="valid_seen", num_tasks=2)))
+
+
+class _Stub:
+    def __init__(self, config):
+        self.config = config
+
+
+def test_engines_are_part_of_a_trials_resources():
+    config = valid_config().engines(num_engines=2, num_gpus_per_engine=1, num_cpus_per_engine=3)
+    bundles = TRIAL.default_resource_request(config.env_runners(num_env_runners=4)).bundles
+    assert bundles[-2:] == [{"CPU": 3, "GPU": 1}] * 2
+    main, *env_runners = bundles[:-2]
+    assert main
+    assert len(env_runners) == 4
+
+
+@pytest.mark.parametrize("name", ["alfworld_qwen3_1.7b", "alfworld_qwen2.5_3b"])
+def test_paper_examples_hold_table_1(name):
+    experiment = load_experiment(EXAMPLES / f"{name}.py")
+    config = experiment.config
+    config.validate()
+    assert experiment.stop == {"training_iteration": 150}
+    published = {
+        "tasks_per_iteration": 16,
+        "group_size": 8,
+        "minibatch_rows": 256,
+        "microbatch_rows": 32,
+        "max_prompt_tokens": 2048,
+        "max_response_tokens": 512,
+        "hindsight_coeff": 0.01,
+        "gap_clip": 2.0,
+        "hindsight_start_iteration": 25,
+        "clamp_alpha": 1.0,
+        "lr": 1e-6,
+    }
+    assert {key: getattr(config, key) for key in published} == published
+    assert config.env_config["max_turns"] == 50
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("alfworld_*.py")), ids=lambda file: file.stem)
+def test_every_example_is_a_valid_config(file):
+    config = load_experiment(file).config
+    assert isinstance(config, GRPOConfig)
+    config.validate()
+    config.require_schedules_within(load_experiment(file).stop["training_iteration"])
+    json.dumps(config.env_config)
+
+
+def test_errors_of_the_config_are_user_errors():
+    assert issubclass(ConfigError, UserInputError)

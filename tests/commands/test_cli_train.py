@@ -1,0 +1,271 @@
+"""The flow of ``trial-ray train``: run folder, metrics, evaluation, resume, interrupt, exit codes, error texts."""
+
+import json
+import os
+import signal
+from contextlib import nullcontext
+
+import pytest
+from cli_fakes import EXPERIMENT, FakeAlgorithm
+
+from trial_ray import cli
+from trial_ray.errors import CheckpointError, EngineError, TrainingDivergedError
+
+
+@pytest.fixture
+def train(monkeypatch, tmp_path):
+    """Run ``trial-ray train`` with a fake algorithm; the last one built is ``train.algorithm``."""
+    from trial_ray.algorithms.grpo_config import GRPOConfig
+
+    file = tmp_path / "experiment.py"
+    file.write_text(EXPERIMENT)
+    monkeypatch.setattr("trial_ray.experiments.ray_session.ray_session", lambda verbose: nullcontext())
+
+    def call(*arguments, build_error=None, **fake):
+        def build(config):
+            if build_error:
+                raise build_error
+            call.config = config
+            call.algorithm = FakeAlgorithm(**fake)
+            return call.algorithm
+
+        monkeypatch.setattr(GRPOConfig, "build_algo", build)
+        return cli.main(["train", str(file), *map(str, arguments)])
+
+    call.out = tmp_path / "run"
+    call.file = file
+    return call
+
+
+def iterations(folder):
+    return [json.loads(line)["iteration"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def state(folder):
+    return json.loads((folder / "run.json").read_text())["state"]
+
+
+def test_a_run_leaves_everything_it_promises(train, capsys):
+    assert train("--out", train.out, "--set", "lr=1e-4", "--seed", 7) == 0
+    summary = json.loads((train.out / "summary.json").read_text())
+    assert (summary["before"]["success_rate"], summary["after"]["success_rate"]) == (0.0, 0.6)
+    assert summary["comparison"]["gained"] == 12
+    assert summary["comparison"]["p_value"] == pytest.approx(2 / 2**12)
+    assert (summary["method"], summary["seed"], summary["iterations"]) == ("trial", 7, 3)
+    assert (train.out / summary["checkpoint"] / "state.json").exists()
+    assert iterations(train.out) == [1, 2, 3]
+    assert "broken" not in (train.out / "metrics.jsonl").read_text()
+    assert list((train.out / "tensorboard").glob("events.*"))
+    record = json.loads((train.out / "resolved_config.json").read_text())
+    assert record["settings"]["lr"] == 1e-4
+    assert train.config.trajectories_folder == str(train.out / "trajectories")
+    assert state(train.out) == "done"
+    assert train.algorithm.stopped
+    printed = capsys.readouterr().out
+    assert "success 60.0% [38.7%, 78.1%] (12/20)" in printed
+    assert "+60.0%" in printed
+
+
+def test_resume_continues_and_compares_with_the_beginning(train):
+    assert train("--out", train.out, "--iterations", 2) == 0
+    assert train("--resume", train.out, "--iterations", 4) == 0
+    assert iterations(train.out) == [1, 2, 3, 4]
+    summary = json.loads((train.out / "summary.json").read_text())
+    assert (summary["before"]["successes"], summary["after"]["successes"]) == (0, 16)
+
+
+def test_resume_drops_metrics_of_iterations_that_were_lost(train):
+    train("--out", train.out, "--iterations", 2)
+    with open(train.out / "metrics.jsonl", "a") as file:
+        file.write('{"iteration": 3, "stale": 1}\n{"iteration": 4, "cu')
+    assert train("--resume", train.out, "--iterations", 3) == 0
+    assert iterations(train.out) == [1, 2, 3]
+    assert "stale" not in (train.out / "metrics.jsonl").read_text()
+
+
+def test_resume_with_another_method_is_refused(train, capsys):
+    train("--out", train.out, "--iterations", 1)
+    assert train("--resume", train.out, "--method", "grpo", "--iterations", 2) == 2
+    assert "--method trial" in capsys.readouterr().err
+
+
+def test_ctrl_c_finishes_the_iteration_saves_and_exits_130(train):
+    def press(iteration):
+        if iteration == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    assert train("--out", train.out, "--iterations", 5, on_train=press) == 130
+    assert iterations(train.out) == [1, 2]
+    assert [path.name for path in (train.out / "checkpoints").iterdir()] == ["000002"]
+    assert state(train.out) == "interrupted"
+    assert train("--resume", train.out, "--iterations", 3) == 0
+    assert iterations(train.out) == [1, 2, 3]
+
+
+def test_ctrl_c_twice_stops_at_once(train):
+    def press(iteration):
+        for _ in range(2 * (iteration == 2)):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    assert train("--out", train.out, "--iterations", 5, on_train=press) == 130
+    assert iterations(train.out) == [1]
+    assert train.algorithm.stopped
+    assert state(train.out) == "interrupted"
+
+
+def test_old_checkpoints_are_pruned_and_none_is_half_written(train):
+    assert train("--out", train.out, "--iterations", 41) == 0
+    assert sorted(path.name for path in (train.out / "checkpoints").iterdir()) == ["000040", "000041"]
+
+
+def test_checkpoints_come_as_often_and_as_many_are_kept_as_asked_for(train):
+    train("--out", train.out, "--iterations", 7, "--checkpoint-every", 2, "--keep-checkpoints", 3)
+    assert sorted(path.name for path in (train.out / "checkpoints").iterdir()) == ["000004", "000006", "000007"]
+
+
+def test_failure_while_running_exits_1_and_keeps_the_traceback(train, capsys):
+    assert train("--out", train.out, fail_at=2, error=EngineError("Engine 0 died.")) == 1
+    assert capsys.readouterr().err.strip() == "failed: Engine 0 died."
+    assert "EngineError" in (train.out / "error.log").read_text()
+    assert state(train.out) == "failed"
+    assert iterations(train.out) == [1]
+
+
+def test_an_unexpected_error_is_named_without_a_traceback(train, capsys):
+    assert train("--out", train.out, fail_at=1, error=KeyError("logits")) == 1
+    error = capsys.readouterr().err
+    assert "KeyError" in error
+    assert "Traceback" not in error
+
+
+def test_divergence_stops_with_a_saved_state(train):
+    assert train("--out", train.out, fail_at=3, error=TrainingDivergedError("Not finite.")) == 1
+    assert [path.name for path in (train.out / "checkpoints").iterdir()] == ["000002"]
+
+
+def test_a_run_that_could_not_begin_leaves_nothing(train, tmp_path, capsys):
+    before = set(tmp_path.iterdir())
+    assert train("--out", train.out, build_error=CheckpointError("some/model is no model folder.")) == 2
+    assert capsys.readouterr().err.strip() == "error: some/model is no model folder."
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_a_folder_in_use_is_refused(train, capsys):
+    train.out.mkdir()
+    (train.out / "mine.txt").write_text("keep")
+    assert train("--out", train.out) == 2
+    assert "not empty" in capsys.readouterr().err
+    assert [path.name for path in train.out.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--set", "hindsight_coef=0.1"], "Did you mean 'hindsight_coeff'?"),
+        (["--set", "group_size=1"], "at least 2 rollouts"),
+        (["--set", "hindsight_coeff=-1"], "hindsight_coeff is -1.0"),
+        (["--set", "clamp_alpha=-0.5"], "clamp_alpha is -0.5"),
+        (["--set", "lr"], "key=value"),
+        (["--method", "trail"], "Did you mean 'trial'?"),
+        (["--method", "nowhere.py"], "No method file"),
+        (["--method", "rlsd"], "rescaling_iterations is 100, but training ends after iteration 3"),
+        (
+            ["--set", "hindsight_start_iteration=4"],
+            "hindsight_start_iteration is 4, but training ends after iteration 3",
+        ),
+        (["--method", "grpo", "--set", "teacher_sync_iterations=5"], "without a privileged_view"),
+        (["--resume", "/nonexistent"], "not a run folder"),
+    ],
+)
+def test_bad_input_exits_2_says_why_and_writes_nothing(train, capsys, monkeypatch, tmp_path, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    before = set(tmp_path.iterdir())
+    assert train(*arguments) == 2
+    assert words in capsys.readouterr().err
+    assert set(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("stop = {}", "must define `config`"),
+        ("x = 1\nconfig = undefined_name", "line 2: NameError"),
+        ("config = (", "SyntaxError"),
+        (EXPERIMENT + "stop = {'training_iteration': 'many'}", "dict of numbers"),
+        (EXPERIMENT + "stop = {}", "--iterations"),
+    ],
+)
+def test_a_broken_experiment_file_is_the_users_error(tmp_path, capsys, source, words):
+    file = tmp_path / "broken.py"
+    file.write_text(source)
+    assert cli.main(["train", str(file), "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert "Traceback" not in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_experiment_may_import_its_neighbours_and_leaves_the_path_as_it_was(tmp_path):
+    import sys
+
+    from trial_ray.experiments.experiment import load_experiment
+
+    (tmp_path / "shared_settings_of_this_test.py").write_text("ITERATIONS = 9\n")
+    file = tmp_path / "experiment.py"
+    file.write_text(
+        "from shared_settings_of_this_test import ITERATIONS\n"
+        + EXPERIMENT
+        + "stop = {'training_iteration': ITERATIONS}"
+    )
+    before = list(sys.path)
+    assert load_experiment(file).stop == {"training_iteration": 9}
+    assert sys.path == before
+
+
+def test_a_broken_method_file_is_the_users_error(train, tmp_path, capsys):
+    file = tmp_path / "broken_method.py"
+    for source, words in (("x = 1\nCONFIG = undefined_name", "line 2: NameError"), ("x = 1", "must define CONFIG")):
+        file.write_text(source)
+        assert train("--out", train.out, "--method", file) == 2
+        assert words in capsys.readouterr().err
+        assert not train.out.exists()
+
+
+def test_a_schedule_that_an_asked_for_number_of_iterations_cuts_short_is_only_told(train, tmp_path, capsys):
+    assert train("--out", tmp_path / "a", "--iterations", 2, "--set", "hindsight_start_iteration=3") == 0
+    assert "hindsight_start_iteration is 3, but training ends after iteration 2" in capsys.readouterr().out
+
+
+def test_a_schedule_may_end_with_training_and_does_not_matter_where_its_coefficient_is_zero(train, tmp_path):
+    assert train("--out", tmp_path / "a", "--set", "hindsight_start_iteration=3") == 0
+    assert train("--out", tmp_path / "b", "--method", "serl", "--set", "rescaling_iterations=3") == 0
+    off = ["--set", "hindsight_start_iteration=4", "--set", "hindsight_coeff=0"]
+    assert train("--out", tmp_path / "c", *off) == 0
+
+
+def test_a_run_of_a_users_method_resumes_and_its_record_runs_no_file(train, tmp_path, capsys):
+    from trial_ray.experiments.config_record import load_record
+
+    file = tmp_path / "my_method.py"
+    file.write_text("from trial_ray.algorithms import GRPOConfig\nclass CONFIG(GRPOConfig):\n    pass\n")
+    assert train("--out", train.out, "--method", file, "--iterations", 1) == 0
+    assert train("--resume", train.out, "--method", file, "--iterations", 2) == 0
+    assert iterations(train.out) == [1, 2]
+    assert train("--resume", train.out, "--iterations", 3) == 2
+    assert str(file) in capsys.readouterr().err
+    file.write_text("raise SystemExit('a file that a record names was run')")
+    assert load_record(train.out / "resolved_config.json").model_path == "some/model"
+
+
+def test_training_ends_at_whichever_criterion_comes_first(train):
+    train.file.write_text(EXPERIMENT + "stop = {'training_iteration': 9, 'env_runners/success_rate': 0.2}")
+    assert train("--out", train.out) == 0
+    assert iterations(train.out) == [1, 2]
+
+
+def test_method_carries_over_what_the_file_changed(train):
+    assert train("--out", train.out, "--method", "grpo", "--set", "tasks_per_iteration=5") == 0
+    assert type(train.config).__name__ == "GRPOConfig"
+    assert train.config.model_path == "some/model"
+    assert train.config.env_config == {"split": "train"}
+    assert train.config.tasks_per_iteration == 5

@@ -1,0 +1,53 @@
+"""``docs/environments.md`` shows both views of real turns: they are rendered anew and must be what the page says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gymnasium
+import pytest
+from third_party import ALFWORLD, WEBSHOP_1K
+
+import trial_envs
+from trial_ray.environments.templates import PromptContext, prompt_template
+from trial_ray.hindsight import outcome_view
+from trial_ray.hindsight.aug import EVIDENCE_LEAD
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "environments.md"
+BOOK = "look_at_obj_in_light-Book-None-DeskLamp-308/trial_T20190908_020029_636862"
+SHOWN = [
+    ("trial/ALFWorld-v0", {"split": "valid_unseen", "data": ALFWORLD}, BOOK, 3),
+    ("trial/ALFWorld-v0", {"split": "valid_unseen", "data": ALFWORLD}, BOOK, 4),
+    ("trial/WebShop-v0", {"split": "test", "data": WEBSHOP_1K}, "3", 1),
+    ("trial/WebShop-v0", {"split": "test", "data": WEBSHOP_1K}, "3", 3),
+]
+
+
+def render_views(env_id: str, settings: dict, task: str, turn: int) -> tuple[str, str]:
+    """The ordinary message of one turn of the walkthrough, and the evidence that its hindsight view adds."""
+    trial_envs.register()
+    env = gymnasium.make(env_id, disable_env_checker=True, **settings)
+    try:
+        observation, info = env.reset(options={"task": task})
+        history: list[tuple[str, str]] = []
+        for step, action in enumerate(env.unwrapped.walkthrough, 1):
+            shown = PromptContext(info["task"], observation.strip(), info["admissible_actions"], history[-2:], step)
+            answer, _, terminated, _, info = env.step(action)
+            if step == turn:
+                view = outcome_view(answer, terminal=terminated, success=info["won"])
+                return prompt_template(env_id, "tagged").render(shown), EVIDENCE_LEAD + view.text
+            history.append((observation, action))
+            observation = answer
+    finally:
+        env.close()
+    raise AssertionError(f"the walkthrough has no turn {turn}")
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("shown", SHOWN, ids=lambda shown: f"{shown[0]}, turn {shown[3]}")
+def test_the_page_shows_views_as_they_are(shown):
+    page = PAGE.read_text(encoding="utf-8")
+    ordinary, evidence = render_views(*shown)
+    assert f"```text\n{ordinary}\n```" in page
+    assert f"```text\n{evidence.lstrip()}\n```" in page

@@ -1,0 +1,347 @@
+"""Every method takes real updates on a small model: what moves the weights, what must not change them, what is kept."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from ray import cloudpickle
+from ray.rllib.core import DEFAULT_MODULE_ID
+from synthetic_groups import synthetic_groups
+
+from trial_ray.algorithms import GRPOConfig
+from trial_ray.algorithms.methods import config_class, method_names, method_of, new_config, with_method
+from trial_ray.errors import MethodError
+from trial_ray.learner.connectors.group_advantages import group_turn_rows
+from trial_ray.learner.grpo_learner import GRPOLearner
+from trial_ray.models.tiny import save_tiny_model
+from trial_ray.models.tokenizer import build_tokenizer
+from trial_ray.rollout.env_runner import TextEnvRunner
+
+SPACES = TextEnvRunner.get_spaces(None)
+PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
+ACTIVE = {"hindsight_start_iteration": 1, "hindsight_coeff": 0.5, "clamp_alpha": 1e6}
+"""Settings with which TRIAL's dense term shows in one update."""
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory) -> str:
+    return str(save_tiny_model(tmp_path_factory.mktemp("model") / "nano", "nano"))
+
+
+@pytest.fixture(scope="module")
+def groups():
+    tokenizer = build_tokenizer()
+    texts = [f"<think>{thought}</think><action>{action}</action>" for thought in "ab" for action in ("look", "go to x")]
+    replies = [np.array([*tokenizer.encode(text), tokenizer.eos_token_id], np.int32) for text in texts]
+    return synthetic_groups(vocab_size=400, num_groups=2, group_size=3, most_turns=3, replies=replies, seed=1)
+
+
+def settings_of(method: str, **training) -> dict:
+    shared = {"lr": 1e-2, "kl_coeff": 0.0, "entropy_coeff": 0.0, "weight_decay": 0.0, "microbatch_rows": 4}
+    # The groups are made up: no engine sampled them.
+    shared["max_logprob_gap"] = 100.0
+    return {**shared, **(ACTIVE if method in ("trial", "uniform", "permuted") else {}), **training}
+
+
+def build_learner(config: GRPOConfig) -> GRPOLearner:
+    learner = config.get_default_learner_class()(
+        config=config, module_spec=config.get_multi_rl_module_spec(spaces=SPACES)
+    )
+    learner.build()
+    return learner
+
+
+def learner_of(method: str, model_path: str, **training) -> GRPOLearner:
+    config = new_config(method).environment("trial/ALFWorld-v0").policy(model_path=model_path)
+    config.training(**settings_of(method, **training)).validate()
+    return build_learner(config)
+
+
+def update(learner: GRPOLearner, groups, iteration: int = 1) -> dict:
+    return learner.update(episodes=list(groups), timesteps={"training_iteration": iteration})[DEFAULT_MODULE_ID]
+
+
+def weights(learner: GRPOLearner) -> torch.Tensor:
+    return torch.cat([tensor.reshape(-1) for _, tensor in learner.policy_module.named_weights()]).clone()
+
+
+def moved(learner: GRPOLearner, groups, iteration: int = 1) -> bool:
+    before = weights(learner)
+    update(learner, groups, iteration)
+    return not torch.equal(before, weights(learner))
+
+
+def ending(groups, success: bool):
+    """The same groups, all of whose rollouts end alike and keep to the form: every advantage is 0."""
+    alike = cloudpickle.loads(cloudpickle.dumps(groups))
+    for group in alike:
+        for trajectory in group.trajectories:
+            trajectory.success, trajectory.score = success, float(success)
+            trajectory.turns = [_valid(turn) for turn in trajectory.turns]
+    return alike
+
+
+def _valid(turn):
+    import dataclasses
+
+    return dataclasses.replace(turn, valid=True)
+
+
+@pytest.mark.parametrize("method", [*method_names(), "opsd-sampled", "trial-valued"])
+def test_every_method_trains(method, model_path, groups):
+    name, _, variant = method.partition("-")
+    variants = {"sampled": {"divergence": "sampled"}, "valued": {"value_weighting": True}, "": {}}
+    learner = learner_of(name, model_path, **variants[variant])
+    before = weights(learner)
+    results = update(learner, groups)
+    assert float(results["skipped_updates"]) == 0
+    logged = {key: float(value) for key, value in results.get(learner.method.name, {}).items()}
+    assert all(np.isfinite(value) for value in logged.values()), logged
+    assert weights(learner).isfinite().all()
+    # On the first minibatch the ratio is 1; sampled OPSD's gap to the policy before the update does the rest.
+    assert not torch.equal(before, weights(learner))
+    if name == "serl":
+        assert 0.05 < logged["action_token_fraction"] < 0.9
+
+
+@pytest.mark.parametrize(
+    ("method", "moves"),
+    [
+        ("grpo", False),
+        # The bound of the clamp is α |L_GRPO| = 0.
+        ("trial", False),
+        ("rlsd", False),
+        ("serl", False),
+        ("sdar", True),
+        ("grpo_opsd", True),
+        ("opsd", True),
+        # Shorter ways to success are worth more.
+        ("gigpo", True),
+    ],
+)
+def test_what_learns_where_every_rollout_succeeded(method, moves, model_path, groups):
+    assert moved(learner_of(method, model_path), ending(groups, success=True)) == moves
+
+
+def test_gigpo_learns_nothing_where_every_rollout_failed(model_path, groups):
+    assert not moved(learner_of("gigpo", model_path), ending(groups, success=False))
+
+
+@pytest.mark.parametrize("divergence", ["jsd", "sampled"])
+def test_identical_views_teach_opsd_nothing(divergence, model_path, groups, monkeypatch):
+    empty = np.empty(0, np.int32)
+    monkeypatch.setattr("trial_ray.learner.connectors.privileged_views.encode_evidence", lambda *args: empty)
+    learner = learner_of("opsd", model_path, divergence=divergence)
+    norms = []
+    monkeypatch.setattr(
+        learner,
+        "apply_gradients",
+        lambda gradients: norms.append(torch.stack([each.norm() for each in gradients.values()]).norm().item()),
+    )
+    results = update(learner, groups)
+    assert abs(float(results["opsd"]["dense_loss"])) < 1e-5
+    assert norms[0] < 1e-4
+
+
+@pytest.mark.parametrize("method", ["rlsd", "serl", "gigpo", "sdar", "opsd"])
+def test_memory_driven_splits_give_the_same_update(method, model_path, groups):
+    found = []
+    for tokens in (100_000, 60):
+        learner = learner_of(method, model_path, max_tokens_per_forward=tokens, entropy_coeff=0.01, num_epochs=1)
+        update(learner, groups)
+        found.append(weights(learner))
+    # Adam's first steps divide by tiny second moments, which magnifies rounding; lr is 1e-2.
+    torch.testing.assert_close(*found, atol=3e-4, rtol=0)
+
+
+def test_the_hindsight_view_counts_for_the_memory_of_a_forward_pass(model_path, groups, monkeypatch):
+    learner = learner_of("opsd", model_path, max_tokens_per_forward=120)
+    sizes = []
+    forward = type(learner.policy_module).forward_train
+
+    def spy(module, batch):
+        sizes.extend(part["input_ids"].numel() for name in ("batches", "hindsight_batches") for part in batch[name])
+        return forward(module, batch)
+
+    monkeypatch.setattr(type(learner.policy_module), "forward_train", spy)
+    update(learner, groups)
+    assert max(sizes) <= 120
+
+
+# --- the lagged teacher
+
+
+def teacher_weights(learner: GRPOLearner) -> torch.Tensor:
+    return torch.cat([tensor.detach().reshape(-1) for tensor in learner.policy_module.teacher.parameters()]).clone()
+
+
+def policy_weights(learner: GRPOLearner) -> torch.Tensor:
+    return torch.cat([tensor.detach().reshape(-1) for tensor in learner.policy_module.lm.parameters()]).clone()
+
+
+def shift_policy(learner: GRPOLearner) -> None:
+    with torch.no_grad():
+        for parameter in learner.policy_module.lm.parameters():
+            parameter.add_(1e-3)
+
+
+def test_serls_teacher_is_renewed_before_iterations_1_11_and_21_alone(model_path):
+    learner = learner_of("serl", model_path)
+    renewed = []
+    for iteration in range(1, 26):
+        shift_policy(learner)
+        before = teacher_weights(learner)
+        learner.before_gradient_based_update(timesteps={"training_iteration": iteration})
+        if not torch.equal(before, teacher_weights(learner)):
+            assert torch.equal(teacher_weights(learner), policy_weights(learner))
+            renewed.append(iteration)
+    assert renewed == [1, 11, 21]
+
+
+def test_serls_teacher_survives_a_checkpoint(model_path, groups, tmp_path):
+    learner = learner_of("serl", model_path)
+    shift_policy(learner)  # else the teacher would be the model as it is loaded anyway
+    initial = policy_weights(learner)
+    update(learner, groups, iteration=1)
+    assert torch.equal(teacher_weights(learner), initial)
+    assert not torch.equal(policy_weights(learner), initial)
+    learner.save_to_path(tmp_path / "checkpoint")
+    restored = learner_of("serl", model_path)
+    restored.restore_from_path(tmp_path / "checkpoint")
+    assert torch.equal(teacher_weights(restored), initial)
+    assert torch.equal(policy_weights(restored), policy_weights(learner))
+    for each in (learner, restored):
+        update(each, groups, iteration=2)
+        assert torch.equal(teacher_weights(each), initial)
+    assert torch.equal(policy_weights(restored), policy_weights(learner))
+
+
+def spoil_teacher(learner: GRPOLearner) -> None:
+    with torch.no_grad():
+        for parameter in learner.policy_module.teacher.parameters():
+            parameter.mul_(3)
+
+
+def test_serls_teacher_scores_the_privileged_view(model_path, groups):
+    gaps = []
+    for spoil in (lambda learner: None, spoil_teacher):
+        learner = learner_of("serl", model_path)
+        update(learner, groups, iteration=1)
+        spoil(learner)
+        gaps.append(float(update(learner, groups, iteration=2)["serl"]["gap_mean"]))
+    assert abs(gaps[0] - gaps[1]) > 0.1
+
+
+def test_opsd_distils_from_the_lagged_teacher_where_there_is_one(model_path, groups):
+    learner = learner_of("opsd", model_path, teacher_sync_iterations=10)
+    update(learner, groups, iteration=1)
+    near = float(update(learner, groups, iteration=2)["opsd"]["dense_loss"])
+    spoil_teacher(learner)
+    far = float(update(learner, groups, iteration=3)["opsd"]["dense_loss"])
+    assert far > 2 * near
+
+
+# --- a method of the user's own
+
+
+EXAMPLES = dict(re.findall(r"```python title=\"(\w+)\.py\"\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL))
+
+
+def method_file(folder: Path, name: str, source: str) -> Path:
+    file = folder / f"{name}_of_this_test.py"
+    file.write_text(source)
+    return file
+
+
+@pytest.fixture
+def own_method(tmp_path):
+    """The first example of docs/methods.md as a file."""
+    yield method_file(tmp_path, "my_method", EXAMPLES["confirmation"])
+    sys.modules.pop("trial_ray_method_my_method_of_this_test", None)
+
+
+def own_learner(file: Path, model_path: str, **training) -> GRPOLearner:
+    base = new_config("trial").environment("trial/ALFWorld-v0").policy(model_path=model_path)
+    config = with_method(base.training(**settings_of("grpo", **training)), str(file))
+    config.validate()
+    return build_learner(config)
+
+
+def test_the_documented_example_of_an_own_method_trains(own_method, model_path, groups):
+    learner = own_learner(own_method, model_path)
+    assert method_of(learner.config) == str(own_method)
+    assert moved(learner, groups)
+    results = update(learner, groups, iteration=2)
+    assert results[learner.method.name]
+
+
+def test_an_own_surrogate_and_an_own_mask_are_what_is_trained_with(tmp_path, model_path, groups):
+    """On the first minibatch every ratio is 1, so the loss is minus the mean over replies of their advantages."""
+    file = method_file(tmp_path, "sequence_ratio", EXAMPLES["sequence_ratio"])
+    everything = {"microbatch_rows": 256, "invalid_action_penalty": 0.0}
+    learner = own_learner(file, model_path, **everything)
+    results = update(learner, groups)
+    advantages = group_turn_rows(groups, learner.config).advantages
+    assert float(results["grpo"]["surrogate_loss"]) == pytest.approx(-advantages.mean().item(), abs=1e-6)
+    replies = [len(turn.response_ids) for group in groups for each in group.survivors for turn in each.turns]
+    assert float(results["sequence_ratio"]["masked_fraction"]) == pytest.approx(len(replies) / sum(replies))
+    # A mean over replies is no sum of the parts' means: a split for memory must still give the same gradient.
+    found = []
+    for tokens in (100_000, 60):
+        learner = own_learner(file, model_path, max_tokens_per_forward=tokens, grad_clip=None, **everything)
+        learner.apply_gradients = lambda each, found=found: found.append(
+            torch.cat([v.reshape(-1) for v in each.values()])
+        )
+        update(learner, groups)
+    torch.testing.assert_close(*found, atol=1e-6 * found[0].abs().max().item(), rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "return losses.sum() / (counts > 0).sum().clamp(min=1)",
+            "return losses",
+            r"surrogate must.*shape \[\].*found shape \[\d",
+        ),
+        ("return losses.sum() / (counts > 0).sum().clamp(min=1)", "return 0.5", r"surrogate must.*found float"),
+        ("rows.mask.index_fill(0, last, False)", "rows.mask[:-1]", r"rows.mask with shape \[\d+\]; found \[\d+\]"),
+    ],
+)
+def test_a_hook_that_returns_the_wrong_shape_is_refused(old, new, message, tmp_path, model_path, groups):
+    assert old in EXAMPLES["sequence_ratio"]
+    file = method_file(tmp_path, "wrong_shape", EXAMPLES["sequence_ratio"].replace(old, new))
+    learner = own_learner(file, model_path)
+    before = weights(learner)
+    with pytest.raises(MethodError, match=message):
+        update(learner, groups)
+    assert torch.equal(before, weights(learner))
+    sys.modules.pop("trial_ray_method_wrong_shape_of_this_test", None)
+
+
+def test_an_own_method_travels_by_value_to_where_its_file_is_not(own_method, model_path):
+    config = config_class(str(own_method))().environment("trial/ALFWorld-v0").policy(model_path=model_path)
+    payload = cloudpickle.dumps(config)
+    own_method.unlink()
+    del sys.modules[type(config).__module__]
+    elsewhere = cloudpickle.loads(payload)
+    elsewhere.validate()
+    assert elsewhere.method_class(elsewhere).name == config.method_class.name
+    assert elsewhere.algo_class.get_default_config().method_class.name == config.method_class.name
+
+
+def test_settings_change_hands_between_methods(model_path):
+    base = new_config("trial").environment("trial/ALFWorld-v0", env_config={"split": "train"}).policy(model_path="m")
+    base.training(lr=3e-4, hindsight_coeff=0.2, group_size=5)
+    other = with_method(base, "serl")
+    assert (other.lr, other.group_size, other.env_config, other.model_path) == (3e-4, 5, {"split": "train"}, "m")
+    assert (other.privileged_view, other.kl_coeff, other.teacher_sync_iterations) == ("feedback", 0.0, 10)
+    assert not hasattr(other, "hindsight_coeff")
+    assert method_of(other) == "serl"
+    assert method_of(with_method(other, "uniform")) == "uniform"
+    assert with_method(base.training(kl_coeff=0.5), "serl").kl_coeff == 0.5

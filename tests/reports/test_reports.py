@@ -1,0 +1,158 @@
+"""Classes of decisions, means with their standard errors, windows of iterations, and the figures made of them."""
+
+import json
+
+import numpy as np
+import pytest
+
+from trial_ray.environments.action_classes import CLASSES, action_class, turn_classes
+from trial_ray.errors import MissingDependencyError, UserInputError
+from trial_ray.reports.allocation import Trace, TracedTurn, choose_trajectories, class_means, readable_trace
+from trial_ray.reports.dynamics import curve, mean_over_runs, read_metrics, windows
+from trial_ray.reports.plots import plot_allocation, plot_dynamics
+from trial_ray.rollout.trajectory import Trajectory, Turn
+
+HOME, SHOP = "trial/ALFWorld-v0", "trial/WebShop-v0"
+
+
+@pytest.mark.parametrize(
+    ("env", "action", "expected"),
+    [
+        (HOME, "take apple 1 from cabinet 1", "acquisition"),
+        (HOME, "move apple 1 to fridge 1", "placement"),
+        (HOME, "put apple 1 in/on fridge 1", "placement"),
+        (HOME, "go to fridge 1", "navigation"),
+        (HOME, "Go To fridge 1 ", "navigation"),
+        (HOME, "open fridge 1", "inspection/other"),
+        (HOME, "mistake apple 1", "inspection/other"),
+        (HOME, "", "inspection/other"),
+        (SHOP, "search[red shirt]", "navigation"),
+        (SHOP, "click[next >]", "navigation"),
+        (SHOP, "click[back to search]", "navigation"),
+        (SHOP, "click[b09qxf3v3x]", "acquisition"),
+        (SHOP, "click[gb83c00029]", "acquisition"),
+        (SHOP, "click[grapefruit]", "placement"),
+        (SHOP, "click[B09QXF3V3X]", "acquisition"),
+        (SHOP, "click[x-large]", "placement"),
+        (SHOP, "click[description]", "inspection/other"),
+        (SHOP, "buy it", "inspection/other"),
+        ("other/Env-v0", "take x", "inspection/other"),
+    ],
+)
+def test_classes_are_told_from_the_actions_text(env, action, expected):
+    assert action_class(env, action) == expected
+
+
+def trajectory(actions, ended="terminated", success=True, family="pick"):
+    ids = np.zeros(1, np.int32)
+    turns = [Turn(ids, ids, ids.astype(np.float32), 0, 0, "", action, True, "", 0.0, "stop") for action in actions]
+    return Trajectory("t", family, 0, turns, success, float(success), ended)
+
+
+def test_only_a_turn_that_ended_the_episode_is_its_completion():
+    actions = ["go to shelf 1", "take cup 1 from shelf 1", "move cup 1 to desk 1"]
+    assert turn_classes(HOME, trajectory(actions)) == ["navigation", "acquisition", "completion"]
+    assert turn_classes(HOME, trajectory(actions, "turn_limit", False))[-1] == "placement"
+    assert turn_classes(HOME, trajectory([])) == []
+
+
+def trace(*turns):
+    return Trace("t", "pick", True, [TracedTurn("a", "o", name, 0.1, weight, 3) for name, weight in turns])
+
+
+def test_errors_are_over_trajectory_means_not_over_turns():
+    traces = [
+        trace(("navigation", 1.0), ("navigation", 2.0), ("completion", 0.5)),
+        trace(("navigation", 3.0), ("completion", 0.7)),
+        trace(("acquisition", 2.0)),
+    ]
+    found = class_means(traces)
+    assert list(found) == ["acquisition", "navigation", "completion"]
+    assert found["navigation"]["mean"] == pytest.approx(2.25)
+    assert found["navigation"]["sem"] == pytest.approx(np.std([1.5, 3.0], ddof=1) / np.sqrt(2))
+    assert found["navigation"]["trajectories"] == 2
+    assert found["acquisition"] == {"mean": 2.0, "sem": None, "trajectories": 1}
+
+
+def test_the_family_is_chosen_where_it_succeeded():
+    won, lost, other = trajectory(["a"]), trajectory(["a"], success=False), trajectory(["a"], family="two")
+    assert choose_trajectories([won, lost, other], "two") == ([other], "two")
+    assert choose_trajectories([won, lost, other], "heat") == ([won, other], None)
+    with pytest.raises(UserInputError, match="None of the recorded"):
+        choose_trajectories([lost], "two")
+
+
+def test_the_example_is_readable_and_varied():
+    short = trace(*[("navigation", 1.0)] * 3)
+    dull = trace(*[("navigation", 1.0)] * 12)
+    varied = trace(*[("navigation", 1.0), ("acquisition", 1.0)] * 6)
+    long = trace(*[(name, 1.0) for name in CLASSES] * 8)
+    assert readable_trace([short, dull, varied, long]) is varied
+    assert readable_trace([short]) is short
+
+
+METRICS = [{"iteration": number, "score": float(number), "loss": 1.0} for number in range(1, 13)]
+
+
+def test_windows_do_not_overlap_and_the_last_may_be_shorter():
+    found = windows(METRICS, "score")
+    assert [(window.first, window.last, window.mean) for window in found] == [(1, 5, 3), (6, 10, 8), (11, 12, 11.5)]
+    assert windows(METRICS, "absent") == []
+    late = [line for line in METRICS if line["iteration"] >= 7]
+    assert [window.mean for window in windows(late, "score")] == [8.5, 11.5]
+
+
+def test_means_over_runs_use_the_windows_that_all_have():
+    second = [{"iteration": line["iteration"], "score": line["score"] + 2} for line in METRICS[:10]]
+    found = mean_over_runs([windows(METRICS, "score"), windows(second, "score")])
+    assert [window["mean"] for window in found] == [4, 9]
+    assert found[0]["std"] == pytest.approx(np.sqrt(2))
+    assert mean_over_runs([windows(METRICS, "score")])[0]["std"] is None
+    assert mean_over_runs([]) == []
+
+
+def test_metrics_are_read_line_by_line(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in METRICS))
+    assert curve(read_metrics(path), "loss") == [(number, 1.0) for number in range(1, 13)]
+    path.write_text('{"iteration": ')
+    with pytest.raises(UserInputError, match=r"metrics\.jsonl"):
+        read_metrics(path)
+
+
+def dynamics():
+    points = [{"iteration": number, "mean": 0.1 * number, "runs": [0.1 * number] * 2} for number in (5, 10)]
+    found = mean_over_runs([windows(METRICS, "score")])
+    return {
+        "title": "a model",
+        "hindsight_start_iteration": 3,
+        "iterations": 12,
+        "panel": {"GRPO": points, "TRIAL": points},
+        "turn_score": {"TRIAL": found},
+        "profile_std": {"TRIAL": found},
+    }
+
+
+def allocation():
+    hostile = TracedTurn("$x$ \x1b[2J <b>" * 5, "o", "navigation", 0.1, 1.5, 3)
+    traces = [Trace("t", "pick", True, [hostile, TracedTurn("take", "o", "completion", 0.1, 0.5, 3)])]
+    return {
+        "title": "one run",
+        "class_order": list(CLASSES),
+        "classes": class_means(traces),
+        "example": traces[0].to_dict(),
+    }
+
+
+@pytest.mark.parametrize(("plot", "data"), [(plot_dynamics, dynamics()), (plot_allocation, allocation())])
+def test_figures_are_png(plot, data, tmp_path):
+    path = plot(data, tmp_path / "deep" / "figure.png")
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_the_error_says_what_to_install(monkeypatch, tmp_path):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingDependencyError, match=r"trial-ray\[reports\]"):
+        plot_dynamics(dynamics(), tmp_path / "f.png")

@@ -1,0 +1,291 @@
+"""Plans behind the paper's tables and figures, what is done of them, and what finished runs become."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from evaluation_samples import coin_flips, evaluation
+
+from trial_ray import cli
+from trial_ray.errors import ConfigError, UserInputError
+from trial_ray.experiments.run_folder import RunFolder
+from trial_ray.experiments.training_session import TrainingSession
+from trial_ray.reproduction import STUDIES, load_scale, plan_runs, scale_names
+from trial_ray.reproduction.artefacts import assemble, paired_markdown, telling_task
+
+SCALE = """
+from trial_ray.algorithms import TRIALConfig
+from trial_ray.reproduction import EvaluationSet, Scale
+
+
+def configure(environment, backbone):
+    return (
+        TRIALConfig()
+        .environment("trial/ALFWorld-v0", env_config={"split": "generated", "difficulty": "tiny"})
+        .policy(model_path=f"models/{backbone}")
+        .training(hindsight_start_iteration=2, lr=LR)
+    )
+
+
+scale = Scale(
+    configure=configure,
+    environments={"alfworld": (EvaluationSet("generated", 20),), "more": (EvaluationSet("generated"),)},
+    backbones=("A", "B"),
+    controlled_backbone="B",
+    iterations=10,
+    seeds=2,
+    method_settings={"serl": {"rescaling_iterations": 5}, "rlsd": {"rescaling_iterations": 10}},
+)
+"""
+
+
+@pytest.fixture
+def scale_file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(SCALE.replace("LR", "1e-5"))
+    return path
+
+
+def plan(name, scale_file, folder, **options):
+    return plan_runs(STUDIES[name], load_scale(str(scale_file)), folder, **options)
+
+
+def finish(run, scale_file, rate, state="done"):
+    """What a run leaves when it has been trained and evaluated."""
+    folder = RunFolder.create(run.folder, run.config, scale_file, ["test"])
+    for place in run.sets:
+        evaluation(coin_flips(20, rate, run.seed), split=place.split).save(run.evaluation(place))
+    lines = []
+    for iteration in range(1, run.iterations + 1):
+        line = {"iteration": iteration, "evaluation/env_runners/success_rate": rate * iteration / run.iterations}
+        if run.method == "trial":
+            line |= {
+                "learners/default_policy/trial/turn_score_mean": 0.2 - 0.01 * iteration + 0.1 * run.seed,
+                "learners/default_policy/trial/turn_weight_std": 0.3,
+            }
+        lines.append(json.dumps(line))
+    folder.metrics.write_text("\n".join(lines) + "\n")
+    folder.set_state(state)
+
+
+def test_a_study_expands_to_environments_backbones_methods_and_seeds(scale_file, tmp_path):
+    runs = plan("table2", scale_file, tmp_path / "out", seeds=3)
+    assert len(runs) == 2 * 2 * 6 * 3
+    assert len({run.folder for run in runs}) == len(runs)
+    controlled = plan("table3", scale_file, tmp_path / "out")
+    assert {run.backbone for run in controlled} == {"B"}
+    assert [run.method for run in controlled[:8:2]] == ["grpo", "uniform", "permuted", "trial"]
+    assert {run.config.seed for run in controlled} == {0, 1}
+    assert {run.environment for run in plan("figure2", scale_file, tmp_path / "out")} == {"alfworld"}
+    shared = {run.folder for run in runs} & {run.folder for run in controlled}
+    assert len(shared) == 2 * 2 * 2  # GRPO and TRIAL of backbone B, both environments, two seeds
+
+
+def test_every_run_carries_the_scales_settings_and_the_overrides(scale_file, tmp_path):
+    runs = plan("table2", scale_file, tmp_path, overrides=["group_size=4", "hindsight_coeff=0.3"])
+    by_method = {run.method: run.config for run in runs}
+    assert {config.group_size for config in by_method.values()} == {4}
+    assert {config.lr for config in by_method.values()} == {1e-5}
+    assert by_method["trial"].hindsight_coeff == 0.3
+    assert by_method["serl"].rescaling_iterations == 5
+    assert by_method["sdar"].privileged_view == "skill"
+    with pytest.raises(ConfigError, match="group_siez"):
+        plan("table2", scale_file, tmp_path, overrides=["group_siez=4"])
+
+
+def test_a_schedule_longer_than_the_runs_is_refused(scale_file, tmp_path):
+    with pytest.raises(ConfigError, match="rescaling_iterations is 10"):
+        plan("table2", scale_file, tmp_path, iterations=9)
+    assert plan("table3", scale_file, tmp_path, iterations=9)
+
+
+def test_what_is_done_is_told_from_what_is_not(scale_file, tmp_path):
+    first, second, *_ = plan("table3", scale_file, tmp_path)
+    assert first.state() == "new"
+    finish(first, scale_file, 0.5)
+    assert first.state() == "done"
+    finish(second, scale_file, 0.5, state="running")
+    assert second.state() == "unfinished"
+    first.evaluation(first.sets[0]).unlink()
+    assert first.state() == "unfinished"
+
+
+def test_a_run_of_another_config_is_never_taken_for_ours(scale_file, tmp_path):
+    run = plan("table3", scale_file, tmp_path)[0]
+    finish(run, scale_file, 0.5)
+    with pytest.raises(UserInputError, match=r"another config: lr is 1e-05 there and 0\.5 here"):
+        plan("table3", scale_file, tmp_path, overrides=["lr=0.5"])[0].state()
+    (RunFolder(run.folder).checkpoints / "000011").mkdir()
+    (RunFolder(run.folder).checkpoints / "000011" / "rllib_checkpoint.json").write_text("{}")
+    with pytest.raises(UserInputError, match="trained for 11 iterations; this study wants 10"):
+        run.state()
+
+
+def test_moved_folders_stay_done(scale_file, tmp_path):
+    run = plan("table3", scale_file, tmp_path / "here")[0]
+    finish(run, scale_file, 0.5)
+    shutil.move(tmp_path / "here", tmp_path / "there")
+    assert plan("table3", scale_file, tmp_path / "there")[0].state() == "done"
+
+
+def test_a_table_is_made_of_the_runs_that_are_done(scale_file, tmp_path):
+    runs = [run for run in plan("table3", scale_file, tmp_path) if run.environment == "alfworld"]
+    with pytest.raises(UserInputError, match="None of the 8 runs"):
+        assemble("table3", runs, tmp_path)
+    for run in runs[:-1]:
+        finish(run, scale_file, {"grpo": 0.2, "trial": 0.8}.get(run.method, 0.5))
+    paths = assemble("table3", runs, tmp_path)
+    assert [path.name for path in paths] == ["table3.json", "table3.md", "table3.tex"]
+    value = json.loads(paths[0].read_text())
+    assert [row["method"] for row in value["rows"]] == ["grpo", "uniform", "permuted", "trial"]
+    assert [row["cells"][-1]["seeds"] for row in value["rows"]] == [2, 2, 2, 1]
+    expected = np.mean([coin_flips(20, 0.2, seed) for seed in (0, 1)])
+    assert value["rows"][0]["cells"][-1]["mean"] == pytest.approx(expected)
+    assert {found["reference"] for found in value["comparisons"]} == {"grpo", "uniform", "permuted"}
+
+
+def test_figure2_holds_curves_and_windows_of_five(scale_file, tmp_path):
+    runs = plan("figure2", scale_file, tmp_path)
+    for run in runs:
+        finish(run, scale_file, 0.8 if run.method == "trial" else 0.4)
+    paths = assemble("figure2", runs, tmp_path)
+    data = json.loads(paths[0].read_text())
+    assert set(data["panel"]) == {"GRPO", "TRIAL"}
+    assert data["panel"]["TRIAL"][-1] == {"iteration": 10, "mean": 0.8, "runs": [0.8, 0.8]}
+    assert set(data["turn_score"]) == {"TRIAL"}
+    windows = data["turn_score"]["TRIAL"]
+    assert [(window["first"], window["last"]) for window in windows] == [(1, 5), (6, 10)]
+    assert windows[0]["mean"] == pytest.approx(0.2 - 0.03 + 0.05)
+    assert windows[0]["std"] == pytest.approx(0.1 / np.sqrt(2))
+    assert data["hindsight_start_iteration"] == 2
+    assert paths[1].read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_telling_game_is_one_that_only_the_other_solved():
+    first, second = evaluation([1, 1, 0, 0, 0, 0]), evaluation([0, 1, 0, 1, 1, 0])
+    assert telling_task(first, second, None) == "valid_seen/3"
+    assert telling_task(first, second, second.episodes[4].family) == "valid_seen/4"
+    assert telling_task(first, second, "absent") == "valid_seen/3"
+
+
+def test_paired_traces_show_hostile_text_as_text():
+    turn = {"action": "a|b <img>`", "outcome": "x.\ny", "score": 0.1, "weight": 1.0}
+    traces = {"GRPO": {"turns": [turn], "success": False}, "TRIAL": {"turns": [turn, turn], "success": True}}
+    text = paired_markdown({"task_id": "t", "seed": 0, "traces": traces})
+    assert "a\\|b \\<img\\>\\`" in text
+    assert "GRPO fails after 1 turns; TRIAL succeeds after 2 turns" in text
+    assert "needs finished runs" in paired_markdown(None)
+
+
+@pytest.mark.parametrize("name", scale_names())
+@pytest.mark.parametrize("study", STUDIES)
+def test_the_scales_that_come_along_are_valid(name, study, tmp_path):
+    runs = plan_runs(STUDIES[study], load_scale(name), tmp_path, seeds=1)
+    assert len(runs) >= 2
+
+
+def test_the_paper_scale_is_the_papers_protocol(tmp_path):
+    runs = plan_runs(STUDIES["table2"], load_scale("paper"), tmp_path, seeds=1)
+    assert {run.iterations for run in runs} == {150}
+    trial = {run.environment: run.config for run in runs if run.method == "trial" and run.backbone == "Qwen3-1.7B"}
+    home, shop = trial["alfworld"], trial["webshop"]
+    for config in (home, shop):
+        assert (config.tasks_per_iteration, config.group_size, config.lr) == (16, 8, 1e-6)
+        assert (config.max_response_tokens, config.gap_clip, config.clamp_alpha) == (512, 2.0, 1.0)
+        assert config.hindsight_start_iteration == 25
+    assert (home.minibatch_rows, home.microbatch_rows, home.max_prompt_tokens, home.hindsight_coeff) == (
+        256,
+        32,
+        2048,
+        0.01,
+    )
+    assert (shop.minibatch_rows, shop.microbatch_rows, shop.max_prompt_tokens, shop.hindsight_coeff) == (
+        64,
+        8,
+        4096,
+        0.005,
+    )
+    assert (home.env_config["max_turns"], shop.env_config["max_turns"]) == (50, 15)
+    assert {place.split for run in runs for place in run.sets} == {"valid_seen", "valid_unseen", "test"}
+
+
+def run_cli(*arguments):
+    try:
+        return cli.main([str(argument) for argument in arguments])
+    except SystemExit as end:
+        return end.code
+
+
+def test_dry_run_starts_and_writes_nothing(scale_file, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert run_cli("reproduce", "table3", "--scale", scale_file, "--out", out, "--seeds", 1, "--dry-run") == 0
+    text = capsys.readouterr().out
+    assert "8 runs: 8 new" in text
+    assert text.count("permuted") == 2
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["table9", "--scale", "tiny"], "table9"),
+        (["table3", "--scale", "huge"], "no scale 'huge'"),
+        (["table3", "--scale", "tiny", "--set", "lrr=1"], "lrr"),
+        (["table3"], "--scale"),
+    ],
+)
+def test_bad_input_exits_2(arguments, words, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert run_cli("reproduce", *arguments) == 2
+    assert words in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_scale_file_must_define_a_scale(tmp_path):
+    (tmp_path / "empty.py").write_text("scale = 3")
+    with pytest.raises(UserInputError, match="must define `scale`"):
+        load_scale(str(tmp_path / "empty.py"))
+
+
+def test_finished_runs_are_assembled_without_ray(scale_file, tmp_path, capsys, monkeypatch):
+    for run in plan("table3", scale_file, tmp_path / "out", seeds=1):
+        if run.environment == "alfworld":
+            finish(run, scale_file, 0.5)
+    text = scale_file.read_text().replace(', "more": (EvaluationSet("generated"),)', "")
+    scale_file.write_text(text)
+    monkeypatch.setattr("trial_ray.experiments.ray_session.ray_session", None)
+    assert run_cli("reproduce", "table3", "--scale", scale_file, "--out", tmp_path / "out", "--seeds", 1) == 0
+    assert "4 done" in capsys.readouterr().out
+    assert (tmp_path / "out" / "table3.tex").is_file()
+
+
+def test_a_session_plays_its_final_panels_and_names_them_by_iteration(scale_file, tmp_path, monkeypatch):
+    from cli_fakes import FakeAlgorithm
+    from rich.console import Console
+
+    from trial_ray.evaluation.panel import Panel
+
+    run = plan("table3", scale_file, tmp_path, iterations=3)[0]
+    monkeypatch.setattr(type(run.config), "build_algo", lambda self: FakeAlgorithm())
+    folder = RunFolder.create(run.folder, run.config, scale_file, ["test"])
+    told = []
+    panel = Panel("trial/ALFWorld-v0", "generated", tuple(f"t{i}" for i in range(20)))
+    session = TrainingSession(
+        run.config,
+        {"training_iteration": 3},
+        folder,
+        Console(quiet=True),
+        final_panels={"generated-20": panel},
+        on_iteration=lambda metrics: told.append(metrics["training_iteration"]),
+    )
+    with monkeypatch.context() as patched:
+        import contextlib
+
+        patched.chdir(tmp_path)
+        session.run(contextlib.nullcontext())
+    assert told == [1, 2, 3]
+    assert [path.name for path in folder.evaluations.iterdir()] == ["generated-20_000003.json"]
+    assert run.state() == "done"
+    labels = json.loads(run.evaluation(run.sets[0]).read_text())["labels"]
+    assert labels == {"method": "grpo", "backbone": "B", "seed": 0}

@@ -1,0 +1,62 @@
+"""Recorded episodes and answers, as material and for comparison.
+
+``own`` recordings lie in ``tests/data`` and are of generated games and a generated shop; ``make_recordings.py`` writes
+them. ``published`` ones are third-party data: what the original engines answered in the official games and in the
+1,000-product shop. Both have the same format.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from third_party import GOLDEN
+
+from trial_envs.webshop.generator import ShopSetting
+
+OWN = Path(__file__).parents[1] / "data"
+FOLDERS = {"own": OWN, "published": GOLDEN}
+ORIGINS = ("own", pytest.param("published", marks=pytest.mark.data))
+"""Values of the fixture ``origin``."""
+OWN_SHOP = ShopSetting(num_products=200, num_goals=1600, seed=7)
+"""The shop of the own recordings; it has enough goals for every split to hold some."""
+
+
+@cache
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The values of an xz-compressed file with one JSON value a line."""
+    with lzma.open(path, "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def alfworld_episodes(origin: str = "own") -> list[dict[str, Any]]:
+    """Every game as its walkthrough and as a walk of mixed actions."""
+    return read_lines(FOLDERS[origin] / "alfworld_episodes.jsonl.xz")
+
+
+def webshop_records(kind: str, origin: str = "own") -> list[dict[str, Any]]:
+    """``episodes``, ``rewards`` or ``search``."""
+    return read_lines(FOLDERS[origin] / f"webshop_{kind}.jsonl.xz")
+
+
+def turns(episode: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, dict[str, Any]]]:
+    """For every decision in ALFWorld: keyword arguments of ``PromptBuilder.build``, the action, the step it led to."""
+    steps = episode["steps"]
+    task = steps[0]["observation"].split("Your task is to: ")[1].strip()
+    history: list[tuple[str, str]] = []
+    for number, (before, after) in enumerate(pairwise(steps), 1):
+        prompt = {
+            "task": task,
+            "observation": before["observation"],
+            "admissible_actions": before["admissible_commands"],
+            "history": list(history),
+            "step": number,
+        }
+        yield prompt, after["action"], after
+        history.append((before["observation"], after["action"]))

@@ -1,0 +1,1 @@
+"""What the trainer knows of environments: one adapter each."""

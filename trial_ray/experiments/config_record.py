@@ -1,0 +1,100 @@
+"""A resolved config as JSON: written into every run folder, and read back without unpickling anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from trial_ray.algorithms.methods import method_of, new_config
+from trial_ray.environments.templates import describe_template
+from trial_ray.errors import CheckpointError
+from trial_ray.experiments.overrides import settable_names
+
+if TYPE_CHECKING:
+    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+
+SCHEMA = "trial_ray/config"
+SCHEMA_VERSION = 1
+Read = TypeVar("Read")
+
+
+def to_record(config: AlgorithmConfig) -> dict[str, Any]:
+    """Every setting of ``config`` that JSON can hold, and under ``other`` how the rest would print.
+
+    Of a prompt template the record holds what tells it from others; its code is in the experiment file beside the record.
+    """
+    settings, other = {}, {}
+    names = settable_names(vars(config))
+    for name, value in sorted(vars(config).items()):
+        if name.startswith("_"):
+            continue
+        if name == "prompt_template" and value is not None:
+            settings[name] = describe_template(value)
+        elif name in names and _is_json(value):
+            settings[name] = value
+        else:
+            other[name] = repr(value)
+    return {
+        "schema": SCHEMA,
+        "schema_version": SCHEMA_VERSION,
+        "method": method_of(config),
+        "settings": settings,
+        "other": other,
+    }
+
+
+def from_record(record: Any) -> AlgorithmConfig:
+    """A fresh config of the recorded method with the recorded settings; what is under ``other`` keeps its default.
+
+    A record is data, from wherever the run folder came: no file that it names is run. Of a method that has a file of its
+    own, the settings that it shares with GRPO are read.
+
+    Raises:
+        CheckpointError: not such a record, of another version, or of a run with a prompt template of its own.
+    """
+    if not isinstance(record, dict) or (record.get("schema"), record.get("schema_version")) != (SCHEMA, SCHEMA_VERSION):
+        raise CheckpointError(f"Expected a resolved config of schema {SCHEMA} version {SCHEMA_VERSION}.")
+    if (template := record["settings"].get("prompt_template")) is not None:
+        raise CheckpointError(
+            f"The run's prompts were written by a template of its own ({template}), which only code can give again: use the "
+            "experiment file's config from Python, see docs/environments.md."
+        )
+    method = record["method"]
+    config = new_config("grpo" if method.endswith(".py") else method)
+    defaults = vars(config)
+    for name in settable_names(defaults):
+        if name in record["settings"]:
+            value = record["settings"][name]
+            setattr(config, name, tuple(value) if isinstance(defaults[name], tuple) else value)
+    return config
+
+
+def load_record(path: Path) -> AlgorithmConfig:
+    """Read the config that a run folder's ``resolved_config.json`` holds.
+
+    Raises:
+        CheckpointError: the file is missing or broken.
+    """
+    return _reading(path, from_record)
+
+
+def load_method(path: Path) -> str:
+    """Read from a ``resolved_config.json`` the name, or the file, of the method that the run trained; errors as above."""
+    return _reading(path, lambda record: str(record["method"]))
+
+
+def _reading(path: Path, read: Callable[[Any], Read]) -> Read:
+    try:
+        return read(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"Cannot read the resolved config {path}: {error}.") from error
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True

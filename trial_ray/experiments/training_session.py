@@ -1,0 +1,216 @@
+"""One training run: panel before, iterations with metrics and checkpoints, panel after, summary."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trial_ray.algorithms.methods import method_of
+from trial_ray.errors import TrainingDivergedError
+from trial_ray.evaluation.comparison import paired_comparison
+from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.experiments.checkpoints import (
+    CHECKPOINT_EVERY,
+    CHECKPOINTS_KEPT,
+    list_checkpoints,
+    prune_checkpoints,
+    save_checkpoint,
+)
+from trial_ray.experiments.experiment import reached
+from trial_ray.experiments.interrupt import GracefulInterrupt
+from trial_ray.experiments.labels import run_labels
+from trial_ray.experiments.metrics import MetricWriters
+from trial_ray.experiments.progress import TrainingProgress
+from trial_ray.failures import is_user_error, root_cause
+
+if TYPE_CHECKING:
+    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+    from rich.console import Console
+
+    from trial_ray.evaluation.panel import Panel
+    from trial_ray.experiments.run_folder import RunFolder
+
+
+class TrainingSession:
+    """One run from building the algorithm to its summary.
+
+    Args:
+        config: validated.
+        stop: training ends when one of these metrics reaches its value.
+        folder: the run's.
+        console: told how the run goes.
+        resume: continue from the folder's newest checkpoint.
+        final_panels: by name, what the trained policy plays at the end; without any, the config's panel is played before
+            and after training, and both are compared.
+        on_iteration: told of every iteration's metrics.
+        checkpoint_every: iterations between checkpoints; the last iteration is always saved.
+        checkpoints_kept: how many of the newest are kept.
+    """
+
+    def __init__(
+        self,
+        config: AlgorithmConfig,
+        stop: dict[str, float],
+        folder: RunFolder,
+        console: Console,
+        resume: bool = False,
+        final_panels: Mapping[str, Panel] | None = None,
+        on_iteration: Callable[[dict[str, float]], None] = lambda metrics: None,
+        checkpoint_every: int = CHECKPOINT_EVERY,
+        checkpoints_kept: int = CHECKPOINTS_KEPT,
+    ) -> None:
+        self.config = config
+        self.stop = stop
+        self.folder = folder
+        self.console = console
+        self.resume = resume
+        self.final_panels = dict(final_panels or {})
+        self.on_iteration = on_iteration
+        self.checkpoint_every = checkpoint_every
+        self.checkpoints_kept = checkpoints_kept
+        self.iteration = 0
+        self.interrupted = False
+
+    def run(self, ray: AbstractContextManager[None]) -> None:
+        """Run to the end, or to the interrupt; the run folder records how it ended.
+
+        Args:
+            ray: entered for as long as actors live.
+        """
+        started = time.monotonic()
+        try:
+            with ray:
+                algorithm = self._build()
+                try:
+                    self._run(algorithm, started)
+                finally:
+                    algorithm.stop()
+        except KeyboardInterrupt:
+            self.folder.set_state("interrupted")
+            saved = list_checkpoints(self.folder.checkpoints)
+            self.console.print(f"stopped at once; last checkpoint: {saved[-1] if saved else 'none'}", soft_wrap=True)
+            raise
+        except Exception as error:
+            self._record_failure(error)
+            raise
+        self.folder.set_state("interrupted" if self.interrupted else "done")
+
+    def _build(self) -> Any:
+        # A run that was stopped before its first checkpoint begins again.
+        checkpoint = next(reversed(list_checkpoints(self.folder.checkpoints)), None) if self.resume else None
+        with self.console.status("starting Ray actors, engines and the learner"):
+            algorithm = self.config.build_algo()
+            if checkpoint is not None:
+                try:
+                    algorithm.restore_from_path(str(checkpoint))
+                except BaseException:
+                    algorithm.stop()
+                    raise
+                self.iteration = int(checkpoint.name)
+        if self.resume:
+            self.folder.drop_trajectories_after(self.iteration)
+            self.folder.set_state("running")
+            self.console.print(f"continuing after iteration {self.iteration}", highlight=False)
+        return algorithm
+
+    def _run(self, algorithm: Any, started: float) -> None:
+        compare = self.config.panel_split is not None and not self.final_panels
+        before = self._evaluate(algorithm, "before") if compare else None
+        checkpoint = self._train(algorithm)
+        after = None
+        if compare and not self.interrupted:
+            after = self._evaluate(algorithm, self.name_after("after"))
+        if not self.interrupted:
+            for name, panel in self.final_panels.items():
+                self._evaluate(algorithm, self.name_after(name), panel)
+        self._summarise(before, after, checkpoint, time.monotonic() - started)
+
+    def name_after(self, name: str) -> str:
+        """What an evaluation of the current iteration is called; another iteration's is never taken for it."""
+        return f"{name}_{self.iteration:06d}"
+
+    def _evaluate(self, algorithm: Any, name: str, panel: Panel | None = None) -> EvaluationResult:
+        path = self.folder.evaluations / f"{name}.json"
+        if path.exists():  # a resumed run is compared with its own beginning
+            result = EvaluationResult.load(path)
+        else:
+            size = self.config.panel_num_tasks if panel is None else len(panel)
+            with self.console.status(f"playing the panel: {size} held-out tasks"):
+                result = algorithm.evaluate_panel(panel)
+            result.policy = f"{self.folder.path.name}, iteration {self.iteration}"
+            result.labels = run_labels(self.config)
+            result.save(path)
+        self.console.print(f"panel {name.replace('_', ' ')}: success {result.overall}", highlight=False, soft_wrap=True)
+        return result
+
+    def _train(self, algorithm: Any) -> Path:
+        finished = reached(self.stop, {"training_iteration": self.iteration})
+        total = self.stop.get("training_iteration")
+        with (
+            MetricWriters(self.folder, self.iteration) as writers,
+            TrainingProgress(self.console, self.iteration, int(total) if total else None) as progress,
+            GracefulInterrupt(self._announce_interrupt) as interrupt,
+        ):
+            while not finished and not interrupt.requested:
+                result = self._train_once(algorithm)
+                self.iteration = int(result["training_iteration"])
+                metrics = writers.write(self.iteration, result)
+                progress.iteration(self.iteration, metrics)
+                self.on_iteration({"training_iteration": self.iteration, **metrics})
+                finished = reached(self.stop, metrics)
+                if self.iteration % self.checkpoint_every == 0:
+                    self._save(algorithm)
+        self.interrupted = interrupt.requested and not finished
+        return self._save(algorithm)
+
+    def _train_once(self, algorithm: Any) -> dict[str, Any]:
+        try:
+            return algorithm.train()
+        except Exception as error:
+            if isinstance(root_cause(error), TrainingDivergedError):
+                self._save(algorithm)  # the weights are still those before the updates that were skipped
+            raise
+
+    def _save(self, algorithm: Any) -> Path:
+        """Save the state after the current iteration, unless that was done already."""
+        saved = list_checkpoints(self.folder.checkpoints)
+        if saved and int(saved[-1].name) == self.iteration:
+            return saved[-1]
+        path = save_checkpoint(algorithm, self.folder.checkpoints, self.iteration)
+        prune_checkpoints(self.folder.checkpoints, self.checkpoints_kept)
+        return path
+
+    def _announce_interrupt(self) -> None:
+        self.console.print("finishing the iteration under way, then saving; Ctrl-C again stops at once", soft_wrap=True)
+
+    def _summarise(
+        self, before: EvaluationResult | None, after: EvaluationResult | None, checkpoint: Path, seconds: float
+    ) -> None:
+        comparison = paired_comparison(before, after) if before is not None and after is not None else None
+        if comparison is not None:
+            self.console.print(f"change: {comparison}", highlight=False, soft_wrap=True)
+        self.folder.write_summary(
+            {
+                "method": method_of(self.config),
+                "seed": self.config.seed,
+                "iterations": self.iteration,
+                "interrupted": self.interrupted,
+                "seconds": round(seconds, 1),
+                "checkpoint": str(checkpoint.relative_to(self.folder.path)),
+                "before": before.to_dict()["summary"] if before else None,
+                "after": after.to_dict()["summary"] if after else None,
+                "comparison": comparison.to_dict() if comparison else None,
+            }
+        )
+        self.console.print(f"checkpoint: {checkpoint}", highlight=False, soft_wrap=True)
+
+    def _record_failure(self, error: Exception) -> None:
+        began = self.resume or self.iteration or any(self.folder.evaluations.iterdir())
+        if not began and is_user_error(error):
+            self.folder.discard()
+            return
+        self.folder.write_error(error)
+        self.folder.set_state("failed")
