@@ -3,8 +3,8 @@
     python benchmarks/bench_engines.py --engines transformers vllm --json benchmarks/results/engines.json
 
 A random Qwen3 of the quickstart's size answers short agent turns: prompts of 100 tokens of which the first half repeats
-within a group of 8, replies of 4 tokens, 64 requests at a time. CPU seconds stand beside wall-clock ones, because only
-they mean something on a machine that does other work too. Leaves out: CUDA, several engines, long replies.
+within a group of 8, responses of 4 tokens, 64 requests at a time. CPU seconds stand beside wall-clock ones, because only
+they mean something on a machine that does other work too. Leaves out: CUDA, several engines, long responses.
 """
 
 from __future__ import annotations
@@ -69,8 +69,10 @@ async def serve(client: EngineClient, prompts: list[np.ndarray], args: argparse.
 
     async def one(index: int, prompt: np.ndarray) -> int:
         async with slots:
-            reply = await client.generate(prompt, SamplingParams(max_tokens=args.reply_tokens, seed=index), index // 8)
-            return len(reply.response_ids)
+            response = await client.generate(
+                prompt, SamplingParams(max_tokens=args.response_tokens, seed=index), index // 8
+            )
+            return len(response.response_ids)
 
     return sum(await asyncio.gather(*[one(index, prompt) for index, prompt in enumerate(prompts)]))
 
@@ -115,7 +117,7 @@ def measure(engine: str, folder: str, model: torch.nn.Module, args: argparse.Nam
         "sync_s": round(sync_s, 4),
         "first_8_requests_s": round(first_s, 2),
         "requests_per_s": round(float(requests_per_s), 1),
-        "reply_tokens_per_s": round(float(tokens_per_s), 1),
+        "response_tokens_per_s": round(float(tokens_per_s), 1),
         "start_cpu_s": round(start_cpu_s, 1),
         "engine_cpu_ms_per_request": round(1e3 * engine_cpu / served, 2),
         "client_cpu_ms_per_request": round(1e3 * client_cpu / served, 2),
@@ -133,7 +135,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=512)
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--prompt-tokens", type=int, default=100)
-    parser.add_argument("--reply-tokens", type=int, default=4)
+    parser.add_argument("--response-tokens", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1, help="torch threads of the engine")
     parser.add_argument("--json", type=Path, default=None)

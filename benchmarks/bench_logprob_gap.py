@@ -2,7 +2,7 @@
 
     python benchmarks/bench_logprob_gap.py --json benchmarks/results/logprob_gap.json
 
-SmolLM2-135M answers prompts in float32 at temperature 1. Its replies are then scored as a learner would score them: by the same
+SmolLM2-135M answers prompts in float32 at temperature 1. Its responses are then scored as a learner would score them: by the same
 model in float32 with other batch shapes, in bfloat16, and by models whose weights a broken sync would leave. The limits
 ``FLOAT32_GAP`` and ``LOW_PRECISION_GAP`` of ``GRPOConfig`` must lie between.
 """
@@ -29,7 +29,7 @@ QUESTIONS = [
     for place in ("cabinet 1, a fridge 1 and a sink basin 1", "desk 1 and a bed 1", "countertop 2")
     for task in ("put a clean apple on the table", "find two pillows", "heat a mug", "look at the book under the lamp")
 ]
-REPLY_TOKENS = 48
+RESPONSE_TOKENS = 48
 
 
 @torch.no_grad()
@@ -65,7 +65,9 @@ def main() -> None:
         prompt = tokenizer.apply_chat_template(
             [{"role": "user", "content": question}], add_generation_prompt=True, return_tensors="pt", return_dict=True
         )["input_ids"]
-        ids = engine.generate(prompt, max_new_tokens=REPLY_TOKENS, do_sample=True, temperature=1.0, top_k=0, top_p=1.0)
+        ids = engine.generate(
+            prompt, max_new_tokens=RESPONSE_TOKENS, do_sample=True, temperature=1.0, top_k=0, top_p=1.0
+        )
         sequences.append((prompt.shape[1], ids[0]))
     reported = logprobs_of(engine, sequences)
     scores = {

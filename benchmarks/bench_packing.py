@@ -2,7 +2,7 @@
 
     python benchmarks/bench_packing.py --json benchmarks/results/packing.json
 
-A random Qwen3 of the quickstart's size; rows of about 90 prompt, 5 reply and 15 evidence tokens. Leaves out: long prompts, GPUs.
+A random Qwen3 of the quickstart's size; rows of about 90 prompt, 5 response and 15 evidence tokens. Leaves out: long prompts, GPUs.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ config = (
             "env_config": GAMES,
             "size": "mini",
             "history_window": 1,
-            "distraction_probability": 0.25,
+            "suboptimal_probability": 0.25,
             "max_steps": 2000,
             # One check, at the end: the schedule is short enough to be run through.
             "check_every": 2000,
@@ -38,7 +38,7 @@ config = (
         tasks_per_iteration=16,
         minibatch_rows=256,
         microbatch_rows=64,
-        # A plain reply has no form to miss; success alone is rewarded.
+        # A plain response has no form to miss; success alone is rewarded.
         invalid_action_penalty=0.0,
         reward_scale=1.0,
         # No frozen reference: a policy of this size has nothing worth preserving, and may move.

@@ -2,7 +2,7 @@
 
     trial-ray train tuned_examples/alfworld_smollm2_135m.py
 
-Two tasks of two rollouts, three turns each: every part of the large-model path (chat template, tagged replies, vLLM, both views,
+Two tasks of two rollouts, three turns each: every part of the large-model path (chat template, tagged responses, vLLM, both views,
 the reference model, update and weight sync) with a model that fits beside them in a few gigabytes.
 """
 

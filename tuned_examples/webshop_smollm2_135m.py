@@ -3,8 +3,8 @@
     trial-ray train tuned_examples/webshop_smollm2_135m.py --set env_config.split=train --set env_config.data=FOLDER
 
 Two tasks of two rollouts, three turns each, in the shop whose data are in FOLDER; without the settings, in a generated shop. It
-shows that every part runs with long pages and tagged replies, not that something is learned: as it comes, a model of this size
-gives no reply of the required form at temperature 1. Clone it first (docs/warmstart.md).
+shows that every part runs with long pages and tagged responses, not that something is learned: as it comes, a model of this size
+gives no response of the required form at temperature 1. Clone it first (docs/warmstart.md).
 """
 
 from trial_ray.algorithms import TRIALConfig

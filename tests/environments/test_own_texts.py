@@ -19,7 +19,7 @@ from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.evaluation.panel import Panel
 from trial_ray.evaluation.panel_player import policy_protocol
 from trial_ray.experiments.config_record import from_record, to_record
-from trial_ray.hindsight.privileged_views import Moment, privileged_view
+from trial_ray.hindsight.privileged_views import TurnContext, privileged_view
 from trial_ray.learner.connectors.privileged_views import encode_views
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.rollout.trajectory import Trajectory, Turn
@@ -32,16 +32,16 @@ from ray import cloudpickle
 with open(sys.argv[1], "rb") as file:
     config = cloudpickle.load(file)
 config.validate()
-from trial_ray.hindsight.privileged_views import Moment, privileged_view
+from trial_ray.hindsight.privileged_views import TurnContext, privileged_view
 from trial_ray.models.tokenizer import build_tokenizer
 from trial_ray.learner.connectors.privileged_views import encode_views
 from trial_ray.rollout.prompts import PromptBuilder
 tokenizer = build_tokenizer()
 builder = PromptBuilder.from_config(tokenizer, config)
 prompt = builder.build(task="count", observation="You look.", admissible_actions=["look"], history=[], step=1)
-moment = Moment("mine/Counting-v0", "counting", "", False, False, skills=config.skills)
+context = TurnContext("mine/Counting-v0", "counting", "", False, False, skills=config.skills)
 print("captain, choose one: look" in tokenizer.decode(prompt.ids), builder.template.project(" look ").action)
-print(privileged_view("skill", moment).text)
+print(privileged_view("skill", context).text)
 """
 
 
@@ -85,7 +85,7 @@ def test_both_are_kept_by_copies_and_by_other_methods(own):
     [
         ("be nice", "plain", "prompt_template is 'be nice', expected an object with a style"),
         (PlainTemplate, "plain", "prompt_template is <class .*PlainTemplate'>, expected an object"),
-        (PlainTemplate(), "tagged", "'plain' replies, but prompt_style is 'tagged'; set both alike"),
+        (PlainTemplate(), "tagged", "'plain' responses, but prompt_style is 'tagged'; set both alike"),
         (None, "json", "prompt_style is 'json', expected one of 'tagged', 'plain'"),
     ],
 )
@@ -124,8 +124,8 @@ def test_the_skill_view_needs_advice_and_says_where_to_give_it():
 
 def test_advice_of_the_config_replaces_that_of_the_environment():
     env = "trial/ALFWorld-v0"
-    moment = Moment(env, "pick_and_place_simple", "", False, False, skills={"": "think"})
-    assert privileged_view("skill", moment).text == "Advice for this kind of task: think"
+    context = TurnContext(env, "pick_and_place_simple", "", False, False, skills={"": "think"})
+    assert privileged_view("skill", context).text == "Advice for this kind of task: think"
 
 
 def test_the_record_shows_both_and_is_not_read_as_if_there_were_no_template(own, tmp_path):

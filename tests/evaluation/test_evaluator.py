@@ -49,8 +49,8 @@ def panel_of(config: GRPOConfig, size: int = TASKS) -> Panel:
     return choose_panel(str(config.env), config.env_config, "generated", size)
 
 
-def replies(player, panel: Panel) -> dict[str, list[np.ndarray]]:
-    """Ids of every reply, which tell far more than an episode's result does."""
+def responses(player, panel: Panel) -> dict[str, list[np.ndarray]]:
+    """Ids of every response, which tell far more than an episode's result does."""
     settings = replace(player._settings(panel, 0), keep_trajectories=True)
     requests = [player._request(panel, index) for index in range(len(panel))]
     batches = player._workers.sample_groups(requests, settings)
@@ -63,7 +63,7 @@ def test_episodes_depend_on_the_task_alone_and_interruptions_cost_nothing(model_
     panel = panel_of(config)
     first = Evaluator(config)
     with first as player:
-        alone = replies(player, panel)
+        alone = responses(player, panel)
         whole = player.play(panel)
         few = player.play(panel_of(config, 3))
     assert [episode.task_id for episode in whole.episodes] == list(panel.task_ids)
@@ -76,7 +76,7 @@ def test_episodes_depend_on_the_task_alone_and_interruptions_cost_nothing(model_
     protocol, path = policy_protocol(crowd, panel), tmp_path / "result.json"
     assert protocol == whole.protocol
     with second as player:
-        together = replies(player, panel)
+        together = responses(player, panel)
         _check_interruption(player, panel, path, protocol)
         _check_loss_of_a_runner(player, panel, whole)
     assert together.keys() == alone.keys()

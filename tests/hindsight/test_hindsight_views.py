@@ -14,8 +14,8 @@ def recorded_turns(origin, model, num_episodes=6):
     build = PromptBuilder(tokenizer, "trial/ALFWorld-v0", 4096)
     for episode in alfworld_episodes(origin)[:num_episodes]:
         for arguments, action, after in turns(episode):
-            reply = f"<think>The goal is {arguments['task']}</think>\n<action>{action}</action>"
-            response = np.asarray([*tokenizer.encode(reply), tokenizer.eos_token_id], dtype=np.int32)
+            response = f"<think>The goal is {arguments['task']}</think>\n<action>{action}</action>"
+            response = np.asarray([*tokenizer.encode(response), tokenizer.eos_token_id], dtype=np.int32)
             view = outcome_view(after["observation"], terminal=after["done"], success=after["won"])
             yield build.build(**arguments), response, view, after
 

@@ -13,13 +13,13 @@ from chat_tokenizers import chat_tokenizer
 import trial_envs
 from trial_ray.environments.skills import SKILLS
 from trial_ray.errors import ConfigError
-from trial_ray.hindsight.privileged_views import VIEWS, Moment, offered_views, privileged_view
-from trial_ray.inference.protocol import Completion, SamplingParams
+from trial_ray.hindsight.privileged_views import VIEWS, TurnContext, offered_views, privileged_view
+from trial_ray.inference.protocol import Response, SamplingParams
 from trial_ray.rollout.episode import EpisodePlayer
 from trial_ray.rollout.guarded_env import GuardedEnv
 from trial_ray.rollout.prompts import PromptBuilder
 
-WON = Moment(
+WON = TurnContext(
     environment="trial/ALFWorld-v0",
     family="pick_and_place_simple",
     outcome="You move the mug 1 to the shelf 1.",
@@ -38,7 +38,7 @@ def test_outcome_adds_the_verdict_and_feedback_tells_the_answer_alone():
 
 def test_advice_is_the_familys_and_tells_nothing_of_the_turn():
     heat = replace(WON, family="pick_heat_then_place_in_recep")
-    advice = {privileged_view("skill", moment).text for moment in (WON, heat)}
+    advice = {privileged_view("skill", context).text for context in (WON, heat)}
     assert len(advice) == 2
     assert privileged_view("skill", replace(WON, outcome="Nothing happens.")) == privileged_view("skill", WON)
 
@@ -76,10 +76,10 @@ def test_an_episode_keeps_its_environments_solution_and_shows_it_to_nobody(env_i
     player = EpisodePlayer(builder, tokenizer.decode, SamplingParams(max_tokens=4), seeded=False)
     seen = []
 
-    async def generate(prompt_ids: np.ndarray, params: SamplingParams) -> Completion:
+    async def generate(prompt_ids: np.ndarray, params: SamplingParams) -> Response:
         seen.append(tokenizer.decode(prompt_ids))
         ids = np.asarray(tokenizer.encode("wait"), np.int32)
-        return Completion(ids, np.zeros(len(ids), np.float32), 1, "stop")
+        return Response(ids, np.zeros(len(ids), np.float32), 1, "stop")
 
     trajectory = asyncio.run(player.play(GuardedEnv(lambda: env, env_id), env.unwrapped.tasks()[0], 0, 0, generate))
     assert not trajectory.failed, trajectory.error

@@ -8,7 +8,7 @@ from ray.exceptions import RayActorError
 
 from trial_ray.errors import EngineError
 from trial_ray.inference.client import EngineClient
-from trial_ray.inference.protocol import Completion, SamplingParams
+from trial_ray.inference.protocol import Response, SamplingParams
 
 PROMPT = np.array([1, 2, 3], dtype=np.int32)
 PARAMS = SamplingParams(max_tokens=2)
@@ -29,7 +29,7 @@ class FakeEngine:
             await asyncio.sleep(60)
         if self.error:
             raise self.error
-        return Completion(np.array([7], dtype=np.int32), np.array([-0.5], dtype=np.float32), 0, "stop")
+        return Response(np.array([7], dtype=np.int32), np.array([-0.5], dtype=np.float32), 0, "stop")
 
 
 def ask(client, affinities):
@@ -61,8 +61,8 @@ def test_a_group_goes_to_the_same_engine_from_every_process():
 
 def test_a_dead_engine_is_passed_over():
     engines = [FakeEngine(RayActorError()), FakeEngine(), FakeEngine(RayActorError())]
-    replies = ask(EngineClient(engines), range(20))
-    assert len(replies) == 20
+    responses = ask(EngineClient(engines), range(20))
+    assert len(responses) == 20
     assert engines[1].served == 20
 
 

@@ -88,20 +88,20 @@ def make_prompts(count, seed=0):
     return [rng.integers(10, VOCAB_SIZE, rng.integers(3, 100)).astype(np.int32) for _ in range(count)]
 
 
-def reference_logits(model, prompt, reply):
-    """float32 ``[y, V]``: what the learner's model says at every position of the reply."""
-    ids = torch.as_tensor(np.concatenate([prompt, reply.response_ids]), dtype=torch.long)[None]
+def reference_logits(model, prompt, response):
+    """float32 ``[y, V]``: what the learner's model says at every position of the response."""
+    ids = torch.as_tensor(np.concatenate([prompt, response.response_ids]), dtype=torch.long)[None]
     with torch.no_grad():
         return model(ids).logits[0, len(prompt) - 1 : -1].float()
 
 
-def assert_logprobs_of(model, prompts, replies, tolerance=1e-4, temperature=1.0, top_p=1.0):
-    """``replies`` report, to ``tolerance`` nats, the distribution that ``model`` was sampled from (float64)."""
-    for prompt, reply in zip(prompts, replies, strict=True):
-        scaled = reference_logits(model, prompt, reply).double() / temperature
+def assert_logprobs_of(model, prompts, responses, tolerance=1e-4, temperature=1.0, top_p=1.0):
+    """``responses`` report, to ``tolerance`` nats, the distribution that ``model`` was sampled from (float64)."""
+    for prompt, response in zip(prompts, responses, strict=True):
+        scaled = reference_logits(model, prompt, response).double() / temperature
         logprobs = torch.log_softmax(truncated(scaled, top_p), -1)
-        expected = logprobs.gather(-1, torch.tensor(reply.response_ids, dtype=torch.long)[:, None])[:, 0]
-        torch.testing.assert_close(torch.tensor(reply.logprobs), expected.float(), atol=tolerance, rtol=0)
+        expected = logprobs.gather(-1, torch.tensor(response.response_ids, dtype=torch.long)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(response.logprobs), expected.float(), atol=tolerance, rtol=0)
 
 
 def truncated(logits, top_p):
@@ -129,31 +129,33 @@ def test_nothing_is_sampled_before_the_learner_sent_weights(engine):
     assert "no weights" in str(engine.refusal)
 
 
-def test_greedy_replies_and_their_logprobs_are_those_of_transformers(engine):
+def test_greedy_responses_and_their_logprobs_are_those_of_transformers(engine):
     prompts = make_prompts(12)
-    replies = engine.ask(prompts, [SamplingParams(max_tokens=8, temperature=0)] * 12)
-    for prompt, reply in zip(prompts, replies, strict=True):
-        logits = reference_logits(engine.learner, prompt, reply)
-        chosen = logits.gather(-1, torch.tensor(reply.response_ids, dtype=torch.long)[:, None])[:, 0]
+    responses = engine.ask(prompts, [SamplingParams(max_tokens=8, temperature=0)] * 12)
+    for prompt, response in zip(prompts, responses, strict=True):
+        logits = reference_logits(engine.learner, prompt, response)
+        chosen = logits.gather(-1, torch.tensor(response.response_ids, dtype=torch.long)[:, None])[:, 0]
         torch.testing.assert_close(chosen, logits.max(-1).values, atol=1e-4, rtol=0)
-    assert_logprobs_of(engine.learner, prompts, replies)
+    assert_logprobs_of(engine.learner, prompts, responses)
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
 def test_sampled_logprobs_are_those_of_the_tempered_model(engine, temperature):
     prompts = make_prompts(8, seed=1)
     params = [SamplingParams(max_tokens=6, temperature=temperature, seed=seed) for seed in range(8)]
-    replies = engine.ask(prompts, params)
-    assert all(reply.response_ids.dtype == np.int32 and reply.logprobs.dtype == np.float32 for reply in replies)
-    assert_logprobs_of(engine.learner, prompts, replies, temperature=temperature)
+    responses = engine.ask(prompts, params)
+    assert all(
+        response.response_ids.dtype == np.int32 and response.logprobs.dtype == np.float32 for response in responses
+    )
+    assert_logprobs_of(engine.learner, prompts, responses, temperature=temperature)
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(0.7, 0.9), (1.0, 0.5), (1.3, 0.9)])
 def test_logprobs_with_a_nucleus_are_those_of_the_renormalised_nucleus(engine, temperature, top_p):
     prompts = make_prompts(8, seed=11)
     params = [SamplingParams(max_tokens=6, temperature=temperature, top_p=top_p, seed=seed) for seed in range(8)]
-    replies = engine.ask(prompts, params)
-    assert_logprobs_of(engine.learner, prompts, replies, temperature=temperature, top_p=top_p)
+    responses = engine.ask(prompts, params)
+    assert_logprobs_of(engine.learner, prompts, responses, temperature=temperature, top_p=top_p)
 
 
 def test_each_request_of_a_mixed_batch_reports_its_own_distribution(engine):
@@ -163,41 +165,41 @@ def test_each_request_of_a_mixed_batch_reports_its_own_distribution(engine):
         SamplingParams(max_tokens=6, temperature=temperature, top_p=top_p, seed=seed)
         for seed, (temperature, top_p) in enumerate(kinds)
     ]
-    for prompt, reply, (temperature, top_p) in zip(prompts, engine.ask(prompts, params), kinds, strict=True):
+    for prompt, response, (temperature, top_p) in zip(prompts, engine.ask(prompts, params), kinds, strict=True):
         asked = {"temperature": temperature, "top_p": top_p} if temperature else {}  # greedy: the model as it is
-        assert_logprobs_of(engine.learner, [prompt], [reply], **asked)
+        assert_logprobs_of(engine.learner, [prompt], [response], **asked)
 
 
 def test_tokens_outside_the_nucleus_are_never_sampled(engine):
     prompts = make_prompts(4, seed=2) * 6
-    replies = engine.ask(prompts, [SamplingParams(max_tokens=4, top_p=0.3, seed=seed) for seed in range(24)])
-    for prompt, reply in zip(prompts, replies, strict=True):
-        probs = torch.softmax(reference_logits(engine.learner, prompt, reply), -1)
-        for row, token in zip(probs, reply.response_ids, strict=True):
+    responses = engine.ask(prompts, [SamplingParams(max_tokens=4, top_p=0.3, seed=seed) for seed in range(24)])
+    for prompt, response in zip(prompts, responses, strict=True):
+        probs = torch.softmax(reference_logits(engine.learner, prompt, response), -1)
+        for row, token in zip(probs, response.response_ids, strict=True):
             assert float(row[row > row[int(token)]].sum()) < 0.3 + 1e-4
 
 
-def test_a_sampled_stop_token_ends_the_reply_and_belongs_to_it(engine):
+def test_a_sampled_stop_token_ends_the_response_and_belongs_to_it(engine):
     with torch.no_grad():  # the stop token's logit now dwarfs the others wherever it is positive
         engine.learner.model.embed_tokens.weight[STOP_ID] *= 50
     engine.send(engine.learner)
-    replies = engine.ask(make_prompts(16), [SamplingParams(max_tokens=6, temperature=0)] * 16)
-    stopped = [reply for reply in replies if reply.finish_reason == "stop"]
+    responses = engine.ask(make_prompts(16), [SamplingParams(max_tokens=6, temperature=0)] * 16)
+    stopped = [response for response in responses if response.finish_reason == "stop"]
     assert stopped
-    for reply in stopped:
-        assert reply.response_ids[-1] == STOP_ID
-        assert STOP_ID not in reply.response_ids[:-1]
-    unfinished = [reply for reply in replies if reply.finish_reason == "length"]
-    assert all(STOP_ID not in reply.response_ids for reply in unfinished)
+    for response in stopped:
+        assert response.response_ids[-1] == STOP_ID
+        assert STOP_ID not in response.response_ids[:-1]
+    unfinished = [response for response in responses if response.finish_reason == "length"]
+    assert all(STOP_ID not in response.response_ids for response in unfinished)
 
 
-def test_a_reply_ends_at_max_tokens_with_reason_length(engine):
-    replies = engine.ask(make_prompts(6), [SamplingParams(max_tokens=n, temperature=0) for n in range(1, 7)])
-    assert {reply.finish_reason for reply in replies} == {"length"}
-    assert [len(reply.response_ids) for reply in replies] == [1, 2, 3, 4, 5, 6]
+def test_a_response_ends_at_max_tokens_with_reason_length(engine):
+    responses = engine.ask(make_prompts(6), [SamplingParams(max_tokens=n, temperature=0) for n in range(1, 7)])
+    assert {response.finish_reason for response in responses} == {"length"}
+    assert [len(response.response_ids) for response in responses] == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_seed_repeats_its_reply_alone_and_in_company(engine):
+def test_a_seed_repeats_its_response_alone_and_in_company(engine):
     prompts = make_prompts(10, seed=3)
     params = [SamplingParams(max_tokens=6, seed=100 + index) for index in range(10)]
     together = engine.ask(prompts, params)
@@ -205,13 +207,13 @@ def test_a_seed_repeats_its_reply_alone_and_in_company(engine):
     assert [r.response_ids.tolist() for r in together] == [r.response_ids.tolist() for r in alone]
 
 
-def test_other_seeds_give_other_replies(engine):
+def test_other_seeds_give_other_responses(engine):
     [prompt] = make_prompts(1)
-    replies = engine.ask([prompt] * 16, [SamplingParams(max_tokens=6, seed=seed) for seed in range(16)])
-    assert len({tuple(reply.response_ids.tolist()) for reply in replies}) > 8
+    responses = engine.ask([prompt] * 16, [SamplingParams(max_tokens=6, seed=seed) for seed in range(16)])
+    assert len({tuple(response.response_ids.tolist()) for response in responses}) > 8
 
 
-def test_new_weights_change_replies_and_nothing_cached_of_the_old_ones_is_used(engine, tiny_qwen3):
+def test_new_weights_change_responses_and_nothing_cached_of_the_old_ones_is_used(engine, tiny_qwen3):
     prompts = make_prompts(8, seed=4)
     greedy = [SamplingParams(max_tokens=6, temperature=0)] * 8
     before = engine.ask(prompts, greedy)
@@ -219,14 +221,14 @@ def test_new_weights_change_replies_and_nothing_cached_of_the_old_ones_is_used(e
     version = engine.send(other)  # also compares checksums
     after = engine.ask(prompts, greedy)
     assert_logprobs_of(other, prompts, after)
-    assert {reply.weight_version for reply in after} == {version}
+    assert {response.weight_version for response in after} == {version}
     assert [r.response_ids.tolist() for r in before] != [r.response_ids.tolist() for r in after]
     engine.send(engine.learner)
     back = engine.ask(prompts, greedy)
     assert [r.response_ids.tolist() for r in before] == [r.response_ids.tolist() for r in back]
 
 
-def test_an_update_amid_replies_never_mixes_two_versions_in_one(engine, tiny_qwen3):
+def test_an_update_amid_responses_never_mixes_two_versions_in_one(engine, tiny_qwen3):
     other = perturbed(engine.learner, tiny_qwen3, seed=6)
     models = {engine.send(engine.learner): engine.learner}
     new = next(VERSIONS)
@@ -234,21 +236,21 @@ def test_an_update_amid_replies_never_mixes_two_versions_in_one(engine, tiny_qwe
     shards = pack_weights(other.named_parameters(), new)
     prompts = make_prompts(60, seed=7)
 
-    async def replies_around_an_update():
+    async def responses_around_an_update():
         early = [engine.client.generate(p, SamplingParams(max_tokens=20, seed=1), 0) for p in prompts[:30]]
         early = [asyncio.ensure_future(request) for request in early]
         await asyncio.sleep(0.02)
         update = engine.pool.handles[0].load_weights.remote(shards)
         late = [engine.client.generate(p, SamplingParams(max_tokens=20, seed=1), 0) for p in prompts[30:]]
-        replies = await asyncio.gather(*early, *late)
+        responses = await asyncio.gather(*early, *late)
         await update
-        return replies
+        return responses
 
-    replies = asyncio.run(replies_around_an_update())
-    for prompt, reply in zip(prompts, replies, strict=True):
-        assert_logprobs_of(models[reply.weight_version], [prompt], [reply])
-    assert replies[0].weight_version != new
-    assert replies[-1].weight_version == new
+    responses = asyncio.run(responses_around_an_update())
+    for prompt, response in zip(prompts, responses, strict=True):
+        assert_logprobs_of(models[response.weight_version], [prompt], [response])
+    assert responses[0].weight_version != new
+    assert responses[-1].weight_version == new
 
 
 def test_weights_with_a_tensor_missing_are_never_taken_for_complete(engine, tiny_qwen3):
@@ -278,16 +280,16 @@ def test_requests_that_cannot_be_served_are_refused_with_the_reason(engine, prom
 
 def test_a_prompt_may_fill_the_context_to_the_last_token(engine):
     prompt = np.full(MAX_MODEL_LEN - 4, 11, dtype=np.int32)
-    [reply] = engine.ask([prompt], [SamplingParams(max_tokens=4, temperature=0)])
-    assert len(reply.response_ids) == 4
-    assert_logprobs_of(engine.learner, [prompt], [reply])
+    [response] = engine.ask([prompt], [SamplingParams(max_tokens=4, temperature=0)])
+    assert len(response.response_ids) == 4
+    assert_logprobs_of(engine.learner, [prompt], [response])
 
 
 def test_more_requests_than_rows_are_all_answered_for_their_own_prompt(engine):
     prompts = make_prompts(70, seed=9)
-    replies = engine.ask(prompts, [SamplingParams(max_tokens=1 + index % 9, seed=index) for index in range(70)])
-    assert all(len(reply.response_ids) <= 1 + index % 9 for index, reply in enumerate(replies))
-    assert_logprobs_of(engine.learner, prompts, replies)
+    responses = engine.ask(prompts, [SamplingParams(max_tokens=1 + index % 9, seed=index) for index in range(70)])
+    assert all(len(response.response_ids) <= 1 + index % 9 for index, response in enumerate(responses))
+    assert_logprobs_of(engine.learner, prompts, responses)
 
 
 def test_an_engine_has_no_process_that_could_outlive_its_actor(engine):

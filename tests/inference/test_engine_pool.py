@@ -103,8 +103,8 @@ def test_requests_go_to_the_living_while_an_engine_is_dead(pool, infos, paramete
     pool.sync(pack_weights(parameters, 9, dtype=torch.bfloat16))
     client = EngineClient(pool.handles, timeout_s=60)
     kill(infos[0]["pid"])
-    replies = ask(client, range(12))
-    assert [reply.weight_version for reply in replies] == [9] * 12
+    responses = ask(client, range(12))
+    assert [response.weight_version for response in responses] == [9] * 12
     assert pool.probe_and_restart() == [0]
 
 

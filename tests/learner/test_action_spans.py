@@ -61,7 +61,7 @@ def test_a_longer_action_has_more_tokens(model):
 
 @pytest.mark.parametrize("model", TOKENIZERS)
 @pytest.mark.parametrize(
-    "reply",
+    "response",
     [
         "",
         "go to shelf 1",
@@ -74,9 +74,9 @@ def test_a_longer_action_has_more_tokens(model):
         "<actıon>look</actıon>",
     ],
 )
-def test_without_a_pair_of_tags_nothing_is_the_action(model, reply):
+def test_without_a_pair_of_tags_nothing_is_the_action(model, response):
     tokenizer = chat_tokenizer(model)
-    assert masked_text(tokenizer, ids_of(tokenizer, reply)) is None
+    assert masked_text(tokenizer, ids_of(tokenizer, response)) is None
 
 
 @pytest.mark.parametrize("model", TOKENIZERS)
@@ -127,17 +127,17 @@ def test_every_byte_of_the_first_and_last_character_counts(action):
     assert mask.nonzero().squeeze(1).tolist() == list(range(begin, begin + len(action.encode())))
 
 
-def test_replies_lie_end_to_end():
+def test_responses_lie_end_to_end():
     tokenizer = chat_tokenizer("qwen3")
-    replies = [ids_of(tokenizer, text) for text in ("<action>look</action>", "none", "<action>inventory</action>")]
-    parts = [action_mask([ids], tokenizer) for ids in replies]
-    whole = action_mask(replies, tokenizer)
+    responses = [ids_of(tokenizer, text) for text in ("<action>look</action>", "none", "<action>inventory</action>")]
+    parts = [action_mask([ids], tokenizer) for ids in responses]
+    whole = action_mask(responses, tokenizer)
     assert whole.tolist() == [value for part in parts for value in part.tolist()]
     assert not parts[1].any()
 
 
 @pytest.mark.parametrize("model", TOKENIZERS)
-def test_a_plain_reply_is_the_action_without_its_stop_token(model):
+def test_a_plain_response_is_the_action_without_its_stop_token(model):
     tokenizer = chat_tokenizer(model)
     words = ids_of(tokenizer, "go to shelf 1")
     ids = np.append(words, tokenizer.eos_token_id)
@@ -154,11 +154,11 @@ pieces = st.lists(
 @given(pieces, st.sampled_from(TOKENIZERS))
 def test_the_mask_holds_the_action_that_the_projection_reads(parts, model):
     tokenizer = chat_tokenizer(model)
-    reply = "".join(parts)
-    found = masked_text(tokenizer, ids_of(tokenizer, reply))
-    lowered = reply.lower()
+    response = "".join(parts)
+    found = masked_text(tokenizer, ids_of(tokenizer, response))
+    lowered = response.lower()
     start, end = lowered.find("<action>"), lowered.find("</action>")
     if start < 0 or end < 0 or start + len("<action>") >= end:
         assert found is None
     else:
-        assert project_action(reply).action in found[0].lower()
+        assert project_action(response).action in found[0].lower()

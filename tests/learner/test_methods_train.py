@@ -37,8 +37,8 @@ def model_path(tmp_path_factory) -> str:
 def groups():
     tokenizer = build_tokenizer()
     texts = [f"<think>{thought}</think><action>{action}</action>" for thought in "ab" for action in ("look", "go to x")]
-    replies = [np.array([*tokenizer.encode(text), tokenizer.eos_token_id], np.int32) for text in texts]
-    return synthetic_groups(vocab_size=400, num_groups=2, group_size=3, most_turns=3, replies=replies, seed=1)
+    responses = [np.array([*tokenizer.encode(text), tokenizer.eos_token_id], np.int32) for text in texts]
+    return synthetic_groups(vocab_size=400, num_groups=2, group_size=3, most_turns=3, responses=responses, seed=1)
 
 
 def settings_of(method: str, **training) -> dict:
@@ -281,16 +281,16 @@ def test_the_documented_example_of_an_own_method_trains(own_method, model_path, 
 
 
 def test_an_own_surrogate_and_an_own_mask_are_what_is_trained_with(tmp_path, model_path, groups):
-    """On the first minibatch every ratio is 1, so the loss is minus the mean over replies of their advantages."""
+    """On the first minibatch every ratio is 1, so the loss is minus the mean over responses of their advantages."""
     file = method_file(tmp_path, "sequence_ratio", EXAMPLES["sequence_ratio"])
     everything = {"microbatch_rows": 256, "invalid_action_penalty": 0.0}
     learner = own_learner(file, model_path, **everything)
     results = update(learner, groups)
     advantages = group_turn_rows(groups, learner.config).advantages
     assert float(results["grpo"]["surrogate_loss"]) == pytest.approx(-advantages.mean().item(), abs=1e-6)
-    replies = [len(turn.response_ids) for group in groups for each in group.survivors for turn in each.turns]
-    assert float(results["sequence_ratio"]["masked_fraction"]) == pytest.approx(len(replies) / sum(replies))
-    # A mean over replies is no sum of the parts' means: a split for memory must still give the same gradient.
+    responses = [len(turn.response_ids) for group in groups for each in group.survivors for turn in each.turns]
+    assert float(results["sequence_ratio"]["masked_fraction"]) == pytest.approx(len(responses) / sum(responses))
+    # A mean over responses is no sum of the parts' means: a split for memory must still give the same gradient.
     found = []
     for tokens in (100_000, 60):
         learner = own_learner(file, model_path, max_tokens_per_forward=tokens, grad_clip=None, **everything)

@@ -51,17 +51,17 @@ def random_rows(count=9, seed=0):
     for _ in range(count):
         prompt = random_ids(generator, generator.integers(1, 20))
         insert_at = int(generator.integers(1, len(prompt) + 1))
-        reply, evidence = (random_ids(generator, generator.integers(low, 7)) for low in (1, 0))
-        rows.append(Row(prompt, insert_at, reply, evidence))
-    # The corners: no evidence; nothing after the evidence; neither; a reply of one token; nearly everything after it.
-    prompt, reply, evidence = (random_ids(generator, length) for length in (6, 4, 5))
+        response, evidence = (random_ids(generator, generator.integers(low, 7)) for low in (1, 0))
+        rows.append(Row(prompt, insert_at, response, evidence))
+    # The corners: no evidence; nothing after the evidence; neither; a response of one token; nearly everything after it.
+    prompt, response, evidence = (random_ids(generator, length) for length in (6, 4, 5))
     rows += [
-        Row(prompt, 3, reply),
-        Row(prompt, 6, reply, evidence),
-        Row(prompt, 6, reply),
-        Row(prompt, 6, reply[:1]),
-        Row(prompt, 4, reply[:1], evidence[:1]),
-        Row(prompt[:1], 1, reply, evidence),
+        Row(prompt, 3, response),
+        Row(prompt, 6, response, evidence),
+        Row(prompt, 6, response),
+        Row(prompt, 6, response[:1]),
+        Row(prompt, 4, response[:1], evidence[:1]),
+        Row(prompt[:1], 1, response, evidence),
     ]
     return rows
 
@@ -76,8 +76,8 @@ def separate_forwards(lm, rows):
             ids = torch.tensor([context + row.response_ids.tolist()])
             with torch.no_grad():
                 logs = torch.log_softmax(lm(ids).logits[0], -1)
-            reply = torch.arange(len(context), ids.shape[1])
-            out.append(logs[reply - 1, ids[0, reply]])
+            response = torch.arange(len(context), ids.shape[1])
+            out.append(logs[response - 1, ids[0, response]])
     return torch.cat(ordinary), torch.cat(hindsight)
 
 
@@ -139,18 +139,18 @@ def test_models_with_sliding_layers_are_scored_in_two_plain_passes():
     torch.testing.assert_close(hindsight, exact[1], atol=1e-10, rtol=0)
 
 
-def test_both_views_score_the_identical_reply_tokens():
+def test_both_views_score_the_identical_response_tokens():
     rows = random_rows()
     batch = TwoViewBatch.from_rows(rows)
-    replies = torch.from_numpy(np.concatenate([row.response_ids for row in rows])).long()
-    assert torch.equal(batch.targets, replies)
-    assert torch.equal(OrdinaryBatch.from_rows(rows).targets, replies)
-    # Where a predecessor is a reply token, it is the same token in both views.
+    responses = torch.from_numpy(np.concatenate([row.response_ids for row in rows])).long()
+    assert torch.equal(batch.targets, responses)
+    assert torch.equal(OrdinaryBatch.from_rows(rows).targets, responses)
+    # Where a predecessor is a response token, it is the same token in both views.
     ordinary = batch.input_ids[batch.rows, batch.positions]
     hindsight = batch.input_ids[batch.rows, batch.hindsight_positions]
     inside = torch.cat([torch.arange(len(row.response_ids)) > 0 for row in rows])
     assert torch.equal(ordinary[inside], hindsight[inside])
-    assert torch.equal(ordinary[inside], replies[:-1][inside[1:]])
+    assert torch.equal(ordinary[inside], responses[:-1][inside[1:]])
 
 
 def test_packed_length_is_prefix_plus_two_branches():

@@ -61,12 +61,12 @@ def gradients(learner, groups, iteration: int = 30) -> dict[str, torch.Tensor]:
 # --- the loop
 
 
-def log_likelihoods(lm, prompt, reply, temperature):
-    ids = torch.tensor([[*prompt, *reply]])
+def log_likelihoods(lm, prompt, response, temperature):
+    ids = torch.tensor([[*prompt, *response]])
     logits = lm(ids).logits[0, len(prompt) - 1 : -1] / temperature
     logprobs = torch.log_softmax(logits, -1)
     entropy = -(logprobs.exp() * logprobs).sum(-1)
-    return logprobs[torch.arange(len(reply)), torch.tensor(reply)], entropy
+    return logprobs[torch.arange(len(response)), torch.tensor(response)], entropy
 
 
 def hindsight_prompt(turn, trajectory, tokenizer):
@@ -82,10 +82,12 @@ def records(lm, tokenizer, groups, temperature):
     for number, group in enumerate(groups):
         for trajectory in group.trajectories:
             for turn in trajectory.turns:
-                reply = turn.response_ids.tolist()
-                logp, entropy = log_likelihoods(lm, turn.prompt_ids.tolist(), reply, temperature)
+                response = turn.response_ids.tolist()
+                logp, entropy = log_likelihoods(lm, turn.prompt_ids.tolist(), response, temperature)
                 with torch.no_grad():
-                    teacher, _ = log_likelihoods(lm, hindsight_prompt(turn, trajectory, tokenizer), reply, temperature)
+                    teacher, _ = log_likelihoods(
+                        lm, hindsight_prompt(turn, trajectory, tokenizer), response, temperature
+                    )
                 tokens = [
                     ref.Token(old=p.item(), teacher=t.item(), frozen=0.0, in_action=False, logp=p, entropy=e)
                     for p, t, e in zip(logp, teacher, entropy, strict=True)
@@ -202,7 +204,7 @@ def test_equal_weighting_counts_microbatches_and_not_rows(model_path, groups):
 
 
 @pytest.mark.parametrize("reported", [-5.0, float("nan"), float("-inf")])
-def test_replies_of_another_policy_are_not_trained_on(reported, model_path):
+def test_responses_of_another_policy_are_not_trained_on(reported, model_path):
     groups = synthetic_groups(vocab_size=400, num_groups=1)
     for turn in (turn for trajectory in groups[0].trajectories for turn in trajectory.turns):
         turn.logprobs[:] = reported

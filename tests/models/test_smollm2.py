@@ -26,9 +26,9 @@ def test_it_answers_through_its_chat_template(model_folder):
     question = [{"role": "user", "content": "What is the capital of France?"}]
     inputs = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     with torch.inference_mode():
-        reply = lm.generate(**inputs, max_new_tokens=10, do_sample=False)[0, inputs["input_ids"].shape[1] :]
-    assert "Paris" in tokenizer.decode(reply)
-    assert reply[-1] == tokenizer.eos_token_id == lm.generation_config.eos_token_id
+        response = lm.generate(**inputs, max_new_tokens=10, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+    assert "Paris" in tokenizer.decode(response)
+    assert response[-1] == tokenizer.eos_token_id == lm.generation_config.eos_token_id
 
 
 def test_the_folder_is_a_plain_unquantised_llama(model_folder):

@@ -45,9 +45,9 @@ def trajectories():
 
     def turn(index):
         prompt = draw.integers(5, 200, 20).astype(np.int32)
-        reply = draw.integers(5, 200, 3 + index).astype(np.int32)
-        logprobs = np.zeros(len(reply), np.float32)
-        return Turn(prompt, reply, logprobs, 0, 15, "o", "go to shelf 1", True, f"You see {index}.", 0.0, "stop")
+        response = draw.integers(5, 200, 3 + index).astype(np.int32)
+        logprobs = np.zeros(len(response), np.float32)
+        return Turn(prompt, response, logprobs, 0, 15, "o", "go to shelf 1", True, f"You see {index}.", 0.0, "stop")
 
     return [Trajectory(f"t{length}", "pick", 0, [turn(i) for i in range(length)], True, 1.0) for length in (4, 1, 3)]
 

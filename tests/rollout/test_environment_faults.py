@@ -11,7 +11,7 @@ from chat_tokenizers import chat_tokenizer
 from faulty_env import ENV_ID, TURNS, CountingEnv
 
 from trial_ray.errors import EnvironmentFaultError
-from trial_ray.inference.protocol import Completion, SamplingParams
+from trial_ray.inference.protocol import Response, SamplingParams
 from trial_ray.rollout.episode import EpisodePlayer
 from trial_ray.rollout.guarded_env import GuardedEnv
 from trial_ray.rollout.prompts import PromptBuilder
@@ -26,11 +26,11 @@ def play(env: GuardedEnv, generate=None):
     builder = PromptBuilder(tokenizer, ENV_ID, max_prompt_tokens=1000, style="plain")
     player = EpisodePlayer(builder, tokenizer.decode, SamplingParams(max_tokens=4), seeded=False)
 
-    async def reply(prompt_ids: np.ndarray, params: SamplingParams) -> Completion:
+    async def response(prompt_ids: np.ndarray, params: SamplingParams) -> Response:
         ids = np.asarray(tokenizer.encode("look"), np.int32)
-        return Completion(ids, np.zeros(len(ids), np.float32), 1, "stop")
+        return Response(ids, np.zeros(len(ids), np.float32), 1, "stop")
 
-    return asyncio.run(player.play(env, "two", 0, 0, generate or reply))
+    return asyncio.run(player.play(env, "two", 0, 0, generate or response))
 
 
 def test_an_environment_that_keeps_the_contract_plays_to_its_end():

@@ -177,7 +177,7 @@ def test_instructed_form_is_what_the_projection_reads():
 
 
 @pytest.mark.parametrize(("environment", "tail"), [("trial/ALFWorld-v0", 30), ("trial/WebShop-v0", 20)])
-def test_a_reply_without_tags_counts_with_as_many_characters_as_published(environment, tail):
+def test_a_response_without_tags_counts_with_as_many_characters_as_published(environment, tail):
     assert prompt_template(environment, "tagged").project("x" * 99).action == "x" * tail
 
 

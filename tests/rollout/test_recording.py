@@ -14,11 +14,11 @@ from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 
 
 def make_turn(generator, text="You see a <b>mug</b> ☕."):
-    prompt, reply = generator.integers(3, 40), generator.integers(1, 6)
+    prompt, response = generator.integers(3, 40), generator.integers(1, 6)
     return Turn(
         prompt_ids=generator.integers(0, 2**31 - 1, prompt).astype(np.int32),
-        response_ids=generator.integers(0, 500, reply).astype(np.int32),
-        logprobs=-generator.random(reply).astype(np.float32),
+        response_ids=generator.integers(0, 500, response).astype(np.int32),
+        logprobs=-generator.random(response).astype(np.float32),
         weight_version=7,
         insert_at=2,
         observation=text,

@@ -49,7 +49,7 @@ class TurnRecord:
 
 
 def row_advantages(turns, statistics, penalty=0.1, scale=10.0):
-    """A of every turn, with the penalty for a reply without the required form."""
+    """A of every turn, with the penalty for a response without the required form."""
     if statistics == "rows":
         by_group = _grouped(turns, lambda turn: turn.group)
         result = {}

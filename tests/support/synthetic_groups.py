@@ -1,4 +1,4 @@
-"""Trajectory groups with random replies, for tests of the learner that need no environment."""
+"""Trajectory groups with random responses, for tests of the learner that need no environment."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def synthetic_groups(
     group_size: int = 4,
     seed: int = 0,
     most_turns: int = 4,
-    replies: Sequence[np.ndarray] = (),
+    responses: Sequence[np.ndarray] = (),
 ) -> list[TrajectoryGroup]:
-    """Groups of rollouts; each reply is one of ``replies``, or random tokens."""
+    """Groups of rollouts; each response is one of ``responses``, or random tokens."""
     rng = np.random.default_rng(seed)
     return [
         TrajectoryGroup(
             f"task-{group}",
             [
-                _trajectory(rng, vocab_size, f"task-{group}", rollout, most_turns, replies)
+                _trajectory(rng, vocab_size, f"task-{group}", rollout, most_turns, responses)
                 for rollout in range(group_size)
             ],
         )
@@ -34,19 +34,19 @@ def synthetic_groups(
 
 
 def _trajectory(
-    rng: np.random.Generator, vocab_size: int, task: str, rollout: int, most_turns: int, replies: Sequence[np.ndarray]
+    rng: np.random.Generator, vocab_size: int, task: str, rollout: int, most_turns: int, responses: Sequence[np.ndarray]
 ) -> Trajectory:
-    turns = [_turn(rng, vocab_size, replies) for _ in range(rng.integers(1, most_turns + 1))]
+    turns = [_turn(rng, vocab_size, responses) for _ in range(rng.integers(1, most_turns + 1))]
     success = bool(rng.random() < 0.5)
     ended = "terminated" if success else "turn_limit"
     return Trajectory(task, "pick", rollout, turns, success, float(success), ended, solution=("look", "wait"))
 
 
-def _turn(rng: np.random.Generator, vocab_size: int, replies: Sequence[np.ndarray]) -> Turn:
+def _turn(rng: np.random.Generator, vocab_size: int, responses: Sequence[np.ndarray]) -> Turn:
     prompt = rng.integers(10, vocab_size, rng.integers(6, 20)).astype(np.int32)
     response = rng.integers(10, vocab_size, rng.integers(1, 6)).astype(np.int32)
-    if replies:
-        response = replies[rng.integers(len(replies))]
+    if responses:
+        response = responses[rng.integers(len(responses))]
     return Turn(
         prompt_ids=prompt,
         response_ids=response,

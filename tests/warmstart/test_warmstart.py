@@ -23,9 +23,9 @@ from trial_ray.warmstart.cloning import (
     batches,
     cloning_loss,
     collate,
-    reply_accuracy,
+    response_accuracy,
 )
-from trial_ray.warmstart.demonstrations import collect, generated_env, met_texts, to_examples
+from trial_ray.warmstart.demonstrations import collect, collect_texts, generated_env, to_examples
 from trial_ray.warmstart.evaluation import HeldOutGames
 from trial_ray.warmstart.renaming import Renamer
 from trial_ray.warmstart.warmstart import load_policy
@@ -66,13 +66,13 @@ def own_cache(tmp_path, monkeypatch):
 @pytest.fixture
 def tiny_models_only(monkeypatch):
     """Let checks be played although the model knows nothing yet."""
-    monkeypatch.setattr(module, "LEAST_REPLY_ACCURACY", 0.0)
+    monkeypatch.setattr(module, "LEAST_RESPONSE_ACCURACY", 0.0)
 
 
-def test_demonstrated_replies_are_on_offer_and_end_with_the_end_token(demonstrations, tokenizer):
+def test_demonstrated_responses_are_on_offer_and_end_with_the_end_token(demonstrations, tokenizer):
     for demonstration in demonstrations:
-        assert demonstration.reply_ids[-1] == tokenizer.eos_token_id
-        assert tokenizer.decode(demonstration.reply_ids, skip_special_tokens=True) in demonstration.actions
+        assert demonstration.response_ids[-1] == tokenizer.eos_token_id
+        assert tokenizer.decode(demonstration.response_ids, skip_special_tokens=True) in demonstration.actions
 
 
 def test_a_prompt_holds_nothing_but_what_was_shown(demonstrations, tokenizer, builder):
@@ -93,7 +93,7 @@ def test_a_prompt_holds_nothing_but_what_was_shown(demonstrations, tokenizer, bu
 
 def test_the_demonstrator_does_not_know_where_the_object_is(tokenizer, builder):
     """Whoever knew would go straight to it; the explorer looks elsewhere first in many games."""
-    settings = replace(SETTINGS, games=40, episodes_per_game=1, slip_probability=0.0)
+    settings = replace(SETTINGS, games=40, episodes_per_game=1, action_noise=0.0)
     with generated_env(settings, 0, 40) as env:
         opening = {}
         for task in env.unwrapped.tasks("generated"):
@@ -101,17 +101,17 @@ def test_the_demonstrator_does_not_know_where_the_object_is(tokenizer, builder):
             opening[task] = env.unwrapped.walkthrough[0]
     first = {}
     for demonstration in collect(settings, tokenizer, builder):
-        first.setdefault(demonstration.task_id, tokenizer.decode(demonstration.reply_ids, skip_special_tokens=True))
+        first.setdefault(demonstration.task_id, tokenizer.decode(demonstration.response_ids, skip_special_tokens=True))
     straight = sum(first[task] == opening[task] for task in opening)
     assert len(first) == 40
     assert straight < 30
 
 
 def test_slips_are_carried_out_but_never_imitated(tokenizer, builder):
-    settings = replace(SETTINGS, slip_probability=1.0, games=3)
+    settings = replace(SETTINGS, action_noise=1.0, games=3)
     slipped = collect(settings, tokenizer, builder)
     for demonstration in slipped:
-        assert tokenizer.decode(demonstration.reply_ids, skip_special_tokens=True) in demonstration.actions
+        assert tokenizer.decode(demonstration.response_ids, skip_special_tokens=True) in demonstration.actions
     # Now and then the slip is the very action that the oracle chose.
     assert np.mean([demonstration.followed for demonstration in slipped]) < 0.4
     malformed = [d for d in slipped if "Nothing happens." in tokenizer.decode(d.evidence_ids)]
@@ -124,12 +124,12 @@ def test_hindsight_views_insert_the_outcome_of_what_was_carried_out(demonstratio
     views = to_examples(demonstrations, 1.0, seed=0)
     for demonstration, ordinary, view in zip(demonstrations, plain, views, strict=True):
         assert np.array_equal(ordinary.prompt_ids, demonstration.prompt_ids)
-        assert np.array_equal(view.reply_ids, ordinary.reply_ids)
+        assert np.array_equal(view.response_ids, ordinary.response_ids)
         evidence = demonstration.evidence_ids
         at = demonstration.insert_at
         assert np.array_equal(view.prompt_ids[at : at + len(evidence)], evidence)
         assert np.array_equal(np.delete(view.prompt_ids, slice(at, at + len(evidence))), ordinary.prompt_ids)
-        action = tokenizer.decode(demonstration.reply_ids, skip_special_tokens=True).split()
+        action = tokenizer.decode(demonstration.response_ids, skip_special_tokens=True).split()
         if demonstration.followed and action[:2] == ["go", "to"]:
             assert f"You arrive at {' '.join(action[2:])}." in tokenizer.decode(evidence)
 
@@ -146,21 +146,21 @@ def test_padding_changes_no_loss(tokenizer):
     model = build_tiny_model(tokenizer, "nano")
     rows = [Example(_ids(4), _ids(2)), Example(_ids(9), _ids(3)), Example(_ids(6), _ids(5))]
     together, _ = cloning_loss(model, collate(rows, tokenizer.pad_token_id), 0.3)
-    reply = prompt = replies = prompts = 0.0
+    response = prompt = responses = prompts = 0.0
     for row in rows:
-        ids = torch.tensor(np.concatenate([row.prompt_ids, row.reply_ids])[None].astype(np.int64))
+        ids = torch.tensor(np.concatenate([row.prompt_ids, row.response_ids])[None].astype(np.int64))
         nll = -torch.log_softmax(model(ids).logits[0].double(), -1)[torch.arange(len(row) - 1), ids[0, 1:]]
         split = len(row.prompt_ids) - 1
-        prompt, reply = prompt + nll[:split].sum(), reply + nll[split:].sum()
-        prompts, replies = prompts + split, replies + len(row.reply_ids)
-    torch.testing.assert_close(together.double(), reply / replies + 0.3 * prompt / prompts, rtol=1e-5, atol=1e-5)
+        prompt, response = prompt + nll[:split].sum(), response + nll[split:].sum()
+        prompts, responses = prompts + split, responses + len(row.response_ids)
+    torch.testing.assert_close(together.double(), response / responses + 0.3 * prompt / prompts, rtol=1e-5, atol=1e-5)
 
 
 def test_an_epoch_holds_every_example_once(tokenizer):
     examples = [Example(_ids(3 + index % 7), np.asarray([index], dtype=np.int32)) for index in range(50)]
     unchanged = Renaming(Renamer(tokenizer), 0.0)
     stream = batches(examples, 8, tokenizer.pad_token_id, unchanged, np.random.default_rng(0))
-    seen = [int(token) for batch in (next(stream) for _ in range(7)) for token in batch.ids[batch.reply]]
+    seen = [int(token) for batch in (next(stream) for _ in range(7)) for token in batch.ids[batch.response]]
     assert sorted(seen) == list(range(50))
 
 
@@ -168,7 +168,7 @@ def test_an_epoch_holds_every_example_once(tokenizer):
 def test_cloning_a_handful_of_games_learns_them(optimizer, demonstrations, tokenizer):
     model = build_tiny_model(tokenizer, "nano")
     examples = to_examples(demonstrations, 0.25, seed=0)[:24]
-    before = reply_accuracy(model, examples, tokenizer.pad_token_id)
+    before = response_accuracy(model, examples, tokenizer.pad_token_id)
     schedule = Schedule(optimizer, learning_rate=2e-2, matrix_learning_rate=0.05, steps=40, warmup=5)
     cloner = Cloner(
         model,
@@ -183,16 +183,19 @@ def test_cloning_a_handful_of_games_learns_them(optimizer, demonstrations, token
     losses = [cloner.step()[0] for _ in range(40)]
     assert losses[-1] < 0.5 * losses[0]
     assert before == 0.0
-    assert reply_accuracy(model, examples, tokenizer.pad_token_id) > 0.2
+    assert response_accuracy(model, examples, tokenizer.pad_token_id) > 0.2
 
 
-def test_renaming_exchanges_names_alike_in_prompt_and_reply_and_leaves_the_rest(tokenizer):
+def test_renaming_exchanges_names_alike_in_prompt_and_response_and_leaves_the_rest(tokenizer):
     def ids(text):
         return np.asarray(tokenizer.encode(text, add_special_tokens=False), np.int32)
 
-    prompt, reply = ids("put some mug on shelf\ngo to shelf 1\ntake mug 1 from desk 1"), ids("take mug 1 from desk 1")
+    prompt, response = (
+        ids("put some mug on shelf\ngo to shelf 1\ntake mug 1 from desk 1"),
+        ids("take mug 1 from desk 1"),
+    )
     table = Renamer(tokenizer).table(np.random.default_rng(0))
-    words, said = tokenizer.decode(table[prompt]).split(), tokenizer.decode(table[reply])
+    words, said = tokenizer.decode(table[prompt]).split(), tokenizer.decode(table[response])
     mug, shelf = words[2], words[4]
     assert (mug, shelf) != ("mug", "shelf")
     assert words[:2] == ["put", "some"]
@@ -204,7 +207,7 @@ def test_renaming_exchanges_names_alike_in_prompt_and_reply_and_leaves_the_rest(
 
 def test_a_distracted_demonstrator_is_imitated_in_that_too(tokenizer, builder):
     steady, distracted = (
-        collect(replace(SETTINGS, slip_probability=0.0, distraction_probability=share), tokenizer, builder)
+        collect(replace(SETTINGS, action_noise=0.0, suboptimal_probability=share), tokenizer, builder)
         for share in (0.0, 1.0)
     )
     assert all(turn.followed for turn in (*steady, *distracted))
@@ -282,7 +285,7 @@ def test_a_log_tells_how_far_cloning_is(monkeypatch, capsys):
 
 
 def test_the_target_ends_cloning(own_cache, monkeypatch):
-    monkeypatch.setattr(module, "LEAST_REPLY_ACCURACY", 0.0)
+    monkeypatch.setattr(module, "LEAST_RESPONSE_ACCURACY", 0.0)
     result = warm_start(replace(SETTINGS, target_success=0.0), progress=False)
     assert result.steps == SETTINGS.check_every
 
@@ -366,7 +369,7 @@ SHOP = replace(
     env_config={"num_products": 40},
     games=3,
     episodes_per_game=1,
-    slip_probability=0.0,
+    action_noise=0.0,
 )
 
 
@@ -374,15 +377,15 @@ def test_webshops_explorer_is_demonstrated_as_alfworlds():
     _, tokenizer = load_policy(SHOP)
     builder = PromptBuilder(tokenizer, SHOP.env, 2048, style="plain")
     demonstrations = collect(SHOP, tokenizer, builder)
-    replies = [tokenizer.decode(each.reply_ids, skip_special_tokens=True) for each in demonstrations]
-    assert replies[0].startswith("search[")
-    assert replies.count("click[buy now]") == 3
+    responses = [tokenizer.decode(each.response_ids, skip_special_tokens=True) for each in demonstrations]
+    assert responses[0].startswith("search[")
+    assert responses.count("click[buy now]") == 3
     assert "buy now" in tokenizer.decode(demonstrations[-1].prompt_ids)
 
 
 def test_the_default_model_takes_over_the_words_of_an_environment(tokenizer):
     _, own = load_policy(SHOP)
-    texts = list(met_texts(SHOP))
+    texts = list(collect_texts(SHOP))
     known, spelled = own(texts)["input_ids"], tokenizer(texts)["input_ids"]
     assert [own.decode(ids) for ids in known] == texts
     assert 2 * sum(map(len, known)) < sum(map(len, spelled))

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 class GRPO(Algorithm):
     """Group-relative policy optimisation of a language-model agent.
 
-    Actors: env runners play episodes, engines sample replies, learners (one of them inside this process by default) update
+    Actors: env runners play episodes, engines sample responses, learners (one of them inside this process by default) update
     the policy. This process only moves references and numbers.
     """
 

@@ -204,7 +204,7 @@ class GRPOConfig(RolloutConfig):
             drop_zero_variance_groups: leave out groups in which every rollout earned the same.
             max_refills: with ``drop_zero_variance_groups``, times in an iteration that further tasks are drawn in place of
                 the groups that were left out (dynamic sampling).
-            invalid_action_penalty: taken off the reward of a turn whose reply lacks the required form, in the units of
+            invalid_action_penalty: taken off the reward of a turn whose response lacks the required form, in the units of
                 the scaled reward; in a group without variance it is taken off the turn's advantage as it is.
             clip_low: lower clip of the probability ratio is ``1 - clip_low``.
             clip_high: upper clip of the probability ratio is ``1 + clip_high``.

@@ -77,17 +77,17 @@ class RolloutConfig(CheckedConfig):
 
         Args:
             max_prompt_tokens: limit of the ordinary prompt.
-            max_response_tokens: limit of a reply, stop token included.
+            max_response_tokens: limit of a response, stop token included.
             temperature: of training rollouts, above 0. The policy that is trained is the tempered one: logits are divided
                 by it wherever the learner computes log-probabilities, too.
             top_p: nucleus mass of training rollouts; 1, because no correction for another is implemented.
             history_window: observation/action pairs shown in a prompt.
-            prompt_style: ``"tagged"`` (reason in ``<think>``, act in ``<action>``) or ``"plain"`` (the reply is the action).
-            prompt_template: object that writes the prompts and reads the replies, see ``trial_ray.environments.templates``; its
+            prompt_style: ``"tagged"`` (reason in ``<think>``, act in ``<action>``) or ``"plain"`` (the response is the action).
+            prompt_template: object that writes the prompts and reads the responses, see ``trial_ray.environments.templates``; its
                 style must be ``prompt_style``. ``None``: that of the environment, else a generic one.
             seeded_sampling: give every request a seed of its own, so that a run can be repeated.
             max_episodes_in_flight: episodes that one env runner plays at once.
-            request_timeout_s: deadline of one reply.
+            request_timeout_s: deadline of one response.
             max_group_redraws: times that a task is drawn again when fewer than 2 of its rollouts survived.
         """
         return self._assign(
@@ -186,12 +186,12 @@ class RolloutConfig(CheckedConfig):
         """Training needs the log-probabilities of the distribution that was sampled from."""
         if not (self.temperature >= MIN_TEMPERATURE and math.isfinite(self.temperature)):
             raise ConfigError(
-                f"temperature is {self.temperature}, expected a finite value of at least {MIN_TEMPERATURE}: greedy replies have "
+                f"temperature is {self.temperature}, expected a finite value of at least {MIN_TEMPERATURE}: greedy responses have "
                 "no distribution to take a gradient of. For greedy evaluation set .panel(temperature=0)."
             )
         if self.top_p != 1:
             raise ConfigError(
-                f"top_p is {self.top_p}, expected 1: replies from a nucleus have other log-probabilities than those that are "
+                f"top_p is {self.top_p}, expected 1: responses from a nucleus have other log-probabilities than those that are "
                 "trained, and no correction for it is implemented. For evaluation set .panel(top_p=...)."
             )
         if self.panel_temperature and not self.panel_temperature >= MIN_TEMPERATURE:
@@ -216,6 +216,6 @@ class RolloutConfig(CheckedConfig):
         check_template(self.prompt_template, self.prompt_style)
         if self.warm_start is not None:
             raise ConfigError(
-                "A warm start clones replies to the prompts of the environment's own template, so prompt_template cannot be "
+                "A warm start clones responses to the prompts of the environment's own template, so prompt_template cannot be "
                 "set with warm_start; leave one of them out."
             )

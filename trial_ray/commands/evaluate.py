@@ -29,7 +29,7 @@ CHECKPOINT is a run folder (its newest checkpoint), a checkpoint, or a Hugging F
 run folder is evaluated with that run's settings (prompt, limits, engine); --set replaces them.
 The game data are found through the environment's own rules, or with --set env_config.data=FOLDER.
 With --json FILE, finished episodes are kept as they come: the same command continues an evaluation that was interrupted.
-Replies are sampled with seeds that follow from the tasks, so env runners and engines may be as many as you like.
+Responses are sampled with seeds that follow from the tasks, so env runners and engines may be as many as you like.
 """
 
 

@@ -98,7 +98,7 @@ def turn_table(trajectory: Trajectory) -> Table:
     table.add_column("turn", justify="right")
     for header in ("observation", "action", "outcome"):
         table.add_column(header, overflow="fold")
-    for header in ("reward", "prompt + reply tokens"):
+    for header in ("reward", "prompt + response tokens"):
         table.add_column(header, justify="right")
     for number, turn in enumerate(trajectory.turns, start=1):
         table.add_row(

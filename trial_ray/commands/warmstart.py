@@ -11,7 +11,7 @@ from trial_ray.commands import console as terminal
 EPILOG = """examples:
   trial-ray warmstart                                          the tiny default model, on generated games
   trial-ray warmstart --out models/start --set games=1000
-  trial-ray warmstart --model path/to/hf_model --set optimizer=adamw --set learning_rate=1e-5 --set reply_style=tagged
+  trial-ray warmstart --model path/to/hf_model --set optimizer=adamw --set learning_rate=1e-5 --set response_style=tagged
 
 The result is cached: the same settings return at once. Settings are the fields of
 trial_ray.warmstart.WarmStartSettings.

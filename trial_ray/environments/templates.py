@@ -1,7 +1,7 @@
-"""Prompt templates: how the user's message is written for an environment, and which form of reply it asks for.
+"""Prompt templates: how the user's message is written for an environment, and which form of response it asks for.
 
-A template is an object with a ``style`` (the form of reply), a ``render`` that writes the message, and a ``project``
-that reads the action from the reply; the two below are frozen dataclasses. ``.rollouts(prompt_template=...)`` of a config
+A template is an object with a ``style`` (the form of response), a ``render`` that writes the message, and a ``project``
+that reads the action from the response; the two below are frozen dataclasses. ``.rollouts(prompt_template=...)`` of a config
 takes any other.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from trial_envs.core.projection import Projection, ReplyStyle, project_action
+from trial_envs.core.projection import Projection, ResponseStyle, project_action
 from trial_ray.errors import ConfigError
 
 
@@ -37,19 +37,19 @@ class PromptContext:
 
 
 class PromptTemplate(Protocol):
-    """Strategy that writes the user's message and reads the reply."""
+    """Strategy that writes the user's message and reads the response."""
 
     @property
-    def style(self) -> ReplyStyle:
-        """Form of reply that the message asks for."""
+    def style(self) -> ResponseStyle:
+        """Form of response that the message asks for."""
         ...
 
     def render(self, context: PromptContext) -> str:
         """Write the message."""
         ...
 
-    def project(self, reply: str) -> Projection:
-        """Read the action from a reply (special tokens removed)."""
+    def project(self, response: str) -> Projection:
+        """Read the action from a response (special tokens removed)."""
         ...
 
 
@@ -64,7 +64,7 @@ class TaggedTemplate:
         role: opening sentence.
         hidden_actions: admissible actions that are not offered.
         dropped: pattern of what observations only repeat, such as the task on every page.
-        tail: characters at the end of a reply without action tags that count as its action.
+        tail: characters at the end of a response without action tags that count as its action.
     """
 
     role: str
@@ -72,7 +72,7 @@ class TaggedTemplate:
     dropped: str | None = None
     tail: int = 30
 
-    style: ClassVar[ReplyStyle] = "tagged"
+    style: ClassVar[ResponseStyle] = "tagged"
 
     def render(self, context: PromptContext) -> str:
         """Write the message in full sentences."""
@@ -91,9 +91,9 @@ class TaggedTemplate:
         )
         return "\n\n".join(parts)
 
-    def project(self, reply: str) -> Projection:
+    def project(self, response: str) -> Projection:
         """The text between the action tags; see :func:`trial_envs.core.projection.project_action`."""
-        return project_action(reply, "tagged", self.tail)
+        return project_action(response, "tagged", self.tail)
 
     def _past(self, context: PromptContext) -> str:
         taken = context.step - 1
@@ -124,7 +124,7 @@ class PlainTemplate:
     dropped_lines: str | None = None
     hidden_actions: frozenset[str] = frozenset()
 
-    style: ClassVar[ReplyStyle] = "plain"
+    style: ClassVar[ResponseStyle] = "plain"
 
     def render(self, context: PromptContext) -> str:
         """Write the message: task, past pairs, observation, actions; one a line."""
@@ -135,9 +135,9 @@ class PlainTemplate:
         lines += [action for action in context.admissible_actions if action not in self.hidden_actions]
         return "\n".join(line for line in lines if line)
 
-    def project(self, reply: str) -> Projection:
-        """The whole reply."""
-        return project_action(reply, "plain")
+    def project(self, response: str) -> Projection:
+        """The whole response."""
+        return project_action(response, "plain")
 
     def _compact(self, observation: str) -> str:
         if self.dropped_lines is not None:
@@ -153,14 +153,14 @@ def _bare_words(text: str) -> str:
 _HELP = frozenset({"help"})
 _SHOP_BANNER = r"^(WebShop \[SEP\] )?Instruction: \[SEP\] .*? \[SEP\] "
 """Opens every page of the shop; the instruction is the task, which prompts state by themselves."""
-GENERIC: dict[ReplyStyle, PromptTemplate] = {
+GENERIC: dict[ResponseStyle, PromptTemplate] = {
     "tagged": TaggedTemplate(
         "You are an agent who pursues a goal by acting in a text environment, one step at a time."
     ),
     "plain": PlainTemplate(),
 }
-"""Templates for environments that have none of their own, by the form of reply."""
-TEMPLATES: dict[tuple[str, ReplyStyle], PromptTemplate] = {
+"""Templates for environments that have none of their own, by the form of response."""
+TEMPLATES: dict[tuple[str, ResponseStyle], PromptTemplate] = {
     ("trial/ALFWorld-v0", "tagged"): TaggedTemplate(
         "You are an agent who does household chores in ALFWorld, a house described in text.", _HELP
     ),
@@ -175,7 +175,7 @@ TEMPLATES: dict[tuple[str, ReplyStyle], PromptTemplate] = {
     ),
     ("trial/WebShop-v0", "plain"): PlainTemplate(dropped_lines=_SHOP_BANNER),
 }
-"""Environments' own templates, by environment id and form of reply."""
+"""Environments' own templates, by environment id and form of response."""
 
 _PROBES = (
     PromptContext("find the key", "You are in a hall.", ("go north", "help"), (), 1),
@@ -183,14 +183,14 @@ _PROBES = (
 )
 
 
-def prompt_template(environment: str, style: ReplyStyle) -> PromptTemplate:
+def prompt_template(environment: str, style: ResponseStyle) -> PromptTemplate:
     """The template of an environment id in a style; environments without their own get the generic one.
 
     Raises:
         ConfigError: unknown style.
     """
     if style not in GENERIC:
-        raise ConfigError(f"reply style must be one of {sorted(GENERIC)}, got {style!r}")
+        raise ConfigError(f"response style must be one of {sorted(GENERIC)}, got {style!r}")
     return TEMPLATES.get((environment, style), GENERIC[style])
 
 
@@ -204,11 +204,11 @@ def check_template(template: Any, style: str) -> None:
     if isinstance(template, type) or methods or getattr(template, "style", None) not in GENERIC:
         raise ConfigError(
             f"prompt_template is {template!r:.200}, expected an object with a style (one of {', '.join(GENERIC)}), a "
-            "render(context) that returns the message, and a project(reply) that returns a Projection."
+            "render(context) that returns the message, and a project(response) that returns a Projection."
         )
     if template.style != style:
         raise ConfigError(
-            f"prompt_template asks for {template.style!r} replies, but prompt_style is {style!r}; set both alike."
+            f"prompt_template asks for {template.style!r} responses, but prompt_style is {style!r}; set both alike."
         )
 
 

@@ -45,7 +45,7 @@ def _env_config(config: GRPOConfig) -> dict[str, Any]:
 class PanelPlayer:
     """Plays panels on the env runners and engines of a run, in training or apart from it.
 
-    Every reply is sampled with a seed that follows from the panel's environment and split, the task and the turn alone.
+    Every response is sampled with a seed that follows from the panel's environment and split, the task and the turn alone.
     Neither the number of runners and engines nor the other tasks of the panel enter, so a task ends the same in a small
     panel and in the full set.
     """

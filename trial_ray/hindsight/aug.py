@@ -1,6 +1,6 @@
 """Aug (Eq. 3): from an ordinary prompt and an outcome view to the hindsight prompt, in token ids.
 
-The evidence goes to the end of the user's message, before the tokens that open the reply, so that both views share the
+The evidence goes to the end of the user's message, before the tokens that open the response, so that both views share the
 prompt up to there and the recorded response follows unchanged.
 """
 

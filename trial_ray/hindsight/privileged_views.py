@@ -14,7 +14,7 @@ from trial_ray.hindsight.outcome_view import OutcomeView, outcome_view
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class TurnContext:
     """One turn, as the views see it.
 
     Attributes:
@@ -36,30 +36,30 @@ class Moment:
     skills: Mapping[str, str] | None = None
 
 
-def _outcome(moment: Moment) -> OutcomeView:
-    return outcome_view(moment.outcome, terminal=moment.terminal, success=moment.success)
+def _outcome(context: TurnContext) -> OutcomeView:
+    return outcome_view(context.outcome, terminal=context.terminal, success=context.success)
 
 
-def _feedback(moment: Moment) -> OutcomeView:
-    answer = moment.outcome.strip() or "(nothing)"
+def _feedback(context: TurnContext) -> OutcomeView:
+    answer = context.outcome.strip() or "(nothing)"
     return OutcomeView(f"Immediate feedback of the environment: {answer}\nNow solve the task.")
 
 
-def _skill(moment: Moment) -> OutcomeView:
-    advice = SKILLS[moment.environment] if moment.skills is None else moment.skills
-    return OutcomeView(f"Advice for this kind of task: {advice.get(moment.family, advice[''])}")
+def _skill(context: TurnContext) -> OutcomeView:
+    advice = SKILLS[context.environment] if context.skills is None else context.skills
+    return OutcomeView(f"Advice for this kind of task: {advice.get(context.family, advice[''])}")
 
 
-def _solution(moment: Moment) -> OutcomeView:
-    if not moment.solution:
+def _solution(context: TurnContext) -> OutcomeView:
+    if not context.solution:
         raise ConfigError(
-            f"The 'solution' view needs environments that know one (their `walkthrough`); {moment.environment} gave none "
+            f"The 'solution' view needs environments that know one (their `walkthrough`); {context.environment} gave none "
             "for a task. Choose another privileged_view."
         )
-    return OutcomeView(f"Actions that solve the task from its beginning: {', '.join(moment.solution)}")
+    return OutcomeView(f"Actions that solve the task from its beginning: {', '.join(context.solution)}")
 
 
-VIEWS: dict[str, Callable[[Moment], OutcomeView]] = {
+VIEWS: dict[str, Callable[[TurnContext], OutcomeView]] = {
     "outcome": _outcome,
     "feedback": _feedback,
     "skill": _skill,
@@ -67,14 +67,14 @@ VIEWS: dict[str, Callable[[Moment], OutcomeView]] = {
 }
 
 
-def privileged_view(name: str, moment: Moment) -> OutcomeView:
+def privileged_view(name: str, context: TurnContext) -> OutcomeView:
     """The view of one turn.
 
     Raises:
         KeyError: no view has that name, or the environment does not offer it (see :func:`offered_views`).
         ConfigError: the environment gave no solution.
     """
-    return VIEWS[name](moment)
+    return VIEWS[name](context)
 
 
 def offered_views(environment: str, skills: Mapping[str, str] | None = None) -> list[str]:

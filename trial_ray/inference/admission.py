@@ -11,14 +11,14 @@ import numpy as np
 from trial_ray.errors import EngineError
 from trial_ray.inference.protocol import InvalidRequestError, SamplingParams
 
-#: vLLM raises any lower temperature than this, 0 apart, without saying so in its reply.
+#: vLLM raises any lower temperature than this, 0 apart, without saying so in its response.
 MIN_TEMPERATURE = 0.01
 
 
 class AdmissionGate:
-    """Keeps replies and weight updates apart, so that a whole reply is sampled under one version.
+    """Keeps responses and weight updates apart, so that a whole response is sampled under one version.
 
-    An update closes the gate, waits for the replies under way to finish (they are not aborted), changes the weights
+    An update closes the gate, waits for the responses under way to finish (they are not aborted), changes the weights
     and opens the gate; requests that came meanwhile wait in front of it and are sampled under the new version.
     """
 
@@ -30,7 +30,7 @@ class AdmissionGate:
 
     @asynccontextmanager
     async def request(self) -> AsyncIterator[int]:
-        """Hold the weights still for one reply; yields their version.
+        """Hold the weights still for one response; yields their version.
 
         Raises:
             EngineError: no weights were loaded yet.
@@ -54,7 +54,7 @@ class AdmissionGate:
         A failed update leaves the engine without a version: nobody knows which weights it then holds.
 
         Raises:
-            EngineError: the replies under way did not finish within ``drain_timeout_s`` seconds.
+            EngineError: the responses under way did not finish within ``drain_timeout_s`` seconds.
         """
         async with self._changed:
             await self._changed.wait_for(lambda: not self._updating)
@@ -75,7 +75,7 @@ class AdmissionGate:
                 await asyncio.wait_for(self._changed.wait_for(lambda: self._in_flight == 0), timeout_s)
             except TimeoutError as error:
                 raise EngineError(
-                    f"{self._in_flight} replies did not finish within {timeout_s:.0f} s before a weight update"
+                    f"{self._in_flight} responses did not finish within {timeout_s:.0f} s before a weight update"
                 ) from error
 
 
@@ -93,7 +93,7 @@ def check_request(prompt_ids: np.ndarray, params: SamplingParams, *, max_model_l
         raise InvalidRequestError(f"max_tokens: {params.max_tokens} found, 1 or more expected")
     if length + params.max_tokens > max_model_len:
         raise InvalidRequestError(
-            f"prompt of {length} tokens and a reply of up to {params.max_tokens} exceed max_model_len={max_model_len}; "
+            f"prompt of {length} tokens and a response of up to {params.max_tokens} exceed max_model_len={max_model_len}; "
             "shorten the prompt, lower max_tokens or raise the engine's max_model_len"
         )
     if int(np.min(prompt_ids)) < 0 or int(np.max(prompt_ids)) >= vocab_size:

@@ -15,13 +15,13 @@ import numpy as np
 
 from trial_ray.errors import EngineError
 from trial_ray.inference.admission import AdmissionGate, check_request
-from trial_ray.inference.protocol import Completion, SamplingParams
+from trial_ray.inference.protocol import Response, SamplingParams
 from trial_ray.inference.weights import WeightShards
 
 
 @dataclass(eq=False)
 class Request:
-    """One reply in the making.
+    """One response in the making.
 
     Attributes:
         prompt_ids: int ``[P]``.
@@ -53,7 +53,7 @@ class BatchingEngine(ABC):
     Methods with an underscore that subclasses implement are called in that thread only.
 
     Args:
-        max_model_len: most tokens of prompt and reply together.
+        max_model_len: most tokens of prompt and response together.
     """
 
     def __init__(self, max_model_len: int) -> None:
@@ -72,15 +72,15 @@ class BatchingEngine(ABC):
             self._opening = asyncio.create_task(self._start())
         return {**await asyncio.shield(self._opening), "pid": os.getpid()}
 
-    async def generate(self, prompt_ids: np.ndarray, params: SamplingParams) -> Completion:
-        """Sample one reply; see ``EngineProtocol``."""
+    async def generate(self, prompt_ids: np.ndarray, params: SamplingParams) -> Response:
+        """Sample one response; see ``EngineProtocol``."""
         self._check_alive()
         check_request(prompt_ids, params, max_model_len=self._max_model_len, vocab_size=self._info["vocab_size"])
         async with self._gate.request() as version:
             request = Request(prompt_ids, params, asyncio.get_running_loop().create_future())
             self._inbox.put(request)
             await request.done
-        return Completion(
+        return Response(
             response_ids=np.asarray(request.response_ids, dtype=np.int32),
             logprobs=np.asarray(request.logprobs, dtype=np.float32),
             weight_version=version,
@@ -88,10 +88,10 @@ class BatchingEngine(ABC):
         )
 
     async def load_weights(self, shards: WeightShards, drain_timeout_s: float = 600.0) -> str:
-        """Let replies under way finish, then replace the weights; see ``EngineProtocol``.
+        """Let responses under way finish, then replace the weights; see ``EngineProtocol``.
 
         Raises:
-            EngineError: the weights do not fit the model, or the replies under way did not finish in time.
+            EngineError: the weights do not fit the model, or the responses under way did not finish in time.
         """
         await self.ready()
         self._check_alive()
@@ -169,7 +169,7 @@ class BatchingEngine(ABC):
         if self._info:  # else the model never came up, and there is nothing to free
             self._close()
         for request in self._in_flight:
-            self._post(request.done, EngineError("the engine was shut down before the reply was finished"))
+            self._post(request.done, EngineError("the engine was shut down before the response was finished"))
 
     def _take(self) -> list[Request | _Call | None]:
         """Empty the inbox, waiting for something only when no request runs."""

@@ -12,7 +12,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError
 
 from trial_ray.errors import EngineError
-from trial_ray.inference.protocol import Completion, InvalidRequestError, SamplingParams
+from trial_ray.inference.protocol import InvalidRequestError, Response, SamplingParams
 
 
 class EngineClient:
@@ -37,8 +37,8 @@ class EngineClient:
             raise EngineError("handles: no engine given, at least one expected")
         self._handles = list(handles)
 
-    async def generate(self, prompt_ids: np.ndarray, params: SamplingParams, affinity: str | int) -> Completion:
-        """Sample one reply.
+    async def generate(self, prompt_ids: np.ndarray, params: SamplingParams, affinity: str | int) -> Response:
+        """Sample one response.
 
         Args:
             prompt_ids: int ``[P]``.
@@ -71,7 +71,7 @@ class EngineClient:
         )
 
 
-async def _call(handle: ActorHandle, prompt_ids: np.ndarray, params: SamplingParams) -> Completion:
+async def _call(handle: ActorHandle, prompt_ids: np.ndarray, params: SamplingParams) -> Response:
     return await handle.generate.remote(prompt_ids, params)
 
 

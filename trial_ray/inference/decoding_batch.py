@@ -1,4 +1,4 @@
-"""The running batch of the transformers engine: rows join after their prefill and leave when their reply ends."""
+"""The running batch of the transformers engine: rows join after their prefill and leave when their response ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Row:
         self.random = Random(request.params.seed)
 
     def take(self, token: int, logprob: float, stop_ids: frozenset[int]) -> None:
-        """Append one sampled token and note whether it ends the reply."""
+        """Append one sampled token and note whether it ends the response."""
         request = self.request
         request.response_ids.append(token)
         request.logprobs.append(logprob)
@@ -34,7 +34,7 @@ class DecodingBatch:
 
     Args:
         model: a transformers causal language model in evaluation mode.
-        stop_ids: tokens that end a reply.
+        stop_ids: tokens that end a response.
     """
 
     def __init__(self, model: torch.nn.Module, stop_ids: frozenset[int]) -> None:

@@ -11,7 +11,7 @@ from trial_ray.errors import ConfigError
 
 DTYPES = ("float32", "bfloat16", "float16")
 
-_IDS = "requests and replies are token ids, and the engine needs no tokenizer"
+_IDS = "requests and responses are token ids, and the engine needs no tokenizer"
 _SAMPLING = "it would change the distribution that requests ask for"
 _BITS = "the engine must hold the very weights that the learner sent, which a checksum confirms"
 _ONE_MODEL = "an engine is one copy of the model on tensor_parallel_size GPUs; set num_engines for more"

@@ -21,13 +21,13 @@ class InvalidRequestError(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How a reply is sampled.
+    """How a response is sampled.
 
     Attributes:
-        max_tokens: most tokens in a reply, its stop token included.
+        max_tokens: most tokens in a response, its stop token included.
         temperature: 0 is greedy; else 0.01 or more.
-        top_p: nucleus mass; a greedy reply ignores it.
-        seed: makes this one reply repeatable on one engine; ``None`` lets the engine choose.
+        top_p: nucleus mass; a greedy response ignores it.
+        seed: makes this one response repeatable on one engine; ``None`` lets the engine choose.
     """
 
     max_tokens: int
@@ -37,14 +37,14 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
-    """One sampled reply.
+class Response:
+    """One sampled response.
 
     Attributes:
         response_ids: int32 ``[y]``, the stop token included where one was sampled.
         logprobs: float32 ``[y]``, log-probability of each sampled token, in nats, under the distribution that it was
             sampled from: the softmax of ``logits / temperature``, with ``top_p < 1`` renormalised over the nucleus. Those
-            of a greedy reply are the model's own, without temperature.
+            of a greedy response are the model's own, without temperature.
         weight_version: version of the weights that sampled it.
         finish_reason: ``"stop"`` or ``"length"``.
     """
@@ -62,11 +62,11 @@ class EngineProtocol(Protocol):
         """Start the engine (idempotent); return ``{"engine", "model", "vocab_size", "stop_token_ids", "pid"}``."""
         ...
 
-    async def generate(self, prompt_ids: np.ndarray, params: SamplingParams) -> Completion:
-        """Sample one reply to one prompt; many calls run concurrently and are batched inside.
+    async def generate(self, prompt_ids: np.ndarray, params: SamplingParams) -> Response:
+        """Sample one response to one prompt; many calls run concurrently and are batched inside.
 
         Raises:
-            InvalidRequestError: the prompt is empty or does not fit with its reply, or a sampling value is out of
+            InvalidRequestError: the prompt is empty or does not fit with its response, or a sampling value is out of
                 range.
             EngineError: no weights were loaded yet, or the engine failed.
         """
@@ -75,7 +75,7 @@ class EngineProtocol(Protocol):
     async def load_weights(self, shards: WeightShards) -> str:
         """Replace the weights, drop every cached prefix, adopt the shards' version.
 
-        Replies under way finish first, under the weights they began with; requests that come meanwhile wait.
+        Responses under way finish first, under the weights they began with; requests that come meanwhile wait.
 
         Returns:
             ``weights_checksum`` of what the engine now holds.

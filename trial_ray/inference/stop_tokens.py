@@ -1,4 +1,4 @@
-"""Which tokens end a reply: one rule for every engine."""
+"""Which tokens end a response: one rule for every engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def stop_token_ids(model_path: str) -> list[int]:
     """Collect the stop tokens of a model folder: generation config, model config and tokenizer, ascending.
 
     A chat model often names its end-of-turn token only in ``generation_config.json`` and its end-of-text token only
-    in the tokenizer; a reply ends at either.
+    in the tokenizer; a response ends at either.
 
     Raises:
         ConfigError: ``model_path`` is no folder, so that missing files could not be told from files not fetched.

@@ -17,13 +17,13 @@ from trial_ray.inference.weights import WeightShards, iter_weights, weights_chec
 class TransformersEngine(BatchingEngine):
     """Ray actor class (made an actor by the pool) around ``AutoModelForCausalLM``.
 
-    Requests join the running batch between two tokens and leave it when their reply ends. A reply depends on its seed,
+    Requests join the running batch between two tokens and leave it when their response ends. A response depends on its seed,
     prompt and weights; other rows of the batch touch it only through the rounding of batched matrix products.
 
     Args:
         model_path: folder in the Hugging Face format.
         dtype: torch name of the compute type; ``None`` takes bfloat16 on CUDA and float32 elsewhere.
-        max_model_len: most tokens of prompt and reply together.
+        max_model_len: most tokens of prompt and response together.
         device: torch device; ``None`` takes CUDA where there is one.
         max_batch: most rows decoded at a time; further requests wait.
         num_threads: torch's threads for the forward passes on the CPU; ``None`` leaves torch's own choice.

@@ -30,7 +30,7 @@ class VLLMEngine(BatchingEngine):
     Args:
         model_path: folder in the Hugging Face format.
         dtype: torch name of the compute type; ``None`` takes bfloat16 on CUDA and float32 on the CPU.
-        max_model_len: most tokens of prompt and reply together.
+        max_model_len: most tokens of prompt and response together.
         kv_cache_gib: size of the key-value cache in GiB; ``None`` takes 0.5 on the CPU and, on CUDA, what
             ``gpu_memory_utilization`` leaves.
         gpu_memory_utilization: share of the GPU's memory that the engine may use, where ``kv_cache_gib`` is ``None``.

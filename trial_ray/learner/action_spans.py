@@ -1,4 +1,4 @@
-"""Which tokens of a reply spell the action."""
+"""Which tokens of a response spell the action."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Any
 import numpy as np
 import torch
 
-from trial_envs.core.projection import ReplyStyle
+from trial_envs.core.projection import ResponseStyle
 
 # As the projection finds them: in any case, of ASCII letters.
 _OPEN, _CLOSE = (re.compile(tag, re.IGNORECASE | re.ASCII) for tag in ("<action>", "</action>"))
 
 
-def action_mask(replies: Sequence[np.ndarray], tokenizer: Any, style: ReplyStyle = "tagged") -> torch.Tensor:
-    """Mask of the action's tokens in replies laid end to end, bool ``[T]``.
+def action_mask(responses: Sequence[np.ndarray], tokenizer: Any, style: ResponseStyle = "tagged") -> torch.Tensor:
+    """Mask of the action's tokens in responses laid end to end, bool ``[T]``.
 
-    In a tagged reply a token counts when any of its characters lies between the first ``<action>`` and the first
-    ``</action>``, from where the projection reads the action; without that pair of tags none does. A plain reply is the
+    In a tagged response a token counts when any of its characters lies between the first ``<action>`` and the first
+    ``</action>``, from where the projection reads the action; without that pair of tags none does. A plain response is the
     action, but for its special tokens.
 
     Args:
-        replies: int ``[y]`` each.
+        responses: int ``[y]`` each.
         tokenizer: the policy's tokenizer.
-        style: the form of the replies.
+        style: the form of the responses.
     """
     if style == "plain":
-        masks = [~np.isin(ids, tokenizer.all_special_ids) for ids in replies]
+        masks = [~np.isin(ids, tokenizer.all_special_ids) for ids in responses]
     else:
-        masks = [_between_tags(ids, tokenizer) for ids in replies]
+        masks = [_between_tags(ids, tokenizer) for ids in responses]
     return torch.from_numpy(np.concatenate(masks))
 
 

@@ -1,12 +1,12 @@
 """From rows of turns to model inputs: padded batches, and the packed form that scores both views at once.
 
-A turn is scored twice: its reply after the ordinary prompt h, and the same reply after the hindsight prompt h⁺, which
+A turn is scored twice: its response after the ordinary prompt h, and the same response after the hindsight prompt h⁺, which
 is the ordinary prompt with evidence inserted. Both views begin alike, so one sequence can hold them as two branches::
 
-    prefix | suffix, reply            (branch A: the ordinary view)
-           | evidence, suffix, reply  (branch B: the hindsight view; does not see branch A)
+    prefix | suffix, response            (branch A: the ordinary view)
+           | evidence, suffix, response  (branch B: the hindsight view; does not see branch A)
 
-which costs P + z + suffix + 2y tokens instead of 2(P + y) + z. A reply's last token predicts nothing, so it is left out
+which costs P + z + suffix + 2y tokens instead of 2(P + y) + z. A response's last token predicts nothing, so it is left out
 of the input.
 """
 
@@ -80,8 +80,8 @@ class OrdinaryBatch:
     Attributes:
         input_ids: int64 ``[B, L]``.
         position_ids: int64 ``[1, L]``.
-        rows, positions: int64 ``[T]``, where each reply token's predecessor sits.
-        targets: int64 ``[T]``, the reply tokens of all rows, in row order.
+        rows, positions: int64 ``[T]``, where each response token's predecessor sits.
+        targets: int64 ``[T]``, the response tokens of all rows, in row order.
     """
 
     input_ids: torch.Tensor
@@ -99,8 +99,8 @@ class OrdinaryBatch:
             prompt = len(row.prompt_ids)
             input_ids[index, :prompt] = row.prompt_ids
             input_ids[index, prompt : row.length] = row.response_ids[:-1]
-        positions = _reply_positions(rows, np.array([len(row.prompt_ids) for row in rows]))
-        arrays = input_ids, np.arange(length)[None], *_reply_rows_and_targets(rows)
+        positions = _response_positions(rows, np.array([len(row.prompt_ids) for row in rows]))
+        arrays = input_ids, np.arange(length)[None], *_response_rows_and_targets(rows)
         inputs, position_ids, row_ids, targets = (torch.from_numpy(array).to(device) for array in arrays)
         return cls(inputs, position_ids, row_ids, torch.from_numpy(positions).to(device), targets)
 
@@ -113,8 +113,8 @@ class TwoViewBatch:
         input_ids, position_ids: int64 ``[B, L]``; branch B's positions start again where the branches part.
         branches: int8 ``[B, L]``: 0 prefix, 1 ordinary branch, 2 hindsight branch, 3 padding.
         rows: int64 ``[T]``.
-        positions, hindsight_positions: int64 ``[T]``, where each reply token's predecessor sits in either view.
-        targets: int64 ``[T]``, the reply tokens of all rows, in row order: the same for both views.
+        positions, hindsight_positions: int64 ``[T]``, where each response token's predecessor sits in either view.
+        targets: int64 ``[T]``, the response tokens of all rows, in row order: the same for both views.
     """
 
     input_ids: torch.Tensor
@@ -138,10 +138,10 @@ class TwoViewBatch:
             position_ids[index, :end_a] = np.arange(end_a)
             position_ids[index, end_a:end_b] = np.arange(fork, fork + end_b - end_a)
             branches[index, :fork], branches[index, fork:end_a], branches[index, end_a:end_b] = 0, 1, 2
-        positions = _reply_positions(rows, np.array([len(row.prompt_ids) for row in rows]))
+        positions = _response_positions(rows, np.array([len(row.prompt_ids) for row in rows]))
         starts = [row.two_view_length - max(0, len(row.response_ids) - 1) for row in rows]
-        hindsight_positions = _reply_positions(rows, np.array(starts), _hindsight_forks(rows))
-        row_ids, targets = _reply_rows_and_targets(rows)
+        hindsight_positions = _response_positions(rows, np.array(starts), _hindsight_forks(rows))
+        row_ids, targets = _response_rows_and_targets(rows)
         arrays = input_ids, position_ids, branches, row_ids, positions, hindsight_positions, targets
         return cls(*(torch.from_numpy(array).to(device) for array in arrays))
 
@@ -161,13 +161,13 @@ class TwoViewBatch:
 
 
 def _hindsight_forks(rows: Sequence[Row]) -> np.ndarray:
-    """For rows whose hindsight branch begins with the reply, the prefix's last position; else -1; int64 ``[B]``."""
+    """For rows whose hindsight branch begins with the response, the prefix's last position; else -1; int64 ``[B]``."""
     bare = [len(row.evidence_ids) == 0 and row.insert_at == len(row.prompt_ids) for row in rows]
     return np.array([row.insert_at - 1 if alone else -1 for row, alone in zip(rows, bare, strict=True)])
 
 
-def _reply_positions(rows: Sequence[Row], starts: np.ndarray, forks: np.ndarray | None = None) -> np.ndarray:
-    """Positions of the predecessors of all reply tokens, int64 ``[T]``; ``starts [B]`` is where each reply begins."""
+def _response_positions(rows: Sequence[Row], starts: np.ndarray, forks: np.ndarray | None = None) -> np.ndarray:
+    """Positions of the predecessors of all response tokens, int64 ``[T]``; ``starts [B]`` is where each response begins."""
     lengths = np.array([len(row.response_ids) for row in rows])
     first = np.repeat(np.cumsum(lengths) - lengths, lengths)
     offsets = np.arange(lengths.sum()) - first
@@ -178,7 +178,7 @@ def _reply_positions(rows: Sequence[Row], starts: np.ndarray, forks: np.ndarray 
     return positions.astype(np.int64)
 
 
-def _reply_rows_and_targets(rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
+def _response_rows_and_targets(rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
     row_ids = np.repeat(np.arange(len(rows)), [len(row.response_ids) for row in rows])
     targets = np.concatenate([row.response_ids for row in rows])
     return row_ids.astype(np.int64), targets.astype(np.int64)
@@ -232,7 +232,7 @@ def score_rows(
     temperature: float = 1.0,
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Log-probabilities of every reply token, in the ordinary and on request in the hindsight view, without gradient.
+    """Log-probabilities of every response token, in the ordinary and on request in the hindsight view, without gradient.
 
     Both views of a row go through the same forward pass where the model can pack them, else through two plain ones.
 

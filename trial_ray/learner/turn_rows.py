@@ -17,12 +17,12 @@ _NO_TOKENS = np.empty(0, np.int32)
 
 @dataclass
 class TurnRows:
-    """K turns of one update, in task order, T reply tokens laid end to end; the connector pieces fill the fields.
+    """K turns of one update, in task order, T response tokens laid end to end; the connector pieces fill the fields.
 
     Attributes:
         turns: the K turns.
         trajectory_ids: int64 ``[K]``, index of each turn's trajectory.
-        advantages: float ``[K]``, group-relative advantage of the turn's trajectory, less the penalty for a reply without
+        advantages: float ``[K]``, group-relative advantage of the turn's trajectory, less the penalty for a response without
             the required form.
         evidence_ids: K arrays int32 ``[z_k]``; empty where no hindsight view is used.
         logprobs: float ``[T]``, log π_old(y|h) as the learner scores it.
@@ -52,7 +52,7 @@ class TurnRows:
 
     @cached_property
     def lengths(self) -> torch.Tensor:
-        """Reply tokens of each turn, int64 ``[K]``."""
+        """Response tokens of each turn, int64 ``[K]``."""
         return torch.tensor([len(turn.response_ids) for turn in self.turns], dtype=torch.int64)
 
     @cached_property

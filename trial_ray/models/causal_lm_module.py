@@ -23,7 +23,7 @@ TEACHER_FOLDER = "teacher"
 
 
 class CausalLMModule(TorchRLModule):
-    """A causal LM whose ``forward_train`` returns log-probabilities and entropies of given reply tokens.
+    """A causal LM whose ``forward_train`` returns log-probabilities and entropies of given response tokens.
 
     Settings come from ``self.model_config`` (see ``GRPOConfig.policy``): ``model_path``, ``model_dtype``,
     ``compute_dtype``, ``gradient_checkpointing``, ``with_reference``, ``with_teacher``. Checkpoints are
@@ -70,11 +70,11 @@ class CausalLMModule(TorchRLModule):
         return contextlib.nullcontext() if dtype is None else torch.autocast(device, dtype=dtype)
 
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, torch.Tensor]:
-        """Score reply tokens.
+        """Score response tokens.
 
         Args:
             batch: under ``"batches"`` a list of padded batches, each with ``input_ids [B, L]``, ``position_ids [1, L]``, and
-                for its T reply tokens ``rows [T]``, ``positions [T]`` (where each token's predecessor sits) and
+                for its T response tokens ``rows [T]``, ``positions [T]`` (where each token's predecessor sits) and
                 ``targets [T]``. Several short batches waste less padding than a long one.
                 Under ``"temperature"`` what divides the logits (1 if absent).
                 Under ``"hindsight_batches"``, on request, the same for the privileged view of the same tokens, with the

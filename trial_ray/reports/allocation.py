@@ -63,7 +63,7 @@ class Trace:
 def trace_trajectories(
     lm: nn.Module, tokenizer: Any, trajectories: Sequence[Trajectory], config: TRIALConfig
 ) -> list[Trace]:
-    """Score recorded replies in both views with the given weights, as the learner does, and allocate.
+    """Score recorded responses in both views with the given weights, as the learner does, and allocate.
 
     Args:
         lm: the policy; both views are scored by it.

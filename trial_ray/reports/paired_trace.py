@@ -1,4 +1,4 @@
-"""Two policies on one game, each taking its most probable replies."""
+"""Two policies on one game, each taking its most probable responses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from trial_ray.errors import InfrastructureError
 from trial_ray.inference.batching_engine import Request
 from trial_ray.inference.decoding_batch import DecodingBatch
-from trial_ray.inference.protocol import Completion, SamplingParams
+from trial_ray.inference.protocol import Response, SamplingParams
 from trial_ray.inference.stop_tokens import stop_token_ids
 from trial_ray.models.causal_lm_module import load_causal_lm, load_tokenizer
 from trial_ray.reports.allocation import Trace, trace_trajectories
@@ -49,7 +49,7 @@ def trace_game(model: Path, task_id: str, env: gymnasium.Env, config: TRIALConfi
     player = EpisodePlayer(prompts, lambda ids: tokenizer.decode(ids, skip_special_tokens=True), greedy, seeded=False)
     stop_ids = frozenset(stop_token_ids(str(model)))
 
-    async def generate(prompt_ids: np.ndarray, params: SamplingParams) -> Completion:
+    async def generate(prompt_ids: np.ndarray, params: SamplingParams) -> Response:
         return decode(lm, stop_ids, prompt_ids, params)
 
     trajectory = asyncio.run(player.play(GuardedEnv(lambda: env, str(config.env)), task_id, 0, 0, generate))
@@ -59,8 +59,8 @@ def trace_game(model: Path, task_id: str, env: gymnasium.Env, config: TRIALConfi
     return trace
 
 
-def decode(lm: Any, stop_ids: frozenset[int], prompt_ids: np.ndarray, params: SamplingParams) -> Completion:
-    """One reply, from the batch that the transformers engine decodes with."""
+def decode(lm: Any, stop_ids: frozenset[int], prompt_ids: np.ndarray, params: SamplingParams) -> Response:
+    """One response, from the batch that the transformers engine decodes with."""
     request = Request(prompt_ids, params, asyncio.get_running_loop().create_future())
     batch = DecodingBatch(lm, stop_ids)
     with torch.inference_mode():
@@ -68,4 +68,4 @@ def decode(lm: Any, stop_ids: frozenset[int], prompt_ids: np.ndarray, params: Sa
         while not request.finish_reason:
             batch.step()
     ids, logprobs = np.asarray(request.response_ids, np.int32), np.asarray(request.logprobs, np.float32)
-    return Completion(ids, logprobs, weight_version=0, finish_reason=request.finish_reason)
+    return Response(ids, logprobs, weight_version=0, finish_reason=request.finish_reason)

@@ -176,7 +176,7 @@ def paired_markdown(paired: dict[str, Any] | None) -> str:
     if paired is None:
         return "Two policies on one game: needs finished runs of both GRPO and TRIAL with the same seed.\n"
     traces = paired["traces"]
-    lines = [f"Game `{paired['task_id']}`, most probable replies, seed {paired['seed']}.", ""]
+    lines = [f"Game `{paired['task_id']}`, most probable responses, seed {paired['seed']}.", ""]
     lines += [
         f"| Turn |{'|'.join(f' {name}: action | s | w ' for name in traces)}|",
         f"| ---: |{' --- | ---: | ---: |' * len(traces)}",

@@ -27,7 +27,7 @@ from ray.rllib.utils.metrics import (
 from trial_ray.errors import EngineError
 from trial_ray.evaluation.results import EpisodeResult
 from trial_ray.inference.client import EngineClient
-from trial_ray.inference.protocol import Completion, SamplingParams
+from trial_ray.inference.protocol import Response, SamplingParams
 from trial_ray.rollout.episode import EpisodePlayer, derive_seed
 from trial_ray.rollout.guarded_env import GuardedEnv
 from trial_ray.rollout.prompts import PromptBuilder
@@ -44,7 +44,7 @@ _TEXT_SPACE = Text(max_length=2**31 - 1)
 class TextEnvRunner(EnvRunner, Checkpointable):
     """Plays groups of rollouts against the engine pool.
 
-    It holds no model. An episode that waits for a reply costs nothing, and a finished one frees its environment for the
+    It holds no model. An episode that waits for a response costs nothing, and a finished one frees its environment for the
     next, which keeps it (loaded games and all). The class has no coroutine methods, because one would turn the whole
     actor into an asyncio actor, in which ``sample_groups`` could not run an event loop of its own.
     """
@@ -188,8 +188,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         for name, value in means.items():
             self.metrics.log_value(name, value, reduce="mean")
         for turn in turns:
-            self.metrics.log_value("invalid_reply_rate", float(not turn.valid), reduce="mean")
-            self.metrics.log_value("cut_reply_rate", float(turn.finish_reason == "length"), reduce="mean")
+            self.metrics.log_value("invalid_response_rate", float(not turn.valid), reduce="mean")
+            self.metrics.log_value("cut_response_rate", float(turn.finish_reason == "length"), reduce="mean")
             self.metrics.log_value("cut_history_rate", float(turn.prompt_cut != "none"), reduce="mean")
             self.metrics.log_value("cut_observation_rate", float(turn.prompt_cut == "observation"), reduce="mean")
         self.metrics.log_value(NUM_ENV_STEPS_SAMPLED_LIFETIME, len(turns), reduce="lifetime_sum")
@@ -271,7 +271,7 @@ async def _play_rollout(
 ) -> Trajectory:
     affinity = f"{request.task_id}/{request.seed}"
 
-    async def generate(prompt_ids: np.ndarray, params: SamplingParams) -> Completion:
+    async def generate(prompt_ids: np.ndarray, params: SamplingParams) -> Response:
         return await runner.client.generate(prompt_ids, params, affinity)
 
     env = runner.take_env(settings.env_config)

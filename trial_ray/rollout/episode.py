@@ -1,4 +1,4 @@
-"""One episode: prompt, reply, action, answer, until the environment or a limit ends it."""
+"""One episode: prompt, response, action, answer, until the environment or a limit ends it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from trial_ray.errors import EngineError, EnvironmentFaultError, PromptTooLongError
-from trial_ray.inference.protocol import Completion, SamplingParams
+from trial_ray.inference.protocol import Response, SamplingParams
 from trial_ray.rollout.guarded_env import GuardedEnv
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.rollout.trajectory import Trajectory, Turn
 
-Generate = Callable[[np.ndarray, SamplingParams], Awaitable[Completion]]
+Generate = Callable[[np.ndarray, SamplingParams], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class EpisodePlayer:
 
     Attributes:
         prompts: writes prompts for the policy's tokenizer.
-        decode: reply ids to text, special tokens left out.
-        params: how replies are sampled; a seed in it is replaced turn by turn.
+        decode: response ids to text, special tokens left out.
+        params: how responses are sampled; a seed in it is replaced turn by turn.
         seeded: whether every request gets a seed of its own, derived from the episode's.
     """
 
@@ -41,7 +41,7 @@ class EpisodePlayer:
             task_id: task to reset to.
             env_seed: seed of the environment, the same for all rollouts of a group.
             seed: seed of this rollout's sampling.
-            generate: coroutine that samples a reply.
+            generate: coroutine that samples a response.
         """
         trajectory = Trajectory(task_id=task_id, family="", seed=seed)
         try:
@@ -68,22 +68,22 @@ class EpisodePlayer:
             except PromptTooLongError as error:
                 trajectory.ended, trajectory.error = "prompt_limit", str(error)
                 return
-            completion = await generate(prompt.ids, self._params(trajectory.seed, step))
-            projection = self.prompts.template.project(self.decode(completion.response_ids))
+            response = await generate(prompt.ids, self._params(trajectory.seed, step))
+            projection = self.prompts.template.project(self.decode(response.response_ids))
             before, now = now, env.step(projection.action)
             trajectory.turns.append(
                 Turn(
                     prompt_ids=prompt.ids,
-                    response_ids=completion.response_ids,
-                    logprobs=completion.logprobs,
-                    weight_version=completion.weight_version,
+                    response_ids=response.response_ids,
+                    logprobs=response.logprobs,
+                    weight_version=response.weight_version,
                     insert_at=prompt.insert_at,
                     observation=before.observation,
                     action=projection.action,
                     valid=projection.valid,
                     outcome=now.observation,
                     reward=now.reward,
-                    finish_reason=completion.finish_reason,
+                    finish_reason=response.finish_reason,
                     prompt_cut=prompt.cut,
                 )
             )

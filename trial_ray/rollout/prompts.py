@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jinja2 import TemplateError
 
-from trial_envs.core.projection import ReplyStyle
+from trial_envs.core.projection import ResponseStyle
 from trial_ray.environments.templates import PromptContext, PromptTemplate, prompt_template
 from trial_ray.errors import ChatTemplateError, ConfigError, PromptTooLongError
 from trial_ray.hindsight.untrusted import encode_untrusted
@@ -29,7 +29,7 @@ class Prompt:
     """One ordinary prompt P_k.
 
     Attributes:
-        ids: int32 ``[P]``, chat template included, up to where the reply starts.
+        ids: int32 ``[P]``, chat template included, up to where the response starts.
         insert_at: index in ``ids`` of the first token after the user's message (post-action evidence goes before it).
         num_cut_records: history records, of those inside the window, left out for length.
         cut_observation: whether the middle of the observation was left out for length.
@@ -60,7 +60,7 @@ class PromptBuilder:
         template: a template, or the id of an environment, whose template in ``style`` is taken.
         max_prompt_tokens: most ids in a prompt.
         history_window: (observation, action) pairs shown.
-        style: form of reply; with a template object, ``None`` or the template's own.
+        style: form of response; with a template object, ``None`` or the template's own.
 
     Raises:
         ChatTemplateError: no chat template, or one that alters, repeats or does not delimit the user's message.
@@ -73,7 +73,7 @@ class PromptBuilder:
         template: PromptTemplate | str,
         max_prompt_tokens: int,
         history_window: int = 2,
-        style: ReplyStyle | None = None,
+        style: ResponseStyle | None = None,
     ) -> None:
         if max_prompt_tokens < 1:
             raise ConfigError(f"max_prompt_tokens must be at least 1, got {max_prompt_tokens}")
@@ -81,8 +81,8 @@ class PromptBuilder:
             raise ConfigError(f"history_window must not be negative, got {history_window}")
         self.template = prompt_template(template, style or "tagged") if isinstance(template, str) else template
         if style is not None and style != self.template.style:
-            raise ConfigError(f"the template asks for {self.template.style!r} replies, style says {style!r}")
-        self.style: ReplyStyle = self.template.style
+            raise ConfigError(f"the template asks for {self.template.style!r} responses, style says {style!r}")
+        self.style: ResponseStyle = self.template.style
         self.max_prompt_tokens = max_prompt_tokens
         self.history_window = history_window
         self._tokenizer = tokenizer
@@ -204,7 +204,7 @@ def _split_chat_template(tokenizer: Any) -> tuple[list[int], str, list[int]]:
 
 
 def _render(tokenizer: Any, message: str) -> str:
-    """The conversation with one user message, up to where the reply starts; reasoning modes are switched off."""
+    """The conversation with one user message, up to where the response starts; reasoning modes are switched off."""
     if getattr(tokenizer, "chat_template", None) is None:
         raise ChatTemplateError(
             "the tokenizer has no chat template; use an instruct model, or set tokenizer.chat_template"

@@ -42,13 +42,13 @@ _TRAJECTORY_COLUMNS = (
 )
 _TURN_COLUMNS = (
     ("prompt_ids", _IDS, "the ordinary prompt as sent to the engine, `[P]`"),
-    ("response_ids", _IDS, "the reply as sampled, stop token included, `[y]`"),
-    ("logprobs", _LOGPROBS, "behaviour log-probability of each reply token in nats, `[y]`"),
-    ("weight_version", pa.int64(), "version of the weights that sampled the reply"),
+    ("response_ids", _IDS, "the response as sampled, stop token included, `[y]`"),
+    ("logprobs", _LOGPROBS, "behaviour log-probability of each response token in nats, `[y]`"),
+    ("weight_version", pa.int64(), "version of the weights that sampled the response"),
     ("insert_at", pa.int32(), "index in `prompt_ids` before which evidence is inserted"),
     ("observation", pa.string(), "what the environment showed before the decision"),
     ("action", pa.string(), "the action sent to the environment"),
-    ("valid", pa.bool_(), "whether the reply had the required form"),
+    ("valid", pa.bool_(), "whether the response had the required form"),
     ("outcome", pa.string(), "what the environment answered to the action"),
     ("reward", pa.float64(), "the environment's reward for this step"),
     ("finish_reason", pa.string(), "`stop` or `length`"),

@@ -34,10 +34,10 @@ class SampleSettings:
 
     Attributes:
         env_config: keyword arguments of the environment.
-        params: sampling of replies.
+        params: sampling of responses.
         iteration: for the records; 0 before training.
         keep_trajectories: put trajectories into the object store and record them (training), or only count (evaluation).
-        seeded: give every reply a seed that follows from the group's.
+        seeded: give every response a seed that follows from the group's.
     """
 
     env_config: dict[str, Any]

@@ -19,13 +19,13 @@ class Turn:
 
     Attributes:
         prompt_ids: int32 ``[P]``, the ordinary prompt P_k as sent to the engine.
-        response_ids: int32 ``[y]``, the reply as sampled, its stop token included.
+        response_ids: int32 ``[y]``, the response as sampled, its stop token included.
         logprobs: float32 ``[y]``, behaviour log-probabilities in nats, as the engine reported them.
-        weight_version: version of the weights that sampled the reply.
+        weight_version: version of the weights that sampled the response.
         insert_at: index in ``prompt_ids`` before which post-action evidence is inserted (end of the user's message).
         observation: what the environment showed before the decision.
         action: the action that was sent to the environment.
-        valid: whether the reply had the required form (not whether the action was admissible).
+        valid: whether the response had the required form (not whether the action was admissible).
         outcome: what the environment answered to the action.
         reward: the environment's reward for this step.
         finish_reason: ``"stop"`` or ``"length"``.
@@ -96,7 +96,7 @@ class TrajectoryGroup:
 
         Args:
             reward: as in :meth:`Trajectory.outcome_reward`.
-            row_penalty: where statistics are taken over turn rows, what a reply without the required form costs its row, in
+            row_penalty: where statistics are taken over turn rows, what a response without the required form costs its row, in
                 units of that reward.
         """
         earned = {

@@ -59,7 +59,7 @@ class RolloutWorkers:
         self._connect()
         if config.prompt_template is None and (str(config.env), config.prompt_style) not in TEMPLATES:
             logger.warning(
-                "%s has no prompt template of its own for %s replies: the generic one is used. Set another with "
+                "%s has no prompt template of its own for %s responses: the generic one is used. Set another with "
                 ".rollouts(prompt_template=...).",
                 config.env,
                 config.prompt_style,

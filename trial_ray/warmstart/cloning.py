@@ -1,7 +1,7 @@
-"""Behaviour cloning: maximise the likelihood of demonstrated replies, and a little of the prompts before them.
+"""Behaviour cloning: maximise the likelihood of demonstrated responses, and a little of the prompts before them.
 
 The loss on the prompt teaches copying: names recur all over a prompt, and predicting their second occurrence forms the
-same attention heads that a reply needs.
+same attention heads that a response needs.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class Example:
 
     Attributes:
         prompt_ids: int32 ``[P]``, the prompt, or its hindsight view.
-        reply_ids: int32 ``[y]``, the demonstrated reply, end token included.
+        response_ids: int32 ``[y]``, the demonstrated response, end token included.
     """
 
     prompt_ids: np.ndarray
-    reply_ids: np.ndarray
+    response_ids: np.ndarray
 
     def __len__(self) -> int:
-        """Tokens in prompt and reply together."""
-        return len(self.prompt_ids) + len(self.reply_ids)
+        """Tokens in prompt and response together."""
+        return len(self.prompt_ids) + len(self.response_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,12 @@ class Batch:
 
     Attributes:
         ids: int64 ``[B, L]``.
-        reply: bool ``[B, L]``, tokens of replies.
+        response: bool ``[B, L]``, tokens of responses.
         prompt: bool ``[B, L]``, tokens of prompts.
     """
 
     ids: torch.Tensor
-    reply: torch.Tensor
+    response: torch.Tensor
     prompt: torch.Tensor
 
 
@@ -57,15 +57,15 @@ def collate(examples: Sequence[Example], pad_id: int) -> Batch:
     """Pad examples on the right; padding is in neither mask."""
     width = max(map(len, examples))
     ids = torch.full((len(examples), width), pad_id, dtype=torch.int64)
-    reply = torch.zeros(len(examples), width, dtype=torch.bool)
+    response = torch.zeros(len(examples), width, dtype=torch.bool)
     prompt = torch.zeros(len(examples), width, dtype=torch.bool)
     for row, example in enumerate(examples):
         split, end = len(example.prompt_ids), len(example)
         ids[row, :split] = torch.from_numpy(example.prompt_ids)
-        ids[row, split:end] = torch.from_numpy(example.reply_ids)
+        ids[row, split:end] = torch.from_numpy(example.response_ids)
         prompt[row, :split] = True
-        reply[row, split:end] = True
-    return Batch(ids, reply, prompt)
+        response[row, split:end] = True
+    return Batch(ids, response, prompt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Renaming:
         if generator.random() >= self.probability:
             return example
         table = self.renamer.table(generator)
-        return Example(table[example.prompt_ids], table[example.reply_ids])
+        return Example(table[example.prompt_ids], table[example.response_ids])
 
 
 def batches(
@@ -97,25 +97,25 @@ def batches(
 
 
 def cloning_loss(model: PreTrainedModel, batch: Batch, prompt_weight: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean negative log-likelihood of reply tokens plus ``prompt_weight`` times that of prompt tokens.
+    """Mean negative log-likelihood of response tokens plus ``prompt_weight`` times that of prompt tokens.
 
     Padding is on the right, where causal attention never looks, so no attention mask is needed.
 
     Returns:
-        The loss, and the share of replies whose every token is the most likely one (detached); both scalars.
+        The loss, and the share of responses whose every token is the most likely one (detached); both scalars.
     """
     logits = model(input_ids=batch.ids[:, :-1], use_cache=False).logits.float()
     targets = batch.ids[:, 1:]
     nll = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
-    reply, prompt = batch.reply[:, 1:], batch.prompt[:, 1:]
-    loss = nll[reply].mean() + prompt_weight * nll[prompt].mean()
-    right = (logits.detach().argmax(-1) == targets) | ~reply
+    response, prompt = batch.response[:, 1:], batch.prompt[:, 1:]
+    loss = nll[response].mean() + prompt_weight * nll[prompt].mean()
+    right = (logits.detach().argmax(-1) == targets) | ~response
     return loss, right.all(-1).float().mean()
 
 
 @torch.no_grad()
-def reply_accuracy(model: PreTrainedModel, examples: Sequence[Example], pad_id: int, size: int = 64) -> float:
-    """Share of replies whose every token is the model's most likely one, given the demonstrated tokens before it."""
+def response_accuracy(model: PreTrainedModel, examples: Sequence[Example], pad_id: int, size: int = 64) -> float:
+    """Share of responses whose every token is the model's most likely one, given the demonstrated tokens before it."""
     right = 0.0
     for start in range(0, len(examples), size):
         rows = examples[start : start + size]
@@ -196,7 +196,7 @@ class Cloner:
         self._schedulers = [LambdaLR(optimizer, schedule.scale) for optimizer in self._optimizers]
 
     def step(self) -> tuple[float, float]:
-        """Do one update; return the loss and the share of replies that were wholly right."""
+        """Do one update; return the loss and the share of responses that were wholly right."""
         loss, right = cloning_loss(self._model, next(self._batches), self._prompt_weight)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)

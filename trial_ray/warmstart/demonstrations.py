@@ -55,7 +55,7 @@ class Demonstration:
     Attributes:
         prompt_ids: int32 ``[P]``, the ordinary prompt.
         insert_at: where in it evidence goes.
-        reply_ids: int32 ``[y]``, the reply that states the action, end token included.
+        response_ids: int32 ``[y]``, the response that states the action, end token included.
         evidence_ids: int32 ``[z]``, outcome of the action that was carried out.
         followed: whether that was the demonstrated action; otherwise the hand slipped.
         task_id: the game.
@@ -64,7 +64,7 @@ class Demonstration:
 
     prompt_ids: np.ndarray
     insert_at: int
-    reply_ids: np.ndarray
+    response_ids: np.ndarray
     evidence_ids: np.ndarray
     followed: bool
     task_id: str
@@ -96,7 +96,7 @@ def collect(
 
     Args:
         settings: which games, how many episodes, how often the hand slips.
-        tokenizer: writes replies and evidence.
+        tokenizer: writes responses and evidence.
         builder: writes prompts, exactly as rollouts do.
         on_game: called after each game.
 
@@ -114,7 +114,7 @@ def collect(
     return demonstrations
 
 
-def met_texts(settings: WarmStartSettings) -> Iterator[str]:
+def collect_texts(settings: WarmStartSettings) -> Iterator[str]:
     """Tasks, observations and actions that the oracle meets in one undisturbed episode of every demonstrated game.
 
     Raises:
@@ -189,21 +189,21 @@ class _Recorder:
             observation, _, terminated, truncated, info = env.step(carried_out)
             view = outcome_view(observation, terminal=terminated, success=bool(info["won"]))
             evidence = encode_evidence(view, self._tokenizer)
-            reply = encode_reply(self._tokenizer, chosen, self._settings.reply_style)
+            response = encode_response(self._tokenizer, chosen, self._settings.response_style)
             followed = carried_out == chosen
-            turns.append(Demonstration(prompt.ids, prompt.insert_at, reply, evidence, followed, task_id, actions))
+            turns.append(Demonstration(prompt.ids, prompt.insert_at, response, evidence, followed, task_id, actions))
             over = terminated or truncated
         return turns
 
     def _distraction(self, actions: Sequence[str], planned: str) -> str:
         """The planned action, or now and then any other on offer, which is demonstrated all the same."""
-        return self._any(actions) if self._random.random() < self._settings.distraction_probability else planned
+        return self._any(actions) if self._random.random() < self._settings.suboptimal_probability else planned
 
     def _any(self, actions: Sequence[str]) -> str:
         return str(self._random.choice([action for action in actions if action not in NEVER_SLIPPED]))
 
     def _slip(self, actions: Sequence[str]) -> str | None:
-        if self._random.random() >= self._settings.slip_probability:
+        if self._random.random() >= self._settings.action_noise:
             return None
         action = self._any(actions)
         if self._random.random() < MALFORMED_SHARE:
@@ -213,22 +213,22 @@ class _Recorder:
         return action
 
 
-def encode_reply(tokenizer: Any, action: str, style: str) -> np.ndarray:
-    """Ids of the reply that states an action, end token included: int32 ``[y]``."""
+def encode_response(tokenizer: Any, action: str, style: str) -> np.ndarray:
+    """Ids of the response that states an action, end token included: int32 ``[y]``."""
     text = action if style == "plain" else f"<think>\n\n</think>\n<action>{action}</action>"
     return np.asarray([*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id], dtype=np.int32)
 
 
 def to_examples(demonstrations: Sequence[Demonstration], hindsight_fraction: float, seed: int) -> list[Example]:
-    """What is cloned: prompt and reply, where ``hindsight_fraction`` of the prompts are hindsight views.
+    """What is cloned: prompt and response, where ``hindsight_fraction`` of the prompts are hindsight views.
 
-    A view shows the outcome of the action that was carried out, and the reply is the oracle's. So the consequence of a
+    A view shows the outcome of the action that was carried out, and the response is the oracle's. So the consequence of a
     good action speaks for it, while that of a slip speaks for what should have been done instead: the sign that the
     hindsight gap (Eq. 4) is to have.
     """
     draws = np.random.default_rng([seed, 1]).random(len(demonstrations))
     return [
-        Example(_view(demonstration, hindsight=bool(draw < hindsight_fraction)), demonstration.reply_ids)
+        Example(_view(demonstration, hindsight=bool(draw < hindsight_fraction)), demonstration.response_ids)
         for demonstration, draw in zip(demonstrations, draws, strict=True)
     ]
 

@@ -1,4 +1,4 @@
-"""Held-out success of a model: it plays games in lock-step, its replies sampled at temperature 1."""
+"""Held-out success of a model: it plays games in lock-step, its responses sampled at temperature 1."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ class HeldOutGames:
     """Generated games of one seed, kept loaded so that they can be played again and again; a context manager.
 
     Args:
-        settings: the environment, limits of prompts and replies, form of replies.
+        settings: the environment, limits of prompts and responses, form of responses.
         seed_offset: added to the generator's seed: which games.
         games: how many.
-        tokenizer: decodes replies.
+        tokenizer: decodes responses.
         builder: writes prompts, exactly as rollouts do.
     """
 
@@ -97,7 +97,7 @@ class HeldOutGames:
         self._stack.close()
 
     def play(self, model: PreTrainedModel, seed: int) -> PlayResult:
-        """Play each game once with replies sampled at temperature 1; same model, seed and threads, same result."""
+        """Play each game once with responses sampled at temperature 1; same model, seed and threads, same result."""
         training = model.training
         model.eval()
         slots: list[_Slot] = []
@@ -112,11 +112,11 @@ class HeldOutGames:
     def _play_wave(self, model: PreTrainedModel, tasks: Sequence[str]) -> list[_Slot]:
         slots = [_Slot(env, *env.reset(options={"task": task})) for env, task in zip(self._envs, tasks, strict=False)]
         while playing := [slot for slot in slots if not slot.over]:
-            replies = sample_replies(
-                model, [self._prompt(slot) for slot in playing], self._tokenizer, self._settings.max_reply_tokens
+            responses = sample_responses(
+                model, [self._prompt(slot) for slot in playing], self._tokenizer, self._settings.max_response_tokens
             )
-            for slot, reply in zip(playing, replies, strict=True):
-                slot.carry_out(self._builder.template.project(reply).action)
+            for slot, response in zip(playing, responses, strict=True):
+                slot.carry_out(self._builder.template.project(response).action)
         return slots
 
     def _prompt(self, slot: _Slot) -> np.ndarray:
@@ -129,8 +129,10 @@ class HeldOutGames:
         ).ids
 
 
-def sample_replies(model: PreTrainedModel, prompts: Sequence[np.ndarray], tokenizer: Any, max_tokens: int) -> list[str]:
-    """One reply to each prompt (int32 ``[P]`` each) from the model's own distribution, without special tokens."""
+def sample_responses(
+    model: PreTrainedModel, prompts: Sequence[np.ndarray], tokenizer: Any, max_tokens: int
+) -> list[str]:
+    """One response to each prompt (int32 ``[P]`` each) from the model's own distribution, without special tokens."""
     width = max(map(len, prompts))
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     ids = torch.full((len(prompts), width), pad_id, dtype=torch.int64)

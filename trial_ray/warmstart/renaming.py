@@ -1,4 +1,4 @@
-"""Random renaming of things in examples, so that a reply can only be right by copying names out of the prompt."""
+"""Random renaming of things in examples, so that a response can only be right by copying names out of the prompt."""
 
 from __future__ import annotations
 

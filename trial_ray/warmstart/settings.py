@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from trial_envs.core.projection import ReplyStyle
+from trial_envs.core.projection import ResponseStyle
 from trial_ray.errors import ConfigError
 
 
@@ -26,29 +26,29 @@ class WarmStartSettings:
     """Folder of a causal LM with a chat template, in Hugging Face format; ``None`` builds the tiny default model."""
     size: str = "tiny"
     """Shape of the default model, a key of ``trial_ray.models.tiny.SHAPES``; unused with ``model_path``."""
-    reply_style: ReplyStyle = "plain"
-    """``plain`` replies are the action alone; ``tagged`` ones put it inside ``<action>``, as instruct models do."""
+    response_style: ResponseStyle = "plain"
+    """``plain`` responses are the action alone; ``tagged`` ones put it inside ``<action>``, as instruct models do."""
     history_window: int = 2
     """(observation, action) pairs that a prompt shows; must be what training uses later."""
     max_prompt_tokens: int = 512
     """Limit of a prompt, as in training."""
-    max_reply_tokens: int = 16
-    """Limit of a sampled reply when success is measured."""
+    max_response_tokens: int = 16
+    """Limit of a sampled response when success is measured."""
     games: int = 250
     """Generated games that the oracle plays."""
     episodes_per_game: int = 4
     """Episodes of each of them, with different seeds of the oracle."""
-    slip_probability: float = 0.1
+    action_noise: float = 0.1
     """How often something else than the oracle's action is carried out (an admissible action or a malformed one). The
     example still holds the oracle's action: the policy sees what mistakes lead to, and how to go on from there."""
-    distraction_probability: float = 0.0
+    suboptimal_probability: float = 0.0
     """How often the demonstrator does any other admissible thing than it planned, and is imitated in that too. The policy
     knows how to act but wastes turns: a habit that reinforcement learning can unlearn."""
     hindsight_fraction: float = 0.25
     """Share of examples whose prompt is the hindsight view: the outcome of the action carried out stands in it. Large
     models can read such evidence from the start; a tiny one has to be taught before hindsight can weigh its turns."""
     renaming_probability: float = 0.5
-    """Share of examples in which names are exchanged at random, so that replies must be copied and not guessed."""
+    """Share of examples in which names are exchanged at random, so that responses must be copied and not guessed."""
     optimizer: Literal["muon", "adamw"] = "muon"
     """``muon`` orthogonalises the updates of matrices and leaves the rest to AdamW (a model from scratch learns to copy
     in a third of the steps); ``adamw`` is for pretrained models."""
@@ -84,11 +84,11 @@ class WarmStartSettings:
             raise ConfigError(f"env_config sets {sorted(reserved)}, which the warm start chooses; leave them out.")
         for name in ("games", "episodes_per_game", "batch_size", "max_steps", "check_every", "check_games", "threads"):
             self._require(name, getattr(self, name) >= 1, "at least 1")
-        for name in ("evaluation_games", "max_reply_tokens", "max_prompt_tokens"):
+        for name in ("evaluation_games", "max_response_tokens", "max_prompt_tokens"):
             self._require(name, getattr(self, name) >= 1, "at least 1")
         for name in (
-            "slip_probability",
-            "distraction_probability",
+            "action_noise",
+            "suboptimal_probability",
             "hindsight_fraction",
             "renaming_probability",
             "target_success",

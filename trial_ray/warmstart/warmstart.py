@@ -25,7 +25,7 @@ from trial_ray.models.tokenizer import build_tokenizer
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.warmstart.cache import content_key, files_digest, get_or_build
 from trial_ray.warmstart.cloning import Cloner, Example, Renaming, Schedule
-from trial_ray.warmstart.demonstrations import collect, demonstrator_package, met_texts, to_examples
+from trial_ray.warmstart.demonstrations import collect, collect_texts, demonstrator_package, to_examples
 from trial_ray.warmstart.evaluation import HeldOutGames, PlayResult
 from trial_ray.warmstart.progress import WarmStartProgress
 from trial_ray.warmstart.renaming import Renamer
@@ -34,8 +34,8 @@ from trial_ray.warmstart.settings import WarmStartSettings
 RECORD = "warmstart.json"
 CHECKED_GAMES, EVALUATED_GAMES = 1, 2
 """Added to ``generator_seed``: no game of one purpose serves another."""
-LEAST_REPLY_ACCURACY = 0.3
-"""Below this share of right replies in training no game is won, and a check would only cost time."""
+LEAST_RESPONSE_ACCURACY = 0.3
+"""Below this share of right responses in training no game is won, and a check would only cost time."""
 
 CODE = (
     "warmstart/*.py",
@@ -56,7 +56,7 @@ class WarmStartResult:
 
     Attributes:
         path: folder of model and tokenizer in Hugging Face format, with ``warmstart.json`` beside them.
-        success_rate: share of held-out games won, replies sampled at temperature 1.
+        success_rate: share of held-out games won, responses sampled at temperature 1.
         episodes: held-out games played, one episode each.
         interval: 95 % Wilson interval of the success rate.
         invalid_share: share of held-out turns whose action the environment did not understand.
@@ -162,7 +162,7 @@ def load_policy(settings: WarmStartSettings) -> tuple[PreTrainedModel, Any]:
     """
     if settings.model_path is None:
         # The words of ALFWorld's grammar are part of every vocabulary.
-        texts = () if settings.env == "trial/ALFWorld-v0" else met_texts(settings)
+        texts = () if settings.env == "trial/ALFWorld-v0" else collect_texts(settings)
         tokenizer = build_tokenizer(texts)
         return build_tiny_model(tokenizer, settings.size, settings.seed), tokenizer
     _model_files(Path(settings.model_path))
@@ -184,7 +184,7 @@ def _make(settings: WarmStartSettings, folder: Path, progress: bool) -> None:
     with _threads(settings.threads), WarmStartProgress(settings, progress) as shown:
         model, tokenizer = load_policy(settings)
         builder = PromptBuilder(
-            tokenizer, settings.env, settings.max_prompt_tokens, settings.history_window, style=settings.reply_style
+            tokenizer, settings.env, settings.max_prompt_tokens, settings.history_window, style=settings.response_style
         )
         demonstrations = collect(settings, tokenizer, builder, shown.game)
         examples = to_examples(demonstrations, settings.hindsight_fraction, settings.seed)
@@ -234,7 +234,7 @@ def _clone(
             loss, right = cloner.step()
             accuracies.append(right)
             shown.update(step, loss)
-            if step % settings.check_every or sum(accuracies[-25:]) < LEAST_REPLY_ACCURACY * 25:
+            if step % settings.check_every or sum(accuracies[-25:]) < LEAST_RESPONSE_ACCURACY * 25:
                 continue
             result = games.play(model, settings.seed)
             curve.append(_point(step, time.perf_counter() - started, result))

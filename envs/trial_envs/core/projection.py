@@ -6,39 +6,39 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-ReplyStyle = Literal["tagged", "plain"]
+ResponseStyle = Literal["tagged", "plain"]
 
-# Ideographs only (unified, extensions, compatibility): a reply that drifts into them has left the language of the task.
+# Ideographs only (unified, extensions, compatibility): a response that drifts into them has left the language of the task.
 _CJK = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af]")
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """The action read from a reply.
+    """The action read from a response.
 
     Attributes:
         action: what to hand to the environment.
-        valid: whether the reply had the required form. Whether the action is admissible is the environment's to say.
+        valid: whether the response had the required form. Whether the action is admissible is the environment's to say.
     """
 
     action: str
     valid: bool
 
 
-def project_action(reply: str, style: ReplyStyle = "tagged", tail: int = 30) -> Projection:
-    """Read the action from a reply; never fails on any text.
+def project_action(response: str, style: ResponseStyle = "tagged", tail: int = 30) -> Projection:
+    """Read the action from a response; never fails on any text.
 
     ``"tagged"``: the lower-cased text between the first ``<action>`` and the first ``</action>``, without outer blanks.
-    The reply is valid when it also holds ``<think>`` … ``</think>`` and no CJK ideograph. Without the pair of action
-    tags the action is the end of the reply, and invalid. Tags are recognised in any case.
+    The response is valid when it also holds ``<think>`` … ``</think>`` and no CJK ideograph. Without the pair of action
+    tags the action is the end of the response, and invalid. Tags are recognised in any case.
 
-    ``"plain"``: the whole reply without outer blanks, for small models that answer with the action alone; valid unless
+    ``"plain"``: the whole response without outer blanks, for small models that answer with the action alone; valid unless
     empty.
 
     Args:
-        reply: decoded reply, special tokens removed.
+        response: decoded response, special tokens removed.
         style: the form that the prompt asked for.
-        tail: characters kept of a ``"tagged"`` reply that has no action tags (published: 30 ALFWorld, 20 WebShop).
+        tail: characters kept of a ``"tagged"`` response that has no action tags (published: 30 ALFWorld, 20 WebShop).
 
     Raises:
         ValueError: unknown ``style``, or ``tail`` below 1.
@@ -46,16 +46,16 @@ def project_action(reply: str, style: ReplyStyle = "tagged", tail: int = 30) -> 
     if tail < 1:
         raise ValueError(f"tail must be at least 1 character, got {tail}")
     if style == "plain":
-        action = reply.strip()
+        action = response.strip()
         return Projection(action, bool(action))
     if style != "tagged":
         raise ValueError(f'style must be "tagged" or "plain", got {style!r}')
-    lowered = reply.lower()
+    lowered = response.lower()
     start, end = lowered.find("<action>"), lowered.find("</action>")
     if start < 0 or end < start:
         return Projection(lowered[-tail:], False)
     action = lowered[start + len("<action>") : end].strip()
-    return Projection(action, _reasons(lowered) and _CJK.search(reply) is None)
+    return Projection(action, _reasons(lowered) and _CJK.search(response) is None)
 
 
 def _reasons(lowered: str) -> bool:

@@ -21,7 +21,7 @@ _MAX_SAMPLE = 30
 class AnyText(Text):
     """A ``Text`` space that contains every string up to its maximal length, whatever its characters.
 
-    Product pages and model replies hold characters of every script; samples are printable ASCII.
+    Product pages and model responses hold characters of every script; samples are printable ASCII.
     """
 
     def __init__(self, max_length: int = MAX_TEXT, *, seed: int | None = None) -> None:

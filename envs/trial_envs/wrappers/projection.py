@@ -1,4 +1,4 @@
-"""Action projection: a language model's whole reply goes in, the action in it is carried out."""
+"""Action projection: a language model's whole response goes in, the action in it is carried out."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ from typing import Any
 import gymnasium
 from gymnasium.utils import RecordConstructorArgs
 
-from trial_envs.core.projection import ReplyStyle, project_action
+from trial_envs.core.projection import ResponseStyle, project_action
 
 
 class ActionProjection(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
-    """Reads the action from a reply as :func:`trial_envs.core.projection.project_action` does.
+    """Reads the action from a response as :func:`trial_envs.core.projection.project_action` does.
 
-    ``info["action"]`` is the action that was carried out (``None`` after ``reset``), ``info["invalid_reply"]`` whether
-    the reply lacked the required form; whether the environment understood the action is ``invalid_action``, as before.
+    ``info["action"]`` is the action that was carried out (``None`` after ``reset``), ``info["invalid_response"]`` whether
+    the response lacked the required form; whether the environment understood the action is ``invalid_action``, as before.
 
     Args:
         env: an environment whose actions are texts.
         style: ``"tagged"`` or ``"plain"``.
-        tail: characters kept of a ``"tagged"`` reply without action tags.
+        tail: characters kept of a ``"tagged"`` response without action tags.
 
     Raises:
         ValueError: unknown ``style``, or ``tail`` below 1.
     """
 
-    def __init__(self, env: gymnasium.Env[str, str], style: ReplyStyle = "tagged", tail: int = 30) -> None:
+    def __init__(self, env: gymnasium.Env[str, str], style: ResponseStyle = "tagged", tail: int = 30) -> None:
         RecordConstructorArgs.__init__(self, style=style, tail=tail)
         gymnasium.Wrapper.__init__(self, env)
         project_action("", style, tail)  # wrong settings are reported here, not at the first step
-        self._style: ReplyStyle = style
+        self._style: ResponseStyle = style
         self._tail = tail
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Starts an episode."""
         observation, info = self.env.reset(seed=seed, options=options)
-        return observation, info | {"action": None, "invalid_reply": False}
+        return observation, info | {"action": None, "invalid_response": False}
 
     def step(self, action: str) -> tuple[str, Any, bool, bool, dict[str, Any]]:
-        """Carries out the action of a reply."""
+        """Carries out the action of a response."""
         if not isinstance(action, str):
-            raise TypeError(f"a reply is a str, found {type(action).__name__}")
+            raise TypeError(f"a response is a str, found {type(action).__name__}")
         found = project_action(action, self._style, self._tail)
         observation, reward, terminated, truncated, info = self.env.step(found.action)
-        projected = {"action": found.action, "invalid_reply": not found.valid}
+        projected = {"action": found.action, "invalid_response": not found.valid}
         return observation, reward, terminated, truncated, info | projected

@@ -16,7 +16,7 @@ class Recording(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
     """Appends each episode to a file of JSON lines when it ends, or is given up by ``reset`` or ``close``.
 
     :func:`trial_envs.wrappers.read_episodes` reads the file. Several environments and processes may share one. What is
-    recorded is what passes this wrapper: outside of an :class:`ActionProjection` that is the whole reply.
+    recorded is what passes this wrapper: outside of an :class:`ActionProjection` that is the whole response.
 
     Args:
         env: the environment.

@@ -5,14 +5,14 @@ from hypothesis import strategies as st
 from trial_envs.core.projection import Projection, project_action
 
 
-def test_tagged_reply_gives_lower_cased_action_without_outer_blanks():
-    reply = "<think>The pencil is Here.</think>\n<action> Take Pencil 1 from Desk 1 </action>"
-    assert project_action(reply, "tagged") == Projection("take pencil 1 from desk 1", True)
+def test_tagged_response_gives_lower_cased_action_without_outer_blanks():
+    response = "<think>The pencil is Here.</think>\n<action> Take Pencil 1 from Desk 1 </action>"
+    assert project_action(response, "tagged") == Projection("take pencil 1 from desk 1", True)
 
 
 def test_first_opening_and_first_closing_tag_count():
-    reply = "<think>a</think><action>look</action> or <action>inventory</action>"
-    assert project_action(reply).action == "look"
+    response = "<think>a</think><action>look</action> or <action>inventory</action>"
+    assert project_action(response).action == "look"
     assert project_action("<think>a</think><action>go <action>look</action>").action == "go <action>look"
 
 
@@ -21,7 +21,7 @@ def test_tags_are_recognised_in_any_case():
 
 
 @pytest.mark.parametrize(
-    "reply",
+    "response",
     [
         "<action>look</action>",
         "<think>x<action>look</action>",
@@ -29,12 +29,12 @@ def test_tags_are_recognised_in_any_case():
         "</think><think><action>look</action>",
     ],
 )
-def test_reply_without_reasoning_is_invalid_but_its_action_is_used(reply):
-    assert project_action(reply) == Projection("look", False)
+def test_response_without_reasoning_is_invalid_but_its_action_is_used(response):
+    assert project_action(response) == Projection("look", False)
 
 
 @pytest.mark.parametrize("ideograph", ["看", "㐀", "豈", "\U00020000"])
-def test_cjk_anywhere_makes_the_reply_invalid(ideograph):
+def test_cjk_anywhere_makes_the_response_invalid(ideograph):
     assert project_action(f"<think>{ideograph}</think><action>look</action>") == Projection("look", False)
 
 
@@ -45,15 +45,15 @@ def test_other_scripts_are_no_reason_to_be_invalid():
 @pytest.mark.parametrize("tail", [20, 30])
 @pytest.mark.parametrize("broken", ["{}", "<action>{}", "{}</action>", "</action>{}<action>"])
 def test_missing_action_tag_falls_back_to_the_tail(tail, broken):
-    reply = "<think>x</think>" + broken.format("I would rather GO TO the countertop 1 now")
-    assert project_action(reply, tail=tail) == Projection(reply.lower()[-tail:], False)
+    response = "<think>x</think>" + broken.format("I would rather GO TO the countertop 1 now")
+    assert project_action(response, tail=tail) == Projection(response.lower()[-tail:], False)
 
 
-def test_empty_tagged_reply_is_invalid():
+def test_empty_tagged_response_is_invalid():
     assert project_action("") == Projection("", False)
 
 
-def test_plain_reply_is_the_action():
+def test_plain_response_is_the_action():
     assert project_action("  Go to desk 1\n", "plain") == Projection("Go to desk 1", True)
     assert project_action(" \n\t ", "plain") == Projection("", False)
 

@@ -67,7 +67,7 @@ def test_a_window_of_the_longest_texts_is_in_the_observation_space():
 
 
 @pytest.mark.parametrize(
-    ("reply", "action", "invalid"),
+    ("response", "action", "invalid"),
     [
         ("<think>x</think><action> WIN </action>", "win", False),
         ("<action>win</action>", "win", True),
@@ -76,12 +76,12 @@ def test_a_window_of_the_longest_texts_is_in_the_observation_space():
         ("<think>\x00\ud800</think><action>\ud800</action>", "\ud800", False),
     ],
 )
-def test_replies_become_actions_and_wrong_ones_are_flagged(reply, action, invalid):
+def test_responses_become_actions_and_wrong_ones_are_flagged(response, action, invalid):
     env = ActionProjection(EchoEnv())
     _, info = env.reset()
-    assert (info["action"], info["invalid_reply"]) == (None, False)
-    observation, _, terminated, _, info = env.step(reply)
-    assert (observation, info["action"], info["invalid_reply"]) == (f"{action}!", action, invalid)
+    assert (info["action"], info["invalid_response"]) == (None, False)
+    observation, _, terminated, _, info = env.step(response)
+    assert (observation, info["action"], info["invalid_response"]) == (f"{action}!", action, invalid)
     assert (terminated, info["invalid_action"]) == (action == "win", action == "")
 
 

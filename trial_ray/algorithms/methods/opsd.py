@@ -1,7 +1,7 @@
 """OPSD: no reward; the policy is drawn towards what it would itself have said with the privileged text in view.
 
 ``divergence="jsd"`` minimises the full-vocabulary generalised Jensen-Shannon divergence between π_θ(·|h) and π_T(·|h⁺) along the
-sampled reply; ``"sampled"`` uses the sampled tokens alone, with c_t = δ_t (a reverse-KL gradient).
+sampled response; ``"sampled"`` uses the sampled tokens alone, with c_t = δ_t (a reverse-KL gradient).
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ class PrepareRows(ConnectorV2):
         rows = shared_data[TURN_ROWS]
         if self.method.needs_action_spans:
             tokenizer = rl_module[DEFAULT_MODULE_ID].unwrapped().tokenizer
-            replies = [turn.response_ids for turn in rows.turns]
-            rows.action_mask = action_mask(replies, tokenizer, self.method.config.prompt_style)
+            responses = [turn.response_ids for turn in rows.turns]
+            rows.action_mask = action_mask(responses, tokenizer, self.method.config.prompt_style)
         logged = self.method.prepare(rows, episodes, self.iteration())
         _require_fields(self.method, rows)
         for name, value in logged.items():

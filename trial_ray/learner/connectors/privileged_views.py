@@ -11,7 +11,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
 
 from trial_ray.hindsight.aug import encode_evidence
-from trial_ray.hindsight.privileged_views import Moment, privileged_view
+from trial_ray.hindsight.privileged_views import TurnContext, privileged_view
 from trial_ray.learner.connectors.group_advantages import TURN_ROWS
 from trial_ray.learner.connectors.plan_rows import UPDATE_PLAN
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
@@ -23,7 +23,7 @@ _NOT_NEEDED = np.empty(0, np.int32)
 
 
 class PrivilegedViews(ConnectorV2):
-    """Serialise what the second view shows; the recorded reply itself stays as it is.
+    """Serialise what the second view shows; the recorded response itself stays as it is.
 
     Args:
         config: says which view.
@@ -65,8 +65,8 @@ def encode_views(
         tokenizer: the policy's.
         rows: numbers of the turns that are wanted, counted over all trajectories; the others get no ids. ``None``: all.
     """
-    moments = [
-        Moment(
+    contexts = [
+        TurnContext(
             environment=str(config.env),
             family=trajectory.family,
             outcome=turn.outcome,
@@ -79,8 +79,8 @@ def encode_views(
         for index, turn in enumerate(trajectory.turns)
     ]
     return [
-        encode_evidence(privileged_view(config.privileged_view, moment), tokenizer, config.max_outcome_tokens)
+        encode_evidence(privileged_view(config.privileged_view, context), tokenizer, config.max_outcome_tokens)
         if rows is None or row in rows
         else _NOT_NEEDED
-        for row, moment in enumerate(moments)
+        for row, context in enumerate(contexts)
     ]

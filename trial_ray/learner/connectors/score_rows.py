@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ScoreRows(ConnectorV2):
-    """Score every reply under the policy before the update: both views by the same weights, kernel and precision.
+    """Score every response under the policy before the update: both views by the same weights, kernel and precision.
 
     With a lagged teacher, the privileged view is scored by the teacher instead. Each learner scores its share of the
     trajectories, then all have the scores of all.
@@ -65,7 +65,7 @@ class ScoreRows(ConnectorV2):
         return batch
 
     def _score(self, module: CausalLMModule, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
-        """Flat log-probabilities of the share's reply tokens by the name of their field in :class:`TurnRows`."""
+        """Flat log-probabilities of the share's response tokens by the name of their field in :class:`TurnRows`."""
         options = {"max_tokens": self.config.max_tokens_per_forward, "temperature": self.config.temperature}
         privileged = self.config.privileged_view is not None
         logprobs, hindsight = score_rows(module.lm, rows, two_views=privileged and module.teacher is None, **options)
@@ -102,6 +102,6 @@ class ScoreRows(ConnectorV2):
             raise WeightSyncError(
                 f"Engine and learner disagree by {gap:.3g} nats a token on average (expected at most {limit:g}, "
                 "max_logprob_gap): the engine sampled from another policy than the one that is trained, so nothing was "
-                "trained on its replies. Check that both use the same dtype and temperature, and that the engine supports "
+                "trained on its responses. Check that both use the same dtype and temperature, and that the engine supports "
                 "reloading this model's weights."
             )
