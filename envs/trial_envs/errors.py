@@ -10,11 +10,11 @@ class UnknownSplitError(TrialEnvError, ValueError):
 
 
 class UnknownTaskError(TrialEnvError, ValueError):
-    """The task id names no task of the split."""
+    """The split has no task of this id or index."""
 
 
 class UnknownOptionError(TrialEnvError, ValueError):
-    """``reset`` knows no such option."""
+    """``reset`` has no such option."""
 
 
 class GeneratorSettingError(TrialEnvError, ValueError):
@@ -34,7 +34,7 @@ class CorruptTranscriptError(TrialEnvError, ValueError):
 
 
 class MissingEngineError(TrialEnvError, ImportError):
-    """The engine behind an environment is not installed."""
+    """The engine of an environment is not installed."""
 
 
 class ClosedEnvError(TrialEnvError, RuntimeError):

@@ -216,8 +216,7 @@ class AlfredEngine:
             if described is None:
                 described = self._commands[name] = self._describe(name.decode("cp1252"))
             self._operators.setdefault(described.text, operator)
-        won = bool(library.check_goal())
-        return EngineState(feedback, tuple(sorted(self._operators)), won, understood)
+        return EngineState(feedback, tuple(sorted(self._operators)), library.check_goal(), understood)
 
     def _describe(self, operator: str) -> _Command:
         """The command of an operator ``name argument…``.

@@ -42,22 +42,22 @@ class Operator(Protocol):
 class Library(Protocol):
     """The functions of the planner's library that are used here; see ``fast_downward.load_lib``."""
 
-    def load_sas(self, sas: bytes) -> object:
+    def load_sas(self, sas: bytes) -> None:
         """Loads a translated game."""
 
-    def check_goal(self) -> object:
-        """Whether the goal holds; an integer in some builds."""
+    def check_goal(self) -> bool:
+        """Whether the goal is reached."""
 
     def get_applicable_operators_count(self) -> int:
         """Number of operators that can be applied in the current state."""
 
-    def get_applicable_operators(self, operators: object) -> object:
-        """Fills an array of operators."""
+    def get_applicable_operators(self, operators: object) -> None:
+        """Writes the operators that can be applied to a ctypes array of ``fast_downward.Operator``."""
 
-    def apply_operator(self, operator: int, effects: object) -> object:
-        """Applies the operator of an id and fills an array of atoms."""
+    def apply_operator(self, operator: int, effects: object) -> int:
+        """Applies the operator of an id and writes its effects to a ctypes array of ``fast_downward.Atom``."""
 
-    def cleanup(self) -> object:
+    def cleanup(self) -> None:
         """Frees the loaded game."""
 
 
