@@ -1,9 +1,9 @@
 """Gymnasium text environments for language-model agents.
 
 Importing this package registers the ids, as Gymnasium 1.x expects of third-party environments; engines are imported
-when an environment is made, so the import itself is cheap. ``gymnasium.make("trial_envs:trial/ALFWorld-v0")`` imports
-and makes in one go. Gymnasium before 1.0 also finds the ids by the entry point ``trial`` of the group
-``gymnasium.envs``; later versions read no entry points.
+when an environment is made, so the import itself is fast. ``gymnasium.make("trial_envs:trial/ALFWorld-v0")`` imports
+the package and makes the environment. Gymnasium before 1.0 also finds the ids by the entry point ``trial`` of the group
+``gymnasium.envs``; later versions do not read entry points.
 """
 
 from gymnasium.envs import registration
@@ -17,18 +17,18 @@ ENTRY_POINTS = {
     "TextWorld-v0": "trial_envs.textworld.env:TextWorldEnv",
     "WebShop-v0": "trial_envs.webshop.env:WebShopEnv",
 }
-"""Name of an environment -> where its class is."""
+"""Name of an environment -> import path of its class."""
 
 
 def register() -> None:
-    """Registers every environment as ``trial/<name>``; may be called any number of times."""
+    """Registers every environment as ``trial/<name>``; repeated calls have no effect."""
     for name, entry_point in ENTRY_POINTS.items():
         if f"{NAMESPACE}/{name}" not in registration.registry:
             registration.register(id=f"{NAMESPACE}/{name}", entry_point=entry_point)
 
 
 def register_plugin() -> None:
-    """The target of the entry point; whoever loads it may have set Gymnasium's namespace to ``trial`` already."""
+    """The target of the entry point ``trial``."""
     register()
 
 

@@ -1,8 +1,8 @@
-"""Typed errors of the environments: what was found, what was expected, what to do."""
+"""Exceptions of the environments. Messages say what was found, what was expected and what to do."""
 
 
 class TrialEnvError(Exception):
-    """Base of every error that this package raises on purpose."""
+    """Base class of the package's own exceptions."""
 
 
 class UnknownSplitError(TrialEnvError, ValueError):
@@ -10,11 +10,11 @@ class UnknownSplitError(TrialEnvError, ValueError):
 
 
 class UnknownTaskError(TrialEnvError, ValueError):
-    """The task id names no task of the split."""
+    """The split has no task of this id or index."""
 
 
 class UnknownOptionError(TrialEnvError, ValueError):
-    """``reset`` knows no such option."""
+    """``reset`` has no such option."""
 
 
 class GeneratorSettingError(TrialEnvError, ValueError):
@@ -22,19 +22,19 @@ class GeneratorSettingError(TrialEnvError, ValueError):
 
 
 class MissingDataError(TrialEnvError, FileNotFoundError):
-    """The data that a split needs are not on this machine."""
+    """The data of a split were not found."""
 
 
 class CorruptGameError(TrialEnvError, ValueError):
-    """A game file is incomplete, unreadable, or describes a game that the engine refuses."""
+    """A game file is incomplete, unreadable, or describes a game that the engine cannot load."""
 
 
 class CorruptTranscriptError(TrialEnvError, ValueError):
-    """A line of a transcript is no recorded episode."""
+    """A line of a transcript is not a recorded episode."""
 
 
 class MissingEngineError(TrialEnvError, ImportError):
-    """The engine behind an environment is not installed."""
+    """The engine of an environment is not installed."""
 
 
 class ClosedEnvError(TrialEnvError, RuntimeError):
@@ -46,8 +46,8 @@ class EpisodeOverError(TrialEnvError, RuntimeError):
 
 
 class CorruptCatalogueError(TrialEnvError, ValueError):
-    """A shop's data or its index are incomplete, unreadable, or not what their manifest says."""
+    """A shop's data or its index are incomplete, unreadable, or differ from the manifest."""
 
 
 class MissingPackageError(TrialEnvError, ImportError):
-    """A package that only this step needs is not installed."""
+    """An optional package is not installed."""

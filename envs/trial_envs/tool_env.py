@@ -1,4 +1,4 @@
-"""A text environment as an object with a tool: what agent libraries that call tools expect (TRL's environment factory)."""
+"""A text environment as an object with one tool, for libraries that call tools (TRL's ``environment_factory``)."""
 
 from __future__ import annotations
 
@@ -11,30 +11,33 @@ from trial_envs.core import TextEnv
 
 
 class ToolEnv:
-    """One slot for episodes: ``reset`` starts one, the tool ``act`` plays it, ``get_reward`` says how it came out.
+    """Plays one episode at a time: ``reset`` starts it, the tool ``act`` takes a step, ``get_reward`` returns its reward.
 
-    Every public method but ``reset`` and ``get_reward`` is offered to the model as a tool, so there is no other.
-    Dropping the object frees the environment.
+    TRL offers every public method but ``reset`` and ``get_reward`` to the model as a tool, so ``act`` is the only other
+    one.
 
     Args:
         env_id: id of a text environment.
         settings: keyword arguments of ``gymnasium.make``.
+
+    Raises:
+        TypeError: the environment is not a :class:`trial_envs.core.TextEnv`.
     """
 
     def __init__(self, env_id: str, **settings: Any) -> None:
         trial_envs.register()
         self._env = gymnasium.make(env_id, disable_env_checker=True, **settings)
         if not isinstance(self._env.unwrapped, TextEnv):
-            raise TypeError(f"{env_id} is no text environment of this package")
+            raise TypeError(f"{env_id} is a {type(self._env.unwrapped).__name__}, expected a TextEnv of trial_envs")
         self._over = True
         self._total = 0.0
 
-    def reset(self, task: str | int | None = None, **row: Any) -> str:
-        """Starts an episode and returns its first observation with the actions on offer.
+    def reset(self, task: str | int | None = None, **columns: object) -> str:
+        """Starts an episode and returns its first observation and the admissible actions.
 
         Args:
-            task: id or place of the task; ``None`` draws one. A dataset's column of this name chooses the task.
-            row: further columns of the dataset, which are ignored.
+            task: task id or index; ``None`` draws one. TRL passes the dataset's column of this name.
+            columns: the dataset's other columns, which are ignored.
         """
         observation, info = self._env.reset(options={"task": task})
         self._over, self._total = False, 0.0

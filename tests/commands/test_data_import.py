@@ -44,7 +44,7 @@ def test_imported_games_are_played_without_naming_a_folder(home, capsys):
     assert len(env.tasks()) == 140
     env.close()
     assert cli.main(["data", "alfworld", "--from", str(ALFWORLD)]) == 2
-    assert "holds something already" in capsys.readouterr().err
+    assert "is not empty" in capsys.readouterr().err
 
 
 def test_games_that_are_not_the_published_ones_are_refused_and_leave_nothing(home, tmp_path):

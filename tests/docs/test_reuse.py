@@ -14,29 +14,29 @@ SETTINGS = {"split": "generated", "difficulty": "tiny", "max_turns": 3}
 
 @pytest.mark.parametrize(
     ("number", "printed"),
-    enumerate([" won 1.0\n", "async ", "True 1.0 [None, '<think>", "Actions: "]),
+    enumerate([" won 1.0\n", "done 1.0 {'r_type': 1.0", "async ", "True 1.0 [None, '<think>", "Actions: "]),
 )
 def test_a_block_runs_as_it_stands(number, printed, capsys):
     code = snippets("reuse.md")
-    assert len(code) == 4
+    assert len(code) == 5
     exec(compile(code[number], f"docs/reuse.md, block {number}", "exec"), {"__name__": "__main__"})
     assert printed in capsys.readouterr().out
 
 
-def test_a_slot_plays_episodes_one_after_the_other():
-    slot = ToolEnv("trial/ALFWorld-v0", **SETTINGS | {"max_turns": 50})
-    assert slot.act("look") == "The episode is over."
+def test_a_tool_env_plays_episodes_one_after_the_other():
+    env = ToolEnv("trial/ALFWorld-v0", **SETTINGS | {"max_turns": 50})
+    assert env.act("look") == "The episode is over."
     for _ in range(2):
-        first = slot.reset(task=0, prompt=[{"role": "user", "content": ""}])
+        first = env.reset(task=0, prompt=[{"role": "user", "content": ""}])
         assert "Your task is to: " in first
         assert ", help, inventory, look" in first.split("Actions: ")[1]
-        assert slot.get_reward() == 0.0
-        for command in slot._env.unwrapped.walkthrough:
-            answer = slot.act(command)
+        assert env.get_reward() == 0.0
+        for command in env._env.unwrapped.walkthrough:
+            answer = env.act(command)
         assert answer.endswith("The episode is over.")
-        assert slot.get_reward() == 1.0
-        assert slot.act("look") == "The episode is over."
-    with pytest.raises(TypeError, match="no text environment"):
+        assert env.get_reward() == 1.0
+        assert env.act("look") == "The episode is over."
+    with pytest.raises(TypeError, match="expected a TextEnv"):
         ToolEnv("CartPole-v1")
 
 
@@ -48,14 +48,14 @@ def test_trl_finds_one_tool_a_reset_and_a_reward():
     assert "environment_factory: EnvironmentFactory | dict[str, EnvironmentFactory] | None = None" in trainer
     from transformers.utils import get_json_schema
 
-    slot = ToolEnv("trial/ALFWorld-v0", **SETTINGS)
-    members = dict(inspect.getmembers(type(slot), predicate=inspect.isfunction))  # as the trainer lists them
+    env = ToolEnv("trial/ALFWorld-v0", **SETTINGS)
+    members = dict(inspect.getmembers(type(env), predicate=inspect.isfunction))  # as the trainer lists them
     assert {name for name in members if not name.startswith("_")} == {"act", "reset", "get_reward"}
-    schema = get_json_schema(slot.act)["function"]
+    schema = get_json_schema(env.act)["function"]
     assert schema["name"] == "act"
     assert schema["parameters"]["required"] == ["action"]
     assert schema["parameters"]["properties"]["action"]["type"] == "string"
-    row = {"prompt": [{"role": "user", "content": ""}], "task": 1}
-    assert isinstance(slot.reset(**row), str)
-    assert isinstance(slot.act("x"), str)
-    assert isinstance(slot.get_reward(), float)
+    columns = {"prompt": [{"role": "user", "content": ""}], "task": 1}
+    assert isinstance(env.reset(**columns), str)
+    assert isinstance(env.act("x"), str)
+    assert isinstance(env.get_reward(), float)

@@ -91,7 +91,7 @@ def generate(folder: Path, count: int, seed: int, difficulty: str) -> None:
     """Write generated ALFWorld games.
 
     Raises:
-        UserInputError: the folder holds something already.
+        UserInputError: the folder is not empty.
     """
     from trial_envs.alfworld.export import write_games
 
@@ -109,7 +109,7 @@ def import_alfworld(args: argparse.Namespace) -> None:
     """Check official games against the release and copy them to where environments look.
 
     Raises:
-        UserInputError: the target holds something already.
+        UserInputError: the target is not empty.
     """
     from trial_envs.alfworld.importing import KNOWN_DIGESTS, import_games
 

@@ -1,4 +1,4 @@
-"""How large and how hidden a generated game is."""
+"""Difficulty levels of the generated games."""
 
 from __future__ import annotations
 
@@ -10,39 +10,41 @@ from trial_envs.errors import GeneratorSettingError
 
 @dataclass(frozen=True)
 class Difficulty:
-    """A level of the generator."""
+    """One difficulty level."""
 
     name: str
     receptacles: tuple[int, int]
-    """Least and most pieces of furniture in the room, those that the task needs included."""
+    """Minimum and maximum number of receptacles in the room, those of the task included."""
     distractors: tuple[int, int]
-    """Least and most objects that the task does not need."""
+    """Minimum and maximum number of objects that the task does not need."""
     families: tuple[str, ...]
-    """Kinds of tasks that are drawn."""
+    """Families of tasks that are drawn by default."""
     closed: bool
-    """Whether the object may lie in, or belong into, something that must be opened first."""
+    """Whether the object may start in, or have to be put into, a receptacle that must be opened first."""
     repeated: bool
-    """Whether a room may have several drawers, cabinets, shelves, …"""
-    lures: bool
-    """Whether more objects of the wanted type may lie about."""
+    """Whether a room may have several receptacles of one kind."""
+    same_type_distractors: bool
+    """Whether distractors may be of the type that the task asks for."""
 
 
 LEVELS = {
     level.name: level
     for level in (
-        Difficulty("tiny", (4, 5), (2, 3), (PICK, LOOK), closed=False, repeated=False, lures=False),
-        Difficulty("small", (5, 7), (3, 5), (PICK, LOOK, CLEAN), closed=True, repeated=False, lures=False),
-        Difficulty("medium", (9, 12), (9, 12), FAMILIES, closed=True, repeated=True, lures=True),
-        Difficulty("official", (9, 35), (22, 52), FAMILIES, closed=True, repeated=True, lures=True),
+        Difficulty("tiny", (4, 5), (2, 3), (PICK, LOOK), closed=False, repeated=False, same_type_distractors=False),
+        Difficulty(
+            "small", (5, 7), (3, 5), (PICK, LOOK, CLEAN), closed=True, repeated=False, same_type_distractors=False
+        ),
+        Difficulty("medium", (9, 12), (9, 12), FAMILIES, closed=True, repeated=True, same_type_distractors=True),
+        Difficulty("official", (9, 35), (22, 52), FAMILIES, closed=True, repeated=True, same_type_distractors=True),
     )
 }
 
 
 def difficulty_named(name: str) -> Difficulty:
-    """The level of a name.
+    """The level of this name.
 
     Raises:
-        GeneratorSettingError: there is none.
+        GeneratorSettingError: no level has this name.
     """
     try:
         return LEVELS[name]

@@ -1,14 +1,14 @@
-"""The ALFWorld engine for one slot: Fast Downward's library holds the state, TextWorld's grammar words it.
+"""The ALFWorld engine: Fast Downward's library holds the state, TextWorld's grammar generates the texts.
 
 Observations, admissible commands, scores and the end of an episode are those of the stock
-``AlfredDemangler(PddlEnv(...), shuffle=False)``; what the stock engine computes again and again is computed once:
+``AlfredDemangler(PddlEnv(...), shuffle=False)``. The stock engine computes the following repeatedly; here it is cached:
 
-* a game's translation (kept per process for the last games played),
+* a game's translation (cached per process for the last games played),
 * the parsed grammar,
 * the command and the bindings of each operator, which no action changes.
 
-One engine plays any number of games one after the other, on one copy of the library. Engines of several threads take
-turns (see :mod:`trial_envs.alfworld.library`); processes run side by side.
+One engine plays any number of games one after the other, on one copy of the library. A lock serialises the engines of
+several threads (see :mod:`trial_envs.alfworld.library`); processes run in parallel.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ import weakref
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
-from typing import Any
 
-from trial_envs.alfworld.grammar import INTRO, Bindings, Grammar, Symbol, compile_grammar
+from trial_envs.alfworld.grammar import INTRO, Bindings, Symbol, compile_grammar
 from trial_envs.alfworld.library import (
     LIBRARIES,
     LOCK,
+    Library,
+    Operator,
     applicable_operators,
     apply_operator,
     forkable,
-    give_back_memory,
+    trim_heap,
 )
 from trial_envs.alfworld.translation import Fact, Translation, translate
 from trial_envs.errors import ClosedEnvError, CorruptGameError
@@ -38,7 +39,7 @@ NOTHING_HAPPENS = "Nothing happens."
 
 @dataclass(frozen=True)
 class GameText:
-    """The three texts that make a game."""
+    """The three texts that define a game."""
 
     domain: str
     problem: str
@@ -47,18 +48,18 @@ class GameText:
 
 @dataclass(frozen=True)
 class EngineState:
-    """What the engine answers to a reset or a command."""
+    """The engine's answer to a reset or a command."""
 
     feedback: str
     admissible_commands: tuple[str, ...]
-    """Sorted, without repetitions, ``help`` included."""
+    """Sorted, without duplicates, ``help`` included."""
     won: bool
     understood: bool
-    """Whether the command was an admissible one."""
+    """Whether the command was admissible."""
 
 
 class TranslationCache:
-    """The translations of the last games, shared by the engines of a process."""
+    """The translations of the last games, shared by all engines of a process."""
 
     def __init__(self, capacity: int = 32) -> None:
         self._entries: OrderedDict[bytes, Translation] = OrderedDict()
@@ -66,14 +67,14 @@ class TranslationCache:
         self._lock = forkable(threading.Lock())
 
     def get(self, game: GameText) -> Translation:
-        """The game's translation, made now if it is not among the last ones."""
+        """The game's translation, computed now if it is not cached."""
         key = hashlib.sha256(f"{game.domain}\0{game.problem}".encode("utf-8", "surrogatepass")).digest()
         with self._lock:
             if key in self._entries:
                 self._entries.move_to_end(key)
                 return self._entries[key]
         translation = translate(game.domain, game.problem)
-        give_back_memory()
+        trim_heap()
         with self._lock:
             self._entries[key] = translation
             while len(self._entries) > self._capacity:
@@ -97,15 +98,15 @@ class Facts:
         return self._by_predicate.get(predicate, [])
 
     def holds(self, predicate: str, arguments: tuple[str, ...]) -> bool:
-        """Whether the predicate is true of the arguments."""
+        """Whether the predicate is true for the arguments."""
         known = self._by_predicate.get(predicate, [])
         position = bisect_left(known, arguments)
         return position < len(known) and known[position] == arguments
 
     def apply(self, literal: str) -> None:
-        """Takes up an effect as the library names it: ``Atom p(a, b)`` or ``NegatedAtom p(a, b)``.
+        """Applies an effect in the library's notation: ``Atom p(a, b)`` or ``NegatedAtom p(a, b)``.
 
-        As in the engine, a fact that became false leaves its negation, ``not_p``, behind.
+        As in the stock engine, a fact ``p`` that becomes false is replaced by the fact ``not_p``.
         """
         kind, rest = literal.split(" ", 1)
         predicate, arguments = rest[:-1].split("(", 1)
@@ -129,7 +130,7 @@ class _Command:
 
 
 def entity_names(facts: frozenset[Fact]) -> dict[str, str]:
-    """Entity id -> the name that the player sees (``drawer 3``), numbered as the engine numbers them."""
+    """Entity id -> the name that the player sees (``drawer 3``), numbered as in the stock engine."""
     ids = sorted({argument for fact in facts for argument in fact[1:]})
     remaining = Counter(_noun(entity) for entity in ids if "_bar_" in entity)
     names = {}
@@ -156,20 +157,21 @@ class AlfredEngine:
     """
 
     def __init__(self) -> None:
-        self._library: Any = LIBRARIES.acquire()
-        self._give_back = weakref.finalize(self, LIBRARIES.release, self._library)
-        self._give_back.atexit = False
+        library = LIBRARIES.acquire()
+        self._library: Library | None = library
+        self._release = weakref.finalize(self, LIBRARIES.release, library)
+        self._release.atexit = False
         self._commands: dict[bytes, _Command] = {}
-        self._operators: dict[str, Any] = {}
+        self._operators: dict[str, Operator] = {}
         self.task_sentence = ""
 
     def load(self, game: GameText) -> None:
-        """Takes up a game; :meth:`reset` starts it.
+        """Loads a game; :meth:`reset` starts it.
 
         Raises:
-            CorruptGameError: one of the three texts is not the engine's.
+            CorruptGameError: the domain, the problem or the grammar cannot be read.
         """
-        self._check()
+        self._open_library()
         self._grammar, self.task_sentence = compile_grammar(game.grammar)
         self._translation = TRANSLATIONS.get(game)
         self._names = entity_names(self._translation.facts)
@@ -178,66 +180,65 @@ class AlfredEngine:
     def reset(self) -> EngineState:
         """Starts the loaded game from its first state."""
         with LOCK:
-            self._check()
-            self._library.load_sas(self._translation.sas)
+            library = self._open_library()
+            library.load_sas(self._translation.sas)
             self._facts = Facts(self._translation.facts)
-            return self._state(self._derive(INTRO, {}), understood=True)
+            return self._state(library, self._derive(INTRO, {}), understood=True)
 
     def step(self, command: str) -> EngineState:
         """Carries out a command; one that is not admissible changes nothing."""
         with LOCK:
-            self._check()
+            library = self._open_library()
             operator = self._operators.get(command.strip())
             if operator is None:
-                return self._state(NOTHING_HAPPENS, understood=False)
+                return self._state(library, NOTHING_HAPPENS, understood=False)
             described = self._commands[operator._name]
-            for literal in apply_operator(self._library, operator):
+            for literal in apply_operator(library, operator):
                 self._facts.apply(literal)
-            return self._state(self._derive(described.feedback, described.bindings), understood=True)
+            return self._state(library, self._derive(described.feedback, described.bindings), understood=True)
 
     def close(self) -> None:
-        """Frees the game and gives the library back. May be called again, and from any thread.
+        """Frees the game and releases the library. May be called repeatedly, and from any thread.
 
-        An engine that nobody closed does so when it is collected.
+        An engine that was not closed releases its library when it is garbage-collected.
         """
         with LOCK:
             self._library = None
             self._commands, self._operators = {}, {}
-            self._give_back()
+            self._release()
 
-    def _state(self, feedback: str, *, understood: bool) -> EngineState:
-        """The state after a command; remembers which operator each admissible command means."""
+    def _state(self, library: Library, feedback: str, *, understood: bool) -> EngineState:
+        """The state after a command; stores the operator of each admissible command."""
         self._operators = {}
-        for operator in applicable_operators(self._library):
+        for operator in applicable_operators(library):
             name = operator._name
             described = self._commands.get(name)
             if described is None:
                 described = self._commands[name] = self._describe(name.decode("cp1252"))
             self._operators.setdefault(described.text, operator)
-        won = bool(self._library.check_goal())
-        return EngineState(feedback, tuple(sorted(self._operators)), won, understood)
+        return EngineState(feedback, tuple(sorted(self._operators)), library.check_goal(), understood)
 
     def _describe(self, operator: str) -> _Command:
         """The command of an operator ``name argument…``.
 
-        Its text depends on entity names and on where receptacles stand, and neither ever changes.
+        Its text depends on entity names and on the locations of receptacles, which no action changes.
         """
         name, *arguments = operator.split()
         bindings = dict(zip(self._translation.parameters[name], arguments, strict=False))
         action = self._grammar.actions.get(name)
         if action is None:
-            raise CorruptGameError(f"the game's grammar has no action {name!r}, which its domain has")
+            raise CorruptGameError(f"the game's grammar lacks the action {name!r} of its domain")
         return _Command(self._derive(action.template, bindings), action.feedback, bindings)
 
     def _derive(self, symbols: tuple[Symbol, ...], bindings: Bindings) -> str:
-        grammar: Grammar = self._grammar
         try:
-            return grammar.derive(symbols, self._facts, self._names, bindings)
+            return self._grammar.derive(symbols, self._facts, self._names, bindings)
         except CorruptGameError:
             raise
-        except (KeyError, ValueError) as error:  # a placeholder that nothing binds, or a predicate of another arity
-            raise CorruptGameError(f"the game's grammar does not fit its domain: {error!r}") from error
+        except (KeyError, ValueError) as error:  # an unbound placeholder, or a predicate of another arity
+            raise CorruptGameError(f"the game's grammar does not match its domain: {error!r}") from error
 
-    def _check(self) -> None:
+    def _open_library(self) -> Library:
         if self._library is None:
             raise ClosedEnvError("the engine was closed; make a new one")
+        return self._library

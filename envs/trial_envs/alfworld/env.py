@@ -13,21 +13,21 @@ from trial_envs.core import Outcome, TextEnv
 
 
 class ALFWorldEnv(TextEnv):
-    """Household text games on the engine of ``alfworld``.
+    """ALFWorld's household text games.
 
-    Observations are the engine's feedback texts, the task sentence stands at the end of the first one. The reward is
-    1.0 on the action that wins. ``info["admissible_actions"]`` is the engine's sorted list, ``help`` included; every
-    other string is answered ``Nothing happens.`` and counts as ``invalid_action``.
+    Observations are the engine's feedback texts; the first one ends with the task sentence. The reward is 1.0 on the
+    action that wins. ``info["admissible_actions"]`` is the engine's sorted list, ``help`` included; after every other
+    string the observation is ``Nothing happens.`` and ``invalid_action`` is true.
 
     Args:
-        split: ``train``, ``valid_seen``, ``valid_unseen``, ``valid_train`` or ``generated``; without one, ``train`` where
-            data are found and ``generated`` elsewhere.
+        split: ``train``, ``valid_seen``, ``valid_unseen``, ``valid_train`` or ``generated``; default ``train`` if data are
+            found, else ``generated``.
         data: folder of the official or the packed release; default ``ALFWORLD_DATA``, then ``~/.cache/alfworld``.
         max_turns: actions after which an episode is truncated.
         difficulty: level of the generated games: ``tiny``, ``small``, ``medium`` or ``official``.
-        num_games: how many generated games ``tasks("generated")`` lists.
-        generator_seed: another seed gives other games.
-        families: kinds of generated tasks, taken in turn; default those of the level.
+        num_games: number of generated games that ``tasks("generated")`` lists.
+        generator_seed: seed of the generated games.
+        families: families of the generated tasks, which alternate; default those of the level.
         render_mode: ``"ansi"`` or ``None``.
 
     Raises:
@@ -51,17 +51,17 @@ class ALFWorldEnv(TextEnv):
         self._generated = games.GeneratedGames(difficulty, num_games, generator_seed, families)
         self._official: games.GameSource | None = None
         if chosen != games.GENERATED:
-            self._source(chosen).tasks(chosen)  # missing data are reported here, not at the first reset
+            self._source(chosen).tasks(chosen)  # raises MissingDataError here, not at the first reset
         self._engine = AlfredEngine()
         self._game: Game | None = None
 
     @property
     def walkthrough(self) -> tuple[str, ...]:
-        """Commands that win the current game; empty before the first ``reset``."""
+        """Commands that win the current game, a solution; empty before the first ``reset``."""
         return self._game.walkthrough if self._game else ()
 
     def tasks(self, split: str | None = None) -> Sequence[str]:
-        """The task ids of a split (default: the environment's own), sorted; generated ones by their index."""
+        """The task ids of a split (default: the environment's own), sorted; generated ones by index."""
         chosen = games.check_split(split or self.split)
         return self._source(chosen).tasks(chosen)
 

@@ -27,27 +27,27 @@ def write_games(
 ) -> list[str]:
     """Writes ``n`` games as ``<folder>/json_2.1.1/<split>/<name>/<trial>/{game.tw-pddl,traj_data.json}``.
 
-    Each game's walkthrough is replayed before it is written. Nothing is left behind when something goes wrong: the
-    files are written beside ``folder`` and moved there in one step.
+    Each game's walkthrough is replayed before it is written. The files are written to a temporary folder beside
+    ``folder`` and renamed at the end, so after an error nothing is left.
 
     Args:
-        folder: must not exist yet, or be empty.
+        folder: must not exist, or be empty.
         n: number of games.
         seed: seed of the generator.
         difficulty: name of a level.
         split: name of the split folder; ``data=folder, split=split`` plays the games.
-        families: kinds of tasks; default those of the level.
+        families: families of tasks; default those of the level.
 
     Returns:
-        The task ids written.
+        The task ids of the games.
 
     Raises:
-        FileExistsError: the folder holds something already.
-        GeneratorSettingError: the generator does not know such a setting.
+        FileExistsError: the folder is not empty.
+        GeneratorSettingError: unknown level or family, or a number out of range.
     """
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise FileExistsError(f"{target} exists already; choose a folder that is new or empty")
+        raise FileExistsError(f"{target} is not empty; choose a folder that is new or empty")
     ids = task_ids(difficulty, seed, n, families)
     target.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
@@ -67,10 +67,10 @@ def _write_all(folder: Path, ids: Sequence[str]) -> None:
         for task_id in ids:
             game = generate(task_id)
             check_solution(engine, game)
-            place = folder / task_id
-            place.mkdir(parents=True)
-            (place / "game.tw-pddl").write_text(_published_form(game), encoding="utf-8")
-            (place / "traj_data.json").write_text(_trajectory_data(task_id), encoding="utf-8")
+            game_folder = folder / task_id
+            game_folder.mkdir(parents=True)
+            (game_folder / "game.tw-pddl").write_text(_published_form(game), encoding="utf-8")
+            (game_folder / "traj_data.json").write_text(_trajectory_data(task_id), encoding="utf-8")
     finally:
         engine.close()
 
@@ -79,7 +79,7 @@ def check_solution(engine: AlfredEngine, game: Game) -> None:
     """Replays a game's walkthrough.
 
     Raises:
-        CorruptGameError: a command is not admissible, or the game is not won exactly at the end.
+        CorruptGameError: a command is not admissible, or the game is not won by exactly the last command.
     """
     engine.load(game.text)
     state = engine.reset()
@@ -100,11 +100,11 @@ def _published_form(game: Game) -> str:
 
 
 def _trajectory_data(task_id: str) -> str:
-    """What ALFWorld's own environment reads beside a game."""
+    """The ``traj_data.json`` that ALFWorld's own environment reads."""
     name, trial = task_id.split("/")
     task = parse_name(name)
     if task is None:
-        raise TrialEnvError(f"{task_id!r} is no task of the six families")
+        raise TrialEnvError(f"{task_id!r} is not a task of the six families")
     look = task.family == LOOK
     parameters = {
         "object_target": task.object_type,

@@ -1,4 +1,4 @@
-"""The six families of ALFWorld tasks, and what a game's directory name says about its task."""
+"""The six families of ALFWorld tasks, and the parts of a game's directory name."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class TaskName:
     object_type: str
     """Type of the object to find, in CamelCase: ``SoapBar``."""
     target: str
-    """Type of the receptacle to fill; for the look family the type of the lamp."""
+    """Type of the target receptacle; for the look family the type of the lamp."""
     scene: int
-    """Number of the floor plan; its hundreds say the kind of room."""
+    """Number of the floor plan; its hundreds digit gives the kind of room."""
 
     def __str__(self) -> str:
         return f"{self.family}-{self.object_type}-None-{self.target}-{self.scene}"
 
 
 def parse_name(name: str) -> TaskName | None:
-    """Splits a directory name; ``None`` if it belongs to none of the six families (or asks for a sliced object)."""
+    """Parses a directory name; ``None`` if it is not of the six families or asks for a sliced object."""
     parts = name.split("-")
     if len(parts) != 5 or parts[0] not in FAMILIES or parts[2] not in ("None", "") or not parts[4].isdigit():
         return None
@@ -44,5 +44,5 @@ def parse_name(name: str) -> TaskName | None:
 
 
 def family_of(task_id: str) -> str:
-    """The family of a task id ``<name>/<trial>``; an empty string if it has none."""
+    """The family of a task id ``<name>/<trial>``; an empty string if it is none of the six."""
     return task_id.split("-", 1)[0] if task_id.split("-", 1)[0] in FAMILIES else ""

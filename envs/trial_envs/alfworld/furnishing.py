@@ -1,4 +1,4 @@
-"""Furnishes a room so that its task can be done."""
+"""Furnishes a room so that its task can be solved."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ from trial_envs.alfworld.difficulty import Difficulty
 from trial_envs.alfworld.families import LOOK, PICK_TWO, TaskName
 from trial_envs.alfworld.household import CONTAINS, OPENABLE, Room
 from trial_envs.alfworld.problem import Layout
-from trial_envs.alfworld.tasks import TREATMENTS, hiding_places
+from trial_envs.alfworld.tasks import TREATMENTS, initial_receptacles
 
 
 def furnish(task: TaskName, room: Room, level: Difficulty, rng: random.Random) -> tuple[Layout, list[str]]:
     """A furnished room.
 
     Returns:
-        The layout, and the ids of the objects with which the task can be done.
+        The layout, and the ids of the objects with which the task can be solved.
     """
     layout = Layout()
-    hiding = hiding_places(task, room, level)
-    needed = _needed_furniture(task, rng.choice(hiding))
+    initial = initial_receptacles(task, room, level)
+    needed = _needed_furniture(task, rng.choice(initial))
     kinds = needed + _further_furniture(needed, room, level, rng)
     for kind in rng.sample(kinds, len(kinds)):
         layout.add_receptacle(kind)
-    spots = [receptacle for receptacle, kind in layout.receptacles.items() if kind in hiding]
-    finds = [layout.add_object(task.object_type, rng.choice(spots)) for _ in range(2 if task.family == PICK_TWO else 1)]
+    allowed = [receptacle for receptacle, kind in layout.receptacles.items() if kind in initial]
+    count = 2 if task.family == PICK_TWO else 1
+    targets = [layout.add_object(task.object_type, rng.choice(allowed)) for _ in range(count)]
     if task.family == LOOK:
         open_furniture = [r for r, kind in layout.receptacles.items() if kind not in OPENABLE]
         layout.add_object(task.target, rng.choice(open_furniture))
     _scatter(task, room, level, layout, rng)
-    return layout, finds
+    return layout, targets
 
 
 def _needed_furniture(task: TaskName, source: str) -> list[str]:
@@ -39,7 +40,7 @@ def _needed_furniture(task: TaskName, source: str) -> list[str]:
     if task.family != LOOK:
         needed.append(task.target)
     if task.family == LOOK and source in OPENABLE:
-        needed.append("SideTable")  # a lamp needs something open to stand on
+        needed.append("SideTable")  # a lamp needs a receptacle that is not openable
     return needed
 
 
@@ -54,15 +55,15 @@ def _further_furniture(needed: list[str], room: Room, level: Difficulty, rng: ra
 
 
 def _scatter(task: TaskName, room: Room, level: Difficulty, layout: Layout, rng: random.Random) -> None:
-    """Lays out objects that the task does not need."""
-    kinds = [kind for kind in room.objects if level.lures or kind != task.object_type]
+    """Adds objects that the task does not need."""
+    kinds = [kind for kind in room.objects if level.same_type_distractors or kind != task.object_type]
     for _ in range(rng.randint(*level.distractors)):
         kind = rng.choice(kinds)
-        # An object of the wanted kind in its place from the start would solve the task, or half of it.
-        spots = [
+        # An object of the wanted type that starts in the target receptacle would solve the task, or half of it.
+        allowed = [
             receptacle
             for receptacle, holder in layout.receptacles.items()
             if kind in CONTAINS[holder] and not (kind == task.object_type and holder == task.target)
         ]
-        if spots:
-            layout.add_object(kind, rng.choice(spots))
+        if allowed:
+            layout.add_object(kind, rng.choice(allowed))

@@ -1,4 +1,4 @@
-"""One ALFWorld game, wherever it comes from."""
+"""One ALFWorld game, official or generated."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Game:
     """A game that the engine can load."""
 
     task_id: str
-    """``<name>/<trial>``, as in the official tree."""
+    """``<name>/<trial>``, as in the official directory tree."""
     family: str
     text: GameText
     walkthrough: tuple[str, ...]
-    """Commands that win."""
+    """Commands that win the game."""

@@ -1,6 +1,6 @@
-"""Where games come from: an official tree, the packed release, or the generator.
+"""The sources of games: an official directory tree, the packed release, and the generator.
 
-All three list task ids without reading games, and read one game when it is played. Ids are sorted within a split.
+All three list task ids without reading games, and read a game when it is played. Ids are sorted within a split.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from trial_envs.alfworld import generator
 from trial_envs.alfworld.engine import GameText
@@ -25,18 +25,18 @@ SPLITS = (*OFFICIAL_SPLITS, GENERATED)
 
 DATA_VARIABLE = "ALFWORLD_DATA"
 DEFAULT_FOLDER = Path("~/.cache/alfworld")
-"""Where ``alfworld-download`` writes, and where games are looked for when no folder is named."""
+"""Target of ``alfworld-download``, and the folder that is searched if none is given."""
 _TREE = "json_2.1.1"
 _GAME_FILE = "game.tw-pddl"
 
 _HELP = (
-    f"Get the games with alfworld-download, or set {DATA_VARIABLE} (or the argument data) to a folder that holds "
-    f"{_TREE}/<split>/ or {PACKED_FILE}; or play games of the generator: split='generated'."
+    f"Download the games with alfworld-download, or set {DATA_VARIABLE} (or the argument data) to a folder with "
+    f"{_TREE}/<split>/ or {PACKED_FILE}, or play generated games with split='generated'."
 )
 
 
 class GameSource(Protocol):
-    """A supplier of games."""
+    """A source of games."""
 
     def tasks(self, split: str) -> Sequence[str]:
         """The task ids of a split, in a fixed order."""
@@ -46,17 +46,17 @@ class GameSource(Protocol):
 
 
 class GeneratedGames:
-    """Games of the generator: ``num_games`` ids of one seed are listed, and every well-formed id can be played."""
+    """Generated games: ``num_games`` ids of one seed are listed, and every well-formed id can be played."""
 
     def __init__(self, difficulty: str, num_games: int, seed: int, families: Sequence[str] | None) -> None:
         self._tasks = generator.task_ids(difficulty, seed, num_games, families)
 
     def tasks(self, split: str) -> Sequence[str]:
-        """The ids of the games that the environment was configured to draw from."""
+        """The ids of the configured games."""
         return self._tasks
 
     def game(self, split: str, task_id: str) -> Game:
-        """The game of an id, made on the spot."""
+        """Generates the game of an id."""
         return generator.generate(task_id)
 
 
@@ -74,7 +74,7 @@ class TreeGames:
         """
         folder = self._folder / split
         if not folder.is_dir():
-            raise MissingDataError(f"{self._folder} holds no split {split!r} ({folder} is missing). {_HELP}")
+            raise MissingDataError(f"{self._folder} has no split {split!r}: {folder} is missing. {_HELP}")
         return _tree_tasks(folder)
 
     def game(self, split: str, task_id: str) -> Game:
@@ -83,30 +83,30 @@ class TreeGames:
         Raises:
             UnknownTaskError: the split has no such game.
             CorruptGameError: the file is not a game.
-            MissingDataError: the file has vanished or cannot be read.
+            MissingDataError: the file was removed or cannot be read.
         """
         if task_id not in self.tasks(split):
-            raise UnknownTaskError(f"{self._folder / split} holds no game {task_id!r:.200}")
+            raise UnknownTaskError(f"{self._folder / split} has no game {task_id!r:.200}")
         path = self._folder / split / task_id / _GAME_FILE
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
-            raise MissingDataError(f"{path} was listed before and cannot be read now: {error}. {_HELP}") from error
+            raise MissingDataError(f"{path} was listed before but cannot be read now: {error}. {_HELP}") from error
         except (ValueError, RecursionError) as error:
             raise CorruptGameError(f"{path} is not a JSON file: {error}") from error
         return _published_game(task_id, content, path)
 
 
-def _published_game(task_id: str, content: Any, path: Path) -> Game:
+def _published_game(task_id: str, content: object, path: Path) -> Game:
     keys = ("pddl_domain", "pddl_problem", "grammar")
     found = content if isinstance(content, dict) else {}
     missing = [key for key in keys if not isinstance(found.get(key), str)]
     if missing:
         raise CorruptGameError(f"{path} lacks {', '.join(missing)}; expected a game of alfworld >= 0.4.0")
-    text = GameText(content["pddl_domain"], content["pddl_problem"], content["grammar"])
-    walkthrough = content.get("walkthrough") or ()
+    text = GameText(found["pddl_domain"], found["pddl_problem"], found["grammar"])
+    walkthrough = found.get("walkthrough") or ()
     if not isinstance(walkthrough, list | tuple) or not all(isinstance(command, str) for command in walkthrough):
-        raise CorruptGameError(f"{path} has the walkthrough {walkthrough!r:.200}; expected a list of commands")
+        raise CorruptGameError(f"{path} has the walkthrough {walkthrough!r:.200}, expected a list of commands")
     return Game(task_id, family_of(task_id), text, tuple(walkthrough))
 
 
@@ -124,14 +124,14 @@ def _tree_tasks(folder: Path) -> tuple[str, ...]:
 
 
 def _solvable(path: Path) -> bool:
-    """Whether the file says so; the remark stands near its end, so the game itself need not be read."""
+    """Whether the game is solvable. The flag is near the end of the file, so the rest is not read."""
     with path.open("rb") as stream:
         stream.seek(max(0, path.stat().st_size - 4096))
         return b'"solvable": false' not in stream.read()
 
 
 def find_data(data: str | os.PathLike[str] | None) -> Path | None:
-    """The folder that was named, by argument or variable, or the default one if it is there."""
+    """The folder given by argument or variable, else the default folder if it has games."""
     chosen = data or os.environ.get(DATA_VARIABLE)
     if chosen:
         return Path(chosen).expanduser()
@@ -141,26 +141,26 @@ def find_data(data: str | os.PathLike[str] | None) -> Path | None:
 
 
 def open_official(data: str | os.PathLike[str] | None) -> GameSource:
-    """The games of a folder; without one, those of ``ALFWORLD_DATA`` or of ``alfworld-download``'s default folder.
+    """The games of a folder; ``None`` stands for ``ALFWORLD_DATA``, then ``alfworld-download``'s default folder.
 
     Raises:
-        MissingDataError: there is no such folder, or it holds no games.
+        MissingDataError: the folder does not exist or has no games.
     """
     chosen = data or os.environ.get(DATA_VARIABLE)
     folder = Path(chosen or DEFAULT_FOLDER).expanduser()
     origin = "the argument data" if data else DATA_VARIABLE if chosen else "the default folder"
     if not folder.is_dir():
-        raise MissingDataError(f"ALFWorld's games are not here: {folder} ({origin}) is no folder. {_HELP}")
+        raise MissingDataError(f"ALFWorld's games were not found: {folder} ({origin}) is not a folder. {_HELP}")
     if (folder / PACKED_FILE).is_file():
         return PackedGames(folder)
     for tree in (folder / _TREE, folder):
         if any((tree / split).is_dir() for split in OFFICIAL_SPLITS):
             return TreeGames(tree)
-    raise MissingDataError(f"ALFWorld's games are not here: {folder} ({origin}) holds no games. {_HELP}")
+    raise MissingDataError(f"ALFWorld's games were not found: {folder} ({origin}) has no games. {_HELP}")
 
 
 def check_split(split: str) -> str:
-    """The split itself.
+    """Returns the split.
 
     Raises:
         UnknownSplitError: ALFWorld has no such split.

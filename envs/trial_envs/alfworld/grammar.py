@@ -1,8 +1,8 @@
-"""The engine's text grammar, read by TextWorld's own parser and derived without its costs.
+"""The engine's text grammar: parsed by TextWorld's own parser, derived by a faster implementation.
 
 TextWorld parses every start symbol and every query again on each use and copies the whole context at each step of a
-derivation, which takes 60 ms a turn. Here rules are compiled once into small tuples; a derivation then only looks up
-facts. Expressions inside braces are read as attribute accesses, joined by ``+`` or ``or``, and never evaluated as code.
+derivation, which takes 60 ms per turn. Here the rules are compiled once into tuples, and a derivation only looks up
+facts. Expressions in braces are parsed as attribute accesses, joined by ``+`` or ``or``, and never evaluated as code.
 """
 
 from __future__ import annotations
@@ -13,21 +13,29 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from trial_envs.errors import CorruptGameError, MissingEngineError
 
 Bindings = dict[str, str]
 """Placeholder name -> entity id."""
 
-Symbol = tuple[Any, ...]
-"""``("text", s)``, ``("rule", name)``, ``("eval", f)``, ``("query", symbol, literals)`` or ``("list", symbol)``."""
+Expression = Callable[[Mapping[str, str], Bindings], str]
+"""A compiled expression: a function of the entity names and the bindings."""
 
 Literals = tuple[tuple[str, tuple[str, ...]], ...]
 """Predicates and the names of their placeholders."""
 
+Symbol = (
+    tuple[Literal["text", "rule"], str]
+    | tuple[Literal["eval"], Expression]
+    | tuple[Literal["query"], "Symbol", Literals]
+    | tuple[Literal["list"], "Symbol"]
+)
+"""A literal text, the name of a rule, an expression, a symbol for each solution of a query, or a listed symbol."""
+
 Rules = Mapping[str, list[tuple[Literals, tuple[Symbol, ...]]]]
-"""Name of a rule -> its alternatives: a condition and what the name then stands for."""
+"""Name of a rule -> its alternatives, each a condition and the symbols that replace the rule if it holds."""
 
 _TASK_SENTENCE = re.compile(r'("task"\s*:\s*\[\s*\{\s*"rhs"\s*:\s*)("(?:[^"\\]|\\.)*")')
 _MAX_SYMBOLS = 1_000_000
@@ -35,18 +43,18 @@ _MARKUP = set("#{}[]\\")
 
 
 class FactBase(Protocol):
-    """What a derivation asks of the state of the game."""
+    """The state of the game, as a derivation queries it."""
 
     def sorted_arguments(self, predicate: str) -> list[tuple[str, ...]]:
         """The argument tuples for which the predicate is true, in ascending order."""
 
     def holds(self, predicate: str, arguments: tuple[str, ...]) -> bool:
-        """Whether the predicate is true of the arguments."""
+        """Whether the predicate is true for the arguments."""
 
 
 @dataclass(frozen=True)
 class CompiledAction:
-    """The text side of one PDDL action."""
+    """The texts of one PDDL action."""
 
     template: tuple[Symbol, ...]
     feedback: tuple[Symbol, ...]
@@ -55,20 +63,21 @@ class CompiledAction:
 class Grammar:
     """Compiled rules; derives texts from facts and entity names."""
 
-    def __init__(
-        self, rules: Mapping[str, list[tuple[Literals, tuple[Symbol, ...]]]], actions: Mapping[str, CompiledAction]
-    ):
+    def __init__(self, rules: Rules, actions: Mapping[str, CompiledAction]) -> None:
         self.rules = rules
         self.actions = actions
 
     def derive(self, symbols: tuple[Symbol, ...], facts: FactBase, names: Mapping[str, str], bindings: Bindings) -> str:
-        """The text that the symbols stand for.
+        """The text of the symbols.
 
         Args:
             symbols: what to derive: a template, a feedback, or :data:`INTRO`.
             facts: the state of the game.
             names: entity id -> the name that the player sees.
-            bindings: entity ids of the placeholders that are known already.
+            bindings: entity ids of the bound placeholders.
+
+        Raises:
+            CorruptGameError: no rule applies, or the rules recurse without end.
         """
         derived: list[str] = []
         stack = [(symbol, bindings) for symbol in reversed(symbols)]
@@ -76,18 +85,17 @@ class Grammar:
             if not stack:
                 return "".join(derived)
             symbol, known = stack.pop()
-            kind = symbol[0]
-            if kind == "text":
+            if symbol[0] == "text":
                 derived.append(symbol[1])
-            elif kind == "eval":
+            elif symbol[0] == "eval":
                 derived.append(symbol[1](names, known))
-            elif kind == "rule":
+            elif symbol[0] == "rule":
                 stack.extend((s, known) for s in reversed(self._choose(symbol[1], facts, known)))
-            elif kind == "query":
+            elif symbol[0] == "query":
                 stack.extend(reversed([(symbol[1], found) for found in solutions(symbol[2], facts, known)]))
             else:
                 stack.extend(reversed(_as_list(symbol[1], facts, known)))
-        raise CorruptGameError(f"the game's grammar derives more than {_MAX_SYMBOLS} symbols; a rule calls itself")
+        raise CorruptGameError(f"the game's grammar derives more than {_MAX_SYMBOLS} symbols; a rule is recursive")
 
     def _choose(self, rule: str, facts: FactBase, bindings: Bindings) -> tuple[Symbol, ...]:
         """The right-hand side of the first alternative whose condition holds."""
@@ -101,7 +109,7 @@ INTRO: tuple[Symbol, ...] = (("rule", "intro"),)
 
 
 def _as_list(symbol: Symbol, facts: FactBase, bindings: Bindings) -> list[tuple[Symbol, Bindings]]:
-    """One item per solution, with the grammar's separators in between."""
+    """One item per solution, with the grammar's separators between them."""
     if symbol[0] != "query":
         return [(symbol, bindings)]
     items = [(symbol[1], found) for found in solutions(symbol[2], facts, bindings)]
@@ -118,7 +126,7 @@ def _as_list(symbol: Symbol, facts: FactBase, bindings: Bindings) -> list[tuple[
 def solutions(literals: Literals, facts: FactBase, bindings: Bindings) -> Iterator[Bindings]:
     """Every extension of the bindings that makes all literals true, in the engine's order.
 
-    Two placeholders never stand for the same entity.
+    Two placeholders are never bound to the same entity.
     """
     if not literals:
         yield dict(bindings)
@@ -147,13 +155,13 @@ def solutions(literals: Literals, facts: FactBase, bindings: Bindings) -> Iterat
 def compile_grammar(text: str) -> tuple[Grammar, str]:
     """Compiles a game's grammar and finds its task sentence.
 
-    All games share one grammar but for that sentence, so the parsed rules are kept per process.
+    The grammars of all games differ only in that sentence, so the parsed rules are cached per process.
 
     Returns:
-        The grammar, and the sentence that ``#task#`` stands for.
+        The grammar, and the sentence of the rule ``task``.
 
     Raises:
-        CorruptGameError: the text is no grammar of the engine.
+        CorruptGameError: the text is not a grammar of the engine.
         MissingEngineError: TextWorld is not installed.
     """
     found = _TASK_SENTENCE.search(text)
@@ -172,7 +180,7 @@ def _compile(text: str) -> Grammar:
     try:
         from textworld.envs.pddl.logic import GameLogic
     except ImportError as error:
-        raise MissingEngineError("ALFWorld needs TextWorld: pip install 'trial-ray[alfworld]'") from error
+        raise MissingEngineError("TextWorld is not installed: pip install 'trial-envs[alfworld]'") from error
     try:
         logic = GameLogic(domain="", grammar=text)
         rules = {
@@ -201,6 +209,7 @@ def _symbols(parsed: list[Any]) -> tuple[Symbol, ...]:
 
 
 def _symbol(parsed: Any) -> Symbol:
+    """Converts a symbol of ``textworld.envs.pddl.textgen``, a module without types."""
     kind = type(parsed).__name__
     if kind == "TerminalSymbol":
         return ("text", str(parsed.symbol))
@@ -214,7 +223,7 @@ def _symbol(parsed: Any) -> Symbol:
 
 
 def _literals(query: str) -> Literals:
-    """Reads ``p(x:type) & q(x:type, y:type)``; types are dropped, because a predicate's arguments have only one."""
+    """Parses ``p(x:type) & q(x:type, y:type)``; the types are dropped, because each predicate fixes them."""
     from textworld.logic import Rule
 
     if not query:
@@ -223,15 +232,12 @@ def _literals(query: str) -> Literals:
     return tuple((p.name, tuple(ph.name for ph in p.parameters)) for p in rule.preconditions)
 
 
-Expression = Callable[[Mapping[str, str], Bindings], str]
-
-
 def _expression(source: str) -> Expression:
-    """Turns ``o.indefinite + ' ' + o.name`` into a function of the entity names and the bindings."""
+    """Compiles an expression such as ``o.indefinite + ' ' + o.name``."""
     try:
         parsed = ast.parse(source.strip(), mode="eval")
     except (SyntaxError, ValueError) as error:
-        raise CorruptGameError(f"the game's grammar holds the expression {source!r}, which cannot be read") from error
+        raise CorruptGameError(f"the expression {source!r} of the game's grammar cannot be parsed") from error
     return _build(parsed.body, source)
 
 
@@ -250,7 +256,7 @@ def _build(node: ast.expr, source: str) -> Expression:
         parts = [_build(value, source) for value in node.values]
         return lambda names, bindings: next((s for s in (p(names, bindings) for p in parts) if s), "")
     raise CorruptGameError(
-        f"the game's grammar holds the expression {source!r}; only names, '+' and 'or' are understood"
+        f"the game's grammar has the expression {source!r}; expected only names, texts, '+' and 'or'"
     )
 
 
@@ -262,4 +268,6 @@ def _attribute(placeholder: str, attribute: str) -> Expression:
         return lambda names, bindings: names[bindings[placeholder]]
     if attribute == "id":
         return lambda names, bindings: bindings[placeholder]
-    raise CorruptGameError(f"the game's grammar asks for the unknown attribute {attribute!r} of an entity")
+    raise CorruptGameError(
+        f"the game's grammar uses the attribute {attribute!r}, expected name, id, definite or indefinite"
+    )

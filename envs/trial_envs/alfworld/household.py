@@ -1,7 +1,6 @@
-"""What stands in which room, what fits where, and what may be washed, heated or cooled.
+"""Receptacles and objects of each room, what each receptacle can contain, and what can be cleaned, heated or cooled.
 
-The facts are those that the games of the ALFWorld release state; rooms and furniture that no generated game needs are
-left out.
+The facts are those of the games of the ALFWorld release, without the rooms and receptacles that no generated game needs.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ CONTAINS: dict[str, frozenset[str]] = {
     "StoveBurner": _kinds("Kettle Pan Pot"),
     "Toilet": _kinds("Candle Cloth DishSponge HandTowel SoapBar SoapBottle SprayBottle TissueBox ToiletPaper"),
 }  # fmt: skip
-"""Kind of furniture -> kinds of objects that fit in or on it."""
+"""Type of a receptacle -> types of objects that it can contain."""
 
 
 @dataclass(frozen=True)
@@ -100,13 +99,13 @@ class Room:
     scenes: range
     """Numbers of the floor plans of this kind."""
     receptacles: tuple[str, ...]
-    """Kinds of furniture."""
+    """Types of receptacles."""
     objects: tuple[str, ...]
-    """Kinds of things lying about."""
+    """Types of objects."""
     lamp: str | None = None
-    """The lamp that stands here, if any."""
+    """Type of the lamp in these rooms, if any."""
     repeatable: tuple[str, ...] = ()
-    """Furniture of which a room may have several."""
+    """Types of receptacles of which a room may have several."""
 
 
 def _listed(*words: str) -> tuple[str, ...]:
@@ -150,5 +149,5 @@ ROOMS = (KITCHEN, LIVING_ROOM, BEDROOM, BATHROOM)
 
 
 def room_of(scene: int) -> Room | None:
-    """The kind of room that a floor plan is."""
+    """The kind of room of a floor plan."""
     return next((room for room in ROOMS if scene in room.scenes), None)

@@ -1,4 +1,4 @@
-"""The import step: a local copy of the official games is checked by digest, and put where environments look for it."""
+"""The import step: checks a local copy of the official games by digest and copies it to the default folder."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ KNOWN_DIGESTS = {
     "valid_unseen": (134, "e4ecf6578cb19e5247022d965b7752d9412aa335e73eef09518171091d3ca394"),
     "valid_train": (200, "810ad395260ae17b19f41c1c3aebc3fdacb7c049daa2ed02b5af6908d1df699c"),
 }
-"""Split -> number of games, and SHA-256 over ids and contents of all of them."""
+"""Split -> number of games, and SHA-256 over the ids and contents of all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitState:
-    """What a folder holds of one split.
+    """The comparison of one split of a folder with the release.
 
     Attributes:
         split: its name.
-        found: number of games.
+        found: number of games in the folder.
         expected: number of games in the release.
-        intact: whether every game is the published one.
+        intact: whether the games are equal to those of the release.
     """
 
     split: str
@@ -49,12 +49,12 @@ def inspect_games(folder: str | Path, on_game: Callable[[], None] = lambda: None
     """Reads every official game of a folder and compares them with the release.
 
     Args:
-        folder: the release as a tree or packed.
+        folder: the release as a directory tree or packed.
         on_game: called after each game.
 
     Raises:
-        MissingDataError: there is no such folder, or it holds no games.
-        CorruptGameError: a file is no game.
+        MissingDataError: the folder does not exist or has no games.
+        CorruptGameError: a file is not a game.
     """
     source = open_official(folder)
     return [_inspect_split(source, split, on_game) for split in OFFICIAL_SPLITS]
@@ -63,42 +63,42 @@ def inspect_games(folder: str | Path, on_game: Callable[[], None] = lambda: None
 def import_games(
     folder: str | Path, target: str | Path | None = None, on_game: Callable[[], None] = lambda: None
 ) -> Path:
-    """Copies an intact release to where environments look when no folder is named.
+    """Copies an intact release to the folder that environments use by default.
 
-    A split may be missing as a whole; one that differs from the release is refused. The copy appears whole or not at all.
+    Whole splits may be missing. The copy is renamed at the end, so it is never incomplete.
 
     Args:
-        folder: the release as a tree or packed.
-        target: a folder that is not there yet; default ``~/.cache/alfworld``.
+        folder: the release as a directory tree or packed.
+        target: a new or empty folder; default ``~/.cache/alfworld``.
         on_game: called after each game.
 
     Returns:
-        The folder that was written, which the argument ``data`` and ``ALFWORLD_DATA`` also take.
+        The folder of the copy, which is also valid as the argument ``data`` and as ``ALFWORLD_DATA``.
 
     Raises:
-        MissingDataError: there is no such folder, or it holds no games.
+        MissingDataError: the folder does not exist or has no games.
         CorruptGameError: a split differs from the release.
-        FileExistsError: the target holds something already.
+        FileExistsError: the target is not empty.
     """
-    goal = Path(target or DEFAULT_FOLDER).expanduser()
-    if goal.exists() and any(goal.iterdir()):
-        raise FileExistsError(f"{goal} holds something already; remove it, or name another folder")
+    destination = Path(target or DEFAULT_FOLDER).expanduser()
+    if destination.exists() and any(destination.iterdir()):
+        raise FileExistsError(f"{destination} is not empty; remove it, or choose another folder")
     states = inspect_games(folder, on_game)
     if not any(state.found for state in states):
-        raise MissingDataError(f"{folder} holds no official game. {ORIGIN}")
+        raise MissingDataError(f"{folder} has no official game. {ORIGIN}")
     for state in states:
         if state.found and not state.intact:
             raise CorruptGameError(
-                f"the split {state.split!r} of {folder} is not the published one: {state.found} games, expected "
-                f"{state.expected}, or other contents. Get it anew. {ORIGIN}"
+                f"the split {state.split!r} of {folder} differs from the release: {state.found} games, expected "
+                f"{state.expected}, or other contents. Download it again. {ORIGIN}"
             )
-    goal.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{goal.name}-", dir=goal.parent) as work:
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{destination.name}-", dir=destination.parent) as work:
         copy = shutil.copytree(Path(folder).expanduser(), Path(work) / "copy")
-        if goal.exists():
-            goal.rmdir()
-        copy.rename(goal)
-    return goal
+        if destination.exists():
+            destination.rmdir()
+        copy.rename(destination)
+    return destination
 
 
 def _inspect_split(source: GameSource, split: str, on_game: Callable[[], None]) -> SplitState:
@@ -117,7 +117,7 @@ def _inspect_split(source: GameSource, split: str, on_game: Callable[[], None]) 
 
 
 def game_digest(game: Game) -> str:
-    """SHA-256 of a game as its published JSON object with sorted keys."""
+    """SHA-256 of a game's published JSON object with sorted keys."""
     published = {
         "pddl_domain": game.text.domain,
         "grammar": game.text.grammar,

@@ -1,9 +1,9 @@
-"""Copies of the planner's library, lent to engines and taken back.
+"""A pool of copies of the planner's library, one for each running engine.
 
-Fast Downward keeps a game's state in global variables, so every engine that plays needs a copy of the library of its
-own. Unloading a copy (``fast_downward.close_lib``) is not safe: all copies of a process share the first one's registry
-of components, which then points into memory that is gone, and the next load crashes the process. A copy that is given
-back is therefore emptied and lent again: memory is bounded by the largest number of engines that ever ran at once.
+Fast Downward keeps a game's state in global variables, so every running engine needs its own copy of the library.
+Unloading a copy (``fast_downward.close_lib``) is not safe: all copies of a process share the first one's registry of
+components, which then points to freed memory, and the next load crashes the process. A released copy is therefore
+emptied and reused: memory is bounded by the largest number of engines that ever ran at once.
 """
 
 from __future__ import annotations
@@ -11,30 +11,73 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
 
 from trial_envs.errors import MissingEngineError
 
-AnyLock = TypeVar("AnyLock", bound=Any)
+
+class Lock(Protocol):
+    """``threading.Lock`` or ``threading.RLock``."""
+
+    def acquire(self) -> bool:
+        """Waits for the lock."""
+
+    def release(self) -> None:
+        """Frees the lock."""
+
+
+AnyLock = TypeVar("AnyLock", bound=Lock)
+
+
+class Operator(Protocol):
+    """``fast_downward.Operator``: a ground action of the current state."""
+
+    id: int
+    _name: bytes
+    """The action and its arguments, separated by spaces, in the code page 1252."""
+    nb_effect_atoms: int
+
+
+class Library(Protocol):
+    """The functions of the planner's library that are used here; see ``fast_downward.load_lib``."""
+
+    def load_sas(self, sas: bytes) -> None:
+        """Loads a translated game."""
+
+    def check_goal(self) -> bool:
+        """Whether the goal is reached."""
+
+    def get_applicable_operators_count(self) -> int:
+        """Number of operators that can be applied in the current state."""
+
+    def get_applicable_operators(self, operators: object) -> None:
+        """Writes the operators that can be applied to a ctypes array of ``fast_downward.Operator``."""
+
+    def apply_operator(self, operator: int, effects: object) -> int:
+        """Applies the operator of an id and writes its effects to a ctypes array of ``fast_downward.Atom``."""
+
+    def cleanup(self) -> None:
+        """Frees the loaded game."""
 
 
 def forkable(lock: AnyLock) -> AnyLock:
-    """Sees to it that a process forks only while no other thread holds the lock, so that the child finds it free."""
+    """Holds the lock during every fork, so that the child process finds it free."""
     os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
     return lock
 
 
 LOCK = forkable(threading.RLock())
-"""Held during every call into any copy: because of what the copies share, unguarded threads crash the process."""
+"""Held during every call into any copy; the copies share state, so calls from several threads crash the process."""
 
 
 class LibraryPool:
-    """The copies that nobody uses at the moment."""
+    """The unused copies."""
 
     def __init__(self) -> None:
-        self._free: list[Any] = []
+        self._free: list[Library] = []
 
-    def acquire(self) -> Any:
+    def acquire(self) -> Library:
         """A copy for one engine; loaded now if none is free.
 
         Raises:
@@ -43,12 +86,15 @@ class LibraryPool:
         try:
             import fast_downward
         except ImportError as error:
-            raise MissingEngineError("ALFWorld needs Fast Downward: pip install 'trial-ray[alfworld]'") from error
+            raise MissingEngineError("Fast Downward is not installed: pip install 'trial-envs[alfworld]'") from error
         with LOCK:
-            return self._free.pop() if self._free else fast_downward.load_lib()
+            if self._free:
+                return self._free.pop()
+            loaded: Library = fast_downward.load_lib()
+            return loaded
 
-    def release(self, library: Any) -> None:
-        """Takes a copy back and frees the game that it holds."""
+    def release(self, library: Library) -> None:
+        """Frees the game of a copy and returns the copy to the pool."""
         with LOCK:
             library.cleanup()
             self._free.append(library)
@@ -57,27 +103,27 @@ class LibraryPool:
 LIBRARIES = LibraryPool()
 
 
-def give_back_memory() -> None:
-    """Hands free heap back to the system: a translation uses tens of megabytes for a moment, in many small pieces.
+def trim_heap() -> None:
+    """Returns free heap memory to the system: a translation allocates tens of megabytes in small blocks.
 
-    Without it a process keeps what its largest game so far needed. Does nothing where the C library is not glibc.
+    Otherwise a process keeps the memory of the largest game so far. Does nothing if the C library is not glibc.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
-def applicable_operators(library: Any) -> Any:
-    """The operators that can be applied now, in the library's order."""
+def applicable_operators(library: Library) -> Sequence[Operator]:
+    """The operators that can be applied in the current state, in the library's order."""
     import fast_downward
 
-    operators = (fast_downward.Operator * library.get_applicable_operators_count())()
+    operators: Sequence[Operator] = (fast_downward.Operator * library.get_applicable_operators_count())()
     library.get_applicable_operators(operators)
     return operators
 
 
-def apply_operator(library: Any, operator: Any) -> list[str]:
-    """Applies an operator; returns the literals that it made true."""
+def apply_operator(library: Library, operator: Operator) -> list[str]:
+    """Applies an operator; returns the literals that it makes true."""
     import fast_downward
 
     effects = (fast_downward.Atom * operator.nb_effect_atoms)()

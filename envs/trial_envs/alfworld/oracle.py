@@ -1,4 +1,4 @@
-"""Two players that know how to win: one from the solution, one from what a player sees."""
+"""Two scripted policies: one replays the solution, one uses only what a player sees."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _HOLDERS: dict[str, frozenset[str]] = {
 
 
 class WalkthroughOracle:
-    """Replays a game's own solution, ``env.unwrapped.walkthrough``."""
+    """Replays a game's solution, ``env.unwrapped.walkthrough``."""
 
     def reset(self, walkthrough: Sequence[str]) -> None:
         """Starts at the first command of the solution."""
         self._remaining = list(walkthrough)
 
     def act(self, observation: str, admissible: Sequence[str]) -> str:
-        """The next command; ``look`` when there is none left."""
+        """The next command; ``look`` after the last one."""
         return self._remaining.pop(0) if self._remaining else "look"
 
 
 @dataclass(frozen=True)
-class Errand:
-    """What a task sentence asks for, in the player's words."""
+class ParsedTask:
+    """The parts of a task sentence, in the words of the observations."""
 
     object: str
     target: str
@@ -45,113 +45,112 @@ class Errand:
     lamp: bool = False
 
 
-def read_task(sentence: str) -> Errand | None:
-    """Reads a task sentence, with or without ``Your task is to:``; ``None`` if it is none of the six kinds."""
+def read_task(sentence: str) -> ParsedTask | None:
+    """Parses a task sentence, with or without ``Your task is to:``; ``None`` if it is of none of the six families."""
     text = sentence.strip().removeprefix(TASK_PREFIX.strip()).strip().rstrip(".")
     if found := _LAMP_TASK.fullmatch(text):
-        return Errand(found["object"], found["target"], lamp=True)
+        return ParsedTask(found["object"], found["target"], lamp=True)
     if found := _TREAT_FIRST.fullmatch(text) or _TREATED.fullmatch(text):
-        return Errand(found["object"], found["target"], found["verb"].replace("hot", "heat"))
+        return ParsedTask(found["object"], found["target"], found["verb"].replace("hot", "heat"))
     if found := _TWO.fullmatch(text) or _PLAIN.fullmatch(text):
-        return Errand(found["object"], found["target"])
+        return ParsedTask(found["object"], found["target"])
     return None
 
 
 class ExplorerOracle:
-    """Plays as a person would who knows only the task, what was answered so far, and what can be done now.
+    """A policy that uses only the task, the observations so far and the admissible commands.
 
-    It looks into one receptacle after the other in random order, those that can hold the object first; takes the
-    object where it sees it, treats it, brings it to the first suitable place, and starts again until the game is won.
-    What it does follows, as far as possible, from the last two turns, so that a policy with a short memory can learn
-    it.
+    It searches the receptacles in random order, those that can contain the object first, takes the object when it sees
+    it, treats it, puts it into the first target receptacle, and repeats this until the game is won. Its choices depend
+    mostly on the last two turns, so that a policy with a short history can learn to imitate it.
     """
 
     def reset(self, task: str, observation: str, seed: int) -> None:
         """Starts an episode; ``task`` is ``info["task"]``."""
-        self._errand = read_task(task)
+        self._task = read_task(task)
         self._random = random.Random(seed)
         self._last = ""
         self._carried: str | None = None
         self._treated = False
         self._searched: set[str] = set()
         self._opened: set[str] = set()
-        self._used_place: str | None = None
-        self._lamp_place: str | None = None
-        self._place = ""
+        self._used_receptacle: str | None = None
+        self._lamp_receptacle: str | None = None
+        self._receptacle = ""
 
     def act(self, observation: str, admissible: Sequence[str]) -> str:
         """The next command, one of the admissible ones."""
-        self._notice(observation, admissible)
+        self._update(observation, admissible)
         self._last = self._choose(admissible)
         return self._last
 
     def carried_out(self, action: str) -> None:
-        """Learns that ``action`` was carried out instead of the one it chose; the next observation answers it."""
+        """Records that ``action`` was carried out in place of the one returned by :meth:`act`."""
         self._last = action
 
-    def _notice(self, observation: str, admissible: Sequence[str]) -> None:
-        """Takes note of what the last command brought about."""
+    def _update(self, observation: str, admissible: Sequence[str]) -> None:
+        """Records the effects of the last command."""
         words = self._last.split()
         if observation.startswith("Nothing happens") or not words:
             return
         if words[0] == "take":
             self._carried, self._treated = " ".join(words[1:3]), False
         elif words[0] == "move":
-            self._carried, self._used_place = None, " ".join(words[-2:])
+            self._carried, self._used_receptacle = None, " ".join(words[-2:])
         elif words[0] in _TOOLS:
             self._treated = True
         elif words[0] == "open":
             self._opened.add(" ".join(words[1:]))
         elif words[0] == "go":
-            self._place = " ".join(words[2:])
+            self._receptacle = " ".join(words[2:])
         here = {command.removeprefix("examine ") for command in admissible if command.startswith("examine ")}
         self._searched |= here - {command.removeprefix("open ") for command in admissible}
-        if self._errand and self._errand.lamp and _first(admissible, f"use {self._errand.target} "):
-            self._lamp_place = self._place
+        if self._task and self._task.lamp and _first(admissible, f"use {self._task.target} "):
+            self._lamp_receptacle = self._receptacle
 
     def _choose(self, admissible: Sequence[str]) -> str:
-        errand = self._errand
-        if errand is None:
+        task = self._task
+        if task is None:
             return self._random.choice(list(admissible))
         if self._carried is None:
-            return self._take(errand, admissible) or self._search(errand.object, admissible)
-        if errand.treatment and not self._treated:
+            return self._take(task, admissible) or self._search(task.object, admissible)
+        if task.treatment and not self._treated:
             return (
-                _first(admissible, f"{errand.treatment} {self._carried} with ")
-                or _first(admissible, f"go to {_TOOLS[errand.treatment]} ")
-                or self._search(errand.object, admissible)
+                _first(admissible, f"{task.treatment} {self._carried} with ")
+                or _first(admissible, f"go to {_TOOLS[task.treatment]} ")
+                or self._search(task.object, admissible)
             )
-        if errand.lamp:
-            return self._light(errand, admissible)
-        return self._put(errand, admissible)
+        if task.lamp:
+            return self._light(task, admissible)
+        return self._put(task, admissible)
 
-    def _take(self, errand: Errand, admissible: Sequence[str]) -> str | None:
-        """Takes the object if it can be seen, but not one that was brought there before."""
+    def _take(self, task: ParsedTask, admissible: Sequence[str]) -> str | None:
+        """Takes a visible object, unless it is in the receptacle that was filled before."""
         wanted = [
             command
             for command in admissible
-            if command.startswith(f"take {errand.object} ") and not command.endswith(f" from {self._used_place}")
+            if command.startswith(f"take {task.object} ") and not command.endswith(f" from {self._used_receptacle}")
         ]
         return wanted[0] if wanted else None
 
-    def _light(self, errand: Errand, admissible: Sequence[str]) -> str:
+    def _light(self, task: ParsedTask, admissible: Sequence[str]) -> str:
         return (
-            _first(admissible, f"use {errand.target} ")
-            or (f"go to {self._lamp_place}" if f"go to {self._lamp_place}" in admissible else None)
-            or self._search(errand.target, admissible)
+            _first(admissible, f"use {task.target} ")
+            or (f"go to {self._lamp_receptacle}" if f"go to {self._lamp_receptacle}" in admissible else None)
+            or self._search(task.target, admissible)
         )
 
-    def _put(self, errand: Errand, admissible: Sequence[str]) -> str:
-        place = self._used_place or f"{errand.target} "
+    def _put(self, task: ParsedTask, admissible: Sequence[str]) -> str:
+        target = self._used_receptacle or f"{task.target} "
         return (
-            _first(admissible, f"move {self._carried} to {place}")
-            or _first(admissible, f"open {place}")
-            or _first(admissible, f"go to {place}")
-            or self._search(errand.object, admissible)
+            _first(admissible, f"move {self._carried} to {target}")
+            or _first(admissible, f"open {target}")
+            or _first(admissible, f"go to {target}")
+            or self._search(task.object, admissible)
         )
 
     def _search(self, wanted: str, admissible: Sequence[str]) -> str:
-        """Opens what is closed here, else goes to a receptacle not searched yet."""
+        """Opens a closed receptacle here, else goes to one that was not searched."""
         for command in admissible:
             if command.startswith("open ") and command.removeprefix("open ") not in self._opened:
                 return command
@@ -165,7 +164,7 @@ class ExplorerOracle:
 
 
 def _can_hold(receptacle: str, wanted: str) -> bool:
-    """Whether such things are kept there; lamps stand on open furniture, and unknown furniture may hold anything."""
+    """Whether the receptacle can contain the object; an unknown receptacle can, and lamps are only on a few types."""
     if wanted.endswith("lamp"):
         return receptacle in ("desk", "sidetable", "dresser", "shelf", "diningtable", "coffeetable")
     return receptacle not in _HOLDERS or wanted in _HOLDERS[receptacle]

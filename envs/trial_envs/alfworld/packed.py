@@ -1,7 +1,7 @@
-"""The packed release: all games in one ``games_all.jsonl.xz``, with their common domain and grammar beside it.
+"""The packed release: all games in one ``games_all.jsonl.xz``, and their common domain and grammar in two more files.
 
-The file holds 217 MB of text that can only be read from its start, so the first use writes the games, each compressed
-by itself, into an SQLite file in the user's cache. Later uses, and other processes, read single games from there.
+The file has 217 MB of text and no random access, so its first use writes the games, each compressed on its own, to an
+SQLite file in the user's cache. Later uses, and other processes, read single games from there.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _DOMAIN_FILE = "domain.pddl"
 _GRAMMAR_FILE = "grammar.twl2.tmpl"
 _TASK_MARK = '"@@TASK@@"'
 
-_SCHEMA = "CREATE TABLE games (split TEXT, task TEXT, row BLOB, PRIMARY KEY (split, task)) WITHOUT ROWID"
+_SCHEMA = "CREATE TABLE games (split TEXT, task TEXT, game BLOB, PRIMARY KEY (split, task)) WITHOUT ROWID"
 
 
 class PackedGames:
     """The games of a packed release.
 
     Raises:
-        MissingDataError: the domain or the grammar is missing beside the games.
+        MissingDataError: the file of the domain or of the grammar is missing.
         CorruptGameError: the packed file cannot be read.
     """
 
@@ -44,7 +44,7 @@ class PackedGames:
         self._folder = folder
         for name in (_DOMAIN_FILE, _GRAMMAR_FILE):
             if not (folder / name).is_file():
-                raise MissingDataError(f"{folder} holds {PACKED_FILE} but no {name}; copy the whole packed release")
+                raise MissingDataError(f"{folder} has {PACKED_FILE} but not {name}; copy the whole packed release")
         self._domain = (folder / _DOMAIN_FILE).read_text(encoding="utf-8")
         self._grammar = (folder / _GRAMMAR_FILE).read_text(encoding="utf-8")
         self._index = _index_of(folder / PACKED_FILE)
@@ -61,16 +61,16 @@ class PackedGames:
         """
         with _reading(self._index) as connection:
             found = connection.execute(
-                "SELECT row FROM games WHERE split = ? AND task = CAST(? AS TEXT)",
+                "SELECT game FROM games WHERE split = ? AND task = CAST(? AS TEXT)",
                 (split, task_id.encode("utf-8", "replace")),
             ).fetchone()
         if found is None:
-            raise UnknownTaskError(f"the split {split!r} of {self._folder} holds no game {task_id!r:.200}")
+            raise UnknownTaskError(f"the split {split!r} of {self._folder} has no game {task_id!r:.200}")
         try:
-            row = json.loads(zlib.decompress(found[0]))
-            walkthrough = tuple(row["walkthrough"])
-            grammar = self._grammar.replace(_TASK_MARK, json.dumps(row["task"]))
-            text = GameText(self._domain, row["pddl_problem"], grammar)
+            content = json.loads(zlib.decompress(found[0]))
+            walkthrough = tuple(content["walkthrough"])
+            grammar = self._grammar.replace(_TASK_MARK, json.dumps(content["task"]))
+            text = GameText(self._domain, content["pddl_problem"], grammar)
         except (zlib.error, ValueError, KeyError, TypeError) as error:
             raise _damaged(self._index, error) from error
         return Game(task_id, family_of(task_id), text, walkthrough)
@@ -79,20 +79,20 @@ class PackedGames:
 @lru_cache(maxsize=16)
 def _indexed_tasks(index: Path, split: str) -> tuple[str, ...]:
     with _reading(index) as connection:
-        rows = connection.execute("SELECT task FROM games WHERE split = ? ORDER BY task", (split,)).fetchall()
-    return tuple(row[0] for row in rows)
+        found = connection.execute("SELECT task FROM games WHERE split = ? ORDER BY task", (split,)).fetchall()
+    return tuple(task for (task,) in found)
 
 
 @contextlib.contextmanager
 def _reading(index: Path) -> Iterator[sqlite3.Connection]:
-    """A read-only connection that is closed on leaving; SQLite's own context manager only ends a transaction."""
+    """A read-only connection that is closed on exit; SQLite's own context manager only ends a transaction."""
     try:
         with contextlib.closing(sqlite3.connect(f"{index.as_uri()}?mode=ro", uri=True)) as connection:
             yield connection
     except sqlite3.Error as error:
         if not index.is_file():
             raise MissingDataError(
-                f"{index}, the index of the packed games, has vanished; make a new environment"
+                f"the index of the packed games, {index}, was deleted; make a new environment"
             ) from error
         raise _damaged(index, error) from error
 
@@ -100,14 +100,15 @@ def _reading(index: Path) -> Iterator[sqlite3.Connection]:
 def _damaged(index: Path, error: Exception) -> CorruptGameError:
     reason = f"{type(error).__name__}: {error}"
     return CorruptGameError(
-        f"{index}, the index of the packed games, is damaged ({reason}); delete it to have it made again"
+        f"the index of the packed games, {index}, is damaged ({reason}); delete it, and it is written again"
     )
 
 
 def _index_of(packed: Path) -> Path:
-    """The index file of a packed release; written now if this version of the release has none yet."""
+    """The index file of a packed release; written now if it is not in the cache."""
     state = packed.stat()
-    key = hashlib.sha256(f"{packed.resolve()} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:16]
+    version = f"{_SCHEMA} {packed.resolve()} {state.st_size} {state.st_mtime_ns}"
+    key = hashlib.sha256(version.encode()).hexdigest()[:16]
     index = cache_folder() / f"alfworld-{key}.sqlite"
     if not index.is_file():
         _write_index(packed, index)
@@ -115,14 +116,14 @@ def _index_of(packed: Path) -> Path:
 
 
 def _write_index(packed: Path, index: Path) -> None:
-    """Writes to a temporary file and renames it, so that no process ever sees half an index."""
+    """Writes to a temporary file and renames it, so that no process reads an incomplete index."""
     handle, temporary = tempfile.mkstemp(dir=index.parent, prefix=f"{index.stem}-", suffix=".part")
     os.close(handle)
     try:
         connection = sqlite3.connect(temporary)
         try:
             connection.execute(_SCHEMA)
-            connection.executemany("INSERT INTO games VALUES (?, ?, ?)", _rows(packed))
+            connection.executemany("INSERT INTO games VALUES (?, ?, ?)", _index_entries(packed))
             connection.commit()
         finally:
             connection.close()
@@ -132,12 +133,13 @@ def _write_index(packed: Path, index: Path) -> None:
         raise
 
 
-def _rows(packed: Path) -> Iterator[tuple[str, str, bytes]]:
+def _index_entries(packed: Path) -> Iterator[tuple[str, str, bytes]]:
+    """The split, the task id and the compressed game of every line."""
     try:
         with lzma.open(packed, "rt", encoding="utf-8") as stream:
             for line in stream:
-                row = json.loads(line)
-                kept = {key: row[key] for key in ("name", "task", "walkthrough", "pddl_problem")}
-                yield row["split"], f"{row['name']}/{row['trial']}", zlib.compress(json.dumps(kept).encode(), 1)
+                game = json.loads(line)
+                kept = {key: game[key] for key in ("name", "task", "walkthrough", "pddl_problem")}
+                yield game["split"], f"{game['name']}/{game['trial']}", zlib.compress(json.dumps(kept).encode(), 1)
     except (lzma.LZMAError, EOFError, ValueError, KeyError) as error:
         raise CorruptGameError(f"{packed} is not a packed ALFWorld release: {type(error).__name__}: {error}") from error

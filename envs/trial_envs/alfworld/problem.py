@@ -8,7 +8,7 @@ from trial_envs.alfworld.families import CLEAN, COOL, HEAT, LOOK, PICK_TWO, Task
 from trial_envs.alfworld.household import CLEANABLE, CONTAINS, COOLABLE, HEATABLE, LAMPS, OPENABLE, SLICEABLE
 
 START = "loc_bar_0"
-"""Where the player stands at first: the middle of the room."""
+"""The player's first location: the middle of the room."""
 
 _TOOL_TYPES = ("SinkBasin", "Microwave", "Fridge")
 _KNIVES = ("Knife", "ButterKnife")
@@ -17,25 +17,27 @@ _STATES = {CLEAN: ("cleanable", "isClean"), HEAT: ("heatable", "isHot"), COOL: (
 
 @dataclass
 class Layout:
-    """A furnished room: pieces of furniture and things by their ids, each with its type."""
+    """A furnished room."""
 
     receptacles: dict[str, str] = field(default_factory=dict)
+    """Receptacle id -> its type."""
     objects: dict[str, str] = field(default_factory=dict)
-    places: dict[str, str] = field(default_factory=dict)
-    """Object id -> id of the receptacle that it lies in or on."""
+    """Object id -> its type."""
+    receptacle_of: dict[str, str] = field(default_factory=dict)
+    """Object id -> id of the receptacle that contains it."""
 
     def add_receptacle(self, kind: str) -> str:
-        """Puts a piece of furniture into the room; returns its id."""
+        """Adds a receptacle of a type; returns its id."""
         number = sum(known == kind for known in self.receptacles.values()) + 1
         stem = kind.removesuffix("Basin")
         suffix = f"_bar_{kind}" if kind.endswith("Basin") else ""
         return self._add(self.receptacles, f"{stem}_bar_{number:02d}{suffix}", kind)
 
-    def add_object(self, kind: str, place: str) -> str:
-        """Puts a thing somewhere; returns its id."""
+    def add_object(self, kind: str, receptacle: str) -> str:
+        """Adds an object of a type to a receptacle; returns its id."""
         number = sum(known == kind for known in self.objects.values()) + 1
         name = self._add(self.objects, f"{kind}_bar_{number:02d}", kind)
-        self.places[name] = place
+        self.receptacle_of[name] = receptacle
         return name
 
     @staticmethod
@@ -73,10 +75,10 @@ def _init(layout: Layout) -> str:
         if kind in OPENABLE:
             facts.append(f"(openable {name})")
     for name, kind in layout.objects.items():
-        place = layout.places[name]
+        receptacle = layout.receptacle_of[name]
         facts.append(f"(objectType {name} {kind}Type)")
-        facts.append(f"(inReceptacle {name} {place})")
-        facts.append(f"(objectAtLocation {name} {_location(layout, place)})")
+        facts.append(f"(inReceptacle {name} {receptacle})")
+        facts.append(f"(objectAtLocation {name} {_location(layout, receptacle)})")
         facts += [f"({quality} {name})" for quality in _qualities(kind)]
     present = sorted(set(layout.objects.values()))
     for receptacle in sorted(set(layout.receptacles.values())):

@@ -1,4 +1,4 @@
-"""Which tasks a room of a level allows, and how the engine words them."""
+"""Tasks that a room allows at a level, and their sentences."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _SENTENCES = {
 
 @dataclass(frozen=True)
 class Treatment:
-    """What must be done to the object before it is put away."""
+    """What must be done to the object before it is put into the target receptacle."""
 
     verb: str
     tool: str
-    """Kind of furniture at which it is done."""
+    """Type of the receptacle that is used for it."""
     kinds: frozenset[str]
-    """Kinds of objects to which it can be done."""
+    """Types of objects to which it can be done."""
 
 
 TREATMENTS = {
@@ -50,21 +50,21 @@ TREATMENTS = {
 
 
 def draw_task(level: Difficulty, family: str, rng: random.Random) -> TaskName:
-    """A task of the family: a room that allows it, an object and where it belongs."""
+    """A random task of the family: a room that allows it, an object and a target."""
     room = rng.choice([room for room in ROOMS if allowed_pairs(family, room, level)])
     object_type, target = rng.choice(allowed_pairs(family, room, level))
     return TaskName(family, object_type, target, rng.choice(room.scenes))
 
 
 def word_task(task: TaskName, rng: random.Random) -> str:
-    """One of the two sentences that the release has for the family."""
+    """One of the two sentences of the family in the ALFWorld release."""
     sentence = rng.choice(_SENTENCES[task.family])
     return TASK_PREFIX + sentence.format(o=task.object_type.lower(), t=task.target.lower())
 
 
 @lru_cache(maxsize=256)
 def allowed_pairs(family: str, room: Room, level: Difficulty) -> tuple[tuple[str, str], ...]:
-    """The objects and targets that a task of this family can have in this room."""
+    """The pairs of object and target type that a task of this family can have in this room."""
     if family == LOOK:
         return tuple((o, room.lamp) for o in room.objects if room.lamp)
     treatment = TREATMENTS.get(family)
@@ -77,12 +77,12 @@ def allowed_pairs(family: str, room: Room, level: Difficulty) -> tuple[tuple[str
         if o in CONTAINS[target]
         and (treatment is None or (o in treatment.kinds and target != treatment.tool))
         and (level.closed or target not in OPENABLE)
-        and hiding_places(TaskName(family, o, target, 0), room, level)
+        and initial_receptacles(TaskName(family, o, target, 0), room, level)
     )
 
 
-def hiding_places(task: TaskName, room: Room, level: Difficulty) -> list[str]:
-    """Furniture in which the object may lie at first: neither where it belongs nor where it is treated."""
+def initial_receptacles(task: TaskName, room: Room, level: Difficulty) -> list[str]:
+    """Types of receptacles in which the object may start: neither the target's type nor the treatment's tool."""
     treatment = TREATMENTS.get(task.family)
     avoided = (task.target, treatment.tool if treatment else None)
     return [

@@ -1,9 +1,9 @@
-"""PDDL to the planner's input (SAS), faster than ``fast_downward.pddl2sas`` and with the same result.
+"""Translates PDDL to the planner's input (SAS), faster than ``fast_downward.pddl2sas`` and with the same result.
 
-The stock function reads and normalises the domain again for every game, prints its progress through a swapped
-``sys.stdout``, overwrites ``sys.argv``, and spends half of its time in the garbage collector. Here a domain is prepared
-once per process, the translator's own modules print nowhere, ``sys.argv`` is restored, and the collector rests while
-one game is translated. The translated text is equal to the stock one.
+The stock function parses and normalises the domain again for every game, replaces ``sys.stdout`` to print its progress,
+overwrites ``sys.argv``, and spends half of its time in the garbage collector. Here a domain is prepared once per process,
+the translator's modules do not print, ``sys.argv`` is restored, and garbage collection is off during a translation. The
+translated text is equal to the stock one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
-from typing import Any
+from typing import IO, Any
 
 from trial_envs.alfworld.library import forkable
 from trial_envs.errors import CorruptGameError, MissingEngineError
@@ -35,10 +35,10 @@ _OPTIONS = {
     "add_implied_preconditions": False,
     "invariant_generation_max_candidates": 0,
 }
-"""The stock choice for playing (as opposed to planning): nothing that the player could do or see is pruned."""
+"""The stock options for playing: nothing that the player could do or see is pruned."""
 
 _UNREADABLE = re.compile(r"[^\t\n\r -~]")
-"""What the planner's library, which ends the process where its input ends too early, must not be given."""
+"""Characters at which the planner's library would end its input too early, and with it the process."""
 
 Fact = tuple[str, ...]
 """A predicate's name and its arguments, all in lower case."""
@@ -46,13 +46,28 @@ Fact = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Translation:
-    """A game as the planner's library loads it."""
+    """A game in the form that the planner's library loads."""
 
     sas: bytes
     facts: frozenset[Fact]
-    """What is true at the start."""
+    """The facts of the initial state."""
     parameters: dict[str, tuple[str, ...]]
-    """Names of the parameters of each action, without the question mark."""
+    """Action -> names of its parameters, without the question mark."""
+
+
+@dataclass(frozen=True)
+class _Domain:
+    """A parsed and normalised domain; the items are objects of the translator, which has no types."""
+
+    name: str
+    types: list[Any]
+    type_dict: dict[str, Any]
+    constants: list[Any]
+    predicates: list[Any]
+    predicate_dict: dict[str, Any]
+    functions: list[Any]
+    actions: list[Any]
+    axioms: list[Any]
 
 
 def translate(domain: str, problem: str) -> Translation:
@@ -63,9 +78,9 @@ def translate(domain: str, problem: str) -> Translation:
         MissingEngineError: ``fast-downward-textworld`` is not installed.
     """
     if found := _UNREADABLE.search(domain + problem):
-        raise CorruptGameError(f"the game's PDDL holds the character {found[0]!r}; expected printable ASCII")
+        raise CorruptGameError(f"the game's PDDL has the character {found[0]!r}, expected printable ASCII")
     modules = _translator()
-    with _LOCK, _collector_resting():
+    with _LOCK, _garbage_collection_off():
         for name, value in _OPTIONS.items():
             setattr(modules["options"], name, value)
         try:
@@ -82,76 +97,69 @@ def translate(domain: str, problem: str) -> Translation:
 
 def _facts(init: list[Any]) -> Iterator[Fact]:
     for atom in init:
-        predicate = getattr(atom, "predicate", "=")  # assignments of costs have none
+        predicate = getattr(atom, "predicate", "=")  # assignments of costs have no predicate
         if predicate != "=":
             yield (predicate, *atom.args)
 
 
 def _task(modules: dict[str, ModuleType], domain: str, problem: str) -> Any:
-    """The parsed, normalised planning task; its actions are shared by all games of one domain."""
+    """The parsed and normalised ``pddl.Task``; its actions are shared by all games of one domain."""
     prepared = _prepared_domain(domain)
     parser = modules["parsing_functions"]
     tree = modules["lisp_parser"].parse_nested_list(problem.split("\n"))
     _, domain_name, requirements, objects, init, goal, metric = parser.parse_task_pddl(
-        tree, prepared["type_dict"], prepared["predicate_dict"]
+        tree, prepared.type_dict, prepared.predicate_dict
     )
-    if domain_name != prepared["name"]:
+    if domain_name != prepared.name:
         raise CorruptGameError(
-            f"the problem is of the domain {domain_name!r}, the game's domain is {prepared['name']!r}"
+            f"the problem has the domain {domain_name!r}, expected the game's domain {prepared.name!r}"
         )
     pddl = modules["pddl"]
-    objects = prepared["constants"] + objects
+    objects = prepared.constants + objects
     parser.check_for_duplicates([o.name for o in objects], "error: duplicate object %r", "in :constants and :objects")
     init = init + [pddl.Atom("=", (o.name, o.name)) for o in objects]
     task = pddl.Task(
         domain_name,
         "game",
         requirements,
-        prepared["types"],
+        prepared.types,
         objects,
-        list(prepared["predicates"]),
-        prepared["functions"],
+        list(prepared.predicates),
+        prepared.functions,
         init,
         goal,
         [],
-        list(prepared["axioms"]),
+        list(prepared.axioms),
         metric,
     )
-    task.axiom_counter = len(prepared["axioms"])
+    task.axiom_counter = len(prepared.axioms)
     modules["normalize"].normalize(task)
-    task.actions = list(prepared["actions"])
+    task.actions = list(prepared.actions)
     return task
 
 
 @lru_cache(maxsize=4)
-def _prepared_domain(domain: str) -> dict[str, Any]:
-    """A domain, parsed and normalised; a trivial goal stands in for the games' goals."""
+def _prepared_domain(domain: str) -> _Domain:
+    """A domain, parsed and normalised with a trivial goal in place of a game's goal."""
     modules = _translator()
     pddl = modules["pddl"]
     tree = modules["lisp_parser"].parse_nested_list(domain.split("\n"))
-    keys = ("name", "requirements", "types", "type_dict", "constants", "predicates", "predicate_dict", "functions")
-    parts = dict(zip((*keys, "actions", "axioms"), modules["parsing_functions"].parse_domain_pddl(tree), strict=True))
+    name, requirements, types, type_dict, constants, predicates, predicate_dict, functions, actions, axioms = modules[
+        "parsing_functions"
+    ].parse_domain_pddl(tree)
+    goal = pddl.Atom("=", ("domain", "domain"))
     task = pddl.Task(
-        parts["name"],
-        "domain",
-        parts["requirements"],
-        parts["types"],
-        [],
-        list(parts["predicates"]),
-        parts["functions"],
-        [],
-        pddl.Atom("=", ("domain", "domain")),
-        parts["actions"],
-        parts["axioms"],
-        False,
+        name, "domain", requirements, types, [], list(predicates), functions, [], goal, actions, axioms, False
     )
     modules["normalize"].normalize(task)
-    return parts | {"actions": task.actions, "axioms": task.axioms, "predicates": task.predicates}
+    return _Domain(
+        name, types, type_dict, constants, task.predicates, predicate_dict, functions, task.actions, task.axioms
+    )
 
 
 @lru_cache(maxsize=1)
 def _translator() -> dict[str, ModuleType]:
-    """The translator's modules, imported once; its ``options`` module reads ``sys.argv`` when it is imported."""
+    """The translator's modules; ``options`` parses ``sys.argv`` when it is imported."""
     package = "fast_downward.translate"
     parsers = ("pddl_parser.lisp_parser", "pddl_parser.parsing_functions")
     names = ("options", "normalize", "translate", "pddl", *parsers)
@@ -161,7 +169,7 @@ def _translator() -> dict[str, ModuleType]:
         modules = {name.rsplit(".", 1)[-1]: importlib.import_module(f"{package}.{name}") for name in names}
     except ImportError as error:
         raise MissingEngineError(
-            "ALFWorld needs the package fast-downward-textworld: pip install 'trial-ray[alfworld]'"
+            "the package fast-downward-textworld is not installed: pip install 'trial-envs[alfworld]'"
         ) from error
     finally:
         sys.argv = arguments
@@ -172,8 +180,8 @@ def _translator() -> dict[str, ModuleType]:
     return modules
 
 
-def _print_to_files_only(*values: object, file: Any = None, end: str = "\n") -> None:
-    """Stands in for ``print`` in the translator's modules, whose progress messages nobody reads."""
+def _print_to_files_only(*values: object, file: IO[str] | None = None, end: str = "\n") -> None:
+    """Replaces ``print`` in the translator's modules, to suppress their progress messages."""
     if file is not None:
         file.write(" ".join(map(str, values)) + end)
 
@@ -184,8 +192,8 @@ def _untimed(text: str, block: bool = False) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _collector_resting() -> Iterator[None]:
-    """No garbage collection while the translator fills memory with small objects that all stay in use."""
+def _garbage_collection_off() -> Iterator[None]:
+    """No garbage collection while the translator allocates many small objects that all stay in use."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""The solution of a generated game, by construction."""
+"""The solution of a generated game, derived from its layout."""
 
 from __future__ import annotations
 
@@ -11,65 +11,65 @@ from trial_envs.alfworld.problem import Layout
 from trial_envs.alfworld.tasks import TREATMENTS
 
 
-def solve(task: TaskName, layout: Layout, finds: Sequence[str]) -> tuple[str, ...]:
-    """Commands that win: each object is fetched, treated if need be, and brought to its place.
+def solve(task: TaskName, layout: Layout, targets: Sequence[str]) -> tuple[str, ...]:
+    """Commands that win: take each object, treat it if the task says so, and put it into the target receptacle.
 
     Args:
-        task: what is asked for.
+        task: the task.
         layout: the furnished room.
-        finds: ids of the objects to use.
+        targets: ids of the objects to use.
     """
-    player = _Player(layout)
-    for found in finds:
-        player.take(found)
+    commands = _CommandWriter(layout)
+    for target in targets:
+        commands.take(target)
         if task.family in TREATMENTS:
             treatment = TREATMENTS[task.family]
-            player.use_on(treatment.verb, found, player.first_receptacle(treatment.tool))
+            commands.use_on(treatment.verb, target, commands.first_receptacle(treatment.tool))
         if task.family == LOOK:
-            player.switch_on(next(o for o, kind in layout.objects.items() if kind == task.target))
+            commands.switch_on(next(o for o, kind in layout.objects.items() if kind == task.target))
         else:
-            player.put(found, player.first_receptacle(task.target))
-    return tuple(player.commands)
+            commands.put(target, commands.first_receptacle(task.target))
+    return tuple(commands.written)
 
 
-class _Player:
-    """Words the commands of somebody who knows where everything is."""
+class _CommandWriter:
+    """Writes commands from the known layout, with the moves and openings that each one needs."""
 
     def __init__(self, layout: Layout) -> None:
         entities = (*layout.receptacles, *layout.objects)
         self._names = entity_names(frozenset(("exists", entity.lower()) for entity in entities))
         self._layout = layout
         self._opened: set[str] = set()
-        self._standing_at = ""
-        self.commands: list[str] = []
+        self._current = ""
+        self.written: list[str] = []
 
     def first_receptacle(self, kind: str) -> str:
         return next(r for r, known in self._layout.receptacles.items() if known == kind)
 
-    def take(self, thing: str) -> None:
-        place = self._layout.places[thing]
-        self._visit(place, enter=True)
-        self.commands.append(f"take {self._name(thing)} from {self._name(place)}")
+    def take(self, item: str) -> None:
+        receptacle = self._layout.receptacle_of[item]
+        self._visit(receptacle, enter=True)
+        self.written.append(f"take {self._name(item)} from {self._name(receptacle)}")
 
-    def use_on(self, verb: str, thing: str, tool: str) -> None:
+    def use_on(self, verb: str, item: str, tool: str) -> None:
         self._visit(tool, enter=False)
-        self.commands.append(f"{verb} {self._name(thing)} with {self._name(tool)}")
+        self.written.append(f"{verb} {self._name(item)} with {self._name(tool)}")
 
     def switch_on(self, lamp: str) -> None:
-        self._visit(self._layout.places[lamp], enter=False)
-        self.commands.append(f"use {self._name(lamp)}")
+        self._visit(self._layout.receptacle_of[lamp], enter=False)
+        self.written.append(f"use {self._name(lamp)}")
 
-    def put(self, thing: str, place: str) -> None:
-        self._visit(place, enter=True)
-        self.commands.append(f"move {self._name(thing)} to {self._name(place)}")
+    def put(self, item: str, receptacle: str) -> None:
+        self._visit(receptacle, enter=True)
+        self.written.append(f"move {self._name(item)} to {self._name(receptacle)}")
 
     def _visit(self, receptacle: str, *, enter: bool) -> None:
-        if self._standing_at != receptacle:
-            self.commands.append(f"go to {self._name(receptacle)}")
-        self._standing_at = receptacle
+        if self._current != receptacle:
+            self.written.append(f"go to {self._name(receptacle)}")
+        self._current = receptacle
         if enter and self._layout.receptacles[receptacle] in OPENABLE and receptacle not in self._opened:
             self._opened.add(receptacle)
-            self.commands.append(f"open {self._name(receptacle)}")
+            self.written.append(f"open {self._name(receptacle)}")
 
     def _name(self, entity: str) -> str:
         return self._names[entity.lower()]

@@ -1,4 +1,4 @@
-"""What the text environments share."""
+"""Base class and spaces of the text environments."""
 
 from trial_envs.core.text_env import Outcome, TextEnv
 from trial_envs.core.text_space import MAX_TEXT, AnyText

@@ -1,4 +1,4 @@
-"""Where this package keeps what it derived from data: a folder in the user's cache."""
+"""The package's cache folder, which holds indices and generated shops."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """``trial_envs`` in ``XDG_CACHE_HOME`` or ``~/.cache``; where that is read-only, a folder that ends with the process."""
+    """``trial_envs`` in ``XDG_CACHE_HOME`` or ``~/.cache``; if that is not writable, a temporary folder of the process."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = base / "trial_envs"
     try:
@@ -25,5 +25,5 @@ def _private_folder() -> Path:
 
 @lru_cache(maxsize=1)
 def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
-    """Lives as long as the process; the object removes its folder when it goes away."""
+    """Cached, because the object removes its folder when it is collected."""
     return tempfile.TemporaryDirectory(prefix="trial_envs-")

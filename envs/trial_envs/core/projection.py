@@ -1,4 +1,4 @@
-"""Projection: from what a language model replied to the action that the environment receives."""
+"""Projection: from a language model's response to the action that the environment receives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 ResponseStyle = Literal["tagged", "plain"]
 
-# Ideographs only (unified, extensions, compatibility): a response that drifts into them has left the language of the task.
+# Ideographs only (unified, extensions, compatibility): they show that a response is not in the language of the task.
 _CJK = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af]")
 
 
@@ -17,8 +17,8 @@ class Projection:
     """The action read from a response.
 
     Attributes:
-        action: what to hand to the environment.
-        valid: whether the response had the required form. Whether the action is admissible is the environment's to say.
+        action: the argument of the environment's ``step``.
+        valid: whether the response has the required form; the action may still be inadmissible.
     """
 
     action: str
@@ -26,13 +26,13 @@ class Projection:
 
 
 def project_action(response: str, style: ResponseStyle = "tagged", tail: int = 30) -> Projection:
-    """Read the action from a response; never fails on any text.
+    """Read the action from a response. Every text is accepted.
 
-    ``"tagged"``: the lower-cased text between the first ``<action>`` and the first ``</action>``, without outer blanks.
-    The response is valid when it also holds ``<think>`` … ``</think>`` and no CJK ideograph. Without the pair of action
-    tags the action is the end of the response, and invalid. Tags are recognised in any case.
+    ``"tagged"``: the lower-cased text between the first ``<action>`` and the first ``</action>``, stripped of white space.
+    The response is valid if it also has ``<think>`` … ``</think>`` and no CJK ideograph. Without the pair of action tags
+    the action is the last ``tail`` characters of the response, which is then invalid. Tags are case-insensitive.
 
-    ``"plain"``: the whole response without outer blanks, for small models that answer with the action alone; valid unless
+    ``"plain"``: the whole response, stripped of white space, for small models that write the action alone; valid unless
     empty.
 
     Args:

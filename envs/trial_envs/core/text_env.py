@@ -1,18 +1,18 @@
-"""The contract that every text environment of this package keeps.
+"""The base class of the text environments, and the ``info`` that all of them return.
 
 An episode is one task. Observations and actions are plain strings; ``info`` holds, after ``reset`` and every ``step``:
 
-================== =====================================================================
-``task``           the instruction, without the engine's lead-in
-``task_id``        the id under which ``reset(options={"task": id})`` plays the same task again
-``family``         the kind of task
-``admissible_actions``  list of the actions that mean something now, in the engine's order
-``won``            whether the task is solved
-``score``          float in [0, 1]
-``invalid_action`` whether the last action was none that the engine understood (``False`` after ``reset``)
-================== =====================================================================
+====================== ================================================================================
+``task``               the instruction, without a prefix such as ``Your task is to:``
+``task_id``            the id with which ``reset(options={"task": id})`` plays the same task again
+``family``             the kind of task
+``admissible_actions`` list of the actions that are possible now, in the engine's order
+``won``                whether the task is solved
+``score``              float in [0, 1]
+``invalid_action``     whether the engine did not understand the last action (``False`` after ``reset``)
+====================== ================================================================================
 
-``terminated`` says that the task itself ended (won, bought); ``truncated`` that ``max_turns`` actions were used up.
+``terminated``: the task itself ended (won, lost, bought); ``truncated``: ``max_turns`` actions were taken.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from trial_envs.errors import ClosedEnvError, EpisodeOverError, UnknownOptionErr
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the engine answered: to the start of an episode or to one action."""
+    """The engine's answer to the start of an episode or to one action."""
 
     observation: str
     admissible_actions: tuple[str, ...]
@@ -43,7 +43,7 @@ class Outcome:
 
 
 class TextEnv(gymnasium.Env[str, str]):
-    """Base of the text environments: choice of the task, the turn limit, ``info``, and the guards around an engine.
+    """Base class of the text environments: choice of the task, turn limit, ``info`` and checks of the arguments.
 
     A subclass implements :meth:`tasks`, :meth:`family`, :meth:`_start`, :meth:`_advance` and :meth:`_free`.
 
@@ -57,14 +57,14 @@ class TextEnv(gymnasium.Env[str, str]):
     _made_with: tuple[tuple[Any, ...], dict[str, Any]]
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:
-        """Remembers how the environment was made, for :meth:`__reduce__`."""
+        """Stores the constructor's arguments, for :meth:`__reduce__`."""
         env = super().__new__(cls)
         env._made_with = (args, settings)
         return env
 
     def __init__(self, split: str, max_turns: int, render_mode: str | None = None) -> None:
         if max_turns < 1:
-            raise ValueError(f"max_turns is {max_turns}; an episode needs at least one turn")
+            raise ValueError(f"max_turns is {max_turns}, expected at least 1")
         self.split = split
         self.max_turns = max_turns
         self.render_mode = render_mode
@@ -79,11 +79,11 @@ class TextEnv(gymnasium.Env[str, str]):
 
     @abstractmethod
     def tasks(self, split: str | None = None) -> Sequence[str]:
-        """The task ids of a split (default: the environment's own) in an order that depends on nothing but the data."""
+        """The task ids of a split (default: the environment's own), in the same order in every process."""
 
     @abstractmethod
     def family(self, task_id: str) -> str:
-        """The kind of task behind an id."""
+        """The kind of task of an id."""
 
     @abstractmethod
     def _start(self, task_id: str) -> tuple[str, Outcome]:
@@ -95,19 +95,19 @@ class TextEnv(gymnasium.Env[str, str]):
 
     @abstractmethod
     def _free(self) -> None:
-        """Frees whatever the engine holds; called at most once."""
+        """Frees the engine's resources; called at most once."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Starts an episode.
 
         Args:
             seed: seeds the choice of the task (and of later tasks, as in every Gymnasium environment).
-            options: ``{"task": id}`` plays that task, ``{"task": number}`` the one at that place (from 0) of
-                ``tasks()``; without it the seed chooses one of ``tasks()``.
+            options: ``{"task": id}`` plays that task, ``{"task": index}`` the task ``tasks()[index]``; without it the
+                seed draws one of ``tasks()``.
 
         Raises:
-            UnknownTaskError: no task has this id or number.
-            UnknownOptionError: an option is not known.
+            UnknownTaskError: no task has this id or index.
+            UnknownOptionError: ``options`` has a key other than ``"task"``.
             ClosedEnvError: after ``close``.
         """
         self._refuse_closed()
@@ -121,17 +121,18 @@ class TextEnv(gymnasium.Env[str, str]):
         return outcome.observation, self._info(outcome)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Carries out one action; a string that the engine does not understand costs a turn and changes nothing.
+        """Carries out one action; a string that the engine does not understand takes a turn and changes nothing.
 
         Raises:
             EpisodeOverError: before ``reset`` and after the episode ended.
             ClosedEnvError: after ``close``.
+            TypeError: the action is not a string.
         """
         self._refuse_closed()
         if not self._playing:
             raise EpisodeOverError("no episode is running: call reset() before step()")
         if not isinstance(action, str):
-            raise TypeError(f"an action is a str, found {type(action).__name__}")
+            raise TypeError(f"expected an action of type str, found {type(action).__name__}")
         outcome = self._advance(action)
         self._actions.append(action)
         truncated = not outcome.done and len(self._actions) >= self.max_turns
@@ -140,21 +141,21 @@ class TextEnv(gymnasium.Env[str, str]):
         return outcome.observation, outcome.reward, outcome.done, truncated, self._info(outcome)
 
     def render(self) -> str | None:  # type: ignore[override]
-        """The last action and the text that answered it (``render_mode="ansi"``)."""
+        """The last action and the observation after it (``render_mode="ansi"``)."""
         if self.render_mode != "ansi":
             return None
         prompt = f"> {self._actions[-1]}\n" if self._actions else ""
         return f"{prompt}{self._last_observation}\n"
 
     def close(self) -> None:
-        """Frees the engine; the environment cannot be used afterwards. May be called again."""
+        """Frees the engine; the environment cannot be used afterwards. Repeated calls have no effect."""
         if not self._closed:
             self._closed = True
             self._playing = False
             self._free()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy (pickled or deep) is made anew and repeats the actions of the running episode."""
+        """A pickled or deep copy is constructed anew and replays the actions of the running episode."""
         episode = (self._task_id, tuple(self._actions)) if self._playing else None
         state = {"spec": self.spec, "_np_random": self._np_random, "_np_random_seed": self._np_random_seed}
         return _make_again, (type(self), *self._made_with, state, episode, self._closed)
@@ -162,20 +163,22 @@ class TextEnv(gymnasium.Env[str, str]):
     def _choose_task(self, options: Mapping[str, Any] | None) -> str:
         given = {} if options is None else options
         if not isinstance(given, Mapping) or set(given) - {"task"}:
-            raise UnknownOptionError(f"reset() got the options {given!r:.200}; expected a dict, its only key 'task'")
+            raise UnknownOptionError(
+                f"reset() got the options {given!r:.200}, expected a dict with the only key 'task'"
+            )
         wanted = given.get("task")
         if isinstance(wanted, str):
             return wanted
         tasks = self.tasks()
         if wanted is None:
             if not tasks:
-                raise UnknownTaskError(f"the split {self.split!r} holds no task to choose from")
+                raise UnknownTaskError(f"the split {self.split!r} has no tasks; choose another split")
             return tasks[int(self.np_random.integers(len(tasks)))]
         if isinstance(wanted, bool) or not isinstance(wanted, SupportsIndex):
-            raise UnknownTaskError(f"a task is an id (str) or its place in tasks() (int), found {wanted!r:.200}")
-        if not 0 <= (place := operator.index(wanted)) < len(tasks):
-            raise UnknownTaskError(f"the split {self.split!r} holds {len(tasks)} tasks, found the number {place}")
-        return tasks[place]
+            raise UnknownTaskError(f"expected a task id (str) or an index into tasks() (int), found {wanted!r:.200}")
+        if not 0 <= (index := operator.index(wanted)) < len(tasks):
+            raise UnknownTaskError(f"the split {self.split!r} has {len(tasks)} tasks, found the task index {index}")
+        return tasks[index]
 
     def _info(self, outcome: Outcome) -> dict[str, Any]:
         return {

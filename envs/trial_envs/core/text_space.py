@@ -1,38 +1,38 @@
-"""The space of texts, which Gymnasium's vector environments can hand from process to process."""
+"""The space of texts, with the shared memory that Gymnasium's vector environments need."""
 
 from __future__ import annotations
 
 import string
 from collections.abc import Sequence
 from multiprocessing.heap import BufferWrapper
-from typing import Any
+from typing import overload
 
 from gymnasium.spaces import Text
 from gymnasium.vector.utils import create_shared_memory, read_from_shared_memory, write_to_shared_memory
 
 MAX_TEXT = 1_000_000
-"""Upper limit of the length of observations and actions, in characters."""
+"""Maximum length of observations and actions, in characters."""
 
 _HEADER = 8
-"""Bytes that hold a text's length in bytes."""
+"""Size of the field with the text's length; both in bytes."""
 _MAX_SAMPLE = 30
 
 
 class AnyText(Text):
-    """A ``Text`` space that contains every string up to its maximal length, whatever its characters.
+    """A ``Text`` space that contains every string up to its maximum length, with any characters.
 
-    Product pages and model responses hold characters of every script; samples are printable ASCII.
+    Product pages and model responses have characters of every script. Samples are printable ASCII.
     """
 
     def __init__(self, max_length: int = MAX_TEXT, *, seed: int | None = None) -> None:
         super().__init__(max_length, min_length=0, charset=string.printable, seed=seed)
 
-    def contains(self, x: Any) -> bool:
+    def contains(self, x: object) -> bool:
         """Whether ``x`` is a string of at most ``max_length`` characters."""
         return isinstance(x, str) and len(x) <= self.max_length
 
-    def sample(self, mask: Any = None, probability: Any = None) -> str:
-        """A short printable string; a uniform length up to ``max_length`` would be useless as an action."""
+    def sample(self, mask: object = None, probability: object = None) -> str:
+        """A printable string of 1 to 30 characters; masks and probabilities are ignored."""
         length = int(self.np_random.integers(1, min(self.max_length, _MAX_SAMPLE) + 1))
         return "".join(self.np_random.choice(list(self.character_list), size=length))
 
@@ -41,7 +41,7 @@ class AnyText(Text):
 
 
 class SharedTexts(Sequence[str]):
-    """The texts of several processes, as they are now; a copy of it is a tuple of strings."""
+    """The current texts in shared memory, one a process; a deep copy is a tuple of strings."""
 
     def __init__(self, buffers: list[BufferWrapper]) -> None:
         self._views = [buffer.create_memoryview() for buffer in buffers]
@@ -49,12 +49,18 @@ class SharedTexts(Sequence[str]):
     def __len__(self) -> int:
         return len(self._views)
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[str, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
         if isinstance(index, slice):
             return tuple(map(_read, self._views[index]))
         return _read(self._views[index])
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> tuple[str, ...]:
+    def __deepcopy__(self, memo: dict[int, object]) -> tuple[str, ...]:
         return tuple(self)
 
 
@@ -64,15 +70,15 @@ def _read(view: memoryview) -> str:
 
 
 # Gymnasium 1.2 reads a Text space's shared memory once, before anything is written to it, so an AsyncVectorEnv of text
-# environments would answer zeros for ever. These three functions are what it asks of a space of one's own.
+# environments would always return zeros. Gymnasium requires these three functions of a custom space.
 
 
 @create_shared_memory.register(AnyText)
-def _create_shared_text(space: AnyText, n: int = 1, ctx: Any = None) -> list[BufferWrapper]:
-    """Room for ``n`` texts. The system provides a page only when it is written, so long texts' room costs nothing."""
+def _create_shared_text(space: AnyText, n: int = 1, ctx: object = None) -> list[BufferWrapper]:
+    """Buffers for ``n`` texts of the maximum length. Pages that are never written take no memory."""
     buffers = [BufferWrapper(_HEADER + 4 * space.max_length) for _ in range(n)]
     for buffer in buffers:
-        buffer.create_memoryview()[:_HEADER] = bytes(_HEADER)  # freed room is used again as it was left
+        buffer.create_memoryview()[:_HEADER] = bytes(_HEADER)  # the heap does not clear the blocks that it reuses
     return buffers
 
 

@@ -1,4 +1,4 @@
-"""``trial/TextWorld-v0``: games that TextWorld generates, compiles and plays, as a Gymnasium environment."""
+"""``trial/TextWorld-v0``: games generated, compiled and played by TextWorld, as a Gymnasium environment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import threading
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Protocol
 
 from trial_envs.core import Outcome, TextEnv
 from trial_envs.errors import (
@@ -25,27 +26,55 @@ LEVELS = {"coin_collector": 300, "treasure_hunter": 30}
 FIRST_SEEDS = {"train": 0, "test": 1_000_000}
 """Split -> seed of its first game."""
 
+
 _NOT_UNDERSTOOD = "That's not a verb I recognise."
 _BANNER_END = "$$ \n"
 _TASK_ID = re.compile(rf"({'|'.join(LEVELS)})-([1-9][0-9]{{0,2}})-(0|[1-9][0-9]{{0,8}})")
 _WANTED = ("feedback", "admissible_commands", "policy_commands", "objective", "score", "max_score", "won", "lost")
 _MAKING = threading.Lock()
-"""TextWorld makes games from data that all its games share."""
+"""Held while a game is made, because TextWorld's game maker is not thread-safe."""
+
+
+class GameState(Protocol):
+    """The fields of ``textworld.GameState`` that are requested with :data:`_WANTED`."""
+
+    feedback: str
+    admissible_commands: list[str]
+    policy_commands: list[str]
+    objective: str
+    score: int
+    max_score: int
+    won: bool
+    lost: bool
+
+
+class Game(Protocol):
+    """The part of ``textworld.Environment`` that is used here."""
+
+    def reset(self) -> GameState:
+        """Starts the game."""
+
+    def step(self, command: str) -> tuple[GameState, float, bool]:
+        """Carries out one command."""
+
+    def close(self) -> None:
+        """Ends the interpreter."""
 
 
 class TextWorldEnv(TextEnv):
-    """Finding a coin in a maze (``coin_collector``) or one of two things (``treasure_hunter``; the wrong one loses).
+    """Find a coin in a maze (``coin_collector``), or the right one of two objects (``treasure_hunter``).
 
     A game is a pure function of its task id ``<family>-<level>-<seed>``. Making it takes about a second. The reward is
-    1.0 on the action that wins. Only admissible commands reach the game; every other string is answered as the game
-    answers what it does not know. (Its parser would also take ``quit``, several sentences, or save to a file.)
+    1.0 on the action that wins; taking the wrong treasure ends the episode without a reward. Only admissible commands
+    are passed to the game, because its parser would also accept ``quit``, several sentences, or saving to a file. For
+    every other string the observation is the game's own text for an unknown verb.
 
     Args:
-        split: ``train`` or ``test``; they share no seed.
+        split: ``train`` or ``test``; their games have different seeds.
         max_turns: actions after which an episode is truncated.
         level: difficulty of the games that ``tasks()`` lists; see the two challenges in TextWorld's documentation.
-        num_games: how many games ``tasks()`` lists.
-        families: kinds of games, taken in turn.
+        num_games: number of games that ``tasks()`` lists.
+        families: families of games, which alternate in ``tasks()``.
         render_mode: ``"ansi"`` or ``None``.
 
     Raises:
@@ -65,19 +94,22 @@ class TextWorldEnv(TextEnv):
         self._level, self._num_games, self._families = level, num_games, tuple(families)
         unknown = [family for family in self._families if family not in LEVELS]
         if unknown or not self._families or num_games < 1:
-            raise GeneratorSettingError(f"found {families!r} and {num_games} games; expected some of {list(LEVELS)}")
-        if not 1 <= level <= min(LEVELS[family] for family in self._families):
-            raise GeneratorSettingError(f"found level {level}; the highest levels are {LEVELS}, the lowest is 1")
-        self.tasks()  # an unknown split is reported here
+            raise GeneratorSettingError(
+                f"found the families {families!r} and num_games {num_games}; expected some of {list(LEVELS)} and at least 1"
+            )
+        highest = min(LEVELS[family] for family in self._families)
+        if not 1 <= level <= highest:
+            raise GeneratorSettingError(f"found level {level}, expected 1 to {highest} for {', '.join(self._families)}")
+        self.tasks()  # raises UnknownSplitError
         self._textworld = _import("textworld")
         self._folder = tempfile.TemporaryDirectory(prefix="trial_envs-")
-        self._game: Any = None
+        self._game: Game | None = None
         self._loaded: str | None = None
         self.walkthrough: tuple[str, ...] = ()
         """Commands that win the current game; empty before the first ``reset``."""
 
     def tasks(self, split: str | None = None) -> Sequence[str]:
-        """The task ids of a split (default: the environment's own), by their seeds."""
+        """The task ids of a split (default: the environment's own), by ascending seed."""
         first = FIRST_SEEDS.get(split or self.split)
         if first is None:
             raise UnknownSplitError(f"TextWorld has no split {split or self.split!r}; expected one of {[*FIRST_SEEDS]}")
@@ -91,8 +123,9 @@ class TextWorldEnv(TextEnv):
     def _start(self, task_id: str) -> tuple[str, Outcome]:
         if self._loaded != task_id:
             self._loaded = None
-            self._play(task_id)
+            self._load(task_id)
             self._loaded = task_id
+        assert self._game is not None
         self._state = self._game.reset()
         self.walkthrough = tuple(self._state.policy_commands)
         return self._state.objective, self._outcome(self._state.feedback.rpartition(_BANNER_END)[2])
@@ -101,6 +134,7 @@ class TextWorldEnv(TextEnv):
         command = action.strip()
         if command not in self._state.admissible_commands:
             return self._outcome(_NOT_UNDERSTOOD, understood=False)
+        assert self._game is not None
         self._state, _, _ = self._game.step(command)
         return self._outcome(self._state.feedback)
 
@@ -111,7 +145,7 @@ class TextWorldEnv(TextEnv):
 
     def _outcome(self, text: str, *, understood: bool = True) -> Outcome:
         state = self._state
-        prompt = text.rfind("\n>")  # the prompt and the status line come after
+        prompt = text.rfind("\n>")  # the prompt and the status line follow the feedback
         return Outcome(
             observation=re.sub(r"\n{3,}", "\n\n", text[:prompt] if prompt >= 0 else text).strip(),
             admissible_actions=tuple(state.admissible_commands),
@@ -122,11 +156,13 @@ class TextWorldEnv(TextEnv):
             invalid_action=not understood,
         )
 
-    def _play(self, task_id: str) -> None:
-        """Makes the game of an id and starts it in place of the one before, whose interpreter cannot take another."""
+    def _load(self, task_id: str) -> None:
+        """Makes the game of an id and starts an interpreter for it; an interpreter plays only one game."""
         found = _TASK_ID.fullmatch(task_id)
         if found is None or int(found[2]) > LEVELS[found[1]]:
-            raise UnknownTaskError(f"{task_id!r:.200} is no game; expected <family>-<level>-<seed>, levels to {LEVELS}")
+            raise UnknownTaskError(
+                f"unknown task {task_id!r:.200}; expected <family>-<level>-<seed> with a level up to {LEVELS}"
+            )
         if self._game is not None:
             self._game.close()
         challenge = _import(f"textworld.challenges.tw_{found[1]}.{found[1]}")
@@ -135,7 +171,7 @@ class TextWorldEnv(TextEnv):
         options.force_recompile = True
         infos = self._textworld.EnvInfos(**dict.fromkeys(_WANTED, True))
         with _MAKING, warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*is not fully supported")  # that is said of every game of one's own
+            warnings.filterwarnings("ignore", ".*is not fully supported")  # TextWorld says so of every generated game
             game = challenge.make({"level": int(found[2])}, options)
             try:
                 path = self._textworld.generator.compile_game(game, options)
@@ -144,8 +180,8 @@ class TextWorldEnv(TextEnv):
             self._game = self._textworld.start(path, infos)
 
 
-def _import(module: str) -> Any:
+def _import(module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise MissingEngineError("these games need TextWorld: pip install 'trial-envs[textworld]'") from error
+        raise MissingEngineError("TextWorld is not installed: pip install 'trial-envs[textworld]'") from error

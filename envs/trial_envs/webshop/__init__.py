@@ -1,4 +1,4 @@
-"""WebShop: catalogue, search, pages, sessions and reward, in text mode, without Java, Flask or spaCy at run time."""
+"""WebShop's text mode: catalogue, search, pages, sessions and reward, without Java, Flask or spaCy at run time."""
 
 from importlib.util import find_spec
 
@@ -6,4 +6,4 @@ from trial_envs.errors import MissingPackageError
 
 _missing = [name for name in ("numpy", "rapidfuzz", "regex") if find_spec(name) is None]
 if _missing:
-    raise MissingPackageError(f"WebShop needs {', '.join(_missing)}: pip install 'trial-envs[webshop]'")
+    raise MissingPackageError(f"not installed: {', '.join(_missing)}; pip install 'trial-envs[webshop]'")

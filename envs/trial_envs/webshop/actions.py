@@ -1,13 +1,13 @@
-"""Reading an action text."""
+"""Parses an action string."""
 
 from __future__ import annotations
 
 
 def parse_action(text: str) -> tuple[str, str]:
-    """The name and the lower-cased argument of ``name[argument]``; an empty argument if the text has no such form.
+    """The name and the lower-cased argument of ``name[argument]``; the text and an empty argument if it has another form.
 
-    The form may be followed by anything, must stand on the first line, and of several opening brackets the last one
-    that leaves an argument counts, as a greedy ``(.+)\\[(.+)\\]`` has it. Scans the text twice whatever it holds.
+    Only the first line is read, as far as its last ``]``. Of several opening brackets the last one that leaves an argument
+    counts, as in the greedy pattern ``(.+)\\[(.+)\\]``. Takes linear time for every text.
     """
     line = text.split("\n", 1)[0]
     end = line.rfind("]")

@@ -1,7 +1,7 @@
-"""From text to index terms, as Lucene's English analysis does it.
+"""From text to index terms, as in Lucene's English analysis.
 
-Standard tokens (word segmentation of UAX #29, emoji included), possessive ``'s`` dropped, lower case, 33 stop words
-dropped, Porter stems.
+Standard tokens (word segmentation of UAX #29, emoji included), possessive ``'s`` removed, lower case, 33 stop words
+removed, Porter stems.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import regex
 from trial_envs.webshop.porter import stem
 
 MAX_TOKEN = 255
-"""Longer tokens are cut into pieces of this length."""
+"""Maximum length of a token in characters; longer ones are split."""
 
 _STOP_TEXT = (
     "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this "
@@ -21,7 +21,7 @@ _STOP_TEXT = (
 )
 STOP_WORDS = frozenset(_STOP_TEXT.split())
 
-# Extended_Pictographic as of Unicode 12.1, which Lucene 9 has; Unicode 17 took the property from many symbols.
+# Extended_Pictographic as of Unicode 12.1, as in Lucene 9; Unicode 17 removed the property from many symbols.
 _PICTOGRAPHS = (
     r"\u00A9\u00AE\u203C\u2049\u2122\u2139\u2194-\u2199\u21A9\u21AA\u231A\u231B\u2328\u2388\u23CF\u23E9-\u23F3"
     r"\u23F8-\u23FA\u24C2\u25AA\u25AB\u25B6\u25C0\u25FB-\u25FE\u2600-\u2605\u2607-\u2612\u2614-\u2685\u2690-\u2705"
@@ -36,10 +36,10 @@ _PICTOGRAPHS = (
 
 
 def _token_pattern() -> regex.Pattern[str]:
-    """Tokens of UAX #29 that hold a letter, a digit, an ideograph or an emoji.
+    """Tokens of UAX #29 that have a letter, a digit, an ideograph or an emoji.
 
-    Rule WB4 lets marks follow every character. Quantifiers that could give back characters in vain are possessive, and
-    connectors that join nothing are a match of their own (group ``idle``), so the time grows with the length only.
+    By rule WB4, marks may follow every character. Quantifiers that would backtrack without success are possessive, and
+    connectors without a word match separately (group ``idle``), so the time is linear in the length.
     """
     marks = r"[\p{WB=Extend}\p{WB=Format}\p{WB=ZWJ}]*+"
     letter = rf"[\p{{WB=ALetter}}\p{{WB=Hebrew_Letter}}]{marks}"
@@ -63,7 +63,7 @@ _POSSESSIVES = ("'s", "’s", "＇s")
 
 
 def index_terms(text: str) -> Iterator[str]:
-    """The terms of a text in order, repetitions kept."""
+    """The terms of a text in order, with duplicates."""
     for match in _TOKEN.finditer(text):
         if match.lastgroup == "idle":
             continue

@@ -1,4 +1,4 @@
-"""What generated shops sell: kinds of products with their properties, options and prices."""
+"""Kinds of products of the generated shops, with their attributes, options and prices."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Kind:
 
     Attributes:
         category: department.
-        query: the search that collects it.
+        query: the search query of its collection.
         path: levels of the product category.
-        noun: how titles call it; its last word is the head.
-        attributes: properties that a product of this kind may have.
-        options: option name -> values to choose from.
+        noun: its name in titles; the last word is the head noun.
+        attributes: attributes that a product of this kind may have.
+        options: option name -> possible values.
         prices: lowest and highest price in dollars.
     """
 

@@ -1,4 +1,4 @@
-"""The arithmetic of Lucene's BM25: 32-bit floats per term, document lengths kept to four significant bits."""
+"""Lucene's BM25 arithmetic: 32-bit floats per term, document lengths rounded to four significant bits."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ K1 = np.float32(0.9)
 B = np.float32(0.4)
 
 _EXACT_LENGTHS = 24
-"""Shorter documents keep their exact length; of longer ones, what exceeds it keeps four bits."""
+"""Shorter documents have their exact length; of longer ones, the excess over it is rounded to four bits."""
 
 
 def quantise_length(length: int) -> int:
-    """The length that Lucene remembers of a document of ``length`` terms (``SmallFloat.intToByte4`` and back)."""
+    """The length that Lucene stores for a document of ``length`` terms (``SmallFloat.intToByte4`` and back)."""
     if length < _EXACT_LENGTHS:
         return length
     excess = length - _EXACT_LENGTHS
@@ -27,7 +27,7 @@ def inverse_norms(lengths: NDArray[np.int64]) -> NDArray[np.float32]:
     """``1 / (k1 · (1 - b + b · length / average))`` of every document.
 
     Args:
-        lengths: terms of every document ``[N]``; the average is over documents that have any.
+        lengths: number of terms of every document ``[N]``; the average is over documents with at least one term.
     """
     documents = int(np.count_nonzero(lengths))
     average = np.float32(float(lengths.sum()) / max(documents, 1)) if documents else np.float32(1)
@@ -38,12 +38,12 @@ def inverse_norms(lengths: NDArray[np.int64]) -> NDArray[np.float32]:
 
 
 def inverse_document_frequency(documents: int, frequency: int) -> np.float32:
-    """``ln(1 + (N - n + ½) / (n + ½))`` of a term that ``frequency`` of ``documents`` documents hold."""
+    """``ln(1 + (N - n + ½) / (n + ½))`` of a term that occurs in ``frequency`` (n) of ``documents`` (N) documents."""
     return np.float32(math.log(1 + (documents - frequency + 0.5) / (frequency + 0.5)))
 
 
 def term_scores(weight: np.float32, saturations: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What a query term adds to the score of each document that holds it.
+    """The summand of a query term in the score of each document with the term, ``[n]``.
 
     Args:
         weight: inverse document frequency times the term's count in the query.

@@ -1,6 +1,6 @@
-"""A prepared shop on disk, memory-mapped and read-only: products, goals and the search index.
+"""An indexed shop on disk, memory-mapped and read-only: products, goals and the search index.
 
-All environments of a process that play in the same shop share one catalogue, also across threads.
+All environments of a process with the same shop share one catalogue, also across threads.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import threading
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import Literal, TypedDict, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,14 +26,38 @@ FORMAT = 1
 """Version of the layout of an index folder."""
 MANIFEST = "manifest.json"
 CHECKED_AT_OPEN = 32 << 20
-"""Indices up to this many bytes are checked against their digests whenever they are opened."""
+"""Indices up to this many bytes are compared with their digests whenever they are opened."""
+
+
+class FileEntry(TypedDict):
+    """A file of an index folder: its size and its SHA-256."""
+
+    bytes: int
+    sha256: str
+
+
+class Groups(TypedDict):
+    """Names of the categories and of the collections, in the order of their codes."""
+
+    categories: list[str]
+    collections: list[str]
+
+
+class Manifest(TypedDict):
+    """The content of :data:`MANIFEST`."""
+
+    format: int
+    source: dict[str, object]
+    documents: int
+    groups: Groups
+    files: dict[str, FileEntry]
 
 
 class Catalogue:
     """The products, goals and search of a shop.
 
     Raises:
-        CorruptCatalogueError: a file is missing or is not what the manifest says.
+        CorruptCatalogueError: a file is missing or differs from the manifest.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -43,22 +67,22 @@ class Catalogue:
         self._products = RecordFile(folder, "products")
         self._listings = RecordFile(folder, "listings")
         self._goals = RecordFile(folder, "goals")
-        self._prices = load_array(folder, "prices")
-        self._asins = load_array(folder, "asins")
-        self._by_asin = load_array(folder, "by_asin")
-        self._categories = load_array(folder, "categories")
-        self._collections = load_array(folder, "collections")
-        self._groups: dict[str, list[str]] = manifest["groups"]
+        self._prices = load_array(folder, "prices", np.float64)
+        self._asins = load_array(folder, "asins", np.bytes_)
+        self._by_asin = load_array(folder, "by_asin", np.int32)
+        self._categories = load_array(folder, "categories", np.int32)
+        self._collections = load_array(folder, "collections", np.int32)
+        self._groups = manifest["groups"]
         self._index = SearchIndex(folder, manifest["documents"])
 
     @property
     def num_products(self) -> int:
-        """How many products there are; they are numbered from 0 in the order of the data."""
+        """Number of products; their positions count from 0 in the order of the data."""
         return len(self._products)
 
     @property
     def num_goals(self) -> int:
-        """How many goals there are."""
+        """Number of goals."""
         return len(self._goals)
 
     def goal(self, number: int) -> Goal:
@@ -81,15 +105,15 @@ class Catalogue:
             raise CorruptCatalogueError(f"{self.folder}: listing {position} is damaged. {REBUILD}") from error
 
     def position(self, asin: str) -> int:
-        """Where a product is.
+        """The position of a product.
 
         Raises:
             KeyError: the shop has no such product.
         """
-        place = int(np.searchsorted(self._asins, asin.encode()))
-        if place == len(self._asins) or self._asins[place] != asin.encode():
+        rank = int(np.searchsorted(self._asins, asin.encode()))
+        if rank == len(self._asins) or self._asins[rank] != asin.encode():
             raise KeyError(asin)
-        return int(self._by_asin[place])
+        return int(self._by_asin[rank])
 
     def search(self, query: str) -> NDArray[np.int64]:
         """Positions of the best products for a query, best first, at most 50."""
@@ -100,36 +124,38 @@ class Catalogue:
         return self._in_group("categories", self._categories, name)
 
     def in_collection(self, name: str) -> NDArray[np.int64]:
-        """All products that were collected by one query, in the order of the data."""
+        """All products whose ``query`` is ``name``, in the order of the data."""
         return self._in_group("collections", self._collections, name)
 
-    def _in_group(self, kind: str, codes: NDArray[Any], name: str) -> NDArray[np.int64]:
+    def _in_group(
+        self, kind: Literal["categories", "collections"], codes: NDArray[np.int32], name: str
+    ) -> NDArray[np.int64]:
         names = self._groups[kind]
         return np.flatnonzero(codes == names.index(name)) if name in names else np.zeros(0, dtype=np.int64)
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> Manifest:
     """The manifest of an index folder.
 
     Raises:
-        CorruptCatalogueError: it is missing, damaged, or of another version.
+        CorruptCatalogueError: it is missing, damaged, or of another format version.
     """
     path = folder / MANIFEST
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         version, _ = manifest["format"], (manifest["files"], manifest["documents"], manifest["groups"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CorruptCatalogueError(f"{path} is no manifest of a shop: {error}. {REBUILD}") from error
+        raise CorruptCatalogueError(f"{path} is not a shop's manifest: {error}. {REBUILD}") from error
     if version != FORMAT:
-        raise CorruptCatalogueError(f"{path} has version {version}, expected {FORMAT}. {REBUILD}")
-    return dict(manifest)
+        raise CorruptCatalogueError(f"{path} has the format version {version}, expected {FORMAT}. {REBUILD}")
+    return cast(Manifest, manifest)
 
 
-def check_files(folder: Path, manifest: dict[str, Any], digests: bool) -> None:
-    """Compares the sizes, and on wish the digests, of all files with the manifest.
+def check_files(folder: Path, manifest: Manifest, digests: bool) -> None:
+    """Compares the sizes of all files with the manifest, with ``digests`` also their digests.
 
     Raises:
-        CorruptCatalogueError: the first that differs.
+        CorruptCatalogueError: a file differs.
     """
     for name, expected in manifest["files"].items():
         path = folder / name
@@ -138,7 +164,7 @@ def check_files(folder: Path, manifest: dict[str, Any], digests: bool) -> None:
             found = "missing" if size is None else f"{size} bytes"
             raise CorruptCatalogueError(f"{path}: {found}, expected {expected['bytes']}. {REBUILD}")
         if digests and file_digest(path) != expected["sha256"]:
-            raise CorruptCatalogueError(f"{path} differs from its digest in {MANIFEST}. {REBUILD}")
+            raise CorruptCatalogueError(f"{path} does not have the digest in {MANIFEST}. {REBUILD}")
 
 
 def file_digest(path: Path) -> str:
@@ -152,7 +178,7 @@ _lock = threading.Lock()
 
 
 def open_catalogue(folder: Path) -> Catalogue:
-    """The catalogue of an index folder, the same object for everyone as long as somebody uses it.
+    """The catalogue of an index folder; all callers share one object while it is in use.
 
     Raises:
         CorruptCatalogueError: see :class:`Catalogue`.
@@ -162,7 +188,7 @@ def open_catalogue(folder: Path) -> Catalogue:
         state = (folder / MANIFEST).stat()
     except OSError as error:
         raise CorruptCatalogueError(f"{folder / MANIFEST} cannot be read: {error}. {REBUILD}") from error
-    key = (folder, state.st_ino, state.st_mtime_ns)  # an index that was replaced since is another one
+    key = (folder, state.st_ino, state.st_mtime_ns)  # differs if the index was replaced
     with _lock:
         catalogue = _open.get(key)
         if catalogue is None:

@@ -19,24 +19,24 @@ from trial_envs.webshop.splits import GENERATED, check_split, split_goals
 
 
 class WebShopEnv(TextEnv):
-    """A shop to search, look around and buy in, as WebShop's ``text`` mode.
+    """A shop to search, browse and buy in: WebShop's ``text`` mode.
 
-    Actions are ``search[words]`` and ``click[label]``; whatever else is said, or a label that the page does not show,
-    changes nothing and counts as ``invalid_action``. The episode ends with ``click[buy now]``; its reward in [0, 1] is
-    the episode's only one, and also ``score``; ``won`` means 1.0.
+    Actions are ``search[words]`` and ``click[label]``. Any other text, or a label that is not on the page, changes nothing
+    and sets ``invalid_action``. ``click[buy now]`` ends the episode with its only reward, in [0, 1], which is also
+    ``score``; ``won`` means 1.0. ``info["page"]`` is the name of the current page.
 
-    Task ids are numbers of goals. A split says which of them ``tasks`` lists and ``reset`` draws; every goal of the
-    shop can be played in any split. ``info["page"]`` is the name of the page that is shown.
+    Task ids are goal numbers. A split determines the goals that ``tasks`` lists and ``reset`` draws; every goal of the
+    shop can be played in any split.
 
     Args:
         split: ``train`` (goals from 500) or ``test`` (0 to 499), the published ``orig_train`` (from 1500),
-            ``orig_eval`` (500 to 1499) and ``orig_test`` (0 to 499), ``all``, or ``generated``; without one, ``train``
-            where data are found and ``generated`` elsewhere.
+            ``orig_eval`` (500 to 1499) and ``orig_test`` (0 to 499), ``all``, or ``generated``; default ``train`` if data
+            are found, else ``generated``.
         data: index folder, or folder with the data; default ``WEBSHOP_DATA``, then the imported shop.
         max_turns: actions after which an episode is truncated.
-        num_games: goals of a generated shop.
-        num_products: products of a generated shop.
-        generator_seed: another seed gives another generated shop.
+        num_games: number of goals of a generated shop.
+        num_products: number of products of a generated shop.
+        generator_seed: seed of a generated shop.
         render_mode: ``"ansi"`` or ``None``.
 
     Raises:
@@ -71,17 +71,17 @@ class WebShopEnv(TextEnv):
 
     @property
     def goal(self) -> Goal | None:
-        """What the current episode is about; ``None`` before the first ``reset``."""
+        """The goal of the current episode; ``None`` before the first ``reset``."""
         return self._goal
 
     @property
     def purchase(self) -> Purchase | None:
-        """The purchase that ended the current episode, with the parts of its reward; ``None`` before."""
+        """The purchase that ended the current episode, with the parts of its reward; ``None`` before it."""
         return self._session.purchase if self._session else None
 
     @property
     def walkthrough(self) -> tuple[str, ...]:
-        """Actions that make the best purchase the goal's product allows; empty before the first ``reset``."""
+        """Actions to the best purchase of the goal's product; empty before the first ``reset``."""
         return plan_purchase(self.catalogue, self._goal) if self._goal else ()
 
     def tasks(self, split: str | None = None) -> Sequence[str]:
@@ -104,12 +104,12 @@ class WebShopEnv(TextEnv):
         number = int(task_id) if task_id.isascii() and task_id.isdigit() and len(task_id) < 12 else -1
         if not 0 <= number < self.catalogue.num_goals:
             raise UnknownTaskError(
-                f"the shop has no goal {task_id[:80]!r}; expected a number from 0 to {self.catalogue.num_goals - 1}"
+                f"the shop has no goal {task_id[:80]!r}, expected a number from 0 to {self.catalogue.num_goals - 1}"
             )
         return self.catalogue.goal(number)
 
     def _choose_task(self, options: Mapping[str, Any] | None) -> str:
-        """The chosen task without leading zeros, so that one goal has one id; a number is the goal's, in any split."""
+        """The task id without leading zeros, so that a goal has one id; an integer is a goal number in every split."""
         wanted = options.get("task") if isinstance(options, Mapping) else None
         if isinstance(wanted, SupportsIndex) and not isinstance(wanted, bool):
             options = {**(options or {}), "task": str(operator.index(wanted))}

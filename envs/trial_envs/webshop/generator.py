@@ -1,6 +1,6 @@
-"""Shops of our own: products with options, prices and reviews, and goals of which each has a perfect purchase.
+"""Generated shops: products with options, prices and reviews, and goals that can all be reached with reward 1.
 
-A shop is a pure function of its setting, so any process that knows the setting has the same shop.
+A shop is a pure function of its setting, so every process with the setting has the same shop.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trial_envs.webshop.preparation import content_key
 from trial_envs.webshop.product import Product, Review
 
 VERSION = 1
-"""Raised whenever the same setting would give another shop."""
+"""Version of the generator; increased when the same setting gives another shop."""
 MAX_PRODUCTS = 36**5
 
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -36,12 +36,12 @@ _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 @dataclass(frozen=True, slots=True)
 class ShopSetting:
-    """Which shop to generate.
+    """The parameters of a generated shop.
 
     Attributes:
-        num_products: size of the catalogue.
-        num_goals: how many goals, spread over the products in turn.
-        seed: another seed gives another shop.
+        num_products: number of products, 1 to :data:`MAX_PRODUCTS`.
+        num_goals: number of goals, at least 1; they cycle through the products.
+        seed: at least 0.
 
     Raises:
         GeneratorSettingError: a number is out of range.
@@ -54,13 +54,13 @@ class ShopSetting:
     def __post_init__(self) -> None:
         if not 1 <= self.num_products <= MAX_PRODUCTS or self.num_goals < 1 or self.seed < 0:
             raise GeneratorSettingError(
-                f"found {self.num_products} products, {self.num_goals} goals and seed {self.seed}; expected 1 to "
-                f"{MAX_PRODUCTS} products, at least 1 goal and seed 0"
+                f"found {self.num_products} products, {self.num_goals} goals and seed {self.seed}, expected 1 to "
+                f"{MAX_PRODUCTS} products, at least 1 goal and a seed from 0"
             )
 
 
 def open_generated(setting: ShopSetting) -> Catalogue:
-    """The shop of a setting; made and kept in the cache when it is needed for the first time."""
+    """The shop of a setting; generated on first use and stored in the cache."""
     origin = {"generator": VERSION, **asdict(setting)}
     folder = cache_folder() / f"webshop-generated-{content_key(origin)}"
     if not (folder / MANIFEST).is_file():
@@ -71,14 +71,14 @@ def open_generated(setting: ShopSetting) -> Catalogue:
 
 
 def generate_products(setting: ShopSetting) -> Iterator[Product]:
-    """The products of a shop; kinds take turns, so that a shop of any size has them all."""
+    """The products of a shop; their kinds alternate."""
     for number in range(setting.num_products):
         rng = random.Random(f"product {setting.seed} {number}")
         yield _make_product(KINDS[number % len(KINDS)], number, rng)
 
 
 def generate_goals(setting: ShopSetting, products: list[Product], prices: list[float]) -> Iterator[Goal]:
-    """The goals of a shop: of every product once in shuffled order, then of every product again, and so on."""
+    """The goals of a shop: one of every product in shuffled order, then again in the same order, and so on."""
     order = list(range(len(products)))
     random.Random(f"order {setting.seed}").shuffle(order)
     for number in range(setting.num_goals):
@@ -115,7 +115,7 @@ def _make_product(kind: Kind, number: int, rng: random.Random) -> Product:
 
 
 def _choose_values(values: tuple[str, ...], rng: random.Random) -> tuple[str, ...]:
-    """At least two of the values, in their order."""
+    """A random choice of at least two of the values, in their order."""
     chosen = set(rng.sample(values, rng.randint(2, len(values))))
     return tuple(value for value in values if value in chosen)
 
@@ -130,7 +130,7 @@ def _describe(brand: str, kind: Kind, attributes: tuple[str, ...], rng: random.R
 
 
 def _draw_range(kind: Kind, rng: random.Random) -> tuple[float, ...]:
-    """One price, or for one product in three a range that depends on the options."""
+    """One price; for one product in three, a lowest and a highest price."""
     low, high = kind.prices
     price = round(rng.uniform(low, high), 2)
     return (price,) if rng.random() < 2 / 3 else (price, round(price * rng.uniform(1.1, 1.5), 2))
@@ -142,7 +142,7 @@ def _word_wish(product: Product, rng: random.Random) -> tuple[str, tuple[str, ..
 
 
 def _asin(number: int, rng: random.Random) -> str:
-    """Ten characters: a letter, four that are drawn, five that count."""
+    """Ten characters: the letter G, four random ones, and the number in base 36."""
     counted = ""
     for _ in range(5):
         number, digit = divmod(number, 36)

@@ -1,4 +1,4 @@
-"""Goals: what a customer wants; read from a file, or built from products with a seed of one's own."""
+"""Goals: the product, attributes, options and price that a task asks for; read from a file, or built with a seed."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from trial_envs.webshop.product import Product
 from trial_envs.webshop.records import REBUILD
 
 NO_LIMIT = 1_000_000.0
-"""Price limit of goals that name none."""
+"""Price limit of goals without one."""
 ORDER_SEED = 233
-"""The published engine shuffles its goals with this seed."""
+"""Seed with which the published engine shuffles its goals."""
 
 _PRICE_LIMITS = tuple(10.0 * step for step in range(1, 100))
 
@@ -27,10 +27,10 @@ class Goal:
     """One task.
 
     Attributes:
-        asin: a product that was in mind when the goal was written.
+        asin: the product that the goal was written for.
         name: title of that product.
-        wanted: option name -> value; of human goals only the values.
-        weight: how often the published engine draws the goal, relative to others.
+        wanted: option name -> value; for human goals only the values.
+        weight: relative frequency with which the published engine draws the goal.
     """
 
     asin: str
@@ -46,7 +46,7 @@ class Goal:
 
     @property
     def option_targets(self) -> tuple[tuple[str, str] | str, ...]:
-        """What chosen options are compared with: (name, value) pairs, or values."""
+        """The wanted options: (name, value) pairs, or only values."""
         return tuple(self.wanted.items()) if isinstance(self.wanted, Mapping) else tuple(self.wanted)
 
     def pack(self) -> bytes:
@@ -91,31 +91,33 @@ def read_goal(raw: Mapping[str, Any]) -> Goal:
             weight=float(raw.get("weight", 1.0)),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CorruptCatalogueError(f"a goal cannot be read ({type(error).__name__}: {error})") from error
+        raise CorruptCatalogueError(
+            f"a goal cannot be read ({type(error).__name__}: {error}); expected a line of goals.jsonl"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The part of a goal that stands in the data: a sentence and the attributes it asks for."""
+    """The part of a goal that comes from the data: a sentence and the attributes that it asks for."""
 
     product: Product
     instruction: str
     attributes: tuple[str, ...]
     options: tuple[str, ...] | None = None
-    """Values that a human goal asks for; ``None`` makes a goal of every combination of options."""
+    """Option values of a human goal; ``None`` gives one goal for every combination of options."""
 
 
 def draw_prices(products: Iterable[Product], rng: random.Random) -> list[float]:
-    """The price of every product: the one it names, or one drawn between the two it names."""
+    """The price of every product; a price range gives a uniform draw."""
     return [p.price_range[0] if len(p.price_range) == 1 else rng.uniform(*p.price_range) for p in products]
 
 
 def build_goals(wishes: Iterable[tuple[Wish, float]], rng: random.Random) -> list[Goal]:
-    """The goals of some wishes, in the published order.
+    """The goals of the wishes, in the published order.
 
     Args:
         wishes: each with the price of its product.
-        rng: draws the price limits. One that was seeded with 233 and drew the prices before gives the recorded goals.
+        rng: draws the price limits. With seed 233 and after drawing the prices, it gives the recorded goals.
     """
     goals: list[Goal] = []
     for wish, price in wishes:
@@ -130,13 +132,13 @@ def build_goals(wishes: Iterable[tuple[Wish, float]], rng: random.Random) -> lis
 
 
 def draw_limit(price: float, rng: random.Random) -> float:
-    """A price limit above a price, ``NO_LIMIT`` for dear products."""
+    """A random price limit above the price; ``NO_LIMIT`` if fewer than two limits are above it."""
     limits = [limit for limit in _PRICE_LIMITS if limit > price][:4]
     return max(rng.sample(limits, 2)) if len(limits) >= 2 else NO_LIMIT
 
 
 def make_goal(wish: Wish, wanted: Mapping[str, str] | tuple[str, ...], limit: float) -> Goal:
-    """The goal of a wish for certain options and a price limit, worded as the published engine words it."""
+    """The goal of a wish with these options and this price limit, with the published engine's wording."""
     product = wish.product
     pairs = wanted.items() if isinstance(wanted, Mapping) else ()
     options = ", and ".join(f"{name}: {value}" for name, value in pairs)

@@ -1,4 +1,4 @@
-"""Writing a shop's index folder: complete in a temporary folder first, then renamed, so nobody ever sees half of one."""
+"""Writes a shop's index folder: first to a temporary folder, which is then renamed, so that no process reads half of it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from trial_envs.webshop.analyser import index_terms
-from trial_envs.webshop.catalogue import FORMAT, MANIFEST, file_digest
+from trial_envs.webshop.catalogue import FORMAT, MANIFEST, Groups, Manifest, file_digest
 from trial_envs.webshop.goal import Goal
 from trial_envs.webshop.indexing import IndexBuilder
 from trial_envs.webshop.product import Product
@@ -25,7 +24,7 @@ def write_index(
     products: Iterable[Product],
     prices: Sequence[float],
     goals: Iterable[Goal],
-    source: dict[str, Any],
+    source: Mapping[str, object],
     replace: bool = False,
 ) -> Path:
     """Writes the index folder of a shop.
@@ -35,9 +34,12 @@ def write_index(
         products: in the order of the catalogue, each asin once.
         prices: of every product.
         goals: in the order of their numbers.
-        source: what the manifest tells of the origin.
-        replace: whether a folder that is there already makes way; else it stays, as one that another process just
-            finished from the same data does.
+        source: the origin, which is written to the manifest.
+        replace: whether an existing folder is replaced; otherwise it is kept, because another process may have written
+            it from the same data.
+
+    Returns:
+        The folder.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix=f"{target.name}-", suffix=".part", dir=target.parent))
@@ -45,18 +47,26 @@ def write_index(
         groups, documents = _write_products(building, products)
         save_array(building, "prices", prices, "float64")
         write_records(building, "goals", (goal.pack() for goal in goals))
-        files = {p.name: {"bytes": p.stat().st_size, "sha256": file_digest(p)} for p in sorted(building.iterdir())}
-        manifest = {"format": FORMAT, "source": source, "documents": documents, "groups": groups, "files": files}
+        manifest: Manifest = {
+            "format": FORMAT,
+            "source": dict(source),
+            "documents": documents,
+            "groups": groups,
+            "files": {
+                path.name: {"bytes": path.stat().st_size, "sha256": file_digest(path)}
+                for path in sorted(building.iterdir())
+            },
+        }
         (building / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8")
         building.chmod(0o755)
-        _put_in_place(building, target, replace)
+        _rename(building, target, replace)
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
         raise
     return target
 
 
-def _put_in_place(building: Path, target: Path, replace: bool) -> None:
+def _rename(building: Path, target: Path, replace: bool) -> None:
     if replace and target.exists():
         old = Path(tempfile.mkdtemp(prefix=f"{target.name}-", suffix=".old", dir=target.parent))
         os.replace(target, old / "index")
@@ -71,8 +81,8 @@ def _put_in_place(building: Path, target: Path, replace: bool) -> None:
         shutil.rmtree(building)
 
 
-def _write_products(folder: Path, products: Iterable[Product]) -> tuple[dict[str, list[str]], int]:
-    """Writes everything that follows from the products; returns the names of their groups and the document count."""
+def _write_products(folder: Path, products: Iterable[Product]) -> tuple[Groups, int]:
+    """Writes the records and the search index of the products; returns their groups and the document count."""
     records, listings = RecordWriter(folder, "products"), RecordWriter(folder, "listings")
     index = IndexBuilder(folder)
     asins: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Building the inverted index: one pass over the documents, then one over what it wrote, in bounded memory."""
+"""Builds the inverted index in bounded memory: one pass over the documents, then one over the written postings."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trial_envs.webshop.bm25 import inverse_norms
-from trial_envs.webshop.records import save_array, write_records
+from trial_envs.webshop.records import Scalar, save_array, write_records
 from trial_envs.webshop.search import term_hash
 
 RUN = 4_000_000
-"""Postings that are held in memory at once."""
+"""Maximum number of postings in memory."""
 
 
 class IndexBuilder:
-    """Collects the terms of one document after the other; ``finish`` writes the index.
+    """``add`` collects the terms of the documents, ``finish`` writes the index.
 
-    Postings go to a file of runs in the order of documents. As their number per term is known at the end, each run is
-    then scattered to its final places, which keeps every list sorted by document.
+    Postings are written to a file of runs in the order of documents. When their number per term is known, each run is
+    scattered to its final positions, so that every list is sorted by document.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -48,7 +47,7 @@ class IndexBuilder:
             self._flush()
 
     def finish(self) -> int:
-        """Writes the index and returns the number of documents that hold any term."""
+        """Writes the index; returns the number of documents with at least one term."""
         self._flush()
         self._runs.close()
         ranks, sizes = self._write_dictionary()
@@ -73,7 +72,7 @@ class IndexBuilder:
                 yield np.fromfile(stream, dtype=np.int32, count=3 * size).reshape(3, size)
 
     def _write_dictionary(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Writes the terms in the order of their hashes; returns every term number's place there and list sizes."""
+        """Writes the terms in the order of their hashes; returns each term number's rank, and the size of each list."""
         terms = list(self._numbers)
         hashes = np.array([term_hash(term) for term in terms], dtype=np.uint64)
         order = np.argsort(hashes, kind="stable")
@@ -96,13 +95,16 @@ class IndexBuilder:
             order = np.argsort(lists, kind="stable")
             lists = lists[order]
             within = np.arange(len(lists)) - np.searchsorted(lists, lists)
-            places = cursors[lists] + within
-            products[places] = documents[order]
-            saturations[places] = counts[order].astype(np.float32) * norms[documents[order]]
+            positions = cursors[lists] + within
+            products[positions] = documents[order]
+            saturations[positions] = counts[order].astype(np.float32) * norms[documents[order]]
             cursors += np.bincount(lists, minlength=len(cursors))
-        for mapped in (products, saturations):
-            mapped.flush()
+        products.flush()
+        saturations.flush()
 
-    def _new_array(self, name: str, dtype: Any, size: int) -> Any:
-        create: Any = np.lib.format.open_memmap  # numpy leaves it without types
-        return create(self._folder / f"{name}.npy", mode="w+", dtype=dtype, shape=(size,))
+    def _new_array(self, name: str, scalar: type[Scalar], size: int) -> np.memmap[tuple[int], np.dtype[Scalar]]:
+        path = self._folder / f"{name}.npy"
+        created: np.memmap[tuple[int], np.dtype[Scalar]] = np.lib.format.open_memmap(  # type: ignore[no-untyped-call]
+            path, mode="w+", dtype=scalar, shape=(size,)
+        )
+        return created

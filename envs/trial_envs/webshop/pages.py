@@ -1,4 +1,4 @@
-"""The shop's pages as texts and clickable labels."""
+"""The shop's pages: their texts and clickable labels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ASCII_BLANKS = " \n\t\f\r"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a label stands for: a product of the results, or a value of an option; neither for a button."""
+    """What a click on a label selects: a product of the results, or a value of an option; for a button, neither."""
 
     product: int | None = None
     option: str | None = None
@@ -37,9 +37,9 @@ class Page:
 
     Attributes:
         name: ``index``, ``search_results``, ``item_page``, ``item_sub_page`` or ``done``.
-        text: what a player reads.
-        targets: what can be clicked, by label, in the page's order.
-        has_search_bar: whether a search bar is shown.
+        text: the observation.
+        targets: label -> target, in the order of the page.
+        has_search_bar: whether the page has a search bar.
     """
 
     name: str
@@ -49,14 +49,14 @@ class Page:
 
     @property
     def admissible_actions(self) -> tuple[str, ...]:
-        """The actions that the page offers."""
+        """The actions that are possible on the page."""
         search = ("search[<your query>]",) if self.has_search_bar else ()
         return (*search, *(f"click[{label}]" for label in self.targets))
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A product on a results page; ``position`` is its place in the catalogue."""
+    """A product on a results page; ``position`` is its position in the catalogue."""
 
     position: int
     asin: str
@@ -105,7 +105,7 @@ def sub_page(instruction: str, product: Product, name: str) -> Page:
 
 
 def done_page(asin: str, options: Mapping[str, str], reward: float) -> Page:
-    """What is shown after a purchase; most of its fields stay empty, as in the published text mode."""
+    """The page after a purchase; most of its fields are empty, as in the published text mode."""
     texts = [
         "Thank you for shopping with us!",
         "Your code:",
@@ -130,19 +130,19 @@ def _buttons(labels: Iterable[str]) -> dict[str, Target]:
 
 
 def _join(texts: Iterable[str]) -> str:
-    """The texts as a reader of the published HTML pages finds them.
+    """The texts as they appear in the published HTML pages.
 
-    Empty ones leave no trace there, nor do those that are only blanks with a line end among them.
+    Empty texts are missing there, and so are those of white space with a line break.
     """
-    return SEPARATOR.join(text.strip() for text in texts if text and not _vanishes(text))
+    return SEPARATOR.join(text.strip() for text in texts if text and not _is_omitted(text))
 
 
-def _vanishes(text: str) -> bool:
+def _is_omitted(text: str) -> bool:
     return "\n" in text and not text.strip(_ASCII_BLANKS)
 
 
 def _html_json(options: Mapping[str, str]) -> str:
-    """JSON that may stand in HTML: ASCII only, sorted names."""
+    """JSON escaped for HTML: ASCII only, sorted names."""
     text = json.dumps(dict(options), sort_keys=True)
     for character in "<>&'":
         text = text.replace(character, f"\\u{ord(character):04x}")

@@ -1,7 +1,7 @@
-"""Porter's stemmer (1980) with the two departures of his own later program, as Lucene's ``PorterStemFilter`` has them.
+"""Porter's stemmer (1980) with the changes of his later program, as in Lucene's ``PorterStemFilter``.
 
-The departures: ``bli`` → ``ble`` in place of ``abli`` → ``able``, and ``logi`` → ``log``; words of one or two letters
-stay. Written here because the package that has this variant costs 80 MB of memory and seconds of import.
+The changes: ``bli`` → ``ble`` replaces ``abli`` → ``able``, ``logi`` → ``log`` is new, and words of one or two letters are
+not stemmed. Implemented here because the package with this variant takes 80 MB of memory and seconds to import.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def stem(word: str) -> str:
 
 
 def _shape(word: str) -> str:
-    """One letter per letter: ``v`` vowel, ``c`` consonant; ``y`` is a vowel after a consonant."""
+    """Each letter as ``v`` (vowel) or ``c`` (consonant); ``y`` is a vowel after a consonant."""
     shape = ""
     for letter in word:
         vowel = letter in "aeiou" or (letter == "y" and shape.endswith("c"))
@@ -72,12 +72,12 @@ def _shape(word: str) -> str:
 
 
 def _measure(word: str) -> int:
-    """How many times a consonant follows a vowel: m of [C](VC)^m[V]."""
+    """How often a consonant follows a vowel: m of [C](VC)^m[V]."""
     return _shape(word).count("vc")
 
 
 def _ends_short(word: str) -> bool:
-    """Whether the word ends consonant, vowel, consonant, the last none of w, x, y."""
+    """Whether the word ends with consonant, vowel, consonant, and the last is not w, x or y."""
     return word[-1:] not in ("w", "x", "y") and _shape(word).endswith("cvc")
 
 

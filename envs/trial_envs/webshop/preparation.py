@@ -1,7 +1,7 @@
 """The import step: from a local copy of the data to an index folder.
 
-Nothing is fetched. Whatever the data leave to chance (prices, price limits) is drawn with an explicit seed, unless it
-was recorded beside them.
+Nothing is downloaded. Prices and price limits that the data do not fix are read from recorded files, or drawn with an
+explicit seed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,29 +23,43 @@ from trial_envs.webshop.nouns import tag_titles
 from trial_envs.webshop.product import Product, read_product
 
 SEED = 233
-"""Seed of drawn prices and price limits; 233 gives those recorded of the 1,000-product set."""
+"""Seed of drawn prices and price limits; 233 gives the recorded ones of the 1,000-product set."""
 IMPORTED = "webshop"
-"""Name of the imported shop in the cache: what environments play in when nothing else is named."""
+"""Name of the imported shop in the cache, which environments use if no folder is given."""
 MAX_ASIN = 10
+"""Maximum length of an asin in characters."""
 
 TitleTagger = Callable[[Iterable[str]], Iterable[list[str]]]
+"""A function from titles to the nouns of each."""
 
 
-def import_shop(folder: str | Path, target: str | Path | None = None, **settings: Any) -> Path:
-    """Prepares a local copy of the data; environments then find it without being told where it is.
+def import_shop(
+    folder: str | Path,
+    target: str | Path | None = None,
+    seed: int = SEED,
+    human_goals: bool = False,
+    tagger: TitleTagger = tag_titles,
+    files: list[sources.SourceFile] | None = None,
+) -> Path:
+    """Indexes a local copy of the data as the default shop of the environments.
 
     Args:
-        folder: holds the files of :data:`trial_envs.webshop.sources.ROLES`.
-        target: index folder to write; default the shop in the user's cache that is used when no folder is named.
-        **settings: those of :func:`prepare`.
+        folder: folder with the files of :data:`trial_envs.webshop.sources.ROLES`.
+        target: index folder to write; default the shop in the user's cache that is used if no folder is given.
+        seed: see :func:`prepare`, as for the other arguments.
+        human_goals: build goals from ``items_human_ins.json``.
+        tagger: finds the nouns of titles.
+        files: the result of :func:`trial_envs.webshop.sources.inspect_source`.
 
     Returns:
-        The index folder, which the argument ``data`` and ``WEBSHOP_DATA`` also take.
+        The index folder, which is also valid as the argument ``data`` and as ``WEBSHOP_DATA``.
 
     Raises:
         MissingDataError, CorruptCatalogueError, MissingPackageError: see :mod:`trial_envs.errors`.
     """
-    return prepare(Path(folder), Path(target) if target else cache_folder() / IMPORTED, **settings)
+    return prepare(
+        Path(folder), Path(target) if target else cache_folder() / IMPORTED, seed, human_goals, tagger, files
+    )
 
 
 def prepare(
@@ -60,11 +74,15 @@ def prepare(
 
     Args:
         folder: the source folder.
-        target: where to, replacing what is there; default a folder of the cache named by the content, which is kept.
-        seed: of prices and price limits that are not recorded.
-        human_goals: build goals from ``items_human_ins.json``, even where other goals are recorded.
-        tagger: finds nouns where they are not recorded.
-        files: what :func:`trial_envs.webshop.sources.inspect_source` found, if it was called already.
+        target: index folder, which is replaced; default a folder of the cache named by a digest of the content, which is
+            written only once.
+        seed: seed of prices and price limits that are not recorded.
+        human_goals: build goals from ``items_human_ins.json``, even if other goals are recorded.
+        tagger: finds the nouns of titles if they are not recorded.
+        files: the result of :func:`trial_envs.webshop.sources.inspect_source`, to compute no digest twice.
+
+    Returns:
+        The index folder.
 
     Raises:
         MissingDataError, CorruptCatalogueError, MissingPackageError: see :mod:`trial_envs.errors`.
@@ -83,14 +101,14 @@ def prepare(
     return write_index(target or cached, data.tagged_products(), prices, goals, origin, replace=target is not None)
 
 
-def content_key(origin: dict[str, Any]) -> str:
-    """Short digest of what an index is made from and of the layout's version."""
+def content_key(origin: Mapping[str, object]) -> str:
+    """Short digest of an index's origin and of the format version."""
     text = json.dumps({"format": FORMAT, **origin}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class _SourceData:
-    """The parsed source files; products are read anew on each pass, so that they need not all be in memory."""
+    """The parsed source files; each pass reads the products again, so that they are not all in memory."""
 
     def __init__(self, paths: dict[str, Path], human_goals: bool, tagger: TitleTagger) -> None:
         self._paths = paths
@@ -99,13 +117,13 @@ class _SourceData:
         self._human = _mapping(paths["human"]) if human_goals and "human" in paths else {} if human_goals else None
 
     def products(self) -> Iterator[Product]:
-        """The products of the catalogue: the first of every asin, leaving out malformed asins as the engine does."""
+        """The products of the catalogue: the first of every asin, without malformed asins, as in the published engine."""
         seen = set()
         for raw in sources.read_list(self._paths["products"]):
             asin = raw.get("asin") if isinstance(raw, dict) else None
             if not isinstance(asin, str):
                 raise CorruptCatalogueError(
-                    f"{self._paths['products']} holds something that is no product: {raw!r:.80}"
+                    f"{self._paths['products']} has the entry {raw!r:.80}, expected an object with an asin"
                 )
             if asin == "nan" or len(asin) > MAX_ASIN or asin in seen:
                 continue
@@ -133,16 +151,18 @@ class _SourceData:
         try:
             return [float(recorded[product.asin]) for product in self.products()]
         except (KeyError, TypeError, ValueError) as error:
-            raise CorruptCatalogueError(f"{self._paths['prices']} has no price of {error}") from error
+            raise CorruptCatalogueError(
+                f"{self._paths['prices']}: a price is missing or not a number ({type(error).__name__}: {error})"
+            ) from error
 
     def goals(self, prices: list[float], rng: random.Random) -> list[Goal]:
-        """The goals: recorded, or built."""
+        """The recorded goals, else goals built from the instructions."""
         if "goals" in self._paths and self._human is None:
             goals = [read_goal(raw) for raw in sources.read_lines(self._paths["goals"])]
             unknown = {goal.asin for goal in goals} - {product.asin for product in self.products()}
             if unknown:
                 raise CorruptCatalogueError(
-                    f"{self._paths['goals']} asks for products that are not here: {sorted(unknown)[:3]}"
+                    f"{self._paths['goals']} has goals of products that the catalogue lacks: {sorted(unknown)[:3]}"
                 )
             return goals
         return build_goals(self._wishes(prices), rng)
@@ -163,5 +183,5 @@ class _SourceData:
 def _mapping(path: Path) -> dict[str, Any]:
     content = sources.read_json(path)
     if not isinstance(content, dict):
-        raise CorruptCatalogueError(f"{path} is no JSON object from asins to values")
+        raise CorruptCatalogueError(f"{path} has a {type(content).__name__}, expected a JSON object with asins as keys")
     return content

@@ -1,4 +1,4 @@
-"""A product, as its pages and the reward see it."""
+"""A product, with the fields that pages, search and reward use."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from trial_envs.errors import CorruptCatalogueError
 from trial_envs.webshop.records import REBUILD
 
 DEFAULT_PRICE = 100.0
-"""Of products that name no price."""
+"""Price in dollars of products without one."""
 NO_ATTRIBUTES = ("DUMMY_ATTR",)
-"""Of products for which no attributes were mined."""
+"""Attributes of products for which none were mined."""
 
 _NO_DIGIT = re.compile(r"[^\d.]")
 
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """What a customer wrote."""
+    """A customer's review."""
 
     title: str
     score: str
@@ -36,12 +36,12 @@ class Product:
     Attributes:
         features: the bullet points.
         options: name of an option -> its values, in the order of the page.
-        attributes: properties mined from the texts, which goals ask for.
+        attributes: attributes mined from the texts, which goals ask for.
         category: department, such as ``fashion``.
-        query: the search by which the product was collected.
+        query: the search query with which the product was collected.
         product_category: levels separated by ``›``.
-        price_range: one price, or the lowest and the highest.
-        title_nouns: lower-cased nouns of the title, repetitions kept.
+        price_range: one price, or the lowest and the highest, in dollars.
+        title_nouns: lower-cased nouns of the title, with duplicates.
     """
 
     asin: str
@@ -60,12 +60,12 @@ class Product:
 
     @property
     def price_tag(self) -> str:
-        """The price as pages show it."""
+        """The text of the price on the pages."""
         return " to ".join(f"${price}" for price in self.price_range)
 
     @property
     def document(self) -> str:
-        """The text that search looks at."""
+        """The text that is indexed for search."""
         options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in self.options.items())
         return " ".join((self.title, self.description, self.features[0], options)).lower()
 
@@ -100,10 +100,10 @@ def read_product(raw: Mapping[str, Any], attributes: Sequence[str] | None) -> Pr
 
     Args:
         raw: the entry.
-        attributes: those mined for it, of ``items_ins_v2*.json``.
+        attributes: the attributes of the product in ``items_ins_v2*.json``.
 
     Raises:
-        CorruptCatalogueError: a field is missing or has no meaning.
+        CorruptCatalogueError: a field is missing or has a wrong type.
     """
     try:
         features = raw["small_description"]
@@ -129,10 +129,10 @@ def read_product(raw: Mapping[str, Any], attributes: Sequence[str] | None) -> Pr
 
 
 def read_price(text: str | None) -> tuple[float, ...]:
-    """One price or two of a text such as ``"$10.99 - $11.99"``.
+    """The one or two prices in a text such as ``"$10.99 - $11.99"``.
 
     Raises:
-        ValueError: the text names no price.
+        ValueError: the text has no price.
     """
     if not text:
         return (DEFAULT_PRICE,)
@@ -142,7 +142,9 @@ def read_price(text: str | None) -> tuple[float, ...]:
     return prices[:2]
 
 
-def _read_options(raw: Any) -> dict[str, tuple[str, ...]]:
+def _read_options(
+    raw: Mapping[str, Sequence[Mapping[str, str]] | None] | Literal[""] | None,
+) -> dict[str, tuple[str, ...]]:
     if not raw:
         return {}
     return {

@@ -1,37 +1,41 @@
-"""Records on disk: one file of bytes, one of offsets, both memory-mapped for reading."""
+"""Records on disk: a file of bytes and a file of offsets, both memory-mapped for reading."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from trial_envs.errors import CorruptCatalogueError
 
 REBUILD = "Delete the index folder and prepare or import the shop again."
-"""What to do about a damaged index."""
+"""The advice in errors about a damaged index."""
+
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 
-def load_array(folder: Path, name: str) -> NDArray[Any]:
+def load_array(folder: Path, name: str, scalar: type[Scalar]) -> NDArray[Scalar]:
     """Maps ``<name>.npy`` into memory, read-only.
 
     Raises:
-        CorruptCatalogueError: the file is missing or no array.
+        CorruptCatalogueError: the file is missing or not an array of this scalar type.
     """
     path = folder / f"{name}.npy"
     try:
-        # A plain view: slicing the memmap class costs several times as much.
-        array: NDArray[Any] = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+        # A plain view, because slicing a memmap object takes several times as long.
+        array: NDArray[Scalar] = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except (OSError, ValueError, EOFError) as error:
-        raise CorruptCatalogueError(f"{path} is no readable array: {error}. {REBUILD}") from error
+        raise CorruptCatalogueError(f"{path} is not a readable array: {error}. {REBUILD}") from error
+    if not np.issubdtype(array.dtype, scalar):
+        raise CorruptCatalogueError(f"{path} has the type {array.dtype}, expected {scalar.__name__}. {REBUILD}")
     return array
 
 
-def save_array(folder: Path, name: str, values: Any, dtype: str) -> None:
+def save_array(folder: Path, name: str, values: ArrayLike, dtype: DTypeLike) -> None:
     """Writes ``<name>.npy``."""
     np.save(folder / f"{name}.npy", np.asarray(values, dtype=dtype), allow_pickle=False)
 
@@ -64,21 +68,21 @@ def write_records(folder: Path, name: str, records: Iterable[bytes]) -> None:
 
 
 class RecordFile:
-    """Random access to the records that a :class:`RecordWriter` wrote.
+    """Random access to the records of a :class:`RecordWriter`.
 
     Raises:
-        CorruptCatalogueError: a file is missing, or the offsets do not end where the bytes do.
+        CorruptCatalogueError: a file is missing, or the last offset is not the size of the bytes.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
         path = folder / f"{name}.bin"
-        self._offsets = load_array(folder, f"{name}.offsets")
+        self._offsets = load_array(folder, f"{name}.offsets", np.int64)
         try:
             size = os.stat(path).st_size
         except OSError as error:
             raise CorruptCatalogueError(f"{path} cannot be read: {error}. {REBUILD}") from error
         if self._offsets.ndim != 1 or not len(self._offsets) or int(self._offsets[-1]) != size:
-            raise CorruptCatalogueError(f"{path} has {size} bytes, not those its offsets name. {REBUILD}")
+            raise CorruptCatalogueError(f"{path} has {size} bytes, which differs from its last offset. {REBUILD}")
         self._bytes = np.asarray(np.memmap(path, dtype=np.uint8, mode="r")) if size else np.zeros(0, dtype=np.uint8)
 
     def __len__(self) -> int:

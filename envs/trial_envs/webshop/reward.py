@@ -1,4 +1,4 @@
-"""The reward of a purchase: right kind × (attributes + options + price that match) / (all that were asked for)."""
+"""The reward of a purchase: type score × (matching attributes + options + price) / (number of those that the goal has)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trial_envs.webshop.product import Product
 MATCH = 85
 """Two texts match when their token-set ratio is greater."""
 
-# In this order: of several colours in one text, the first of the list counts.
+# The order matters: of several colours in one text, the first of this list counts.
 _COLOUR_WORDS = (
     "alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel camo "
     "caramel champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral cranberry cream "
@@ -32,13 +32,15 @@ _LATIN_1 = dict.fromkeys(range(128, 256))
 
 @dataclass(frozen=True, slots=True)
 class PurchaseReward:
-    """A reward and its parts, under the published names.
+    """A reward and its parts, with the published names.
 
     Attributes:
         reward: in [0, 1].
-        r_type: 1, 0.5, 0.1 or 0: how well the kind of product fits.
-        title_score: nouns shared with the title of the wanted product.
-        r_att, r_option: shares of attributes and options that match; ``r_option`` is ``None`` if none was asked for.
+        r_type: type score, 1, 0.5, 0.1 or 0; see :func:`type_reward`.
+        query_match: whether the product has the goal's query.
+        category_match: whether at least two levels of the product category are the goal's.
+        title_score: share of the wanted title's nouns that the product's title has.
+        r_att, r_option: shares of attributes and options that match; ``r_option`` is ``None`` if the goal has no options.
         r_price: whether the price is within the limit.
         w_att, w_option, w_price: weights of the three.
     """
@@ -56,7 +58,7 @@ class PurchaseReward:
     w_price: float
 
     def parts(self) -> dict[str, float | bool]:
-        """The parts by name, those of options only where there are any."""
+        """The parts by name; those of options only if the goal has options."""
         names = (name for name in self.__slots__ if name != "reward")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
@@ -67,11 +69,11 @@ def purchase_reward(
     """The reward of buying a product.
 
     Args:
-        product: what was bought.
-        price: its price.
-        options: chosen values by option name.
-        goal: what was wanted.
-        goal_nouns: nouns of the wanted product's title.
+        product: the bought product.
+        price: its price in dollars.
+        options: option name -> chosen value.
+        goal: the goal.
+        goal_nouns: nouns of the title of the goal's product.
     """
     query_match = product.query == goal.query
     category_match = len(_levels(product.product_category) & _levels(goal.product_category)) >= 2
@@ -99,7 +101,7 @@ def purchase_reward(
 
 
 def type_reward(same_kind: bool, title_score: float) -> float:
-    """How well the kind of product fits, from its collection or category and its title."""
+    """The type score: how well the product's collection or category and its title match the goal."""
     if title_score == 0:
         return 0.0
     if title_score < 0.1:
@@ -108,7 +110,7 @@ def type_reward(same_kind: bool, title_score: float) -> float:
 
 
 def count_attributes(product: Product, wanted: Sequence[str]) -> int:
-    """How many wanted attributes are among the product's, or stand in its title, features or description."""
+    """How many wanted attributes match the product's, or occur in its title, features or description."""
     texts = (product.title.lower(), " ".join(product.features).lower(), product.description.lower())
     return sum(
         any(texts_match(own, attribute) for own in product.attributes) or any(attribute in text for text in texts)
@@ -129,10 +131,10 @@ def option_matches(value: str, target: tuple[str, str] | str) -> bool:
 
 
 def target_text(target: tuple[str, str] | str) -> str:
-    """What a target is compared by.
+    """The text with which a target is compared.
 
-    A (name, value) pair is written out as the tuple it is, unless its name or its value is just a colour: the
-    published engine does so, and some goals cannot be reached for that reason.
+    A (name, value) pair is compared as the text of its Python tuple, unless its name or its value is a colour. The
+    published engine does so, and some goals cannot be reached for this reason.
     """
     if isinstance(target, str):
         return plain_colour(target)
@@ -141,13 +143,13 @@ def target_text(target: tuple[str, str] | str) -> str:
 
 @lru_cache(maxsize=1 << 12)
 def plain_colour(text: str) -> str:
-    """The first colour of the list that the text contains, else the text."""
+    """The first of :data:`COLOURS` that the text contains, else the text."""
     return next((colour for colour in COLOURS if colour in text), text)
 
 
 @lru_cache(maxsize=1 << 12)
 def texts_match(one: str, other: str) -> bool:
-    """Whether the token-set ratio of two texts, letters and digits of ASCII and beyond Latin-1 only, is above 85."""
+    """Whether the token-set ratio of two texts is above :data:`MATCH`; characters 128 to 255 are ignored."""
     return round(token_set_ratio(_plain(one), _plain(other))) > MATCH
 
 

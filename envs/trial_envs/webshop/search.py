@@ -1,7 +1,7 @@
-"""Search in an inverted index on disk, ranked as Lucene ranks.
+"""Search in an inverted index on disk, with Lucene's ranking.
 
-Term-at-a-time BM25 over memory-mapped postings: 64-bit sums of 32-bit terms, rounded to 32 bits, equal scores by
-ascending asin.
+Term-at-a-time BM25 over memory-mapped postings: 64-bit sums of 32-bit terms, rounded to 32 bits; equal scores are
+ordered by ascending asin.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from trial_envs.webshop.records import RecordFile, load_array
 
 MAX_RESULTS = 50
 MAX_QUERY_TERMS = 1024
-"""Different terms of one query; Lucene refuses more clauses."""
+"""Maximum number of different terms in a query, Lucene's limit of clauses."""
 
 
 class TooManyTermsError(Exception):
-    """A query has more different terms than Lucene takes."""
+    """A query has more than :data:`MAX_QUERY_TERMS` different terms."""
 
 
 def term_hash(term: str) -> int:
@@ -41,17 +41,17 @@ class SearchIndex:
     def __init__(self, folder: Path, documents: int) -> None:
         self._documents = documents
         self._terms = RecordFile(folder, "terms")
-        self._hashes = load_array(folder, "term_hashes")
-        self._starts = load_array(folder, "posting_starts")
-        self._positions = load_array(folder, "posting_products")
-        self._saturations = load_array(folder, "posting_saturations")
-        self._asin_ranks = load_array(folder, "asin_ranks")
+        self._hashes = load_array(folder, "term_hashes", np.uint64)
+        self._starts = load_array(folder, "posting_starts", np.int64)
+        self._positions = load_array(folder, "posting_products", np.int32)
+        self._saturations = load_array(folder, "posting_saturations", np.float32)
+        self._asin_ranks = load_array(folder, "asin_ranks", np.int32)
 
     def search(self, query: str, limit: int = MAX_RESULTS) -> NDArray[np.int64]:
         """Positions of the best products in the catalogue, best first, at most ``limit``.
 
         Raises:
-            TooManyTermsError: the query holds more than ``MAX_QUERY_TERMS`` different terms.
+            TooManyTermsError: the query has more than ``MAX_QUERY_TERMS`` different terms.
         """
         return self.rank(query, limit)[0]
 
@@ -74,7 +74,7 @@ class SearchIndex:
         return found[order], scores[order]
 
     def _number(self, term: str) -> int | None:
-        """The term's place in the dictionary."""
+        """The term's position in the dictionary."""
         wanted = np.uint64(term_hash(term))
         number = int(np.searchsorted(self._hashes, wanted))
         while number < len(self._hashes) and self._hashes[number] == wanted:

@@ -1,4 +1,4 @@
-"""One visit to the shop: from the first page to the purchase."""
+"""One session in the shop: from the first page to the purchase."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SUB_PAGES = {name.lower(): name for name in pages.SUB_PAGES}
 
 @dataclass(frozen=True, slots=True)
 class Purchase:
-    """What was bought, and what it was worth."""
+    """The bought product with the chosen options, and its reward."""
 
     asin: str
     price: float
@@ -32,11 +32,11 @@ class Purchase:
 
 
 class Session:
-    """The state of a visit.
+    """The state of a session.
 
     Attributes:
-        page: the page that is shown.
-        purchase: the purchase that ended the visit, or ``None``.
+        page: the current page.
+        purchase: the purchase that ended the session, or ``None``.
     """
 
     def __init__(self, catalogue: Catalogue, goal: Goal) -> None:
@@ -46,7 +46,7 @@ class Session:
         self.page = self._open_index()
 
     def act(self, action: str) -> bool:
-        """Carries out one action; returns whether it was understood and on offer. One that was not changes nothing."""
+        """Carries out one action; returns whether it was possible. An impossible action changes nothing."""
         name, argument = parse_action(action)
         if not argument:
             return False
@@ -78,10 +78,10 @@ class Session:
         return True
 
     def _find(self, query: str) -> NDArray[np.int64] | None:
-        """The results of a query; ``None`` for one that the published engine breaks on.
+        """The results of a query; ``None`` for a query on which the published engine fails.
 
-        ``<c>`` and ``<q>`` list a category and a collection. ``<r>`` and ``<a>``, a random sample and an attribute,
-        have no repeatable or no working counterpart in the published engine.
+        ``<c>`` and ``<q>`` list a category and a collection. ``<r>`` and ``<a>`` (random sample, attribute) are not
+        supported, because they are not repeatable or do not work in the published engine.
         """
         words = query.split(" ")
         rest = " ".join(words[1:]).strip()
@@ -105,7 +105,7 @@ class Session:
         return pages.results_page(self._goal.instruction, number, len(self._results), listings)
 
     def _click(self, label: str) -> Page:
-        """The page behind a label. Names of buttons come first: an option value of the same name acts as the button."""
+        """The page after a click on a label. An option value with the label of a button acts as the button."""
         here = self.page.name
         if label == pages.BUY.lower():
             return self._buy()

@@ -1,4 +1,4 @@
-"""Which shop an environment plays in: a folder, the imported one, or a generated one."""
+"""Finds the shop of an environment: the folder given by argument or variable, else the imported shop."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from trial_envs.webshop.preparation import IMPORTED, prepare
 
 DATA_VARIABLE = "WEBSHOP_DATA"
 PREPARED_ON_SIGHT = 64 << 20
-"""Source folders up to this many bytes are prepared when they are opened; larger ones by the import step."""
+"""Source folders up to this many bytes are prepared when they are opened; larger ones need the import step."""
 
 _HELP = (
     f"Import a local copy with trial_envs.webshop.preparation.import_shop(folder), or set {DATA_VARIABLE} (or the argument "
-    "data) to an index folder or to a folder with the data; or play in a generated shop: split='generated'."
+    "data) to an index folder or a folder with the data, or play in a generated shop with split='generated'."
 )
 
 
 def find_data(data: str | os.PathLike[str] | None) -> Path | None:
-    """The folder that was named, by argument or variable, or the imported shop; ``None`` without any."""
+    """The folder given by argument or variable, else the imported shop; ``None`` if there is none."""
     chosen = data or os.environ.get(DATA_VARIABLE)
     if chosen:
         return Path(chosen).expanduser()
@@ -31,26 +31,26 @@ def find_data(data: str | os.PathLike[str] | None) -> Path | None:
 
 
 def open_shop(data: str | os.PathLike[str] | None) -> Catalogue:
-    """The shop of a folder; without one, of ``WEBSHOP_DATA``, then the imported shop.
+    """The shop of a folder; ``None`` stands for ``WEBSHOP_DATA``, then the imported shop.
 
     Raises:
-        MissingDataError: there is no such folder, it holds no data, or too much to prepare in passing.
+        MissingDataError: the folder does not exist, has no data, or has data that are too large to prepare here.
         CorruptCatalogueError: its content is damaged.
     """
     folder = find_data(data)
     if folder is None:
-        raise MissingDataError(f"WebShop's data are not here: no folder was named, and none was imported. {_HELP}")
+        raise MissingDataError(f"WebShop's data were not found: no folder was given, and no shop was imported. {_HELP}")
     if not folder.is_dir():
         origin = "the argument data" if data else DATA_VARIABLE
-        raise MissingDataError(f"WebShop's data are not here: {folder} ({origin}) is no folder. {_HELP}")
+        raise MissingDataError(f"WebShop's data were not found: {folder} ({origin}) is not a folder. {_HELP}")
     if (folder / MANIFEST).is_file():
         return open_catalogue(folder)
     size = sum(path.stat().st_size for role in sources.ROLES if (path := sources.find_file(folder, role)))
     if size > PREPARED_ON_SIGHT:
-        raise MissingDataError(f"{folder} holds {size / 1e9:.1f} GB of data that are not prepared yet. {_HELP}")
+        raise MissingDataError(f"{folder} has {size / 1e9:.1f} GB of data that are not indexed. {_HELP}")
     try:
         return open_catalogue(prepare(folder))
     except FileNotFoundError as error:
         if isinstance(error, MissingDataError):
             raise
-        raise MissingDataError(f"{folder} vanished while it was read ({error}). {_HELP}") from error
+        raise MissingDataError(f"{folder} was deleted while it was read ({error}). {_HELP}") from error

@@ -1,4 +1,4 @@
-"""The files that a shop is prepared from: their names, what they hold, which are here, and whether they are known."""
+"""The source files of a shop: their names, their purposes, and a check of a folder by digest."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """One kind of file: its accepted names, the preferred first, and what it is for."""
+    """One kind of file: its purpose, and its accepted names, the preferred one first."""
 
     purpose: str
     names: tuple[str, ...]
@@ -48,16 +48,17 @@ KNOWN_DIGESTS = {
     "prices.json": "03094fc4c23709b40971a050cd2dd91b26257884da75f60589e04dd7f7cf0d90",
     "title_nouns.json": "84df3b44ef1e07176602c9c71c80d8d86c48a0b292b9c77e58fb0199d9f0dc55",
 }
-"""SHA-256 of the packed 1,000-product set. Of other releases no digests are published; theirs go into the manifest."""
+"""SHA-256 of the packed 1,000-product set. Other releases have no published digests; theirs are stored in the manifest."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """What was found for one role.
+    """The file of one role in a folder.
 
     Attributes:
-        path: the file, or ``None``.
-        known: whether its digest is that of the packed 1,000-product set; ``None`` for names that are not of that set.
+        path: the file, or ``None`` if it is missing.
+        size: in bytes.
+        known: whether the digest is that of the packed 1,000-product set; ``None`` if that set has no file of this name.
     """
 
     role: str
@@ -69,14 +70,15 @@ class SourceFile:
     known: bool | None = None
 
 
-def inspect_source(folder: Path) -> list[SourceFile]:
-    """What a folder holds for every role.
+def inspect_source(folder: str | Path) -> list[SourceFile]:
+    """The file of every role in a folder.
 
     Raises:
-        MissingDataError: there is no such folder.
+        MissingDataError: the folder does not exist.
     """
+    folder = Path(folder)
     if not folder.is_dir():
-        raise MissingDataError(f"{folder} is no folder. {ORIGIN}")
+        raise MissingDataError(f"{folder} is not a folder. {ORIGIN}")
     return [_inspect_role(folder, name) for name in ROLES]
 
 
@@ -114,7 +116,7 @@ def require_files(files: list[SourceFile], folder: Path) -> dict[str, Path]:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[IO[str]]:
-    """Opens a text, and turns whatever is wrong with it into one typed error."""
+    """Opens a text file; errors of reading and decoding it become :class:`CorruptCatalogueError`."""
     try:
         with lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else path.open(encoding="utf-8") as stream:
             yield stream
@@ -122,21 +124,22 @@ def _reading(path: Path) -> Iterator[IO[str]]:
         raise CorruptCatalogueError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 
 
-def read_json(path: Path) -> Any:
-    """A whole JSON file.
+def read_json(path: Path) -> object:
+    """The value of a JSON file.
 
     Raises:
-        CorruptCatalogueError: it is none.
+        CorruptCatalogueError: the file is not JSON.
     """
     with _reading(path) as stream:
-        return json.load(stream)
+        value: object = json.load(stream)
+        return value
 
 
 def read_lines(path: Path) -> Iterator[Any]:
-    """The values of a file with one JSON value a line.
+    """The values of a file with one JSON value per line.
 
     Raises:
-        CorruptCatalogueError: a line is none.
+        CorruptCatalogueError: a line is not JSON.
     """
     with _reading(path) as stream:
         for line in stream:
@@ -144,10 +147,10 @@ def read_lines(path: Path) -> Iterator[Any]:
 
 
 def read_list(path: Path) -> Iterator[Any]:
-    """The elements of a JSON list, one after the other, so that a file of gigabytes needs little memory.
+    """The elements of a JSON list. They are read one by one, so that a file of gigabytes needs little memory.
 
     Raises:
-        CorruptCatalogueError: the file is no list, or ends too early.
+        CorruptCatalogueError: the file is not a JSON list, or is truncated.
     """
     decode = json.JSONDecoder().raw_decode
     with _reading(path) as stream:

@@ -1,4 +1,4 @@
-"""Splits of a shop's goals: two conventions, both over the goals' numbers."""
+"""Splits of a shop's goals: two conventions, both by goal number."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _BOUNDS: dict[str, tuple[int, int | None]] = {
     "all": (0, None),
     GENERATED: (0, None),
 }
-"""First goal and the one after the last. ``train`` and ``test`` are those of agent training on the 1,000-product set;
-``orig_*`` those of the publication, which had the full catalogue in mind."""
+"""Split -> its first goal and the one after its last. ``train`` and ``test`` are those of agent training on the
+1,000-product set, ``orig_*`` those of the publication, for the full catalogue."""
 
 SPLITS = tuple(_BOUNDS)
 
 
 def check_split(split: str) -> str:
-    """The split itself.
+    """Returns the split.
 
     Raises:
         UnknownSplitError: WebShop has no such split.
@@ -36,13 +36,13 @@ def check_split(split: str) -> str:
 
 
 def split_goals(split: str, num_goals: int) -> GoalNumbers:
-    """The goals of a split among ``num_goals``; empty if the shop has too few."""
+    """The goals of a split in a shop with ``num_goals`` goals; empty if the shop has too few."""
     first, end = _BOUNDS[check_split(split)]
     return GoalNumbers(range(num_goals)[first:end])
 
 
 class GoalNumbers(Sequence[str]):
-    """Goal numbers as task ids, without holding millions of strings."""
+    """Goal numbers as task ids; the strings are created on access, because there may be millions."""
 
     def __init__(self, numbers: range) -> None:
         self._numbers = numbers

@@ -1,4 +1,4 @@
-"""Gymnasium wrappers for text environments; the limit of turns is Gymnasium's own ``TimeLimit``."""
+"""Gymnasium wrappers for text environments. For a turn limit, use Gymnasium's ``TimeLimit``."""
 
 from trial_envs.wrappers.history import HistoryWindow
 from trial_envs.wrappers.projection import ActionProjection

@@ -1,9 +1,9 @@
-"""History: the last turns stand before the current observation."""
+"""History: the last turns are prepended to the current observation."""
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import Any, SupportsFloat
 
 import gymnasium
 from gymnasium.spaces import Text
@@ -15,17 +15,17 @@ _TURN = "{observation}\n> {action}\n"
 
 
 class HistoryWindow(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
-    """Puts the last ``size`` observations, each with the action that followed, before the current observation.
+    """Prepends the last ``size`` observations, each with the action that followed, to the current observation.
 
-    ``info["history"]`` holds them as (observation, action) pairs, oldest first, for prompts of one's own.
+    ``info["history"]`` holds them as (observation, action) pairs, oldest first.
 
     Args:
         env: an environment whose observations and actions are texts.
-        size: number of turns that are remembered, at least 1.
+        size: number of turns to keep, at least 1.
 
     Raises:
         ValueError: ``size`` is below 1.
-        TypeError: observations or actions are no texts.
+        TypeError: the observation or action space is not a ``Text`` space.
     """
 
     def __init__(self, env: gymnasium.Env[str, str], size: int = 2) -> None:
@@ -33,22 +33,22 @@ class HistoryWindow(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs
         gymnasium.Wrapper.__init__(self, env)
         seen, done = env.observation_space, env.action_space
         if not isinstance(seen, Text) or not isinstance(done, Text):
-            raise TypeError(f"a history is made of texts; found the spaces {seen} and {done}")
+            raise TypeError(f"expected Text spaces, found the observation space {seen} and the action space {done}")
         if size < 1:
-            raise ValueError(f"size is {size}; a history has at least one turn")
+            raise ValueError(f"size is {size}, expected at least 1")
         turn = seen.max_length + done.max_length + len(_TURN.format(observation="", action=""))
         self.observation_space = AnyText(size * turn + seen.max_length)
         self._history: deque[tuple[str, str]] = deque(maxlen=size)
         self._observation = ""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Starts an episode, whose history is empty."""
+        """Starts an episode with an empty history."""
         self._observation, info = self.env.reset(seed=seed, options=options)
         self._history.clear()
         return self._observation, info | {"history": []}
 
-    def step(self, action: str) -> tuple[str, Any, bool, bool, dict[str, Any]]:
-        """Carries out the action; it and the observation that it answered become the newest turn."""
+    def step(self, action: str) -> tuple[str, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Carries out the action; the observation before it and the action are appended to the history."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._history.append((self._observation, action))
         self._observation = observation

@@ -1,8 +1,8 @@
-"""Action projection: a language model's whole response goes in, the action in it is carried out."""
+"""Action projection: ``step`` takes a language model's whole response and carries out the action in it."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, SupportsFloat
 
 import gymnasium
 from gymnasium.utils import RecordConstructorArgs
@@ -14,7 +14,8 @@ class ActionProjection(gymnasium.Wrapper[str, str, str, str], RecordConstructorA
     """Reads the action from a response as :func:`trial_envs.core.projection.project_action` does.
 
     ``info["action"]`` is the action that was carried out (``None`` after ``reset``), ``info["invalid_response"]`` whether
-    the response lacked the required form; whether the environment understood the action is ``invalid_action``, as before.
+    the response lacked the required form. ``info["invalid_action"]`` still says that the environment did not understand
+    the action.
 
     Args:
         env: an environment whose actions are texts.
@@ -28,7 +29,7 @@ class ActionProjection(gymnasium.Wrapper[str, str, str, str], RecordConstructorA
     def __init__(self, env: gymnasium.Env[str, str], style: ResponseStyle = "tagged", tail: int = 30) -> None:
         RecordConstructorArgs.__init__(self, style=style, tail=tail)
         gymnasium.Wrapper.__init__(self, env)
-        project_action("", style, tail)  # wrong settings are reported here, not at the first step
+        project_action("", style, tail)  # raises on wrong settings here, not at the first step
         self._style: ResponseStyle = style
         self._tail = tail
 
@@ -37,10 +38,14 @@ class ActionProjection(gymnasium.Wrapper[str, str, str, str], RecordConstructorA
         observation, info = self.env.reset(seed=seed, options=options)
         return observation, info | {"action": None, "invalid_response": False}
 
-    def step(self, action: str) -> tuple[str, Any, bool, bool, dict[str, Any]]:
-        """Carries out the action of a response."""
+    def step(self, action: str) -> tuple[str, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Carries out the action of a response.
+
+        Raises:
+            TypeError: the response is not a string.
+        """
         if not isinstance(action, str):
-            raise TypeError(f"a response is a str, found {type(action).__name__}")
+            raise TypeError(f"expected a response of type str, found {type(action).__name__}")
         found = project_action(action, self._style, self._tail)
         observation, reward, terminated, truncated, info = self.env.step(found.action)
         projected = {"action": found.action, "invalid_response": not found.valid}

@@ -1,9 +1,9 @@
-"""Recording: every episode is appended to a transcript."""
+"""Recording: appends every episode to a transcript file."""
 
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, SupportsFloat
 
 import gymnasium
 import numpy as np
@@ -13,14 +13,15 @@ from trial_envs.wrappers.transcript import Episode, Step, append_episode
 
 
 class Recording(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
-    """Appends each episode to a file of JSON lines when it ends, or is given up by ``reset`` or ``close``.
+    """Appends each episode to a file of JSON lines when it ends, or when ``reset`` or ``close`` cuts it short.
 
-    :func:`trial_envs.wrappers.read_episodes` reads the file. Several environments and processes may share one. What is
-    recorded is what passes this wrapper: outside of an :class:`ActionProjection` that is the whole response.
+    :func:`trial_envs.wrappers.read_episodes` reads the file. Several environments and processes may write to one file.
+    The recorded action is the argument of this wrapper's ``step``: around an :class:`ActionProjection`, the whole
+    response.
 
     Args:
         env: the environment.
-        path: the file; it is created where it is missing, its folder is not.
+        path: the file; it is created if missing, its folder is not.
 
     Raises:
         OSError: the file cannot be written to.
@@ -36,15 +37,15 @@ class Recording(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
             pass
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Starts an episode; one that was running is recorded as given up."""
+        """Starts an episode; a running one is recorded unfinished."""
         self._write()
         observation, info = self.env.reset(seed=seed, options=options)
         self._seed = seed
         self._steps.append(Step(None, observation, 0.0, False, False, _plain(info)))
         return observation, info
 
-    def step(self, action: str) -> tuple[str, Any, bool, bool, dict[str, Any]]:
-        """Carries out the action; the episode is written when this was its last."""
+    def step(self, action: str) -> tuple[str, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Carries out the action; the last step of an episode writes it to the file."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._steps.append(Step(action, observation, float(reward), terminated, truncated, _plain(info)))
         if terminated or truncated:
@@ -52,12 +53,12 @@ class Recording(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
         return observation, reward, terminated, truncated, info
 
     def close(self) -> None:
-        """Records the running episode as given up, and closes the environment."""
+        """Records the running episode unfinished, and closes the environment."""
         self._write()
         self.env.close()  # type: ignore[no-untyped-call]
 
     def _write(self) -> None:
-        """Writes the episode unless it has no action."""
+        """Writes the episode if it has an action."""
         steps, self._steps = tuple(self._steps), []
         if len(steps) > 1:
             append_episode(self._path, Episode(self._name(), self._seed, steps))
@@ -67,5 +68,5 @@ class Recording(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
 
 
 def _plain(info: dict[str, Any]) -> dict[str, Any]:
-    """A copy without NumPy's types."""
+    """A copy with Python values in place of NumPy scalars and arrays, for JSON."""
     return {key: value.tolist() if isinstance(value, np.generic | np.ndarray) else value for key, value in info.items()}

@@ -1,4 +1,4 @@
-"""Transcripts: played episodes as JSON lines, one episode a line."""
+"""Transcripts: played episodes as JSON lines, one episode per line."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from trial_envs.errors import CorruptTranscriptError
 
 
 @dataclass(frozen=True)
 class Step:
-    """What an environment answered to ``reset`` (``action`` is ``None``) or to an action."""
+    """What ``reset`` (``action`` is ``None``) or ``step`` returned."""
 
     action: str | None
     observation: str
@@ -34,11 +34,11 @@ class Episode:
     seed: int | None
     """The seed given to ``reset``, if any."""
     steps: tuple[Step, ...]
-    """The answer to ``reset``, then one for every action."""
+    """What ``reset`` returned, then one step for every action."""
 
     @property
     def ended(self) -> bool:
-        """Whether the environment ended it; otherwise it was given up."""
+        """Whether the episode was terminated or truncated; otherwise ``reset`` or ``close`` cut it short."""
         return self.steps[-1].terminated or self.steps[-1].truncated
 
     @property
@@ -48,12 +48,12 @@ class Episode:
 
 
 def append_episode(path: str | os.PathLike[str], episode: Episode) -> None:
-    """Appends one line; processes that write to one file take turns.
+    """Appends one line; a file lock orders the writes of several processes.
 
-    Half a line, which a process that died left at the end, is removed first.
+    An incomplete last line, which a killed process may leave, is removed first.
 
     Raises:
-        TypeError: ``info`` holds something that JSON cannot express.
+        TypeError: ``info`` holds a value that cannot be serialised to JSON.
     """
     line = json.dumps(asdict(episode)).encode() + b"\n"
     with open(path, "a+b") as stream:
@@ -63,10 +63,10 @@ def append_episode(path: str | os.PathLike[str], episode: Episode) -> None:
 
 
 def read_episodes(path: str | os.PathLike[str]) -> Iterator[Episode]:
-    """The episodes of a file, in the order in which they ended; half a line at the end is left out.
+    """The episodes of a file, in the order in which they ended; an incomplete last line is skipped.
 
     Raises:
-        CorruptTranscriptError: a line holds no episode.
+        CorruptTranscriptError: a line is not an episode.
     """
     with open(path, "rb") as stream:
         for number, line in enumerate(stream, 1):
@@ -78,17 +78,17 @@ def read_episodes(path: str | os.PathLike[str]) -> Iterator[Episode]:
                 yield Episode(steps=steps, **record)
             except (ValueError, TypeError, AttributeError, KeyError) as error:
                 raise CorruptTranscriptError(
-                    f"line {number} of {Path(path)} holds no episode: {type(error).__name__}: {error}"
+                    f"line {number} of {Path(path)} is not an episode: {type(error).__name__}: {error}"
                 ) from error
 
 
-def _end_of_last_line(stream: Any, block: int = 65536) -> int:
-    end: int = stream.seek(0, os.SEEK_END)
+def _end_of_last_line(stream: BinaryIO, block: int = 65536) -> int:
+    end = stream.seek(0, os.SEEK_END)
     while end > 0:
         start = max(0, end - block)
         stream.seek(start)
         found = stream.read(end - start).rfind(b"\n")
         if found >= 0:
-            return start + int(found) + 1
+            return start + found + 1
         end = start
     return 0

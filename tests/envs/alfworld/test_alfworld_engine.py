@@ -23,8 +23,8 @@ from trial_envs.errors import ClosedEnvError
 
 
 @pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory):
-    """The index of the release is written to a folder that goes away."""
+def module_cache(tmp_path_factory):
+    """A cache folder for this module, in which the index of the release is written once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -69,7 +69,7 @@ def test_recorded_episodes_of_the_stock_engine_are_repeated_word_for_word(origin
         env.close()
 
 
-def test_the_task_is_the_sentence_without_its_lead_in():
+def test_the_task_is_the_sentence_without_its_prefix():
     env = ALFWorldEnv("generated", difficulty="tiny")
     observation, info = env.reset(seed=0)
     assert observation.endswith(f"\n\nYour task is to: {info['task']}")

@@ -80,7 +80,7 @@ def test_tiny_games_hide_nothing_and_are_won_within_six_turns():
     assert not any("(openable" in game.text.problem for game in games)
 
 
-def test_no_game_starts_with_the_wanted_object_in_its_place(engine):
+def test_no_game_starts_with_the_wanted_object_in_the_target_receptacle():
     for task_id in task_ids("official", 9, 4, families=(PICK_TWO,)):
         task = parse_name(task_id.split("/")[0])
         problem = generate(task_id).text.problem

@@ -1,11 +1,11 @@
-"""The two oracles win: one with the solution, one with what a player sees."""
+"""The two oracles win: one replays the solution, one uses only what a player sees."""
 
 import pytest
 from third_party import ALFWORLD
 
 from trial_envs.alfworld.env import ALFWorldEnv
 from trial_envs.alfworld.families import FAMILIES
-from trial_envs.alfworld.oracle import Errand, ExplorerOracle, WalkthroughOracle, read_task
+from trial_envs.alfworld.oracle import ExplorerOracle, ParsedTask, WalkthroughOracle, read_task
 
 
 def explore(env, task_id: str, seed: int) -> tuple[bool, list[str]]:
@@ -60,15 +60,15 @@ def test_both_oracles_win_full_sized_games(origin, own_cache):
 @pytest.mark.parametrize(
     ("sentence", "errand"),
     [
-        ("put some saltshaker on cabinet.", Errand("saltshaker", "cabinet")),
-        ("Your task is to: put a alarmclock in desk.", Errand("alarmclock", "desk")),
-        ("find two pen and put them in drawer.", Errand("pen", "drawer")),
-        ("put two pen in drawer.", Errand("pen", "drawer")),
-        ("put a hot egg in fridge.", Errand("egg", "fridge", "heat")),
-        ("cool some pan and put it in stoveburner.", Errand("pan", "stoveburner", "cool")),
-        ("put a clean cloth in toilet.", Errand("cloth", "toilet", "clean")),
-        ("look at book under the desklamp.", Errand("book", "desklamp", lamp=True)),
-        ("examine the mug with the desklamp.", Errand("mug", "desklamp", lamp=True)),
+        ("put some saltshaker on cabinet.", ParsedTask("saltshaker", "cabinet")),
+        ("Your task is to: put a alarmclock in desk.", ParsedTask("alarmclock", "desk")),
+        ("find two pen and put them in drawer.", ParsedTask("pen", "drawer")),
+        ("put two pen in drawer.", ParsedTask("pen", "drawer")),
+        ("put a hot egg in fridge.", ParsedTask("egg", "fridge", "heat")),
+        ("cool some pan and put it in stoveburner.", ParsedTask("pan", "stoveburner", "cool")),
+        ("put a clean cloth in toilet.", ParsedTask("cloth", "toilet", "clean")),
+        ("look at book under the desklamp.", ParsedTask("book", "desklamp", lamp=True)),
+        ("examine the mug with the desklamp.", ParsedTask("mug", "desklamp", lamp=True)),
         ("sing a song.", None),
     ],
 )

@@ -18,7 +18,7 @@ from trial_envs.errors import ClosedEnvError, EpisodeOverError, UnknownOptionErr
 
 
 class CountingEnv(TextEnv):
-    """Won by saying the number of the task; ``error`` is no word of the engine."""
+    """The action that is the task's number wins; the engine does not understand ``error``."""
 
     def __init__(self, max_turns: int = 3, render_mode: str | None = None) -> None:
         super().__init__("numbers", max_turns, render_mode)
@@ -84,7 +84,7 @@ def test_the_seed_chooses_the_task_and_later_resets_go_on_from_it():
     assert {CountingEnv().reset(seed=s)[1]["task_id"] for s in range(20)} != {first[0]}
 
 
-def test_a_task_is_chosen_by_its_id_or_by_its_place_in_the_list():
+def test_a_task_is_chosen_by_its_id_or_by_its_index():
     env = CountingEnv()
     for task in (7, np.int64(7), "7"):
         assert env.reset(options={"task": task})[1]["task_id"] == "7"
@@ -92,7 +92,7 @@ def test_a_task_is_chosen_by_its_id_or_by_its_place_in_the_list():
 
 
 @pytest.mark.parametrize("task", [50, -1, 7.0, True, b"7", ["7"], {}, 10**30])
-def test_what_is_neither_an_id_nor_a_place_is_no_task(task):
+def test_a_task_that_is_neither_an_id_nor_an_index_is_refused(task):
     with pytest.raises(UnknownTaskError):
         CountingEnv().reset(options={"task": task})
 
@@ -133,7 +133,7 @@ def test_spaces_contain_every_text_and_nothing_else():
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_texts_pass_through_shared_memory(context):
-    """Longer after shorter ones, every script, characters that are no text by themselves."""
+    """Longer after shorter ones, several scripts, and a lone surrogate."""
     texts = ["é日本 😀", "x" * 1000, "", "\ud800\x00", "short"]
     space = AnyText(1000)
     assert space == pickle.loads(pickle.dumps(space))

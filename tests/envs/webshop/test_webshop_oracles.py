@@ -1,4 +1,4 @@
-"""The buyer that knows the goal gets what can be got; the one that sees what a player sees does well without."""
+"""The planned purchase reaches the best reward of its product; the explorer, which sees only the pages, wins most goals."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def test_the_plan_reaches_all_that_the_goals_product_can_reach(published_shop):
 
 
 @pytest.mark.parametrize(
-    ("sentence", "thing", "options", "limit"),
+    ("sentence", "product", "options", "limit"),
     [
         ("Find me red lamps", "red lamps", {}, float("inf")),
         (
@@ -47,9 +47,9 @@ def test_the_plan_reaches_all_that_the_goals_product_can_reach(published_shop):
         ("i need a lamp", "i need a lamp", {}, float("inf")),
     ],
 )
-def test_instructions_are_read(sentence, thing, options, limit):
-    errand = read_task(sentence)
-    assert (errand.thing, errand.options, errand.limit) == (thing, options, limit)
+def test_instructions_are_read(sentence, product, options, limit):
+    task = read_task(sentence)
+    assert (task.product, task.options, task.limit) == (product, options, limit)
 
 
 def explore(env, task, seed):
@@ -89,15 +89,15 @@ def test_the_explorer_is_a_function_of_its_seed(own_cache):
     assert any(walk != walks[0] for walk in walks)
 
 
-def test_the_explorer_goes_on_after_a_slip(own_cache):
+def test_the_explorer_continues_after_action_noise(own_cache):
     env = WebShopEnv("generated", num_games=4)
     observation, info = env.reset(options={"task": 1})
     buyer = ExplorerOracle()
     buyer.reset(info["task"], observation, 0)
     buyer.act(observation, info["admissible_actions"])
-    for slip in ("hm", "search[tea]", "click[next >]"):
-        buyer.carried_out(slip)
-        observation, *_, info = env.step(slip)
+    for replacement in ("hm", "search[tea]", "click[next >]"):
+        buyer.carried_out(replacement)
+        observation, *_, info = env.step(replacement)
         action = buyer.act(observation, info["admissible_actions"])
     for _ in range(10):
         observation, _, terminated, _, info = env.step(action)

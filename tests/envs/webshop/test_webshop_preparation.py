@@ -1,4 +1,4 @@
-"""The import step: what it finds, what it refuses, and that it repeats what the published engine derived."""
+"""The import step: the files it finds, the damage it refuses, and its equality with the published engine's data."""
 
 import json
 import lzma
@@ -32,7 +32,7 @@ def test_goals_and_prices_of_the_published_start_up_follow_from_the_products_and
 def test_files_are_known_by_their_digest_and_missing_ones_are_named(tmp_path):
     folder = write_source(tmp_path / "source", prices={product["asin"]: 9.5 for product in PRODUCTS})
     (folder / "items_shuffle.json").unlink()
-    found = {file.role: file for file in sources.inspect_source(folder)}
+    found = {file.role: file for file in sources.inspect_source(str(folder))}
     assert found["prices"].known is False  # the packed set has a file of this name, and it differs
     assert found["attributes"].known is None
     assert found["products"].path is None
@@ -109,7 +109,7 @@ def test_malformed_and_repeated_asins_are_left_out(tmp_path):
 def test_what_is_missing_is_said_with_its_source_and_size(tmp_path):
     with pytest.raises(MissingDataError, match=r"items_shuffle\.json or .*items_ins_v2.*setup\.sh.*GB"):
         import_shop(tmp_path)
-    with pytest.raises(MissingDataError, match="no folder"):
+    with pytest.raises(MissingDataError, match="not a folder"):
         import_shop(tmp_path / "nowhere")
 
 

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from recordings import read_lines, webshop_records
 from third_party import WEBSHOP_1K
 
+from trial_envs.errors import CorruptCatalogueError
 from trial_envs.webshop import indexing, search
 from trial_envs.webshop.analyser import index_terms
 from trial_envs.webshop.bm25 import quantise_length
 from trial_envs.webshop.catalogue import open_catalogue
 from trial_envs.webshop.indexing import IndexBuilder
 from trial_envs.webshop.porter import stem
-from trial_envs.webshop.records import save_array
+from trial_envs.webshop.records import load_array, save_array
 from trial_envs.webshop.search import SearchIndex
 
 
@@ -80,8 +81,9 @@ def test_stems(word, stemmed):
 @pytest.mark.data
 def test_every_document_has_the_terms_of_the_published_index(published_shop):
     shop = open_catalogue(published_shop)
-    for row in read_lines(WEBSHOP_1K / "doc_terms.jsonl.xz"):
-        assert Counter(index_terms(shop.product(shop.position(row["asin"])).document)) == row["terms"], row["asin"]
+    for record in read_lines(WEBSHOP_1K / "doc_terms.jsonl.xz"):
+        terms = Counter(index_terms(shop.product(shop.position(record["asin"])).document))
+        assert terms == record["terms"], record["asin"]
 
 
 def test_every_recorded_ranking_is_reproduced_in_full(origin, shop_folder):
@@ -122,6 +124,13 @@ def test_a_slow_second_implementation_ranks_alike(shop_folder):
         query = " ".join(rng.choices(words, k=rng.randint(1, 8)))
         found = [shop.listing(position).asin for position in shop.search(query).tolist()]
         assert found == slow_ranking(documents, query), query
+
+
+def test_an_array_of_another_type_is_refused(tmp_path):
+    save_array(tmp_path, "numbers", [1, 2], "int64")
+    assert load_array(tmp_path, "numbers", np.int64).tolist() == [1, 2]
+    with pytest.raises(CorruptCatalogueError, match="int64, expected float32"):
+        load_array(tmp_path, "numbers", np.float32)
 
 
 def test_lengths_are_kept_to_four_bits_beyond_24():

@@ -15,7 +15,7 @@ from trial_envs.wrappers import ActionProjection, Episode, HistoryWindow, Record
 
 
 class EchoEnv(TextEnv):
-    """Answers with what was said; ``win`` wins."""
+    """The observation repeats the action; ``win`` wins."""
 
     def __init__(self, max_turns: int = 4, render_mode: str | None = None) -> None:
         super().__init__("echoes", max_turns, render_mode)
@@ -38,7 +38,7 @@ class EchoEnv(TextEnv):
 
 
 @pytest.fixture(autouse=True)
-def echo_id():
+def registered_echo_env():
     gymnasium.register("EchoEnv-v0", EchoEnv)
     yield
     del gymnasium.registry["EchoEnv-v0"]
@@ -88,7 +88,7 @@ def test_responses_become_actions_and_wrong_ones_are_flagged(response, action, i
 def test_wrong_settings_are_refused_when_the_wrapper_is_made():
     with pytest.raises(ValueError, match="size is 0"):
         HistoryWindow(EchoEnv(), size=0)
-    with pytest.raises(TypeError, match="made of texts"):
+    with pytest.raises(TypeError, match="expected Text spaces"):
         HistoryWindow(gymnasium.make("CartPole-v1"))
     with pytest.raises(ValueError, match="style"):
         ActionProjection(EchoEnv(), style="xml")
@@ -98,7 +98,7 @@ def test_wrong_settings_are_refused_when_the_wrapper_is_made():
         Recording(EchoEnv(), "/nowhere/at/all.jsonl")
 
 
-def test_episodes_are_recorded_when_they_end_or_are_given_up(tmp_path):
+def test_episodes_are_recorded_when_they_end_or_are_cut_short(tmp_path):
     file = tmp_path / "episodes.jsonl"
     env = Recording(ActionProjection(gymnasium.make("EchoEnv-v0"), "plain"), file)
     env.reset(seed=3, options={"task": "hill"})
@@ -108,17 +108,17 @@ def test_episodes_are_recorded_when_they_end_or_are_given_up(tmp_path):
     env.step("Ünï \ud800\x00\n")
     env.reset()
     env.close()
-    won, given_up = read_episodes(file)
+    won, unfinished = read_episodes(file)
     assert (won.env, won.seed, won.ended, won.total_reward) == ("EchoEnv-v0", 3, True, 1.0)
     assert won.steps[0].action is None
     assert won.steps[0].observation == "a hill"
     assert won.steps[1] == Step(" win ", *answer)
     assert won.steps[1].info["action"] == "win"
-    assert (given_up.seed, given_up.ended, given_up.total_reward) == (None, False, 0.0)
-    assert given_up.steps[1].action == "Ünï \ud800\x00\n"
+    assert (unfinished.seed, unfinished.ended, unfinished.total_reward) == (None, False, 0.0)
+    assert unfinished.steps[1].action == "Ünï \ud800\x00\n"
 
 
-def test_half_a_line_is_left_out_and_then_replaced(tmp_path):
+def test_an_incomplete_last_line_is_skipped_and_then_replaced(tmp_path):
     file = tmp_path / "episodes.jsonl"
     episode = Episode("e", 1, (Step(None, "o" * 70_000, 0.0, False, False, {"n": 1}),))
     append_episode(file, episode)
