@@ -7,7 +7,8 @@ from scipy import stats
 
 from trial_ray.evaluation.comparison import ComparisonError, paired_comparison
 from trial_ray.evaluation.intervals import mcnemar_exact, paired_difference_interval, wilson_interval
-from trial_ray.evaluation.results import EpisodeResult, EvaluationResult
+from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.rollout.trajectory import EpisodeResult
 
 
 def evaluation(outcomes, protocol=None, ended=None):

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from trial_ray.algorithms.grpo_config import GRPOConfig
     from trial_ray.evaluation.journal import EpisodeJournal
-    from trial_ray.evaluation.results import EpisodeResult, EvaluationResult
+    from trial_ray.evaluation.results import EvaluationResult
+    from trial_ray.rollout.trajectory import EpisodeResult
 
 ORACLE = "oracle"
 EPILOG = """examples:
