@@ -8,7 +8,7 @@ import pytest
 from faulty_env import ENV_ID, registered
 from own_texts import own_config
 
-from trial_ray.learner.connectors.privileged_views import encode_views
+from trial_ray.learner.connectors import encode_views
 from trial_ray.models.tiny import save_tiny_model
 from trial_ray.models.tokenizer import build_tokenizer
 from trial_ray.rollout.recording import read_turns

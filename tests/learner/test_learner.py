@@ -97,7 +97,7 @@ def test_the_dense_term_moves_the_weights_from_its_first_iteration_on(model_path
 
 def test_identical_views_make_no_dense_update(model_path, groups, monkeypatch):
     empty = np.empty(0, np.int32)
-    monkeypatch.setattr("trial_ray.learner.connectors.privileged_views.encode_evidence", lambda *args: empty)
+    monkeypatch.setattr("trial_ray.learner.connectors.encode_evidence", lambda *args: empty)
     grpo, trial = [
         build_learner(model_path, each, minibatch_rows=1000, **own)
         for each, own in ((GRPOConfig, {}), (TRIALConfig, {"hindsight_coeff": 0.5, "clamp_alpha": 1e6}))
@@ -176,7 +176,7 @@ def test_updates_that_are_not_finite_are_skipped_and_counted_then_stop_the_run(m
 
 
 def test_failed_rollouts_enter_neither_statistics_nor_rows(model_path, groups):
-    from trial_ray.learner.connectors.group_advantages import group_turn_rows
+    from trial_ray.learner.connectors import group_turn_rows
 
     config = TRIALConfig()
     group = synthetic_groups(vocab_size=400, num_groups=1, group_size=4, seed=1)[0]

@@ -16,7 +16,7 @@ from synthetic_groups import synthetic_groups
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.algorithms.methods import config_class, method_names, method_of, new_config, with_method
 from trial_ray.errors import MethodError
-from trial_ray.learner.connectors.group_advantages import group_turn_rows
+from trial_ray.learner.connectors import group_turn_rows
 from trial_ray.learner.grpo_learner import GRPOLearner
 from trial_ray.models.tiny import save_tiny_model
 from trial_ray.models.tokenizer import build_tokenizer
@@ -135,7 +135,7 @@ def test_gigpo_learns_nothing_where_every_rollout_failed(model_path, groups):
 @pytest.mark.parametrize("divergence", ["jsd", "sampled"])
 def test_identical_views_teach_opsd_nothing(divergence, model_path, groups, monkeypatch):
     empty = np.empty(0, np.int32)
-    monkeypatch.setattr("trial_ray.learner.connectors.privileged_views.encode_evidence", lambda *args: empty)
+    monkeypatch.setattr("trial_ray.learner.connectors.encode_evidence", lambda *args: empty)
     learner = learner_of("opsd", model_path, divergence=divergence)
     norms = []
     monkeypatch.setattr(

@@ -9,7 +9,7 @@ import torch
 
 import trial_envs
 from trial_ray.algorithms import TRIALConfig
-from trial_ray.learner.connectors.privileged_views import encode_views
+from trial_ray.learner.connectors import encode_views
 from trial_ray.learner.packing import score_rows
 from trial_ray.learner.turn_rows import TurnRows
 from trial_ray.models.causal_lm_module import load_causal_lm, load_tokenizer

@@ -15,11 +15,15 @@ from torch import nn
 
 from trial_ray.errors import CheckpointError, InfrastructureError, TrainingDivergedError
 from trial_ray.inference.weights import WeightShards, pack_weights
-from trial_ray.learner.connectors.group_advantages import TURN_ROWS, GroupAdvantages
-from trial_ray.learner.connectors.plan_rows import UPDATE_PLAN, PlanRows
-from trial_ray.learner.connectors.prepare_rows import PrepareRows
-from trial_ray.learner.connectors.privileged_views import PrivilegedViews
-from trial_ray.learner.connectors.score_rows import ScoreRows
+from trial_ray.learner.connectors import (
+    TURN_ROWS,
+    UPDATE_PLAN,
+    GroupAdvantages,
+    PlanRows,
+    PrepareRows,
+    PrivilegedViews,
+    ScoreRows,
+)
 from trial_ray.learner.exchange import LearnerExchange
 from trial_ray.learner.loss import MinibatchClamp, loss_terms, microbatch_loss, minibatch_clamp
 from trial_ray.learner.method import Method
