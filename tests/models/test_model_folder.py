@@ -13,7 +13,7 @@ from huggingface_hub import constants
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.algorithms.initial_policy import initial_policy
 from trial_ray.errors import ConfigError
-from trial_ray.inference.stop_tokens import stop_token_ids
+from trial_ray.inference.sampling import stop_token_ids
 from trial_ray.models.model_folder import model_folder
 from trial_ray.models.tiny import save_tiny_model
 
