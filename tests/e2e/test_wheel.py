@@ -19,8 +19,7 @@ from trial_ray.models.tiny import save_tiny_model
 ROOT = Path(__file__).parents[2]
 PACKAGED = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "trial_ray", "envs", "tuned_examples")
 OWN = """
-from trial_ray.experiments.examples import experiment_file
-from trial_ray.experiments.experiment import load_experiment
+from trial_ray.experiments.experiment import experiment_file, load_experiment
 
 config = load_experiment(experiment_file("alfworld_quickstart")).config.training(group_size=2)
 stop = {"training_iteration": 1}
