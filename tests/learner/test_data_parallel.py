@@ -9,7 +9,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.learner.learner_group import LearnerGroup
 
 from trial_ray.algorithms import TRIALConfig
-from trial_ray.learner.training_groups import TrainingGroups
+from trial_ray.learner.exchange import TrainingGroups
 from trial_ray.models.tiny import save_tiny_model
 from trial_ray.rollout.env_runner import TextEnvRunner
 

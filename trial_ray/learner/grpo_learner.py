@@ -24,11 +24,10 @@ from trial_ray.learner.connectors import (
     PrivilegedViews,
     ScoreRows,
 )
-from trial_ray.learner.exchange import LearnerExchange
+from trial_ray.learner.exchange import LearnerExchange, TrainingGroups, fetch_groups
 from trial_ray.learner.loss import MinibatchClamp, loss_terms, microbatch_loss, minibatch_clamp
 from trial_ray.learner.method import Method
 from trial_ray.learner.passes import MicrobatchPasses
-from trial_ray.learner.training_groups import TrainingGroups, fetch_groups
 from trial_ray.learner.turn_rows import TokenBatch, TurnRows
 from trial_ray.learner.update_plan import Microbatch, Minibatch, UpdatePlan
 from trial_ray.learner.weighted_means import WeightedMeans, means
