@@ -246,9 +246,7 @@ class GRPOLearner(TorchLearner):
             version: stamp of these weights.
             dtype: dtype that the engines hold; ``None`` leaves the learner's.
         """
-        wanted = getattr(torch, dtype) if dtype else None
-        weights = ((name, tensor.to(wanted)) for name, tensor in self.policy_module.named_weights())
-        return pack_weights(weights, version)
+        return pack_weights(self.policy_module.named_weights(), version, dtype=getattr(torch, dtype) if dtype else None)
 
     def get_state(
         self,
