@@ -57,10 +57,9 @@ def test_ids_are_the_same_on_every_machine(tokenizer):
     assert hashlib.sha256(vocabulary.encode()).hexdigest() == known
 
 
-def test_frequent_words_of_other_texts_become_tokens_without_moving_the_known_ids(tokenizer, monkeypatch):
-    monkeypatch.setattr("trial_ray.models.tokenizer.MOST_WORDS", 1)
+def test_frequent_words_of_other_texts_become_tokens_without_moving_the_known_ids(tokenizer):
     texts = ["buy zebra shoes", "zebra shoes cheap", "zebra"]
-    larger = build_tokenizer(texts)
+    larger = build_tokenizer(texts, most_words=1)
     assert len(larger.encode(" zebra")) > 1  # " shoes" is more frequent than " zebra", which mostly opens a text
     assert len(larger.encode(" shoes")) == 1
     assert larger.get_vocab().items() >= tokenizer.get_vocab().items()

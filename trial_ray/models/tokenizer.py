@@ -27,9 +27,6 @@ CHAT_TEMPLATE = (
 PIECE = r" ?[A-Za-z]+| ?[0-9]+|\n+| ?[^\sA-Za-z0-9]+|\s"
 """What may become one token: a word, a number or a run of marks, each with a blank before it, line breaks, a blank."""
 
-MOST_WORDS = 1024
-"""Pieces that are taken from the texts of other environments, at most."""
-
 LARGEST_NUMBER = 40
 """Objects are numbered per type ("drawer 12"); numbers up to this one are whole tokens."""
 
@@ -61,12 +58,12 @@ MARKS = (".", ",", ":", '"', "'", "(", ")", "-", ">", "[", "]", "/", "=", "?", "
 LINE_BREAKS = ("\n", "\n\n")
 
 
-def build_tokenizer(texts: Iterable[str] = ()) -> PreTrainedTokenizerFast:
+def build_tokenizer(texts: Iterable[str] = (), most_words: int = 1024) -> PreTrainedTokenizerFast:
     """Build the tokenizer: bytes, ALFWorld's grammar vocabulary, and the pieces that are frequent in ``texts``.
 
     Args:
-        texts: text of another environment, of which the :data:`MOST_WORDS` most frequent pieces become tokens too (ties in
-            alphabetical order); ALFWorld needs none.
+        texts: text of another environment, whose pieces become tokens too; ALFWorld needs none.
+        most_words: at most so many pieces are taken from ``texts`` (most frequent first, ties in alphabetical order).
 
     Returns:
         A fast tokenizer with a chat template whose turns are ``<|user|>…<|assistant|>…<|end|>``; ``<|end|>`` is its
@@ -74,7 +71,7 @@ def build_tokenizer(texts: Iterable[str] = ()) -> PreTrainedTokenizerFast:
     """
     pieces = dict.fromkeys(_grammar_pieces())
     counts = Counter(piece for text in texts for piece in re.findall(PIECE, text) if piece not in pieces)
-    pieces.update(dict.fromkeys(sorted(counts, key=lambda piece: (-counts[piece], piece))[:MOST_WORDS]))
+    pieces.update(dict.fromkeys(sorted(counts, key=lambda piece: (-counts[piece], piece))[:most_words]))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *alphabet))}
     for piece in pieces:
