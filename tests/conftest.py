@@ -43,6 +43,17 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Folder of the smallest untrained model and its tokenizer, shared by all tests, none of which may change it."""
+    from nano_model import save_nano_model
+
+    folder = save_nano_model(tmp_path_factory.mktemp("model") / "nano")
+    saved = {file.name: file.read_bytes() for file in folder.iterdir()}
+    yield str(folder)
+    assert saved == {file.name: file.read_bytes() for file in folder.iterdir()}, "a test changed the shared model"
+
+
+@pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
     """Ray with two logical CPUs; actors take fractions of them."""
     import ray

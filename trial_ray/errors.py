@@ -4,6 +4,8 @@
 engine, an actor or a device failed while running (exit 1).
 """
 
+from __future__ import annotations
+
 
 class TrialRayError(Exception):
     """Base of every error that this package raises on purpose."""
@@ -55,3 +57,19 @@ class WeightSyncError(InfrastructureError):
 
 class TrainingDivergedError(InfrastructureError):
     """Losses or gradients were not finite several times in a row."""
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """The error that an actor raised, out of the one in which Ray hands it over."""
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(cause, BaseException) else error
+
+
+def is_user_error(error: BaseException) -> bool:
+    """Whether the user can mend what failed; otherwise something broke while running."""
+    from trial_envs.errors import TrialEnvError
+
+    error = root_cause(error)
+    if isinstance(error, TrialEnvError):
+        return not isinstance(error, RuntimeError)  # those tell of misuse by the calling code
+    return isinstance(error, UserInputError)

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from trial_ray import cli
-from trial_ray.errors import ConfigError, EngineError, UserInputError
+from trial_ray.errors import ConfigError, EngineError, UserInputError, is_user_error
 from trial_ray.experiments.checkpoints import MODEL_INSIDE_CHECKPOINT, find_model, list_checkpoints, save_checkpoint
 from trial_ray.experiments.sweep import Sweep, SweepOutcome, TrialRecord
-from trial_ray.failures import is_user_error
 
 COMMANDS = ("train", "evaluate", "sweep", "reproduce", "warmstart", "inspect", "export", "data", "doctor")
 

@@ -19,8 +19,6 @@ from pathlib import Path
 
 import pytest
 
-from trial_ray.models.tiny import save_tiny_model
-
 ROOT = Path(__file__).parents[2]
 EXPERIMENT = "tuned_examples/alfworld_quickstart.py"
 
@@ -93,12 +91,11 @@ def submit(environment: dict[str, str], *arguments: str) -> subprocess.Completed
     )
 
 
-def test_a_submitted_job_trains_and_leaves_its_checkpoint(client, tmp_path):
-    model = save_tiny_model(tmp_path / "model", "nano")
+def test_a_submitted_job_trains_and_leaves_its_checkpoint(client, model_path, tmp_path):
     run = tmp_path / "run"
     settings = {
         "warm_start": None,
-        "model_path": model,
+        "model_path": model_path,
         "engine": "transformers",
         "panel_split": None,
         "tasks_per_iteration": 2,

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import ray
 import torch
+from nano_model import save_nano_model
 
 from trial_ray.algorithms import GRPO, TRIAL, TRIALConfig
-from trial_ray.models.tiny import save_tiny_model
 from trial_ray.rollout.recording import read_turns
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("ray_session")]
@@ -22,7 +22,7 @@ def model_path(tmp_path_factory) -> str:
     """An untrained model whose logits are nevertheless far from uniform, so that a temperature shows."""
     from transformers import AutoModelForCausalLM
 
-    folder = save_tiny_model(tmp_path_factory.mktemp("model") / "nano", "nano")
+    folder = save_nano_model(tmp_path_factory.mktemp("model") / "nano")
     model = AutoModelForCausalLM.from_pretrained(folder)
     with torch.no_grad():
         model.get_output_embeddings().weight.mul_(10)

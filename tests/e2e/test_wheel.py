@@ -14,13 +14,10 @@ from pathlib import Path
 import pytest
 import ray
 
-from trial_ray.models.tiny import save_tiny_model
-
 ROOT = Path(__file__).parents[2]
 PACKAGED = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "trial_ray", "envs", "tuned_examples")
 OWN = """
-from trial_ray.experiments.examples import experiment_file
-from trial_ray.experiments.experiment import load_experiment
+from trial_ray.experiments.experiment import experiment_file, load_experiment
 
 config = load_experiment(experiment_file("alfworld_quickstart")).config.training(group_size=2)
 stop = {"training_iteration": 1}
@@ -113,10 +110,9 @@ def test_commands_explain_themselves_and_plan_without_a_checkout(call):
 
 
 @pytest.mark.parametrize("experiment", ["alfworld_quickstart", "own.py"])
-def test_an_experiment_trains(experiment, call, tmp_path):
+def test_an_experiment_trains(experiment, call, model_path, tmp_path):
     (tmp_path / "own.py").write_text(OWN)
-    model = save_tiny_model(tmp_path / "nano", "nano")
-    settings = [part for setting in (*SMALL, f"model_path={model}") for part in ("--set", setting)]
+    settings = [part for setting in (*SMALL, f"model_path={model_path}") for part in ("--set", setting)]
     for run in (tmp_path / "first", tmp_path / "second", tmp_path / "third"):
         try:
             call("trial-ray", "train", experiment, "--iterations", 1, "--out", run, *settings)

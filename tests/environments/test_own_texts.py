@@ -20,7 +20,7 @@ from trial_ray.evaluation.panel import Panel
 from trial_ray.evaluation.panel_player import policy_protocol
 from trial_ray.experiments.config_record import from_record, to_record
 from trial_ray.hindsight.privileged_views import TurnContext, privileged_view
-from trial_ray.learner.connectors.privileged_views import encode_views
+from trial_ray.learner.connectors import encode_views
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.rollout.trajectory import Trajectory, Turn
 
@@ -34,7 +34,7 @@ with open(sys.argv[1], "rb") as file:
 config.validate()
 from trial_ray.hindsight.privileged_views import TurnContext, privileged_view
 from trial_ray.models.tokenizer import build_tokenizer
-from trial_ray.learner.connectors.privileged_views import encode_views
+from trial_ray.learner.connectors import encode_views
 from trial_ray.rollout.prompts import PromptBuilder
 tokenizer = build_tokenizer()
 builder = PromptBuilder.from_config(tokenizer, config)

@@ -8,8 +8,7 @@ import pytest
 from faulty_env import ENV_ID, registered
 from own_texts import own_config
 
-from trial_ray.learner.connectors.privileged_views import encode_views
-from trial_ray.models.tiny import save_tiny_model
+from trial_ray.learner.connectors import encode_views
 from trial_ray.models.tokenizer import build_tokenizer
 from trial_ray.rollout.recording import read_turns
 from trial_ray.rollout.trajectory import Trajectory, Turn
@@ -18,10 +17,10 @@ pytestmark = [pytest.mark.actors, pytest.mark.usefixtures("ray_session")]
 UNHEARD = "has no prompt template of its own"
 
 
-def config_of(folder, **learners):
+def config_of(folder, model_path, **learners):
     return (
         own_config(folder)
-        .policy(model_path=str(save_tiny_model(folder / "nano", "nano")))
+        .policy(model_path=model_path)
         .training(lr=1e-3, group_size=2, tasks_per_iteration=2, minibatch_rows=12, microbatch_rows=6, kl_coeff=0.0)
         .rollouts(max_prompt_tokens=200, max_response_tokens=4)
         .engines(engine="transformers", num_cpus_per_engine=0.25)
@@ -34,7 +33,7 @@ def config_of(folder, **learners):
 
 
 @registered()
-def test_runners_write_the_template_and_a_learner_shows_the_advice(tmp_path, caplog):
+def test_runners_write_the_template_and_a_learner_shows_the_advice(model_path, tmp_path, caplog):
     def views_of(learner) -> list[str]:
         tokenizer = learner.policy_module.tokenizer
         turn = Turn(*[None] * 3, 1, 0, "You count: 0.", "count", True, "You count: 1.", 0.0, "stop")
@@ -42,7 +41,7 @@ def test_runners_write_the_template_and_a_learner_shows_the_advice(tmp_path, cap
         return [tokenizer.decode(ids) for ids in encode_views(trajectories, learner.config, tokenizer)]
 
     with caplog.at_level(logging.WARNING):
-        algo = config_of(tmp_path, num_learners=1).build_algo()
+        algo = config_of(tmp_path, model_path, num_learners=1).build_algo()
     try:
         assert UNHEARD not in caplog.text
         algo.train()
@@ -57,8 +56,8 @@ def test_runners_write_the_template_and_a_learner_shows_the_advice(tmp_path, cap
 
 
 @registered()
-def test_the_generic_template_is_told_once_with_the_setting_that_replaces_it(tmp_path, caplog):
-    config = config_of(tmp_path).rollouts(prompt_template=None)
+def test_the_generic_template_is_told_once_with_the_setting_that_replaces_it(model_path, tmp_path, caplog):
+    config = config_of(tmp_path, model_path).rollouts(prompt_template=None)
     with caplog.at_level(logging.WARNING):
         algo = config.build_algo()
     try:

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from trial_ray.evaluation.bootstrap import bootstrap_mean, paired_bootstrap
+from trial_ray.evaluation.intervals import bootstrap_mean, paired_bootstrap
 
 
 def reference_means(values, resamples, seed):

@@ -17,15 +17,9 @@ from trial_ray.evaluation.named_panels import choose_panel
 from trial_ray.evaluation.panel import Panel
 from trial_ray.evaluation.panel_player import policy_protocol
 from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.models.tiny import save_tiny_model
 
 pytestmark = [pytest.mark.actors, pytest.mark.usefixtures("ray_session")]
 TASKS = 8
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory) -> str:
-    return str(save_tiny_model(tmp_path_factory.mktemp("model") / "nano", "nano"))
 
 
 def config_of(model_path: str, runners: int = 1, engines: int = 1) -> GRPOConfig:

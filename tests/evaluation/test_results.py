@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from trial_ray.evaluation.panel import Panel, PanelError
-from trial_ray.evaluation.results import EpisodeResult, EvaluationFileError, EvaluationResult
-from trial_ray.rollout.trajectory import Trajectory
+from trial_ray.evaluation.results import EvaluationFileError, EvaluationResult
+from trial_ray.rollout.trajectory import EpisodeResult, Trajectory
 
 
 def sample():

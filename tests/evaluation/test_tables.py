@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from evaluation_samples import FAMILIES, coin_flips, evaluation
 
-from trial_ray.evaluation.bootstrap import bootstrap_mean
-from trial_ray.evaluation.intervals import wilson_interval
-from trial_ray.evaluation.results import EpisodeResult
+from trial_ray.evaluation.intervals import bootstrap_mean, wilson_interval
 from trial_ray.evaluation.table_layout import WEBSHOP
 from trial_ray.evaluation.table_text import escape, to_latex, to_markdown
 from trial_ray.evaluation.tables import ResultTable, TableEntry, TableError
+from trial_ray.rollout.trajectory import EpisodeResult
 
 WON = {("grpo", 0): 0.3, ("grpo", 1): 0.4, ("trial", 0): 0.7, ("trial", 1): 0.8}
 

@@ -7,7 +7,7 @@ import pytest
 from ray.exceptions import RayActorError
 
 from trial_ray.errors import EngineError
-from trial_ray.inference.client import EngineClient
+from trial_ray.inference.client import ATTEMPTS, EngineClient
 from trial_ray.inference.protocol import Response, SamplingParams
 
 PROMPT = np.array([1, 2, 3], dtype=np.int32)
@@ -81,8 +81,8 @@ def test_an_engine_that_hangs_meets_the_deadline():
 def test_attempts_are_bounded():
     engines = [FakeEngine(RayActorError()) for _ in range(6)]
     with pytest.raises(EngineError):
-        ask(EngineClient(engines, attempts=2), [0])
-    assert sum(engine.served for engine in engines) == 2
+        ask(EngineClient(engines), [0])
+    assert sum(engine.served for engine in engines) == ATTEMPTS
 
 
 def test_replaced_handles_are_used_at_once():

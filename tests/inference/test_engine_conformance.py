@@ -36,7 +36,7 @@ class Engine:
 
     def send(self, model: torch.nn.Module) -> int:
         version = next(VERSIONS)
-        self.pool.sync(pack_weights(model.named_parameters(), version), timeout_s=120)
+        self.pool.sync(pack_weights(model.named_parameters(), version))
         return version
 
     def ask(self, prompts, params):
@@ -257,7 +257,7 @@ def test_weights_with_a_tensor_missing_are_never_taken_for_complete(engine, tiny
     other = perturbed(engine.learner, tiny_qwen3, seed=8)
     part = [(name, tensor) for name, tensor in other.named_parameters() if "layers.1.mlp.down_proj" not in name]
     with pytest.raises((WeightSyncError, EngineError)):
-        engine.pool.sync(pack_weights(part, next(VERSIONS)), timeout_s=120)
+        engine.pool.sync(pack_weights(part, next(VERSIONS)))
 
 
 @pytest.mark.parametrize(

@@ -9,18 +9,12 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.learner.learner_group import LearnerGroup
 
 from trial_ray.algorithms import TRIALConfig
-from trial_ray.learner.training_groups import TrainingGroups
-from trial_ray.models.tiny import save_tiny_model
+from trial_ray.learner.exchange import TrainingGroups
 from trial_ray.rollout.env_runner import TextEnvRunner
 
 pytestmark = pytest.mark.actors
 
 TOLERANCES = {"float32": 1e-6, "float64": 1e-12}
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory) -> str:
-    return str(save_tiny_model(tmp_path_factory.mktemp("model") / "nano", "nano"))
 
 
 @pytest.fixture(scope="module")

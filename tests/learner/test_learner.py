@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from ray.rllib.core import DEFAULT_MODULE_ID
+from small_learners import build_learner, update, weights
 from synthetic_groups import synthetic_groups
 
 from trial_ray.algorithms import GRPOConfig, TRIALConfig
 from trial_ray.errors import CheckpointError, TrainingDivergedError
 from trial_ray.learner.grpo_learner import GRPOLearner
-from trial_ray.models.tiny import save_tiny_model
 
 # No engine sampled the groups of these tests, so nothing can be said of its log-probabilities.
 SETTINGS = {
@@ -24,12 +23,7 @@ SETTINGS = {
 }
 
 
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory) -> str:
-    return str(save_tiny_model(tmp_path_factory.mktemp("model") / "nano", "nano"))
-
-
-def build_learner(model_path: str, config=TRIALConfig, model_dtype: str = "float32", **training) -> GRPOLearner:
+def learner_of(model_path: str, config=TRIALConfig, model_dtype: str = "float32", **training) -> GRPOLearner:
     """A learner in this process; ``config`` is a class, or an object with some settings of its own."""
     config = (
         (config() if isinstance(config, type) else config)
@@ -37,28 +31,7 @@ def build_learner(model_path: str, config=TRIALConfig, model_dtype: str = "float
         .policy(model_path=model_path, model_dtype=model_dtype)
         .training(**{**SETTINGS, **training})
     )
-    learner = config.get_default_learner_class()(
-        config=config, module_spec=config.get_multi_rl_module_spec(spaces=SPACES)
-    )
-    learner.build()
-    return learner
-
-
-def _spaces():
-    from trial_ray.rollout.env_runner import TextEnvRunner
-
-    return TextEnvRunner.get_spaces(None)
-
-
-SPACES = _spaces()
-
-
-def update(learner: GRPOLearner, groups, iteration: int = 30) -> dict:
-    return learner.update(episodes=list(groups), timesteps={"training_iteration": iteration})[DEFAULT_MODULE_ID]
-
-
-def weights(learner: GRPOLearner) -> torch.Tensor:
-    return torch.cat([tensor.reshape(-1) for _, tensor in learner.policy_module.named_weights()]).clone()
+    return build_learner(config)
 
 
 def assert_same_update(one: GRPOLearner, other: GRPOLearner) -> None:
@@ -67,12 +40,12 @@ def assert_same_update(one: GRPOLearner, other: GRPOLearner) -> None:
 
 
 @pytest.fixture(scope="module")
-def groups(model_path):
+def groups():
     return synthetic_groups(vocab_size=400)
 
 
 def test_without_the_dense_term_trial_is_grpo(model_path, groups):
-    grpo = build_learner(model_path, GRPOConfig)
+    grpo = learner_of(model_path, GRPOConfig)
     before = weights(grpo)
     update(grpo, groups)
     assert not torch.equal(before, weights(grpo))
@@ -81,13 +54,13 @@ def test_without_the_dense_term_trial_is_grpo(model_path, groups):
         ({"clamp_alpha": 0.0, "hindsight_coeff": 5.0}, 30),
         ({}, 24),
     ):
-        trial = build_learner(model_path, TRIALConfig, **settings)
+        trial = learner_of(model_path, TRIALConfig, **settings)
         update(trial, groups, iteration)
         assert_same_update(trial, grpo)
 
 
 def test_the_dense_term_moves_the_weights_from_its_first_iteration_on(model_path, groups):
-    grpo, trial = build_learner(model_path, GRPOConfig), build_learner(model_path, hindsight_coeff=0.5, clamp_alpha=1e6)
+    grpo, trial = learner_of(model_path, GRPOConfig), learner_of(model_path, hindsight_coeff=0.5, clamp_alpha=1e6)
     update(grpo, groups, iteration=25)
     results = update(trial, groups, iteration=25)
     assert not torch.allclose(weights(trial), weights(grpo), atol=1e-4)
@@ -97,19 +70,19 @@ def test_the_dense_term_moves_the_weights_from_its_first_iteration_on(model_path
 
 def test_identical_views_make_no_dense_update(model_path, groups, monkeypatch):
     empty = np.empty(0, np.int32)
-    monkeypatch.setattr("trial_ray.learner.connectors.privileged_views.encode_evidence", lambda *args: empty)
+    monkeypatch.setattr("trial_ray.learner.connectors.encode_evidence", lambda *args: empty)
     grpo, trial = [
-        build_learner(model_path, each, minibatch_rows=1000, **own)
+        learner_of(model_path, each, minibatch_rows=1000, **own)
         for each, own in ((GRPOConfig, {}), (TRIALConfig, {"hindsight_coeff": 0.5, "clamp_alpha": 1e6}))
     ]
     update(grpo, groups)
-    results = update(trial, groups)
+    results = update(trial, groups, iteration=30)
     assert float(results["trial"]["turn_score_mean"]) < 1e-5
     assert_same_update(trial, grpo)
 
 
 def test_reference_divergence_starts_at_zero_and_grows(model_path, groups):
-    learner = build_learner(model_path, GRPOConfig, kl_coeff=0.01, minibatch_rows=1000)
+    learner = learner_of(model_path, GRPOConfig, kl_coeff=0.01, minibatch_rows=1000)
     first = update(learner, groups)
     second = update(learner, groups)
     assert abs(float(first["grpo"]["kl"])) < 1e-6
@@ -118,7 +91,7 @@ def test_reference_divergence_starts_at_zero_and_grows(model_path, groups):
 
 def test_learning_raises_what_was_rewarded(model_path):
     groups = synthetic_groups(vocab_size=400, num_groups=2, group_size=6, seed=3)
-    learner = build_learner(model_path, GRPOConfig, lr=1e-3, invalid_action_penalty=0.0, minibatch_rows=1000)
+    learner = learner_of(model_path, GRPOConfig, lr=1e-3, invalid_action_penalty=0.0, minibatch_rows=1000)
 
     def mean_logprob(success: bool) -> float:
         from trial_ray.learner.packing import Row, score_rows
@@ -140,10 +113,10 @@ def test_learning_raises_what_was_rewarded(model_path):
 
 
 def test_checkpoint_restores_weights_and_optimizer(model_path, groups, tmp_path):
-    learner = build_learner(model_path)
-    update(learner, groups)
+    learner = learner_of(model_path)
+    update(learner, groups, iteration=30)
     learner.save_to_path(tmp_path / "checkpoint")
-    restored = build_learner(model_path)
+    restored = learner_of(model_path)
     restored.restore_from_path(tmp_path / "checkpoint")
     assert torch.equal(weights(restored), weights(learner))
     for each in (learner, restored):
@@ -152,16 +125,16 @@ def test_checkpoint_restores_weights_and_optimizer(model_path, groups, tmp_path)
 
 
 def test_checkpoint_without_weights_is_refused(model_path, groups, tmp_path):
-    learner = build_learner(model_path)
+    learner = learner_of(model_path)
     learner.save_to_path(tmp_path / "checkpoint")
     for file in (tmp_path / "checkpoint").rglob("*.safetensors"):
         file.unlink()
     with pytest.raises(CheckpointError, match="safetensors"):
-        build_learner(model_path).restore_from_path(tmp_path / "checkpoint")
+        learner_of(model_path).restore_from_path(tmp_path / "checkpoint")
 
 
 def test_updates_that_are_not_finite_are_skipped_and_counted_then_stop_the_run(model_path, groups, monkeypatch):
-    learner = build_learner(model_path, GRPOConfig, max_skipped_updates=3, minibatch_rows=1000)
+    learner = learner_of(model_path, GRPOConfig, max_skipped_updates=3, minibatch_rows=1000)
     before = weights(learner)
     monkeypatch.setattr(
         "trial_ray.learner.method.clipped_surrogate",
@@ -176,7 +149,7 @@ def test_updates_that_are_not_finite_are_skipped_and_counted_then_stop_the_run(m
 
 
 def test_failed_rollouts_enter_neither_statistics_nor_rows(model_path, groups):
-    from trial_ray.learner.connectors.group_advantages import group_turn_rows
+    from trial_ray.learner.connectors import group_turn_rows
 
     config = TRIALConfig()
     group = synthetic_groups(vocab_size=400, num_groups=1, group_size=4, seed=1)[0]
@@ -191,7 +164,7 @@ def test_failed_rollouts_enter_neither_statistics_nor_rows(model_path, groups):
 
 
 def test_a_learning_rate_schedule_is_followed_over_environment_steps(model_path, groups):
-    learner = build_learner(model_path, lr=[[0, 1e-2], [1000, 0.0]])
+    learner = learner_of(model_path, lr=[[0, 1e-2], [1000, 0.0]])
     rates = []
     for steps in (250, 1000, 2000):
         before = weights(learner)

@@ -10,27 +10,18 @@ import numpy as np
 import pytest
 import torch
 from ray import cloudpickle
-from ray.rllib.core import DEFAULT_MODULE_ID
+from small_learners import build_learner, update, weights
 from synthetic_groups import synthetic_groups
 
-from trial_ray.algorithms import GRPOConfig
 from trial_ray.algorithms.methods import config_class, method_names, method_of, new_config, with_method
 from trial_ray.errors import MethodError
-from trial_ray.learner.connectors.group_advantages import group_turn_rows
+from trial_ray.learner.connectors import group_turn_rows
 from trial_ray.learner.grpo_learner import GRPOLearner
-from trial_ray.models.tiny import save_tiny_model
 from trial_ray.models.tokenizer import build_tokenizer
-from trial_ray.rollout.env_runner import TextEnvRunner
 
-SPACES = TextEnvRunner.get_spaces(None)
 PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
 ACTIVE = {"hindsight_start_iteration": 1, "hindsight_coeff": 0.5, "clamp_alpha": 1e6}
 """Settings with which TRIAL's dense term shows in one update."""
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory) -> str:
-    return str(save_tiny_model(tmp_path_factory.mktemp("model") / "nano", "nano"))
 
 
 @pytest.fixture(scope="module")
@@ -48,26 +39,10 @@ def settings_of(method: str, **training) -> dict:
     return {**shared, **(ACTIVE if method in ("trial", "uniform", "permuted") else {}), **training}
 
 
-def build_learner(config: GRPOConfig) -> GRPOLearner:
-    learner = config.get_default_learner_class()(
-        config=config, module_spec=config.get_multi_rl_module_spec(spaces=SPACES)
-    )
-    learner.build()
-    return learner
-
-
 def learner_of(method: str, model_path: str, **training) -> GRPOLearner:
     config = new_config(method).environment("trial/ALFWorld-v0").policy(model_path=model_path)
     config.training(**settings_of(method, **training)).validate()
     return build_learner(config)
-
-
-def update(learner: GRPOLearner, groups, iteration: int = 1) -> dict:
-    return learner.update(episodes=list(groups), timesteps={"training_iteration": iteration})[DEFAULT_MODULE_ID]
-
-
-def weights(learner: GRPOLearner) -> torch.Tensor:
-    return torch.cat([tensor.reshape(-1) for _, tensor in learner.policy_module.named_weights()]).clone()
 
 
 def moved(learner: GRPOLearner, groups, iteration: int = 1) -> bool:
@@ -135,7 +110,7 @@ def test_gigpo_learns_nothing_where_every_rollout_failed(model_path, groups):
 @pytest.mark.parametrize("divergence", ["jsd", "sampled"])
 def test_identical_views_teach_opsd_nothing(divergence, model_path, groups, monkeypatch):
     empty = np.empty(0, np.int32)
-    monkeypatch.setattr("trial_ray.learner.connectors.privileged_views.encode_evidence", lambda *args: empty)
+    monkeypatch.setattr("trial_ray.learner.connectors.encode_evidence", lambda *args: empty)
     learner = learner_of("opsd", model_path, divergence=divergence)
     norms = []
     monkeypatch.setattr(

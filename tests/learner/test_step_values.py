@@ -71,11 +71,11 @@ def test_turns_share_an_anchor_exactly_where_group_and_observation_agree(groups)
 @given(groups_of_rollouts)
 def test_values_are_means_over_equal_observations(groups):
     turns = places(groups)
-    values = step_values(groups, discount=0.9)
+    values = step_values(groups)
     assert values.shape == (len(turns),)
     for value, (i, trajectory, k) in zip(values.tolist(), turns, strict=True):
         members = [
-            naive_return(other, j, "success", 0.9)
+            naive_return(other, j, "success", 0.95)
             for other_group, other, j in turns
             if other_group == i and other.turns[j].observation == trajectory.turns[k].observation
         ]
@@ -119,13 +119,13 @@ def test_papers_example_of_a_shared_state():
 
 def test_nothing_carries_a_gradient_and_wrong_arguments_are_named():
     values, ids = torch.rand(3, requires_grad=True), torch.tensor([0, 0, 1])
-    for result in (discounted_returns(values, ids), group_means(values, ids), step_advantages(values, ids)):
+    for result in (discounted_returns(values, ids, 0.9), group_means(values, ids), step_advantages(values, ids)):
         assert not result.requires_grad
         assert result.dtype == values.dtype
     with pytest.raises(ValueError, match="discount"):
         discounted_returns(values, ids, 1.5)
     with pytest.raises(ValueError, match="trajectory_ids"):
-        discounted_returns(values, ids[:2])
+        discounted_returns(values, ids[:2], 0.9)
     with pytest.raises(ValueError, match="group_ids"):
         group_means(values, ids - 1)
     with pytest.raises(ValueError, match="step_returns"):

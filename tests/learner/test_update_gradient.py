@@ -10,13 +10,12 @@ import method_reference as ref
 import numpy as np
 import pytest
 import torch
+from small_learners import build_learner
 from synthetic_groups import synthetic_groups
-from test_learner import build_learner
 
 from trial_ray.algorithms import GRPOConfig, TRIALConfig
 from trial_ray.algorithms.methods.sdar import SDARConfig
 from trial_ray.errors import WeightSyncError
-from trial_ray.models.tiny import save_tiny_model
 
 EVIDENCE_LEAD = "\n\nOutcome after the reply:\n"
 TRAINING = {
@@ -28,13 +27,9 @@ TRAINING = {
     "reward_scale": 10.0,
     "grad_clip": None,
     "lr": 1e-3,
+    "max_logprob_gap": 100.0,  # no engine sampled the groups
 }
 ACTIVE = {"hindsight_coeff": 1.5, "clamp_alpha": 1.0, "hindsight_start_iteration": 1}
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory) -> str:
-    return str(save_tiny_model(tmp_path_factory.mktemp("model") / "nano", "nano"))
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +38,10 @@ def groups():
 
 
 def learner_of(model_path: str, config_class=TRIALConfig, temperature: float = 1.0, **training):
-    config = config_class().rollouts(temperature=temperature)
-    return build_learner(model_path, config, model_dtype="float64", **{**TRAINING, **training})
+    config = config_class().environment("trial/ALFWorld-v0").rollouts(temperature=temperature)
+    return build_learner(
+        config.policy(model_path=model_path, model_dtype="float64").training(**{**TRAINING, **training})
+    )
 
 
 def gradients(learner, groups, iteration: int = 30) -> dict[str, torch.Tensor]:

@@ -13,18 +13,17 @@ from huggingface_hub import constants
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.algorithms.initial_policy import initial_policy
 from trial_ray.errors import ConfigError
-from trial_ray.inference.stop_tokens import stop_token_ids
+from trial_ray.inference.sampling import stop_token_ids
 from trial_ray.models.model_folder import model_folder
-from trial_ray.models.tiny import save_tiny_model
 
 EXTRA_STOP_ID = 11
 NAME = "some-org/tiny"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def folder(model_path, tmp_path_factory) -> Path:
     """A tiny model whose generation config names one more stop token than its tokenizer."""
-    folder = save_tiny_model(tmp_path_factory.mktemp("model") / "tiny", "nano")
+    folder = Path(shutil.copytree(model_path, tmp_path_factory.mktemp("model") / "tiny"))
     file = folder / "generation_config.json"
     settings = json.loads(file.read_text())
     file.write_text(json.dumps({**settings, "eos_token_id": [settings["eos_token_id"], EXTRA_STOP_ID]}))

@@ -10,11 +10,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from nano_model import save_nano_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trial_envs.alfworld.household import CONTAINS, LAMPS, ROOMS
 from trial_ray.errors import ConfigError
-from trial_ray.models.tiny import SHAPES, build_tiny_model, save_tiny_model
+from trial_ray.models.tiny import SHAPES, build_tiny_model
 from trial_ray.models.tokenizer import VERBS, build_tokenizer
 from trial_ray.rollout.prompts import PromptBuilder
 
@@ -74,7 +75,7 @@ def test_the_chat_template_serves_prompts(tokenizer):
 
 
 def test_a_saved_model_gives_the_same_logits_after_loading(tmp_path, tokenizer):
-    folder = save_tiny_model(tmp_path / "model", "nano", seed=3)
+    folder = save_nano_model(tmp_path / "model", seed=3)
     loaded = AutoModelForCausalLM.from_pretrained(folder)
     again = AutoTokenizer.from_pretrained(folder)
     ids = torch.tensor([again.encode("take mug 1 from shelf 1")])

@@ -333,7 +333,6 @@ NAN = torch.tensor([0.0, math.nan])
         (lambda: dense_hindsight_loss(V, V, W, V), "weights"),
         (lambda: dense_hindsight_loss(V, V, V, W), "mask"),
         (lambda: k3_divergence(V, W, V), "reference_logprobs"),
-        (lambda: k3_divergence(V, V, V, bound=0.0), "bound"),
         (lambda: joint_loss(V, S, S, 0.1, 1.0), "outcome_loss"),
         (lambda: joint_loss(S, S * math.nan, S, 0.1, 1.0), "surrogate_loss"),
         (lambda: joint_loss(S, S, V, 0.1, 1.0), "dense_loss"),

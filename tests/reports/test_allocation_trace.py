@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import gymnasium
 import numpy as np
 import pytest
 import torch
+from nano_model import save_nano_model
 
 import trial_envs
 from trial_ray.algorithms import TRIALConfig
-from trial_ray.learner.connectors.privileged_views import encode_views
+from trial_ray.learner.connectors import encode_views
 from trial_ray.learner.packing import score_rows
 from trial_ray.learner.turn_rows import TurnRows
 from trial_ray.models.causal_lm_module import load_causal_lm, load_tokenizer
-from trial_ray.models.tiny import save_tiny_model
 from trial_ray.reports.allocation import trace_trajectories
 from trial_ray.reports.paired_trace import trace_game, trace_pair
 from trial_ray.rollout.trajectory import Trajectory, Turn
@@ -22,8 +24,8 @@ GAMES = {"split": "generated", "difficulty": "tiny", "num_games": 4, "max_turns"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_tiny_model(tmp_path_factory.mktemp("model") / "nano", "nano")
+def folder(model_path):
+    return Path(model_path)
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +73,8 @@ def test_the_trace_is_what_the_method_prepares(folder, config):
     assert trace_trajectories(lm, tokenizer, [], config) == []
 
 
-def test_two_policies_play_one_game_greedily(folder, config, env, tmp_path_factory):
-    other = save_tiny_model(tmp_path_factory.mktemp("other") / "nano", "nano", seed=7)
+def test_two_policies_play_one_game_greedily(folder, config, env, tmp_path):
+    other = save_nano_model(tmp_path / "other", seed=7)
     task = env.unwrapped.tasks()[1]
     pair = trace_pair({"GRPO": folder, "TRIAL": other}, task, env, config)
     again = trace_game(folder, task, env, config)

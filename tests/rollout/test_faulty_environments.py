@@ -10,7 +10,6 @@ from faulty_env import ENV_ID, registered
 
 from trial_ray.algorithms.grpo_config import GRPOConfig
 from trial_ray.errors import InfrastructureError
-from trial_ray.models.tiny import save_tiny_model
 
 pytestmark = [pytest.mark.actors, pytest.mark.usefixtures("ray_session")]
 FAULT = rf"EnvironmentFaultError: {ENV_ID}, task '\w+', turn 2: KeyError: 'position'"
@@ -20,11 +19,6 @@ FAULT = rf"EnvironmentFaultError: {ENV_ID}, task '\w+', turn 2: KeyError: 'posit
 def environment(ray_session):
     with registered():
         yield
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory) -> str:
-    return str(save_tiny_model(tmp_path_factory.mktemp("model") / "nano", "nano"))
 
 
 def config_of(model_path: str, **env_config) -> GRPOConfig:

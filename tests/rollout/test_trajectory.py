@@ -8,7 +8,7 @@ import pytest
 from synthetic_groups import synthetic_groups
 
 from trial_ray.algorithms import GRPOConfig
-from trial_ray.learner.connectors.group_advantages import group_turn_rows
+from trial_ray.learner.connectors import group_turn_rows
 
 
 @pytest.mark.parametrize("differing", ["success", "score", "return", None])

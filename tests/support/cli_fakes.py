@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from trial_ray.evaluation.results import EpisodeResult, EvaluationResult
+from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.rollout.trajectory import EpisodeResult
 
 EXPERIMENT = """
 from trial_ray.algorithms import TRIALConfig

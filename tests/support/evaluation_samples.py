@@ -6,8 +6,9 @@ import hashlib
 
 import numpy as np
 
-from trial_ray.evaluation.results import EpisodeResult, EvaluationResult
+from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.evaluation.table_layout import ALFWORLD, FAMILY_TITLES
+from trial_ray.rollout.trajectory import EpisodeResult
 
 FAMILIES = tuple(FAMILY_TITLES)
 

@@ -11,7 +11,7 @@ import torch
 
 from trial_ray.algorithms.grpo_config import GRPOConfig
 from trial_ray.algorithms.methods import new_config
-from trial_ray.learner.connectors.group_advantages import group_turn_rows
+from trial_ray.learner.connectors import group_turn_rows
 from trial_ray.learner.loss import loss_terms, microbatch_loss
 from trial_ray.learner.turn_rows import TokenBatch
 from trial_ray.models.logprobs import gather_divergence

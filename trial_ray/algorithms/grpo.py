@@ -29,7 +29,7 @@ from trial_ray.evaluation.panel import Panel, list_tasks
 from trial_ray.evaluation.panel_player import PanelPlayer
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.inference.pool import EnginePool, require_engine
-from trial_ray.learner.training_groups import TrainingGroups
+from trial_ray.learner.exchange import TrainingGroups
 from trial_ray.rollout.requests import GroupSample
 from trial_ray.rollout.workers import RolloutWorkers, create_engines
 

@@ -6,8 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from trial_ray.errors import TrialRayError
-from trial_ray.failures import is_user_error, root_cause
+from trial_ray.errors import TrialRayError, is_user_error, root_cause
 
 if TYPE_CHECKING:
     from rich.console import Console

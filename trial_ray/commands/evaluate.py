@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from trial_ray.algorithms.grpo_config import GRPOConfig
     from trial_ray.evaluation.journal import EpisodeJournal
-    from trial_ray.evaluation.results import EpisodeResult, EvaluationResult
+    from trial_ray.evaluation.results import EvaluationResult
+    from trial_ray.rollout.trajectory import EpisodeResult
 
 ORACLE = "oracle"
 EPILOG = """examples:
@@ -130,8 +131,7 @@ def checkpoint_config(checkpoint: str, env: str, split: str, overrides: list[str
     """
     from trial_ray.algorithms.methods import new_config, with_method
     from trial_ray.experiments.checkpoints import find_model, find_run_folder
-    from trial_ray.experiments.config_record import load_method, load_record
-    from trial_ray.experiments.labels import run_labels
+    from trial_ray.experiments.config_record import load_method, load_record, run_labels
     from trial_ray.experiments.overrides import apply_overrides
 
     model = find_model(checkpoint)

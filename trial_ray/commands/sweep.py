@@ -9,7 +9,7 @@ from typing import Any
 from trial_ray.commands import console as terminal
 from trial_ray.commands.train import default_folder
 from trial_ray.errors import InfrastructureError
-from trial_ray.experiments.examples import experiment_file
+from trial_ray.experiments.experiment import experiment_file
 
 EPILOG = """examples:
   trial-ray sweep tuned_examples/sweeps/lambda_alpha.py     or sweeps/lambda_alpha, which an installed package has, too

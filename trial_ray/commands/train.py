@@ -12,7 +12,7 @@ from trial_ray.algorithms.methods import method_names
 from trial_ray.commands import console as terminal
 from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.experiments.checkpoints import CHECKPOINT_EVERY, CHECKPOINTS_KEPT
-from trial_ray.experiments.examples import experiment_file
+from trial_ray.experiments.experiment import experiment_file
 
 if TYPE_CHECKING:
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig

@@ -1,34 +1,46 @@
-"""How sure a rate is: the Wilson interval, and test and interval of the difference of two paired rates."""
+"""How sure a rate or a mean is.
+
+For one evaluation: the Wilson interval, and test and interval of the difference of two paired rates. For several training
+seeds: a two-level bootstrap over seeds and tasks, of means and of paired differences.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import asdict, dataclass
 from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+Z = NormalDist().inv_cdf(0.975)
+"""Two-sided 95 % quantile of the normal distribution."""
+RESAMPLES = 10_000
+CHUNK = 1_000
+"""Resamples at a time: their counts over seeds and tasks are held in memory."""
 
 
-def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson score interval of a binomial proportion (Wilson, 1927), without continuity correction.
+def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
+    """95 % Wilson score interval of a binomial proportion (Wilson, 1927), without continuity correction.
 
     Args:
         successes: number of successes, 0 to ``trials``.
         trials: number of trials; with none at all the interval is (0, 1).
-        confidence: coverage of the two-sided interval, in (0, 1).
 
     Returns:
         Lower and upper bound, both in [0, 1].
 
     Raises:
-        ValueError: a count is negative, ``successes > trials``, or ``confidence`` is outside (0, 1).
+        ValueError: a count is negative, or ``successes > trials``.
     """
     if not 0 <= successes <= trials:
         raise ValueError(f"successes must lie between 0 and trials; found {successes} of {trials}")
-    z = _quantile(confidence)
     if trials == 0:
         return 0.0, 1.0
     rate = successes / trials
-    denominator = 1 + z * z / trials
-    centre = (rate + z * z / (2 * trials)) / denominator
-    half = z / denominator * math.sqrt(rate * (1 - rate) / trials + z * z / (4 * trials * trials))
+    denominator = 1 + Z * Z / trials
+    centre = (rate + Z * Z / (2 * trials)) / denominator
+    half = Z / denominator * math.sqrt(rate * (1 - rate) / trials + Z * Z / (4 * trials * trials))
     low = 0.0 if successes == 0 else max(0.0, centre - half)
     high = 1.0 if successes == trials else min(1.0, centre + half)
     return low, high
@@ -51,21 +63,82 @@ def mcnemar_exact(gained: int, lost: int) -> float:
     return min(1.0, 2 * tail / 2**flips)
 
 
-def paired_difference_interval(gained: int, lost: int, pairs: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Interval of the difference of two paired proportions: adjusted Wald (Bonett and Price, 2012).
+def paired_difference_interval(gained: int, lost: int, pairs: int) -> tuple[float, float]:
+    """95 % interval of the difference of two paired proportions: adjusted Wald (Bonett and Price, 2012).
 
     It adds one to each discordant count and two to the pairs, which keeps its coverage near nominal in small samples,
     where the plain Wald interval collapses to a point when no task changes.
     """
     if min(gained, lost) < 0 or gained + lost > pairs:
         raise ValueError(f"gained + lost must lie between 0 and pairs; found {gained} + {lost} of {pairs}")
-    z = _quantile(confidence)
     up, down = (gained + 1) / (pairs + 2), (lost + 1) / (pairs + 2)
-    half = z * math.sqrt((up + down - (up - down) ** 2) / (pairs + 2))
+    half = Z * math.sqrt((up + down - (up - down) ** 2) / (pairs + 2))
     return max(-1.0, up - down - half), min(1.0, up - down + half)
 
 
-def _quantile(confidence: float) -> float:
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1; found {confidence}")
-    return NormalDist().inv_cdf(0.5 + confidence / 2)
+@dataclass(frozen=True, slots=True)
+class BootstrapInterval:
+    """A mean with its 95 % percentile interval.
+
+    Attributes:
+        mean: over seeds and tasks.
+        low: lower bound.
+        high: upper bound.
+        p_value: two-sided, of the mean being zero: twice the smaller share of resampled means on either side.
+        seeds: seeds resampled; with one, the interval knows nothing of how training runs differ.
+        tasks: tasks resampled.
+    """
+
+    mean: float
+    low: float
+    high: float
+    p_value: float
+    seeds: int
+    tasks: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+
+def bootstrap_mean(values: np.ndarray, resamples: int = RESAMPLES, seed: int = 0) -> BootstrapInterval:
+    """Resample seeds and tasks, each with replacement and independently (the pigeonhole bootstrap, Owen, 2007).
+
+    All runs play the same tasks, so a value belongs to a seed and to a task at once. The interval covers both: another
+    training run, and other tasks of the same kind. It errs on the wide side.
+
+    Args:
+        values: float ``[S, N]``, one row a training seed, one column a task; for a paired comparison, differences.
+        resamples: how many.
+        seed: of the resampling.
+
+    Raises:
+        ValueError: ``values`` is empty, not two-dimensional, or not finite.
+    """
+    values = np.asarray(values, np.float64)
+    if values.ndim != 2 or not values.size or not np.isfinite(values).all():
+        raise ValueError(f"values must be finite and of shape [seeds, tasks]; found shape {values.shape}")
+    generator = np.random.default_rng(seed)
+    num_seeds, num_tasks = values.shape
+    means = []
+    for start in range(0, resamples, CHUNK):
+        count = min(CHUNK, resamples - start)
+        by_seed = generator.multinomial(num_seeds, np.full(num_seeds, 1 / num_seeds), size=count)
+        by_task = generator.multinomial(num_tasks, np.full(num_tasks, 1 / num_tasks), size=count)
+        means.append(((by_seed @ values) * by_task).sum(1) / values.size)
+    drawn = np.concatenate(means)
+    # Sums of the same numbers in another order differ in the last bits; a tie with zero must count on both sides.
+    tolerance = 1e-9 * max(1.0, float(np.abs(values).max()))
+    tail = min(np.mean(drawn <= tolerance), np.mean(drawn >= -tolerance))
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    p_value = min(1.0, max(2 * float(tail), 1 / resamples))
+    return BootstrapInterval(float(values.mean()), float(low), float(high), p_value, num_seeds, num_tasks)
+
+
+def paired_bootstrap(
+    first: np.ndarray, second: np.ndarray, resamples: int = RESAMPLES, seed: int = 0
+) -> BootstrapInterval:
+    """:func:`bootstrap_mean` of ``second - first``, both ``[S, N]`` with the same seeds and tasks in the same order."""
+    if np.shape(first) != np.shape(second):
+        raise ValueError(f"both must have one shape [seeds, tasks]; found {np.shape(first)} and {np.shape(second)}")
+    return bootstrap_mean(np.asarray(second, np.float64) - np.asarray(first, np.float64), resamples, seed)

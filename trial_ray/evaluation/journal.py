@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from trial_ray.errors import InfrastructureError
-from trial_ray.evaluation.results import EpisodeResult, EvaluationFileError, EvaluationResult, protocol_difference
+from trial_ray.evaluation.results import EvaluationFileError, EvaluationResult, protocol_difference, read_episode
+from trial_ray.rollout.trajectory import EpisodeResult
 
 SCHEMA = "trial_ray/unfinished_evaluation"
 SCHEMA_VERSION = 1
@@ -104,7 +105,7 @@ class EpisodeJournal:
             raise EvaluationFileError(f"{path} is no unfinished evaluation of this version; delete it or name another.")
         self._require_same(path, head["protocol"], head["weights"])
         for number, line in enumerate(lines[1:], start=2):
-            episode = EpisodeResult.from_dict(_parse(line), f"{path}: the episode in line {number}")
+            episode = read_episode(_parse(line), f"{path}: the episode in line {number}")
             self.episodes[episode.task_id] = episode
 
     def _write(self, value: dict[str, Any]) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 from trial_ray.errors import InfrastructureError, UserInputError
 from trial_ray.evaluation.panel import Panel, turn_limit
-from trial_ray.evaluation.results import EpisodeResult, EvaluationResult
+from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.rollout.trajectory import EpisodeResult
 
 PROCESSES = 2
 EPISODE_DEADLINE_S = 120.0

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from trial_ray.environments.templates import describe_template
 from trial_ray.errors import InfrastructureError
 from trial_ray.evaluation.panel import Panel, turn_limit
-from trial_ray.evaluation.results import EpisodeResult, EvaluationResult
+from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.inference.protocol import SamplingParams
 from trial_ray.rollout.episode import derive_seed
 from trial_ray.rollout.requests import GroupRequest, SampleSettings
+from trial_ray.rollout.trajectory import EpisodeResult
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.grpo_config import GRPOConfig

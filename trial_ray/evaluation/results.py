@@ -1,4 +1,4 @@
-"""What an evaluation found: one record an episode, and the rates, table and JSON made of them."""
+"""What an evaluation found: the result of every episode, and the rates, table and JSON made of them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 from trial_ray.errors import UserInputError
 from trial_ray.evaluation.intervals import wilson_interval
 from trial_ray.files import write_json
+from trial_ray.rollout.trajectory import EpisodeResult
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-    from trial_ray.rollout.trajectory import Ending, Trajectory
 
 SCHEMA = "trial_ray/evaluation"
 SCHEMA_VERSION = 1
@@ -24,56 +23,6 @@ SCHEMA_VERSION = 1
 
 class EvaluationFileError(UserInputError):
     """A file is not an evaluation that this version can read."""
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeResult:
-    """One evaluated episode.
-
-    Attributes:
-        task_id: the environment's id of the task instance.
-        family: the kind of task, for example ``pick_and_place``.
-        success: whether the task was solved.
-        score: the environment's score in [0, 1].
-        turns: decisions taken.
-        ended: as in :class:`~trial_ray.rollout.trajectory.Trajectory`.
-    """
-
-    task_id: str
-    family: str
-    success: bool
-    score: float
-    turns: int
-    ended: Ending
-
-    @classmethod
-    def from_trajectory(cls, trajectory: Trajectory) -> EpisodeResult:
-        """Keep of a rollout what an evaluation counts."""
-        return cls(
-            task_id=trajectory.task_id,
-            family=trajectory.family,
-            success=bool(trajectory.success),
-            score=float(trajectory.score),
-            turns=len(trajectory.turns),
-            ended=trajectory.ended,
-        )
-
-    @classmethod
-    def from_dict(cls, value: Any, name: str) -> EpisodeResult:
-        """Read one episode out of JSON.
-
-        Raises:
-            EvaluationFileError: fields are missing or unknown; the message calls the episode ``name``.
-        """
-        expected = {f.name for f in fields(cls)}
-        if not isinstance(value, dict) or set(value) != expected:
-            raise EvaluationFileError(f"{name} must have exactly the fields {sorted(expected)}.")
-        return cls(**value)
-
-    @property
-    def failed(self) -> bool:
-        """Whether an infrastructure error ended the episode, so that it says nothing about the policy."""
-        return self.ended == "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +142,7 @@ class EvaluationResult:
             raise EvaluationFileError('The evaluation lacks its "protocol" or its "episodes".')
         return cls(
             value["protocol"],
-            [EpisodeResult.from_dict(episode, f"Episode {index}") for index, episode in enumerate(episodes)],
+            [read_episode(episode, f"Episode {index}") for index, episode in enumerate(episodes)],
             value.get("policy", ""),
             value.get("weights", ""),
             value.get("labels", {}),
@@ -231,6 +180,18 @@ class EvaluationResult:
         table.add_section()
         table.add_row("all", *_cells(self.overall), style="bold")
         return table
+
+
+def read_episode(value: Any, name: str) -> EpisodeResult:
+    """Read one episode out of JSON.
+
+    Raises:
+        EvaluationFileError: fields are missing or unknown; the message calls the episode ``name``.
+    """
+    expected = {f.name for f in fields(EpisodeResult)}
+    if not isinstance(value, dict) or set(value) != expected:
+        raise EvaluationFileError(f"{name} must have exactly the fields {sorted(expected)}.")
+    return EpisodeResult(**value)
 
 
 def protocol_difference(first: dict[str, Any], second: dict[str, Any]) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from trial_ray.evaluation.results import EpisodeResult
+from trial_ray.rollout.trajectory import EpisodeResult
 
 ALFWORLD, WEBSHOP = "trial/ALFWorld-v0", "trial/WebShop-v0"
 

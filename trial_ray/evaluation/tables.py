@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from trial_ray.errors import UserInputError
-from trial_ray.evaluation.bootstrap import BootstrapInterval, bootstrap_mean, paired_bootstrap
-from trial_ray.evaluation.intervals import wilson_interval
+from trial_ray.evaluation.intervals import BootstrapInterval, bootstrap_mean, paired_bootstrap, wilson_interval
 from trial_ray.evaluation.results import EvaluationResult, protocol_difference
 from trial_ray.evaluation.table_layout import Column, block_columns, block_order, block_title
 

@@ -1,4 +1,7 @@
-"""A resolved config as JSON: written into every run folder, and read back without unpickling anything."""
+"""A resolved config as JSON: written into every run folder, and read back without unpickling anything.
+
+Beside it, what tables and figures call a run: its method, backbone and seed.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ from trial_ray.experiments.overrides import settable_names
 
 if TYPE_CHECKING:
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+
+    from trial_ray.algorithms.grpo_config import GRPOConfig
 
 SCHEMA = "trial_ray/config"
 SCHEMA_VERSION = 1
@@ -83,6 +88,23 @@ def load_record(path: Path) -> AlgorithmConfig:
 def load_method(path: Path) -> str:
     """Read from a ``resolved_config.json`` the name, or the file, of the method that the run trained; errors as above."""
     return _reading(path, lambda record: str(record["method"]))
+
+
+def run_labels(config: GRPOConfig) -> dict[str, Any]:
+    """Method, backbone and seed of a run, as tables and figures name it."""
+    return {"method": method_of(config), "backbone": backbone_of(config), "seed": config.seed}
+
+
+def backbone_of(config: GRPOConfig) -> str:
+    """What a run's first policy is called."""
+    if config.warm_start is not None:
+        base = config.warm_start.get("model_path")
+        return f"warm-started {_last_part(base) if base else config.warm_start.get('size', 'tiny')}"
+    return _last_part(str(config.model_path))
+
+
+def _last_part(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2].removeprefix("package:llm-")
 
 
 def _reading(path: Path, read: Callable[[Any], Read]) -> Read:

@@ -1,15 +1,17 @@
-"""An experiment file: Python that defines ``config`` and ``stop``, in the style of RLlib's tuned examples."""
+"""An experiment file: Python that defines ``config`` and ``stop``, in the style of RLlib's tuned examples.
+
+The package's own lie at the top of a clone, and inside the installed package.
+"""
 
 from __future__ import annotations
 
-import runpy
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import trial_ray
 from trial_ray.errors import ConfigError, UserInputError
-from trial_ray.user_files import running_user_file
+from trial_ray.user_files import run_user_file
 
 if TYPE_CHECKING:
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -32,6 +34,22 @@ class Experiment:
     names: dict[str, Any] = field(default_factory=dict)
 
 
+def examples_folder() -> Path:
+    """The folder ``tuned_examples``: a wheel's own, else the one beside the package in a clone."""
+    package = Path(trial_ray.__file__).parent
+    packaged = package / "tuned_examples"
+    return packaged if packaged.is_dir() else package.parent / "tuned_examples"
+
+
+def experiment_file(name: str) -> Path:
+    """The file that ``name`` means: a path, or the name of a tuned example (``alfworld_quickstart``).
+
+    A file of that path comes first. Where there is neither, the path is returned as it is, to be complained about.
+    """
+    path, example = Path(name), examples_folder() / f"{name}.py"
+    return example if not path.is_file() and not path.is_absolute() and example.is_file() else path
+
+
 def load_experiment(path: Path | str) -> Experiment:
     """Run an experiment file and check what it defines.
 
@@ -44,7 +62,7 @@ def load_experiment(path: Path | str) -> Experiment:
         raise UserInputError(
             f"{path} is neither a file nor a tuned example. Name a Python file that defines `config` and `stop`."
         )
-    names = _run(path)
+    names = run_user_file(path, "trial_ray_experiment")
     config, stop = names.get("config"), names.get("stop", {})
     if not hasattr(config, "build_algo"):
         raise UserInputError(
@@ -60,13 +78,3 @@ def load_experiment(path: Path | str) -> Experiment:
 def reached(stop: dict[str, float], metrics: dict[str, float]) -> bool:
     """Whether one of the stop criteria is met; a metric that is not reported yet meets none."""
     return any(name in metrics and metrics[name] >= value for name, value in stop.items())
-
-
-def _run(path: Path) -> dict[str, Any]:
-    # As when Python runs a script: modules beside the file can be imported.
-    sys.path.insert(0, str(path.resolve().parent))
-    try:
-        with running_user_file(path):
-            return runpy.run_path(str(path), run_name="trial_ray_experiment")
-    finally:
-        sys.path.remove(str(path.resolve().parent))

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from ray import tune
+from ray.tune.search.sample import Domain
+from rich.console import Console
+from rich.table import Table
 
 from trial_ray.errors import CheckpointError, ConfigError, UserInputError
 from trial_ray.experiments.experiment import Experiment, load_experiment
 from trial_ray.experiments.metrics import flatten
 from trial_ray.experiments.overrides import apply_overrides
+from trial_ray.experiments.progress import describe
 from trial_ray.files import write_json
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 CHECKPOINT_EVERY = 5
 
@@ -64,8 +67,6 @@ class SweepOutcome:
 
     def table(self) -> Table:
         """A rich table: one row a trial."""
-        from rich.table import Table
-
         names = sorted({name for trial in self.trials for name in trial.parameters})
         table = Table(title=f"{len(self.trials)} trials by {self.metric} ({self.mode})")
         table.add_column("trial")
@@ -132,8 +133,6 @@ class Sweep:
             UserInputError: a new sweep's folder is not empty.
             CheckpointError: there is nothing to continue.
         """
-        from ray import tune
-
         if resume and not tune.Tuner.can_restore(str(folder)):
             raise CheckpointError(f"{folder} holds no sweep to continue.")
         if not resume and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -146,10 +145,6 @@ class Sweep:
         return SweepOutcome(self.metric, self.mode, [_record(result, space, self.metric) for result in results])
 
     def _tuner(self, folder: Path, resume: bool) -> Any:
-        from ray import tune
-
-        from trial_ray.experiments.sweep_reporter import SweepReporter
-
         names, config = self.experiment.names, self.experiment.config
         if resume:
             return tune.Tuner.restore(
@@ -182,10 +177,22 @@ class Sweep:
         )
 
 
+class SweepReporter(tune.Callback):
+    """Prints as trials progress. Tune stores its callbacks beside the sweep, so this one holds nothing."""
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        """A trial finished an iteration."""
+        _print(f"{_name(trial)}  iteration {result['training_iteration']}  {describe(flatten(result))}")
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A trial failed."""
+        _print(f"{_name(trial)}  failed")
+
+
 def search_space(settings: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Paths to every value that Tune chooses, and the grid or distribution that it chooses from."""
-    from ray.tune.search.sample import Domain
-
     for name, value in settings.items():
         if isinstance(value, Domain) or (isinstance(value, dict) and set(value) == {"grid_search"}):
             yield (name,), value
@@ -235,3 +242,11 @@ def _value_at(config: Any, path: tuple[str, ...]) -> Any:
     for name in path:
         config = config[name]
     return config
+
+
+def _name(trial: Any) -> str:
+    return trial.custom_trial_name or trial.trial_id
+
+
+def _print(line: str) -> None:
+    Console().print(line, highlight=False, soft_wrap=True, markup=False)

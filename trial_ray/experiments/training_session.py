@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.algorithms.methods import method_of
-from trial_ray.errors import TrainingDivergedError
+from trial_ray.errors import TrainingDivergedError, is_user_error, root_cause
 from trial_ray.evaluation.comparison import paired_comparison
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.experiments.checkpoints import (
@@ -19,12 +19,11 @@ from trial_ray.experiments.checkpoints import (
     prune_checkpoints,
     save_checkpoint,
 )
+from trial_ray.experiments.config_record import run_labels
 from trial_ray.experiments.experiment import reached
 from trial_ray.experiments.interrupt import GracefulInterrupt
-from trial_ray.experiments.labels import run_labels
 from trial_ray.experiments.metrics import MetricWriters
 from trial_ray.experiments.progress import TrainingProgress
-from trial_ray.failures import is_user_error, root_cause
 
 if TYPE_CHECKING:
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig

@@ -14,6 +14,9 @@ from ray.exceptions import RayActorError, RayTaskError
 from trial_ray.errors import EngineError
 from trial_ray.inference.protocol import InvalidRequestError, Response, SamplingParams
 
+ATTEMPTS = 3
+"""Different engines that are tried for one request, at most."""
+
 
 class EngineClient:
     """Sends each request to one of the engines, and to the next one when that fails.
@@ -22,12 +25,10 @@ class EngineClient:
 
     Args:
         handles: engine actors, as from ``EnginePool.handles``.
-        attempts: how many different engines are tried for one request, at most.
         timeout_s: deadline of one request over all attempts, in seconds.
     """
 
-    def __init__(self, handles: Sequence[ActorHandle], *, attempts: int = 3, timeout_s: float = 600.0) -> None:
-        self._attempts = attempts
+    def __init__(self, handles: Sequence[ActorHandle], *, timeout_s: float = 600.0) -> None:
         self._timeout_s = timeout_s
         self.replace_handles(handles)
 
@@ -53,7 +54,7 @@ class EngineClient:
         deadline = time.monotonic() + self._timeout_s
         failures: list[str] = []
         handles = self._handles
-        for attempt in range(min(self._attempts, len(handles))):
+        for attempt in range(min(ATTEMPTS, len(handles))):
             index = (first + attempt) % len(handles)
             left = deadline - time.monotonic()
             if left <= 0:

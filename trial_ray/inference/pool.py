@@ -21,6 +21,10 @@ logger = logging.getLogger(__name__)
 ENGINES = ("transformers", "vllm")
 #: Calls that one engine actor serves at a time; the engine itself batches them.
 MAX_CONCURRENCY = 1024
+LOAD_TIMEOUT_S = 900.0
+"""Deadline of an engine that loads weights, or starts in place of another."""
+PROBE_TIMEOUT_S = 30.0
+"""An engine that does not answer for so long is taken for dead; one that is shut down is killed after it."""
 
 
 def require_engine(name: str) -> None:
@@ -127,25 +131,25 @@ class EnginePool:
         refs = [handle.ready.remote() for handle in self._handles]
         return [self._result(ref, index, "start", timeout_s) for index, ref in enumerate(refs)]
 
-    def sync(self, shards: WeightShards, timeout_s: float = 900.0) -> None:
+    def sync(self, shards: WeightShards) -> None:
         """Load one version into every engine and confirm version and checksum; a dead engine is replaced first.
 
         Raises:
             WeightSyncError: an engine holds other weights than were sent.
-            EngineError: an engine failed, or did not answer within ``timeout_s`` seconds.
+            EngineError: an engine failed, or did not answer within :data:`LOAD_TIMEOUT_S` seconds.
         """
         self._shards = shards
         pending = [(index, handle.load_weights.remote(shards)) for index, handle in enumerate(self._handles)]
         dead = []
         for index, ref in pending:
             try:
-                self._confirm(index, ref, shards, timeout_s)
+                self._confirm(index, ref, shards)
             except _EngineDied as error:
                 logger.warning("%s; it is replaced", error)
                 dead.append(index)
-        self._replace(dead, timeout_s)
+        self._replace(dead)
 
-    def probe_and_restart(self, probe_timeout_s: float = 30.0, start_timeout_s: float = 900.0) -> list[int]:
+    def probe_and_restart(self) -> list[int]:
         """Replace engines that are dead or do not answer, and give them the weights of the last :meth:`sync`.
 
         Returns:
@@ -158,19 +162,19 @@ class EnginePool:
         dead = []
         for index, ref in enumerate(refs):
             try:
-                ray.get(ref, timeout=probe_timeout_s)
+                ray.get(ref, timeout=PROBE_TIMEOUT_S)
             except (RayActorError, RayTaskError, GetTimeoutError) as error:
                 logger.warning("engine %d does not answer (%s); it is replaced", index, type(error).__name__)
                 dead.append(index)
-        self._replace(dead, start_timeout_s)
+        self._replace(dead)
         return dead
 
-    def stop(self, timeout_s: float = 30.0) -> None:
-        """Shut every engine down; one that does not obey within ``timeout_s`` seconds is killed."""
+    def stop(self) -> None:
+        """Shut every engine down; one that does not obey within :data:`PROBE_TIMEOUT_S` seconds is killed."""
         refs = [handle.shutdown.remote() for handle in self._handles]
         for index, (ref, handle) in enumerate(zip(refs, self._handles, strict=True)):
             try:
-                ray.get(ref, timeout=timeout_s)
+                ray.get(ref, timeout=PROBE_TIMEOUT_S)
             except (RayActorError, RayTaskError, GetTimeoutError) as error:
                 logger.warning("engine %d did not shut down by itself: %s", index, type(error).__name__)
             ray.kill(handle, no_restart=True)
@@ -180,19 +184,19 @@ class EnginePool:
     def _spawn(self, index: int) -> ActorHandle:
         return self._actor_class.options(**self._options[index]).remote(*self._actor_args, **self._actor_kwargs)
 
-    def _replace(self, indices: list[int], timeout_s: float) -> None:
+    def _replace(self, indices: list[int]) -> None:
         for index in indices:
             ray.kill(self._handles[index], no_restart=True)
             self._handles[index] = self._spawn(index)
         shards = self._shards
         for index in indices:
-            self._result(self._handles[index].ready.remote(), index, "start", timeout_s)
+            self._result(self._handles[index].ready.remote(), index, "start", LOAD_TIMEOUT_S)
             if shards is not None:
-                self._confirm(index, self._handles[index].load_weights.remote(shards), shards, timeout_s)
+                self._confirm(index, self._handles[index].load_weights.remote(shards), shards)
 
-    def _confirm(self, index: int, ref: Any, shards: WeightShards, timeout_s: float) -> None:
-        checksum = self._result(ref, index, "load weights", timeout_s)
-        version = self._result(self._handles[index].weight_version.remote(), index, "tell its version", timeout_s)
+    def _confirm(self, index: int, ref: Any, shards: WeightShards) -> None:
+        checksum = self._result(ref, index, "load weights", LOAD_TIMEOUT_S)
+        version = self._result(self._handles[index].weight_version.remote(), index, "tell its version", LOAD_TIMEOUT_S)
         if checksum != shards.checksum or version != shards.version:
             raise WeightSyncError(
                 f"engine {index} holds version {version} with checksum {checksum}; the learner sent version "

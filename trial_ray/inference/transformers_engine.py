@@ -10,7 +10,7 @@ from trial_ray.errors import EngineError
 from trial_ray.inference.batching_engine import BatchingEngine, Request
 from trial_ray.inference.decoding_batch import DecodingBatch
 from trial_ray.inference.engine_arguments import engine_dtype
-from trial_ray.inference.stop_tokens import stop_token_ids
+from trial_ray.inference.sampling import stop_token_ids
 from trial_ray.inference.weights import WeightShards, iter_weights, weights_checksum
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import save
 from trial_ray.errors import ConfigError, EngineError
 from trial_ray.inference.batching_engine import BatchingEngine, Request
 from trial_ray.inference.engine_arguments import engine_dtype
-from trial_ray.inference.stop_tokens import stop_token_ids
+from trial_ray.inference.sampling import stop_token_ids
 from trial_ray.inference.weights import WeightShards, iter_shards
 
 

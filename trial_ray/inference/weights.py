@@ -19,6 +19,11 @@ from ray import ObjectRef
 #: Name of a tensor -> (integer view ``[elements]``, torch dtype name such as ``"bfloat16"``, shape).
 Shard = dict[str, tuple[np.ndarray, str, tuple[int, ...]]]
 
+SHARD_BYTES = 256 * 2**20
+"""A shard is closed once it holds this much."""
+FETCH_TIMEOUT_S = 300.0
+"""Deadline of one shard on its way to an engine."""
+
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MASKS = {1: 0xFF, 2: 0xFFFF, 4: 0xFFFF_FFFF, 8: -1}
 _CHUNK_ELEMENTS = 1 << 22
@@ -32,13 +37,11 @@ class WeightShards:
         version: number that the learner gave to these weights, 0 or more.
         checksum: :func:`weights_checksum` of the tensors as sent.
         refs: one reference per :data:`Shard`, owned by the learner's process.
-        num_bytes: size of all tensors together.
     """
 
     version: int
     checksum: str
     refs: list[ObjectRef]
-    num_bytes: int
 
 
 class WeightsChecksum:
@@ -88,11 +91,7 @@ def weights_checksum(named_tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 
 def pack_weights(
-    named_tensors: Iterable[tuple[str, torch.Tensor]],
-    version: int,
-    *,
-    dtype: torch.dtype | None = None,
-    shard_bytes: int = 256 * 2**20,
+    named_tensors: Iterable[tuple[str, torch.Tensor]], version: int, *, dtype: torch.dtype | None = None
 ) -> WeightShards:
     """Put weights into the object store; call it inside the learner's process.
 
@@ -102,14 +101,13 @@ def pack_weights(
         version: 0 or more.
         dtype: what floating-point tensors are cast to before they are sent (the engines' dtype); ``None`` sends them
             as they are.
-        shard_bytes: a shard is closed once it holds this much.
 
     Raises:
         ValueError: no tensors, a name twice, or a negative version.
     """
     if version < 0:
         raise ValueError(f"version: {version} found, 0 or more expected")
-    checksum, refs, total = WeightsChecksum(), [], 0
+    checksum, refs = WeightsChecksum(), []
     names: set[str] = set()
     shard: Shard = {}
     size = 0
@@ -123,31 +121,30 @@ def pack_weights(
         checksum.add(tensor)
         shard[name] = (_integer_view(tensor), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
         size += tensor.nbytes
-        total += tensor.nbytes
-        if size >= shard_bytes:
+        if size >= SHARD_BYTES:
             refs.append(ray.put(shard))
             shard, size = {}, 0
     if shard:
         refs.append(ray.put(shard))
     if not refs:
         raise ValueError("named_tensors: at least one tensor expected, none found")
-    return WeightShards(version, checksum.hexdigest, refs, total)
+    return WeightShards(version, checksum.hexdigest, refs)
 
 
-def iter_shards(shards: WeightShards, *, timeout_s: float = 300.0) -> Iterator[dict[str, torch.Tensor]]:
+def iter_shards(shards: WeightShards) -> Iterator[dict[str, torch.Tensor]]:
     """Yield the tensors shard by shard; they share the object store's memory and must only be read.
 
     Raises:
-        ray.exceptions.GetTimeoutError: a shard did not arrive within ``timeout_s`` seconds.
+        ray.exceptions.GetTimeoutError: a shard did not arrive within :data:`FETCH_TIMEOUT_S` seconds.
     """
     for ref in shards.refs:
-        shard: Shard = ray.get(ref, timeout=timeout_s)
+        shard: Shard = ray.get(ref, timeout=FETCH_TIMEOUT_S)
         yield {name: _to_tensor(*entry) for name, entry in shard.items()}
 
 
-def iter_weights(shards: WeightShards, *, timeout_s: float = 300.0) -> Iterator[tuple[str, torch.Tensor]]:
+def iter_weights(shards: WeightShards) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield ``(name, tensor)``; like :func:`iter_shards`, only to be read (``parameter.copy_(tensor)``)."""
-    for shard in iter_shards(shards, timeout_s=timeout_s):
+    for shard in iter_shards(shards):
         yield from shard.items()
 
 

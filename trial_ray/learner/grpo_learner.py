@@ -15,16 +15,19 @@ from torch import nn
 
 from trial_ray.errors import CheckpointError, InfrastructureError, TrainingDivergedError
 from trial_ray.inference.weights import WeightShards, pack_weights
-from trial_ray.learner.connectors.group_advantages import TURN_ROWS, GroupAdvantages
-from trial_ray.learner.connectors.plan_rows import UPDATE_PLAN, PlanRows
-from trial_ray.learner.connectors.prepare_rows import PrepareRows
-from trial_ray.learner.connectors.privileged_views import PrivilegedViews
-from trial_ray.learner.connectors.score_rows import ScoreRows
-from trial_ray.learner.exchange import LearnerExchange
+from trial_ray.learner.connectors import (
+    TURN_ROWS,
+    UPDATE_PLAN,
+    GroupAdvantages,
+    PlanRows,
+    PrepareRows,
+    PrivilegedViews,
+    ScoreRows,
+)
+from trial_ray.learner.exchange import LearnerExchange, TrainingGroups, fetch_groups
 from trial_ray.learner.loss import MinibatchClamp, loss_terms, microbatch_loss, minibatch_clamp
 from trial_ray.learner.method import Method
 from trial_ray.learner.passes import MicrobatchPasses
-from trial_ray.learner.training_groups import TrainingGroups, fetch_groups
 from trial_ray.learner.turn_rows import TokenBatch, TurnRows
 from trial_ray.learner.update_plan import Microbatch, Minibatch, UpdatePlan
 from trial_ray.learner.weighted_means import WeightedMeans, means
@@ -243,9 +246,7 @@ class GRPOLearner(TorchLearner):
             version: stamp of these weights.
             dtype: dtype that the engines hold; ``None`` leaves the learner's.
         """
-        wanted = getattr(torch, dtype) if dtype else None
-        weights = ((name, tensor.to(wanted)) for name, tensor in self.policy_module.named_weights())
-        return pack_weights(weights, version)
+        return pack_weights(self.policy_module.named_weights(), version, dtype=getattr(torch, dtype) if dtype else None)
 
     def get_state(
         self,

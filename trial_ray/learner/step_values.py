@@ -9,6 +9,9 @@ import torch
 from trial_ray.objectives.steps import discounted_returns, group_means
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
 
+VALUE_DISCOUNT = 0.95
+"""γ of :func:`step_values`, as GiGPO chooses it."""
+
 
 def anchor_ids(groups: Iterable[TrajectoryGroup]) -> torch.Tensor:
     """Number of each turn's anchor observation, int64 ``[K]``, over the turns of all survivors in order.
@@ -39,10 +42,10 @@ def step_returns(groups: Iterable[TrajectoryGroup], reward: str, discount: float
     return discounted_returns(rewards, torch.repeat_interleave(torch.arange(len(trajectories)), lengths), discount)
 
 
-def step_values(groups: Iterable[TrajectoryGroup], discount: float = 0.95) -> torch.Tensor:
+def step_values(groups: Iterable[TrajectoryGroup]) -> torch.Tensor:
     """Mean discounted success from each turn's observation on, float64 ``[K]`` in [0, 1], as GiGPO estimates it."""
     groups = list(groups)
-    return group_means(step_returns(groups, "success", discount), anchor_ids(groups))
+    return group_means(step_returns(groups, "success", VALUE_DISCOUNT), anchor_ids(groups))
 
 
 def _rewards(trajectory: Trajectory, reward: str) -> list[float]:

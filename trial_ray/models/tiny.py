@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
 from trial_ray.errors import ConfigError
-from trial_ray.models.tokenizer import build_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +72,3 @@ def build_tiny_model(tokenizer: PreTrainedTokenizerBase, size: str = "tiny", see
         pad_token_id=tokenizer.pad_token_id,
     )
     return model
-
-
-def save_tiny_model(folder: Path, size: str = "tiny", seed: int = 0) -> Path:
-    """Write an untrained tiny model and its tokenizer to ``folder`` (created), in Hugging Face format."""
-    tokenizer = build_tokenizer()
-    model = build_tiny_model(tokenizer, size, seed)
-    folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(folder, safe_serialization=True)
-    tokenizer.save_pretrained(folder)
-    return folder

@@ -9,7 +9,7 @@ from trial_ray.objectives.checks import flat_floats, flat_ids
 from trial_ray.objectives.segments import renumber, segment_sum
 
 
-def discounted_returns(rewards: Tensor, trajectory_ids: Tensor, discount: float = 0.95) -> Tensor:
+def discounted_returns(rewards: Tensor, trajectory_ids: Tensor, discount: float) -> Tensor:
     """Return from each turn on: G_k = r_k + γ G_{k+1}, within its trajectory.
 
     Args:

@@ -12,7 +12,7 @@ from torch import nn
 
 from trial_ray.environments.action_classes import CLASSES, turn_classes
 from trial_ray.errors import UserInputError
-from trial_ray.learner.connectors.privileged_views import encode_views
+from trial_ray.learner.connectors import encode_views
 from trial_ray.learner.packing import score_rows
 from trial_ray.learner.turn_rows import TurnRows
 from trial_ray.objectives.allocation import hindsight_gap, relative_weights, turn_scores

@@ -48,17 +48,17 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
         raise UserInputError(f"Cannot read the metrics {path}: {error}.") from error
 
 
-def windows(metrics: Sequence[dict[str, float]], key: str, width: int = WINDOW) -> list[Window]:
-    """Non-overlapping means of ``key`` over ``width`` iterations; windows in which it was not logged are left out."""
+def windows(metrics: Sequence[dict[str, float]], key: str) -> list[Window]:
+    """Non-overlapping means of ``key`` over :data:`WINDOW` iterations; windows in which it was not logged are left out."""
     found: dict[int, list[float]] = {}
     last = 0
     for line in metrics:
         iteration = int(line["iteration"])
         last = max(last, iteration)
         if key in line:
-            found.setdefault((iteration - 1) // width, []).append(line[key])
+            found.setdefault((iteration - 1) // WINDOW, []).append(line[key])
     return [
-        Window(place * width + 1, min((place + 1) * width, last), statistics.fmean(values))
+        Window(place * WINDOW + 1, min((place + 1) * WINDOW, last), statistics.fmean(values))
         for place, values in sorted(found.items())
     ]
 

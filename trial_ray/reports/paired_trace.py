@@ -14,7 +14,7 @@ from trial_ray.errors import InfrastructureError
 from trial_ray.inference.batching_engine import Request
 from trial_ray.inference.decoding_batch import DecodingBatch
 from trial_ray.inference.protocol import Response, SamplingParams
-from trial_ray.inference.stop_tokens import stop_token_ids
+from trial_ray.inference.sampling import stop_token_ids
 from trial_ray.models.causal_lm_module import load_causal_lm, load_tokenizer
 from trial_ray.reports.allocation import Trace, trace_trajectories
 from trial_ray.rollout.episode import EpisodePlayer

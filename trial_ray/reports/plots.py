@@ -10,6 +10,8 @@ from trial_ray.errors import MissingDependencyError
 
 # Told apart by everyone, and in grey: dark to light.
 COLOURS = ("#1b4965", "#ca6702", "#5fa8d3", "#94a89a", "#8d5a97")
+LONGEST_ACTION = 34
+"""Characters of an action in a figure."""
 
 
 def plot_dynamics(data: Mapping[str, Any], path: Path) -> Path:
@@ -88,10 +90,10 @@ def _finish(axis: Any, title: str, data: Mapping[str, Any]) -> None:
         axis.legend(fontsize=8, frameon=False)
 
 
-def _short(text: str, limit: int = 34) -> str:
+def _short(text: str) -> str:
     # A dollar sign would begin mathematics; what a policy says is shown as it is.
     text = "".join(char if char.isprintable() else " " for char in text).replace("$", r"\$")
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    return text if len(text) <= LONGEST_ACTION else text[: LONGEST_ACTION - 1] + "…"
 
 
 def _save(figure: Any, path: Path) -> Path:

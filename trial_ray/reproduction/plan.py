@@ -1,4 +1,4 @@
-"""The runs behind a table or figure, and how far each of them is."""
+"""What each table and figure compares, the runs behind it, and how far each of them is."""
 
 from __future__ import annotations
 
@@ -14,13 +14,42 @@ from trial_ray.experiments.config_record import to_record
 from trial_ray.experiments.overrides import apply_overrides
 from trial_ray.experiments.run_folder import RunFolder
 from trial_ray.reproduction.scale import EvaluationSet, Scale
-from trial_ray.reproduction.studies import Study
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.grpo_config import GRPOConfig
 
 # Where something is written does not change what a run is.
 NOT_COMPARED = ("trajectories_folder",)
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """One table or figure of the paper.
+
+    Attributes:
+        title: what it shows.
+        methods: rows or curves, in the paper's order.
+        controlled: only the scale's controlled backbone is trained; otherwise every backbone.
+        environments: only these of the scale's; ``None`` takes all.
+    """
+
+    title: str
+    methods: tuple[str, ...]
+    controlled: bool = True
+    environments: tuple[str, ...] | None = None
+
+
+STUDIES = {
+    "table2": Study(
+        "complete-set results of all methods", ("grpo", "serl", "sdar", "grpo_opsd", "rlsd", "trial"), controlled=False
+    ),
+    "table3": Study("controlled revision profiles", ("grpo", "uniform", "permuted", "trial")),
+    "figure2": Study("validation and allocation dynamics", ("grpo", "trial"), environments=("alfworld",)),
+    "figure3": Study(
+        "allocation over a trajectory, and two policies on one game", ("grpo", "trial"), environments=("alfworld",)
+    ),
+}
+"""By the name that ``trial-ray reproduce`` takes; runs are shared between them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import runpy
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.errors import UserInputError
-from trial_ray.experiments.examples import examples_folder
-from trial_ray.user_files import running_user_file
+from trial_ray.experiments.experiment import examples_folder
+from trial_ray.user_files import run_user_file
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.methods.trial import TRIALConfig
@@ -81,13 +79,7 @@ def load_scale(name: str) -> Scale:
         UserInputError: the file is missing, fails, or defines no ``scale``.
     """
     path = scale_file(name)
-    folder = str(path.resolve().parent)
-    sys.path.insert(0, folder)
-    try:
-        with running_user_file(path):
-            scale = runpy.run_path(str(path), run_name="trial_ray_scale").get("scale")
-    finally:
-        sys.path.remove(folder)
+    scale = run_user_file(path, "trial_ray_scale").get("scale")
     if not isinstance(scale, Scale):
         raise UserInputError(
             f"{path} must define `scale`, a trial_ray.reproduction.Scale; found {type(scale).__name__}."

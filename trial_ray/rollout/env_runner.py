@@ -25,14 +25,13 @@ from ray.rllib.utils.metrics import (
 )
 
 from trial_ray.errors import EngineError
-from trial_ray.evaluation.results import EpisodeResult
 from trial_ray.inference.client import EngineClient
 from trial_ray.inference.protocol import Response, SamplingParams
 from trial_ray.rollout.episode import EpisodePlayer, derive_seed
 from trial_ray.rollout.guarded_env import GuardedEnv
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.rollout.requests import GroupRequest, GroupSample, SampleSettings
-from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
+from trial_ray.rollout.trajectory import EpisodeResult, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig

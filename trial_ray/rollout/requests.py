@@ -7,8 +7,8 @@ from typing import Any
 
 from ray import ObjectRef
 
-from trial_ray.evaluation.results import EpisodeResult
 from trial_ray.inference.protocol import SamplingParams
+from trial_ray.rollout.trajectory import EpisodeResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What the rollout hands to the learner: turns, trajectories, and the group of rollouts of one task."""
+"""What a rollout leaves: turns, trajectories, the group of rollouts of one task, and the result that is counted."""
 
 from __future__ import annotations
 
@@ -77,6 +77,44 @@ class Trajectory:
     @property
     def failed(self) -> bool:
         """Whether an engine or the environment failed during the rollout."""
+        return self.ended == "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeResult:
+    """What is counted of one rollout.
+
+    Attributes:
+        task_id: the environment's id of the task instance.
+        family: the kind of task, for example ``pick_and_place``.
+        success: whether the task was solved.
+        score: the environment's score in [0, 1].
+        turns: decisions taken.
+        ended: as in :class:`Trajectory`.
+    """
+
+    task_id: str
+    family: str
+    success: bool
+    score: float
+    turns: int
+    ended: Ending
+
+    @classmethod
+    def from_trajectory(cls, trajectory: Trajectory) -> EpisodeResult:
+        """Keep the numbers of a rollout."""
+        return cls(
+            task_id=trajectory.task_id,
+            family=trajectory.family,
+            success=bool(trajectory.success),
+            score=float(trajectory.score),
+            turns=len(trajectory.turns),
+            ended=trajectory.ended,
+        )
+
+    @property
+    def failed(self) -> bool:
+        """Whether an infrastructure error ended the episode, so that it says nothing about the policy."""
         return self.ended == "failed"
 
 

@@ -113,16 +113,6 @@ def cloning_loss(model: PreTrainedModel, batch: Batch, prompt_weight: float) -> 
     return loss, right.all(-1).float().mean()
 
 
-@torch.no_grad()
-def response_accuracy(model: PreTrainedModel, examples: Sequence[Example], pad_id: int, size: int = 64) -> float:
-    """Share of responses whose every token is the model's most likely one, given the demonstrated tokens before it."""
-    right = 0.0
-    for start in range(0, len(examples), size):
-        rows = examples[start : start + size]
-        right += float(cloning_loss(model, collate(rows, pad_id), 0.0)[1]) * len(rows)
-    return right / len(examples)
-
-
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """Learning rates: linear warm-up, then linear decay to zero at ``steps``.

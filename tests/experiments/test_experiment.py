@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from trial_ray.errors import UserInputError
-from trial_ray.experiments.examples import examples_folder, experiment_file
-from trial_ray.experiments.experiment import load_experiment
+from trial_ray.experiments.experiment import examples_folder, experiment_file, load_experiment
 
 EXAMPLES = Path(__file__).parents[2] / "tuned_examples"
 

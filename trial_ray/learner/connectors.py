@@ -1,0 +1,294 @@
+"""The learner's connector pieces, from groups of trajectories to finished turn rows, in the order in which they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from ray.rllib.connectors.connector_v2 import ConnectorV2
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+
+from trial_ray.errors import MethodError, WeightSyncError
+from trial_ray.hindsight.aug import encode_evidence
+from trial_ray.hindsight.privileged_views import TurnContext, privileged_view
+from trial_ray.learner.action_spans import action_mask
+from trial_ray.learner.exchange import LearnerExchange
+from trial_ray.learner.method import Method
+from trial_ray.learner.packing import Row, score_rows
+from trial_ray.learner.turn_rows import TurnRows
+from trial_ray.learner.update_plan import UpdatePlan, plan_update
+from trial_ray.models.causal_lm_module import CausalLMModule
+from trial_ray.objectives.advantages import group_relative_advantages, penalised_advantages
+from trial_ray.objectives.divergences import engine_divergences
+from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
+
+if TYPE_CHECKING:
+    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+
+TURN_ROWS, UPDATE_PLAN = "turn_rows", "update_plan"
+"""Keys in ``shared_data`` under which the pieces hand on the rows and the plan."""
+
+_NOT_NEEDED = np.empty(0, np.int32)
+
+
+class GroupAdvantages(ConnectorV2):
+    """Lay the turns of all surviving rollouts end to end, in task order, and give each its advantage (Eq. 1)."""
+
+    def __init__(self, config: AlgorithmConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    def __call__(
+        self, *, batch: dict[str, Any], episodes: list[TrajectoryGroup], shared_data: dict[str, Any], **kwargs: Any
+    ) -> dict[str, Any]:
+        """Put :class:`TurnRows` into ``shared_data``."""
+        shared_data[TURN_ROWS] = group_turn_rows(episodes, self.config)
+        return batch
+
+
+def group_turn_rows(groups: list[TrajectoryGroup], config: AlgorithmConfig) -> TurnRows:
+    """Turn rows of ``groups`` with advantages; see :class:`GroupAdvantages`."""
+    survivors = [(index, trajectory) for index, group in enumerate(groups) for trajectory in group.survivors]
+    turns = [turn for _, trajectory in survivors for turn in trajectory.turns]
+    turns_per_trajectory = torch.tensor([len(trajectory.turns) for _, trajectory in survivors], dtype=torch.int64)
+    trajectory_ids = torch.repeat_interleave(torch.arange(len(survivors)), turns_per_trajectory)
+    group_ids = torch.tensor([index for index, _ in survivors], dtype=torch.int64)
+    rewards = [config.reward_scale * trajectory.outcome_reward(config.reward) for _, trajectory in survivors]
+    returns = torch.tensor(rewards, dtype=torch.float64)
+    charges = [0.0 if turn.valid else config.invalid_action_penalty for turn in turns]
+    penalties = torch.tensor(charges, dtype=torch.float64)
+    if config.advantage_statistics == "rows":
+        row_returns = returns[trajectory_ids] - penalties
+        advantages = group_relative_advantages(row_returns, group_ids[trajectory_ids], config.advantage_epsilon)
+    else:
+        advantages = penalised_advantages(returns, group_ids, penalties, trajectory_ids, config.advantage_epsilon)
+    return TurnRows(turns, trajectory_ids, advantages)
+
+
+class PlanRows(ConnectorV2):
+    """Plan the update from the lengths of all rows; every learner makes the same plan."""
+
+    def __init__(self, config: AlgorithmConfig, iteration: Callable[[], int]) -> None:
+        super().__init__()
+        self.config = config
+        self.iteration = iteration
+
+    def __call__(
+        self, *, batch: dict[str, Any], episodes: list[TrajectoryGroup], shared_data: dict[str, Any], **kwargs: Any
+    ) -> dict[str, Any]:
+        """Put an :class:`UpdatePlan` into ``shared_data``."""
+        rows = shared_data[TURN_ROWS]
+        lengths = iter([len(turn.prompt_ids) + len(turn.response_ids) for turn in rows.turns])
+        survivors = [trajectory for group in episodes for trajectory in group.survivors]
+        trajectory_tokens = [[next(lengths) for _ in trajectory.turns] for trajectory in survivors]
+        shared_data[UPDATE_PLAN] = self._plan(trajectory_tokens)
+        return batch
+
+    def _plan(self, trajectory_tokens: list[list[int]]) -> UpdatePlan:
+        config = self.config
+        return plan_update(
+            trajectory_tokens,
+            minibatch_rows=config.minibatch_rows,
+            microbatch_rows=config.microbatch_rows,
+            num_learners=max(1, config.num_learners),
+            batch_shards=config.batch_shards,
+            num_epochs=config.num_epochs,
+            shuffle_seed=(config.seed or 0, self.iteration()) if config.shuffle else None,
+            weighting=config.microbatch_weighting,
+        )
+
+
+class PrivilegedViews(ConnectorV2):
+    """Serialise what the second view shows; the recorded response itself stays as it is.
+
+    Args:
+        config: says which view.
+        rank: number of this learner, which needs the views of the rows that it scores.
+        of_all_rows: whether the training forward scores second views too, of whichever rows fall to the learner.
+    """
+
+    def __init__(self, config: AlgorithmConfig, rank: int = 0, of_all_rows: bool = False) -> None:
+        super().__init__()
+        self.config = config
+        self.rank = rank
+        self.of_all_rows = of_all_rows
+
+    def __call__(
+        self,
+        *,
+        rl_module: MultiRLModule,
+        batch: dict[str, Any],
+        episodes: list[TrajectoryGroup],
+        shared_data: dict[str, Any],
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Fill the evidence of the rows in ``shared_data``."""
+        tokenizer = rl_module[DEFAULT_MODULE_ID].unwrapped().tokenizer
+        survivors = [trajectory for group in episodes for trajectory in group.survivors]
+        rows = None if self.of_all_rows else set(shared_data[UPDATE_PLAN].scoring[self.rank].tolist())
+        shared_data[TURN_ROWS].evidence_ids = encode_views(survivors, self.config, tokenizer, rows)
+        return batch
+
+
+def encode_views(
+    trajectories: Sequence[Trajectory], config: AlgorithmConfig, tokenizer: Any, rows: Collection[int] | None = None
+) -> list[np.ndarray]:
+    """Token ids of what the second view of every turn shows, int32 ``[z_k]`` each, all trajectories' turns in order.
+
+    Args:
+        trajectories: whose turns.
+        config: names the view and its limit.
+        tokenizer: the policy's.
+        rows: numbers of the turns that are wanted, counted over all trajectories; the others get no ids. ``None``: all.
+    """
+    contexts = [
+        TurnContext(
+            environment=str(config.env),
+            family=trajectory.family,
+            outcome=turn.outcome,
+            terminal=trajectory.ended == "terminated" and index == len(trajectory.turns) - 1,
+            success=trajectory.success,
+            solution=trajectory.solution,
+            skills=config.skills,
+        )
+        for trajectory in trajectories
+        for index, turn in enumerate(trajectory.turns)
+    ]
+    return [
+        encode_evidence(privileged_view(config.privileged_view, context), tokenizer, config.max_outcome_tokens)
+        if rows is None or row in rows
+        else _NOT_NEEDED
+        for row, context in enumerate(contexts)
+    ]
+
+
+class ScoreRows(ConnectorV2):
+    """Score every response under the policy before the update: both views by the same weights, kernel and precision.
+
+    With a lagged teacher, the privileged view is scored by the teacher instead. Each learner scores its share of the
+    trajectories, then all have the scores of all.
+
+    The learner's numbers, not the engine's, are the old log-probabilities. How far the engine's are from them is logged,
+    and above ``max_logprob_gap`` nothing is trained: the engine then sampled from another policy.
+    """
+
+    def __init__(self, config: AlgorithmConfig, exchange: LearnerExchange) -> None:
+        super().__init__()
+        self.config = config
+        self.exchange = exchange
+
+    def __call__(
+        self,
+        *,
+        rl_module: MultiRLModule,
+        batch: dict[str, Any],
+        shared_data: dict[str, Any],
+        metrics: MetricsLogger,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Fill the log-probabilities of the rows in ``shared_data``.
+
+        Raises:
+            WeightSyncError: engine and learner disagree on the sampled tokens.
+        """
+        rows = shared_data[TURN_ROWS]
+        module = rl_module[DEFAULT_MODULE_ID].unwrapped()
+        share = shared_data[UPDATE_PLAN].scoring[self.exchange.rank]
+        with module.autocast():
+            scores = self._score(module, rows.model_rows(share, with_evidence=bool(rows.evidence_ids)))
+        for name, values in self._exchanged(rows, share, scores, module.lm.dtype).items():
+            setattr(rows, name, values)
+        self._compare_with_engine(rows, metrics)
+        return batch
+
+    def _score(self, module: CausalLMModule, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
+        """Flat log-probabilities of the share's response tokens by the name of their field in :class:`TurnRows`."""
+        options = {"max_tokens": self.config.max_tokens_per_forward, "temperature": self.config.temperature}
+        privileged = self.config.privileged_view is not None
+        logprobs, hindsight = score_rows(module.lm, rows, two_views=privileged and module.teacher is None, **options)
+        scores = {"logprobs": logprobs}
+        if module.teacher is not None:
+            hindsight, _ = score_rows(module.teacher, [row.hindsight_row for row in rows], two_views=False, **options)
+        if hindsight is not None:
+            scores["hindsight_logprobs"] = hindsight
+        if module.reference is not None:
+            scores["reference_logprobs"], _ = score_rows(module.reference, rows, two_views=False, **options)
+        return scores
+
+    def _exchanged(
+        self, rows: TurnRows, share: np.ndarray, scores: dict[str, torch.Tensor], dtype: torch.dtype
+    ) -> dict[str, torch.Tensor]:
+        """All learners' scores, each ``[T]`` on the CPU; every token was scored by one of them."""
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        places = rows.token_places(share)
+        whole = {name: torch.zeros(int(rows.lengths.sum()), dtype=wide) for name in scores}
+        for name, values in scores.items():
+            whole[name][places] = values.to("cpu", wide)
+        self.exchange.add_up(list(whole.values()))
+        return whole
+
+    def _compare_with_engine(self, rows: TurnRows, metrics: MetricsLogger) -> None:
+        """Log how far the engine's log-probabilities are from the learner's; refuse to train where they are another's."""
+        behaviour = torch.from_numpy(np.concatenate([turn.logprobs for turn in rows.turns])).to(rows.logprobs.dtype)
+        found = engine_divergences(rows.logprobs, behaviour)
+        for name, value in found.items():
+            reduce = "max" if name.endswith("max") else "mean"
+            metrics.log_value((DEFAULT_MODULE_ID, "engine", name), value.item(), reduce=reduce)
+        gap, limit = found["logprob_gap"].item(), self.config.logprob_gap_limit()
+        if not gap <= limit:  # NaN too
+            raise WeightSyncError(
+                f"Engine and learner disagree by {gap:.3g} nats a token on average (expected at most {limit:g}, "
+                "max_logprob_gap): the engine sampled from another policy than the one that is trained, so nothing was "
+                "trained on its responses. Check that both use the same dtype and temperature, and that the engine supports "
+                "reloading this model's weights."
+            )
+
+
+class PrepareRows(ConnectorV2):
+    """Let the method look at both views' scores; its profile or advantages are fixed during the update."""
+
+    def __init__(self, method: Method, iteration: Callable[[], int]) -> None:
+        super().__init__()
+        self.method = method
+        self.iteration = iteration
+
+    def __call__(
+        self,
+        *,
+        rl_module: MultiRLModule,
+        batch: dict[str, Any],
+        episodes: list[TrajectoryGroup],
+        shared_data: dict[str, Any],
+        metrics: MetricsLogger,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Fill what the method needs of the rows in ``shared_data``; log its metrics.
+
+        Raises:
+            MethodError: the method gave the rows a field of the wrong shape.
+        """
+        rows = shared_data[TURN_ROWS]
+        if self.method.needs_action_spans:
+            tokenizer = rl_module[DEFAULT_MODULE_ID].unwrapped().tokenizer
+            responses = [turn.response_ids for turn in rows.turns]
+            rows.action_mask = action_mask(responses, tokenizer, self.method.config.prompt_style)
+        logged = self.method.prepare(rows, episodes, self.iteration())
+        _require_fields(self.method, rows)
+        for name, value in logged.items():
+            metrics.log_value((DEFAULT_MODULE_ID, self.method.name, name), value.item(), reduce="mean")
+        return batch
+
+
+def _require_fields(method: Method, rows: TurnRows) -> None:
+    """Refuse what would be taken for another turn's or token's value."""
+    num_tokens = int(rows.lengths.sum())
+    for name, size in (("advantages", len(rows)), ("weights", len(rows)), ("mask", num_tokens)):
+        values = getattr(rows, name)
+        if values is not None and values.shape != (size,):
+            raise MethodError(
+                f"{type(method).__name__}.prepare must leave rows.{name} with shape [{size}]; found {list(values.shape)}."
+            )

@@ -1,1 +1,0 @@
-"""Learner connector pieces: group advantages → plan → privileged views → scores → what the method fixes."""
