@@ -3,11 +3,15 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# What builds the documentation needs none of the rest, and the rest none of it.
+DOCS_VENV := .venv-docs
+DOCS_STAMP := $(DOCS_VENV)/.installed
+UV := uv==0.13.8
 # uv reads no pip configuration, so what pip was told about local wheels is passed on.
 UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export UV_FIND_LINKS
 
-.PHONY: train test test-data lint bench bench-envs clean setup
+.PHONY: train test test-data lint docs bench bench-envs clean setup docs-setup
 
 train: setup
 	$(BIN)/trial-ray train tuned_examples/alfworld_quickstart.py $(ARGS)
@@ -23,6 +27,10 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Not --quiet: it would keep the warnings from being counted that make a strict build fail.
+docs: docs-setup
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build
+
 bench: setup
 	$(BIN)/python benchmarks/run_all.py
 
@@ -33,10 +41,18 @@ setup: $(STAMP)
 
 $(STAMP): requirements/torch.txt requirements/cpu.txt setup.py envs/setup.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet uv==0.13.8 --requirement requirements/torch.txt
+	$(BIN)/python -m pip install --quiet $(UV) --requirement requirements/torch.txt
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --requirement requirements/cpu.txt
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	touch $(STAMP)
 
+docs-setup: $(DOCS_STAMP)
+
+$(DOCS_STAMP): requirements/docs.txt
+	test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --quiet $(UV)
+	$(DOCS_VENV)/bin/uv pip install --quiet --python $(DOCS_VENV)/bin/python --no-deps --requirement requirements/docs.txt
+	touch $(DOCS_STAMP)
+
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(DOCS_VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -2,7 +2,7 @@
 
     python benchmarks/run_all.py [alfworld webshop ...]
 
-Third-party data sets and recordings are used where ``TRIAL_TEST_DATA`` (see the README), or ``ALFWORLD_DATA``, points to them.
+Third-party data sets and recordings are used where ``TRIAL_TEST_DATA`` (see CONTRIBUTING.md), or ``ALFWORLD_DATA``, points to them.
 """
 
 from __future__ import annotations

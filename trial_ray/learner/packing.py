@@ -241,7 +241,8 @@ def score_rows(
         rows: the turns.
         two_views: whether to score the hindsight views too.
         max_tokens: most input tokens in one forward pass, padding included.
-        temperature, chunk_tokens: as in :func:`trial_ray.models.logprobs.gather_logprobs`.
+        temperature: as in :func:`trial_ray.models.logprobs.gather_logprobs`.
+        chunk_tokens: as there.
 
     Returns:
         ``(logprobs [T], hindsight_logprobs [T] or None)``: flat, in row order, on the model's device.

@@ -170,7 +170,9 @@ def token_logprobs(
         gather: ``(rows [N], positions [N])``, where in the batch each target's predecessor sits.
         targets: int64 ``[N]``.
         attention_mask: ``None`` for plain causal attention, or a prepared 4-D mask ``[B, 1, L, L]``.
-        temperature, chunk_tokens, with_entropy: as in :func:`gather_logprobs`.
+        temperature: as in :func:`gather_logprobs`.
+        chunk_tokens: as there.
+        with_entropy: as there.
 
     Returns:
         As :func:`gather_logprobs`, in the order of ``targets``.
