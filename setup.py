@@ -57,6 +57,7 @@ setup(
             "hypothesis>=6.100",
             "ruff>=0.12",
             "mypy>=1.16",
+            "import-linter>=2.16",
             "kubernetes-validate>=1.37",
             "jsonschema>=4.20",
             "trl==1.16.0",

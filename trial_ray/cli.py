@@ -45,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.setdefault("TQDM_DISABLE", "1")  # transformers shows a bar for every file that it reads or writes
         logging.getLogger("ray.rllib.algorithms").setLevel(logging.ERROR)  # it greets every algorithm with a warning
     try:
-        return args.run(args)
+        code: int = args.run(args)
+        return code
     except KeyboardInterrupt:
         console.errors().print("interrupted")
         return console.INTERRUPTED

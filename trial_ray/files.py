@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: written beside their place, then renamed into it."""
+"""Files that are either whole or absent: written under another name, then renamed."""
 
 from __future__ import annotations
 

@@ -1,21 +1,80 @@
-"""Python files that the user wrote: their errors are the user's to mend, and are told with file and line."""
+"""Python files that the user wrote: their errors are told with file and line, and what they define travels to actors.
+
+Actors cannot import a user's file, nor the modules beside it: their classes and functions travel by value.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import runpy
 import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from trial_ray.errors import TrialRayError, UserInputError
+from trial_ray.errors import ConfigError, TrialRayError, UserInputError
+
+_PREFIX = "trial_ray_user_file_"
+"""Of the names of modules that were loaded from a user's file."""
+
+
+def run_user_file(path: Path, name: str) -> dict[str, Any]:
+    """Run a file as Python runs a script, so that modules beside it can be imported; returns what it defines.
+
+    Args:
+        path: the file.
+        name: its ``__name__``.
+
+    Raises:
+        UserInputError: the file fails; names the line.
+    """
+    with _running(path):
+        return runpy.run_path(str(path), run_name=name)
+
+
+def load_user_module(path: Path, expected: str) -> ModuleType:
+    """Import a user's file, once; what it defines can be sent to actors.
+
+    Args:
+        path: the file.
+        expected: what it is to define, for the message.
+
+    Raises:
+        ConfigError: there is no such file.
+        UserInputError: the file fails; names the line.
+    """
+    from ray import cloudpickle
+
+    path = path.expanduser().resolve()
+    name = _PREFIX + path.stem
+    loaded = sys.modules.get(name)
+    if loaded is not None and loaded.__file__ == str(path):
+        return loaded
+    if not path.is_file():
+        raise ConfigError(f"There is no file {path}; give the path of a Python file that defines {expected}.")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        with _running(path):
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    cloudpickle.register_pickle_by_value(module)
+    return module
 
 
 @contextlib.contextmanager
-def running_user_file(path: Path) -> Iterator[None]:
-    """Turn what the file raises while it runs into a ``UserInputError`` that names its line."""
+def _running(path: Path) -> Iterator[None]:
+    folder = str(path.resolve().parent)
+    before = set(sys.modules)
+    sys.path.insert(0, folder)
     try:
         yield
     except TrialRayError:
@@ -24,22 +83,17 @@ def running_user_file(path: Path) -> Iterator[None]:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         line = error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else "?"
         raise UserInputError(f"{path}, line {line}: {type(error).__name__}: {error}") from error
-
-
-def run_user_file(path: Path, name: str) -> dict[str, Any]:
-    """Run the file as Python runs a script, so that it can import modules beside it; returns what it defines.
-
-    Args:
-        path: of the file.
-        name: its ``__name__`` meanwhile.
-
-    Raises:
-        UserInputError: the file fails.
-    """
-    folder = str(path.resolve().parent)
-    sys.path.insert(0, folder)
-    try:
-        with running_user_file(path):
-            return runpy.run_path(str(path), run_name=name)
     finally:
         sys.path.remove(folder)
+        _send_by_value(set(sys.modules) - before, Path(folder))
+
+
+def _send_by_value(names: set[str], folder: Path) -> None:
+    """Let modules that lie beside a user's file travel by value."""
+    from ray import cloudpickle
+
+    for name in sorted(names):
+        module = sys.modules.get(name)
+        file = getattr(module, "__file__", None)
+        if module is not None and file is not None and Path(file).resolve().parent == folder:
+            cloudpickle.register_pickle_by_value(module)

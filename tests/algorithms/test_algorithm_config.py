@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trial_ray.algorithms import GRPO, TRIAL, GRPOConfig, TRIALConfig
-from trial_ray.algorithms.methods import method_names, method_of, new_config
+from trial_ray.algorithms import GRPO, TRIAL, GRPOConfig, TRIALConfig, methods
+from trial_ray.algorithms.methods import method_names, method_of, method_title, new_config
 from trial_ray.errors import ConfigError, UserInputError
 from trial_ray.experiments.experiment import load_experiment
 
@@ -107,13 +107,18 @@ def test_every_method_is_found_by_its_name_and_valid_as_it_is(method):
     config = new_config(method).environment("trial/ALFWorld-v0").policy(model_path="anything")
     config.validate()
     assert method_of(config) == method
-    assert type(config.algo_class.get_default_config()) is type(config)
+
+
+def test_every_method_has_its_file_and_its_title():
+    files = Path(methods.__file__).parent.glob("[!_]*.py")
+    assert method_names() == tuple(sorted(file.stem for file in files))
+    assert [method_title(name) for name in ("grpo_opsd", "gigpo", "my/own.py")] == ["GRPO+OPSD", "GiGPO", "my/own.py"]
 
 
 @pytest.mark.parametrize("method", ["sdar", "grpo_opsd", "rlsd"])
-def test_a_view_that_the_environment_does_not_offer_is_refused_with_those_that_it_does(method):
-    config = new_config(method).environment("some/Env-v0").policy(model_path="anything")
-    with pytest.raises(ConfigError, match=r"some/Env-v0 offers no 'skill' view.*outcome, feedback"):
+def test_a_view_that_the_environment_does_not_offer_is_refused_with_where_to_give_it(method):
+    config = new_config(method).environment("trial/TextWorld-v0").policy(model_path="anything")
+    with pytest.raises(ConfigError, match=r"trial/TextWorld-v0 offers no 'skill' view.*EnvironmentAdapter\(skills="):
         config.validate()
     config.training(privileged_view="outcome").validate()
 
@@ -143,7 +148,7 @@ def test_an_unknown_engine_is_refused():
 def test_missing_data_is_told_before_anything_starts(monkeypatch, tmp_path):
     config = valid_config().environment(env_config={"split": "valid_seen", "data": str(tmp_path / "nowhere")})
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        GRPO._choose_panel(_Stub(config.panel(split="valid_seen", num_tasks=2)))
+        GRPO._choose_panels(_Stub(config.panel(split="valid_seen", num_tasks=2)))
 
 
 class _Stub:

@@ -37,9 +37,9 @@ def sample_of(request: GroupRequest, survivors: int = 4, zero_variance: bool = F
 
 
 def sampler(play, **training) -> tuple[BatchSampler, PlayedWorkers]:
-    config = GRPOConfig().training(group_size=4, tasks_per_iteration=4, **training)
+    config = GRPOConfig().environment("trial/ALFWorld-v0").training(group_size=4, tasks_per_iteration=4, **training)
     workers = PlayedWorkers(play)
-    tasks = TaskSampler([f"task-{number}" for number in range(100)], seed=0)
+    tasks = TaskSampler([[f"task-{number}" for number in range(100)]], seed=0)
     return BatchSampler(config, tasks, workers, lambda metrics: None), workers
 
 

@@ -162,12 +162,12 @@ def test_a_folder_in_use_is_refused(train, capsys):
     ("arguments", "words"),
     [
         (["--set", "hindsight_coef=0.1"], "Did you mean 'hindsight_coeff'?"),
-        (["--set", "group_size=1"], "at least 2 rollouts"),
+        (["--set", "group_size=1"], "group_size is 1, expected an int of at least 2"),
         (["--set", "hindsight_coeff=-1"], "hindsight_coeff is -1.0"),
         (["--set", "clamp_alpha=-0.5"], "clamp_alpha is -0.5"),
         (["--set", "lr"], "key=value"),
         (["--method", "trail"], "Did you mean 'trial'?"),
-        (["--method", "nowhere.py"], "No method file"),
+        (["--method", "nowhere.py"], "nowhere.py; give the path of a Python file that defines CONFIG"),
         (["--method", "rlsd"], "rescaling_iterations is 100, but training ends after iteration 3"),
         (
             ["--set", "hindsight_start_iteration=4"],

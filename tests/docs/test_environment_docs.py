@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import gymnasium
 import pytest
 from third_party import ALFWORLD, WEBSHOP_1K
 
-import trial_envs
-from trial_ray.environments.templates import PromptContext, prompt_template
+from trial_ray.environments.entry import make_entries
+from trial_ray.environments.templates import PromptContext
 from trial_ray.hindsight import outcome_view
 from trial_ray.hindsight.aug import EVIDENCE_LEAD
 
@@ -26,8 +25,8 @@ SHOWN = [
 
 def render_views(env_id: str, settings: dict, task: str, turn: int) -> tuple[str, str]:
     """The ordinary message of one turn of the walkthrough, and the evidence that its hindsight view adds."""
-    trial_envs.register()
-    env = gymnasium.make(env_id, disable_env_checker=True, **settings)
+    (entry,) = make_entries([(env_id, settings, 1.0)])
+    env = entry.make()
     try:
         observation, info = env.reset(options={"task": task})
         history: list[tuple[str, str]] = []
@@ -36,7 +35,7 @@ def render_views(env_id: str, settings: dict, task: str, turn: int) -> tuple[str
             answer, _, terminated, _, info = env.step(action)
             if step == turn:
                 view = outcome_view(answer, terminal=terminated, success=info["won"])
-                return prompt_template(env_id, "tagged").render(shown), EVIDENCE_LEAD + view.text
+                return entry.adapter.template("tagged").render(shown), EVIDENCE_LEAD + view.text
             history.append((observation, action))
             observation = answer
     finally:

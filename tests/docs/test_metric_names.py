@@ -82,7 +82,7 @@ def driver_names() -> set[str]:
         iteration=0,
         _update=lambda samples: None,
         _sync_weights=lambda: None,
-        evaluate_panel=lambda: EvaluationResult({}),
+        evaluate_panels=lambda: {"ALFWorld-v0": EvaluationResult({})},
     )
     with names_logged() as found:
         GRPO.training_step(driver)

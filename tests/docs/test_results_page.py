@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trial_ray.evaluation.table_text import method_title
+from trial_ray.algorithms.methods import method_title
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "results.md").read_text(encoding="utf-8")

@@ -76,7 +76,7 @@ def test_resuming_gives_the_weights_of_an_uninterrupted_run(model_path, tmp_path
         for _ in range(2):
             result = algo.train()
         algo.save_to_path(str(tmp_path / "checkpoint"))
-        before = algo.evaluate_panel()
+        before = algo.evaluate_panels()
         for _ in range(2):
             algo.train()
         uninterrupted = weights(algo).clone()
@@ -85,7 +85,7 @@ def test_resuming_gives_the_weights_of_an_uninterrupted_run(model_path, tmp_path
     resumed = TRIAL.from_checkpoint(str(tmp_path / "checkpoint"))
     try:
         assert resumed.iteration == 2
-        assert resumed.evaluate_panel().episodes == before.episodes
+        assert _episodes(resumed.evaluate_panels()) == _episodes(before)
         for _ in range(2):
             resumed.train()
         assert torch.equal(weights(resumed), uninterrupted)
@@ -95,6 +95,10 @@ def test_resuming_gives_the_weights_of_an_uninterrupted_run(model_path, tmp_path
     _check_metrics(result)
     turns = read_turns(tmp_path / "trajectories")
     assert set(turns["iteration"].to_pylist()) == {1, 2, 3, 4}
+
+
+def _episodes(results) -> list:
+    return [episode for result in results.values() for episode in result.episodes]
 
 
 def _check_metrics(result) -> None:

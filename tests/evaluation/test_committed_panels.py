@@ -9,11 +9,17 @@ from packed_games import pack_games
 from third_party import ALFWORLD as RELEASE
 
 from trial_envs.alfworld.generator import generate, task_ids
+from trial_ray.environments.entry import EnvironmentEntry, make_entries
 from trial_ray.evaluation.named_panels import choose_panel, read_panel
 from trial_ray.evaluation.oracle import evaluate_oracle
 from trial_ray.evaluation.panel import Panel, PanelError
 
 HOME, SHOP = "trial/ALFWorld-v0", "trial/WebShop-v0"
+
+
+def entry_of(env_id: str, split: str, **config) -> EnvironmentEntry:
+    (entry,) = make_entries([(env_id, {"split": split, **config}, 1.0)])
+    return entry
 
 
 @pytest.mark.parametrize(
@@ -24,44 +30,45 @@ def test_a_panel_is_of_its_environment_and_split_alone(env_id, split, name):
     with pytest.raises(
         PanelError, match=rf"'{name}' is of trial/\w+-v0 split '.*'; asked for {env_id} split '{split}'"
     ):
-        choose_panel(env_id, {}, split, name)
+        choose_panel(entry_of(env_id, split), name)
 
 
 def test_other_data_than_a_panels_are_refused(tmp_path, own_cache):
     games = pack_games(tmp_path / "games", map(generate, task_ids("tiny", 0, 2)), split="valid_seen")
     with pytest.raises(PanelError, match="lack 128 of the 128 tasks of panel 'seen-128'"):
-        choose_panel(HOME, {"data": str(games)}, "valid_seen", "seen-128")
+        choose_panel(entry_of(HOME, "valid_seen", data=str(games)), "seen-128")
 
 
 @pytest.mark.data
 @pytest.mark.parametrize(("name", "split"), [("seen-128", "valid_seen"), ("unseen-128", "valid_unseen")])
 def test_alfworlds_panels_are_in_the_release(name, split, own_cache):
-    panel = choose_panel(HOME, {"data": str(RELEASE)}, split, name)
-    assert panel == Panel.from_env(HOME, {"data": str(RELEASE)}, split, 128)
+    entry = entry_of(HOME, split, data=str(RELEASE))
+    assert choose_panel(entry, name) == Panel.from_entry(entry, 128)
 
 
 @pytest.mark.data
 def test_webshops_panel_is_of_the_small_shop(published_shop, own_cache):
-    panel = choose_panel(SHOP, {"data": str(published_shop)}, "test", "webshop-128")
-    assert panel == Panel.from_env(SHOP, {"data": str(published_shop)}, "test", 128)
+    entry = entry_of(SHOP, "test", data=str(published_shop))
+    panel = choose_panel(entry, "webshop-128")
+    assert panel == Panel.from_entry(entry, 128)
     few = replace(panel, task_ids=panel.task_ids[:8])
-    bought = evaluate_oracle(few, {"data": str(published_shop)})
+    bought = evaluate_oracle(few, entry)
     assert [episode.ended for episode in bought.episodes] == ["terminated"] * 8
     assert bought.overall.score > 0.9
 
 
 def test_the_oracle_wins_games_of_a_panel(origin, own_cache):
     if origin == "own":
-        config = {"difficulty": "small", "num_games": 12}
-        few = choose_panel(HOME, config, "generated", 6)
+        entry = entry_of(HOME, "generated", difficulty="small", num_games=12)
+        few = choose_panel(entry, 6)
     else:
-        config = {"data": str(RELEASE)}
+        entry = entry_of(HOME, "valid_unseen", data=str(RELEASE))
         few = replace(read_panel("unseen-128"), task_ids=read_panel("unseen-128").task_ids[:6])
     told = []
-    result = evaluate_oracle(few, config, on_episode=told.append)
+    result = evaluate_oracle(few, entry, on_episode=told.append)
     assert result.success_rate == 1.0
     assert result.protocol["max_turns"] == 50
     known = {episode.task_id: episode for episode in told[:5]}
     again = []
-    assert evaluate_oracle(few, config, known, again.append).episodes == result.episodes
+    assert evaluate_oracle(few, entry, known, again.append).episodes == result.episodes
     assert [episode.task_id for episode in again] == [told[5].task_id]

@@ -11,6 +11,7 @@ import pytest
 import ray
 
 from trial_ray.algorithms.grpo_config import GRPOConfig
+from trial_ray.environments.entry import EnvironmentEntry
 from trial_ray.evaluation.evaluator import Evaluator
 from trial_ray.evaluation.journal import EpisodeJournal
 from trial_ray.evaluation.named_panels import choose_panel
@@ -39,14 +40,20 @@ def config_of(model_path: str, runners: int = 1, engines: int = 1) -> GRPOConfig
     return config
 
 
+def entry_of(config: GRPOConfig) -> EnvironmentEntry:
+    (entry,) = config.environment_entries()
+    return entry
+
+
 def panel_of(config: GRPOConfig, size: int = TASKS) -> Panel:
-    return choose_panel(str(config.env), config.env_config, "generated", size)
+    return choose_panel(entry_of(config), size)
 
 
 def responses(player, panel: Panel) -> dict[str, list[np.ndarray]]:
     """Ids of every response, which tell far more than an episode's result does."""
-    settings = replace(player._settings(panel, 0), keep_trajectories=True)
-    requests = [player._request(panel, index) for index in range(len(panel))]
+    settings, environment = player._settings(entry_of(player._config), 0)
+    settings = replace(settings, keep_trajectories=True)
+    requests = [player._request(panel, index, environment) for index in range(len(panel))]
     batches = player._workers.sample_groups(requests, settings)
     groups = [ray.get(sample.ref)[0] for samples, _ in batches for sample in samples]
     return {group.task_id: [turn.response_ids for turn in group.trajectories[0].turns] for group in groups}
@@ -58,8 +65,8 @@ def test_episodes_depend_on_the_task_alone_and_interruptions_cost_nothing(model_
     first = Evaluator(config)
     with first as player:
         alone = responses(player, panel)
-        whole = player.play(panel)
-        few = player.play(panel_of(config, 3))
+        whole = player.play(panel, entry_of(config))
+        few = player.play(panel_of(config, 3), entry_of(config))
     assert [episode.task_id for episode in whole.episodes] == list(panel.task_ids)
     assert few.episodes == whole.episodes[:3]
     assert len({ids.tobytes() for turns in alone.values() for ids in turns}) > TASKS  # the model says different things
@@ -67,7 +74,7 @@ def test_episodes_depend_on_the_task_alone_and_interruptions_cost_nothing(model_
     crowd = config_of(model_path, runners=2, engines=2)
     second = Evaluator(crowd)
     assert second.weights == first.weights
-    protocol, path = policy_protocol(crowd, panel), tmp_path / "result.json"
+    protocol, path = policy_protocol(crowd, panel, entry_of(crowd)), tmp_path / "result.json"
     assert protocol == whole.protocol
     with second as player:
         together = responses(player, panel)
@@ -89,11 +96,16 @@ def _check_interruption(player, panel, path, protocol):
             raise KeyboardInterrupt
 
     with EpisodeJournal(path, protocol, "w") as journal, pytest.raises(KeyboardInterrupt):
-        player.play(panel, on_episode=interrupt)
+        player.play(panel, entry_of(player._config), on_episode=interrupt)
     with EpisodeJournal(path, protocol, "w") as journal:
         known = set(journal.episodes)
         assert len(known) == 3
-        result = player.play(panel, known=journal.episodes, on_episode=lambda episode: played.append(episode.task_id))
+        result = player.play(
+            panel,
+            entry_of(player._config),
+            known=journal.episodes,
+            on_episode=lambda episode: played.append(episode.task_id),
+        )
         journal.finish(result)
     assert sorted(played) == sorted(set(panel.task_ids) - known)
 
@@ -108,5 +120,5 @@ def _check_loss_of_a_runner(player, panel, whole):
         if len(told) == 1:
             os.kill(pids[0], signal.SIGKILL)
 
-    assert player.play(panel, on_episode=kill_one).episodes == whole.episodes
+    assert player.play(panel, entry_of(player._config), on_episode=kill_one).episodes == whole.episodes
     assert sorted(told) == sorted(panel.task_ids)

@@ -5,11 +5,12 @@ import json
 import pytest
 from evaluation_samples import coin_flips, evaluation
 
+from trial_ray.environments.entry import make_entries
 from trial_ray.errors import InfrastructureError
 from trial_ray.evaluation import named_panels
 from trial_ray.evaluation.journal import EpisodeJournal
 from trial_ray.evaluation.named_panels import choose_panel, panel_names, read_panel
-from trial_ray.evaluation.panel import Panel, PanelError, instructions_digest, list_tasks
+from trial_ray.evaluation.panel import Panel, PanelError, instructions_digest
 from trial_ray.evaluation.results import EvaluationFileError, EvaluationResult
 
 RESULT = evaluation(coin_flips(10, 0.5, 0))
@@ -130,8 +131,7 @@ def test_a_committed_panel_is_what_its_size_chooses():
     assert Panel.choose("e", "s", goals, 128).task_ids == read_panel("webshop-128").task_ids
 
 
-GAMES = {"difficulty": "tiny", "num_games": 8}
-WHERE = ("trial/ALFWorld-v0", GAMES, "generated")
+(GAMES,) = make_entries([("trial/ALFWorld-v0", {"split": "generated", "difficulty": "tiny", "num_games": 8}, 1.0)])
 
 
 @pytest.fixture
@@ -140,13 +140,13 @@ def own_panel(tmp_path, monkeypatch):
     monkeypatch.setattr(named_panels, "FOLDER", tmp_path)
 
     def write(**changes):
-        tasks = list_tasks(*WHERE)[:3]
+        tasks = GAMES.tasks()[:3]
         value = {
-            "env": WHERE[0],
+            "env": GAMES.env_id,
             "split": "generated",
             "task_ids": tasks,
-            "sha256": Panel(WHERE[0], "generated", tuple(tasks)).digest,
-            "instructions_sha256": instructions_digest(*WHERE, tasks),
+            "sha256": Panel(GAMES.env_id, "generated", tuple(tasks)).digest,
+            "instructions_sha256": instructions_digest(GAMES, tasks),
         }
         (tmp_path / "mine.json").write_text(json.dumps({**value, **changes}))
         return tasks
@@ -156,24 +156,24 @@ def own_panel(tmp_path, monkeypatch):
 
 def test_a_committed_panel_is_found_in_the_data(own_panel):
     tasks = own_panel()
-    assert choose_panel(*WHERE, "mine").task_ids == tuple(tasks)
+    assert choose_panel(GAMES, "mine").task_ids == tuple(tasks)
 
 
 @pytest.mark.parametrize(
-    ("changes", "where", "words"),
+    ("changes", "entry", "words"),
     [
-        ({}, ("trial/ALFWorld-v0", {**GAMES, "generator_seed": 5}, "generated"), "lack 3 of the 3 tasks"),
-        ({"instructions_sha256": "0" * 64}, WHERE, "ask for something else"),
-        ({"sha256": "0" * 64}, WHERE, "was changed"),
-        ({"split": "valid_seen"}, WHERE, "split 'valid_seen'; asked for"),
+        ({}, GAMES.at(generator_seed=5), "lack 3 of the 3 tasks"),
+        ({"instructions_sha256": "0" * 64}, GAMES, "ask for something else"),
+        ({"sha256": "0" * 64}, GAMES, "was changed"),
+        ({"split": "valid_seen"}, GAMES, "split 'valid_seen'; asked for"),
     ],
 )
-def test_other_data_than_the_panel_was_made_from_are_refused(own_panel, changes, where, words):
+def test_other_data_than_the_panel_was_made_from_are_refused(own_panel, changes, entry, words):
     own_panel(**changes)
     with pytest.raises(PanelError, match=words):
-        choose_panel(*where, "mine")
+        choose_panel(entry, "mine")
 
 
 def test_an_unknown_panel_names_the_known_ones():
     with pytest.raises(PanelError, match="seen-128"):
-        choose_panel(*WHERE, "huge")
+        choose_panel(GAMES, "huge")

@@ -7,7 +7,6 @@ import pytest
 from evaluation_samples import FAMILIES, coin_flips, evaluation
 
 from trial_ray.evaluation.intervals import bootstrap_mean, wilson_interval
-from trial_ray.evaluation.table_layout import WEBSHOP
 from trial_ray.evaluation.table_text import escape, to_latex, to_markdown
 from trial_ray.evaluation.tables import ResultTable, TableEntry, TableError
 from trial_ray.rollout.trajectory import EpisodeResult
@@ -25,7 +24,10 @@ def entries(split="valid_seen", count=140, **kwargs):
 def test_columns_and_means_are_those_of_the_paper():
     shop = [
         TableEntry(
-            "small", method, seed, evaluation(np.arange(50) % 2, env=WEBSHOP, split="test", scores=np.full(50, 0.5))
+            "small",
+            method,
+            seed,
+            evaluation(np.arange(50) % 2, env="trial/WebShop-v0", split="test", scores=np.full(50, 0.5)),
         )
         for method, seed in WON
     ]
@@ -120,7 +122,7 @@ def test_json_holds_what_the_text_shows():
 
 
 def test_markdown_marks_the_best_and_keeps_missing_cells_empty():
-    text = to_markdown(ResultTable(entries() + entries("valid_unseen", 134)[:2]))
+    text = to_markdown(ResultTable(entries() + entries("valid_unseen", 134)[:2]), str.upper)
     grpo = next(line for line in text.splitlines() if line.startswith("| GRPO |"))
     trial = next(line for line in text.splitlines() if line.startswith("| TRIAL |"))
     assert trial.count("**") == 14

@@ -3,6 +3,7 @@ import pytest
 from chat_tokenizers import MODELS, chat_tokenizer
 from recordings import alfworld_episodes, turns
 
+from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.hindsight import OutcomeView, augment, encode_evidence, outcome_view
 from trial_ray.hindsight.aug import CUT_MARK, EVIDENCE_LEAD
 from trial_ray.rollout.prompts import PromptBuilder
@@ -11,7 +12,7 @@ from trial_ray.rollout.prompts import PromptBuilder
 def recorded_turns(origin, model, num_episodes=6):
     """Ordinary prompt, response ids and outcome view of every turn of some recorded episodes."""
     tokenizer = chat_tokenizer(model)
-    build = PromptBuilder(tokenizer, "trial/ALFWorld-v0", 4096)
+    build = PromptBuilder(tokenizer, ADAPTER.template("tagged"), 4096)
     for episode in alfworld_episodes(origin)[:num_episodes]:
         for arguments, action, after in turns(episode):
             response = f"<think>The goal is {arguments['task']}</think>\n<action>{action}</action>"

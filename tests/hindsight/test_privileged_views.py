@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-import gymnasium
 import numpy as np
 import pytest
 from chat_tokenizers import chat_tokenizer
 
-import trial_envs
-from trial_ray.environments.skills import SKILLS
+from trial_ray.environments import alfworld, webshop
+from trial_ray.environments.entry import make_entries
+from trial_ray.environments.guarded_env import GuardedEnv
 from trial_ray.errors import ConfigError
-from trial_ray.hindsight.privileged_views import VIEWS, TurnContext, offered_views, privileged_view
+from trial_ray.hindsight.privileged_views import TurnContext, privileged_view
 from trial_ray.inference.protocol import Response, SamplingParams
-from trial_ray.rollout.episode import EpisodePlayer
-from trial_ray.rollout.guarded_env import GuardedEnv
+from trial_ray.rollout.episode import PolicyPlayer, play_episode
 from trial_ray.rollout.prompts import PromptBuilder
 
 WON = TurnContext(
@@ -26,6 +25,7 @@ WON = TurnContext(
     terminal=True,
     success=True,
     solution=("go to desk 1", "take mug 1 from desk 1"),
+    skills=alfworld.SKILLS,
 )
 
 
@@ -43,14 +43,21 @@ def test_advice_is_the_familys_and_tells_nothing_of_the_turn():
     assert privileged_view("skill", replace(WON, outcome="Nothing happens.")) == privileged_view("skill", WON)
 
 
-@pytest.mark.parametrize("env_id", ["trial/ALFWorld-v0", "trial/WebShop-v0"])
-def test_every_family_of_generated_tasks_has_advice_of_its_own(env_id):
-    trial_envs.register()
-    env = gymnasium.make(env_id, disable_env_checker=True, split="generated", num_games=60)
+@pytest.mark.parametrize("adapter", [alfworld.ADAPTER, webshop.ADAPTER], ids=["ALFWorld", "WebShop"])
+def test_every_family_of_generated_tasks_has_advice_of_its_own(adapter):
+    (entry,) = make_entries([(adapter.env_id, adapter.generated(0, 60), 1.0)])
+    env = entry.make()
     families = {env.unwrapped.family(task) for task in env.unwrapped.tasks()}
     env.close()
-    assert families <= SKILLS[env_id].keys()
-    assert len({SKILLS[env_id][family] for family in families}) == len(families)
+    assert families <= adapter.skills.keys()
+    assert len({adapter.skills[family] for family in families}) == len(families)
+
+
+def test_a_family_without_advice_of_its_own_gets_the_general_one():
+    context = replace(WON, family="dancing", skills={"": "think first"})
+    assert privileged_view("skill", context).text == "Advice for this kind of task: think first"
+    with pytest.raises(ConfigError, match=r"the adapter of trial/ALFWorld-v0 has none"):
+        privileged_view("skill", replace(WON, skills={}))
 
 
 def test_the_solution_view_lists_the_actions_and_needs_some():
@@ -59,21 +66,15 @@ def test_the_solution_view_lists_the_actions_and_needs_some():
         privileged_view("solution", replace(WON, solution=()))
 
 
-def test_advice_is_offered_only_where_it_was_written():
-    assert offered_views("trial/ALFWorld-v0") == list(VIEWS)
-    assert offered_views("some/Env-v0") == [name for name in VIEWS if name != "skill"]
-
-
 @pytest.mark.parametrize(
     ("env_id", "split"),
     [("trial/ALFWorld-v0", "generated"), ("trial/WebShop-v0", "generated"), ("trial/TextWorld-v0", "train")],
 )
 def test_an_episode_keeps_its_environments_solution_and_shows_it_to_nobody(env_id, split):
-    trial_envs.register()
     tokenizer = chat_tokenizer("qwen3")
-    env = gymnasium.make(env_id, disable_env_checker=True, split=split, max_turns=2)
-    builder = PromptBuilder(tokenizer, env_id, max_prompt_tokens=100_000, style="plain")
-    player = EpisodePlayer(builder, tokenizer.decode, SamplingParams(max_tokens=4), seeded=False)
+    (entry,) = make_entries([(env_id, {"split": split, "max_turns": 2}, 1.0)])
+    env = GuardedEnv(entry)
+    builder = PromptBuilder(tokenizer, entry.adapter.template("plain"), max_prompt_tokens=100_000)
     seen = []
 
     async def generate(prompt_ids: np.ndarray, params: SamplingParams) -> Response:
@@ -81,9 +82,10 @@ def test_an_episode_keeps_its_environments_solution_and_shows_it_to_nobody(env_i
         ids = np.asarray(tokenizer.encode("wait"), np.int32)
         return Response(ids, np.zeros(len(ids), np.float32), 1, "stop")
 
-    trajectory = asyncio.run(player.play(GuardedEnv(lambda: env, env_id), env.unwrapped.tasks()[0], 0, 0, generate))
+    player = PolicyPlayer(builder, tokenizer.decode, SamplingParams(max_tokens=4), generate)
+    trajectory = asyncio.run(play_episode(env, entry.tasks()[0], player))
     assert not trajectory.failed, trajectory.error
-    assert trajectory.solution == tuple(env.unwrapped.walkthrough)
+    assert trajectory.solution == env.walkthrough()
     assert len(trajectory.solution) > 1
     assert not any(", ".join(trajectory.solution) in prompt for prompt in seen)
     env.close()

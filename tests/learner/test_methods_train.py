@@ -14,7 +14,8 @@ from small_learners import build_learner, update, weights
 from synthetic_groups import synthetic_groups
 
 from trial_ray.algorithms.methods import config_class, method_names, method_of, new_config, with_method
-from trial_ray.errors import MethodError
+from trial_ray.environments.alfworld import ADAPTER
+from trial_ray.errors import ConfigError, MethodError
 from trial_ray.learner.connectors import group_turn_rows
 from trial_ray.learner.grpo_learner import GRPOLearner
 from trial_ray.models.tokenizer import build_tokenizer
@@ -26,7 +27,7 @@ ACTIVE = {"hindsight_start_iteration": 1, "hindsight_coeff": 0.5, "clamp_alpha":
 
 @pytest.fixture(scope="module")
 def groups():
-    tokenizer = build_tokenizer()
+    tokenizer = build_tokenizer(ADAPTER.vocabulary)
     texts = [f"<think>{thought}</think><action>{action}</action>" for thought in "ab" for action in ("look", "go to x")]
     responses = [np.array([*tokenizer.encode(text), tokenizer.eos_token_id], np.int32) for text in texts]
     return synthetic_groups(vocab_size=400, num_groups=2, group_size=3, most_turns=3, responses=responses, seed=1)
@@ -307,7 +308,12 @@ def test_an_own_method_travels_by_value_to_where_its_file_is_not(own_method, mod
     elsewhere = cloudpickle.loads(payload)
     elsewhere.validate()
     assert elsewhere.method_class(elsewhere).name == config.method_class.name
-    assert elsewhere.algo_class.get_default_config().method_class.name == config.method_class.name
+    rebuilt = elsewhere.algo_class.get_default_config().update_from_dict(elsewhere.to_dict())
+    assert type(rebuilt) is type(elsewhere)
+    rebuilt.training(confirmation=0.5).validate()
+    with pytest.raises(ConfigError, match="confirmation is -1, expected a float of at least 0"):
+        rebuilt.training(confirmation=-1).validate()
+    assert "confirmation: μ in the first iteration." in type(rebuilt).training.__doc__
 
 
 def test_settings_change_hands_between_methods(model_path):

@@ -14,9 +14,10 @@ from nano_model import save_nano_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trial_envs.alfworld.household import CONTAINS, LAMPS, ROOMS
+from trial_ray.environments.alfworld import ADAPTER, VERBS
 from trial_ray.errors import ConfigError
 from trial_ray.models.tiny import SHAPES, build_tiny_model
-from trial_ray.models.tokenizer import VERBS, build_tokenizer
+from trial_ray.models.tokenizer import build_tokenizer
 from trial_ray.rollout.prompts import PromptBuilder
 
 VLLM_CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -24,7 +25,7 @@ VLLM_CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return build_tokenizer()
+    return build_tokenizer(ADAPTER.vocabulary)
 
 
 def test_every_type_and_verb_is_one_token(tokenizer):
@@ -47,7 +48,7 @@ def test_marks_do_not_change_the_name_before_them(tokenizer):
 
 @given(st.text(max_size=60))
 def test_any_text_comes_back(text):
-    tokenizer = build_tokenizer()
+    tokenizer = build_tokenizer(ADAPTER.vocabulary)
     assert tokenizer.decode(tokenizer.encode(text, split_special_tokens=True)) == text
 
 
@@ -59,14 +60,20 @@ def test_ids_are_the_same_on_every_machine(tokenizer):
 
 def test_frequent_words_of_other_texts_become_tokens_without_moving_the_known_ids(tokenizer):
     texts = ["buy zebra shoes", "zebra shoes cheap", "zebra"]
-    larger = build_tokenizer(texts, most_words=1)
+    larger = build_tokenizer(ADAPTER.vocabulary, texts, most_words=1)
     assert len(larger.encode(" zebra")) > 1  # " shoes" is more frequent than " zebra", which mostly opens a text
     assert len(larger.encode(" shoes")) == 1
     assert larger.get_vocab().items() >= tokenizer.get_vocab().items()
 
 
+def test_without_a_vocabulary_the_words_of_prompts_are_tokens_all_the_same():
+    bare = build_tokenizer()
+    assert [len(bare.encode(word)) for word in ("actions", " history", " 12", "...")] == [1] * 4
+    assert len(bare.encode("cabinet")) == len("cabinet")
+
+
 def test_the_chat_template_serves_prompts(tokenizer):
-    prompt = PromptBuilder(tokenizer, "trial/ALFWorld-v0", 128, style="plain").build(
+    prompt = PromptBuilder(tokenizer, ADAPTER.template("plain"), 128).build(
         task="put some mug on shelf.", observation="ok", admissible_actions=["go to shelf 1"], history=[], step=1
     )
     text = tokenizer.decode(prompt.ids)

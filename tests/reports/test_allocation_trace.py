@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
 from nano_model import save_nano_model
 
-import trial_envs
 from trial_ray.algorithms import TRIALConfig
 from trial_ray.learner.connectors import encode_views
 from trial_ray.learner.packing import score_rows
@@ -34,14 +32,6 @@ def config(folder):
     return config.rollouts(max_prompt_tokens=400, max_response_tokens=8, prompt_style="plain")
 
 
-@pytest.fixture(scope="module")
-def env():
-    trial_envs.register()
-    made = gymnasium.make("trial/ALFWorld-v0", **GAMES, disable_env_checker=True)
-    yield made
-    made.close()
-
-
 def trajectories():
     draw = np.random.default_rng(0)
 
@@ -57,7 +47,7 @@ def trajectories():
 def test_the_trace_is_what_the_method_prepares(folder, config):
     lm, tokenizer = load_causal_lm(str(folder), "float32"), load_tokenizer(str(folder))
     recorded = trajectories()
-    traces = trace_trajectories(lm, tokenizer, recorded, config)
+    traces = trace_trajectories(lm, tokenizer, recorded, config, config.gap_clip)
     assert [len(trace.turns) for trace in traces] == [4, 1, 3]
     turns = [turn for trajectory in recorded for turn in trajectory.turns]
     ids = torch.tensor([0] * 4 + [1] + [2] * 3)
@@ -70,14 +60,15 @@ def test_the_trace_is_what_the_method_prepares(folder, config):
     for trace in traces:
         tokens = sum(turn.tokens for turn in trace.turns)
         assert sum(turn.tokens * turn.weight for turn in trace.turns) / tokens == pytest.approx(1.0, abs=1e-5)
-    assert trace_trajectories(lm, tokenizer, [], config) == []
+    assert trace_trajectories(lm, tokenizer, [], config, config.gap_clip) == []
 
 
-def test_two_policies_play_one_game_greedily(folder, config, env, tmp_path):
+def test_two_policies_play_one_game_greedily(folder, config, tmp_path):
     other = save_nano_model(tmp_path / "other", seed=7)
-    task = env.unwrapped.tasks()[1]
-    pair = trace_pair({"GRPO": folder, "TRIAL": other}, task, env, config)
-    again = trace_game(folder, task, env, config)
+    (entry,) = config.environment_entries()
+    task = entry.tasks()[1]
+    pair = trace_pair({"GRPO": folder, "TRIAL": other}, task, entry, config, config.gap_clip)
+    again = trace_game(folder, task, entry, config, config.gap_clip)
     assert pair["GRPO"] == again
     assert pair["GRPO"].turns != pair["TRIAL"].turns
     for trace in pair.values():

@@ -5,18 +5,19 @@ import json
 import numpy as np
 import pytest
 
-from trial_ray.environments.action_classes import CLASSES, action_class, turn_classes
+from trial_ray.environments import alfworld, webshop
+from trial_ray.environments.adapter import ACTION_CLASSES, EnvironmentAdapter
 from trial_ray.errors import MissingDependencyError, UserInputError
 from trial_ray.reports.allocation import Trace, TracedTurn, choose_trajectories, class_means, readable_trace
 from trial_ray.reports.dynamics import curve, mean_over_runs, read_metrics, windows
 from trial_ray.reports.plots import plot_allocation, plot_dynamics
 from trial_ray.rollout.trajectory import Trajectory, Turn
 
-HOME, SHOP = "trial/ALFWorld-v0", "trial/WebShop-v0"
+HOME, SHOP = alfworld.ADAPTER, webshop.ADAPTER
 
 
 @pytest.mark.parametrize(
-    ("env", "action", "expected"),
+    ("adapter", "action", "expected"),
     [
         (HOME, "take apple 1 from cabinet 1", "acquisition"),
         (HOME, "move apple 1 to fridge 1", "placement"),
@@ -36,11 +37,11 @@ HOME, SHOP = "trial/ALFWorld-v0", "trial/WebShop-v0"
         (SHOP, "click[x-large]", "placement"),
         (SHOP, "click[description]", "inspection/other"),
         (SHOP, "buy it", "inspection/other"),
-        ("other/Env-v0", "take x", "inspection/other"),
+        (EnvironmentAdapter("other/Env-v0"), "take x", "inspection/other"),
     ],
 )
-def test_classes_are_told_from_the_actions_text(env, action, expected):
-    assert action_class(env, action) == expected
+def test_classes_are_told_from_the_actions_text(adapter, action, expected):
+    assert adapter.action_class(action) == expected
 
 
 def trajectory(actions, ended="terminated", success=True, family="pick"):
@@ -51,9 +52,9 @@ def trajectory(actions, ended="terminated", success=True, family="pick"):
 
 def test_only_a_turn_that_ended_the_episode_is_its_completion():
     actions = ["go to shelf 1", "take cup 1 from shelf 1", "move cup 1 to desk 1"]
-    assert turn_classes(HOME, trajectory(actions)) == ["navigation", "acquisition", "completion"]
-    assert turn_classes(HOME, trajectory(actions, "turn_limit", False))[-1] == "placement"
-    assert turn_classes(HOME, trajectory([])) == []
+    assert HOME.turn_classes(actions, terminated=True) == ["navigation", "acquisition", "completion"]
+    assert HOME.turn_classes(actions, terminated=False)[-1] == "placement"
+    assert HOME.turn_classes([], terminated=True) == []
 
 
 def trace(*turns):
@@ -86,7 +87,7 @@ def test_the_example_is_readable_and_varied():
     short = trace(*[("navigation", 1.0)] * 3)
     dull = trace(*[("navigation", 1.0)] * 12)
     varied = trace(*[("navigation", 1.0), ("acquisition", 1.0)] * 6)
-    long = trace(*[(name, 1.0) for name in CLASSES] * 8)
+    long = trace(*[(name, 1.0) for name in ACTION_CLASSES] * 8)
     assert readable_trace([short, dull, varied, long]) is varied
     assert readable_trace([short]) is short
 
@@ -138,7 +139,7 @@ def allocation():
     traces = [Trace("t", "pick", True, [hostile, TracedTurn("take", "o", "completion", 0.1, 0.5, 3)])]
     return {
         "title": "one run",
-        "class_order": list(CLASSES),
+        "class_order": list(ACTION_CLASSES),
         "classes": class_means(traces),
         "example": traces[0].to_dict(),
     }

@@ -276,7 +276,7 @@ def test_a_session_plays_its_final_panels_and_names_them_by_iteration(scale_file
         {"training_iteration": 3},
         folder,
         Console(quiet=True),
-        final_panels={"generated-20": panel},
+        final_panels={"generated-20": (panel, None)},
         on_iteration=lambda metrics: told.append(metrics["training_iteration"]),
     )
     with monkeypatch.context() as patched:

@@ -8,29 +8,32 @@ import logging
 import numpy as np
 import pytest
 from chat_tokenizers import chat_tokenizer
-from faulty_env import ENV_ID, TURNS, CountingEnv
+from faulty_env import TURNS, CountingEnv
+from riddle_env import RiddleEnv
+from user_env import entry_of
 
+from trial_ray.environments.guarded_env import GuardedEnv
+from trial_ray.environments.templates import GENERIC
 from trial_ray.errors import EnvironmentFaultError
 from trial_ray.inference.protocol import Response, SamplingParams
-from trial_ray.rollout.episode import EpisodePlayer
-from trial_ray.rollout.guarded_env import GuardedEnv
+from trial_ray.rollout.episode import PolicyPlayer, play_episode
 from trial_ray.rollout.prompts import PromptBuilder
 
 
 def guarded(**settings) -> GuardedEnv:
-    return GuardedEnv(lambda: CountingEnv(**settings), ENV_ID)
+    return GuardedEnv(entry_of(CountingEnv, settings))
 
 
 def play(env: GuardedEnv, generate=None):
     tokenizer = chat_tokenizer("tiny")
-    builder = PromptBuilder(tokenizer, ENV_ID, max_prompt_tokens=1000, style="plain")
-    player = EpisodePlayer(builder, tokenizer.decode, SamplingParams(max_tokens=4), seeded=False)
+    builder = PromptBuilder(tokenizer, GENERIC["plain"], max_prompt_tokens=1000)
 
     async def response(prompt_ids: np.ndarray, params: SamplingParams) -> Response:
         ids = np.asarray(tokenizer.encode("look"), np.int32)
         return Response(ids, np.zeros(len(ids), np.float32), 1, "stop")
 
-    return asyncio.run(player.play(env, "two", 0, 0, generate or response))
+    player = PolicyPlayer(builder, tokenizer.decode, SamplingParams(max_tokens=4), generate or response)
+    return asyncio.run(play_episode(env, "two", player))
 
 
 def test_an_environment_that_keeps_the_contract_plays_to_its_end():
@@ -52,7 +55,6 @@ def test_an_environment_that_keeps_the_contract_plays_to_its_end():
         ("reset=None", "reset", "None"),
         ("reset[0]=bytes", "reset", "observation b'x' (bytes); expected a str"),
         ("reset[1]=None", "reset", "info None (NoneType); expected a dict"),
-        ("reset.family=missing", "reset", "without 'family'"),
         ("step=list", "turn 2", "5 values"),
         ("step[0]=None", "turn 2", "observation None (NoneType); expected a str"),
         ("step[1]=high", "turn 2", "reward 'high' (str); expected a finite number"),
@@ -62,7 +64,6 @@ def test_an_environment_that_keeps_the_contract_plays_to_its_end():
         ("step[2]=5", "turn 2", "terminated 5 (int); expected a bool"),
         ("step[3]=None", "turn 2", "truncated None (NoneType); expected a bool"),
         ("step[4]=list", "turn 2", "info [1] (list); expected a dict"),
-        ("step.task=missing", "turn 2", "without 'task'"),
         ("step.task=None", "turn 2", "info['task'] None (NoneType); expected a str"),
         ("step.family=5", "turn 2", "info['family'] 5 (int); expected a str"),
         ("step.admissible_actions=wait", "turn 2", "info['admissible_actions'] 'wait' (str); expected a list of str"),
@@ -77,7 +78,7 @@ def test_a_fault_of_the_environment_fails_the_rollout_and_names_environment_task
     env = guarded(fault=fault)
     trajectory = play(env)
     assert trajectory.failed
-    assert trajectory.error.startswith(f"EnvironmentFaultError: {ENV_ID}, task 'two', {where}: ")
+    assert trajectory.error.startswith(f"EnvironmentFaultError: {CountingEnv.ENV_ID}, task 'two', {where}: ")
     assert told in trajectory.error
     assert "\n" not in trajectory.error
     assert len(trajectory.turns) == (where == "turn 2")
@@ -91,7 +92,7 @@ def test_numbers_and_truth_values_of_numpy_are_as_good_as_pythons():
             info |= {"won": np.bool_(info["won"]), "score": np.float32(info["score"])}
             return observation, np.float32(reward), np.bool_(terminated), np.bool_(truncated), info
 
-    trajectory = play(GuardedEnv(NumpyEnv, ENV_ID))
+    trajectory = play(GuardedEnv(entry_of(NumpyEnv)))
     assert (trajectory.ended, trajectory.success, trajectory.score) == ("terminated", True, 1.0)
     assert type(trajectory.success) is bool
     assert type(trajectory.turns[-1].reward) is float
@@ -128,3 +129,68 @@ def test_the_error_keeps_the_cause():
     with pytest.raises(EnvironmentFaultError) as caught:
         guarded(fault="reset_raises").reset("two", seed=0)
     assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def guessed(told=(), required=(), action="red", words=("red",), **adapter):
+    """What a game of one turn answers to ``reset`` and to ``action``, where ``info`` has the keys ``told`` alone."""
+    env = GuardedEnv(entry_of(RiddleEnv, {"told": told, "words": words}, **adapter), required)
+    return env.reset("7", seed=0), env.step(action)
+
+
+def test_what_info_lacks_the_adapter_says():
+    start, end = guessed()
+    assert (start.task, start.family, start.admissible_actions, start.invalid_action) == ("", "", (), False)
+    assert (end.terminated, end.reward, end.won, end.score) == (True, 1.0, False, 1.0)
+    assert guessed(task="guess")[0].task == "guess"
+    assert guessed(("task",), task="guess")[0].task == "guess the word"
+
+
+@pytest.mark.parametrize(
+    ("told", "adapter", "won", "score"),
+    [
+        (("won",), {}, True, 1.0),
+        ((), {"success": 1.0}, True, 1.0),
+        ((), {"success": 1.5}, False, 1.0),
+        (("won",), {"success": lambda info, episode_return: False}, False, 1.0),
+        (("won",), {"success": lambda info, episode_return: info["won"] and episode_return == 1.0}, True, 1.0),
+        (("won",), {"score": lambda info, episode_return: episode_return / 4}, True, 0.25),
+    ],
+)
+def test_the_adapter_decides_success_and_score_before_info_does(told, adapter, won, score):
+    _, end = guessed(told, **adapter)
+    assert (end.won, end.score) == (won, score)
+
+
+def test_a_score_that_nobody_gives_is_the_return_so_far_cut_to_its_range():
+    env = GuardedEnv(entry_of(RiddleEnv, {"words": ("red",)}))
+    env.reset("7", seed=0)
+    assert [env.step(action).score for action in ("blue", "red", "red")] == [0.0, 1.0, 1.0]
+    assert env.reset("7", seed=0).score == 0.0
+
+
+def test_a_key_that_the_reward_needs_may_be_missing_until_the_episode_ends():
+    assert not guessed((), ("won",), action="blue")[1].terminated
+    with pytest.raises(EnvironmentFaultError, match=r"mine/Riddle-v0, task '7', turn 1: info without 'won' at the end"):
+        guessed((), ("won",))
+    assert guessed(("won",), ("won",))[1].won
+
+
+def test_what_the_adapter_says_must_be_of_the_right_type_too():
+    with pytest.raises(EnvironmentFaultError, match=r"score\(info, return\) 2 \(int\); expected a number in \[0, 1\]"):
+        guessed(score=lambda info, episode_return: 2)
+    with pytest.raises(EnvironmentFaultError, match=r"success\(info, return\) None \(NoneType\); expected a bool"):
+        guessed(success=lambda info, episode_return: None)
+
+
+def test_the_tasks_of_an_environment_that_lists_none_are_seeds_of_its_own():
+    env = GuardedEnv(entry_of(RiddleEnv))
+    shown = {env.reset(str(task), seed=task % 3).observation for task in range(30)}
+    assert len(shown) == 4
+    assert env.reset("5", seed=0) == env.reset("5", seed=1)
+
+
+def test_a_step_before_the_first_reset_is_refused():
+    with pytest.raises(
+        EnvironmentFaultError, match=r"turn 1: RuntimeError: no episode was started; call reset\(\) first"
+    ):
+        guarded().step("count")

@@ -6,25 +6,26 @@ import logging
 
 import numpy as np
 import pytest
-from faulty_env import ENV_ID, registered
+from faulty_env import CountingEnv
+from user_env import registered
 
 from trial_ray.algorithms.grpo_config import GRPOConfig
 from trial_ray.errors import InfrastructureError
 
 pytestmark = [pytest.mark.actors, pytest.mark.usefixtures("ray_session")]
-FAULT = rf"EnvironmentFaultError: {ENV_ID}, task '\w+', turn 2: KeyError: 'position'"
+FAULT = rf"EnvironmentFaultError: {CountingEnv.ENV_ID}, task '\w+', turn 2: KeyError: 'position'"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def environment(ray_session):
-    with registered():
+    with registered(CountingEnv):
         yield
 
 
 def config_of(model_path: str, **env_config) -> GRPOConfig:
     return (
         GRPOConfig()
-        .environment(ENV_ID, env_config={"split": "train", **env_config})
+        .environment(CountingEnv.ENV_ID, env_config={"split": "train", **env_config})
         .policy(model_path=model_path)
         .training(lr=1e-3, group_size=4, tasks_per_iteration=2, minibatch_rows=12, microbatch_rows=6, kl_coeff=0.0)
         .rollouts(max_prompt_tokens=200, max_response_tokens=4, prompt_style="plain", max_group_redraws=1)
@@ -51,7 +52,7 @@ def test_one_faulty_episode_of_eight_is_left_out_and_told_while_the_others_train
         assert "turn 2: KeyError: 'position'" in caplog.text
         # The instance that failed is closed and never played again; the others are kept.
         (kept,) = algo.env_runner_group.foreach_env_runner(
-            lambda runner: [env._env.closed for envs in runner._free_envs.values() for env in envs],
+            lambda runner: [env._env.unwrapped.closed for envs in runner._free_envs.values() for env in envs],
             local_env_runner=False,
         )
         assert kept == [False] * 7
@@ -69,7 +70,7 @@ def test_where_every_episode_fails_the_run_and_the_panel_say_why(model_path, cap
             caplog.at_level(logging.WARNING),
             pytest.raises(InfrastructureError, match=f"2 of the panel's 2 episodes.*{FAULT}"),
         ):
-            algo.evaluate_panel()
+            algo.evaluate_panels()
         assert "2 of 2 episodes failed" in caplog.text
     finally:
         algo.stop()
@@ -79,7 +80,7 @@ def test_an_episode_of_the_panel_that_failed_once_is_told_and_played_again(model
     algo = config_of(model_path, fault="step_raises", faulty_episode=2).build_algo()
     try:
         with caplog.at_level(logging.WARNING):
-            result = algo.evaluate_panel()
+            (result,) = algo.evaluate_panels().values()
         assert [episode.ended for episode in result.episodes] == ["terminated"] * 2
         assert "1 of 2 episodes failed" in caplog.text
     finally:
@@ -88,7 +89,7 @@ def test_an_episode_of_the_panel_that_failed_once_is_told_and_played_again(model
 
 def test_an_error_of_the_runner_itself_reaches_the_driver_as_it_is(model_path):
     def spoil(runner) -> None:
-        def player(settings):
+        def player(request, settings, seed):
             raise ZeroDivisionError("a bug of ours")
 
         runner.player = player
@@ -106,7 +107,7 @@ def test_the_loss_of_every_runner_is_named(model_path):
     def die_when_asked(runner) -> None:
         import os
 
-        runner.player = lambda settings: os._exit(1)
+        runner.player = lambda *arguments: os._exit(1)
 
     algo = config_of(model_path).fault_tolerance(restart_failed_env_runners=False).build_algo()
     try:

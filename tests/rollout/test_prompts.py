@@ -3,11 +3,14 @@ import pytest
 from chat_tokenizers import MODELS, bare_tokenizer, chat_template, chat_tokenizer
 from recordings import alfworld_episodes, turns
 
-from trial_ray.environments.templates import PlainTemplate, TaggedTemplate, prompt_template
+from trial_ray.environments import alfworld, webshop
+from trial_ray.environments.adapter import EnvironmentAdapter
+from trial_ray.environments.templates import GENERIC
 from trial_ray.errors import ChatTemplateError, ConfigError, PromptTooLongError
 from trial_ray.rollout.prompts import CUT_MARK, PromptBuilder
 
-ALFWORLD = "trial/ALFWorld-v0"
+HOME = alfworld.ADAPTER
+ELSE = EnvironmentAdapter("someone/Else-v3")
 FIRST = {
     "task": "put some pencil on desk.",
     "observation": "-= Welcome to TextWorld, ALFRED! =-\n\nYou see a bed 1, and a desk 1.\n\n"
@@ -28,8 +31,8 @@ LATER = {
 }
 
 
-def builder(model="qwen3", style="tagged", limit=4096, window=2, environment=ALFWORLD):
-    return PromptBuilder(chat_tokenizer(model), environment, limit, window, style)
+def builder(model="qwen3", style="tagged", limit=4096, window=2, adapter=HOME):
+    return PromptBuilder(chat_tokenizer(model), adapter.template(style), limit, window)
 
 
 def message(built, prompt):
@@ -132,11 +135,6 @@ def test_later_turn_has_task_step_count_and_the_last_two_records_in_order():
     assert positions == sorted(positions)
 
 
-def test_limit_on_turns_is_mentioned_only_when_given():
-    build = builder()
-    assert "at most" not in message(build, build.build(**LATER))
-
-
 @pytest.mark.parametrize(("window", "seen"), [(0, 0), (1, 1), (3, 3), (9, 3)])
 def test_history_window_counts_records(window, seen):
     build = builder(window=window)
@@ -164,11 +162,10 @@ def test_plain_style_drops_banner_and_repeated_task():
 
 
 def test_other_environments_get_the_generic_template():
-    assert isinstance(prompt_template("someone/Else-v3", "tagged"), TaggedTemplate)
-    assert isinstance(prompt_template("someone/Else-v3", "plain"), PlainTemplate)
-    build = builder(environment="someone/Else-v3")
+    assert all(ELSE.template(style) is template for style, template in GENERIC.items())
+    build = builder(adapter=ELSE)
     assert "help" in message(build, build.build(**LATER))
-    assert "house" not in prompt_template("someone/Else-v3", "tagged").role
+    assert "house" not in message(build, build.build(**LATER))
 
 
 def test_instructed_form_is_what_the_projection_reads():
@@ -176,9 +173,9 @@ def test_instructed_form_is_what_the_projection_reads():
     assert builder(style="plain").template.project("look").action == "look"
 
 
-@pytest.mark.parametrize(("environment", "tail"), [("trial/ALFWorld-v0", 30), ("trial/WebShop-v0", 20)])
-def test_a_response_without_tags_counts_with_as_many_characters_as_published(environment, tail):
-    assert prompt_template(environment, "tagged").project("x" * 99).action == "x" * tail
+@pytest.mark.parametrize(("adapter", "tail"), [(HOME, 30), (webshop.ADAPTER, 20)], ids=["ALFWorld", "WebShop"])
+def test_a_response_without_tags_counts_with_as_many_characters_as_published(adapter, tail):
+    assert adapter.template("tagged").project("x" * 99).action == "x" * tail
 
 
 @pytest.mark.parametrize("style", ["tagged", "plain"])
@@ -285,12 +282,12 @@ LOOP = "{% for message in messages %}<|im_start|>user\n{{ BODY }}<|im_end|>\n{% 
 )
 def test_unusable_chat_templates_are_named(template, found):
     with pytest.raises(ChatTemplateError, match=found):
-        PromptBuilder(with_template(template), ALFWORLD, 100)
+        PromptBuilder(with_template(template), HOME.template("tagged"), 100)
 
 
 def test_stripping_template_is_fine():
     tokenizer = with_template(LOOP.replace("BODY", "message.content | trim"))
-    assert PromptBuilder(tokenizer, ALFWORLD, 1000).build(**LATER).ids.size
+    assert PromptBuilder(tokenizer, HOME.template("tagged"), 1000).build(**LATER).ids.size
 
 
 def test_qwen3_reasoning_mode_is_off():
@@ -299,12 +296,13 @@ def test_qwen3_reasoning_mode_is_off():
     assert message(build, build.build(**FIRST)).endswith("<think>\n\n</think>\n\n")
 
 
-@pytest.mark.parametrize(
-    "change", [{"max_prompt_tokens": 0}, {"history_window": -1}, {"style": "json"}, {"style": "plain", "template": 1}]
-)
+@pytest.mark.parametrize("change", [{"max_prompt_tokens": 0}, {"history_window": -1}])
 def test_wrong_configuration_is_refused(change):
-    arguments = {"template": ALFWORLD, "max_prompt_tokens": 100, **change}
-    if arguments["template"] == 1:
-        arguments["template"] = prompt_template(ALFWORLD, "tagged")
-    with pytest.raises(ConfigError):
+    arguments = {"template": HOME.template("plain"), "max_prompt_tokens": 100, **change}
+    with pytest.raises(ConfigError, match=next(iter(change))):
         PromptBuilder(chat_tokenizer("tiny"), **arguments)
+
+
+def test_an_unknown_form_of_response_is_refused():
+    with pytest.raises(ConfigError, match="prompt_style is 'json', expected one of 'tagged', 'plain'"):
+        HOME.template("json")

@@ -28,6 +28,7 @@ def make_turn(generator, text="You see a <b>mug</b> ☕."):
         reward=0.1 + 0.2,
         finish_reason="stop",
         prompt_cut="history",
+        invalid_action=bool(generator.integers(2)),
     )
 
 
@@ -43,6 +44,7 @@ def make_group(seed, lengths=(3, 1)):
             score=0.5,
             ended="turn_limit",
             solution=("go to desk 1", "take mug 1 from desk 1"),
+            environment="ALFWorld-v0",
         )
         for length in lengths
     ]

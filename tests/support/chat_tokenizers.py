@@ -13,6 +13,7 @@ from recordings import alfworld_episodes
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.models.tokenizer import build_tokenizer
 
 QWEN_PIECES = (
@@ -33,7 +34,7 @@ def chat_template(model: str) -> str:
 @cache
 def chat_tokenizer(model: str) -> PreTrainedTokenizerFast:
     if model == "tiny":
-        return build_tokenizer()
+        return build_tokenizer(ADAPTER.vocabulary)
     tokenizer = bare_tokenizer()
     tokenizer.chat_template = chat_template(model)
     return tokenizer

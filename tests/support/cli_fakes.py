@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import ClassVar
 
+from trial_ray.evaluation.panel import Panel
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.rollout.trajectory import EpisodeResult
 
@@ -24,6 +26,10 @@ stop = {"training_iteration": 3}
 class FakeAlgorithm:
     """Learns one task an iteration; counts what was done to it."""
 
+    panels: ClassVar = {
+        "ALFWorld-v0": (Panel("trial/ALFWorld-v0", "valid_seen", tuple(f"t{i}" for i in range(20))), None)
+    }
+
     def __init__(self, fail_at=None, error=None, on_train=None):
         self.iteration = 0
         self.stopped = False
@@ -42,7 +48,7 @@ class FakeAlgorithm:
             "config": {"lr": 1.0},
         }
 
-    def evaluate_panel(self, panel=None):
+    def evaluate_panel(self, panel, entry):
         episodes = [
             EpisodeResult(f"t{i}", "look", i < 4 * self.iteration, float(i < 4 * self.iteration), 3, "terminated")
             for i in range(20)

@@ -6,15 +6,15 @@ import hashlib
 
 import numpy as np
 
+from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.evaluation.table_layout import ALFWORLD, FAMILY_TITLES
 from trial_ray.rollout.trajectory import EpisodeResult
 
-FAMILIES = tuple(FAMILY_TITLES)
+FAMILIES = tuple(ADAPTER.family_titles)
 
 
 def evaluation(
-    successes, *, env=ALFWORLD, split="valid_seen", families=FAMILIES, scores=None, policy="p", **protocol
+    successes, *, env=ADAPTER.env_id, split="valid_seen", families=FAMILIES, scores=None, policy="p", **protocol
 ) -> EvaluationResult:
     """One episode for each entry of ``successes``; families take turns."""
     tasks = [f"{split}/{index}" for index in range(len(successes))]

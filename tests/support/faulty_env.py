@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Text
 
-ENV_ID = "mine/Counting-v0"
 TURNS = 3
 VALUES = {
     "nan": float("nan"),
@@ -36,6 +32,7 @@ class CountingEnv(gymnasium.Env):
         faulty_episode: which of this process's episodes is spoilt, from 1; 0 spoils every one.
     """
 
+    ENV_ID: ClassVar[str] = "mine/Counting-v0"
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
     episodes: ClassVar[Counter[int]] = Counter()
     """Episodes begun, by process."""
@@ -111,20 +108,3 @@ class CountingEnv(gymnasium.Env):
         else:
             info[where[1:]] = value
         return (*answer[:-1], info)
-
-
-@contextmanager
-def registered() -> Iterator[None]:
-    """The environment under its id, as a user makes it known to Gymnasium (on the driver) and to Ray (on actors)."""
-    from ray import cloudpickle
-    from ray.tune.registry import register_env
-
-    # Actors cannot import modules of the tests.
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    gymnasium.register(ENV_ID, entry_point=CountingEnv)
-    register_env(ENV_ID, lambda context: CountingEnv(**context))
-    try:
-        yield
-    finally:
-        del gymnasium.registry[ENV_ID]
-        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])

@@ -138,7 +138,7 @@ def learner_losses(method: str, update: Update, iteration: int, training: dict, 
     losses = []
     for start in range(0, len(rows), MICROBATCH_ROWS):
         numbers = np.arange(start, min(start + MICROBATCH_ROWS, len(rows)))
-        part = {name: value[rows.token_places(numbers)] for name, value in whole.items()}
+        part = {name: value[rows.token_positions(numbers)] for name, value in whole.items()}
         terms = loss_terms(rule, config, TokenBatch.from_rows(rows, numbers, "cpu"), part, iteration)
         losses.append(microbatch_loss(rule, terms, iteration))
         logged |= {f"{prefix}/{name}" for prefix, values in terms.logged.items() for name in values}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from trial_ray.environments.alfworld import ADAPTER
+from trial_ray.environments.entry import EnvironmentEntry, make_entries
 from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.models.tiny import build_tiny_model
 from trial_ray.models.tokenizer import build_tokenizer
@@ -24,9 +27,10 @@ from trial_ray.warmstart.cloning import (
     cloning_loss,
     collate,
 )
-from trial_ray.warmstart.demonstrations import collect, collect_texts, generated_env, to_examples
+from trial_ray.warmstart.demonstrations import collect, collect_texts, to_examples
 from trial_ray.warmstart.evaluation import HeldOutGames
 from trial_ray.warmstart.renaming import Renamer
+from trial_ray.warmstart.tasks import CHECKED, DEMONSTRATED, task_set
 from trial_ray.warmstart.warmstart import load_policy
 
 SETTINGS = WarmStartSettings(
@@ -41,19 +45,27 @@ SETTINGS = WarmStartSettings(
 )
 
 
+def entry_of(settings: WarmStartSettings) -> EnvironmentEntry:
+    (entry,) = make_entries([(settings.env, settings.env_config, 1.0)])
+    return entry
+
+
+HOME = entry_of(SETTINGS)
+
+
 @pytest.fixture(scope="module")
 def tokenizer():
-    return build_tokenizer()
+    return build_tokenizer(ADAPTER.vocabulary)
 
 
 @pytest.fixture(scope="module")
 def builder(tokenizer):
-    return PromptBuilder(tokenizer, SETTINGS.env, SETTINGS.max_prompt_tokens, style="plain")
+    return PromptBuilder(tokenizer, ADAPTER.template("plain"), SETTINGS.max_prompt_tokens)
 
 
 @pytest.fixture(scope="module")
 def demonstrations(tokenizer, builder):
-    return collect(SETTINGS, tokenizer, builder)
+    return collect(SETTINGS, HOME, tokenizer, builder)
 
 
 @pytest.fixture
@@ -77,8 +89,9 @@ def test_demonstrated_responses_are_on_offer_and_end_with_the_end_token(demonstr
 def test_a_prompt_holds_nothing_but_what_was_shown(demonstrations, tokenizer, builder):
     """The opening prompt of every game follows from its first observation alone."""
     shown = {tokenizer.decode(demonstration.prompt_ids) for demonstration in demonstrations}
-    with generated_env(SETTINGS, 0, SETTINGS.games) as env:
-        for task in env.unwrapped.tasks("generated"):
+    played = task_set(SETTINGS, HOME, DEMONSTRATED, SETTINGS.games)
+    with closing(played.entry.make()) as env:
+        for task in played.tasks:
             observation, info = env.reset(options={"task": task})
             first = builder.build(
                 task=info["task"],
@@ -93,27 +106,27 @@ def test_a_prompt_holds_nothing_but_what_was_shown(demonstrations, tokenizer, bu
 def test_the_demonstrator_does_not_know_where_the_object_is(tokenizer, builder):
     """Whoever knew would go straight to it; the explorer looks elsewhere first in many games."""
     settings = replace(SETTINGS, games=40, episodes_per_game=1, action_noise=0.0)
-    with generated_env(settings, 0, 40) as env:
-        opening = {}
-        for task in env.unwrapped.tasks("generated"):
+    played, opening = task_set(settings, HOME, DEMONSTRATED, 40), {}
+    with closing(played.entry.make()) as env:
+        for task in played.tasks:
             env.reset(options={"task": task})
             opening[task] = env.unwrapped.walkthrough[0]
     first = {}
-    for demonstration in collect(settings, tokenizer, builder):
+    for demonstration in collect(settings, HOME, tokenizer, builder):
         first.setdefault(demonstration.task_id, tokenizer.decode(demonstration.response_ids, skip_special_tokens=True))
     straight = sum(first[task] == opening[task] for task in opening)
     assert len(first) == 40
     assert straight < 30
 
 
-def test_slips_are_carried_out_but_never_imitated(tokenizer, builder):
+def test_noise_is_carried_out_but_never_imitated(tokenizer, builder):
     settings = replace(SETTINGS, action_noise=1.0, games=3)
-    slipped = collect(settings, tokenizer, builder)
-    for demonstration in slipped:
+    noisy = collect(settings, HOME, tokenizer, builder)
+    for demonstration in noisy:
         assert tokenizer.decode(demonstration.response_ids, skip_special_tokens=True) in demonstration.actions
-    # Now and then the slip is the very action that the oracle chose.
-    assert np.mean([demonstration.followed for demonstration in slipped]) < 0.4
-    malformed = [d for d in slipped if "Nothing happens." in tokenizer.decode(d.evidence_ids)]
+    # Now and then the noise is the very action that the demonstrator chose.
+    assert np.mean([demonstration.followed for demonstration in noisy]) < 0.4
+    malformed = [d for d in noisy if "Nothing happens." in tokenizer.decode(d.evidence_ids)]
     assert malformed
     assert not any(demonstration.followed for demonstration in malformed)
 
@@ -157,7 +170,7 @@ def test_padding_changes_no_loss(tokenizer):
 
 def test_an_epoch_holds_every_example_once(tokenizer):
     examples = [Example(_ids(3 + index % 7), np.asarray([index], dtype=np.int32)) for index in range(50)]
-    unchanged = Renaming(Renamer(tokenizer), 0.0)
+    unchanged = Renaming(Renamer(tokenizer, ADAPTER.interchangeable), 0.0)
     stream = batches(examples, 8, tokenizer.pad_token_id, unchanged, np.random.default_rng(0))
     seen = [int(token) for batch in (next(stream) for _ in range(7)) for token in batch.ids[batch.response]]
     assert sorted(seen) == list(range(50))
@@ -176,7 +189,7 @@ def test_cloning_a_handful_of_games_learns_them(optimizer, demonstrations, token
         pad_id=tokenizer.pad_token_id,
         batch_size=16,
         prompt_weight=0.3,
-        renaming=Renaming(Renamer(tokenizer), 0.0),
+        renaming=Renaming(Renamer(tokenizer, ADAPTER.interchangeable), 0.0),
         seed=0,
     )
     losses = [cloner.step()[0] for _ in range(40)]
@@ -194,7 +207,7 @@ def test_renaming_exchanges_names_alike_in_prompt_and_response_and_leaves_the_re
         ids("put some mug on shelf\ngo to shelf 1\ntake mug 1 from desk 1"),
         ids("take mug 1 from desk 1"),
     )
-    table = Renamer(tokenizer).table(np.random.default_rng(0))
+    table = Renamer(tokenizer, ADAPTER.interchangeable).table(np.random.default_rng(0))
     words, said = tokenizer.decode(table[prompt]).split(), tokenizer.decode(table[response])
     mug, shelf = words[2], words[4]
     assert (mug, shelf) != ("mug", "shelf")
@@ -205,13 +218,13 @@ def test_renaming_exchanges_names_alike_in_prompt_and_response_and_leaves_the_re
     assert sorted(table.tolist()) == list(range(len(tokenizer)))
 
 
-def test_a_distracted_demonstrator_is_imitated_in_that_too(tokenizer, builder):
-    steady, distracted = (
-        collect(replace(SETTINGS, action_noise=0.0, suboptimal_probability=share), tokenizer, builder)
+def test_suboptimal_demonstrations_are_imitated_too(tokenizer, builder):
+    optimal, suboptimal = (
+        collect(replace(SETTINGS, action_noise=0.0, suboptimal_probability=share), HOME, tokenizer, builder)
         for share in (0.0, 1.0)
     )
-    assert all(turn.followed for turn in (*steady, *distracted))
-    assert len(distracted) > len(steady)
+    assert all(turn.followed for turn in (*optimal, *suboptimal))
+    assert len(suboptimal) > len(optimal)
 
 
 def test_cloning_repeats_with_the_same_seed(demonstrations, tokenizer):
@@ -226,7 +239,7 @@ def test_cloning_repeats_with_the_same_seed(demonstrations, tokenizer):
             pad_id=tokenizer.pad_token_id,
             batch_size=4,
             prompt_weight=0.3,
-            renaming=Renaming(Renamer(tokenizer), 0.5),
+            renaming=Renaming(Renamer(tokenizer, ADAPTER.interchangeable), 0.5),
             seed=seed,
         )
         losses = [cloner.step()[0] for _ in range(3)]
@@ -240,18 +253,8 @@ def test_cloning_repeats_with_the_same_seed(demonstrations, tokenizer):
 
 def test_play_repeats_with_the_same_seed(tokenizer, builder):
     model = build_tiny_model(tokenizer, "nano")
-    with HeldOutGames(SETTINGS, 1, 3, tokenizer, builder) as games:
+    with HeldOutGames(SETTINGS, HOME, CHECKED, 3, tokenizer, builder) as games:
         assert games.play(model, 7) == games.play(model, 7)
-
-
-def test_demonstrated_checked_and_evaluated_games_differ():
-    tasks = []
-    for offset in (0, module.CHECKED_GAMES, module.EVALUATED_GAMES):
-        with generated_env(SETTINGS, offset, 20) as env:
-            tasks.append(set(env.unwrapped.tasks("generated")))
-    assert not tasks[0] & tasks[1]
-    assert not tasks[0] & tasks[2]
-    assert not tasks[1] & tasks[2]
 
 
 @pytest.mark.usefixtures("tiny_models_only")
@@ -329,8 +332,16 @@ def test_of_two_builders_the_first_wins(own_cache):
 
 def test_every_setting_is_part_of_the_key():
     changed = {"seed": 1, "hindsight_fraction": 0.5, "env_config": {"difficulty": "small"}, "optimizer": "adamw"}
-    keys = {module.cache_key(replace(SETTINGS, **{name: value})) for name, value in changed.items()}
-    assert len(keys | {module.cache_key(SETTINGS)}) == len(changed) + 1
+    keys = {module.cache_key(replace(SETTINGS, **{name: value}), HOME) for name, value in changed.items()}
+    assert len(keys | {module.cache_key(SETTINGS, HOME)}) == len(changed) + 1
+
+
+@pytest.mark.parametrize(
+    "change", [{"max_turns": 3}, {"templates": {}}, {"vocabulary": ("mug",)}, {"interchangeable": ()}]
+)
+def test_the_adapter_is_part_of_the_key(change):
+    other = replace(HOME, adapter=replace(ADAPTER, **change))
+    assert module.cache_key(SETTINGS, other) != module.cache_key(SETTINGS, HOME)
 
 
 @pytest.mark.parametrize(
@@ -354,8 +365,8 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
 
 
 @pytest.mark.usefixtures("own_cache")
-def test_an_environment_without_an_oracle_is_refused():
-    with pytest.raises(ConfigError, match="trial/ALFWorld-v0"):
+def test_an_environment_that_is_not_registered_is_refused():
+    with pytest.raises(ConfigError, match="No environment is registered as 'trial/Elsewhere-v0'"):
         warm_start(replace(SETTINGS, env="trial/Elsewhere-v0"), progress=False)
 
 
@@ -371,12 +382,13 @@ SHOP = replace(
     episodes_per_game=1,
     action_noise=0.0,
 )
+STORE = entry_of(SHOP)
 
 
 def test_webshops_explorer_is_demonstrated_as_alfworlds():
-    _, tokenizer = load_policy(SHOP)
-    builder = PromptBuilder(tokenizer, SHOP.env, 2048, style="plain")
-    demonstrations = collect(SHOP, tokenizer, builder)
+    _, tokenizer = load_policy(SHOP, STORE)
+    builder = PromptBuilder(tokenizer, STORE.adapter.template("plain"), 2048)
+    demonstrations = collect(SHOP, STORE, tokenizer, builder)
     responses = [tokenizer.decode(each.response_ids, skip_special_tokens=True) for each in demonstrations]
     assert responses[0].startswith("search[")
     assert responses.count("click[buy now]") == 3
@@ -384,18 +396,18 @@ def test_webshops_explorer_is_demonstrated_as_alfworlds():
 
 
 def test_the_default_model_takes_over_the_words_of_an_environment(tokenizer):
-    _, own = load_policy(SHOP)
-    texts = list(collect_texts(SHOP))
+    _, own = load_policy(SHOP, STORE)
+    texts = list(collect_texts(SHOP, STORE))
     known, spelled = own(texts)["input_ids"], tokenizer(texts)["input_ids"]
     assert [own.decode(ids) for ids in known] == texts
     assert 2 * sum(map(len, known)) < sum(map(len, spelled))
-    assert load_policy(SETTINGS)[1].get_vocab() == tokenizer.get_vocab()
+    assert load_policy(SETTINGS, HOME)[1].get_vocab() == tokenizer.get_vocab()
 
 
 def test_an_environments_code_is_part_of_its_own_keys_alone(monkeypatch):
     seen: list[set[str]] = []
     monkeypatch.setattr(module, "files_digest", lambda files: seen.append({f"{f.parent.name}/{f.name}" for f in files}))
-    module.cache_key(SETTINGS)
-    module.cache_key(SHOP)
+    module.cache_key(SETTINGS, HOME)
+    module.cache_key(SHOP, STORE)
     assert "alfworld/generator.py" in seen[0] - seen[1]
     assert "webshop/generator.py" in seen[1] - seen[0]

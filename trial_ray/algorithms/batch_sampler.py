@@ -14,7 +14,7 @@ from trial_ray.rollout.requests import GroupRequest, GroupSample, SampleSettings
 from trial_ray.rollout.workers import Batch, RolloutWorkers
 
 if TYPE_CHECKING:
-    from trial_ray.algorithms.grpo_config import GRPOConfig
+    from trial_ray.learner.settings import LearnerSettings
 
 MIN_SURVIVORS = 2
 
@@ -73,7 +73,7 @@ class BatchSampler:
 
     def __init__(
         self,
-        config: GRPOConfig,
+        config: LearnerSettings,
         tasks: TaskSampler,
         workers: RolloutWorkers,
         on_metrics: Callable[[list[dict[str, Any]]], None],
@@ -117,7 +117,7 @@ class BatchSampler:
         """Play new tasks; a group of which too few rollouts survived is drawn again."""
         config = self._config
         settings = SampleSettings(
-            env_config=dict(config.env_config),
+            env_configs=tuple(dict(entry.config) for entry in config.environment_entries()),
             params=SamplingParams(config.max_response_tokens, config.temperature),
             iteration=iteration,
             keep_trajectories=True,

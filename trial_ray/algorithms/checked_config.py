@@ -1,20 +1,26 @@
-"""Base of the configurations: settings that refuse unknown names and values out of range."""
+"""Base of the configurations: RLlib's config, whose settings are checked and whose class travels with its dict form."""
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, Any
 
-from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 from trial_ray.errors import ConfigError
+from trial_ray.settings import check_settings, did_you_mean
 
 if TYPE_CHECKING:
     from typing import Self
 
+CONFIG_CLASS = "config_class"
+
 
 class CheckedConfig(AlgorithmConfig):
-    """An RLlib config whose ``validate`` names a key that it does not know."""
+    """An RLlib config whose ``validate`` names unknown settings and values out of range.
+
+    RLlib and Tune pass configs on as dicts, and rebuild them as the algorithm's default config, updated from the dict. Several
+    methods share an algorithm, so the dict names the config's class, and the update returns an instance of that class.
+    """
 
     def validate(self) -> None:
         """Check every value.
@@ -27,38 +33,31 @@ class CheckedConfig(AlgorithmConfig):
         known = {*vars(type(self)()), "class"}
         for name in vars(self):
             if name not in known and not name.startswith("__"):
-                self._refuse(name, known)
+                raise ConfigError(f"{type(self).__name__} has no setting {name!r}.{did_you_mean(name, known)}")
+        check_settings(self)
 
-    def _refuse(self, name: str, known: set[str]) -> None:
-        nearest = difflib.get_close_matches(name, known, n=1)
-        hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-        raise ConfigError(f"{type(self).__name__} has no setting {name!r}.{hint}")
+    def to_dict(self) -> dict[str, Any]:
+        """RLlib's dict of all settings, and the config's class."""
+        return {**super().to_dict(), CONFIG_CLASS: type(self)}
 
-    def _assign(self, **values: Any) -> Self:
-        for name, value in values.items():
-            if value is not NotProvided:
-                setattr(self, name, value)
-        return self
+    def update_from_dict(self, config_dict: Any) -> Self:
+        """Take over settings; a dict made by :meth:`to_dict` of a derived class gives a new config of that class.
 
-    def _require_at_least(self, minimum: float, *names: str) -> None:
-        for name in names:
-            value = getattr(self, name)
-            if not value >= minimum:
-                raise ConfigError(f"{name} is {value}, expected at least {minimum}.")
+        Args:
+            config_dict: a dict, or a config.
 
-    def _require_above(self, minimum: float, *names: str) -> None:
-        for name in names:
-            value = getattr(self, name)
-            if not value > minimum:
-                raise ConfigError(f"{name} is {value}, expected a value above {minimum}.")
-
-    def _require_within(self, minimum: float, maximum: float, *names: str) -> None:
-        for name in names:
-            value = getattr(self, name)
-            if not minimum <= value <= maximum:
-                raise ConfigError(f"{name} is {value}, expected a value in [{minimum}, {maximum}].")
-
-    def _require_one_of(self, name: str, choices: tuple[Any, ...]) -> None:
-        value = getattr(self, name)
-        if value not in choices:
-            raise ConfigError(f"{name} is {value!r}, expected one of {', '.join(map(repr, choices))}.")
+        Raises:
+            ConfigError: the dict was made by a config of another kind, which this one's algorithm does not train.
+        """
+        settings = dict(config_dict.items())
+        wanted = settings.pop(CONFIG_CLASS, type(self))
+        if wanted is type(self):
+            super().update_from_dict(settings)
+            return self
+        if not issubclass(wanted, type(self)):
+            raise ConfigError(
+                f"Settings of a {wanted.__name__} cannot make a {type(self).__name__}; build the algorithm with "
+                "config.build_algo(), or give Tune config.algo_class."
+            )
+        made: Self = wanted()
+        return made.update_from_dict(settings)

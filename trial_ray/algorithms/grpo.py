@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,16 @@ from trial_ray.algorithms.batch_sampler import BatchSampler
 from trial_ray.algorithms.grpo_config import GRPOConfig
 from trial_ray.algorithms.initial_policy import initial_policy
 from trial_ray.algorithms.task_sampler import TaskSampler
+from trial_ray.environments.check import check_environment
+from trial_ray.environments.entry import EnvironmentEntry
 from trial_ray.errors import ConfigError
-from trial_ray.evaluation.panel import Panel, list_tasks
+from trial_ray.evaluation.panel import Panel
 from trial_ray.evaluation.panel_player import PanelPlayer
-from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.evaluation.results import EvaluationResult, Rate
 from trial_ray.inference.pool import EnginePool, require_engine
 from trial_ray.learner.exchange import TrainingGroups
 from trial_ray.rollout.requests import GroupSample
+from trial_ray.rollout.trajectory import EpisodeResult
 from trial_ray.rollout.workers import RolloutWorkers, create_engines
 
 logger = logging.getLogger(__name__)
@@ -54,7 +58,7 @@ class GRPO(Algorithm):
     def default_resource_request(cls, config: Any) -> PlacementGroupFactory:
         """RLlib's bundles, then one for each engine: a Tune trial reserves its engines too."""
         base = super().default_resource_request(config)
-        full = cls.get_default_config().update_from_dict(config) if isinstance(config, dict) else config
+        full: GRPOConfig = cls.get_default_config().update_from_dict(config) if isinstance(config, dict) else config
         return PlacementGroupFactory(
             base.bundles + [_engine_bundle(full)] * full.num_engines, strategy=full.placement_strategy
         )
@@ -69,9 +73,8 @@ class GRPO(Algorithm):
     def setup(self, config: Any) -> None:
         """Check what the user asked for before any actor starts; then start engines, runners and learners."""
         require_engine(self.config.engine)
-        tasks = list_tasks(str(self.config.env), self.config.env_config, self.config.env_config.get("split", "train"))
-        self.tasks = TaskSampler(tasks, self.config.seed or 0)
-        self._panel = self._choose_panel()
+        self.tasks = self._list_tasks()
+        self.panels = self._choose_panels()
         self._resolve_policy()
         self.weight_version = 0
         # Before RLlib's own actors, so that no unpinned learner can take an engine's bundle.
@@ -91,17 +94,27 @@ class GRPO(Algorithm):
             self.engine_pool.stop()
             raise
 
-    def _choose_panel(self) -> Panel | None:
-        if self.config.panel_split is None:
-            return None
-        env_config = {**self.config.env_config, **self.config.panel_env_config}
-        return Panel.from_env(
-            str(self.config.env),
-            env_config,
-            self.config.panel_split,
-            self.config.panel_num_tasks,
-            self.config.panel_seed,
-        )
+    def _list_tasks(self) -> TaskSampler:
+        config = self.config
+        entries = config.environment_entries()
+        tasks = [entry.tasks() for entry in entries]
+        for entry, listed in zip(entries, tasks, strict=True):
+            if listed:
+                check_environment(
+                    entry,
+                    listed,
+                    style=config.prompt_style,
+                    reward=config.reward,
+                    privileged_view=config.privileged_view,
+                )
+        return TaskSampler(tasks, config.seed or 0, [entry.weight for entry in entries])
+
+    def _choose_panels(self) -> dict[str, tuple[Panel, EnvironmentEntry]]:
+        """The configured panels, and what each is played in, by the name of the environment."""
+        return {
+            entry.name: (Panel.from_entry(entry, self.config.panel_num_tasks, self.config.panel_seed), entry)
+            for entry in self.config.panel_entries()
+        }
 
     def _resolve_policy(self) -> None:
         """Turn warm-start settings, a hub name or a packaged model's name into a folder (made or fetched once)."""
@@ -173,43 +186,39 @@ class GRPO(Algorithm):
 
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
         """RLlib's evaluation hook: play the panel, return its rates."""
-        result = self.evaluate_panel()
-        return {
-            ENV_RUNNER_RESULTS: {
-                "success_rate": result.success_rate,
-                "score_mean": result.overall.score,
-                "episode_len_mean": result.overall.turns,
-                "num_episodes": len(result.counted),
-            }
-        }
+        results = self.evaluate_panels()
+        rates = _rates([episode for result in results.values() for episode in result.counted])
+        if len(results) > 1:
+            rates |= {name: _rates(result.counted) for name, result in results.items()}
+        return {ENV_RUNNER_RESULTS: rates}
 
-    def evaluate_panel(self, panel: Panel | None = None) -> EvaluationResult:
-        """Play one rollout of every task of a panel with the current weights, without touching any training state.
-
-        Args:
-            panel: ``None`` plays the configured one.
+    def evaluate_panels(self) -> dict[str, EvaluationResult]:
+        """Play the configured panels, one an environment; results by the environments' names.
 
         Raises:
             ConfigError: no panel is configured.
             InfrastructureError: episodes could not be played.
         """
-        return PanelPlayer(self.config, self.workers).play(panel or self.panel, self.iteration)
+        if not self.panels:
+            raise ConfigError("No panel is configured; choose one with .panel(split=..., num_tasks=...).")
+        return {name: self.evaluate_panel(*panel) for name, panel in self.panels.items()}
 
-    @property
-    def panel(self) -> Panel:
-        """The configured panel.
+    def evaluate_panel(self, panel: Panel, entry: EnvironmentEntry) -> EvaluationResult:
+        """Play one rollout of every task of a panel with the current weights, without touching any training state.
+
+        Args:
+            panel: the tasks.
+            entry: one of the config's environments, with the panel's keyword arguments.
 
         Raises:
-            ConfigError: none is configured.
+            InfrastructureError: episodes could not be played.
         """
-        if self._panel is None:
-            raise ConfigError("No panel is configured; choose one with .panel(split=..., num_tasks=...).")
-        return self._panel
+        return PanelPlayer(self.config, self.workers).play(panel, entry, self.iteration)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """RLlib's state, the place in the task list, and the weights' version."""
+        """RLlib's state, the position in the task list, and the weights' version."""
         return {
             **super().get_state(*args, **kwargs),
             "tasks": self.tasks.get_state(),
@@ -227,6 +236,16 @@ class GRPO(Algorithm):
         """Restore, then send the restored weights to the engines, which still hold the initial ones."""
         super().restore_from_path(path, *args, **kwargs)
         self._sync_weights()
+
+
+def _rates(episodes: Sequence[EpisodeResult]) -> dict[str, Any]:
+    overall = Rate.of(episodes)
+    return {
+        "success_rate": overall.rate,
+        "score_mean": overall.score,
+        "episode_len_mean": overall.turns,
+        "num_episodes": overall.episodes,
+    }
 
 
 def _engine_bundle(config: GRPOConfig) -> dict[str, float]:

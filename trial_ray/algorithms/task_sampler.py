@@ -7,46 +7,67 @@ from typing import Any
 
 import numpy as np
 
-from trial_ray.errors import ConfigError
+from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.rollout.episode import derive_seed
 from trial_ray.rollout.requests import GroupRequest
 
 
 class TaskSampler:
-    """Shuffled passes over a task list; its state is two integers.
+    """Shuffled passes over the task list of each environment; its state is a seed and a count an environment.
+
+    With several environments, the one that lags most behind its share is next, so that any number of draws holds each in
+    proportion to its weight, to a task.
 
     Args:
-        task_ids: the split's tasks, in the environment's fixed order.
+        task_ids: the split's tasks of each environment, in its fixed order.
         seed: fixes the order of every pass and the seeds of every group.
+        weights: share of each environment, in any unit; ``None``: equal shares.
 
     Raises:
-        ConfigError: the list is empty.
+        ConfigError: a list is empty.
     """
 
-    def __init__(self, task_ids: Sequence[str], seed: int) -> None:
-        if not task_ids:
+    def __init__(self, task_ids: Sequence[Sequence[str]], seed: int, weights: Sequence[float] | None = None) -> None:
+        if not task_ids or not all(task_ids):
             raise ConfigError("The training split has no tasks; choose another split in .environment(env_config=...).")
         self._task_ids = task_ids
         self._seed = seed
-        self._drawn = 0
+        weights = weights or [1.0] * len(task_ids)
+        self._shares = [weight / sum(weights) for weight in weights]
+        self._drawn = [0] * len(task_ids)
 
     def draw(self, num_tasks: int, group_size: int) -> list[GroupRequest]:
         """Requests for the next ``num_tasks`` groups, indexed from 0."""
         requests = []
         for index in range(num_tasks):
-            passes, place = divmod(self._drawn, len(self._task_ids))
-            task = self._task_ids[int(self._order(passes)[place])]
-            requests.append(GroupRequest(index, task, group_size, derive_seed(self._seed, "group", self._drawn)))
-            self._drawn += 1
+            total = sum(self._drawn)
+            lags = [share * (total + 1) - drawn for share, drawn in zip(self._shares, self._drawn, strict=True)]
+            environment = lags.index(max(lags))
+            task_ids = self._task_ids[environment]
+            passes, index_in_pass = divmod(self._drawn[environment], len(task_ids))
+            task = task_ids[int(self._order(environment, passes)[index_in_pass])]
+            seed = derive_seed(self._seed, "group", total)
+            requests.append(GroupRequest(index, task, group_size, seed, environment))
+            self._drawn[environment] += 1
         return requests
 
     def get_state(self) -> dict[str, Any]:
-        """Tasks drawn so far, and the seed they were drawn with."""
-        return {"seed": self._seed, "drawn": self._drawn}
+        """Tasks drawn so far of each environment, and the seed they were drawn with."""
+        return {"seed": self._seed, "drawn": list(self._drawn)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue where :meth:`get_state` was taken."""
-        self._seed, self._drawn = state["seed"], state["drawn"]
+        """Continue where :meth:`get_state` was taken.
 
-    def _order(self, passes: int) -> np.ndarray:
-        return np.random.default_rng([self._seed, passes]).permutation(len(self._task_ids))
+        Raises:
+            CheckpointError: the state is of another number of environments.
+        """
+        drawn = state["drawn"]
+        if not isinstance(drawn, list) or len(drawn) != len(self._task_ids):
+            raise CheckpointError(
+                f"The checkpoint counts the tasks of other environments ({drawn!r}); the config has {len(self._task_ids)}."
+            )
+        self._seed, self._drawn = state["seed"], list(drawn)
+
+    def _order(self, environment: int, passes: int) -> np.ndarray:
+        key = [self._seed, passes, environment] if environment else [self._seed, passes]
+        return np.random.default_rng(key).permutation(len(self._task_ids[environment]))

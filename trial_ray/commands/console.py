@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trial_ray.errors import TrialRayError, is_user_error, root_cause
@@ -65,6 +66,19 @@ def add_set_option(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="KEY=VALUE",
         help="replace one setting, e.g. --set lr=1e-4 or --set env_config.split=train; may be repeated",
+    )
+
+
+def add_env_adapter_option(parser: argparse.ArgumentParser) -> None:
+    """``--env-adapter FILE.py``, any number of times."""
+    parser.add_argument(
+        "--env-adapter",
+        dest="env_adapters",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE.py",
+        help="what the trainer knows of an environment of yours: a file that defines ADAPTER; may be repeated",
     )
 
 

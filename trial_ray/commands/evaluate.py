@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from trial_ray.algorithms.grpo_config import GRPOConfig
+    from trial_ray.environments.adapter import EnvironmentAdapter
     from trial_ray.evaluation.journal import EpisodeJournal
     from trial_ray.evaluation.results import EvaluationResult
     from trial_ray.rollout.trajectory import EpisodeResult
@@ -61,6 +62,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write every episode as JSON; continue where it is cut"
     )
+    terminal.add_env_adapter_option(parser)
     terminal.add_set_option(parser)
     parser.set_defaults(run=run)
 
@@ -77,18 +79,22 @@ def run(args: argparse.Namespace) -> int:
 
 def evaluate_the_oracle(args: argparse.Namespace, console: Console) -> EvaluationResult:
     """Replay walkthroughs."""
+    from trial_ray.environments.entry import make_entries
+    from trial_ray.environments.user_adapters import load_adapters
     from trial_ray.evaluation.journal import EpisodeJournal
     from trial_ray.evaluation.named_panels import choose_panel
     from trial_ray.evaluation.oracle import evaluate_oracle, oracle_protocol
     from trial_ray.experiments.overrides import environment_overrides
 
-    env_config = environment_overrides(args.env, args.overrides)
-    panel = choose_panel(args.env, env_config, args.split, args.episodes or args.panel)
-    with EpisodeJournal(args.json, oracle_protocol(panel, env_config), weights="") as journal:
+    adapters = load_adapters(args.env_adapters)
+    env_config = {**environment_overrides(args.env, args.overrides), "split": args.split}
+    (entry,) = make_entries([(args.env, env_config, 1.0)], adapters)
+    panel = choose_panel(entry, args.episodes or args.panel)
+    with EpisodeJournal(args.json, oracle_protocol(panel, entry), weights="") as journal:
         if journal.result is not None:
             return journal.result
         with episode_bar(console, len(panel), journal) as on_episode:
-            result = evaluate_oracle(panel, env_config, journal.episodes, on_episode)
+            result = evaluate_oracle(panel, entry, journal.episodes, on_episode)
         journal.finish(result)
     return result
 
@@ -96,6 +102,7 @@ def evaluate_the_oracle(args: argparse.Namespace, console: Console) -> Evaluatio
 def evaluate_checkpoint(args: argparse.Namespace, console: Console) -> EvaluationResult:
     """Load the model into the engines and play what is not known yet."""
     from trial_ray.algorithms.initial_policy import initial_policy
+    from trial_ray.environments.user_adapters import load_adapters
     from trial_ray.evaluation.evaluator import Evaluator
     from trial_ray.evaluation.journal import EpisodeJournal
     from trial_ray.evaluation.named_panels import choose_panel
@@ -103,13 +110,15 @@ def evaluate_checkpoint(args: argparse.Namespace, console: Console) -> Evaluatio
     from trial_ray.experiments.ray_session import ray_session
     from trial_ray.inference.pool import require_engine
 
-    config, labels = checkpoint_config(args.policy, args.env, args.split, args.overrides)
-    panel = choose_panel(args.env, config.env_config, args.split, args.episodes or args.panel)
+    adapters = load_adapters(args.env_adapters)
+    config, labels = checkpoint_config(args.policy, args.env, args.split, args.overrides, adapters)
+    (entry,) = config.environment_entries()
+    panel = choose_panel(entry, args.episodes or args.panel)
     config.validate()
     require_engine(config.engine)
     config.policy(model_path=initial_policy(config), warm_start=None)  # --set may have named a model on the hub
     evaluator = Evaluator(config)
-    with EpisodeJournal(args.json, policy_protocol(config, panel), evaluator.weights) as journal:
+    with EpisodeJournal(args.json, policy_protocol(config, panel, entry), evaluator.weights) as journal:
         if journal.result is not None:
             return journal.result
         with (
@@ -117,13 +126,15 @@ def evaluate_checkpoint(args: argparse.Namespace, console: Console) -> Evaluatio
             evaluator as player,
             episode_bar(console, len(panel), journal) as on_episode,
         ):
-            result = player.play(panel, known=journal.episodes, on_episode=on_episode)
+            result = player.play(panel, entry, known=journal.episodes, on_episode=on_episode)
         result.policy, result.weights, result.labels = args.policy, evaluator.weights, labels
         journal.finish(result)
     return result
 
 
-def checkpoint_config(checkpoint: str, env: str, split: str, overrides: list[str]) -> tuple[GRPOConfig, dict[str, Any]]:
+def checkpoint_config(
+    checkpoint: str, env: str, split: str, overrides: list[str], adapters: Sequence[EnvironmentAdapter] = ()
+) -> tuple[GRPOConfig, dict[str, Any]]:
     """The config that plays a checkpoint's model, with the settings of the run folder that it lies in, if any.
 
     Returns:
@@ -139,12 +150,14 @@ def checkpoint_config(checkpoint: str, env: str, split: str, overrides: list[str
     config, labels = new_config("grpo"), {}
     if run_folder:
         record = run_folder / "resolved_config.json"
-        recorded = load_record(record)
+        recorded = load_record(record, adapters)
         labels = {**run_labels(recorded), "method": load_method(record)}
         config = with_method(recorded, "grpo")  # nothing is trained, so no method needs anything
-    env_config = {**config.env_config, **config.panel_env_config} if config.env == env else {}
-    config.environment(env)
-    config.env_config = {**env_config, "split": split}
+    played = next(
+        (entry for entry in config.panel_entries() or config.environment_entries() if entry.env_id == env), None
+    )
+    config.environment(env, adapter=adapters)
+    config.env_config = {**(played.config if played else {}), "split": split}
     config.policy(model_path=str(model), warm_start=None)
     config.panel(split=split, env_config={}, seed=SEED)
     config.recording(trajectories_folder=None)

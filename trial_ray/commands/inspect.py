@@ -73,10 +73,8 @@ def trajectory_table(trajectories: list[Trajectory], title: str) -> Table:
 
     won = sum(trajectory.success for trajectory in trajectories)
     table = Table(title=f"{title}: {len(trajectories)} trajectories, {won} successful")
-    for header, justify in (("#", "right"), ("task", "left"), ("family", "left"), ("turns", "right")):
-        table.add_column(header, justify=justify)
-    for header, justify in (("return", "right"), ("success", "left"), ("ended", "left")):
-        table.add_column(header, justify=justify)
+    for header in ("#", "task", "family", "turns", "return", "success", "ended"):
+        table.add_column(header, justify="right" if header in ("#", "turns", "return") else "left")
     for number, trajectory in enumerate(trajectories, start=1):
         table.add_row(
             str(number),

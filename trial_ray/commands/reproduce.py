@@ -116,7 +116,7 @@ def run_table(title: str, runs: Sequence[PlannedRun], states: Sequence[str]) -> 
     for header in ("environment", "backbone", "method", "seed", "iterations", "evaluated on", "state"):
         table.add_column(header, justify="right" if header in ("seed", "iterations") else "left")
     for run, state in zip(runs, states, strict=True):
-        places = ", ".join(f"{place.split} ({place.panel})" for place in run.sets)
-        row = [run.environment, run.backbone, run.method, str(run.seed), str(run.iterations), places, state]
+        splits = ", ".join(f"{evaluated.split} ({evaluated.panel})" for evaluated in run.sets)
+        row = [run.environment, run.backbone, run.method, str(run.seed), str(run.iterations), splits, state]
         table.add_row(*row)
     return table

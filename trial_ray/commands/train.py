@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,7 @@ from trial_ray.experiments.checkpoints import CHECKPOINT_EVERY, CHECKPOINTS_KEPT
 from trial_ray.experiments.experiment import experiment_file
 
 if TYPE_CHECKING:
-    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
-
+    from trial_ray.algorithms.grpo_config import GRPOConfig
     from trial_ray.experiments.run_folder import RunFolder
 
 EPILOG = """examples:
@@ -24,6 +24,7 @@ EPILOG = """examples:
   trial-ray train tuned_examples/alfworld_quickstart.py --method grpo --seed 1 --out runs/grpo-1
   trial-ray train tuned_examples/alfworld_quickstart.py --iterations 40 --resume runs/grpo-1
   trial-ray train FILE --set lr=1e-4 --set env_config.split=train
+  trial-ray train FILE --env-adapter my_adapter.py
 
 FILE is Python that defines `config` (an RLlib AlgorithmConfig) and `stop` (such as {"training_iteration": 20}), or the
 name of one in tuned_examples/ without its .py, which an installed package has, too.
@@ -70,6 +71,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     folder = parser.add_mutually_exclusive_group()
     folder.add_argument("--out", type=Path, metavar="DIR", help="run folder (default: runs/<file>-<time>)")
     folder.add_argument("--resume", type=Path, metavar="DIR", help="continue the run in DIR from its last checkpoint")
+    terminal.add_env_adapter_option(parser)
     terminal.add_set_option(parser)
     parser.set_defaults(run=run)
 
@@ -85,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     stop = {**experiment.stop, "training_iteration": args.iterations} if args.iterations else experiment.stop
     if not stop:
         raise ConfigError(f"{args.file} defines no `stop`; define it, or give --iterations N.")
-    config = resolve_config(experiment.config, args.method, args.seed, args.overrides)
+    config = resolve_config(experiment.config, args.method, args.seed, args.overrides, args.env_adapters)
     path = args.resume or args.out or default_folder(args.file)
     config.recording(trajectories_folder=str(path.expanduser().resolve() / "trajectories"))
     config.validate()
@@ -112,15 +114,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def resolve_config(
-    config: AlgorithmConfig, method: str | None, seed: int | None, overrides: list[str]
-) -> AlgorithmConfig:
-    """A copy of the file's config under the chosen method, with the overrides and the seed."""
+    config: GRPOConfig,
+    method: str | None,
+    seed: int | None,
+    overrides: list[str],
+    env_adapters: Sequence[Path] = (),
+) -> GRPOConfig:
+    """A copy of the file's config under the chosen method, with the overrides, the seed and the adapters."""
     from trial_ray.algorithms.methods import with_method
+    from trial_ray.environments.user_adapters import load_adapters
     from trial_ray.experiments.overrides import apply_overrides
 
     if method is not None:
         config = with_method(config, method)
     config = apply_overrides(config, overrides)
+    if env_adapters:
+        config.environment(adapter=load_adapters(env_adapters))
     return config if seed is None else config.debugging(seed=seed)
 
 
@@ -129,7 +138,7 @@ def default_folder(file: Path) -> Path:
     return Path("runs") / f"{file.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def reopen_for(config: AlgorithmConfig, path: Path) -> RunFolder:
+def reopen_for(config: GRPOConfig, path: Path) -> RunFolder:
     """Open a run to continue it with ``config``.
 
     Raises:

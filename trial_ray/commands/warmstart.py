@@ -33,16 +33,18 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of weights, data order and sampling")
     parser.add_argument("--out", type=Path, metavar="DIR", help="also copy the model into this new folder")
+    terminal.add_env_adapter_option(parser)
     terminal.add_set_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Clone."""
+    from trial_ray.environments.user_adapters import load_adapters
     from trial_ray.experiments.overrides import override_dataclass
     from trial_ray.warmstart import WarmStartSettings, warm_start
 
     settings = override_dataclass(WarmStartSettings(model_path=args.model, seed=args.seed), args.overrides)
-    result = warm_start(settings, out=args.out, progress=True)
+    result = warm_start(settings, load_adapters(args.env_adapters), out=args.out, progress=True)
     terminal.output().print(f"model: {result.path}", highlight=False, soft_wrap=True)
     return terminal.DONE

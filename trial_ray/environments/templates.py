@@ -1,8 +1,7 @@
 """Prompt templates: how the user's message is written for an environment, and which form of response it asks for.
 
 A template is an object with a ``style`` (the form of response), a ``render`` that writes the message, and a ``project``
-that reads the action from the response; the two below are frozen dataclasses. ``.rollouts(prompt_template=...)`` of a config
-takes any other.
+that reads the action from the response; the two below are frozen dataclasses. An environment's adapter holds its own.
 """
 
 from __future__ import annotations
@@ -78,16 +77,18 @@ class TaggedTemplate:
         """Write the message in full sentences."""
         parts, observation = [self.role], self._shown(context.observation)
         # The first observation usually states the task; a cut one may not any more.
-        if context.step > 1 or context.task not in observation:
+        if context.task and (context.step > 1 or context.task not in observation):
             parts.append(f"Your task: {context.task}")
         if context.step > 1:
             parts.append(self._past(context))
         parts.append(f"This is step {context.step}. The environment shows:\n{observation}")
         offered = "\n".join(action for action in context.admissible_actions if action not in self.hidden_actions)
-        parts.append(f"Actions that you can take now:\n{offered}")
+        if offered:
+            parts.append(f"Actions that you can take now:\n{offered}")
+        given = "exactly one of the actions listed above" if offered else "your action"
         parts.append(
             "Decide what to do next. Begin with your reasoning about the situation and the goal, enclosed in <think> "
-            "and </think>. Then give exactly one of the actions listed above, enclosed in <action> and </action>."
+            f"and </think>. Then give {given}, enclosed in <action> and </action>."
         )
         return "\n\n".join(parts)
 
@@ -131,8 +132,10 @@ class PlainTemplate:
         lines = [_bare_words(context.task)]
         for observation, action in context.history:
             lines += [self._compact(observation), f"> {action}"]
-        lines += [self._compact(context.observation), "actions"]
-        lines += [action for action in context.admissible_actions if action not in self.hidden_actions]
+        lines.append(self._compact(context.observation))
+        if context.admissible_actions:
+            lines.append("actions")
+            lines += [action for action in context.admissible_actions if action not in self.hidden_actions]
         return "\n".join(line for line in lines if line)
 
     def project(self, response: str) -> Projection:
@@ -150,32 +153,13 @@ def _bare_words(text: str) -> str:
     return " ".join(word for word in words if word)
 
 
-_HELP = frozenset({"help"})
-_SHOP_BANNER = r"^(WebShop \[SEP\] )?Instruction: \[SEP\] .*? \[SEP\] "
-"""Opens every page of the shop; the instruction is the task, which prompts state by themselves."""
 GENERIC: dict[ResponseStyle, PromptTemplate] = {
     "tagged": TaggedTemplate(
         "You are an agent who pursues a goal by acting in a text environment, one step at a time."
     ),
     "plain": PlainTemplate(),
 }
-"""Templates for environments that have none of their own, by the form of response."""
-TEMPLATES: dict[tuple[str, ResponseStyle], PromptTemplate] = {
-    ("trial/ALFWorld-v0", "tagged"): TaggedTemplate(
-        "You are an agent who does household chores in ALFWorld, a house described in text.", _HELP
-    ),
-    ("trial/ALFWorld-v0", "plain"): PlainTemplate(
-        dropped_lines=r"^-= .* =-$|^your task is to:.*$", hidden_actions=_HELP
-    ),
-    ("trial/WebShop-v0", "tagged"): TaggedTemplate(
-        "You are an agent who shops in a web store: find the product that the instruction describes, choose its "
-        "options and buy it. In a search action, put your own words in place of the placeholder.",
-        dropped=_SHOP_BANNER,
-        tail=20,
-    ),
-    ("trial/WebShop-v0", "plain"): PlainTemplate(dropped_lines=_SHOP_BANNER),
-}
-"""Environments' own templates, by environment id and form of response."""
+"""Templates of environments that have none of their own, by the form of response."""
 
 _PROBES = (
     PromptContext("find the key", "You are in a hall.", ("go north", "help"), (), 1),
@@ -183,19 +167,8 @@ _PROBES = (
 )
 
 
-def prompt_template(environment: str, style: ResponseStyle) -> PromptTemplate:
-    """The template of an environment id in a style; environments without their own get the generic one.
-
-    Raises:
-        ConfigError: unknown style.
-    """
-    if style not in GENERIC:
-        raise ConfigError(f"response style must be one of {sorted(GENERIC)}, got {style!r}")
-    return TEMPLATES.get((environment, style), GENERIC[style])
-
-
 def check_template(template: Any, style: str) -> None:
-    """Refuse what is no template, or one of another style than the config's ``prompt_style``.
+    """Refuse what is no template of a style, or leaves the task out of its messages.
 
     Raises:
         ConfigError: says what was found and what is expected.
@@ -203,13 +176,33 @@ def check_template(template: Any, style: str) -> None:
     methods = [name for name in ("render", "project") if not callable(getattr(template, name, None))]
     if isinstance(template, type) or methods or getattr(template, "style", None) not in GENERIC:
         raise ConfigError(
-            f"prompt_template is {template!r:.200}, expected an object with a style (one of {', '.join(GENERIC)}), a "
+            f"A prompt template is {template!r:.200}, expected an object with a style (one of {', '.join(GENERIC)}), a "
             "render(context) that returns the message, and a project(response) that returns a Projection."
         )
     if template.style != style:
         raise ConfigError(
-            f"prompt_template asks for {template.style!r} responses, but prompt_style is {style!r}; set both alike."
+            f"A template that asks for {template.style!r} responses stands under {style!r}; set both alike."
         )
+    for probe in _PROBES:
+        require_task(template, probe, "its environment")
+
+
+def require_task(template: PromptTemplate, context: PromptContext, environment: str) -> None:
+    """Refuse a template whose message lacks the task; blanks, marks and case do not count.
+
+    Raises:
+        ConfigError: shows the task and the message.
+    """
+    written = template.render(context)
+    if not isinstance(written, str) or _letters(context.task) not in _letters(written):
+        raise ConfigError(
+            f"The prompt template {type(template).__qualname__} of {environment} drops the task: for the task {context.task!r} "
+            f"at step {context.step} it writes {written!r:.300}. Put context.task into every message."
+        )
+
+
+def _letters(text: str) -> str:
+    return "".join(char for char in text.lower() if char.isalnum())
 
 
 def describe_template(template: PromptTemplate) -> str:

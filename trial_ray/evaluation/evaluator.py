@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING
 
 import torch
-from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from trial_ray.evaluation.panel_player import PanelPlayer
+from trial_ray.evaluation.settings import EvaluationSettings
 from trial_ray.inference.weights import pack_weights, weights_checksum
 from trial_ray.models.causal_lm_module import load_causal_lm
 from trial_ray.rollout.workers import RolloutWorkers, create_engines
-
-if TYPE_CHECKING:
-    from trial_ray.algorithms.grpo_config import GRPOConfig
 
 
 class Evaluator(AbstractContextManager[PanelPlayer]):
@@ -34,7 +30,7 @@ class Evaluator(AbstractContextManager[PanelPlayer]):
         ConfigError: no model could be loaded.
     """
 
-    def __init__(self, config: GRPOConfig) -> None:
+    def __init__(self, config: EvaluationSettings) -> None:
         self._config = config
         self._dtype = getattr(torch, config.engine_dtype())
         self._model: torch.nn.Module | None = load_causal_lm(str(config.model_path), config.model_dtype)
@@ -47,12 +43,10 @@ class Evaluator(AbstractContextManager[PanelPlayer]):
         with ExitStack() as starting:
             engines = create_engines(config)
             starting.callback(engines.stop)
-            _, env_creator = Algorithm._get_env_id_and_creator(config.env, config)
-            runners = EnvRunnerGroup(
-                env_creator=env_creator, config=config, local_env_runner=config.create_local_env_runner
-            )
+            runners = EnvRunnerGroup(env_creator=None, config=config, local_env_runner=config.create_local_env_runner)
             starting.callback(runners.stop)
             engines.start(config.engine_start_timeout_s)
+            assert self._model is not None, "entered twice"
             engines.sync(pack_weights(self._model.named_parameters(), version=1, dtype=self._dtype))
             self._model = None  # the object store holds it now
             player = PanelPlayer(config, RolloutWorkers(config, runners, engines))

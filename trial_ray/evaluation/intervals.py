@@ -60,7 +60,8 @@ def mcnemar_exact(gained: int, lost: int) -> float:
         raise ValueError(f"counts must not be negative; found gained={gained}, lost={lost}")
     flips = gained + lost
     tail = sum(math.comb(flips, k) for k in range(min(gained, lost) + 1))
-    return min(1.0, 2 * tail / 2**flips)
+    outcomes: int = 2**flips
+    return min(1.0, 2 * tail / outcomes)
 
 
 def paired_difference_interval(gained: int, lost: int, pairs: int) -> tuple[float, float]:

@@ -39,7 +39,12 @@ class EpisodeJournal:
 
     def __init__(self, target: Path | None, protocol: dict[str, Any], weights: str) -> None:
         self._target = target
-        self._head = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, "protocol": protocol, "weights": weights}
+        self._head: dict[str, Any] = {
+            "schema": SCHEMA,
+            "schema_version": SCHEMA_VERSION,
+            "protocol": protocol,
+            "weights": weights,
+        }
         self._file: IO[str] | None = None
         self.episodes: dict[str, EpisodeResult] = {}
         self.result: EvaluationResult | None = None

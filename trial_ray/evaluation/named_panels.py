@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from trial_ray.evaluation.panel import Panel, PanelError, instructions_digest, list_tasks
+from trial_ray.evaluation.panel import Panel, PanelError, instructions_digest
+
+if TYPE_CHECKING:
+    from trial_ray.environments.entry import EnvironmentEntry
 
 SIZES: dict[str, int | None] = {"quick": 32, "standard": 256, "full": None}
 """Panels that are a number of tasks of whatever split; None is every task."""
@@ -20,13 +23,11 @@ def panel_names() -> list[str]:
     return [*SIZES, *sorted(file.stem for file in FOLDER.glob("*.json"))]
 
 
-def choose_panel(env_id: str, env_config: dict[str, Any], split: str, panel: str | int = "full") -> Panel:
+def choose_panel(entry: EnvironmentEntry, panel: str | int = "full") -> Panel:
     """The tasks to play, the same ones on every machine.
 
     Args:
-        env_id: a Gymnasium id.
-        env_config: keyword arguments of the environment.
-        split: the environment's split.
+        entry: the environment, with the split in its keyword arguments.
         panel: one of :func:`panel_names`, or a number of tasks.
 
     Raises:
@@ -35,19 +36,20 @@ def choose_panel(env_id: str, env_config: dict[str, Any], split: str, panel: str
     """
     if isinstance(panel, int) or panel in SIZES:
         size = panel if isinstance(panel, int) else SIZES[panel]
-        return Panel.from_env(env_id, env_config, split, size, seed=SEED)
+        return Panel.from_entry(entry, size, seed=SEED)
     committed = read_panel(panel)
-    if (committed.env_id, committed.split) != (env_id, split):
+    if (committed.env_id, committed.split) != (entry.env_id, entry.split):
         raise PanelError(
-            f"Panel {panel!r} is of {committed.env_id} split {committed.split!r}; asked for {env_id} split {split!r}."
+            f"Panel {panel!r} is of {committed.env_id} split {committed.split!r}; asked for {entry.env_id} split "
+            f"{entry.split!r}."
         )
-    missing = sorted(set(committed.task_ids) - set(list_tasks(env_id, env_config, split)))
+    missing = sorted(set(committed.task_ids) - set(entry.tasks()))
     if missing:
         raise PanelError(
             f"The data at hand lack {len(missing)} of the {len(committed)} tasks of panel {panel!r}, for example "
             f"{missing[0]!r}; they are not the release that the panel was chosen from."
         )
-    found = instructions_digest(env_id, env_config, split, committed.task_ids)
+    found = instructions_digest(entry, committed.task_ids)
     if found != committed.instructions:
         raise PanelError(
             f"The data at hand are not those of panel {panel!r}: the same ids ask for something else (digest of the "

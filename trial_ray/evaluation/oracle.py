@@ -2,25 +2,51 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from trial_ray.errors import InfrastructureError, UserInputError
-from trial_ray.evaluation.panel import Panel, turn_limit
+from ray import cloudpickle
+
+from trial_ray.environments.entry import EnvironmentEntry
+from trial_ray.environments.guarded_env import GuardedEnv, StepResult
+from trial_ray.errors import EnvironmentFaultError, InfrastructureError, UserInputError
+from trial_ray.evaluation.panel import Panel
 from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.rollout.episode import Decision, History, play_episode
 from trial_ray.rollout.trajectory import EpisodeResult
 
 PROCESSES = 2
 EPISODE_DEADLINE_S = 120.0
 
-_env: Any = None
+_env: GuardedEnv | None = None
+"""The environment of a worker process."""
+
+
+class WalkthroughPlayer:
+    """Replays the environment's own solution of the running task; gives up when it is at its end."""
+
+    def __init__(self, env: GuardedEnv) -> None:
+        self._env = env
+
+    async def act(self, result: StepResult, history: History, step: int) -> Decision | None:
+        """The next action of the solution.
+
+        Raises:
+            UserInputError: the environment knows none.
+        """
+        if step == 1:
+            self._actions = self._env.walkthrough()
+            if not self._actions:
+                raise UserInputError(f"{self._env.name} has no walkthrough, so there is no oracle for it.")
+        return Decision(self._actions[step - 1]) if step <= len(self._actions) else None
 
 
 def evaluate_oracle(
     panel: Panel,
-    env_config: dict[str, Any],
+    entry: EnvironmentEntry,
     known: Mapping[str, EpisodeResult] | None = None,
     on_episode: Callable[[EpisodeResult], None] = lambda episode: None,
 ) -> EvaluationResult:
@@ -28,7 +54,7 @@ def evaluate_oracle(
 
     Args:
         panel: the tasks.
-        env_config: keyword arguments of the environment; the panel's split replaces the one in it.
+        entry: the environment.
         known: episodes by task that need not be played.
         on_episode: told of every episode as it ends, in any order.
 
@@ -37,13 +63,13 @@ def evaluate_oracle(
 
     Raises:
         InfrastructureError: no episode ended within the deadline.
-        trial_envs.errors.TrialEnvError: the environment cannot be made, or a game is broken.
+        EnvironmentFaultError: the environment cannot be made, or fails on a task.
+        UserInputError: the environment has no walkthrough.
     """
-    keywords = {**env_config, "split": panel.split}
     finished = dict(known or {})
     pending = [task for task in panel.task_ids if task not in finished]
     context = multiprocessing.get_context("spawn")  # the game engine's library must not be shared by a fork
-    with context.Pool(min(PROCESSES, len(pending)) or 1, _make_environment, (panel.env_id, keywords)) as pool:
+    with context.Pool(min(PROCESSES, len(pending)) or 1, _open, (cloudpickle.dumps(entry),)) as pool:
         episodes = pool.imap_unordered(_play, pending)
         for done in range(len(pending)):
             try:
@@ -55,41 +81,23 @@ def evaluate_oracle(
             finished[episode.task_id] = episode
             on_episode(episode)
     ordered = [finished[task] for task in panel.task_ids]
-    return EvaluationResult(oracle_protocol(panel, env_config), ordered, policy="walkthrough oracle")
+    return EvaluationResult(oracle_protocol(panel, entry), ordered, policy="walkthrough oracle")
 
 
-def oracle_protocol(panel: Panel, env_config: dict[str, Any]) -> dict[str, Any]:
+def oracle_protocol(panel: Panel, entry: EnvironmentEntry) -> dict[str, Any]:
     """What decides the oracle's result on ``panel``."""
-    return {**panel.protocol(), "max_turns": turn_limit(panel.env_id, env_config)}
+    return {**panel.protocol(), "max_turns": entry.max_turns}
 
 
-def _make_environment(env_id: str, keywords: dict[str, Any]) -> None:
-    import gymnasium
-
-    import trial_envs
-
+def _open(entry: bytes) -> None:
     global _env
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it ends its workers
-    trial_envs.register()
-    _env = gymnasium.make(env_id, **keywords, disable_env_checker=True)
+    _env = GuardedEnv(cloudpickle.loads(entry))
 
 
 def _play(task_id: str) -> EpisodeResult:
-    _, info = _env.reset(options={"task": task_id})
-    walkthrough: Sequence[str] | None = getattr(_env.unwrapped, "walkthrough", None)
-    if walkthrough is None:
-        raise UserInputError(f"{type(_env.unwrapped).__name__} has no walkthrough, so there is no oracle for it.")
-    turns, terminated, truncated = 0, False, False
-    for action in walkthrough:
-        _, _, terminated, truncated, info = _env.step(action)
-        turns += 1
-        if terminated or truncated:
-            break
-    return EpisodeResult(
-        task_id=task_id,
-        family=info["family"],
-        success=bool(info["won"]),
-        score=float(info["score"]),
-        turns=turns,
-        ended="terminated" if terminated else "turn_limit",
-    )
+    assert _env is not None
+    trajectory = asyncio.run(play_episode(_env, task_id, WalkthroughPlayer(_env)))
+    if trajectory.failed:
+        raise EnvironmentFaultError(trajectory.error)
+    return EpisodeResult.from_trajectory(trajectory)

@@ -8,11 +8,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.errors import UserInputError
-from trial_ray.experiments.overrides import environment_defaults, environment_keywords, unknown_key
 
 if TYPE_CHECKING:
-    import gymnasium
-
+    from trial_ray.environments.entry import EnvironmentEntry
 
 PROBED = 2
 
@@ -81,56 +79,24 @@ class Panel:
         return cls(env_id, split, tuple(ranked[:num_tasks]))
 
     @classmethod
-    def from_env(
-        cls, env_id: str, env_config: dict[str, Any], split: str, num_tasks: int | None = None, seed: int = 0
-    ) -> Panel:
-        """Choose from what the environment lists (``env.unwrapped.tasks(split)``); see :meth:`choose`."""
-        panel = cls.choose(env_id, split, list_tasks(env_id, env_config, split), num_tasks, seed)
-        return replace(panel, instructions=instructions_digest(env_id, env_config, split, panel.task_ids))
+    def from_entry(cls, entry: EnvironmentEntry, num_tasks: int | None = None, seed: int = 0) -> Panel:
+        """Choose from what the environment lists for the entry's split; see :meth:`choose`."""
+        panel = cls.choose(entry.env_id, entry.split, entry.tasks(), num_tasks, seed)
+        return replace(panel, instructions=instructions_digest(entry, panel.task_ids))
 
 
-def list_tasks(env_id: str, env_config: dict[str, Any], split: str) -> list[str]:
-    """Task ids of a split, in the environment's own fixed order; errors as :func:`open_environment`."""
-    env = open_environment(env_id, env_config, split)
+def instructions_digest(entry: EnvironmentEntry, task_ids: Sequence[str]) -> str:
+    """What :attr:`Panel.instructions` holds, asked of the environment.
+
+    Raises:
+        EnvironmentFaultError: the environment fails on one of the tasks.
+    """
+    # The command line's help knows the panels by name, and shall not wait for Gymnasium and Ray.
+    from trial_ray.environments.guarded_env import GuardedEnv
+
+    env = GuardedEnv(entry)
     try:
-        return [str(task) for task in env.unwrapped.tasks(split)]
-    finally:
-        env.close()
-
-
-def instructions_digest(env_id: str, env_config: dict[str, Any], split: str, task_ids: Sequence[str]) -> str:
-    """What :attr:`Panel.instructions` holds, asked of the environment; errors as :func:`open_environment`."""
-    env = open_environment(env_id, env_config, split)
-    try:
-        asked = [env.reset(options={"task": task})[1]["task"] for task in task_ids[:PROBED]]
+        asked = [env.reset(task, seed=0).task for task in task_ids[:PROBED]]
     finally:
         env.close()
     return hashlib.sha256("\n".join(asked).encode()).hexdigest()
-
-
-def open_environment(env_id: str, env_config: dict[str, Any], split: str) -> gymnasium.Env:
-    """Make an environment to look at its tasks.
-
-    Raises:
-        PanelError: no such environment is registered.
-        ConfigError: the environment does not take a keyword of ``env_config``.
-    """
-    import gymnasium
-
-    import trial_envs
-
-    trial_envs.register()
-    known = environment_keywords(env_id)
-    for key in env_config:
-        if known and key not in known:
-            raise unknown_key(f"env_config.{key}", [f"env_config.{name}" for name in known])
-    try:
-        return gymnasium.make(env_id, **{**env_config, "split": split}, disable_env_checker=True)
-    except gymnasium.error.UnregisteredEnv as error:
-        raise PanelError(f"{error} Name a registered environment, such as trial/ALFWorld-v0.") from error
-
-
-def turn_limit(env_id: str, env_config: dict[str, Any]) -> int | None:
-    """Turns after which the environment cuts an episode: the given one, else its constructor's default."""
-    limit = env_config.get("max_turns", environment_defaults(env_id).get("max_turns"))
-    return limit if isinstance(limit, int) else None

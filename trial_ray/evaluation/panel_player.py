@@ -6,28 +6,28 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trial_ray.environments.templates import describe_template
+from trial_ray.environments.entry import EnvironmentEntry
 from trial_ray.errors import InfrastructureError
-from trial_ray.evaluation.panel import Panel, turn_limit
+from trial_ray.evaluation.panel import Panel
 from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.evaluation.settings import EvaluationSettings
 from trial_ray.inference.protocol import SamplingParams
 from trial_ray.rollout.episode import derive_seed
 from trial_ray.rollout.requests import GroupRequest, SampleSettings
 from trial_ray.rollout.trajectory import EpisodeResult
 
 if TYPE_CHECKING:
-    from trial_ray.algorithms.grpo_config import GRPOConfig
     from trial_ray.rollout.workers import RolloutWorkers
 
 logger = logging.getLogger(__name__)
 
 
-def policy_protocol(config: GRPOConfig, panel: Panel) -> dict[str, Any]:
-    """Everything but the policy that decides the result of playing ``panel`` with ``config``."""
-    template = config.prompt_template
+def policy_protocol(config: EvaluationSettings, panel: Panel, entry: EnvironmentEntry) -> dict[str, Any]:
+    """Everything but the policy that decides the result of playing ``panel`` in ``entry`` with ``config``."""
+    adapter = entry.describe().get("adapter")
     return {
         **panel.protocol(),
-        **({} if template is None else {"prompt_template": describe_template(template)}),
+        **({} if adapter is None else {"adapter": adapter}),
         "temperature": config.panel_temperature,
         "top_p": config.panel_top_p,
         "sampling_seed": config.panel_seed,
@@ -35,12 +35,8 @@ def policy_protocol(config: GRPOConfig, panel: Panel) -> dict[str, Any]:
         "max_response_tokens": config.max_response_tokens,
         "history_window": config.history_window,
         "prompt_style": config.prompt_style,
-        "max_turns": turn_limit(panel.env_id, _env_config(config)),
+        "max_turns": entry.max_turns,
     }
-
-
-def _env_config(config: GRPOConfig) -> dict[str, Any]:
-    return {**config.env_config, **config.panel_env_config}
 
 
 class PanelPlayer:
@@ -51,13 +47,14 @@ class PanelPlayer:
     panel and in the full set.
     """
 
-    def __init__(self, config: GRPOConfig, workers: RolloutWorkers) -> None:
+    def __init__(self, config: EvaluationSettings, workers: RolloutWorkers) -> None:
         self._config = config
         self._workers = workers
 
     def play(
         self,
         panel: Panel,
+        entry: EnvironmentEntry,
         iteration: int = 0,
         known: Mapping[str, EpisodeResult] | None = None,
         on_episode: Callable[[EpisodeResult], None] = lambda episode: None,
@@ -66,6 +63,7 @@ class PanelPlayer:
 
         Args:
             panel: the tasks.
+            entry: the environment of the config that they are played in, with the panel's keyword arguments.
             iteration: for the records.
             known: episodes by task that need not be played.
             on_episode: told of every episode as it ends, in any order.
@@ -76,11 +74,15 @@ class PanelPlayer:
         Raises:
             InfrastructureError: episodes failed on every attempt; what ended before was told to ``on_episode``.
         """
-        settings = self._settings(panel, iteration)
+        settings, environment = self._settings(entry, iteration)
         episodes = dict(known or {})
         errors: list[str] = []
         for attempt in range(1 + self._config.max_group_redraws):
-            pending = [self._request(panel, index) for index, task in enumerate(panel.task_ids) if task not in episodes]
+            pending = [
+                self._request(panel, index, environment)
+                for index, task in enumerate(panel.task_ids)
+                if task not in episodes
+            ]
             if not pending:
                 break
             if attempt:
@@ -95,7 +97,7 @@ class PanelPlayer:
                 + (f"; the first error was: {errors[0]}" if errors else ": no env runner was left to play them.")
             )
         ordered = [episodes[task] for task in panel.task_ids]
-        return EvaluationResult(policy_protocol(self._config, panel), ordered, str(self._config.model_path))
+        return EvaluationResult(policy_protocol(self._config, panel, entry), ordered, str(self._config.model_path))
 
     def _play_once(
         self,
@@ -114,16 +116,20 @@ class PanelPlayer:
                 on_episode(episode)
         return errors
 
-    def _settings(self, panel: Panel, iteration: int) -> SampleSettings:
+    def _settings(self, entry: EnvironmentEntry, iteration: int) -> tuple[SampleSettings, int]:
+        """How the panel is played, and the index of its environment among the run's."""
         config = self._config
-        return SampleSettings(
-            env_config={**_env_config(config), "split": panel.split},
+        entries = [entry if other.name == entry.name else other for other in config.environment_entries()]
+        settings = SampleSettings(
+            env_configs=tuple(dict(other.config) for other in entries),
             params=SamplingParams(config.max_response_tokens, config.panel_temperature, config.panel_top_p),
             iteration=iteration,
             keep_trajectories=False,
             seeded=True,
         )
+        return settings, entries.index(entry)
 
-    def _request(self, panel: Panel, index: int) -> GroupRequest:
+    def _request(self, panel: Panel, index: int, environment: int) -> GroupRequest:
         task = panel.task_ids[index]
-        return GroupRequest(index, task, 1, derive_seed(self._config.panel_seed, panel.env_id, panel.split, task))
+        seed = derive_seed(self._config.panel_seed, panel.env_id, panel.split, task)
+        return GroupRequest(index, task, 1, seed, environment)

@@ -34,6 +34,18 @@ class Rate:
     score: float
     turns: float
 
+    @classmethod
+    def of(cls, episodes: Iterable[EpisodeResult]) -> Rate:
+        """The rate over episodes that none failed; score and turns are NaN without any."""
+        kept = list(episodes)
+        count = len(kept)
+        return cls(
+            successes=sum(episode.success for episode in kept),
+            episodes=count,
+            score=sum(episode.score for episode in kept) / count if count else math.nan,
+            turns=sum(episode.turns for episode in kept) / count if count else math.nan,
+        )
+
     @property
     def rate(self) -> float:
         """Share of episodes that succeeded, in [0, 1]."""
@@ -87,7 +99,7 @@ class EvaluationResult:
     @property
     def overall(self) -> Rate:
         """Rate over all counted episodes."""
-        return _rate(self.counted)
+        return Rate.of(self.counted)
 
     @property
     def success_rate(self) -> float:
@@ -102,7 +114,7 @@ class EvaluationResult:
     def per_family(self) -> dict[str, Rate]:
         """Rate of every family, by name in alphabetical order."""
         names = sorted({episode.family for episode in self.counted})
-        return {name: _rate(episode for episode in self.counted if episode.family == name) for name in names}
+        return {name: Rate.of(episode for episode in self.counted if episode.family == name) for name in names}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; the summary is for readers and is ignored by :meth:`from_dict`."""
@@ -197,17 +209,6 @@ def read_episode(value: Any, name: str) -> EpisodeResult:
 def protocol_difference(first: dict[str, Any], second: dict[str, Any]) -> str | None:
     """The alphabetically first entry in which two protocols differ."""
     return next((key for key in sorted(first.keys() | second.keys()) if first.get(key) != second.get(key)), None)
-
-
-def _rate(episodes: Iterable[EpisodeResult]) -> Rate:
-    kept = list(episodes)
-    count = len(kept)
-    return Rate(
-        successes=sum(episode.success for episode in kept),
-        episodes=count,
-        score=sum(episode.score for episode in kept) / count if count else math.nan,
-        turns=sum(episode.turns for episode in kept) / count if count else math.nan,
-    )
 
 
 def _summary(rate: Rate) -> dict[str, Any]:

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from trial_ray.evaluation.tables import Cell, ResultTable
 
-METHOD_TITLES = {
-    "grpo": "GRPO",
-    "serl": "SERL",
-    "sdar": "SDAR",
-    "grpo_opsd": "GRPO+OPSD",
-    "opsd": "OPSD",
-    "rlsd": "RLSD",
-    "gigpo": "GiGPO",
-    "uniform": "Uniform",
-    "permuted": "Permuted",
-    "trial": "TRIAL",
-}
 CAPTION = (
     "Success and score in percent, mean over seeds, with 95 % intervals (success: Wilson's over all episodes; score: "
     "bootstrap over seeds and tasks). Avg. is the success of the split, not the mean of the families."
 )
 
 
-def to_markdown(table: ResultTable) -> str:
-    """One Markdown table a backbone; every cell is ``mean [low, high]``, the best of a column in bold."""
+def to_markdown(table: ResultTable, title: Callable[[str], str] = str) -> str:
+    """One Markdown table a backbone; every cell is ``mean [low, high]``, the best of a column in bold.
+
+    Args:
+        table: the results.
+        title: how a method of some name is written; as it is named unless told otherwise.
+    """
     parts = []
     for backbone in table.backbones:
         head = [f"{block.title} {column.title}" for block in table.blocks for column in block.columns]
@@ -33,15 +26,20 @@ def to_markdown(table: ResultTable) -> str:
         methods = table.methods(backbone)
         rows = [table.cells(backbone, method) for method in methods]
         ranks = _ranks(rows)
-        for method, row, rank in zip(methods, rows, ranks, strict=True):
-            cells = [_markdown_cell(cell, place) for cell, place in zip(row, rank, strict=True)]
-            lines.append(_markdown_row([method_title(method), *cells]))
+        for method, row, of_row in zip(methods, rows, ranks, strict=True):
+            cells = [_markdown_cell(cell, rank) for cell, rank in zip(row, of_row, strict=True)]
+            lines.append(_markdown_row([title(method), *cells]))
         parts.append("\n".join(lines))
-    return "\n\n".join([*parts, _comparison_table(table), CAPTION]) + "\n"
+    return "\n\n".join([*parts, _comparison_table(table, title), CAPTION]) + "\n"
 
 
-def to_latex(table: ResultTable) -> str:
-    """A ``table*`` environment for booktabs: best values bold, second-best underlined, per backbone and column."""
+def to_latex(table: ResultTable, title: Callable[[str], str] = str) -> str:
+    """A ``table*`` environment for booktabs: best values bold, second-best underlined, per backbone and column.
+
+    Args:
+        table: the results.
+        title: as for :func:`to_markdown`.
+    """
     width = sum(len(block.columns) for block in table.blocks)
     spans, rules, start = [], [], 2
     for block in table.blocks:
@@ -65,16 +63,11 @@ def to_latex(table: ResultTable) -> str:
         lines += ["    \\midrule", f"    \\multicolumn{{{width + 1}}}{{l}}{{\\textit{{{escape(backbone)}}}}} \\\\"]
         methods = table.methods(backbone)
         rows = [table.cells(backbone, method) for method in methods]
-        for method, row, rank in zip(methods, rows, _ranks(rows), strict=True):
-            cells = [_latex_cell(cell, place) for cell, place in zip(row, rank, strict=True)]
-            lines.append(f"    {escape(method_title(method))} & {' & '.join(cells)} \\\\")
+        for method, row, ranks in zip(methods, rows, _ranks(rows), strict=True):
+            cells = [_latex_cell(cell, rank) for cell, rank in zip(row, ranks, strict=True)]
+            lines.append(f"    {escape(title(method))} & {' & '.join(cells)} \\\\")
     lines += ["    \\bottomrule", "  \\end{tabular}", "  }", f"  \\caption{{{escape(CAPTION)}}}", "\\end{table*}"]
     return "\n".join(lines) + "\n"
-
-
-def method_title(method: str) -> str:
-    """How a method is written in tables; a method of the user's own is written as it is named."""
-    return METHOD_TITLES.get(method, method)
 
 
 def escape(text: str) -> str:
@@ -86,12 +79,13 @@ def escape(text: str) -> str:
 def _ranks(rows: Sequence[Sequence[Cell | None]]) -> list[list[int]]:
     """1 for the best mean of a column and 2 for the second-best, ties sharing a rank; 0 for all others."""
     ranks = [[0] * len(rows[0]) for _ in rows]
-    for place in range(len(rows[0])):
-        means = [round(1000 * row[place].mean) if row[place] else None for row in rows]
+    for column in range(len(rows[0])):
+        cells = [row[column] for row in rows]
+        means = [round(1000 * cell.mean) if cell else None for cell in cells]
         for rank, value in enumerate(sorted({mean for mean in means if mean is not None}, reverse=True)[:2], start=1):
             for index, mean in enumerate(means):
                 if mean == value:
-                    ranks[index][place] = rank
+                    ranks[index][column] = rank
     return ranks
 
 
@@ -116,7 +110,7 @@ def _markdown_row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _comparison_table(table: ResultTable) -> str:
+def _comparison_table(table: ResultTable, title: Callable[[str], str]) -> str:
     lines = [
         "Differences, paired bootstrap over seeds and tasks:",
         "",
@@ -125,7 +119,7 @@ def _comparison_table(table: ResultTable) -> str:
     ]
     for found in table.comparisons():
         interval = f"[{100 * found['low']:+.1f}, {100 * found['high']:+.1f}]"
-        methods = f"{method_title(found['method'])} − {method_title(found['reference'])}"
+        methods = f"{title(found['method'])} − {title(found['reference'])}"
         row = [found["backbone"], methods, f"{found['block']} {found['column']}"]
         row += [f"{100 * found['mean']:+.1f}", interval, f"{found['p_value']:.2g}"]
         lines.append(_markdown_row([*row, str(found["seeds"]), str(found["tasks"])]))

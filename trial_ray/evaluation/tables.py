@@ -134,7 +134,8 @@ class Block:
         seeds = sorted(runs[0].keys() & runs[1].keys())
         if not seeds:
             return None
-        return paired_bootstrap(*(self.values(backbone, method, column, seeds) for method in (first, second)))
+        before, after = (self.values(backbone, method, column, seeds) for method in (first, second))
+        return paired_bootstrap(before, after)
 
     def _add(self, entry: TableEntry) -> None:
         row = self._runs.setdefault((entry.backbone, entry.method), {})
@@ -169,9 +170,9 @@ class ResultTable:
         self.rows = list(dict.fromkeys((entry.backbone, entry.method) for entry in entries))
         self.reference = reference or self.rows[0][1]
         self.subject = subject
-        places = sorted({_place(entry) for entry in entries}, key=lambda place: block_order(*place))
+        splits = sorted({_split_of(entry) for entry in entries}, key=lambda found: block_order(*found))
         self.blocks = [
-            Block(env, split, [entry for entry in entries if _place(entry) == (env, split)]) for env, split in places
+            Block(env, split, [entry for entry in entries if _split_of(entry) == (env, split)]) for env, split in splits
         ]
         self._require_one_protocol_by_environment()
 
@@ -225,8 +226,9 @@ class ResultTable:
 
     def _pairs(self, methods: Sequence[str]) -> list[tuple[str, str]]:
         pairs = [(method, self.reference) for method in methods if method != self.reference]
-        if self.subject in methods:
-            pairs += [(self.subject, other) for other in methods if other not in (self.subject, self.reference)]
+        subject = self.subject
+        if subject is not None and subject in methods:
+            pairs += [(subject, other) for other in methods if other not in (subject, self.reference)]
         return pairs
 
     def _require_one_protocol_by_environment(self) -> None:
@@ -236,7 +238,7 @@ class ResultTable:
             _require_one_protocol(f"{block.title} and another split", by_env.setdefault(block.env, shared), shared)
 
 
-def _place(entry: TableEntry) -> tuple[str, str]:
+def _split_of(entry: TableEntry) -> tuple[str, str]:
     protocol = entry.result.protocol
     return str(protocol.get("env")), str(protocol.get("split"))
 

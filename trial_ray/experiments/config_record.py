@@ -6,38 +6,35 @@ Beside it, what tables and figures call a run: its method, backbone and seed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trial_ray.algorithms.methods import method_of, new_config
-from trial_ray.environments.templates import describe_template
+from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.errors import CheckpointError
 from trial_ray.experiments.overrides import settable_names
 
 if TYPE_CHECKING:
-    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
-
     from trial_ray.algorithms.grpo_config import GRPOConfig
 
 SCHEMA = "trial_ray/config"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 Read = TypeVar("Read")
 
 
-def to_record(config: AlgorithmConfig) -> dict[str, Any]:
+def to_record(config: GRPOConfig) -> dict[str, Any]:
     """Every setting of ``config`` that JSON can hold, and under ``other`` how the rest would print.
 
-    Of a prompt template the record holds what tells it from others; its code is in the experiment file beside the record.
+    Of the environments it holds, under ``environments``, what decides their tasks and prompts; the code of a user's adapter is
+    in the file that defines it.
     """
     settings, other = {}, {}
     names = settable_names(vars(config))
     for name, value in sorted(vars(config).items()):
         if name.startswith("_"):
             continue
-        if name == "prompt_template" and value is not None:
-            settings[name] = describe_template(value)
-        elif name in names and _is_json(value):
+        if name in names and _is_json(value):
             settings[name] = value
         else:
             other[name] = repr(value)
@@ -45,27 +42,32 @@ def to_record(config: AlgorithmConfig) -> dict[str, Any]:
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
         "method": method_of(config),
+        # Keyword arguments may be objects, such as paths.
+        "environments": json.loads(
+            json.dumps([entry.describe() for entry in config.environment_entries()], default=repr)
+        ),
         "settings": settings,
         "other": other,
     }
 
 
-def from_record(record: Any) -> AlgorithmConfig:
+def from_record(record: Any, adapters: Sequence[EnvironmentAdapter] = ()) -> GRPOConfig:
     """A fresh config of the recorded method with the recorded settings; what is under ``other`` keeps its default.
 
     A record is data, from wherever the run folder came: no file that it names is run. Of a method that has a file of its
     own, the settings that it shares with GRPO are read.
 
+    Args:
+        record: what :func:`to_record` gave.
+        adapters: those of the user's that the run was played with, which only code can give again.
+
     Raises:
-        CheckpointError: not such a record, of another version, or of a run with a prompt template of its own.
+        CheckpointError: not such a record, of another version, or of a run with an adapter that is not among ``adapters``.
     """
     if not isinstance(record, dict) or (record.get("schema"), record.get("schema_version")) != (SCHEMA, SCHEMA_VERSION):
         raise CheckpointError(f"Expected a resolved config of schema {SCHEMA} version {SCHEMA_VERSION}.")
-    if (template := record["settings"].get("prompt_template")) is not None:
-        raise CheckpointError(
-            f"The run's prompts were written by a template of its own ({template}), which only code can give again: use the "
-            "experiment file's config from Python, see docs/environments.md."
-        )
+    for environment in record["environments"]:
+        _require_adapter(environment, adapters)
     method = record["method"]
     config = new_config("grpo" if method.endswith(".py") else method)
     defaults = vars(config)
@@ -73,16 +75,35 @@ def from_record(record: Any) -> AlgorithmConfig:
         if name in record["settings"]:
             value = record["settings"][name]
             setattr(config, name, tuple(value) if isinstance(defaults[name], tuple) else value)
+    config.adapters = tuple(adapters)
     return config
 
 
-def load_record(path: Path) -> AlgorithmConfig:
+def _require_adapter(environment: dict[str, Any], adapters: Sequence[EnvironmentAdapter]) -> None:
+    if "adapter" not in environment:
+        return
+    env_id, recorded = environment["env_id"], environment["adapter"]
+    given = next((adapter for adapter in adapters if adapter.env_id == env_id), None)
+    if given is None:
+        raise CheckpointError(
+            f"The run played {env_id} with an adapter of its own, which only code can give again: name the file that defines "
+            "it with --env-adapter FILE.py."
+        )
+    found = json.loads(json.dumps(given.describe()))
+    if differing := [key for key in recorded if recorded[key] != found.get(key)]:
+        raise CheckpointError(
+            f"The adapter of {env_id} is another one than the run's: {', '.join(differing)} differ. Give the one that the run "
+            "was trained with."
+        )
+
+
+def load_record(path: Path, adapters: Sequence[EnvironmentAdapter] = ()) -> GRPOConfig:
     """Read the config that a run folder's ``resolved_config.json`` holds.
 
     Raises:
         CheckpointError: the file is missing or broken.
     """
-    return _reading(path, from_record)
+    return _reading(path, lambda record: from_record(record, adapters))
 
 
 def load_method(path: Path) -> str:

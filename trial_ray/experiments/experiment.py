@@ -14,7 +14,7 @@ from trial_ray.errors import ConfigError, UserInputError
 from trial_ray.user_files import run_user_file
 
 if TYPE_CHECKING:
-    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+    from trial_ray.algorithms.grpo_config import GRPOConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Experiment:
     """
 
     path: Path
-    config: AlgorithmConfig
+    config: GRPOConfig
     stop: dict[str, float]
     names: dict[str, Any] = field(default_factory=dict)
 
@@ -63,7 +63,8 @@ def load_experiment(path: Path | str) -> Experiment:
             f"{path} is neither a file nor a tuned example. Name a Python file that defines `config` and `stop`."
         )
     names = run_user_file(path, "trial_ray_experiment")
-    config, stop = names.get("config"), names.get("stop", {})
+    config: Any = names.get("config")
+    stop = names.get("stop", {})
     if not hasattr(config, "build_algo"):
         raise UserInputError(
             f"{path} must define `config`, an AlgorithmConfig such as TRIALConfig(); found {type(config).__name__}."

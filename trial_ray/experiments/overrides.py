@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import dataclasses
-import difflib
+import functools
 import inspect
-import types
 import typing
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import ChainMap, defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from trial_ray.environments.entry import find_spec, keyword_arguments
 from trial_ray.errors import ConfigError
+from trial_ray.settings import PLAIN_TYPES, did_you_mean, fields_of, is_search, plain_types, plain_types_of
 
 if TYPE_CHECKING:
-    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+    from _typeshed import DataclassInstance
 
-Settings = typing.TypeVar("Settings")
+    from trial_ray.algorithms.grpo_config import GRPOConfig
+
+Settings = typing.TypeVar("Settings", bound="DataclassInstance")
 NoneType = type(None)
-PLAIN_TYPES = frozenset({bool, int, float, str, list, tuple, dict, NoneType})
 OPTIONAL_IN_RLLIB = frozenset({"grad_clip", "seed", "evaluation_interval", "sample_timeout_s"})
-# What stands for generic annotations; the words of a Literal are checked where they are used.
-ORIGINS = {typing.Literal: str, Mapping: dict, Sequence: list}
 WORDS = {"true": True, "false": False, "none": None, "null": None}
 
 
@@ -37,7 +39,7 @@ def split_assignment(assignment: str) -> tuple[str, str]:
     return key.strip(), text.strip()
 
 
-def apply_overrides(config: AlgorithmConfig, assignments: Iterable[str]) -> AlgorithmConfig:
+def apply_overrides(config: GRPOConfig, assignments: Iterable[str]) -> GRPOConfig:
     """Return a copy of ``config`` with every ``key=value`` set.
 
     A dotted key reaches into a setting that is a dict (``env_config.split=valid_seen``). Values are Python or JSON
@@ -46,7 +48,7 @@ def apply_overrides(config: AlgorithmConfig, assignments: Iterable[str]) -> Algo
     Raises:
         ConfigError: the key is unknown (the message names the nearest known one) or the value has another type.
     """
-    changed = config.copy(copy_frozen=False)
+    changed: GRPOConfig = config.copy(copy_frozen=False)
     defaults = vars(type(config)())
     for assignment in assignments:
         key, text = split_assignment(assignment)
@@ -54,6 +56,10 @@ def apply_overrides(config: AlgorithmConfig, assignments: Iterable[str]) -> Algo
         known = settable_names(defaults)
         if name not in known:
             raise unknown_key(name, known)
+        if name == "env_config" and changed.environments:
+            raise ConfigError(
+                "The run plays several environments: set environments=[(id, keyword arguments, weight), ...]."
+            )
         current = getattr(changed, name)
         if path:
             setattr(changed, name, _set_nested(current, name, path, text, _known_keys(changed, name)))
@@ -95,23 +101,21 @@ def override_dataclass(settings: Settings, assignments: Iterable[str]) -> Settin
             current = changes.get(name, getattr(settings, name))
             changes[name] = _set_nested(current and dict(current), name, path, text, ())
         else:
-            changes[name] = parse_value(key, text, _plain_types(hints[name], {}))
+            changes[name] = parse_value(key, text, plain_types_of(hints[name]))
     return dataclasses.replace(settings, **changes)
 
 
-def settable_names(settings: dict[str, Any]) -> list[str]:
+def settable_names(settings: Mapping[str, Any]) -> list[str]:
     """Names of the settings that a value from the command line can replace."""
     return [name for name, value in settings.items() if not name.startswith("_") and type(value) in PLAIN_TYPES]
 
 
 def unknown_key(name: str, known: Iterable[str]) -> ConfigError:
     """The error for a key that does not exist, naming the nearest one that does."""
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-    return ConfigError(f"Unknown setting {name!r}.{hint}")
+    return ConfigError(f"Unknown setting {name!r}.{did_you_mean(name, known)}")
 
 
-def parse_value(key: str, text: str, accepted: set[type]) -> Any:
+def parse_value(key: str, text: str, accepted: Collection[type]) -> Any:
     """Read ``text`` as one of the ``accepted`` types; with none given, as the literal it looks like, else as a string.
 
     Raises:
@@ -122,7 +126,7 @@ def parse_value(key: str, text: str, accepted: set[type]) -> Any:
         return value
     if type(value) is int and float in accepted:
         return float(value)
-    if isinstance(value, list | tuple) and accepted & {list, tuple}:
+    if isinstance(value, list | tuple) and (list in accepted or tuple in accepted):
         return tuple(value) if tuple in accepted else list(value)
     if str in accepted:
         return text
@@ -150,78 +154,50 @@ def _set_nested(values: Any, name: str, path: list[str], text: str, known: Colle
         inner = values.get(key, {})
         return {**values, key: _set_nested(inner, full, rest, text, inner)}
     current = values.get(key)
-    kinds = {type(value) for value in (current["grid_search"] if _is_search(current) else [current])}
+    choices = [current] if not is_search(current) else current["grid_search"] if isinstance(current, dict) else []
+    kinds = {type(value) for value in choices}
     return {**values, key: parse_value(full, text, kinds if NoneType not in kinds and kinds <= PLAIN_TYPES else set())}
 
 
-def _known_keys(config: AlgorithmConfig, name: str) -> Collection[str]:
+def _known_keys(config: GRPOConfig, name: str) -> Collection[str]:
     """Keys that a dict setting may hold; empty where only what it is passed to can tell."""
     if name in ("env_config", "panel_env_config"):
-        return environment_keywords(config.env) if isinstance(config.env, str) else ()
+        return environment_keywords(config.env) if isinstance(config.env, str) and not config.environments else ()
     return getattr(config, name) or ()
 
 
-def _accepted_types(config_class: type, name: str, current: Any, default: Any) -> set[type]:
-    seen = {type(value) for value in (current, default) if type(value) in PLAIN_TYPES and not _is_search(value)}
-    accepted = _declared_types(config_class).get(name) or seen
+def _accepted_types(config_class: type, name: str, current: Any, default: Any) -> frozenset[type]:
+    seen = frozenset(type(value) for value in (current, default) if not is_search(value)) & PLAIN_TYPES
+    declared = plain_types(config_class, name) if name in fields_of(config_class) else _types_in_rllib(name)
+    accepted = declared or seen
     if name.startswith(("num_cpus_", "num_gpus_")):
-        accepted = accepted | {int, float}  # Ray takes fractions where RLlib declares whole numbers
-    return set() if accepted == {NoneType} else accepted
+        accepted |= {int, float}  # Ray takes fractions where RLlib declares whole numbers
+    return frozenset() if accepted == {NoneType} else accepted
 
 
-def _is_search(value: Any) -> bool:
-    return isinstance(value, dict) and set(value) == {"grid_search"}
+@functools.cache
+def _types_in_rllib(name: str) -> frozenset[type]:
+    """Types that RLlib's fluent methods declare for one of its own settings; empty where they declare none."""
+    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+
+    for method in vars(AlgorithmConfig).values():
+        if not inspect.isfunction(method) or method.__name__.startswith("_"):
+            continue
+        parameter = inspect.signature(method).parameters.get(name)
+        if parameter is None or parameter.kind is not parameter.KEYWORD_ONLY:
+            continue
+        # What RLlib imports for type checkers alone may be anything.
+        names = ChainMap(method.__globals__, vars(builtins), defaultdict(lambda: Any))
+        kinds = plain_types_of(typing.get_type_hints(method, localns=names).get(name, Any))
+        # RLlib declares every keyword optional, even where its code cannot take None.
+        return kinds if name in OPTIONAL_IN_RLLIB else kinds - {NoneType}
+    return frozenset()
 
 
-def _declared_types(config_class: type) -> dict[str, set[type]]:
-    """Types that the config's fluent sections declare for their keywords, where these are plain."""
-    declared: dict[str, set[type]] = {}
-    for base in reversed(config_class.__mro__):
-        for method in vars(base).values():
-            if not inspect.isfunction(method) or method.__name__.startswith("_"):
-                continue
-            namespace = {**vars(typing), **method.__globals__}
-            for name, parameter in inspect.signature(method).parameters.items():
-                kinds = _plain_types(parameter.annotation, namespace)
-                if parameter.kind is not parameter.KEYWORD_ONLY or not kinds:
-                    continue
-                # RLlib declares every keyword optional, even where its code cannot take None.
-                always_optional = method.__module__.startswith("ray.") and name not in OPTIONAL_IN_RLLIB
-                declared[name] = kinds - {NoneType} if always_optional else kinds
-    return declared
-
-
-def _plain_types(annotation: Any, namespace: dict[str, Any]) -> set[type]:
-    if isinstance(annotation, str):
-        try:
-            annotation = eval(annotation, namespace)  # the source's own annotation, never input
-        except (NameError, TypeError, AttributeError):
-            return set()
-    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    parts = typing.get_args(annotation) if union else (annotation,)
-    kinds = {ORIGINS.get(origin := typing.get_origin(part), origin or part) for part in parts}
-    return kinds if kinds <= PLAIN_TYPES else set()
-
-
-def environment_keywords(env_id: str) -> frozenset[str]:
-    """Keyword arguments of a registered Gymnasium environment's constructor; empty where anything may be passed."""
-    return frozenset(environment_defaults(env_id))
-
-
-def environment_defaults(env_id: str) -> dict[str, Any]:
-    """Keyword arguments of a registered environment's constructor with their defaults; see above."""
-    import gymnasium
-    from gymnasium.envs.registration import load_env_creator
-
-    import trial_envs
-
-    trial_envs.register()
+def environment_keywords(env_id: str) -> Collection[str]:
+    """Keyword arguments of a registered environment, and its split; empty where anything may be passed."""
     try:
-        entry_point = gymnasium.spec(env_id).entry_point
-        creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
-        parameters = inspect.signature(creator).parameters
-    except (gymnasium.error.Error, ImportError, TypeError, ValueError):
-        return {}
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return {}
-    return {name: parameter.default for name, parameter in parameters.items() if name != "self"}
+        known = keyword_arguments(find_spec(env_id))
+    except ConfigError:
+        return ()  # the environment itself is refused elsewhere, with a message of its own
+    return () if known is None else {*known, "split"}

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 @contextmanager
@@ -20,7 +21,7 @@ def ray_session(verbose: bool = False) -> Iterator[None]:
     level = logging.INFO if verbose else logging.ERROR
     address = os.environ.get("RAY_ADDRESS")
     # "local" keeps a cluster that somebody else runs on this machine out of it.
-    own = {} if address else {"address": "local", "include_dashboard": False}
+    own: dict[str, Any] = {} if address else {"address": "local", "include_dashboard": False}
     ray.init(log_to_driver=verbose, logging_level=level, **own)
     try:
         yield

@@ -19,7 +19,7 @@ from trial_ray.experiments.config_record import to_record
 from trial_ray.files import write_json, write_text
 
 if TYPE_CHECKING:
-    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+    from trial_ray.algorithms.grpo_config import GRPOConfig
 
 SCHEMA = "trial_ray/run"
 SCHEMA_VERSION = 1
@@ -49,7 +49,7 @@ class RunFolder:
         self.path = path
 
     @classmethod
-    def create(cls, path: Path | str, config: AlgorithmConfig, experiment: Path, command: list[str]) -> RunFolder:
+    def create(cls, path: Path | str, config: GRPOConfig, experiment: Path, command: list[str]) -> RunFolder:
         """Make the folder with the record of what is about to run; it appears complete or not at all.
 
         Raises:
@@ -132,7 +132,7 @@ class RunFolder:
 
     def state(self) -> str:
         """How the run stands; see :meth:`set_state`."""
-        return json.loads((self.path / "run.json").read_text(encoding="utf-8"))["state"]
+        return str(json.loads((self.path / "run.json").read_text(encoding="utf-8"))["state"])
 
     def set_state(self, state: str) -> None:
         """Record how the run stands: ``running``, ``done``, ``interrupted`` or ``failed``."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ray import tune
-from ray.tune.search.sample import Domain
 from rich.console import Console
 from rich.table import Table
 
@@ -18,6 +17,7 @@ from trial_ray.experiments.metrics import flatten
 from trial_ray.experiments.overrides import apply_overrides
 from trial_ray.experiments.progress import describe
 from trial_ray.files import write_json
+from trial_ray.settings import is_search
 
 CHECKPOINT_EVERY = 5
 
@@ -73,11 +73,11 @@ class SweepOutcome:
         for name in (*names, self.metric.rpartition("/")[2], "iterations", "seconds"):
             table.add_column(name, justify="right")
         table.add_column("status")
-        for place, trial in enumerate(self.trials):
+        for index, trial in enumerate(self.trials):
             metric = "-" if trial.metric is None else f"{trial.metric:.4g}"
             values = [str(trial.parameters.get(name, "")) for name in names]
             row = [trial.name, *values, metric, str(trial.iterations), f"{trial.seconds:.0f}", trial.status]
-            table.add_row(*row, style="bold" if place == 0 and trial.metric is not None else None)
+            table.add_row(*row, style="bold" if index == 0 and trial.metric is not None else None)
         return table
 
     def save(self, path: Path) -> Path:
@@ -191,10 +191,10 @@ class SweepReporter(tune.Callback):
         _print(f"{_name(trial)}  failed")
 
 
-def search_space(settings: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
+def search_space(settings: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Paths to every value that Tune chooses, and the grid or distribution that it chooses from."""
     for name, value in settings.items():
-        if isinstance(value, Domain) or (isinstance(value, dict) and set(value) == {"grid_search"}):
+        if is_search(value):
             yield (name,), value
         elif isinstance(value, dict) and not name.startswith("_"):
             yield from (((name, *path), inner) for path, inner in search_space(value))
@@ -245,7 +245,7 @@ def _value_at(config: Any, path: tuple[str, ...]) -> Any:
 
 
 def _name(trial: Any) -> str:
-    return trial.custom_trial_name or trial.trial_id
+    return str(trial.custom_trial_name or trial.trial_id)
 
 
 def _print(line: str) -> None:

@@ -26,9 +26,11 @@ from trial_ray.experiments.metrics import MetricWriters
 from trial_ray.experiments.progress import TrainingProgress
 
 if TYPE_CHECKING:
-    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
     from rich.console import Console
 
+    from trial_ray.algorithms.grpo import GRPO
+    from trial_ray.algorithms.grpo_config import GRPOConfig
+    from trial_ray.environments.entry import EnvironmentEntry
     from trial_ray.evaluation.panel import Panel
     from trial_ray.experiments.run_folder import RunFolder
 
@@ -42,8 +44,8 @@ class TrainingSession:
         folder: the run's.
         console: told how the run goes.
         resume: continue from the folder's newest checkpoint.
-        final_panels: by name, what the trained policy plays at the end; without any, the config's panel is played before
-            and after training, and both are compared.
+        final_panels: by name, what the trained policy plays at the end, and in which environment; without any, the config's
+            panels are played before and after training, and both are compared.
         on_iteration: told of every iteration's metrics.
         checkpoint_every: iterations between checkpoints; the last iteration is always saved.
         checkpoints_kept: how many of the newest are kept.
@@ -51,12 +53,12 @@ class TrainingSession:
 
     def __init__(
         self,
-        config: AlgorithmConfig,
+        config: GRPOConfig,
         stop: dict[str, float],
         folder: RunFolder,
         console: Console,
         resume: bool = False,
-        final_panels: Mapping[str, Panel] | None = None,
+        final_panels: Mapping[str, tuple[Panel, EnvironmentEntry]] | None = None,
         on_iteration: Callable[[dict[str, float]], None] = lambda metrics: None,
         checkpoint_every: int = CHECKPOINT_EVERY,
         checkpoints_kept: int = CHECKPOINTS_KEPT,
@@ -97,11 +99,11 @@ class TrainingSession:
             raise
         self.folder.set_state("interrupted" if self.interrupted else "done")
 
-    def _build(self) -> Any:
+    def _build(self) -> GRPO:
         # A run that was stopped before its first checkpoint begins again.
         checkpoint = next(reversed(list_checkpoints(self.folder.checkpoints)), None) if self.resume else None
         with self.console.status("starting Ray actors, engines and the learner"):
-            algorithm = self.config.build_algo()
+            algorithm: GRPO = self.config.build_algo()
             if checkpoint is not None:
                 try:
                     algorithm.restore_from_path(str(checkpoint))
@@ -115,37 +117,40 @@ class TrainingSession:
             self.console.print(f"continuing after iteration {self.iteration}", highlight=False)
         return algorithm
 
-    def _run(self, algorithm: Any, started: float) -> None:
-        compare = self.config.panel_split is not None and not self.final_panels
-        before = self._evaluate(algorithm, "before") if compare else None
+    def _run(self, algorithm: GRPO, started: float) -> None:
+        panels = {} if self.final_panels else algorithm.panels
+        before = {
+            name: self._evaluate(algorithm, _evaluation_name("before", name, panels), *panels[name]) for name in panels
+        }
         checkpoint = self._train(algorithm)
-        after = None
-        if compare and not self.interrupted:
-            after = self._evaluate(algorithm, self.name_after("after"))
+        after = {}
         if not self.interrupted:
+            for name, panel in panels.items():
+                after[name] = self._evaluate(
+                    algorithm, self.name_after(_evaluation_name("after", name, panels)), *panel
+                )
             for name, panel in self.final_panels.items():
-                self._evaluate(algorithm, self.name_after(name), panel)
+                self._evaluate(algorithm, self.name_after(name), *panel)
         self._summarise(before, after, checkpoint, time.monotonic() - started)
 
     def name_after(self, name: str) -> str:
         """What an evaluation of the current iteration is called; another iteration's is never taken for it."""
         return f"{name}_{self.iteration:06d}"
 
-    def _evaluate(self, algorithm: Any, name: str, panel: Panel | None = None) -> EvaluationResult:
+    def _evaluate(self, algorithm: GRPO, name: str, panel: Panel, entry: EnvironmentEntry) -> EvaluationResult:
         path = self.folder.evaluations / f"{name}.json"
         if path.exists():  # a resumed run is compared with its own beginning
             result = EvaluationResult.load(path)
         else:
-            size = self.config.panel_num_tasks if panel is None else len(panel)
-            with self.console.status(f"playing the panel: {size} held-out tasks"):
-                result = algorithm.evaluate_panel(panel)
+            with self.console.status(f"playing the panel: {len(panel)} held-out tasks"):
+                result = algorithm.evaluate_panel(panel, entry)
             result.policy = f"{self.folder.path.name}, iteration {self.iteration}"
             result.labels = run_labels(self.config)
             result.save(path)
         self.console.print(f"panel {name.replace('_', ' ')}: success {result.overall}", highlight=False, soft_wrap=True)
         return result
 
-    def _train(self, algorithm: Any) -> Path:
+    def _train(self, algorithm: GRPO) -> Path:
         finished = reached(self.stop, {"training_iteration": self.iteration})
         total = self.stop.get("training_iteration")
         with (
@@ -165,15 +170,16 @@ class TrainingSession:
         self.interrupted = interrupt.requested and not finished
         return self._save(algorithm)
 
-    def _train_once(self, algorithm: Any) -> dict[str, Any]:
+    def _train_once(self, algorithm: GRPO) -> dict[str, Any]:
         try:
-            return algorithm.train()
+            result: dict[str, Any] = algorithm.train()
         except Exception as error:
             if isinstance(root_cause(error), TrainingDivergedError):
                 self._save(algorithm)  # the weights are still those before the updates that were skipped
             raise
+        return result
 
-    def _save(self, algorithm: Any) -> Path:
+    def _save(self, algorithm: GRPO) -> Path:
         """Save the state after the current iteration, unless that was done already."""
         saved = list_checkpoints(self.folder.checkpoints)
         if saved and int(saved[-1].name) == self.iteration:
@@ -186,11 +192,16 @@ class TrainingSession:
         self.console.print("finishing the iteration under way, then saving; Ctrl-C again stops at once", soft_wrap=True)
 
     def _summarise(
-        self, before: EvaluationResult | None, after: EvaluationResult | None, checkpoint: Path, seconds: float
+        self,
+        before: Mapping[str, EvaluationResult],
+        after: Mapping[str, EvaluationResult],
+        checkpoint: Path,
+        seconds: float,
     ) -> None:
-        comparison = paired_comparison(before, after) if before is not None and after is not None else None
-        if comparison is not None:
-            self.console.print(f"change: {comparison}", highlight=False, soft_wrap=True)
+        comparisons = {name: paired_comparison(before[name], after[name]) for name in after}
+        for name, comparison in comparisons.items():
+            of = f" in {name}" if len(comparisons) > 1 else ""
+            self.console.print(f"change{of}: {comparison}", highlight=False, soft_wrap=True)
         self.folder.write_summary(
             {
                 "method": method_of(self.config),
@@ -199,9 +210,9 @@ class TrainingSession:
                 "interrupted": self.interrupted,
                 "seconds": round(seconds, 1),
                 "checkpoint": str(checkpoint.relative_to(self.folder.path)),
-                "before": before.to_dict()["summary"] if before else None,
-                "after": after.to_dict()["summary"] if after else None,
-                "comparison": comparison.to_dict() if comparison else None,
+                "before": _only_or_all({name: result.to_dict()["summary"] for name, result in before.items()}),
+                "after": _only_or_all({name: result.to_dict()["summary"] for name, result in after.items()}),
+                "comparison": _only_or_all({name: found.to_dict() for name, found in comparisons.items()}),
             }
         )
         self.console.print(f"checkpoint: {checkpoint}", highlight=False, soft_wrap=True)
@@ -213,3 +224,13 @@ class TrainingSession:
             return
         self.folder.write_error(error)
         self.folder.set_state("failed")
+
+
+def _evaluation_name(when: str, environment: str, panels: Mapping[str, Any]) -> str:
+    """File name of a panel's evaluation; in a mixture with the environment's name."""
+    return when if len(panels) == 1 else f"{when}_{environment}"
+
+
+def _only_or_all(values: Mapping[str, Any]) -> Any:
+    """The value of the only environment, those of a mixture by name, ``None`` where there are none."""
+    return next(iter(values.values()), None) if len(values) < 2 else dict(values)

@@ -1,14 +1,13 @@
 """What a method's second view of a turn shows besides the prompt, by name.
 
-All views go to the same place, the end of the user's message, so that both views share the prompt's tokens up to there.
+All views go to the same position, the end of the user's message, so that both views share the prompt's tokens up to there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from trial_ray.environments.skills import SKILLS
 from trial_ray.errors import ConfigError
 from trial_ray.hindsight.outcome_view import OutcomeView, outcome_view
 
@@ -24,7 +23,7 @@ class TurnContext:
         terminal: the environment ended the episode with this turn (not: a limit did).
         success: whether the episode was won.
         solution: actions that solve the task from its beginning; empty where the environment knows none.
-        skills: advice by family, under ``""`` for all others; ``None``: the environment's own.
+        skills: advice by family, under ``""`` for all others; empty where there is none.
     """
 
     environment: str
@@ -33,7 +32,7 @@ class TurnContext:
     terminal: bool
     success: bool
     solution: tuple[str, ...] = ()
-    skills: Mapping[str, str] | None = None
+    skills: Mapping[str, str] = field(default_factory=dict)
 
 
 def _outcome(context: TurnContext) -> OutcomeView:
@@ -46,8 +45,12 @@ def _feedback(context: TurnContext) -> OutcomeView:
 
 
 def _skill(context: TurnContext) -> OutcomeView:
-    advice = SKILLS[context.environment] if context.skills is None else context.skills
-    return OutcomeView(f"Advice for this kind of task: {advice.get(context.family, advice[''])}")
+    advice = context.skills.get(context.family) or context.skills.get("")
+    if advice is None:
+        raise ConfigError(
+            f"The 'skill' view needs advice, but the adapter of {context.environment} has none. Choose another privileged_view."
+        )
+    return OutcomeView(f"Advice for this kind of task: {advice}")
 
 
 def _solution(context: TurnContext) -> OutcomeView:
@@ -71,15 +74,7 @@ def privileged_view(name: str, context: TurnContext) -> OutcomeView:
     """The view of one turn.
 
     Raises:
-        KeyError: no view has that name, or the environment does not offer it (see :func:`offered_views`).
-        ConfigError: the environment gave no solution.
+        KeyError: no view has that name.
+        ConfigError: the environment gave no solution, or there is no advice.
     """
     return VIEWS[name](context)
-
-
-def offered_views(environment: str, skills: Mapping[str, str] | None = None) -> list[str]:
-    """Names of the views that an environment offers: advice only where it was written, or is given as ``skills``.
-
-    Whether an environment knows solutions shows when it plays.
-    """
-    return [name for name in VIEWS if name != "skill" or skills is not None or environment in SKILLS]

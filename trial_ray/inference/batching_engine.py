@@ -96,7 +96,8 @@ class BatchingEngine(ABC):
         await self.ready()
         self._check_alive()
         async with self._gate.update(shards.version, drain_timeout_s=drain_timeout_s):
-            return await self._in_thread(self._replace_weights, shards)
+            checksum: str = await self._in_thread(self._replace_weights, shards)
+            return checksum
 
     async def weight_version(self) -> int:
         """Version now held; -1 before the first ``load_weights``.

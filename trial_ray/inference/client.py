@@ -6,6 +6,7 @@ import asyncio
 import time
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from ray.actor import ActorHandle
@@ -28,11 +29,11 @@ class EngineClient:
         timeout_s: deadline of one request over all attempts, in seconds.
     """
 
-    def __init__(self, handles: Sequence[ActorHandle], *, timeout_s: float = 600.0) -> None:
+    def __init__(self, handles: Sequence[ActorHandle[Any]], *, timeout_s: float = 600.0) -> None:
         self._timeout_s = timeout_s
         self.replace_handles(handles)
 
-    def replace_handles(self, handles: Sequence[ActorHandle]) -> None:
+    def replace_handles(self, handles: Sequence[ActorHandle[Any]]) -> None:
         """Use these engines from now on (after a restart)."""
         if not handles:
             raise EngineError("handles: no engine given, at least one expected")
@@ -72,8 +73,9 @@ class EngineClient:
         )
 
 
-async def _call(handle: ActorHandle, prompt_ids: np.ndarray, params: SamplingParams) -> Response:
-    return await handle.generate.remote(prompt_ids, params)
+async def _call(handle: ActorHandle[Any], prompt_ids: np.ndarray, params: SamplingParams) -> Response:
+    response: Response = await handle.generate.remote(prompt_ids, params)
+    return response
 
 
 def _first_line(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -91,7 +92,9 @@ class DecodingBatch:
             use_cache=True,
             logits_to_keep=1,
         )
-        return out.logits[:, -1], [(layer.keys, layer.values) for layer in cache.layers]
+        # Declared as layers of any kind, and empty ones; attention fills these.
+        filled: list[Any] = cache.layers
+        return out.logits[:, -1], [(layer.keys, layer.values) for layer in filled]
 
     def _sample(self, rows: list[_Row], logits: torch.Tensor) -> None:
         params = [row.request.params for row in rows]

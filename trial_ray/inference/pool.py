@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 import ray
+from ray import ObjectRef
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.placement_group import PlacementGroup
@@ -58,11 +59,13 @@ def engine_class(name: str) -> type:
 class EnginePool:
     """A fixed number of equal engine actors, owned by the process that trains.
 
-    Engine ``i`` keeps its place in ``handles`` when it is replaced. Ray never restarts or retries by itself: a
+    Engine ``i`` keeps its index in ``handles`` when it is replaced. Ray never restarts or retries by itself: a
     restarted engine would answer with the weights on disk.
     """
 
-    def __init__(self, actor_class: Any, actor_args: tuple[Any, ...], actor_kwargs: dict[str, Any], options: list[Any]):
+    def __init__(
+        self, actor_class: Any, actor_args: tuple[Any, ...], actor_kwargs: dict[str, Any], options: list[dict[str, Any]]
+    ):
         self._actor_class = actor_class
         self._actor_args = actor_args
         self._actor_kwargs = actor_kwargs
@@ -118,7 +121,7 @@ class EnginePool:
         return cls(ray.remote(actor_class), (model_path,), actor_kwargs, options)
 
     @property
-    def handles(self) -> list[ActorHandle]:
+    def handles(self) -> list[ActorHandle[Any]]:
         """The engine actors, for :class:`~trial_ray.inference.client.EngineClient`; ask again after a restart."""
         return list(self._handles)
 
@@ -128,7 +131,7 @@ class EnginePool:
         Raises:
             EngineError: an engine failed to start, or not within ``timeout_s`` seconds.
         """
-        refs = [handle.ready.remote() for handle in self._handles]
+        refs: list[ObjectRef[Any]] = [handle.ready.remote() for handle in self._handles]
         return [self._result(ref, index, "start", timeout_s) for index, ref in enumerate(refs)]
 
     def sync(self, shards: WeightShards) -> None:
@@ -139,7 +142,9 @@ class EnginePool:
             EngineError: an engine failed, or did not answer within :data:`LOAD_TIMEOUT_S` seconds.
         """
         self._shards = shards
-        pending = [(index, handle.load_weights.remote(shards)) for index, handle in enumerate(self._handles)]
+        pending: list[tuple[int, ObjectRef[str]]] = [
+            (index, handle.load_weights.remote(shards)) for index, handle in enumerate(self._handles)
+        ]
         dead = []
         for index, ref in pending:
             try:
@@ -158,7 +163,7 @@ class EnginePool:
         Raises:
             EngineError, WeightSyncError: a replacement did not come up.
         """
-        refs = [handle.weight_version.remote() for handle in self._handles]
+        refs: list[ObjectRef[Any]] = [handle.weight_version.remote() for handle in self._handles]
         dead = []
         for index, ref in enumerate(refs):
             try:
@@ -171,7 +176,7 @@ class EnginePool:
 
     def stop(self) -> None:
         """Shut every engine down; one that does not obey within :data:`PROBE_TIMEOUT_S` seconds is killed."""
-        refs = [handle.shutdown.remote() for handle in self._handles]
+        refs: list[ObjectRef[Any]] = [handle.shutdown.remote() for handle in self._handles]
         for index, (ref, handle) in enumerate(zip(refs, self._handles, strict=True)):
             try:
                 ray.get(ref, timeout=PROBE_TIMEOUT_S)
@@ -181,8 +186,10 @@ class EnginePool:
         self._handles = []
         self._shards = None
 
-    def _spawn(self, index: int) -> ActorHandle:
-        return self._actor_class.options(**self._options[index]).remote(*self._actor_args, **self._actor_kwargs)
+    def _spawn(self, index: int) -> ActorHandle[Any]:
+        options = self._options[index]
+        handle: ActorHandle[Any] = self._actor_class.options(**options).remote(*self._actor_args, **self._actor_kwargs)
+        return handle
 
     def _replace(self, indices: list[int]) -> None:
         for index in indices:
@@ -194,7 +201,7 @@ class EnginePool:
             if shards is not None:
                 self._confirm(index, self._handles[index].load_weights.remote(shards), shards)
 
-    def _confirm(self, index: int, ref: Any, shards: WeightShards) -> None:
+    def _confirm(self, index: int, ref: ObjectRef[Any], shards: WeightShards) -> None:
         checksum = self._result(ref, index, "load weights", LOAD_TIMEOUT_S)
         version = self._result(self._handles[index].weight_version.remote(), index, "tell its version", LOAD_TIMEOUT_S)
         if checksum != shards.checksum or version != shards.version:
@@ -204,7 +211,7 @@ class EnginePool:
             )
 
     @staticmethod
-    def _result(ref: Any, index: int, what: str, timeout_s: float) -> Any:
+    def _result(ref: ObjectRef[Any], index: int, what: str, timeout_s: float) -> Any:
         try:
             return ray.get(ref, timeout=timeout_s)
         except RayActorError as error:

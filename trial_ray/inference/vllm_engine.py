@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save
@@ -18,6 +18,9 @@ from trial_ray.inference.batching_engine import BatchingEngine, Request
 from trial_ray.inference.engine_arguments import engine_dtype
 from trial_ray.inference.sampling import stop_token_ids
 from trial_ray.inference.weights import WeightShards, iter_shards
+
+if TYPE_CHECKING:
+    from vllm import RequestOutput, TokensPrompt
 
 
 class VLLMEngine(BatchingEngine):
@@ -143,10 +146,11 @@ class VLLMEngine(BatchingEngine):
         for request in joining:
             request_id = str(next(self._ids))
             self._requests[request_id] = request
-            prompt = {"prompt_token_ids": request.prompt_ids.tolist()}
+            prompt: TokensPrompt = {"prompt_token_ids": request.prompt_ids.tolist()}
             self._engine.add_request(request_id, prompt, self._sampling_params(request))
         finished = []
-        for output in self._engine.step():
+        outputs: list[RequestOutput] = self._engine.step()  # type: ignore[assignment]  # or poolings, which are not asked for
+        for output in outputs:
             if output.finished:
                 request = self._requests.pop(output.request_id)
                 _fill(request, output.outputs[0])
@@ -171,7 +175,7 @@ class VLLMEngine(BatchingEngine):
     def _replace_weights(self, shards: WeightShards) -> str:
         self._engine.collective_rpc("begin_weights")
         for tensors in iter_shards(shards):
-            # Workers may be processes of their own: they map this memory, nothing is pickled. It needs no place in a
+            # Workers may be processes of their own: they map this memory, nothing is pickled. It needs no room in a
             # file system, and the kernel frees it even when this process is killed.
             memory = os.memfd_create("trial_ray_weights")
             try:
@@ -185,7 +189,8 @@ class VLLMEngine(BatchingEngine):
             raise EngineError(f"tensor-parallel workers received different weights: {sorted(checksums)}")
         if not self._engine.reset_prefix_cache():
             raise EngineError("the prefix cache could not be dropped after new weights were loaded")
-        return checksums.pop()
+        checksum: str = checksums.pop()
+        return checksum
 
     def _recover(self) -> None:
         raise EngineError("vLLM cannot go on after a failed step; replace the engine")

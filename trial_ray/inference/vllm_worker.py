@@ -20,7 +20,7 @@ def keep_cpu_weights_readable() -> None:
     from vllm.model_executor.layers import utils
 
     def use_torch_linear(layer: torch.nn.Module, remove_weight: bool) -> None:
-        layer.cpu_linear = torch.nn.functional.linear
+        layer.cpu_linear = torch.nn.functional.linear  # type: ignore[assignment]  # torch knows tensors and modules only
 
     utils.dispatch_cpu_unquantized_gemm = use_torch_linear
 

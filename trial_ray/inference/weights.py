@@ -41,7 +41,7 @@ class WeightShards:
 
     version: int
     checksum: str
-    refs: list[ObjectRef]
+    refs: list[ObjectRef[Shard]]
 
 
 class WeightsChecksum:
@@ -74,7 +74,7 @@ def weights_checksum(named_tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     fused, split or reordered (``qkv_proj``, ``gate_up_proj``) and when rows of zeros pad the vocabulary.
 
     It detects a value changed anywhere, a tensor missing, sent twice or left from another version, and another dtype
-    (chance of a miss about 2**-64). It cannot detect elements that changed places (two tensors swapped, one
+    (chance of a miss about 2**-64). It cannot detect elements that changed positions (two tensors swapped, one
     transposed), nor zeros added or left out.
 
     Args:
@@ -107,7 +107,8 @@ def pack_weights(
     """
     if version < 0:
         raise ValueError(f"version: {version} found, 0 or more expected")
-    checksum, refs = WeightsChecksum(), []
+    checksum = WeightsChecksum()
+    refs: list[ObjectRef[Shard]] = []
     names: set[str] = set()
     shard: Shard = {}
     size = 0

@@ -47,7 +47,7 @@ def _between_tags(ids: np.ndarray, tokenizer: Any) -> np.ndarray:
 
 
 def _tokens_within(ids: np.ndarray, characters: int, tokenizer: Any) -> int:
-    """How many leading tokens spell at most ``characters`` characters: the place of the token that spells the next."""
+    """How many leading tokens spell at most ``characters`` characters: the index of the token that spells the next."""
     low, high = 0, len(ids)
     while low < high:
         middle = (low + high + 1) // 2
@@ -59,5 +59,6 @@ def _tokens_within(ids: np.ndarray, characters: int, tokenizer: Any) -> int:
 
 
 def _decode(ids: np.ndarray, tokenizer: Any) -> str:
-    # Cleaning up would move blanks, and with them the places of characters.
-    return tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    # Cleaning up would move blanks, and with them the positions of characters.
+    text: str = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    return text

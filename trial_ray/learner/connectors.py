@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from trial_ray.errors import MethodError, WeightSyncError
+from trial_ray.errors import ConfigError, MethodError, WeightSyncError
 from trial_ray.hindsight.aug import encode_evidence
 from trial_ray.hindsight.privileged_views import TurnContext, privileged_view
 from trial_ray.learner.action_spans import action_mask
@@ -27,7 +28,7 @@ from trial_ray.objectives.divergences import engine_divergences
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
-    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+    from trial_ray.learner.settings import LearnerSettings
 
 TURN_ROWS, UPDATE_PLAN = "turn_rows", "update_plan"
 """Keys in ``shared_data`` under which the pieces hand on the rows and the plan."""
@@ -38,7 +39,7 @@ _NOT_NEEDED = np.empty(0, np.int32)
 class GroupAdvantages(ConnectorV2):
     """Lay the turns of all surviving rollouts end to end, in task order, and give each its advantage (Eq. 1)."""
 
-    def __init__(self, config: AlgorithmConfig) -> None:
+    def __init__(self, config: LearnerSettings) -> None:
         super().__init__()
         self.config = config
 
@@ -50,7 +51,7 @@ class GroupAdvantages(ConnectorV2):
         return batch
 
 
-def group_turn_rows(groups: list[TrajectoryGroup], config: AlgorithmConfig) -> TurnRows:
+def group_turn_rows(groups: list[TrajectoryGroup], config: LearnerSettings) -> TurnRows:
     """Turn rows of ``groups`` with advantages; see :class:`GroupAdvantages`."""
     survivors = [(index, trajectory) for index, group in enumerate(groups) for trajectory in group.survivors]
     turns = [turn for _, trajectory in survivors for turn in trajectory.turns]
@@ -72,7 +73,7 @@ def group_turn_rows(groups: list[TrajectoryGroup], config: AlgorithmConfig) -> T
 class PlanRows(ConnectorV2):
     """Plan the update from the lengths of all rows; every learner makes the same plan."""
 
-    def __init__(self, config: AlgorithmConfig, iteration: Callable[[], int]) -> None:
+    def __init__(self, config: LearnerSettings, iteration: Callable[[], int]) -> None:
         super().__init__()
         self.config = config
         self.iteration = iteration
@@ -81,7 +82,7 @@ class PlanRows(ConnectorV2):
         self, *, batch: dict[str, Any], episodes: list[TrajectoryGroup], shared_data: dict[str, Any], **kwargs: Any
     ) -> dict[str, Any]:
         """Put an :class:`UpdatePlan` into ``shared_data``."""
-        rows = shared_data[TURN_ROWS]
+        rows: TurnRows = shared_data[TURN_ROWS]
         lengths = iter([len(turn.prompt_ids) + len(turn.response_ids) for turn in rows.turns])
         survivors = [trajectory for group in episodes for trajectory in group.survivors]
         trajectory_tokens = [[next(lengths) for _ in trajectory.turns] for trajectory in survivors]
@@ -111,7 +112,7 @@ class PrivilegedViews(ConnectorV2):
         of_all_rows: whether the training forward scores second views too, of whichever rows fall to the learner.
     """
 
-    def __init__(self, config: AlgorithmConfig, rank: int = 0, of_all_rows: bool = False) -> None:
+    def __init__(self, config: LearnerSettings, rank: int = 0, of_all_rows: bool = False) -> None:
         super().__init__()
         self.config = config
         self.rank = rank
@@ -135,7 +136,7 @@ class PrivilegedViews(ConnectorV2):
 
 
 def encode_views(
-    trajectories: Sequence[Trajectory], config: AlgorithmConfig, tokenizer: Any, rows: Collection[int] | None = None
+    trajectories: Sequence[Trajectory], config: LearnerSettings, tokenizer: Any, rows: Collection[int] | None = None
 ) -> list[np.ndarray]:
     """Token ids of what the second view of every turn shows, int32 ``[z_k]`` each, all trajectories' turns in order.
 
@@ -144,22 +145,28 @@ def encode_views(
         config: names the view and its limit.
         tokenizer: the policy's.
         rows: numbers of the turns that are wanted, counted over all trajectories; the others get no ids. ``None``: all.
+
+    Raises:
+        ConfigError: the config names no view, or the environment cannot give it.
     """
+    if (view := config.privileged_view) is None:
+        raise ConfigError("privileged_view is None, expected a view: without one turns have no evidence to encode.")
+    adapters = {name: config.adapter_of(name) for name in {trajectory.environment for trajectory in trajectories}}
     contexts = [
         TurnContext(
-            environment=str(config.env),
+            environment=adapters[trajectory.environment].env_id,
             family=trajectory.family,
             outcome=turn.outcome,
             terminal=trajectory.ended == "terminated" and index == len(trajectory.turns) - 1,
             success=trajectory.success,
             solution=trajectory.solution,
-            skills=config.skills,
+            skills=adapters[trajectory.environment].skills or {},
         )
         for trajectory in trajectories
         for index, turn in enumerate(trajectory.turns)
     ]
     return [
-        encode_evidence(privileged_view(config.privileged_view, context), tokenizer, config.max_outcome_tokens)
+        encode_evidence(privileged_view(view, context), tokenizer, config.max_outcome_tokens)
         if rows is None or row in rows
         else _NOT_NEEDED
         for row, context in enumerate(contexts)
@@ -176,7 +183,7 @@ class ScoreRows(ConnectorV2):
     and above ``max_logprob_gap`` nothing is trained: the engine then sampled from another policy.
     """
 
-    def __init__(self, config: AlgorithmConfig, exchange: LearnerExchange) -> None:
+    def __init__(self, config: LearnerSettings, exchange: LearnerExchange) -> None:
         super().__init__()
         self.config = config
         self.exchange = exchange
@@ -195,9 +202,10 @@ class ScoreRows(ConnectorV2):
         Raises:
             WeightSyncError: engine and learner disagree on the sampled tokens.
         """
-        rows = shared_data[TURN_ROWS]
-        module = rl_module[DEFAULT_MODULE_ID].unwrapped()
-        share = shared_data[UPDATE_PLAN].scoring[self.exchange.rank]
+        rows: TurnRows = shared_data[TURN_ROWS]
+        module: CausalLMModule = rl_module[DEFAULT_MODULE_ID].unwrapped()
+        plan: UpdatePlan = shared_data[UPDATE_PLAN]
+        share = plan.scoring[self.exchange.rank]
         with module.autocast():
             scores = self._score(module, rows.model_rows(share, with_evidence=bool(rows.evidence_ids)))
         for name, values in self._exchanged(rows, share, scores, module.lm.dtype).items():
@@ -207,16 +215,17 @@ class ScoreRows(ConnectorV2):
 
     def _score(self, module: CausalLMModule, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
         """Flat log-probabilities of the share's response tokens by the name of their field in :class:`TurnRows`."""
-        options = {"max_tokens": self.config.max_tokens_per_forward, "temperature": self.config.temperature}
-        privileged = self.config.privileged_view is not None
-        logprobs, hindsight = score_rows(module.lm, rows, two_views=privileged and module.teacher is None, **options)
+        config = self.config
+        score = partial(score_rows, max_tokens=config.max_tokens_per_forward, temperature=config.temperature)
+        privileged = config.privileged_view is not None
+        logprobs, hindsight = score(module.lm, rows, two_views=privileged and module.teacher is None)
         scores = {"logprobs": logprobs}
         if module.teacher is not None:
-            hindsight, _ = score_rows(module.teacher, [row.hindsight_row for row in rows], two_views=False, **options)
+            hindsight, _ = score(module.teacher, [row.hindsight_row for row in rows], two_views=False)
         if hindsight is not None:
             scores["hindsight_logprobs"] = hindsight
         if module.reference is not None:
-            scores["reference_logprobs"], _ = score_rows(module.reference, rows, two_views=False, **options)
+            scores["reference_logprobs"], _ = score(module.reference, rows, two_views=False)
         return scores
 
     def _exchanged(
@@ -224,10 +233,10 @@ class ScoreRows(ConnectorV2):
     ) -> dict[str, torch.Tensor]:
         """All learners' scores, each ``[T]`` on the CPU; every token was scored by one of them."""
         wide = torch.float64 if dtype == torch.float64 else torch.float32
-        places = rows.token_places(share)
+        positions = rows.token_positions(share)
         whole = {name: torch.zeros(int(rows.lengths.sum()), dtype=wide) for name in scores}
         for name, values in scores.items():
-            whole[name][places] = values.to("cpu", wide)
+            whole[name][positions] = values.to("cpu", wide)
         self.exchange.add_up(list(whole.values()))
         return whole
 
@@ -251,7 +260,7 @@ class ScoreRows(ConnectorV2):
 class PrepareRows(ConnectorV2):
     """Let the method look at both views' scores; its profile or advantages are fixed during the update."""
 
-    def __init__(self, method: Method, iteration: Callable[[], int]) -> None:
+    def __init__(self, method: Method[Any], iteration: Callable[[], int]) -> None:
         super().__init__()
         self.method = method
         self.iteration = iteration
@@ -271,7 +280,7 @@ class PrepareRows(ConnectorV2):
         Raises:
             MethodError: the method gave the rows a field of the wrong shape.
         """
-        rows = shared_data[TURN_ROWS]
+        rows: TurnRows = shared_data[TURN_ROWS]
         if self.method.needs_action_spans:
             tokenizer = rl_module[DEFAULT_MODULE_ID].unwrapped().tokenizer
             responses = [turn.response_ids for turn in rows.turns]
@@ -283,7 +292,7 @@ class PrepareRows(ConnectorV2):
         return batch
 
 
-def _require_fields(method: Method, rows: TurnRows) -> None:
+def _require_fields(method: Method[Any], rows: TurnRows) -> None:
     """Refuse what would be taken for another turn's or token's value."""
     num_tokens = int(rows.lengths.sum())
     for name, size in (("advantages", len(rows)), ("weights", len(rows)), ("mask", num_tokens)):

@@ -90,7 +90,8 @@ def fetch_groups(data: TrainingGroups, exchange: LearnerExchange) -> tuple[list[
     missing = set().union(*exchange.gather({index for index, group in enumerate(groups) if group is None}))
     if missing:
         logger.warning("%d of %d groups were lost with the env runner that sampled them", len(missing), len(groups))
-    return [group for index, group in enumerate(groups) if index not in missing], len(missing)
+    kept = [group for index, group in enumerate(groups) if group is not None and index not in missing]
+    return kept, len(missing)
 
 
 def _buckets(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
@@ -106,7 +107,7 @@ def _buckets(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
     return buckets
 
 
-def _fetch(ref: ray.ObjectRef) -> TrajectoryGroup | None:
+def _fetch(ref: ray.ObjectRef[list[TrajectoryGroup]]) -> TrajectoryGroup | None:
     try:
         return ray.get(ref, timeout=FETCH_TIMEOUT_S)[0]
     except GetTimeoutError as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.core import ALL_MODULES, COMPONENT_OPTIMIZER, DEFAULT_MODULE_ID
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.rl_module.rl_module import RLModule
@@ -28,6 +29,7 @@ from trial_ray.learner.exchange import LearnerExchange, TrainingGroups, fetch_gr
 from trial_ray.learner.loss import MinibatchClamp, loss_terms, microbatch_loss, minibatch_clamp
 from trial_ray.learner.method import Method
 from trial_ray.learner.passes import MicrobatchPasses
+from trial_ray.learner.settings import LearnerSettings
 from trial_ray.learner.turn_rows import TokenBatch, TurnRows
 from trial_ray.learner.update_plan import Microbatch, Minibatch, UpdatePlan
 from trial_ray.learner.weighted_means import WeightedMeans, means
@@ -47,10 +49,12 @@ class GRPOLearner(TorchLearner):
     a step, and not by torch's DDP, which would average over learners whatever each of them had to do.
     """
 
+    config: LearnerSettings
+
     def build(self) -> None:
         """Build the module, the optimizer and the connector pieces."""
         super().build()
-        self.method: Method = self.config.method_class(self.config)
+        self.method: Method[Any] = self.config.method_class(self.config)
         self.iteration = 0
         self.skipped_in_a_row = 0
         self.exchange = LearnerExchange(self.config.num_learners, self.device)
@@ -62,9 +66,9 @@ class GRPOLearner(TorchLearner):
     def _make_modules_ddp_if_necessary(self) -> None:
         """Leave the module as it is; see the class."""
 
-    def connector_pieces(self) -> list[Any]:
+    def connector_pieces(self) -> list[ConnectorV2]:
         """Pieces from trajectory groups to finished turn rows, in order."""
-        views = []
+        views: list[ConnectorV2] = []
         if self.config.privileged_view is not None:
             views = [PrivilegedViews(self.config, self.exchange.rank, of_all_rows=self.method.needs_divergence)]
         return [
@@ -78,17 +82,20 @@ class GRPOLearner(TorchLearner):
     @property
     def policy_module(self) -> CausalLMModule:
         """The trained module."""
-        return self.module[DEFAULT_MODULE_ID].unwrapped()
+        module: CausalLMModule = self.module[DEFAULT_MODULE_ID].unwrapped()
+        return module
 
     def get_parameters(self, module: RLModule) -> list[nn.Parameter]:
         """Parameters that the optimizer updates."""
-        return module.unwrapped().policy_parameters()
+        policy: CausalLMModule = module.unwrapped()
+        return policy.policy_parameters()
 
-    def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
+    def configure_optimizers_for_module(self, module_id: str, config: LearnerSettings) -> None:
         """AdamW, as in the published runs."""
         parameters = self.get_parameters(self.module[module_id])
         # The rate is set on registration, and again after each update where lr is a schedule over environment steps.
-        optimizer = torch.optim.AdamW(parameters, betas=tuple(config.adam_betas), weight_decay=config.weight_decay)
+        beta1, beta2 = config.adam_betas
+        optimizer = torch.optim.AdamW(parameters, betas=(beta1, beta2), weight_decay=config.weight_decay)
         self.register_optimizer(
             module_id=module_id, optimizer=optimizer, params=parameters, lr_or_lr_schedule=config.lr
         )
@@ -129,7 +136,12 @@ class GRPOLearner(TorchLearner):
         self._check_is_built()
         self.before_gradient_based_update(timesteps=timesteps or {})
         self._weights_seq_no += 1
-        groups, num_lost = (episodes, 0) if episodes is not None else fetch_groups(training_data, self.exchange)
+        if episodes is not None:
+            groups, num_lost = episodes, 0
+        elif training_data is not None:
+            groups, num_lost = fetch_groups(training_data, self.exchange)
+        else:
+            raise ValueError("update() was given neither training_data nor episodes; expected one of them.")
         if not groups:
             raise InfrastructureError(f"All {num_lost} groups of the update were lost before they could be trained on.")
         rows, plan = self._finished_rows(groups)
@@ -143,7 +155,8 @@ class GRPOLearner(TorchLearner):
             num_skipped += 0 if applied else num_rows
         self._log_update(losses, {"trained": num_trained, "skipped": num_skipped}, num_lost)
         self.after_gradient_based_update(timesteps=timesteps or {})
-        return self.metrics.reduce()
+        metrics: dict[str, Any] = self.metrics.reduce()
+        return metrics
 
     def _finished_rows(self, groups: list[TrajectoryGroup]) -> tuple[TurnRows, UpdatePlan]:
         shared: dict[str, Any] = {}
@@ -179,7 +192,8 @@ class GRPOLearner(TorchLearner):
         for each in mine:
             scalars += each.weight * self.passes.clamp_scalars(rows, each.rows, self.iteration)
         self.exchange.add_up([scalars])
-        return minibatch_clamp(self.method, *scalars, self.iteration)
+        surrogate, dense = scalars
+        return minibatch_clamp(self.method, surrogate, dense, self.iteration)
 
     def _exchanged_gradients(self) -> dict[Any, torch.Tensor]:
         """Gradients added up over all learners; one that had nothing to compute adds zeros."""
@@ -192,7 +206,7 @@ class GRPOLearner(TorchLearner):
         return gradients
 
     def compute_loss_for_module(
-        self, *, module_id: str, config: Any, batch: TokenBatch, fwd_out: dict[str, torch.Tensor]
+        self, *, module_id: str, config: LearnerSettings, batch: TokenBatch, fwd_out: dict[str, torch.Tensor]
     ) -> torch.Tensor:
         """Loss of one whole microbatch, shape (), which RLlib requires a learner to define.
 
@@ -257,15 +271,15 @@ class GRPOLearner(TorchLearner):
     ) -> dict[str, Any]:
         """Leave the optimizer out: it is written to a file of its own by :meth:`save_to_path`."""
         left_out = [not_components] if isinstance(not_components, str) else list(not_components or ())
-        state = super().get_state(components, not_components=[*left_out, COMPONENT_OPTIMIZER], **kwargs)
+        state: dict[str, Any] = super().get_state(components, not_components=[*left_out, COMPONENT_OPTIMIZER], **kwargs)
         return state
 
     def save_to_path(self, path: str | Path | None = None, **kwargs: Any) -> str:
         """Write RLlib's files and the optimizer's state."""
-        path = super().save_to_path(path, **kwargs)
+        folder: str = super().save_to_path(path, **kwargs)
         states = {name: optimizer.state_dict() for name, optimizer in self._named_optimizers.items()}
-        torch.save({"optimizers": states, "iteration": self.iteration}, Path(path) / OPTIMIZER_FILE)
-        return path
+        torch.save({"optimizers": states, "iteration": self.iteration}, Path(folder) / OPTIMIZER_FILE)
+        return folder
 
     def restore_from_path(self, path: str | Path, **kwargs: Any) -> None:
         """Load what :meth:`save_to_path` wrote.

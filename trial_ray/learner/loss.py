@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,7 +15,7 @@ from trial_ray.objectives.losses import clamp_saturated, joint_loss
 from trial_ray.objectives.segments import masked_mean
 
 if TYPE_CHECKING:
-    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+    from trial_ray.learner.settings import TrainingSettings
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class LossTerms:
 
 
 def loss_terms(
-    method: Method, config: AlgorithmConfig, tokens: TokenBatch, fwd_out: dict[str, torch.Tensor], iteration: int
+    method: Method[Any], config: TrainingSettings, tokens: TokenBatch, fwd_out: dict[str, torch.Tensor], iteration: int
 ) -> LossTerms:
     """Terms of a microbatch's loss, or of a part of one.
 
@@ -86,9 +86,13 @@ class MinibatchClamp:
     contribution: float
 
 
-def minibatch_clamp(method: Method, surrogate: torch.Tensor, dense: torch.Tensor, iteration: int) -> MinibatchClamp:
+def minibatch_clamp(
+    method: Method[Any], surrogate: torch.Tensor, dense: torch.Tensor, iteration: int
+) -> MinibatchClamp:
     """The clamp of a minibatch from its two scalars, L_GRPO and L_dense, each of shape ()."""
     coefficient, alpha = method.dense_coefficient(iteration), method.clamp_alpha
+    if alpha is None:
+        return MinibatchClamp(False, 0.0)
     if not bool(surrogate.isfinite() & dense.isfinite()):
         # The backward passes meet the same numbers, and the step is skipped.
         return MinibatchClamp(False, 0.0)
@@ -98,7 +102,7 @@ def minibatch_clamp(method: Method, surrogate: torch.Tensor, dense: torch.Tensor
 
 
 def microbatch_loss(
-    method: Method, terms: LossTerms, iteration: int, clamp: MinibatchClamp | None = None
+    method: Method[Any], terms: LossTerms, iteration: int, clamp: MinibatchClamp | None = None
 ) -> torch.Tensor:
     """L = L_out + clip_b(λ · dense), with b = α · |L_GRPO| (Eq. 8), shape ().
 
@@ -123,7 +127,7 @@ def microbatch_loss(
     return joint_loss(terms.outcome, terms.surrogate, terms.dense, coefficient, alpha)
 
 
-def _require_shape(method: Method, hook: str, found: object, expected: torch.Size) -> None:
+def _require_shape(method: Method[Any], hook: str, found: object, expected: torch.Size) -> None:
     if not isinstance(found, torch.Tensor) or found.shape != expected:
         described = f"shape {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
         raise MethodError(

@@ -10,7 +10,7 @@ A method decides Â, the surrogate, c_t and the mask, the privileged view π_T s
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 import torch
 
@@ -18,31 +18,46 @@ from trial_ray.learner.turn_rows import TokenBatch, TurnRows
 from trial_ray.objectives.losses import clipped_surrogate
 from trial_ray.rollout.trajectory import TrajectoryGroup
 
-if TYPE_CHECKING:
-    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
+class ClipSettings(Protocol):
+    """What every method reads of its config: the clips of the surrogate, see ``learner.settings.TrainingSettings``."""
+
+    clip_low: float
+    clip_high: float
+    dual_clip: float | None
+
+
+Config = TypeVar("Config", bound=ClipSettings)
 Metrics = dict[str, torch.Tensor]
 """Scalars by name; the learner logs them under the method's ``name``, averaged over an iteration."""
 
 
-class Method:
+class Method(Generic[Config]):
     """Plain GRPO, and the hooks in which other methods differ from it.
+
+    A method that reads settings of its own names its config class: ``class Mine(Method["MineConfig"])``.
 
     Attributes:
         name: prefix of the method's metrics.
+        needs_privileged_view: whether a config without ``privileged_view`` is refused.
         needs_action_spans: whether ``prepare`` wants ``TurnRows.action_mask``.
-        needs_divergence: whether ``dense_loss`` wants ``fwd_out["divergence"]``, the full-vocabulary divergence of both
-            views, for which the training forward scores the hindsight view too; the config then holds ``jsd_mix`` and
-            ``jsd_temperature``.
         config: the algorithm's config, which holds the method's settings.
     """
 
     name: ClassVar[str] = "grpo"
+    needs_privileged_view: ClassVar[bool] = False
     needs_action_spans: ClassVar[bool] = False
-    needs_divergence: ClassVar[bool] = False
 
-    def __init__(self, config: AlgorithmConfig) -> None:
-        self.config: Any = config
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    @property
+    def needs_divergence(self) -> bool:
+        """Whether ``dense_loss`` wants ``fwd_out["divergence"]``, the full-vocabulary divergence of both views.
+
+        The training forward then scores the hindsight view too, and the config holds ``jsd_mix`` and ``jsd_temperature``.
+        """
+        return False
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
         """Once an iteration, on the scored rows: fix what stays the same during the update.

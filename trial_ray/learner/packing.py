@@ -14,13 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
+from numpy.typing import NDArray
 
 from trial_ray.hindsight.aug import augment
 from trial_ray.models.logprobs import DEFAULT_CHUNK_TOKENS, token_logprobs
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _NO_TOKENS = np.empty(0, np.int32)
 
@@ -171,7 +175,7 @@ def _response_positions(rows: Sequence[Row], starts: np.ndarray, forks: np.ndarr
     lengths = np.array([len(row.response_ids) for row in rows])
     first = np.repeat(np.cumsum(lengths) - lengths, lengths)
     offsets = np.arange(lengths.sum()) - first
-    positions = np.repeat(starts, lengths) + offsets - 1
+    positions: NDArray[np.int64] = np.repeat(starts, lengths) + offsets - 1
     if forks is not None:
         fork = np.repeat(forks, lengths)
         positions = np.where((offsets == 0) & (fork >= 0), fork, positions)
@@ -216,7 +220,7 @@ def make_buckets(
     return buckets
 
 
-def can_pack_views(lm: nn.Module) -> bool:
+def can_pack_views(lm: PreTrainedModel) -> bool:
     """Whether this model takes the two-branch mask: sdpa or eager attention, and full attention in every layer."""
     layer_types = getattr(lm.config, "layer_types", None) or ["full_attention"]
     return lm.config._attn_implementation in ("sdpa", "eager") and set(layer_types) == {"full_attention"}
@@ -224,7 +228,7 @@ def can_pack_views(lm: nn.Module) -> bool:
 
 @torch.no_grad()
 def score_rows(
-    lm: nn.Module,
+    lm: PreTrainedModel,
     rows: Sequence[Row],
     *,
     two_views: bool,
@@ -256,7 +260,7 @@ def score_rows(
     return _score_plain(lm, rows, max_tokens, options), _score_plain(lm, hindsight_rows, max_tokens, options)
 
 
-def _score_plain(lm: nn.Module, rows: Sequence[Row], max_tokens: int, options: dict) -> torch.Tensor:
+def _score_plain(lm: PreTrainedModel, rows: Sequence[Row], max_tokens: int, options: dict[str, Any]) -> torch.Tensor:
     buckets = make_buckets([row.length for row in rows], max_tokens)
     parts = []
     for bucket in buckets:
@@ -267,7 +271,7 @@ def _score_plain(lm: nn.Module, rows: Sequence[Row], max_tokens: int, options: d
 
 
 def _score_packed(
-    lm: nn.Module, rows: Sequence[Row], max_tokens: int, options: dict
+    lm: PreTrainedModel, rows: Sequence[Row], max_tokens: int, options: dict[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     buckets = make_buckets([row.two_view_length for row in rows], max_tokens)
     ordinary, hindsight = [], []
@@ -291,8 +295,8 @@ def _in_row_order(
         return torch.empty(0, device=device)
     lengths = np.array([len(row.response_ids) for row in rows])
     starts = np.cumsum(lengths) - lengths
-    places = [np.arange(starts[index], starts[index] + lengths[index]) for bucket in buckets for index in bucket]
+    positions = [np.arange(starts[index], starts[index] + lengths[index]) for bucket in buckets for index in bucket]
     values = torch.cat(parts)
     result = torch.empty_like(values)
-    result[torch.from_numpy(np.concatenate(places)).to(device)] = values
+    result[torch.from_numpy(np.concatenate(positions)).to(device)] = values
     return result

@@ -22,7 +22,7 @@ from trial_ray.learner.weighted_means import WeightedMeans
 from trial_ray.models.causal_lm_module import CausalLMModule
 
 if TYPE_CHECKING:
-    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+    from trial_ray.learner.settings import LearnerSettings
 
 INPUTS = ("input_ids", "position_ids", "rows", "positions", "targets")
 MAX_PADDING = 0.15
@@ -42,7 +42,9 @@ class MicrobatchPasses:
         means: takes the logged scalars.
     """
 
-    def __init__(self, module: CausalLMModule, method: Method, config: AlgorithmConfig, means: WeightedMeans) -> None:
+    def __init__(
+        self, module: CausalLMModule, method: Method[Any], config: LearnerSettings, means: WeightedMeans
+    ) -> None:
         self._module = module
         self._method = method
         self._config = config
@@ -83,11 +85,11 @@ class MicrobatchPasses:
         buckets = self._buckets(table, rows)
         if len(buckets) > 1 and not self._method.has_token_mean():
             terms = self._terms(table, rows, self._whole_outputs(table, rows, buckets), iteration)
-            return torch.stack([terms.surrogate, terms.dense]).double().cpu()
+            return _scalars(terms)
         scalars = torch.zeros(2, dtype=torch.float64)
         for bucket, share in self._shares(table, rows, buckets):
             terms = self._terms(table, bucket, self._forward(table, bucket), iteration)
-            scalars += share * torch.stack([terms.surrogate, terms.dense]).double().cpu()
+            scalars += share * _scalars(terms)
         return scalars
 
     def _backward_whole(
@@ -102,10 +104,11 @@ class MicrobatchPasses:
         whole = {name: value.requires_grad_() for name, value in self._whole_outputs(table, rows, buckets).items()}
         loss = self._loss(table, rows, whole, iteration, weight, clamp)
         (weight * loss).backward()
-        for place, bucket in self._token_places(table, rows, buckets):
+        gradients = {name: value.grad for name, value in whole.items() if value.grad is not None}
+        for position, bucket in self._token_positions(table, rows, buckets):
             outputs = self._forward(table, bucket)
-            names = [name for name in outputs if whole[name].grad is not None]
-            torch.autograd.backward([outputs[name] for name in names], [whole[name].grad[place] for name in names])
+            names = [name for name in outputs if name in gradients]
+            torch.autograd.backward([outputs[name] for name in names], [gradients[name][position] for name in names])
         return loss.item()
 
     @torch.no_grad()
@@ -113,9 +116,9 @@ class MicrobatchPasses:
         """Outputs of all rows, without their graphs."""
         whole: Outputs = {}
         num_tokens = int(table.lengths[torch.from_numpy(rows)].sum())
-        for place, bucket in self._token_places(table, rows, buckets):
+        for position, bucket in self._token_positions(table, rows, buckets):
             for name, value in self._forward(table, bucket).items():
-                whole.setdefault(name, value.new_zeros(num_tokens))[place] = value
+                whole.setdefault(name, value.new_zeros(num_tokens))[position] = value
         return whole
 
     def _loss(
@@ -158,19 +161,19 @@ class MicrobatchPasses:
         if len(buckets) == 1:
             yield rows, 1.0
             return
-        counts = [int(table.mask[table.token_places(bucket)].sum()) for bucket in buckets]
+        counts = [int(table.mask[table.token_positions(bucket)].sum()) for bucket in buckets]
         for bucket, count in zip(buckets, counts, strict=True):
             yield bucket, count / max(1, sum(counts))
 
-    def _token_places(
+    def _token_positions(
         self, table: TurnRows, rows: np.ndarray, buckets: list[np.ndarray]
     ) -> Iterator[tuple[torch.Tensor, np.ndarray]]:
         """Where the tokens of each part stand among those of ``rows``."""
         lengths = table.lengths.numpy()[rows]
         starts = dict(zip(rows.tolist(), (np.cumsum(lengths) - lengths).tolist(), strict=True))
         for bucket in buckets:
-            places = [np.arange(starts[row], starts[row] + int(table.lengths[row])) for row in bucket.tolist()]
-            yield torch.from_numpy(np.concatenate(places)).to(self._module.lm.device), bucket
+            positions = [np.arange(starts[row], starts[row] + int(table.lengths[row])) for row in bucket.tolist()]
+            yield torch.from_numpy(np.concatenate(positions)).to(self._module.lm.device), bucket
 
     def _forward(self, table: TurnRows, rows: np.ndarray) -> Outputs:
         """One forward pass over rows that fit into memory together; outputs ``[T]`` in the order of ``rows``."""
@@ -185,12 +188,19 @@ class MicrobatchPasses:
                 _inputs([model_rows[row].hindsight_row for row in group], device) for group in groups
             ]
             # The policy is the tempered one; the method's temperature divides its logits once more.
-            temperature = self._config.temperature * self._config.jsd_temperature
-            batch["divergence"] = {"mix": self._config.jsd_mix, "temperature": temperature}
+            own = self._method.config
+            temperature = self._config.temperature * own.jsd_temperature
+            batch["divergence"] = {"mix": own.jsd_mix, "temperature": temperature}
         outputs = self._module.forward_train(batch)
         ordered = np.concatenate([rows[group] for group in groups])
-        places = torch.cat([place for place, _ in self._token_places(table, rows, [ordered])])
-        return {name: torch.empty_like(value).index_copy(0, places, value) for name, value in outputs.items()}
+        positions = torch.cat([position for position, _ in self._token_positions(table, rows, [ordered])])
+        return {name: torch.empty_like(value).index_copy(0, positions, value) for name, value in outputs.items()}
+
+
+def _scalars(terms: LossTerms) -> torch.Tensor:
+    """L_GRPO and L_dense, float64 ``[2]`` on the CPU; no dense term is one of 0."""
+    dense = torch.zeros_like(terms.surrogate) if terms.dense is None else terms.dense
+    return torch.stack([terms.surrogate, dense]).double().cpu()
 
 
 def _inputs(rows: list[Row], device: torch.device) -> dict[str, torch.Tensor]:

@@ -19,13 +19,13 @@ def anchor_ids(groups: Iterable[TrajectoryGroup]) -> torch.Tensor:
     Turns share a number where their task group and their raw observation are the same.
     """
     numbers: dict[tuple[int, str], int] = {}
-    places = (
+    anchors = (
         (index, turn.observation)
         for index, group in enumerate(groups)
         for trajectory in group.survivors
         for turn in trajectory.turns
     )
-    return torch.tensor([numbers.setdefault(place, len(numbers)) for place in places])
+    return torch.tensor([numbers.setdefault(anchor, len(numbers)) for anchor in anchors])
 
 
 def step_returns(groups: Iterable[TrajectoryGroup], reward: str, discount: float) -> torch.Tensor:

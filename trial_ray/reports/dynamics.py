@@ -58,8 +58,8 @@ def windows(metrics: Sequence[dict[str, float]], key: str) -> list[Window]:
         if key in line:
             found.setdefault((iteration - 1) // WINDOW, []).append(line[key])
     return [
-        Window(place * WINDOW + 1, min((place + 1) * WINDOW, last), statistics.fmean(values))
-        for place, values in sorted(found.items())
+        Window(index * WINDOW + 1, min((index + 1) * WINDOW, last), statistics.fmean(values))
+        for index, values in sorted(found.items())
     ]
 
 

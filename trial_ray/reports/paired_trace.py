@@ -4,58 +4,63 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
 
+from trial_ray.environments.entry import EnvironmentEntry
+from trial_ray.environments.guarded_env import GuardedEnv
 from trial_ray.errors import InfrastructureError
 from trial_ray.inference.batching_engine import Request
 from trial_ray.inference.decoding_batch import DecodingBatch
 from trial_ray.inference.protocol import Response, SamplingParams
 from trial_ray.inference.sampling import stop_token_ids
+from trial_ray.learner.settings import LearnerSettings
 from trial_ray.models.causal_lm_module import load_causal_lm, load_tokenizer
 from trial_ray.reports.allocation import Trace, trace_trajectories
-from trial_ray.rollout.episode import EpisodePlayer
-from trial_ray.rollout.guarded_env import GuardedEnv
+from trial_ray.rollout.episode import PolicyPlayer, play_episode
 from trial_ray.rollout.prompts import PromptBuilder
 
-if TYPE_CHECKING:
-    from trial_ray.algorithms.methods.trial import TRIALConfig
 
-
-def trace_pair(models: dict[str, Path], task_id: str, env: gymnasium.Env, config: TRIALConfig) -> dict[str, Trace]:
+def trace_pair(
+    models: dict[str, Path], task_id: str, entry: EnvironmentEntry, config: LearnerSettings, gap_clip: float
+) -> dict[str, Trace]:
     """Play one game greedily with each model, in this process, and score each model's own decisions.
 
     Args:
         models: model folders by what they are called.
         task_id: the game.
-        env: its environment.
+        entry: its environment.
         config: prompts, limits and the hindsight view; the same for all.
+        gap_clip: c of Eq. 4, in nats.
     """
-    return {name: trace_game(folder, task_id, env, config) for name, folder in models.items()}
+    return {name: trace_game(folder, task_id, entry, config, gap_clip) for name, folder in models.items()}
 
 
-def trace_game(model: Path, task_id: str, env: gymnasium.Env, config: TRIALConfig) -> Trace:
+def trace_game(model: Path, task_id: str, entry: EnvironmentEntry, config: LearnerSettings, gap_clip: float) -> Trace:
     """One game, played greedily by one model.
 
     Raises:
         InfrastructureError: the environment failed.
     """
     lm, tokenizer = load_causal_lm(str(model), config.model_dtype), load_tokenizer(str(model))
-    prompts = PromptBuilder.from_config(tokenizer, config)
+    prompts = PromptBuilder.from_config(tokenizer, config, entry.adapter)
     greedy = SamplingParams(config.max_response_tokens, temperature=0.0)
-    player = EpisodePlayer(prompts, lambda ids: tokenizer.decode(ids, skip_special_tokens=True), greedy, seeded=False)
     stop_ids = frozenset(stop_token_ids(str(model)))
 
     async def generate(prompt_ids: np.ndarray, params: SamplingParams) -> Response:
         return decode(lm, stop_ids, prompt_ids, params)
 
-    trajectory = asyncio.run(player.play(GuardedEnv(lambda: env, str(config.env)), task_id, 0, 0, generate))
+    player = PolicyPlayer(prompts, lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)), greedy, generate)
+    env = GuardedEnv(entry)
+    try:
+        trajectory = asyncio.run(play_episode(env, task_id, player))
+    finally:
+        env.close()
     if trajectory.failed:
         raise InfrastructureError(f"The game could not be played: {trajectory.error}")
-    (trace,) = trace_trajectories(lm, tokenizer, [trajectory], config)
+    (trace,) = trace_trajectories(lm, tokenizer, [trajectory], config, gap_clip)
     return trace
 
 

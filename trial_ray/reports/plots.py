@@ -58,10 +58,10 @@ def plot_allocation(data: Mapping[str, Any], path: Path) -> Path:
     height = max(2.8, 0.27 * len(turns) + 1.2)
     figure, axes = plt.subplots(1, 2, figsize=(12, height), width_ratios=(1.5, 1), layout="constrained")
     colours = dict(zip(data["class_order"], COLOURS, strict=True))
-    places = range(len(turns))
-    axes[0].barh(places, [turn["weight"] for turn in turns], color=[colours[turn["action_class"]] for turn in turns])
+    positions = range(len(turns))
+    axes[0].barh(positions, [turn["weight"] for turn in turns], color=[colours[turn["action_class"]] for turn in turns])
     axes[0].set_yticks(
-        places, [f"T{place + 1}  {_short(turn['action'])}" for place, turn in enumerate(turns)], fontsize=8
+        positions, [f"T{index + 1}  {_short(turn['action'])}" for index, turn in enumerate(turns)], fontsize=8
     )
     axes[0].invert_yaxis()
     axes[0].axvline(1.0, color="black", linewidth=0.8, linestyle="--")

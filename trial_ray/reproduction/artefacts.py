@@ -5,15 +5,21 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from trial_ray.algorithms.methods import method_title
 from trial_ray.errors import UserInputError
 from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.evaluation.table_text import method_title, to_latex, to_markdown
+from trial_ray.evaluation.table_text import to_latex, to_markdown
 from trial_ray.evaluation.tables import ResultTable, TableEntry
 from trial_ray.experiments.run_folder import RunFolder
 from trial_ray.files import write_json, write_text
 from trial_ray.reproduction.plan import PlannedRun
+from trial_ray.rollout.trajectory import EpisodeResult
+
+if TYPE_CHECKING:
+    from trial_ray.algorithms.methods.trial import TRIALConfig
+    from trial_ray.reports.allocation import Trace
 
 REFERENCE, SUBJECT = "grpo", "trial"
 FAMILY = "pick_two_obj_and_place"
@@ -35,16 +41,16 @@ def assemble(name: str, runs: Sequence[PlannedRun], folder: Path) -> list[Path]:
 
 def _table(name: str, runs: Sequence[PlannedRun], folder: Path) -> list[Path]:
     entries = [
-        TableEntry(run.backbone, run.method, run.seed, EvaluationResult.load(run.evaluation(place)))
+        TableEntry(run.backbone, run.method, run.seed, EvaluationResult.load(run.evaluation(evaluated)))
         for run in _rows(runs)
-        for place in run.sets
+        for evaluated in run.sets
     ]
     reference = REFERENCE if any(run.method == REFERENCE for run in runs) else runs[0].method
     table = ResultTable(entries, reference, SUBJECT)
     return [
         write_json(folder / f"{name}.json", {**table.to_dict(), "runs": [run.name for run in runs]}),
-        write_text(folder / f"{name}.md", to_markdown(table)),
-        write_text(folder / f"{name}.tex", to_latex(table)),
+        write_text(folder / f"{name}.md", to_markdown(table, method_title)),
+        write_text(folder / f"{name}.tex", to_latex(table, method_title)),
     ]
 
 
@@ -88,7 +94,14 @@ def panel_curve(runs: Sequence[Sequence[dict[str, float]]], key: str) -> list[di
 
 
 def _hindsight_start(runs: Sequence[PlannedRun]) -> int:
-    return next((run.config.hindsight_start_iteration for run in runs if run.method == "trial"), 1)
+    return next((_trial_config(run).hindsight_start_iteration for run in runs if run.method == "trial"), 1)
+
+
+def _trial_config(run: PlannedRun) -> TRIALConfig:
+    from trial_ray.algorithms.methods.trial import TRIALConfig
+
+    assert isinstance(run.config, TRIALConfig)
+    return run.config
 
 
 def _seeds(runs: Sequence[PlannedRun]) -> str:
@@ -97,7 +110,7 @@ def _seeds(runs: Sequence[PlannedRun]) -> str:
 
 
 def _figure3(runs: Sequence[PlannedRun], folder: Path) -> list[Path]:
-    from trial_ray.environments.action_classes import CLASSES
+    from trial_ray.environments.adapter import ACTION_CLASSES
     from trial_ray.reports.allocation import class_means, readable_trace
     from trial_ray.reports.plots import plot_allocation
 
@@ -105,11 +118,11 @@ def _figure3(runs: Sequence[PlannedRun], folder: Path) -> list[Path]:
     if not trained:
         raise UserInputError("The allocation trace needs a finished run of TRIAL; found none.")
     traces, family = _allocation_traces(trained[0])
-    data = {
+    data: dict[str, Any] = {
         "title": f"{trained[0].name}: {len(traces)} successful trajectories of one iteration"
         + (f", family {family}" if family else ", all families"),
         "family": family,
-        "class_order": list(CLASSES),
+        "class_order": list(ACTION_CLASSES),
         "classes": class_means(traces),
         "example": readable_trace(traces).to_dict(),
         "trajectories": [trace.to_dict() for trace in traces],
@@ -119,7 +132,7 @@ def _figure3(runs: Sequence[PlannedRun], folder: Path) -> list[Path]:
     return [*written, write_text(folder / "figure3_paired.md", paired_markdown(data["paired"]))]
 
 
-def _allocation_traces(run: PlannedRun) -> tuple[list[Any], str | None]:
+def _allocation_traces(run: PlannedRun) -> tuple[list[Trace], str | None]:
     """The last recorded training batch, scored by the run's final policy."""
     from trial_ray.experiments.checkpoints import find_model
     from trial_ray.models.causal_lm_module import load_causal_lm, load_tokenizer
@@ -130,13 +143,13 @@ def _allocation_traces(run: PlannedRun) -> tuple[list[Any], str | None]:
     trajectories = read_trajectories(recorded.trajectories, recorded.recorded_iterations()[-1])
     chosen, family = choose_trajectories(trajectories, FAMILY)
     model = str(find_model(run.folder))
-    lm = load_causal_lm(model, run.config.model_dtype)
-    return trace_trajectories(lm, load_tokenizer(model), chosen, run.config), family
+    config = _trial_config(run)
+    lm = load_causal_lm(model, config.model_dtype)
+    return trace_trajectories(lm, load_tokenizer(model), chosen, config, config.gap_clip), family
 
 
 def _paired_traces(runs: Sequence[PlannedRun], family: str | None) -> dict[str, Any] | None:
     """The first seed of every method, greedily on the first game of the evaluation set that only TRIAL's run solved."""
-    from trial_ray.evaluation.panel import open_environment
     from trial_ray.experiments.checkpoints import find_model
     from trial_ray.reports.paired_trace import trace_pair
 
@@ -144,15 +157,11 @@ def _paired_traces(runs: Sequence[PlannedRun], family: str | None) -> dict[str, 
     pair = {run.method: run for run in runs if run.seed == seed}
     if pair.keys() != {"grpo", "trial"}:
         return None
-    config, place = pair["trial"].config, pair["trial"].sets[0]
-    results = {method: EvaluationResult.load(run.evaluation(place)) for method, run in pair.items()}
+    config, evaluated = _trial_config(pair["trial"]), pair["trial"].sets[0]
+    results = {method: EvaluationResult.load(run.evaluation(evaluated)) for method, run in pair.items()}
     task_id = telling_task(results["grpo"], results["trial"], family)
-    env = open_environment(str(config.env), {**config.env_config, **config.panel_env_config}, place.split)
-    try:
-        models = {method_title(method): find_model(run.folder) for method, run in pair.items()}
-        traces = trace_pair(models, task_id, env, config)
-    finally:
-        env.close()
+    models = {method_title(method): find_model(run.folder) for method, run in pair.items()}
+    traces = trace_pair(models, task_id, pair["trial"].entry(evaluated), config, config.gap_clip)
     return {"task_id": task_id, "seed": seed, "traces": {name: trace.to_dict() for name, trace in traces.items()}}
 
 
@@ -164,7 +173,7 @@ def telling_task(reference: EvaluationResult, other: EvaluationResult, family: s
         if family in (None, after.family)
     ] or list(zip(reference.episodes, other.episodes, strict=True))
 
-    def rank(pair: tuple[Any, Any]) -> int:
+    def rank(pair: tuple[EpisodeResult, EpisodeResult]) -> int:
         before, after = pair
         return (after.success and not before.success) * 2 + (after.success and before.success)
 
@@ -191,10 +200,10 @@ def paired_markdown(paired: dict[str, Any] | None) -> str:
     return "\n".join([*lines, "", "; ".join(ends) + "."]) + "\n"
 
 
-def _turn_cells(turns: Sequence[dict[str, Any]], place: int) -> str:
-    if place >= len(turns):
+def _turn_cells(turns: Sequence[dict[str, Any]], index: int) -> str:
+    if index >= len(turns):
         return " |  | "
-    turn = turns[place]
+    turn = turns[index]
     shown = "".join(char if char.isprintable() else " " for char in turn["action"])
     for char in "\\`*_[]<>|":
         shown = shown.replace(char, f"\\{char}")

@@ -46,7 +46,8 @@ def execute(runs: Sequence[PlannedRun], scale_file: Path, folder: Path) -> list[
             name="tune", storage_path=str(folder.resolve()), callbacks=[SweepReporter()], verbose=0
         ),
     )
-    results = tuner.fit()
+    grid = tuner.fit()
+    results = [grid[index] for index in range(len(grid))]
     return [result.config["run"] if result.config else str(result.path) for result in results if result.error]
 
 
@@ -69,8 +70,10 @@ def _train(trial: dict[str, Any], runs: dict[str, PlannedRun], scale_file: Path)
     resume = run.folder.exists()
     command = [*sys.argv[:1], "reproduce", run.name]
     folder = RunFolder.reopen(run.folder) if resume else RunFolder.create(run.folder, run.config, scale_file, command)
-    env_config = {**run.config.env_config, **run.config.panel_env_config}
-    panels = {set_name(place): choose_panel(run.config.env, env_config, place.split, place.panel) for place in run.sets}
+    panels = {}
+    for evaluated in run.sets:
+        entry = run.entry(evaluated)
+        panels[set_name(evaluated)] = choose_panel(entry, evaluated.panel), entry
     session = TrainingSession(
         run.config,
         {"training_iteration": run.iterations},

@@ -17,6 +17,7 @@ from trial_ray.reproduction.scale import EvaluationSet, Scale
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.grpo_config import GRPOConfig
+    from trial_ray.environments.entry import EnvironmentEntry
 
 # Where something is written does not change what a run is.
 NOT_COMPARED = ("trajectories_folder",)
@@ -81,9 +82,14 @@ class PlannedRun:
         """The folder's name."""
         return self.folder.name
 
-    def evaluation(self, place: EvaluationSet) -> Path:
+    def evaluation(self, evaluated: EvaluationSet) -> Path:
         """Where the final evaluation of a set is written."""
-        return RunFolder(self.folder).evaluations / f"{set_name(place)}_{self.iterations:06d}.json"
+        return RunFolder(self.folder).evaluations / f"{set_name(evaluated)}_{self.iterations:06d}.json"
+
+    def entry(self, evaluated: EvaluationSet) -> EnvironmentEntry:
+        """What a set is played in: the run's environment with the keyword arguments of its panel."""
+        (entry,) = self.config.environment_entries()
+        return entry.at(**self.config.panel_env_config, split=evaluated.split)
 
     def state(self) -> str:
         """``done``, ``unfinished``, or ``new``.
@@ -101,7 +107,7 @@ class PlannedRun:
                 f"{self.folder} was trained for {trained[-1]} iterations; this study wants {self.iterations}. "
                 "Name another folder with --out."
             )
-        complete = all(self.evaluation(place).is_file() for place in self.sets)
+        complete = all(self.evaluation(evaluated).is_file() for evaluated in self.sets)
         return "done" if complete and folder.state() == "done" else "unfinished"
 
     def _require_same_config(self, folder: RunFolder) -> None:
@@ -121,9 +127,9 @@ class PlannedRun:
                 )
 
 
-def set_name(place: EvaluationSet) -> str:
+def set_name(evaluated: EvaluationSet) -> str:
     """Name of a set's evaluation file."""
-    return f"{place.split}-{place.panel}"
+    return f"{evaluated.split}-{evaluated.panel}"
 
 
 def plan_runs(
@@ -170,7 +176,7 @@ def plan_runs(
 
 
 def _configure(base: GRPOConfig, method: str, settings: Any, seed: int, path: Path) -> GRPOConfig:
-    config = with_method(base, method).training(**settings).debugging(seed=seed)
+    config: GRPOConfig = with_method(base, method).training(**settings).debugging(seed=seed)
     config.recording(trajectories_folder=str(RunFolder(path).trajectories))
     config.validate()
     return config

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import ray
@@ -13,7 +13,6 @@ from gymnasium.spaces import Text
 from ray.actor import ActorHandle
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
-from ray.rllib.env.env_context import EnvContext
 from ray.rllib.env.env_runner import EnvRunner
 from ray.rllib.utils.checkpoints import Checkpointable
 from ray.rllib.utils.metrics import (
@@ -24,17 +23,17 @@ from ray.rllib.utils.metrics import (
     NUM_EPISODES,
 )
 
+from trial_ray.environments.check import required_keys
+from trial_ray.environments.entry import EnvironmentEntry
+from trial_ray.environments.guarded_env import GuardedEnv
 from trial_ray.errors import EngineError
 from trial_ray.inference.client import EngineClient
 from trial_ray.inference.protocol import Response, SamplingParams
-from trial_ray.rollout.episode import EpisodePlayer, derive_seed
-from trial_ray.rollout.guarded_env import GuardedEnv
+from trial_ray.rollout.episode import PolicyPlayer, derive_seed, play_episode
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.rollout.requests import GroupRequest, GroupSample, SampleSettings
+from trial_ray.rollout.settings import PlaySettings
 from trial_ray.rollout.trajectory import EpisodeResult, Trajectory, TrajectoryGroup
-
-if TYPE_CHECKING:
-    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 # What a gym.spaces.Text must be told although nothing here checks it: text environments define their own spaces.
 _TEXT_SPACE = Text(max_length=2**31 - 1)
@@ -48,18 +47,21 @@ class TextEnvRunner(EnvRunner, Checkpointable):
     actor into an asyncio actor, in which ``sample_groups`` could not run an event loop of its own.
     """
 
-    def __init__(self, config: AlgorithmConfig, **kwargs: Any) -> None:
+    config: PlaySettings
+
+    def __init__(self, config: PlaySettings, **kwargs: Any) -> None:
         super().__init__(config=config, **kwargs)
         self._env_creator = kwargs["env_creator"]
+        self._entries = config.environment_entries()
         self._tokenizer: Any = None
-        self._prompts: PromptBuilder | None = None
+        self._prompts: dict[int, PromptBuilder] = {}
         self._client: EngineClient | None = None
         self._free_envs: dict[str, list[GuardedEnv]] = {}
         self._num_batches = 0
 
     # -- sampling --------------------------------------------------------------------------------------------------
 
-    def connect(self, engines: Sequence[ActorHandle]) -> None:
+    def connect(self, engines: Sequence[ActorHandle[Any]]) -> None:
         """Use these engines from now on."""
         self._client = EngineClient(engines, timeout_s=self.config.request_timeout_s)
 
@@ -101,29 +103,30 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         """RLlib's generic entry point; groups are sampled by :meth:`sample_groups`."""
         raise TypeError("TextEnvRunner samples groups of rollouts: call sample_groups(requests, settings).")
 
-    def player(self, settings: SampleSettings) -> EpisodePlayer:
-        """What the episodes of one call share."""
-        if self._prompts is None:
+    def take_env(self, environment: int, env_config: dict[str, Any]) -> tuple[GuardedEnv, list[GuardedEnv]]:
+        """A free instance of one of the run's environments, and the list to put it back into unless it went wrong."""
+        entry = self._entries[environment].at(**env_config)
+        free = self._free_envs.setdefault(_key(entry), [])
+        return free.pop() if free else GuardedEnv(entry, required_keys(entry, self.config.reward)), free
+
+    def player(self, request: GroupRequest, settings: SampleSettings, seed: int | None) -> PolicyPlayer:
+        """The player of one rollout; all of a group's requests stick to one engine."""
+        affinity = f"{request.task_id}/{request.seed}"
+
+        async def generate(prompt_ids: np.ndarray, params: SamplingParams) -> Response:
+            return await self.client.generate(prompt_ids, params, affinity)
+
+        return PolicyPlayer(self._prompt_builder(request.environment), self._decode, settings.params, generate, seed)
+
+    def _prompt_builder(self, environment: int) -> PromptBuilder:
+        if self._tokenizer is None:
             from trial_ray.models.causal_lm_module import load_tokenizer
 
-            self._tokenizer = load_tokenizer(self.config.model_path)
-            self._prompts = PromptBuilder.from_config(self._tokenizer, self.config)
-        return EpisodePlayer(self._prompts, self._decode, settings.params, settings.seeded)
-
-    def take_env(self, env_config: dict[str, Any]) -> GuardedEnv:
-        """A free environment with these arguments; give it back with :meth:`return_env`."""
-        free = self._free_envs.setdefault(_key(env_config), [])
-        if free:
-            return free.pop()
-        context = EnvContext(env_config, worker_index=self.worker_index or 0, num_workers=self.num_workers or 0)
-        return GuardedEnv(lambda: self._env_creator(context), str(self.config.env))
-
-    def return_env(self, env_config: dict[str, Any], env: GuardedEnv) -> None:
-        """Keep an environment for the next episode, or close one that went wrong."""
-        if env.faulty:
-            env.close()
-        else:
-            self._free_envs[_key(env_config)].append(env)
+            self._tokenizer = load_tokenizer(str(self.config.model_path))
+        if environment not in self._prompts:
+            adapter = self._entries[environment].adapter
+            self._prompts[environment] = PromptBuilder.from_config(self._tokenizer, self.config, adapter)
+        return self._prompts[environment]
 
     @property
     def client(self) -> EngineClient:
@@ -139,7 +142,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         return self._client
 
     def _decode(self, ids: np.ndarray) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=True)
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
     @property
     def _row_penalty(self) -> float:
@@ -184,10 +187,15 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         }
         for name, value in sums.items():
             self.metrics.log_value(name, value, reduce="sum")
-        for name, value in means.items():
-            self.metrics.log_value(name, value, reduce="mean")
+        for name, mean in means.items():
+            self.metrics.log_value(name, mean, reduce="mean")
+            if len(self._entries) > 1:
+                self.metrics.log_value((trajectory.environment, name), mean, reduce="mean")
+        if len(self._entries) > 1:
+            self.metrics.log_value((trajectory.environment, NUM_EPISODES), 1, reduce="sum")
         for turn in turns:
             self.metrics.log_value("invalid_response_rate", float(not turn.valid), reduce="mean")
+            self.metrics.log_value("invalid_action_rate", float(turn.invalid_action), reduce="mean")
             self.metrics.log_value("cut_response_rate", float(turn.finish_reason == "length"), reduce="mean")
             self.metrics.log_value("cut_history_rate", float(turn.prompt_cut != "none"), reduce="mean")
             self.metrics.log_value("cut_observation_rate", float(turn.prompt_cut == "observation"), reduce="mean")
@@ -205,7 +213,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
 
     def get_metrics(self) -> dict[str, Any]:
         """Metrics since the last call."""
-        return self.metrics.reduce()
+        metrics: dict[str, Any] = self.metrics.reduce()
+        return metrics
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Nothing is learned here."""
@@ -237,14 +246,20 @@ async def _play_groups(
     on_end: Callable[[GroupRequest, TrajectoryGroup], None] = lambda request, group: None,
 ) -> list[TrajectoryGroup]:
     """Start the rollouts one after the other, so that engines work on the first while later environments still load."""
-    player = runner.player(settings)
     slots = asyncio.Semaphore(runner.config.max_episodes_in_flight)
+
+    async def play(request: GroupRequest, rollout: int) -> Trajectory:
+        try:
+            return await _play_rollout(runner, request, rollout, settings)
+        finally:
+            slots.release()
+
     groups = []
     for request in requests:
         rollouts = []
         for rollout in range(request.group_size):
             await slots.acquire()
-            rollouts.append(asyncio.create_task(_play_rollout(runner, player, request, rollout, settings, slots)))
+            rollouts.append(asyncio.create_task(play(request, rollout)))
             await asyncio.sleep(0)
         groups.append(asyncio.create_task(_end_group(request, rollouts, on_end)))
     return await asyncio.gather(*groups)
@@ -261,26 +276,20 @@ async def _end_group(
 
 
 async def _play_rollout(
-    runner: TextEnvRunner,
-    player: EpisodePlayer,
-    request: GroupRequest,
-    rollout: int,
-    settings: SampleSettings,
-    slots: asyncio.Semaphore,
+    runner: TextEnvRunner, request: GroupRequest, rollout: int, settings: SampleSettings
 ) -> Trajectory:
-    affinity = f"{request.task_id}/{request.seed}"
-
-    async def generate(prompt_ids: np.ndarray, params: SamplingParams) -> Response:
-        return await runner.client.generate(prompt_ids, params, affinity)
-
-    env = runner.take_env(settings.env_config)
+    """Play one rollout of a request; a function, because a coroutine method would make the actor another kind of actor."""
+    seed = derive_seed(request.seed, rollout)
+    env, free = runner.take_env(request.environment, settings.env_configs[request.environment])
     try:
-        seed = derive_seed(request.seed, rollout)
-        return await player.play(env, request.task_id, request.seed, seed, generate)
+        player = runner.player(request, settings, seed if settings.seeded else None)
+        return await play_episode(env, request.task_id, player, env_seed=request.seed, seed=seed)
     finally:
-        runner.return_env(settings.env_config, env)
-        slots.release()
+        if env.faulty:
+            env.close()
+        else:
+            free.append(env)
 
 
-def _key(env_config: dict[str, Any]) -> str:
-    return json.dumps(env_config, sort_keys=True, default=str)
+def _key(entry: EnvironmentEntry) -> str:
+    return json.dumps([entry.name, dict(entry.config)], sort_keys=True, default=str)

@@ -1,98 +1,167 @@
-"""One episode: prompt, response, action, answer, until the environment or a limit ends it."""
+"""The one episode loop: whoever plays, a policy, a demonstrator or a solution, plays here."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 
+from trial_ray.environments.guarded_env import GuardedEnv, StepResult
 from trial_ray.errors import EngineError, EnvironmentFaultError, PromptTooLongError
 from trial_ray.inference.protocol import Response, SamplingParams
-from trial_ray.rollout.guarded_env import GuardedEnv
 from trial_ray.rollout.prompts import PromptBuilder
-from trial_ray.rollout.trajectory import Trajectory, Turn
+from trial_ray.rollout.trajectory import PromptCut, Trajectory, Turn
 
 Generate = Callable[[np.ndarray, SamplingParams], Awaitable[Response]]
+History = Sequence[tuple[str, str]]
+"""(observation, action) of the turns so far, oldest first."""
+
+
+def _no_ids() -> np.ndarray:
+    return np.empty(0, np.int32)
+
+
+def _no_logprobs() -> np.ndarray:
+    return np.empty(0, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
-class EpisodePlayer:
-    """What every episode of a runner shares.
+class Decision:
+    """What a player does in one turn; fields are those of :class:`~trial_ray.rollout.trajectory.Turn`.
+
+    A player that writes no prompts and no responses, such as an oracle, leaves all but the action at their defaults.
+    """
+
+    action: str
+    valid: bool = True
+    prompt_ids: np.ndarray = field(default_factory=_no_ids)
+    response_ids: np.ndarray = field(default_factory=_no_ids)
+    logprobs: np.ndarray = field(default_factory=_no_logprobs)
+    weight_version: int = 0
+    insert_at: int = 0
+    finish_reason: str = "stop"
+    prompt_cut: PromptCut = "none"
+
+
+class Player(Protocol):
+    """Decides the turns of one episode."""
+
+    async def act(self, result: StepResult, history: History, step: int) -> Decision | None:
+        """Decide.
+
+        Args:
+            result: what the environment shows and offers now.
+            history: the turns so far.
+            step: number of this decision, from 1.
+
+        Returns:
+            The decision; ``None`` gives up, which ends the episode like a limit on turns.
+
+        Raises:
+            PromptTooLongError: the prompt does not fit; the episode ends.
+            EngineError: the response could not be sampled; the episode fails.
+        """
+        ...
+
+
+async def play_episode(
+    env: GuardedEnv, task_id: str, player: Player, *, env_seed: int = 0, seed: int = 0
+) -> Trajectory:
+    """Play one episode; an error of engine or environment ends it as ``failed`` and is kept in ``error``.
+
+    Args:
+        env: a text environment, free for this episode; afterwards ``faulty`` if the error was its own.
+        task_id: task to reset to.
+        player: decides.
+        env_seed: seed of the environment, the same for all rollouts of a group.
+        seed: seed of this rollout, for the record.
+    """
+    trajectory = Trajectory(task_id=task_id, family="", seed=seed, environment=env.name)
+    try:
+        await _play(env, trajectory, player, env_seed)
+    except PromptTooLongError as error:
+        trajectory.ended, trajectory.error = "prompt_limit", str(error)
+    except (EngineError, EnvironmentFaultError) as error:
+        trajectory.ended = "failed"
+        trajectory.error = f"{type(error).__name__}: {error}"
+    return trajectory
+
+
+async def _play(env: GuardedEnv, trajectory: Trajectory, player: Player, env_seed: int) -> None:
+    now = env.reset(trajectory.task_id, env_seed)
+    trajectory.family, trajectory.solution = now.family, env.walkthrough()
+    history: list[tuple[str, str]] = []
+    while not (now.terminated or now.truncated or len(history) >= env.max_turns):
+        decision = await player.act(now, history, len(history) + 1)
+        if decision is None:
+            break
+        before, now = now, env.step(decision.action)
+        trajectory.turns.append(
+            Turn(
+                prompt_ids=decision.prompt_ids,
+                response_ids=decision.response_ids,
+                logprobs=decision.logprobs,
+                weight_version=decision.weight_version,
+                insert_at=decision.insert_at,
+                observation=before.observation,
+                action=decision.action,
+                valid=decision.valid,
+                outcome=now.observation,
+                reward=now.reward,
+                finish_reason=decision.finish_reason,
+                prompt_cut=decision.prompt_cut,
+                invalid_action=now.invalid_action,
+            )
+        )
+        history.append((before.observation, decision.action))
+    trajectory.success, trajectory.score = now.won, now.score
+    trajectory.ended = "terminated" if now.terminated else "turn_limit"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyPlayer:
+    """Plays with a language model.
 
     Attributes:
         prompts: writes prompts for the policy's tokenizer.
         decode: response ids to text, special tokens left out.
         params: how responses are sampled; a seed in it is replaced turn by turn.
-        seeded: whether every request gets a seed of its own, derived from the episode's.
+        generate: coroutine that samples a response.
+        seed: of the episode; ``None`` leaves requests without seeds of their own.
     """
 
     prompts: PromptBuilder
     decode: Callable[[np.ndarray], str]
     params: SamplingParams
-    seeded: bool
+    generate: Generate
+    seed: int | None = None
 
-    async def play(self, env: GuardedEnv, task_id: str, env_seed: int, seed: int, generate: Generate) -> Trajectory:
-        """Play one episode; an error of engine or environment ends it as ``failed`` and is kept in ``error``.
-
-        Args:
-            env: a text environment, free for this episode; afterwards ``faulty`` if the error was its own.
-            task_id: task to reset to.
-            env_seed: seed of the environment, the same for all rollouts of a group.
-            seed: seed of this rollout's sampling.
-            generate: coroutine that samples a response.
-        """
-        trajectory = Trajectory(task_id=task_id, family="", seed=seed)
-        try:
-            await self._play(env, trajectory, env_seed, generate)
-        except (EngineError, EnvironmentFaultError) as error:
-            trajectory.ended = "failed"
-            trajectory.error = f"{type(error).__name__}: {error}"
-        return trajectory
-
-    async def _play(self, env: GuardedEnv, trajectory: Trajectory, env_seed: int, generate: Generate) -> None:
-        now = env.reset(trajectory.task_id, env_seed)
-        trajectory.family, trajectory.solution = now.family, env.walkthrough()
-        history: list[tuple[str, str]] = []
-        while not (now.terminated or now.truncated):
-            step = len(history) + 1
-            try:
-                prompt = self.prompts.build(
-                    task=now.task,
-                    observation=now.observation,
-                    admissible_actions=now.admissible_actions,
-                    history=history,
-                    step=step,
-                )
-            except PromptTooLongError as error:
-                trajectory.ended, trajectory.error = "prompt_limit", str(error)
-                return
-            response = await generate(prompt.ids, self._params(trajectory.seed, step))
-            projection = self.prompts.template.project(self.decode(response.response_ids))
-            before, now = now, env.step(projection.action)
-            trajectory.turns.append(
-                Turn(
-                    prompt_ids=prompt.ids,
-                    response_ids=response.response_ids,
-                    logprobs=response.logprobs,
-                    weight_version=response.weight_version,
-                    insert_at=prompt.insert_at,
-                    observation=before.observation,
-                    action=projection.action,
-                    valid=projection.valid,
-                    outcome=now.observation,
-                    reward=now.reward,
-                    finish_reason=response.finish_reason,
-                    prompt_cut=prompt.cut,
-                )
-            )
-            history.append((before.observation, projection.action))
-        trajectory.success, trajectory.score = now.won, now.score
-        trajectory.ended = "terminated" if now.terminated else "turn_limit"
-
-    def _params(self, seed: int, step: int) -> SamplingParams:
-        return replace(self.params, seed=derive_seed(seed, step)) if self.seeded else self.params
+    async def act(self, result: StepResult, history: History, step: int) -> Decision:
+        """Write the prompt, sample the response, read the action; see :class:`Player`."""
+        prompt = self.prompts.build(
+            task=result.task,
+            observation=result.observation,
+            admissible_actions=result.admissible_actions,
+            history=history,
+            step=step,
+        )
+        params = self.params if self.seed is None else replace(self.params, seed=derive_seed(self.seed, step))
+        response = await self.generate(prompt.ids, params)
+        projection = self.prompts.template.project(self.decode(response.response_ids))
+        return Decision(
+            action=projection.action,
+            valid=projection.valid,
+            prompt_ids=prompt.ids,
+            response_ids=response.response_ids,
+            logprobs=response.logprobs,
+            weight_version=response.weight_version,
+            insert_at=prompt.insert_at,
+            finish_reason=response.finish_reason,
+            prompt_cut=prompt.cut,
+        )
 
 
 def derive_seed(*parts: int | str) -> int:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jinja2 import TemplateError
 
-from trial_envs.core.projection import ResponseStyle
-from trial_ray.environments.templates import PromptContext, PromptTemplate, prompt_template
+from trial_ray.environments.adapter import EnvironmentAdapter
+from trial_ray.environments.templates import PromptContext, PromptTemplate
 from trial_ray.errors import ChatTemplateError, ConfigError, PromptTooLongError
 from trial_ray.hindsight.untrusted import encode_untrusted
+from trial_ray.rollout.settings import PlaySettings
 from trial_ray.rollout.trajectory import PromptCut
-
-if TYPE_CHECKING:
-    from trial_ray.algorithms.grpo_config import GRPOConfig
 
 CUT_MARK = " [cut] "
 
@@ -57,32 +55,27 @@ class PromptBuilder:
 
     Args:
         tokenizer: a ``transformers`` tokenizer with a chat template.
-        template: a template, or the id of an environment, whose template in ``style`` is taken.
+        template: writes the user's message and reads the response.
         max_prompt_tokens: most ids in a prompt.
         history_window: (observation, action) pairs shown.
-        style: form of response; with a template object, ``None`` or the template's own.
 
     Raises:
         ChatTemplateError: no chat template, or one that alters, repeats or does not delimit the user's message.
-        ConfigError: a limit out of range, or a style that the template does not have.
+        ConfigError: a limit out of range.
     """
 
     def __init__(
         self,
         tokenizer: Any,
-        template: PromptTemplate | str,
+        template: PromptTemplate,
         max_prompt_tokens: int,
         history_window: int = 2,
-        style: ResponseStyle | None = None,
     ) -> None:
         if max_prompt_tokens < 1:
             raise ConfigError(f"max_prompt_tokens must be at least 1, got {max_prompt_tokens}")
         if history_window < 0:
             raise ConfigError(f"history_window must not be negative, got {history_window}")
-        self.template = prompt_template(template, style or "tagged") if isinstance(template, str) else template
-        if style is not None and style != self.template.style:
-            raise ConfigError(f"the template asks for {self.template.style!r} responses, style says {style!r}")
-        self.style: ResponseStyle = self.template.style
+        self.template = template
         self.max_prompt_tokens = max_prompt_tokens
         self.history_window = history_window
         self._tokenizer = tokenizer
@@ -92,15 +85,10 @@ class PromptBuilder:
         self._most_characters = max_prompt_tokens * max(map(len, tokenizer.get_vocab()))
 
     @classmethod
-    def from_config(cls, tokenizer: Any, config: GRPOConfig) -> PromptBuilder:
-        """The builder of a run: the config's template, or that of its environment; errors as above."""
-        return cls(
-            tokenizer,
-            str(config.env) if config.prompt_template is None else config.prompt_template,
-            max_prompt_tokens=config.max_prompt_tokens,
-            history_window=config.history_window,
-            style=config.prompt_style,
-        )
+    def from_config(cls, tokenizer: Any, config: PlaySettings, adapter: EnvironmentAdapter) -> PromptBuilder:
+        """The builder of a run for one of its environments; errors as above."""
+        template = adapter.template(config.prompt_style)
+        return cls(tokenizer, template, config.max_prompt_tokens, config.history_window)
 
     def build(
         self,

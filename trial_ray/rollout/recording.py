@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from trial_ray.errors import UserInputError
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Raised by one whenever a column changes its name, type or meaning."""
 
 _VERSION_KEY = b"trial_ray.schema_version"
@@ -30,7 +30,8 @@ _IDS, _LOGPROBS = pa.list_(pa.int32()), pa.list_(pa.float32())
 
 _TRAJECTORY_COLUMNS = (
     ("group_id", pa.string(), "the group of rollouts of one task; unique in the run"),
-    ("rollout_index", pa.int32(), "place of the rollout in its group"),
+    ("rollout_index", pa.int32(), "index of the rollout in its group"),
+    ("environment", pa.string(), "name of the run's environment that the rollout was played in"),
     ("task_id", pa.string(), "the environment's id of the task"),
     ("family", pa.string(), "the environment's family of the task"),
     ("seed", pa.int64(), "seed with which the rollout was reset"),
@@ -53,8 +54,9 @@ _TURN_COLUMNS = (
     ("reward", pa.float64(), "the environment's reward for this step"),
     ("finish_reason", pa.string(), "`stop` or `length`"),
     ("prompt_cut", pa.string(), "what the prompt left out for its length: `none`, `history` or `observation`"),
+    ("invalid_action", pa.bool_(), "whether the environment did not understand the action, where it says so"),
 )
-_TURN_INDEX = ("turn_index", pa.int32(), "place of the turn in its trajectory; null where no turn was taken")
+_TURN_INDEX = ("turn_index", pa.int32(), "index of the turn in its trajectory; null where no turn was taken")
 
 
 def _schema() -> pa.Schema:

@@ -8,7 +8,7 @@ from typing import Any
 from ray import ObjectRef
 
 from trial_ray.inference.protocol import SamplingParams
-from trial_ray.rollout.trajectory import EpisodeResult
+from trial_ray.rollout.trajectory import EpisodeResult, TrajectoryGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,16 +16,18 @@ class GroupRequest:
     """Play ``group_size`` rollouts of one task.
 
     Attributes:
-        index: place in the iteration; answers are put back into this order.
+        index: index in the iteration; answers are put back into this order.
         task_id: the task.
         group_size: rollouts.
         seed: seeds environment and sampling of the whole group.
+        environment: index of the run's environment that the task belongs to.
     """
 
     index: int
     task_id: str
     group_size: int
     seed: int
+    environment: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +35,14 @@ class SampleSettings:
     """How a batch of requests is played.
 
     Attributes:
-        env_config: keyword arguments of the environment.
+        env_configs: keyword arguments of each of the run's environments.
         params: sampling of responses.
         iteration: for the records; 0 before training.
         keep_trajectories: put trajectories into the object store and record them (training), or only count (evaluation).
         seeded: give every response a seed that follows from the group's.
     """
 
-    env_config: dict[str, Any]
+    env_configs: tuple[dict[str, Any], ...]
     params: SamplingParams
     iteration: int
     keep_trajectories: bool
@@ -62,7 +64,7 @@ class GroupSample:
     """
 
     request: GroupRequest
-    ref: ObjectRef | None
+    ref: ObjectRef[list[TrajectoryGroup]] | None
     episodes: list[EpisodeResult]
     errors: list[str]
     num_survivors: int

@@ -30,6 +30,7 @@ class Turn:
         reward: the environment's reward for this step.
         finish_reason: ``"stop"`` or ``"length"``.
         prompt_cut: what was left out of the prompt for its length.
+        invalid_action: whether the environment did not understand the action, where it says so.
     """
 
     prompt_ids: np.ndarray
@@ -44,12 +45,14 @@ class Turn:
     reward: float
     finish_reason: str
     prompt_cut: PromptCut = "none"
+    invalid_action: bool = False
 
 
 @dataclass(slots=True)
 class Trajectory:
     """One rollout of one task.
 
+    ``environment`` is the name of the run's environment that it was played in (see ``EnvironmentEntry.name``).
     ``solution`` is the environment's own (its ``walkthrough``), empty where it has none; no prompt shows it.
     ``ended`` says how: the environment terminated it, a limit on turns or prompt tokens cut it (truncated), or an engine or
     the environment failed (``failed``; ``error`` then says how). Failed rollouts never enter group statistics.
@@ -64,6 +67,7 @@ class Trajectory:
     ended: Ending = "terminated"
     error: str | None = None
     solution: tuple[str, ...] = ()
+    environment: str = ""
 
     @property
     def episode_return(self) -> float:

@@ -7,17 +7,18 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray import ObjectRef, ObjectRefGenerator
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
-from trial_ray.environments.templates import TEMPLATES
 from trial_ray.errors import InfrastructureError
 from trial_ray.inference.pool import EnginePool
 from trial_ray.rollout.requests import GroupRequest, GroupSample, SampleSettings
+from trial_ray.rollout.settings import PlaySettings
 
 if TYPE_CHECKING:
-    from trial_ray.algorithms.grpo_config import GRPOConfig
+    from trial_ray.rollout.env_runner import TextEnvRunner
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ Batch = tuple[list[GroupSample], dict[str, Any]]
 """What one env runner sampled, and its metrics."""
 
 
-def create_engines(config: GRPOConfig, placement_group_bundle_offset: int | None = None) -> EnginePool:
+def create_engines(config: PlaySettings, placement_group_bundle_offset: int | None = None) -> EnginePool:
     """Create the engines that ``config`` describes, without waiting for them; errors as ``EnginePool.create``."""
     limit = config.max_prompt_tokens + config.max_response_tokens
     return EnginePool.create(
@@ -51,19 +52,12 @@ class RolloutWorkers:
         engines: started engines.
     """
 
-    def __init__(self, config: GRPOConfig, runners: EnvRunnerGroup, engines: EnginePool) -> None:
+    def __init__(self, config: PlaySettings, runners: EnvRunnerGroup, engines: EnginePool) -> None:
         self._config = config
         self._runners = runners
         self._engines = engines
         self._losses: list[str] = []
         self._connect()
-        if config.prompt_template is None and (str(config.env), config.prompt_style) not in TEMPLATES:
-            logger.warning(
-                "%s has no prompt template of its own for %s responses: the generic one is used. Set another with "
-                ".rollouts(prompt_template=...).",
-                config.env,
-                config.prompt_style,
-            )
 
     def sample_groups(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> list[Batch]:
         """Hand the requests out to the env runners, whole groups each; what a lost runner had is missing.
@@ -82,10 +76,10 @@ class RolloutWorkers:
     def _sample(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> list[Batch]:
         runner_ids = self._healthy()
         if not runner_ids:
-            local = self._runners.local_env_runner
+            local: TextEnvRunner | None = self._runners.local_env_runner
             return [local.sample_groups(list(requests), settings)] if local is not None else []
         # Not through RLlib's foreach_env_runner, which ends a runner that raises, and loses what it raised.
-        calls = {
+        calls: dict[ObjectRef[Batch], int] = {
             self._actor(runner_id).sample_groups.remote(shard, settings): runner_id
             for runner_id, shard in _deal(requests, runner_ids).items()
         }
@@ -111,11 +105,11 @@ class RolloutWorkers:
         """
         runner_ids = self._healthy()
         if not runner_ids:
-            local = self._runners.local_env_runner
+            local: TextEnvRunner | None = self._runners.local_env_runner
             if local is not None:
                 yield from local.stream_groups(list(requests), settings)
             return
-        streams = {
+        streams: dict[ObjectRefGenerator, int] = {
             self._actor(runner_id).stream_groups.remote(shard, settings): runner_id
             for runner_id, shard in _deal(requests, runner_ids).items()
         }
@@ -126,12 +120,13 @@ class RolloutWorkers:
                     f"No episode ended within {self._config.sample_timeout_s:.0f} s; raise sample_timeout_s if they are "
                     "that long, else look at the env runners' logs."
                 )
+            stream: ObjectRefGenerator = ready[0]
             try:
-                yield ray.get(next(ready[0]))
+                yield ray.get(next(stream))
             except StopIteration:
-                del streams[ready[0]]
+                del streams[stream]
             except RayActorError as error:
-                self._lose(streams.pop(ready[0]), f"died: {error}", dead=True)
+                self._lose(streams.pop(stream), f"died: {error}", dead=True)
 
     def take_losses(self) -> list[str]:
         """Why env runners were lost since the last call, one line each, the earliest first."""
@@ -146,13 +141,13 @@ class RolloutWorkers:
 
     def restore_runners(self) -> list[int]:
         """Connect the env runners that Ray has restarted since; returns their ids."""
-        restored = self._runners.probe_unhealthy_env_runners()
+        restored: list[int] = self._runners.probe_unhealthy_env_runners()
         if restored:
             self._connect(restored)
         return restored
 
     def _healthy(self) -> list[int]:
-        runner_ids = self._runners.healthy_env_runner_ids()
+        runner_ids: list[int] = self._runners.healthy_env_runner_ids()
         if runner_ids or self._runners.local_env_runner is not None:
             return runner_ids
         return self.restore_runners()
@@ -163,8 +158,9 @@ class RolloutWorkers:
         if dead:
             self._runners._worker_manager.set_actor_state(runner_id, healthy=False)
 
-    def _actor(self, runner_id: int) -> ActorHandle:
-        return self._runners._worker_manager.actors()[runner_id]
+    def _actor(self, runner_id: int) -> ActorHandle[TextEnvRunner]:
+        handle: ActorHandle[TextEnvRunner] = self._runners._worker_manager.actors()[runner_id]
+        return handle
 
     def _connect(self, worker_ids: list[int] | None = None) -> None:
         handles = self._engines.handles
@@ -178,5 +174,5 @@ class RolloutWorkers:
 
 def _deal(requests: Sequence[GroupRequest], runner_ids: Sequence[int]) -> dict[int, list[GroupRequest]]:
     """Requests by runner, dealt like cards; runners that get none are left out."""
-    shards = {runner: list(requests[place :: len(runner_ids)]) for place, runner in enumerate(runner_ids)}
+    shards = {runner: list(requests[index :: len(runner_ids)]) for index, runner in enumerate(runner_ids)}
     return {runner: shard for runner, shard in shards.items() if shard}

@@ -1,51 +1,32 @@
-"""Demonstrations: an oracle that explores as a player would plays generated games, and its decisions are written down.
+"""Demonstrations: a player that sees no more than the policy plays tasks of its own, and its decisions are written down.
 
-The oracle knows the task, the answers so far and the actions on offer: nothing that a prompt could not hold. A solution
-would show where hidden objects are, which no policy can learn to know.
+It knows the task, the answers so far and the actions on offer: nothing that a prompt could not hold. A solution would show
+where hidden objects are, which no policy can learn to know.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
-import gymnasium
 import numpy as np
 
-import trial_envs
-from trial_ray.errors import ConfigError
+from trial_ray.environments.demonstrators import Demonstrator, RandomPlay
+from trial_ray.environments.entry import EnvironmentEntry
+from trial_ray.environments.guarded_env import GuardedEnv, StepResult
+from trial_ray.errors import EnvironmentFaultError, PromptTooLongError
 from trial_ray.hindsight import augment, encode_evidence, outcome_view
+from trial_ray.rollout.episode import Decision, History, Player, play_episode
 from trial_ray.rollout.prompts import PromptBuilder
+from trial_ray.rollout.trajectory import Trajectory
 from trial_ray.warmstart.cloning import Example
 from trial_ray.warmstart.settings import WarmStartSettings
+from trial_ray.warmstart.tasks import DEMONSTRATED, task_set
 
-NEVER_SLIPPED = frozenset({"help"})
-"""Actions that no prompt offers."""
 MALFORMED_SHARE = 0.3
-"""Of the slips, so many are actions that the environment does not understand."""
-
-
-class Demonstrator(Protocol):
-    """A player that sees no more than the policy."""
-
-    def reset(self, task: str, observation: str, seed: int) -> None:
-        """Start an episode."""
-
-    def act(self, observation: str, admissible: Sequence[str]) -> str:
-        """Choose one of the admissible actions."""
-
-    def carried_out(self, action: str) -> None:
-        """Learn that ``action`` was carried out instead of the one it chose."""
-
-
-DEMONSTRATORS = {
-    "trial/ALFWorld-v0": "trial_envs.alfworld.oracle:ExplorerOracle",
-    "trial/WebShop-v0": "trial_envs.webshop.explorer:ExplorerOracle",
-}
-"""Environment id → module and class of its demonstrator, imported when it plays."""
+"""Of the noisy actions, so many are actions that the environment does not understand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +38,8 @@ class Demonstration:
         insert_at: where in it evidence goes.
         response_ids: int32 ``[y]``, the response that states the action, end token included.
         evidence_ids: int32 ``[z]``, outcome of the action that was carried out.
-        followed: whether that was the demonstrated action; otherwise the hand slipped.
-        task_id: the game.
+        followed: whether that was the demonstrated action; otherwise it was replaced by action noise.
+        task_id: the task.
         actions: actions on offer; the demonstrated one is among them.
     """
 
@@ -71,139 +52,144 @@ class Demonstration:
     actions: tuple[str, ...]
 
 
-@contextmanager
-def generated_env(settings: WarmStartSettings, seed_offset: int, games: int) -> Iterator[gymnasium.Env]:
-    """The environment over generated games; another offset gives games that share no seed."""
-    trial_envs.register()
-    env = gymnasium.make(
-        settings.env,
-        disable_env_checker=True,
-        **settings.env_config,
-        split="generated",
-        num_games=games,
-        generator_seed=settings.generator_seed + seed_offset,
-    )
+def collect(
+    settings: WarmStartSettings,
+    entry: EnvironmentEntry,
+    tokenizer: Any,
+    builder: PromptBuilder,
+    on_game: Callable[[], None] = lambda: None,
+) -> list[Demonstration]:
+    """Let the demonstrator play ``games`` × ``episodes_per_game`` episodes; one demonstration a turn.
+
+    Args:
+        settings: which tasks, how many episodes, how much action noise.
+        entry: the environment.
+        tokenizer: writes responses and evidence.
+        builder: writes prompts, exactly as rollouts do.
+        on_game: called after each task.
+
+    Raises:
+        ConfigError: there is no demonstrator and the environment lists no actions.
+        EnvironmentFaultError: the environment fails.
+        PromptTooLongError: a prompt does not fit.
+    """
+    played = task_set(settings, entry, DEMONSTRATED, settings.games)
+    demonstrator = make_demonstrator(entry)
+    demonstrations: list[Demonstration] = []
+    env = GuardedEnv(played.entry)
     try:
-        yield env
+        for game, task_id in enumerate(played.tasks):
+            for episode in range(settings.episodes_per_game):
+                player = DemonstratorPlayer(settings, tokenizer, builder, demonstrator, [settings.seed, game, episode])
+                demonstrations += player.demonstrations(_play(env, task_id, player))
+            on_game()
+    finally:
+        env.close()
+    return demonstrations
+
+
+def collect_texts(settings: WarmStartSettings, entry: EnvironmentEntry) -> Iterator[str]:
+    """Tasks, observations and actions that the demonstrator meets in one undisturbed episode of every demonstrated task.
+
+    Raises:
+        ConfigError, EnvironmentFaultError: as :func:`collect`.
+    """
+    played = task_set(settings, entry, DEMONSTRATED, settings.games)
+    demonstrator = make_demonstrator(entry)
+    env = GuardedEnv(played.entry)
+    try:
+        for task_id in played.tasks:
+            player = _TextCollector(demonstrator, settings.seed)
+            _play(env, task_id, player)
+            yield from player.texts
     finally:
         env.close()
 
 
-def collect(
-    settings: WarmStartSettings, tokenizer: Any, builder: PromptBuilder, on_game: Callable[[], None] = lambda: None
-) -> list[Demonstration]:
-    """Let the oracle play ``games`` × ``episodes_per_game`` episodes; one demonstration a turn.
-
-    Args:
-        settings: which games, how many episodes, how often the hand slips.
-        tokenizer: writes responses and evidence.
-        builder: writes prompts, exactly as rollouts do.
-        on_game: called after each game.
-
-    Raises:
-        ConfigError: no oracle is known for the environment.
-    """
-    demonstrator = _demonstrator(settings.env)
-    demonstrations: list[Demonstration] = []
-    with generated_env(settings, 0, settings.games) as env:
-        for game, task_id in enumerate(env.unwrapped.tasks("generated")):
-            for episode in range(settings.episodes_per_game):
-                recorder = _Recorder(settings, tokenizer, builder, [settings.seed, game, episode])
-                demonstrations += recorder.play(env, str(task_id), demonstrator)
-            on_game()
-    return demonstrations
+def make_demonstrator(entry: EnvironmentEntry) -> Demonstrator:
+    """The player of the environment's adapter, else one that draws actions at random."""
+    return (entry.adapter.demonstrator or RandomPlay)()
 
 
-def collect_texts(settings: WarmStartSettings) -> Iterator[str]:
-    """Tasks, observations and actions that the oracle meets in one undisturbed episode of every demonstrated game.
-
-    Raises:
-        ConfigError: no oracle is known for the environment.
-    """
-    demonstrator = _demonstrator(settings.env)
-    with generated_env(settings, 0, settings.games) as env:
-        for task_id in env.unwrapped.tasks("generated"):
-            observation, info = env.reset(options={"task": task_id})
-            demonstrator.reset(info["task"], observation, settings.seed)
-            yield info["task"]
-            over = False
-            while not over:
-                actions = info["admissible_actions"]
-                action = demonstrator.act(observation, actions)
-                yield "\n".join((observation, *actions, action))
-                demonstrator.carried_out(action)
-                observation, _, terminated, truncated, info = env.step(action)
-                over = terminated or truncated
+def _play(env: GuardedEnv, task_id: str, player: Player) -> Trajectory:
+    trajectory = asyncio.run(play_episode(env, task_id, player))
+    if trajectory.failed:
+        raise EnvironmentFaultError(trajectory.error)
+    if trajectory.ended == "prompt_limit":
+        raise PromptTooLongError(trajectory.error)
+    return trajectory
 
 
-def demonstrator_package(env_id: str) -> str:
-    """Folder inside ``trial_envs`` that holds the environment and its oracle.
+class DemonstratorPlayer:
+    """A demonstrator in an episode: its plan is what the policy shall imitate; action noise may carry out something else."""
 
-    Raises:
-        ConfigError: no oracle is known for the environment.
-    """
-    return _demonstrator_path(env_id).split(".")[1]
-
-
-def _demonstrator(env_id: str) -> Demonstrator:
-    module, _, name = _demonstrator_path(env_id).partition(":")
-    demonstrator: Demonstrator = getattr(import_module(module), name)()
-    return demonstrator
-
-
-def _demonstrator_path(env_id: str) -> str:
-    if env_id not in DEMONSTRATORS:
-        known = ", ".join(DEMONSTRATORS)
-        raise ConfigError(f"No oracle that explores is known for {env_id!r}; choose one of {known}.")
-    return DEMONSTRATORS[env_id]
-
-
-class _Recorder:
-    """Plays one episode and writes down its turns."""
-
-    def __init__(self, settings: WarmStartSettings, tokenizer: Any, builder: PromptBuilder, seed: list[int]) -> None:
+    def __init__(
+        self,
+        settings: WarmStartSettings,
+        tokenizer: Any,
+        builder: PromptBuilder,
+        demonstrator: Demonstrator,
+        seed: list[int],
+    ) -> None:
         self._settings = settings
         self._tokenizer = tokenizer
         self._builder = builder
+        self._demonstrator = demonstrator
         self._random = np.random.default_rng(seed)
+        self._hidden: frozenset[str] = getattr(builder.template, "hidden_actions", frozenset())
+        self._chosen: list[str] = []
+        self._offered: list[tuple[str, ...]] = []
 
-    def play(self, env: gymnasium.Env, task_id: str, demonstrator: Demonstrator) -> list[Demonstration]:
-        observation, info = env.reset(options={"task": task_id})
-        demonstrator.reset(info["task"], observation, int(self._random.integers(2**31)))
-        history: list[tuple[str, str]] = []
-        turns: list[Demonstration] = []
-        over = False
-        while not over:
-            actions = tuple(info["admissible_actions"])
-            prompt = self._builder.build(
-                task=info["task"],
-                observation=observation,
-                admissible_actions=actions,
-                history=history,
-                step=len(history) + 1,
+    async def act(self, result: StepResult, history: History, step: int) -> Decision:
+        """Write the prompt, ask the demonstrator, apply noise; see :class:`~trial_ray.rollout.episode.Player`."""
+        if step == 1:
+            self._demonstrator.reset(result.task, result.observation, int(self._random.integers(2**31)))
+        actions = tuple(result.admissible_actions)
+        prompt = self._builder.build(
+            task=result.task,
+            observation=result.observation,
+            admissible_actions=actions,
+            history=history,
+            step=step,
+        )
+        chosen = self._suboptimal(actions, self._demonstrator.act(result.observation, actions))
+        carried_out = self._noise(actions) or chosen
+        self._demonstrator.carried_out(carried_out)
+        self._chosen.append(chosen)
+        self._offered.append(actions)
+        response = encode_response(self._tokenizer, chosen, self._settings.response_style)
+        return Decision(carried_out, prompt_ids=prompt.ids, insert_at=prompt.insert_at, response_ids=response)
+
+    def demonstrations(self, trajectory: Trajectory) -> list[Demonstration]:
+        """What was demonstrated in the episode that was played."""
+        last = len(trajectory.turns) - 1
+        terminated = trajectory.ended == "terminated"
+        views = [
+            outcome_view(turn.outcome, terminal=terminated and index == last, success=trajectory.success)
+            for index, turn in enumerate(trajectory.turns)
+        ]
+        return [
+            Demonstration(
+                prompt_ids=turn.prompt_ids,
+                insert_at=turn.insert_at,
+                response_ids=turn.response_ids,
+                evidence_ids=encode_evidence(view, self._tokenizer),
+                followed=turn.action == chosen,
+                task_id=trajectory.task_id,
+                actions=actions,
             )
-            chosen = self._distraction(actions, demonstrator.act(observation, actions))
-            carried_out = self._slip(actions) or chosen
-            demonstrator.carried_out(carried_out)
-            history.append((observation, carried_out))
-            observation, _, terminated, truncated, info = env.step(carried_out)
-            view = outcome_view(observation, terminal=terminated, success=bool(info["won"]))
-            evidence = encode_evidence(view, self._tokenizer)
-            response = encode_response(self._tokenizer, chosen, self._settings.response_style)
-            followed = carried_out == chosen
-            turns.append(Demonstration(prompt.ids, prompt.insert_at, response, evidence, followed, task_id, actions))
-            over = terminated or truncated
-        return turns
+            for turn, view, chosen, actions in zip(trajectory.turns, views, self._chosen, self._offered, strict=True)
+        ]
 
-    def _distraction(self, actions: Sequence[str], planned: str) -> str:
+    def _suboptimal(self, actions: Sequence[str], planned: str) -> str:
         """The planned action, or now and then any other on offer, which is demonstrated all the same."""
         return self._any(actions) if self._random.random() < self._settings.suboptimal_probability else planned
 
     def _any(self, actions: Sequence[str]) -> str:
-        return str(self._random.choice([action for action in actions if action not in NEVER_SLIPPED]))
+        return str(self._random.choice([action for action in actions if action not in self._hidden]))
 
-    def _slip(self, actions: Sequence[str]) -> str | None:
-        if self._random.random() >= self._settings.action_noise:
+    def _noise(self, actions: Sequence[str]) -> str | None:
+        if self._random.random() >= self._settings.action_noise or not actions:
             return None
         action = self._any(actions)
         if self._random.random() < MALFORMED_SHARE:
@@ -211,6 +197,24 @@ class _Recorder:
             words[int(self._random.integers(len(words)))] = str(self._random.choice(actions)).split()[-1]
             return " ".join(words)
         return action
+
+
+class _TextCollector:
+    """A demonstrator in an undisturbed episode; keeps the texts that it meets."""
+
+    def __init__(self, demonstrator: Demonstrator, seed: int) -> None:
+        self._demonstrator = demonstrator
+        self._seed = seed
+        self.texts: list[str] = []
+
+    async def act(self, result: StepResult, history: History, step: int) -> Decision:
+        if step == 1:
+            self._demonstrator.reset(result.task, result.observation, self._seed)
+            self.texts.append(result.task)
+        action = self._demonstrator.act(result.observation, result.admissible_actions)
+        self.texts.append("\n".join((result.observation, *result.admissible_actions, action)))
+        self._demonstrator.carried_out(action)
+        return Decision(action)
 
 
 def encode_response(tokenizer: Any, action: str, style: str) -> np.ndarray:
@@ -222,9 +226,9 @@ def encode_response(tokenizer: Any, action: str, style: str) -> np.ndarray:
 def to_examples(demonstrations: Sequence[Demonstration], hindsight_fraction: float, seed: int) -> list[Example]:
     """What is cloned: prompt and response, where ``hindsight_fraction`` of the prompts are hindsight views.
 
-    A view shows the outcome of the action that was carried out, and the response is the oracle's. So the consequence of a
-    good action speaks for it, while that of a slip speaks for what should have been done instead: the sign that the
-    hindsight gap (Eq. 4) is to have.
+    A view shows the outcome of the action that was carried out, and the response is the demonstrator's. So the consequence
+    of a good action speaks for it, while that of action noise speaks for what should have been done instead: the sign that
+    the hindsight gap (Eq. 4) is to have.
     """
     draws = np.random.default_rng([seed, 1]).random(len(demonstrations))
     return [

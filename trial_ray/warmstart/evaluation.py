@@ -1,33 +1,37 @@
-"""Held-out success of a model: it plays games in lock-step, its responses sampled at temperature 1."""
+"""Held-out success of a model: it plays tasks in this process, its responses sampled at temperature 1."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import gymnasium
-import numpy as np
-import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
+from trial_ray.environments.entry import EnvironmentEntry
+from trial_ray.environments.guarded_env import GuardedEnv
+from trial_ray.errors import EnvironmentFaultError
 from trial_ray.evaluation.intervals import wilson_interval
+from trial_ray.inference.local_engine import LocalEngine
+from trial_ray.inference.protocol import SamplingParams
+from trial_ray.rollout.episode import PolicyPlayer, derive_seed, play_episode
 from trial_ray.rollout.prompts import PromptBuilder
-from trial_ray.warmstart.demonstrations import generated_env
+from trial_ray.rollout.trajectory import Trajectory
 from trial_ray.warmstart.settings import WarmStartSettings
+from trial_ray.warmstart.tasks import task_set
 
-SLOTS = 64
-"""Games in play at the same time."""
+IN_FLIGHT = 64
+"""Episodes in play at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlayResult:
-    """Outcome of an evaluation.
+    """Result of an evaluation.
 
     Attributes:
         successes: episodes won.
-        episodes: episodes played, one a game.
+        episodes: episodes played, one a task.
         invalid_share: share of turns whose action the environment did not understand.
     """
 
@@ -46,47 +50,33 @@ class PlayResult:
         return wilson_interval(self.successes, self.episodes)
 
 
-@dataclass(slots=True)
-class _Slot:
-    """One game in play."""
-
-    env: gymnasium.Env
-    observation: str
-    info: dict[str, Any]
-    history: list[tuple[str, str]] = field(default_factory=list)
-    over: bool = False
-    won: bool = False
-    invalid: int = 0
-
-    def carry_out(self, action: str) -> None:
-        self.history.append((self.observation, action))
-        self.observation, _, terminated, truncated, self.info = self.env.step(action)
-        self.over = terminated or truncated
-        self.won = bool(self.info["won"])
-        self.invalid += bool(self.info["invalid_action"])
-
-
 class HeldOutGames:
-    """Generated games of one seed, kept loaded so that they can be played again and again; a context manager.
+    """Tasks of one purpose, whose environments stay loaded so that they can be played again and again; a context manager.
 
     Args:
-        settings: the environment, limits of prompts and responses, form of responses.
-        seed_offset: added to the generator's seed: which games.
+        settings: limits of prompts and responses, form of responses.
+        entry: the environment.
+        purpose: which tasks, see :mod:`trial_ray.warmstart.tasks`.
         games: how many.
         tokenizer: decodes responses.
         builder: writes prompts, exactly as rollouts do.
     """
 
     def __init__(
-        self, settings: WarmStartSettings, seed_offset: int, games: int, tokenizer: Any, builder: PromptBuilder
+        self,
+        settings: WarmStartSettings,
+        entry: EnvironmentEntry,
+        purpose: int,
+        games: int,
+        tokenizer: Any,
+        builder: PromptBuilder,
     ) -> None:
-        self._settings = settings
+        self._params = SamplingParams(settings.max_response_tokens)
         self._tokenizer = tokenizer
         self._builder = builder
-        self._stack = ExitStack()
-        slots = min(games, SLOTS)
-        self._envs = [self._stack.enter_context(generated_env(settings, seed_offset, games)) for _ in range(slots)]
-        self._tasks = [str(task) for task in self._envs[0].unwrapped.tasks("generated")]
+        played = task_set(settings, entry, purpose, games)
+        self._tasks = played.tasks
+        self._envs = [GuardedEnv(played.entry) for _ in range(min(games, IN_FLIGHT))]
 
     def __enter__(self) -> HeldOutGames:
         """Return the games themselves."""
@@ -94,60 +84,44 @@ class HeldOutGames:
 
     def __exit__(self, *exception: object) -> None:
         """Close the environments."""
-        self._stack.close()
+        for env in self._envs:
+            env.close()
 
     def play(self, model: PreTrainedModel, seed: int) -> PlayResult:
-        """Play each game once with responses sampled at temperature 1; same model, seed and threads, same result."""
+        """Play each task once; same model, seed and threads, same result.
+
+        Raises:
+            EnvironmentFaultError: the environment fails.
+        """
         training = model.training
         model.eval()
-        slots: list[_Slot] = []
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.manual_seed(seed)
-            for start in range(0, len(self._tasks), len(self._envs)):
-                slots += self._play_wave(model, self._tasks[start : start + len(self._envs)])
+        engine = LocalEngine(model, frozenset([self._tokenizer.eos_token_id]))
+        trajectories = asyncio.run(self._play_all(engine, seed))
         model.train(training)
-        turns = sum(len(slot.history) for slot in slots)
-        return PlayResult(sum(slot.won for slot in slots), len(slots), sum(slot.invalid for slot in slots) / turns)
+        for trajectory in trajectories:
+            if trajectory.failed:
+                raise EnvironmentFaultError(trajectory.error)
+        turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+        won = sum(trajectory.success for trajectory in trajectories)
+        invalid = sum(turn.invalid_action for turn in turns) / len(turns) if turns else 0.0
+        return PlayResult(won, len(trajectories), invalid)
 
-    def _play_wave(self, model: PreTrainedModel, tasks: Sequence[str]) -> list[_Slot]:
-        slots = [_Slot(env, *env.reset(options={"task": task})) for env, task in zip(self._envs, tasks, strict=False)]
-        while playing := [slot for slot in slots if not slot.over]:
-            responses = sample_responses(
-                model, [self._prompt(slot) for slot in playing], self._tokenizer, self._settings.max_response_tokens
-            )
-            for slot, response in zip(playing, responses, strict=True):
-                slot.carry_out(self._builder.template.project(response).action)
-        return slots
+    async def _play_all(self, engine: LocalEngine, seed: int) -> Sequence[Trajectory]:
+        free = list(self._envs)
+        slots = asyncio.Semaphore(len(free))
 
-    def _prompt(self, slot: _Slot) -> np.ndarray:
-        return self._builder.build(
-            task=slot.info["task"],
-            observation=slot.observation,
-            admissible_actions=slot.info["admissible_actions"],
-            history=slot.history,
-            step=len(slot.history) + 1,
-        ).ids
+        async def play(task: str) -> Trajectory:
+            async with slots:
+                env = free.pop()
+                player = PolicyPlayer(
+                    self._builder, self._decode, self._params, engine.generate, derive_seed(seed, task)
+                )
+                trajectory = await play_episode(env, task, player)
+                free.append(env)
+                return trajectory
 
+        return await asyncio.gather(*(play(task) for task in self._tasks))
 
-def sample_responses(
-    model: PreTrainedModel, prompts: Sequence[np.ndarray], tokenizer: Any, max_tokens: int
-) -> list[str]:
-    """One response to each prompt (int32 ``[P]`` each) from the model's own distribution, without special tokens."""
-    width = max(map(len, prompts))
-    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    ids = torch.full((len(prompts), width), pad_id, dtype=torch.int64)
-    mask = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):
-        ids[row, width - len(prompt) :] = torch.from_numpy(prompt)
-        mask[row, width - len(prompt) :] = 1
-    sampling = GenerationConfig(
-        max_new_tokens=max_tokens,
-        do_sample=True,
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=pad_id,
-    )
-    sampled = model.generate(input_ids=ids, attention_mask=mask, generation_config=sampling)
-    return tokenizer.batch_decode(sampled[:, width:], skip_special_tokens=True)
+    def _decode(self, ids: Any) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return text

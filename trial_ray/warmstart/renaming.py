@@ -7,11 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from trial_ray.models.tokenizer import OBJECT_TYPES, RECEPTACLE_TYPES
-
-KINDS = (OBJECT_TYPES.split(), RECEPTACLE_TYPES.split())
-"""Names that may stand for each other: things that are carried or used, and places."""
-
 
 class Renamer:
     """Exchanges names within their kind, the same way throughout one example.
@@ -21,17 +16,19 @@ class Renamer:
 
     Args:
         tokenizer: names that are not one token to it stay as they are.
+        groups: names that may stand for each other.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, groups: Sequence[Sequence[str]]) -> None:
         self._size = len(tokenizer)
-        self._forms = [self._ids(tokenizer, names) for names in KINDS]
+        self._forms = [self._ids(tokenizer, names) for names in groups]
 
     @staticmethod
     def _ids(tokenizer: Any, names: Sequence[str]) -> np.ndarray:
         """Token ids of each name without and with the blank before it, int64 ``[names, 2]``."""
         forms = [[tokenizer.encode(blank + name, add_special_tokens=False) for blank in ("", " ")] for name in names]
-        return np.array([[bare[0], spaced[0]] for bare, spaced in forms if len(bare) == len(spaced) == 1], np.int64)
+        single = [(bare[0], spaced[0]) for bare, spaced in forms if len(bare) == len(spaced) == 1]
+        return np.array(single, np.int64).reshape(-1, 2)
 
     def table(self, generator: np.random.Generator) -> np.ndarray:
         """A random exchange of names, int32 ``[vocabulary]``: new id of every id."""

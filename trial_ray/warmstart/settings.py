@@ -9,6 +9,9 @@ from typing import Any, Literal
 from trial_envs.core.projection import ResponseStyle
 from trial_ray.errors import ConfigError
 
+CHOSEN = frozenset({"split", "num_games", "generator_seed"})
+"""Keyword arguments of generated tasks, which the warm start chooses itself."""
+
 
 @dataclass(frozen=True, slots=True)
 class WarmStartSettings:
@@ -19,7 +22,7 @@ class WarmStartSettings:
     """
 
     env: str = "trial/ALFWorld-v0"
-    """Gymnasium id; an oracle that explores must be known for it."""
+    """Gymnasium id; in a config's ``warm_start`` the config's own environment, with its keyword arguments, unless it is named."""
     env_config: Mapping[str, Any] = field(default_factory=lambda: {"difficulty": "tiny", "max_turns": 20})
     """Keyword arguments of the environment, save ``split``, ``num_games`` and ``generator_seed`` (set here)."""
     model_path: str | None = None
@@ -73,13 +76,13 @@ class WarmStartSettings:
     generator_seed: int = 1_000_003
     """Seed of the demonstrated games; checks use the next one, the final evaluation the one after."""
     seed: int = 0
-    """Of initial weights, order of examples, oracle, slips and sampling."""
+    """Of initial weights, order of examples, demonstrator, action noise and sampling."""
     threads: int = 2
     """Threads of PyTorch while it clones. Sums depend on it, so it is fixed for the sake of repeatable results."""
 
     def __post_init__(self) -> None:
         """Check ranges."""
-        reserved = {"split", "num_games", "generator_seed"} & set(self.env_config)
+        reserved = CHOSEN & set(self.env_config)
         if reserved:
             raise ConfigError(f"env_config sets {sorted(reserved)}, which the warm start chooses; leave them out.")
         for name in ("games", "episodes_per_game", "batch_size", "max_steps", "check_every", "check_games", "threads"):

@@ -6,7 +6,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,26 +14,28 @@ from typing import Any
 
 import torch
 import transformers
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import trial_envs
 import trial_ray
+from trial_ray.environments.adapter import EnvironmentAdapter
+from trial_ray.environments.entry import EnvironmentEntry, make_entries
 from trial_ray.errors import ChatTemplateError, CheckpointError, ConfigError
 from trial_ray.models.tiny import build_tiny_model
 from trial_ray.models.tokenizer import build_tokenizer
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.warmstart.cache import content_key, files_digest, get_or_build
 from trial_ray.warmstart.cloning import Cloner, Example, Renaming, Schedule
-from trial_ray.warmstart.demonstrations import collect, collect_texts, demonstrator_package, to_examples
+from trial_ray.warmstart.demonstrations import collect, collect_texts, to_examples
 from trial_ray.warmstart.evaluation import HeldOutGames, PlayResult
 from trial_ray.warmstart.progress import WarmStartProgress
 from trial_ray.warmstart.renaming import Renamer
 from trial_ray.warmstart.settings import WarmStartSettings
+from trial_ray.warmstart.tasks import CHECKED, EVALUATED
 
 RECORD = "warmstart.json"
-CHECKED_GAMES, EVALUATED_GAMES = 1, 2
-"""Added to ``generator_seed``: no game of one purpose serves another."""
 LEAST_RESPONSE_ACCURACY = 0.3
 """Below this share of right responses in training no game is won, and a check would only cost time."""
 
@@ -43,7 +45,8 @@ CODE = (
     "models/tokenizer.py",
     "hindsight/*.py",
     "rollout/prompts.py",
-    "rollout/templates.py",
+    "rollout/episode.py",
+    "environments/*.py",
 )
 """The code, beside the environment's, that decides what a warm start leads to."""
 
@@ -86,22 +89,34 @@ class WarmStartResult:
         )
 
 
-def warm_start(settings: WarmStartSettings, out: Path | None = None, progress: bool = True) -> WarmStartResult:
-    """Clone an oracle that explores into a model; the same settings and code give the cached model at once.
+def warm_start(
+    settings: WarmStartSettings,
+    adapters: Sequence[EnvironmentAdapter] = (),
+    specs: Mapping[str, EnvSpec] | None = None,
+    out: Path | None = None,
+    progress: bool = True,
+) -> WarmStartResult:
+    """Clone a demonstrator into a model; the same settings and code give the cached model at once.
 
     Args:
-        settings: everything that decides the result.
+        settings: everything that decides the result, but the environment's adapter.
+        adapters: the user's.
+        specs: what Gymnasium knows under environment ids, where they are not registered in this process.
         out: copy the model here too; must not hold anything yet.
         progress: show progress bars, and the result in a sentence.
 
     Raises:
-        ConfigError: no oracle for the environment, or ``out`` is not empty.
+        ConfigError: the environment is not registered, nothing demonstrates, there are too few tasks, or ``out`` is not
+            empty.
         CheckpointError: ``model_path`` holds no causal LM.
         ChatTemplateError: its tokenizer has no (usable) chat template.
     """
     if out is not None and out.exists() and any(out.iterdir()):
         raise ConfigError(f"{out} is not empty; choose another folder for the warm-started model, or empty it.")
-    path, cached = get_or_build("warmstart", cache_key(settings), lambda work: _make(settings, work, progress))
+    (entry,) = make_entries([(settings.env, settings.env_config, 1.0)], adapters, specs)
+    path, cached = get_or_build(
+        "warmstart", cache_key(settings, entry), lambda work: _make(settings, entry, work, progress)
+    )
     if out is not None:
         shutil.copytree(path, out, dirs_exist_ok=True)
     record = json.loads((path / RECORD).read_text(encoding="utf-8"))
@@ -121,24 +136,21 @@ def warm_start(settings: WarmStartSettings, out: Path | None = None, progress: b
     return result
 
 
-def cache_key(settings: WarmStartSettings) -> str:
-    """Key of what ``settings`` lead to: the settings, the model they start from, the code and the libraries.
+def cache_key(settings: WarmStartSettings, entry: EnvironmentEntry) -> str:
+    """Key of what ``settings`` lead to: the settings, the model they start from, the adapter, the code and the libraries.
 
     Raises:
-        ConfigError: no oracle is known for the environment.
         CheckpointError: ``model_path`` holds no model.
     """
-    patterns = {trial_ray: CODE, trial_envs: ("core/*.py", f"{demonstrator_package(settings.env)}/*.py")}
-    code = [
-        path
-        for package, names in patterns.items()
-        for name in names
-        for path in Path(str(package.__file__)).parent.glob(name)
-    ]
+    package = Path(str(trial_ray.__file__)).parent
+    code = [path for name in CODE for path in package.glob(name)] + _environment_files(entry)
     model = None if settings.model_path is None else files_digest(_model_files(Path(settings.model_path)))
     return content_key(
         {
             "settings": settings.to_dict(),
+            "adapter": entry.adapter.describe(),
+            "vocabulary": list(entry.adapter.vocabulary),
+            "interchangeable": [list(group) for group in entry.adapter.interchangeable],
             "model": model,
             "code": files_digest(code),
             "torch": torch.__version__,
@@ -147,13 +159,31 @@ def cache_key(settings: WarmStartSettings) -> str:
     )
 
 
+def _environment_files(entry: EnvironmentEntry) -> list[Path]:
+    """The code of an environment and its demonstrator: whole packages of ``trial_envs``, else the files of the classes."""
+    entry_point = entry.spec.entry_point
+    parts = [load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point, entry.adapter.demonstrator]
+    files = {file for part in parts if part is not None for file in _source_files(part)}
+    packages = Path(str(trial_envs.__file__)).parent
+    found: set[Path] = set()
+    for file in files:
+        found |= {*file.parent.glob("*.py"), *packages.glob("core/*.py")} if packages in file.parents else {file}
+    return sorted(found)
+
+
+def _source_files(part: Any) -> set[Path]:
+    functions = [part, *vars(part).values()] if isinstance(part, type) else [part]
+    names = {function.__code__.co_filename for function in functions if hasattr(function, "__code__")}
+    return {path.resolve() for path in map(Path, names) if path.is_file()}
+
+
 def _model_files(folder: Path) -> list[Path]:
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} holds no model: config.json is missing. Give a folder in Hugging Face format.")
     return [path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".jinja", ".txt", ".model")]
 
 
-def load_policy(settings: WarmStartSettings) -> tuple[PreTrainedModel, Any]:
+def load_policy(settings: WarmStartSettings, entry: EnvironmentEntry) -> tuple[PreTrainedModel, Any]:
     """The model to clone into, in float32, and its tokenizer.
 
     Raises:
@@ -161,10 +191,9 @@ def load_policy(settings: WarmStartSettings) -> tuple[PreTrainedModel, Any]:
         ChatTemplateError: the tokenizer has no chat template or no end token.
     """
     if settings.model_path is None:
-        # The words of ALFWorld's grammar are part of every vocabulary.
-        texts = () if settings.env == "trial/ALFWorld-v0" else collect_texts(settings)
-        tokenizer = build_tokenizer(texts)
-        return build_tiny_model(tokenizer, settings.size, settings.seed), tokenizer
+        vocabulary = entry.adapter.vocabulary
+        built = build_tokenizer(vocabulary, () if vocabulary else collect_texts(settings, entry))
+        return build_tiny_model(built, settings.size, settings.seed), built
     _model_files(Path(settings.model_path))
     try:
         tokenizer = AutoTokenizer.from_pretrained(settings.model_path)
@@ -178,19 +207,18 @@ def load_policy(settings: WarmStartSettings) -> tuple[PreTrainedModel, Any]:
     return model, tokenizer
 
 
-def _make(settings: WarmStartSettings, folder: Path, progress: bool) -> None:
+def _make(settings: WarmStartSettings, entry: EnvironmentEntry, folder: Path, progress: bool) -> None:
     """Make the model and write it, with its record, to ``folder``."""
     started = time.perf_counter()
     with _threads(settings.threads), WarmStartProgress(settings, progress) as shown:
-        model, tokenizer = load_policy(settings)
-        builder = PromptBuilder(
-            tokenizer, settings.env, settings.max_prompt_tokens, settings.history_window, style=settings.response_style
-        )
-        demonstrations = collect(settings, tokenizer, builder, shown.game)
+        model, tokenizer = load_policy(settings, entry)
+        template = entry.adapter.template(settings.response_style)
+        builder = PromptBuilder(tokenizer, template, settings.max_prompt_tokens, settings.history_window)
+        demonstrations = collect(settings, entry, tokenizer, builder, shown.game)
         examples = to_examples(demonstrations, settings.hindsight_fraction, settings.seed)
-        steps, curve = _clone(settings, model, tokenizer, builder, examples, shown)
+        steps, curve = _clone(settings, entry, model, tokenizer, builder, examples, shown)
         shown.evaluation()
-        with HeldOutGames(settings, EVALUATED_GAMES, settings.evaluation_games, tokenizer, builder) as games:
+        with HeldOutGames(settings, entry, EVALUATED, settings.evaluation_games, tokenizer, builder) as games:
             result = games.play(model, settings.seed)
     model.save_pretrained(folder, safe_serialization=True)
     tokenizer.save_pretrained(folder)
@@ -210,6 +238,7 @@ def _make(settings: WarmStartSettings, folder: Path, progress: bool) -> None:
 
 def _clone(
     settings: WarmStartSettings,
+    entry: EnvironmentEntry,
     model: PreTrainedModel,
     tokenizer: Any,
     builder: PromptBuilder,
@@ -225,11 +254,11 @@ def _clone(
         pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
         batch_size=settings.batch_size,
         prompt_weight=settings.prompt_weight,
-        renaming=Renaming(Renamer(tokenizer), settings.renaming_probability),
+        renaming=Renaming(Renamer(tokenizer, entry.adapter.interchangeable), settings.renaming_probability),
         seed=settings.seed,
     )
     started, curve, accuracies = time.perf_counter(), [], []
-    with HeldOutGames(settings, CHECKED_GAMES, settings.check_games, tokenizer, builder) as games:
+    with HeldOutGames(settings, entry, CHECKED, settings.check_games, tokenizer, builder) as games:
         for step in range(1, settings.max_steps + 1):
             loss, right = cloner.step()
             accuracies.append(right)

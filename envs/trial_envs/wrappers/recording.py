@@ -55,7 +55,7 @@ class Recording(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
     def close(self) -> None:
         """Records the running episode unfinished, and closes the environment."""
         self._write()
-        self.env.close()  # type: ignore[no-untyped-call]
+        self.env.close()
 
     def _write(self) -> None:
         """Writes the episode if it has an action."""

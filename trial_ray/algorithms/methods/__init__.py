@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib.util
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -11,19 +9,35 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.errors import ConfigError
-from trial_ray.user_files import running_user_file
+from trial_ray.settings import did_you_mean
+from trial_ray.user_files import load_user_module
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.grpo_config import GRPOConfig
 
-METHODS_FOLDER = Path(__file__).parent
-_OWN_MODULES = "trial_ray_method_"
-"""Prefix of the names of modules that were loaded from a user's file."""
+METHODS = {
+    "grpo": "GRPO",
+    "trial": "TRIAL",
+    "uniform": "Uniform",
+    "permuted": "Permuted",
+    "serl": "SERL",
+    "sdar": "SDAR",
+    "grpo_opsd": "GRPO+OPSD",
+    "opsd": "OPSD",
+    "rlsd": "RLSD",
+    "gigpo": "GiGPO",
+}
+"""The methods that come with this package: name, which is that of the file, and title in tables and figures."""
 
 
 def method_names() -> tuple[str, ...]:
     """Names of the methods that come with this package, known without importing any of them (or Ray)."""
-    return tuple(sorted(file.stem for file in METHODS_FOLDER.glob("[!_]*.py")))
+    return tuple(sorted(METHODS))
+
+
+def method_title(method: str) -> str:
+    """How a method is written in tables and figures; a method of the user's own is written as it is named."""
+    return METHODS.get(method, method)
 
 
 def config_class(method: str) -> type[GRPOConfig]:
@@ -34,12 +48,11 @@ def config_class(method: str) -> type[GRPOConfig]:
         UserInputError: the file fails.
     """
     if method.endswith(".py"):
-        return _config_of(_load_file(Path(method)), method)
-    if method not in method_names():
-        nearest = difflib.get_close_matches(method, method_names(), n=1)
-        hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+        return _config_of(load_user_module(Path(method), "CONFIG"), method)
+    if method not in METHODS:
         raise ConfigError(
-            f"Unknown method {method!r}; the methods are {', '.join(method_names())}, or a file that ends in .py.{hint}"
+            f"Unknown method {method!r}; the methods are {', '.join(method_names())}, or a file that ends in .py."
+            f"{did_you_mean(method, method_names())}"
         )
     return _config_of(import_module(f"trial_ray.algorithms.methods.{method}"), method)
 
@@ -88,29 +101,3 @@ def _config_of(module: ModuleType, method: str) -> type[GRPOConfig]:
     if not (isinstance(found, type) and issubclass(found, GRPOConfig)):
         raise ConfigError(f"{method} must define CONFIG, a class derived from GRPOConfig; found {found!r}.")
     return found
-
-
-def _load_file(path: Path) -> ModuleType:
-    from ray import cloudpickle
-
-    path = path.expanduser().resolve()
-    name = _OWN_MODULES + path.stem
-    loaded = sys.modules.get(name)
-    if loaded is not None and loaded.__file__ == str(path):
-        return loaded
-    if not path.is_file():
-        raise ConfigError(f"No method file {path}; give the path of a Python file that defines CONFIG.")
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        with running_user_file(path):
-            spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    # Actors cannot import this module, so its classes travel by value.
-    cloudpickle.register_pickle_by_value(module)
-    return module

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from trial_ray.algorithms.grpo import GRPO
 from trial_ray.algorithms.grpo_config import GRPOConfig
 from trial_ray.learner.method import Method, Metrics
 from trial_ray.learner.step_values import anchor_ids, step_returns
 from trial_ray.learner.turn_rows import TurnRows
 from trial_ray.objectives.steps import step_advantages
 from trial_ray.rollout.trajectory import TrajectoryGroup
+from trial_ray.settings import setting
 
 
-class StepGroups(Method):
+class StepGroups(Method["GiGPOConfig"]):
     """Â = A_episode + ω · A_step; A_step is mean-centred over identical anchor observations inside a task group."""
 
     name = "gigpo"
@@ -31,34 +29,12 @@ class StepGroups(Method):
 
 
 class GiGPOConfig(GRPOConfig):
-    """GiGPO as released.
+    """GiGPO as released."""
 
-    Attributes:
-        step_coeff: ω, the weight of the step advantage.
-        step_discount: γ of the return from a step on.
-    """
+    method_class = StepGroups
 
-    method_class: ClassVar[type[Method]] = StepGroups
-
-    def __init__(self, algo_class: type | None = None) -> None:
-        super().__init__(algo_class or GiGPO)
-        self.step_coeff = 1.0
-        self.step_discount = 0.95
-
-    def validate(self) -> None:
-        """Check every value; see ``GRPOConfig.validate``."""
-        super().validate()
-        self._require_at_least(0, "step_coeff")
-        self._require_within(0, 1, "step_discount")
-
-
-class GiGPO(GRPO):
-    """GRPO's loop."""
-
-    @classmethod
-    def get_default_config(cls) -> GiGPOConfig:
-        """Default configuration."""
-        return GiGPOConfig()
+    step_coeff: float = setting(1.0, "ω, the weight of the step advantage", at_least=0)
+    step_discount: float = setting(0.95, "γ of the return from a step on", within=(0, 1))
 
 
 CONFIG = GiGPOConfig

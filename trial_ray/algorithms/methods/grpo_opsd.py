@@ -5,31 +5,21 @@ The teacher's log-probabilities are computed and logged, but **they do not reach
 
 from __future__ import annotations
 
-from trial_ray.algorithms.methods.sdar import SDAR, SDARConfig
+from trial_ray.algorithms.methods.sdar import SDARConfig
 from trial_ray.errors import ConfigError
+from trial_ray.settings import setting
 
 
 class GRPOOPSDConfig(SDARConfig):
     """SDAR's settings, with ``gate_slope`` 0."""
 
-    def __init__(self, algo_class: type | None = None) -> None:
-        super().__init__(algo_class or GRPOOPSD)
-        self.gate_slope = 0.0
+    gate_slope: float = setting(0.0)
 
     def validate(self) -> None:
         """Check every value; see ``GRPOConfig.validate``."""
         super().validate()
         if self.gate_slope != 0:
             raise ConfigError(f"gate_slope is {self.gate_slope}, but GRPO+OPSD as released is SDAR with 0; use sdar.")
-
-
-class GRPOOPSD(SDAR):
-    """GRPO's loop."""
-
-    @classmethod
-    def get_default_config(cls) -> GRPOOPSDConfig:
-        """Default configuration."""
-        return GRPOOPSDConfig()
 
 
 CONFIG = GRPOOPSDConfig

@@ -6,30 +6,29 @@ sampled response; ``"sampled"`` uses the sampled tokens alone, with c_t = δ_t (
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 
-from trial_ray.algorithms.grpo import GRPO
 from trial_ray.algorithms.grpo_config import GRPOConfig
 from trial_ray.errors import ConfigError
 from trial_ray.learner.method import Method, Metrics
-from trial_ray.learner.turn_rows import TokenBatch
+from trial_ray.learner.turn_rows import TokenBatch, required
 from trial_ray.objectives.losses import weighted_likelihood_loss
 from trial_ray.objectives.segments import masked_mean
+from trial_ray.settings import setting
 
 DIVERGENCES = ("jsd", "sampled")
 
 
-class SelfDistillation(Method):
+class SelfDistillation(Method["OPSDConfig"]):
     """Â = 0. π_T is the lagged teacher where there is one; else, for ``jsd``, the policy itself without a gradient, and for
     ``sampled`` the policy before the update.
     """
 
     name = "opsd"
+    needs_privileged_view = True
 
     @property
-    def needs_divergence(self) -> bool:  # type: ignore[override]
+    def needs_divergence(self) -> bool:
         """Only the full-vocabulary form scores the hindsight view in the training forward."""
         return self.config.divergence == "jsd"
 
@@ -45,47 +44,30 @@ class SelfDistillation(Method):
             dense = masked_mean(fwd_out["divergence"], tokens.mask)
         else:
             logprobs = fwd_out["logprobs"]
-            dense = weighted_likelihood_loss(logprobs, tokens.hindsight_logprobs - logprobs.detach(), tokens.mask)
+            gap = required(tokens.hindsight_logprobs) - logprobs.detach()
+            dense = weighted_likelihood_loss(logprobs, gap, tokens.mask)
         return dense, {"dense_loss": dense}
 
 
 class OPSDConfig(GRPOConfig):
-    """On-policy self-distillation; the settings are those of the original.
+    """On-policy self-distillation; the settings are those of the original."""
 
-    Attributes:
-        divergence: ``"jsd"`` or ``"sampled"``.
-        jsd_mix: β of the generalised JSD, the teacher's share in the mixture; in (0, 1).
-        jsd_temperature: divides both views' logits.
-    """
+    method_class = SelfDistillation
 
-    method_class: ClassVar[type[Method]] = SelfDistillation
-
-    def __init__(self, algo_class: type | None = None) -> None:
-        super().__init__(algo_class or OPSD)
-        self.privileged_view = "solution"
-        self.kl_coeff = 0.0
-        self.entropy_coeff = 0.0
-        self.divergence = "jsd"
-        self.jsd_mix = 0.5
-        self.jsd_temperature = 1.1
+    privileged_view: str | None = setting("solution")
+    kl_coeff: float = setting(0.0)
+    entropy_coeff: float = setting(0.0)
+    divergence: str = setting(
+        "jsd", 'over whole distributions, ``"jsd"``, or over ``"sampled"`` tokens', one_of=DIVERGENCES
+    )
+    jsd_mix: float = setting(0.5, "β of the generalised JSD, the teacher's share in the mixture; in (0, 1)")
+    jsd_temperature: float = setting(1.1, "divides both views' logits", above=0)
 
     def validate(self) -> None:
         """Check every value; see ``GRPOConfig.validate``."""
         super().validate()
-        self._require_one_of("divergence", DIVERGENCES)
         if not 0 < self.jsd_mix < 1:
             raise ConfigError(f"jsd_mix is {self.jsd_mix}, expected a value in (0, 1).")
-        self._require_above(0, "jsd_temperature")
-        self._require_view()
-
-
-class OPSD(GRPO):
-    """GRPO's loop."""
-
-    @classmethod
-    def get_default_config(cls) -> OPSDConfig:
-        """Default configuration."""
-        return OPSDConfig()
 
 
 CONFIG = OPSDConfig

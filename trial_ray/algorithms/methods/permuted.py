@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 
-from trial_ray.algorithms.methods.trial import TRIAL, TrajectoryRelative, TRIALConfig
-from trial_ray.learner.method import Method
+from trial_ray.algorithms.methods.trial import TrajectoryRelative, TRIALConfig
 from trial_ray.objectives.allocation import permuted_weights
 
 
@@ -26,19 +23,7 @@ class PermutedProfile(TrajectoryRelative):
 class PermutedConfig(TRIALConfig):
     """TRIAL's settings and defaults."""
 
-    method_class: ClassVar[type[Method]] = PermutedProfile
-
-    def __init__(self, algo_class: type | None = None) -> None:
-        super().__init__(algo_class or Permuted)
-
-
-class Permuted(TRIAL):
-    """GRPO's loop."""
-
-    @classmethod
-    def get_default_config(cls) -> PermutedConfig:
-        """Default configuration."""
-        return PermutedConfig()
+    method_class = PermutedProfile
 
 
 CONFIG = PermutedConfig

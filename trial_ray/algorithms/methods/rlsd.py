@@ -5,26 +5,25 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 
-from trial_ray.algorithms.grpo import GRPO
 from trial_ray.algorithms.grpo_config import GRPOConfig
 from trial_ray.learner.method import Method, Metrics, linear_decay
-from trial_ray.learner.turn_rows import TokenBatch, TurnRows
+from trial_ray.learner.turn_rows import TokenBatch, TurnRows, required
 from trial_ray.objectives.advantages import rescaled_advantages
 from trial_ray.rollout.trajectory import TrajectoryGroup
+from trial_ray.settings import setting
 
 
-class RescaledAdvantages(Method):
+class RescaledAdvantages(Method["RLSDConfig"]):
     """δ is frozen with the rollout's policy; λ falls linearly to 0."""
 
     name = "rlsd"
+    needs_privileged_view = True
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
         """Log λ and the mean gap."""
-        gap = rows.hindsight_logprobs - rows.logprobs
+        gap = required(rows.hindsight_logprobs) - rows.logprobs
         return {"rescaling": torch.tensor(self.strength(iteration)), "gap_mean": gap.mean()}
 
     def strength(self, iteration: int) -> float:
@@ -33,47 +32,23 @@ class RescaledAdvantages(Method):
 
     def token_advantages(self, tokens: TokenBatch, logprobs: torch.Tensor, iteration: int) -> torch.Tensor:
         """Â of every token, ``[T]``."""
-        gap = tokens.hindsight_logprobs - tokens.old_logprobs
+        gap = required(tokens.hindsight_logprobs) - tokens.old_logprobs
         return rescaled_advantages(tokens.advantages, gap, self.strength(iteration), self.config.rescaling_clip)
 
 
 class RLSDConfig(GRPOConfig):
-    """RLSD as released: skill text, scored by the policy before the update.
+    """RLSD as released: skill text, scored by the policy before the update."""
 
-    Attributes:
-        rescaling: λ in the first iteration.
-        rescaling_iterations: iterations after which λ is 0.
-        rescaling_clip: ε.
-    """
+    method_class = RescaledAdvantages
 
-    method_class: ClassVar[type[Method]] = RescaledAdvantages
-
-    def __init__(self, algo_class: type | None = None) -> None:
-        super().__init__(algo_class or RLSD)
-        self.privileged_view = "skill"
-        self.rescaling = 0.5
-        self.rescaling_iterations = 100
-        self.rescaling_clip = 0.2
-
-    def validate(self) -> None:
-        """Check every value; see ``GRPOConfig.validate``."""
-        super().validate()
-        self._require_within(0, 1, "rescaling", "rescaling_clip")
-        self._require_at_least(1, "rescaling_iterations")
-        self._require_view()
+    privileged_view: str | None = setting("skill")
+    rescaling: float = setting(0.5, "λ in the first iteration", within=(0, 1))
+    rescaling_iterations: int = setting(100, "iterations after which λ is 0", at_least=1)
+    rescaling_clip: float = setting(0.2, "ε, the bound of the rescaling", within=(0, 1))
 
     def schedules(self) -> dict[str, int]:
         """The iterations over which λ falls, unless λ is 0 throughout."""
         return {"rescaling_iterations": self.rescaling_iterations} if self.rescaling else {}
-
-
-class RLSD(GRPO):
-    """GRPO's loop."""
-
-    @classmethod
-    def get_default_config(cls) -> RLSDConfig:
-        """Default configuration."""
-        return RLSDConfig()
 
 
 CONFIG = RLSDConfig

@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 
-from trial_ray.algorithms.methods.rlsd import RLSD, RescaledAdvantages, RLSDConfig
-from trial_ray.learner.method import Method, Metrics
-from trial_ray.learner.turn_rows import TokenBatch, TurnRows
+from trial_ray.algorithms.methods.rlsd import RescaledAdvantages, RLSDConfig
+from trial_ray.learner.method import Metrics
+from trial_ray.learner.turn_rows import TokenBatch, TurnRows, required
 from trial_ray.objectives.advantages import rescaled_advantages
 from trial_ray.rollout.trajectory import TrajectoryGroup
+from trial_ray.settings import setting
 
 EXPONENT_BOUND = 20.0
 
@@ -26,35 +25,25 @@ class ActionRescaling(RescaledAdvantages):
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
         """Log the share of tokens that are rescaled too."""
-        return super().prepare(rows, groups, iteration) | {"action_token_fraction": rows.action_mask.float().mean()}
+        fraction = required(rows.action_mask).float().mean()
+        return super().prepare(rows, groups, iteration) | {"action_token_fraction": fraction}
 
     def token_advantages(self, tokens: TokenBatch, logprobs: torch.Tensor, iteration: int) -> torch.Tensor:
         """Â of every token, ``[T]``."""
-        gap = (tokens.hindsight_logprobs - logprobs).clamp(-EXPONENT_BOUND, EXPONENT_BOUND)
+        gap = (required(tokens.hindsight_logprobs) - logprobs).clamp(-EXPONENT_BOUND, EXPONENT_BOUND)
         rescaled = rescaled_advantages(tokens.advantages, gap, self.strength(iteration), self.config.rescaling_clip)
-        return torch.where(tokens.action_mask, rescaled, tokens.advantages)
+        return torch.where(required(tokens.action_mask), rescaled, tokens.advantages)
 
 
 class SERLConfig(RLSDConfig):
     """SERL as released: no KL term, λ 0.5 → 0 over 50 iterations; settings as RLSD's."""
 
-    method_class: ClassVar[type[Method]] = ActionRescaling
+    method_class = ActionRescaling
 
-    def __init__(self, algo_class: type | None = None) -> None:
-        super().__init__(algo_class or SERL)
-        self.privileged_view = "feedback"
-        self.teacher_sync_iterations = 10
-        self.rescaling_iterations = 50
-        self.kl_coeff = 0.0
-
-
-class SERL(RLSD):
-    """GRPO's loop."""
-
-    @classmethod
-    def get_default_config(cls) -> SERLConfig:
-        """Default configuration."""
-        return SERLConfig()
+    privileged_view: str | None = setting("feedback")
+    teacher_sync_iterations: int | None = setting(10)
+    rescaling_iterations: int = setting(50)
+    kl_coeff: float = setting(0.0)
 
 
 CONFIG = SERLConfig

@@ -5,38 +5,33 @@ The paper's Algorithm 1; L = L_out + clip_b(λ_g · L_dense) with b = α · |L_G
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
-
 import torch
-from ray.rllib.algorithms.algorithm_config import NotProvided
 
 from trial_ray.algorithms.grpo import GRPO
 from trial_ray.algorithms.grpo_config import GRPOConfig
 from trial_ray.learner.method import Method, Metrics
 from trial_ray.learner.step_values import step_values
-from trial_ray.learner.turn_rows import TokenBatch, TurnRows
+from trial_ray.learner.turn_rows import TokenBatch, TurnRows, required
 from trial_ray.objectives.allocation import hindsight_gap, relative_weights, turn_scores
 from trial_ray.objectives.losses import dense_hindsight_loss
 from trial_ray.rollout.trajectory import TrajectoryGroup
-
-if TYPE_CHECKING:
-    from typing import Self
-
+from trial_ray.settings import setting
 
 CLAMP_SCOPES = ("microbatch", "minibatch")
 
 
-class TrajectoryRelative(Method):
+class TrajectoryRelative(Method["TRIALConfig"]):
     """The profile is built from π_old's gap and fixed during the update; the gap in the loss follows π_θ.
 
     log π_T(y|h⁺) was cached by the scoring pass, so hindsight costs no additional training pass.
     """
 
     name = "trial"
+    needs_privileged_view = True
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
         """Give every turn its weight w_k (Eq. 4 to Eq. 6)."""
-        gap = hindsight_gap(rows.hindsight_logprobs, rows.logprobs, self.config.gap_clip)
+        gap = hindsight_gap(required(rows.hindsight_logprobs), rows.logprobs, self.config.gap_clip)
         scores, counts = turn_scores(gap, rows.mask, rows.turn_ids, len(rows))
         valued = scores * step_values(groups) if self.config.value_weighting else scores
         rows.weights = self.allocate(valued, counts, rows.trajectory_ids, iteration)
@@ -71,68 +66,41 @@ class TrajectoryRelative(Method):
     ) -> tuple[torch.Tensor, Metrics]:
         """L_dense (Eq. 7) with the gap Δ^θ of the current policy."""
         logprobs = fwd_out["logprobs"]
-        gap = hindsight_gap(tokens.hindsight_logprobs, logprobs, self.config.gap_clip)
-        dense = dense_hindsight_loss(logprobs, gap, tokens.weights, tokens.mask)
+        gap = hindsight_gap(required(tokens.hindsight_logprobs), logprobs, self.config.gap_clip)
+        dense = dense_hindsight_loss(logprobs, gap, required(tokens.weights), tokens.mask)
         return dense, {"dense_loss": dense, "hindsight_coeff": torch.tensor(self.dense_coefficient(iteration))}
 
 
 class TRIALConfig(GRPOConfig):
     """Trajectory-relative hindsight distillation; the defaults are the paper's ALFWorld column (its Table 1)."""
 
-    method_class: ClassVar[type[Method]] = TrajectoryRelative
+    method_class = TrajectoryRelative
+
+    privileged_view: str | None = setting("outcome")
+    hindsight_coeff: float = setting(
+        0.01, "λ, the weight of the dense hindsight loss once it is active (Eq. 8)", at_least=0
+    )
+    hindsight_start_iteration: int = setting(
+        25, "first iteration (counted from 1) at which λ applies; 0 before", at_least=1
+    )
+    clamp_alpha: float = setting(
+        1.0, "α, the bound of the dense contribution relative to the GRPO loss (Eq. 8)", at_least=0
+    )
+    clamp_scope: str = setting(
+        "microbatch",
+        'the rows whose scalars the clamp of Eq. 8 compares: each ``"microbatch"`` by itself (the paper), or the whole '
+        '``"minibatch"``, at the price of one more forward pass while λ is above 0',
+        one_of=CLAMP_SCOPES,
+    )
+    gap_clip: float = setting(2.0, "c, the elementwise bound on the log-probability gap, in nats (Eq. 4)", above=0)
+    value_weighting: bool = setting(
+        False,
+        "multiply turn scores by step values, so that of two turns with the same gap the one from which more rollouts "
+        "succeeded weighs more (not in the paper; see ``learner.step_values``)",
+    )
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class or TRIAL)
-        self.privileged_view = "outcome"
-        self.hindsight_coeff = 0.01
-        self.hindsight_start_iteration = 25
-        self.clamp_alpha = 1.0
-        self.clamp_scope = "microbatch"
-        self.gap_clip = 2.0
-        self.value_weighting = False
-
-    def training(
-        self,
-        *,
-        hindsight_coeff: float = NotProvided,
-        hindsight_start_iteration: int = NotProvided,
-        clamp_alpha: float = NotProvided,
-        clamp_scope: str = NotProvided,
-        gap_clip: float = NotProvided,
-        value_weighting: bool = NotProvided,
-        **kwargs: Any,
-    ) -> Self:
-        """Set the objective and the optimisation; what GRPO shares is documented at ``GRPOConfig.training``.
-
-        Args:
-            hindsight_coeff: λ, the weight of the dense hindsight loss once it is active (Eq. 8).
-            hindsight_start_iteration: first iteration (counted from 1) at which λ applies; 0 before.
-            clamp_alpha: α, the bound of the dense contribution relative to the GRPO loss (Eq. 8).
-            clamp_scope: the rows whose scalars the clamp of Eq. 8 compares: each ``"microbatch"`` by itself (the paper), or
-                the whole ``"minibatch"``, at the price of one more forward pass while λ is above 0.
-            gap_clip: c, the elementwise bound on the log-probability gap, in nats (Eq. 4).
-            value_weighting: multiply turn scores by step values, so that of two turns with the same gap the one from
-                which more rollouts succeeded weighs more (not in the paper; see ``learner.step_values``).
-            kwargs: GRPO's settings, and RLlib's.
-        """
-        super().training(**kwargs)
-        return self._assign(
-            hindsight_coeff=hindsight_coeff,
-            hindsight_start_iteration=hindsight_start_iteration,
-            clamp_alpha=clamp_alpha,
-            clamp_scope=clamp_scope,
-            gap_clip=gap_clip,
-            value_weighting=value_weighting,
-        )
-
-    def validate(self) -> None:
-        """Check every value; see ``GRPOConfig.validate``."""
-        super().validate()
-        self._require_at_least(0, "hindsight_coeff", "clamp_alpha")
-        self._require_at_least(1, "hindsight_start_iteration")
-        self._require_above(0, "gap_clip")
-        self._require_one_of("clamp_scope", CLAMP_SCOPES)
-        self._require_view()
 
     def schedules(self) -> dict[str, int]:
         """λ's first iteration, unless λ is 0 throughout."""
@@ -140,7 +108,7 @@ class TRIALConfig(GRPOConfig):
 
 
 class TRIAL(GRPO):
-    """The loop is GRPO's; what differs is the loss."""
+    """GRPO's loop under the name of the paper's method; its default config is TRIAL's."""
 
     config: TRIALConfig
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 
-from trial_ray.algorithms.methods.trial import TRIAL, TrajectoryRelative, TRIALConfig
-from trial_ray.learner.method import Method
+from trial_ray.algorithms.methods.trial import TrajectoryRelative, TRIALConfig
 from trial_ray.objectives.allocation import uniform_weights
 
 
@@ -24,19 +21,7 @@ class UnitProfile(TrajectoryRelative):
 class UniformConfig(TRIALConfig):
     """TRIAL's settings and defaults."""
 
-    method_class: ClassVar[type[Method]] = UnitProfile
-
-    def __init__(self, algo_class: type | None = None) -> None:
-        super().__init__(algo_class or Uniform)
-
-
-class Uniform(TRIAL):
-    """GRPO's loop."""
-
-    @classmethod
-    def get_default_config(cls) -> UniformConfig:
-        """Default configuration."""
-        return UniformConfig()
+    method_class = UnitProfile
 
 
 CONFIG = UniformConfig

@@ -1,0 +1,96 @@
+"""A method's config keeps its class and settings wherever RLlib and Tune take it: dicts, pickles, trials."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+from nano_model import save_nano_model
+from ray import cloudpickle, tune
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+
+from trial_ray.algorithms import GRPO, TRIAL, GRPOConfig, TRIALConfig
+from trial_ray.algorithms.methods import method_names, new_config
+from trial_ray.errors import ConfigError
+from trial_ray.settings import fields_of
+
+
+def changed(method: str) -> GRPOConfig:
+    config = new_config(method).environment("trial/ALFWorld-v0", env_config={"split": "generated"})
+    return config.policy(model_path="anything").training(group_size=5, lr=0.3).panel(split="generated", seed=4)
+
+
+def assert_same(found: GRPOConfig, expected: GRPOConfig) -> None:
+    assert type(found) is type(expected)
+    names = [*fields_of(type(expected)), "env", "env_config", "lr", "num_env_runners", "sample_timeout_s"]
+    assert {name: vars(found)[name] for name in names} == {name: vars(expected)[name] for name in names}
+    found.validate()
+
+
+@pytest.mark.parametrize("method", method_names())
+def test_every_method_survives_dicts_and_pickles(method):
+    config = changed(method)
+    given = config.to_dict()
+    assert_same(GRPO.get_default_config().update_from_dict(copy.deepcopy(given)), config)
+    assert_same(config.algo_class.get_default_config().update_from_dict(given), config)
+    assert_same(config.algo_class.get_default_config().update_from_dict(config), config)
+    assert_same(GRPO.get_default_config().from_state(config.get_state()), config)
+    assert_same(type(config).from_dict(config.to_dict()), config)
+    assert_same(cloudpickle.loads(cloudpickle.dumps(config)), config)
+    assert_same(config.copy(copy_frozen=False), config)
+    bundles = config.algo_class.default_resource_request(given).bundles
+    assert bundles == GRPO.default_resource_request(config).bundles
+
+
+def test_trial_and_its_profiles_train_as_trial_and_all_others_as_grpo():
+    algorithms = {method: new_config(method).algo_class for method in method_names()}
+    assert {method for method, algorithm in algorithms.items() if algorithm is TRIAL} == {
+        "trial",
+        "uniform",
+        "permuted",
+    }
+    assert set(algorithms.values()) == {GRPO, TRIAL}
+    assert type(TRIAL.get_default_config()) is TRIALConfig
+
+
+def test_a_dict_without_a_class_updates_the_config_in_place():
+    config = changed("sdar")
+    assert config.update_from_dict({"group_size": 3}) is config
+    assert config.group_size == 3
+    assert config.get_evaluation_config_object().group_size == 3
+    plain = AlgorithmConfig().environment("trial/ALFWorld-v0").to_dict()
+    assert type(GRPO.get_default_config().update_from_dict(plain)) is GRPOConfig
+
+
+def test_an_algorithm_refuses_the_config_of_another():
+    with pytest.raises(ConfigError, match=r"Settings of a SDARConfig cannot make a TRIALConfig.*config\.algo_class"):
+        TRIAL.get_default_config().update_from_dict(changed("sdar").to_dict())
+
+
+@pytest.mark.actors
+@pytest.mark.usefixtures("ray_session")
+def test_tune_trains_the_method_of_the_config_that_it_is_given(tmp_path):
+    config = (
+        new_config("sdar")
+        .environment(
+            "trial/ALFWorld-v0",
+            env_config={"split": "generated", "difficulty": "tiny", "num_games": 8, "max_turns": 2},
+        )
+        .policy(model_path=str(save_nano_model(tmp_path / "nano")))
+        .training(group_size=2, tasks_per_iteration=2, kl_coeff=0.0, privileged_view="outcome")
+        .training(distillation_coeff=tune.grid_search([0.5]))
+        .rollouts(max_prompt_tokens=400, max_response_tokens=8, prompt_style="plain")
+        .engines(engine="transformers", num_cpus_per_engine=0.25)
+        .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25)
+        .learners(num_learners=0, num_cpus_per_learner=0.25)
+        .resources(num_cpus_for_main_process=0.25)
+    )
+    run = tune.RunConfig(storage_path=str(tmp_path / "tune"), stop={"training_iteration": 1}, verbose=0)
+    (result,) = tune.Tuner(config.algo_class, param_space=config, run_config=run).fit()
+    assert result.error is None
+    learned = result.metrics["learners"]["default_policy"]
+    assert 0 < float(learned["sdar"]["gate_mean"]) < 1
+    assert result.config["distillation_coeff"] == 0.5
+    assert result.config["config_class"].__name__ == "SDARConfig"
+    assert Path(result.path).is_dir()

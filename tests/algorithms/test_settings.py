@@ -1,0 +1,228 @@
+"""A setting is declared once, and what is read from the declaration: methods, help, checks, tables."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from ray import cloudpickle, tune
+
+from trial_ray.algorithms import GRPOConfig, TRIALConfig
+from trial_ray.errors import ConfigError
+from trial_ray.settings import (
+    NoneType,
+    Section,
+    Settings,
+    check_settings,
+    fields_of,
+    plain_types,
+    set_defaults,
+    setting,
+    settings_table,
+)
+
+
+class BoxSettings(Settings):
+    side: float = setting(2.0, "length of a side, in metres", above=0)
+    count: int = setting(1, "how many", at_least=1)
+    lid: bool = setting(False, "whether it closes")
+    share: float | None = setting(0.5, "what is full", within=(0, 1))
+    wood: str = setting("oak", "what it is made of", one_of=("oak", "pine"))
+    sizes: tuple[int, int] = setting((1, 2), "two | sizes")
+    labels: dict[str, str] = setting(factory=dict, doc="what is written on it")
+    box_colour: str | None = setting(None, "colour")
+    anything: object = setting(3)
+
+    box = Section("Set the box.", prefix="box_")
+
+
+class Box(BoxSettings):
+    def __init__(self) -> None:
+        set_defaults(self)
+
+
+def box(**settings: Any) -> Box:
+    made = Box()
+    vars(made).update(settings)
+    return made
+
+
+def test_every_instance_has_its_own_values():
+    first, second = Box(), Box()
+    assert vars(first).keys() == fields_of(Box).keys()
+    first.labels["top"] = "fragile"
+    assert second.labels == {}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"side": 1},
+        {"side": np.float32(1)},
+        {"side": float("inf")},
+        {"count": np.int64(3)},
+        {"share": None},
+        {"sizes": [1, 2]},
+        {"lid": True},
+        {"anything": "whatever"},
+        {"side": {"grid_search": [-1.0]}},
+        {"side": tune.uniform(1, 2)},
+        {"labels": {"a": "b"}},
+    ],
+)
+def test_values_that_fit(settings):
+    check_settings(box(**settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"side": 0}, "side is 0, expected a float above 0."),
+        ({"side": float("nan")}, "side is nan, expected a float above 0."),
+        ({"side": True}, "side is True, expected a float above 0."),
+        ({"side": "2"}, "side is '2', expected a float above 0."),
+        ({"side": None}, "side is None, expected a float above 0."),
+        ({"count": 1.0}, "count is 1.0, expected an int of at least 1."),
+        ({"count": True}, "count is True, expected an int of at least 1."),
+        ({"lid": 1}, "lid is 1, expected a bool."),
+        ({"share": 2}, "share is 2, expected a float in [0, 1], or None."),
+        ({"wood": "fir"}, "wood is 'fir', expected one of 'oak', 'pine'."),
+        ({"wood": ["oak"]}, "wood is ['oak'], expected one of 'oak', 'pine'."),
+        ({"sizes": 1}, "sizes is 1, expected a tuple[int, int]."),
+        ({"labels": {"grid": 1, "search": 2}.items()}, "expected a dict[str, str]."),
+        ({"box_colour": 3}, "box_colour is 3, expected a str, or None."),
+    ],
+)
+def test_other_values_are_refused_with_what_was_found_and_what_is_expected(settings, message):
+    with pytest.raises(ConfigError) as caught:
+        check_settings(box(**settings))
+    assert message in str(caught.value)
+
+
+def test_plain_types_of_annotations():
+    assert plain_types(Box, "share") == {float, NoneType}
+    assert plain_types(Box, "labels") == {dict}
+    assert plain_types(Box, "anything") == plain_types(Box, "nothing") == set()
+
+    class Worded(BoxSettings):
+        wood: Literal["fir"] = setting("fir", one_of=("fir",))
+
+    assert plain_types(Worded, "wood") == {str}
+
+
+def test_a_section_sets_its_settings_without_their_prefix():
+    changed = Box().box(side=3, colour="red")
+    assert isinstance(changed, Box)
+    assert (changed.side, changed.box_colour) == (3, "red")
+    with pytest.raises(ConfigError, match=r"Box\.box\(\) has no setting 'cuont'\. Did you mean 'count'\?"):
+        Box().box(cuont=3)
+
+
+class Crate(Box):
+    side: float = setting(5.0)
+    share: float | None = setting(0.1, "how much is full", within=(0, 0.5))
+
+
+def test_a_new_default_keeps_documentation_and_range_unless_it_states_its_own():
+    check_settings(Crate())
+    with pytest.raises(ConfigError, match="side is 0, expected a float above 0"):
+        check_settings(Crate().box(side=0))
+    with pytest.raises(ConfigError, match=r"share is 0.6, expected a float in \[0, 0.5\]"):
+        check_settings(Crate().box(share=0.6))
+    assert (Crate().side, Box().side) == (5.0, 2.0)
+    assert "side: length of a side, in metres." in Crate.box.__doc__
+    assert "share: how much is full." in Crate.box.__doc__
+
+
+def test_declarations_that_could_not_be_set_are_refused():
+    with pytest.raises(ConfigError, match=r"side needs its type: write `side: TYPE = setting\(DEFAULT\)`"):
+        type("Wrong", (Box,), {"side": 1.0})
+    with pytest.raises(ConfigError, match="depth has no default"):
+        type("Wrong", (GRPOConfig,), {"__annotations__": {"depth": "float"}, "__module__": __name__})
+    with pytest.raises(ConfigError, match="depth belongs to no section"):
+        type("Wrong", (Box,), {"__annotations__": {"depth": "float"}, "depth": 1.0, "__module__": __name__})
+    with pytest.raises(ConfigError, match="'Depth' is not defined"):
+        type("Wrong", (GRPOConfig,), {"__annotations__": {"depth": "Depth"}, "depth": 1.0, "__module__": __name__})
+
+
+def test_a_table_lists_type_range_default_and_meaning():
+    assert settings_table(Box, ["side", "sizes", "labels", "wood"]).splitlines() == [
+        "| setting | type | default | meaning |",
+        "| --- | --- | --- | --- |",
+        "| `side` | float above 0 | `2.0` | length of a side, in metres |",
+        "| `sizes` | tuple[int, int] | `(1, 2)` | two \\| sizes |",
+        "| `labels` | dict[str, str] | `{}` | what is written on it |",
+        "| `wood` | one of 'oak', 'pine' | `'oak'` | what it is made of |",
+    ]
+    assert len(settings_table(Box).splitlines()) == 2 + len(fields_of(Box))
+
+
+# --- the training configs
+
+
+def test_help_and_signature_of_training_show_the_methods_own_settings():
+    for shown in (TRIALConfig.training, TRIALConfig().training):
+        parameters = inspect.signature(shown).parameters
+        assert parameters["hindsight_coeff"].default == 0.01
+        assert parameters["privileged_view"].default == "outcome"
+        assert "hindsight_coeff: λ, the weight of the dense hindsight loss" in shown.__doc__
+        assert "lr" in shown.__doc__
+    assert "hindsight_coeff" not in inspect.signature(GRPOConfig.training).parameters
+    assert set(inspect.signature(TRIALConfig().panel).parameters) == {
+        "env_config",
+        "split",
+        "num_tasks",
+        "seed",
+        "temperature",
+        "top_p",
+    }
+    help(TRIALConfig.training)
+
+
+def test_training_passes_rllibs_own_settings_on_and_names_what_it_does_not_know():
+    config = TRIALConfig().training(lr=0.1, hindsight_coeff=0.2, num_epochs=2)
+    assert (config.lr, config.hindsight_coeff, config.num_epochs) == (0.1, 0.2, 2)
+    for keyword, told in {
+        "hindsite_coeff": r"TRIALConfig\.training\(\) has no setting 'hindsite_coeff'\. Did you mean 'hindsight_coeff'",
+        "grad_clop": "Did you mean 'grad_clip'",
+        "num_engines": r"It is set by \.engines\(num_engines=\.\.\.\)",
+    }.items():
+        with pytest.raises(ConfigError, match=told):
+            config.training(lr=0.5, **{keyword: 1})
+    assert config.lr == 0.1
+
+
+def test_every_setting_has_documentation_and_belongs_to_a_section():
+    sections = ["policy", "training", "rollouts", "recording", "engines", "panel"]
+    keywords = [inspect.signature(getattr(TRIALConfig, name)).parameters for name in sections]
+    assert sum(len(found) for found in keywords) == len(fields_of(TRIALConfig)) + len(sections) + 1  # self, further
+    documentation = [getattr(TRIALConfig, name).__doc__ for name in sections]
+    assert not [line for text in documentation for line in text.splitlines() if line.endswith(": .")]
+
+
+def test_a_setting_under_search_is_not_checked_before_it_is_chosen():
+    config = GRPOConfig().environment("trial/ALFWorld-v0").policy(model_path="anything")
+    config.training(kl_coeff={"grid_search": [0.0, 0.1]}, weight_decay=tune.loguniform(1e-3, 1e-1)).validate()
+
+
+def test_a_frozen_config_takes_no_setting():
+    config = GRPOConfig()
+    config.freeze()
+    with pytest.raises(AttributeError, match="frozen"):
+        config.training(group_size=4)
+
+
+def test_a_class_that_travelled_by_value_can_be_derived_from():
+    copy = cloudpickle.loads(cloudpickle.dumps(_made_here()))
+    check_settings(copy())
+    assert copy().labels == {"a": "b"}
+    assert plain_types(copy, "labels") == {dict}
+
+
+def _made_here() -> type[Box]:
+    class Local(Box):
+        labels: dict[str, str] = setting(factory=lambda: {"a": "b"})
+
+    return Local

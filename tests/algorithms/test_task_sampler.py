@@ -1,0 +1,62 @@
+"""Which task is next: passes over every environment's list, environments in proportion to their weights."""
+
+from __future__ import annotations
+
+import pytest
+
+from trial_ray.algorithms.task_sampler import TaskSampler
+from trial_ray.errors import CheckpointError, ConfigError
+
+LISTS = [[f"{name}{number}" for number in range(size)] for name, size in (("a", 5), ("b", 3), ("c", 40))]
+
+
+def drawn(sampler: TaskSampler, count: int) -> list[int]:
+    return [request.environment for request in sampler.draw(count, 2)]
+
+
+@pytest.mark.parametrize("weights", [(1, 1, 1), (6, 3, 1), (0.5, 0.25, 0.25), (1000, 1, 500.5)])
+def test_any_number_of_tasks_holds_the_environments_in_proportion_to_their_weights(weights):
+    environments = drawn(TaskSampler(LISTS, 0, weights), 300)
+    for count in range(1, 301):
+        for environment, weight in enumerate(weights):
+            share = count * weight / sum(weights)
+            assert abs(environments[:count].count(environment) - share) < 1
+
+
+def test_a_pass_holds_every_task_of_an_environment_once_and_the_next_in_another_order():
+    requests = TaskSampler(LISTS, 3, [5, 3, 0.001]).draw(16, 2)
+    for environment, size in ((0, 5), (1, 3)):
+        tasks = [request.task_id for request in requests if request.environment == environment]
+        assert sorted(tasks[:size]) == sorted(tasks[size : 2 * size]) == LISTS[environment]
+    many = TaskSampler([LISTS[2]], 3).draw(80, 2)
+    assert [request.task_id for request in many[:40]] != [request.task_id for request in many[40:]]
+
+
+def test_draws_do_not_depend_on_how_they_are_batched_and_resume_where_they_ended():
+    whole = TaskSampler(LISTS, 1, [3, 2, 1]).draw(30, 4)
+    first = TaskSampler(LISTS, 1, [3, 2, 1])
+    parts = first.draw(7, 4)
+    resumed = TaskSampler(LISTS, 99, [3, 2, 1])
+    resumed.set_state(first.get_state())
+    parts += resumed.draw(23, 4)
+    told = [(request.task_id, request.environment, request.seed) for request in whole]
+    assert [(request.task_id, request.environment, request.seed) for request in parts] == told
+    assert [request.index for request in parts] == [*range(7), *range(23)]
+    assert len({request.seed for request in whole}) == 30
+    assert first.get_state() == {"seed": 1, "drawn": [4, 2, 1]}
+
+
+def test_one_environment_draws_the_same_tasks_alone_as_before_there_were_mixtures():
+    tasks = [request.task_id for request in TaskSampler([LISTS[0]], 0).draw(5, 2)]
+    assert tasks == ["a2", "a4", "a3", "a0", "a1"]
+
+
+def test_a_state_of_other_environments_is_refused():
+    with pytest.raises(CheckpointError, match=r"other environments \(\[3\]\); the config has 3"):
+        TaskSampler(LISTS, 0).set_state({"seed": 0, "drawn": [3]})
+
+
+@pytest.mark.parametrize("lists", [[], [["a"], []]])
+def test_an_environment_without_tasks_is_refused(lists):
+    with pytest.raises(ConfigError, match="has no tasks"):
+        TaskSampler(lists, 0)

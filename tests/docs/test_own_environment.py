@@ -1,0 +1,86 @@
+"""The page about an environment of one's own: its blocks are the tuned example, and train with remote actors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from snippets import snippets
+
+from trial_ray.environments.user_adapters import load_adapters
+from trial_ray.experiments.experiment import load_experiment
+from trial_ray.models.causal_lm_module import load_tokenizer
+from trial_ray.rollout.recording import read_turns
+from trial_ray.warmstart import WarmStartSettings, warm_start
+
+BLOCKS = snippets("own_environment.md", "own-environment")
+EXAMPLE = Path(__file__).parents[2] / "tuned_examples" / "own_environment.py"
+
+
+def lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.strip()]
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    """The page's file, in a folder from which no actor could import it."""
+    file = tmp_path / "guessing.py"
+    file.write_text("\n\n".join(BLOCKS), encoding="utf-8")
+    return file
+
+
+def test_the_blocks_are_the_tuned_example():
+    _, _, example = EXAMPLE.read_text(encoding="utf-8").split('"""', 2)
+    assert lines("\n".join(BLOCKS)) == lines(example)
+
+
+def test_the_file_is_an_adapter_file_too(page):
+    (adapter,) = load_adapters([page])
+    assert adapter.env_id == "mine/Guessing-v0"
+
+
+@pytest.mark.actors
+@pytest.mark.usefixtures("ray_session")
+def test_the_file_trains_with_remote_runners_and_a_remote_learner(page, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRIAL_RAY_CACHE", str(tmp_path / "cache"))
+    config = load_experiment(page).config
+    settings = {
+        **config.warm_start,
+        "games": 4,
+        "max_steps": 2,
+        "check_games": 2,
+        "evaluation_games": 2,
+        "size": "nano",
+    }
+    config.policy(warm_start=settings)
+    config.training(
+        group_size=2, tasks_per_iteration=4, minibatch_rows=16, microbatch_rows=8, hindsight_start_iteration=1
+    )
+    config.engines(num_cpus_per_engine=0.25)
+    config.env_runners(num_env_runners=2, num_cpus_per_env_runner=0.25)
+    config.learners(num_learners=1, num_cpus_per_learner=0.25)
+    config.resources(num_cpus_for_main_process=0.25)
+    config.panel(split=None)
+    config.recording(trajectories_folder=str(tmp_path / "trajectories"))
+    page.unlink()
+    algo = config.build_algo()
+    try:
+        rows = algo.train()["rows"]
+        tokenizer = load_tokenizer(algo.config.model_path)
+    finally:
+        algo.stop()
+    assert rows["sampled"] == rows["given_to_learners"] > 0
+    prompts = [tokenizer.decode(ids) for ids in read_turns(tmp_path / "trajectories")["prompt_ids"].to_pylist()]
+    assert len(prompts) == rows["sampled"]
+    assert all("Find the number." in prompt and "Your guess" in prompt for prompt in prompts)
+    assert any("Which number is it?\n> " in prompt for prompt in prompts)
+
+
+def test_the_demonstrator_of_the_page_is_what_is_cloned(page, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRIAL_RAY_CACHE", str(tmp_path / "cache"))
+    adapters = load_adapters([page])
+    settings = WarmStartSettings(
+        env="mine/Guessing-v0", env_config={}, size="nano", games=3, max_steps=1, check_games=2, evaluation_games=2
+    )
+    result = warm_start(settings, adapters, progress=False)
+    assert result.episodes == 2

@@ -1,0 +1,199 @@
+"""What the trainer knows of an environment: checked before anything starts, told apart, taken wherever the config goes."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+
+import numpy as np
+import pytest
+from chat_tokenizers import chat_tokenizer
+from riddle_env import Curt, RiddleEnv
+from user_env import entry_of, registered
+
+from trial_ray.algorithms import GRPOConfig
+from trial_ray.algorithms.methods import new_config, with_method
+from trial_ray.environments import EnvironmentAdapter, alfworld
+from trial_ray.environments.entry import PACKAGED
+from trial_ray.environments.templates import GENERIC, PlainTemplate, TaggedTemplate, describe_template
+from trial_ray.errors import ConfigError
+from trial_ray.evaluation.panel import Panel
+from trial_ray.evaluation.panel_player import policy_protocol
+from trial_ray.learner.connectors import encode_views
+from trial_ray.rollout.prompts import PromptBuilder
+from trial_ray.rollout.trajectory import Trajectory, Turn
+
+ENV_ID = RiddleEnv.ENV_ID
+OWN = EnvironmentAdapter(ENV_ID, templates={"plain": Curt()}, skills={"words": "spell it", "": "think first"})
+
+
+class NoTask(Curt):
+    """Shows everything but the task."""
+
+    def render(self, context):
+        return context.observation
+
+
+class FirstTask(Curt):
+    """Shows the task in the first turn alone."""
+
+    def render(self, context):
+        return super().render(context) if context.step == 1 else context.observation
+
+
+@pytest.fixture(autouse=True)
+def environment():
+    with registered(RiddleEnv):
+        yield
+
+
+def config_of(method: str = "grpo", adapter=OWN) -> GRPOConfig:
+    config = new_config(method).environment(ENV_ID, adapter=adapter).policy(model_path="some/model")
+    return config.rollouts(prompt_style="plain")
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"env_id": ""}, "env_id = '', expected the id"),
+        ({"templates": [Curt()]}, "templates = .*, expected a dict"),
+        ({"templates": {"plain": "be nice"}}, "template is 'be nice', expected an object with a style"),
+        ({"templates": {"plain": PlainTemplate}}, "template is <class .*PlainTemplate'>, expected an object"),
+        ({"templates": {"tagged": PlainTemplate()}}, "'plain' responses stands under 'tagged'"),
+        (
+            {"templates": {"plain": NoTask()}},
+            "NoTask of its environment drops the task: for the task 'find the key' at step 1",
+        ),
+        ({"templates": {"plain": FirstTask()}}, "FirstTask of its environment drops the task.*at step 2"),
+        ({"skills": "think"}, "skills = 'think', expected a dict"),
+        ({"skills": {"words": "spell it"}}, 'general advice in skills under the key ""'),
+        ({"skills": {"": ""}}, r"skills\[''\] = '', expected a family"),
+        ({"skills": {"": "think", "words": None}}, r"skills\['words'\] = None"),
+        ({"skills": {"": "think", 3: "x"}}, r"skills\[3\]"),
+        ({"success": "often"}, "success = 'often', expected a return to reach, or a function"),
+        ({"score": 1.0}, "score = 1.0, expected a function"),
+        ({"demonstrator": "me"}, "demonstrator = 'me', expected a function"),
+        ({"generated": {}}, "generated = {}, expected a function"),
+        ({"max_turns": 0}, "max_turns = 0, expected at least 1, or None"),
+        ({"num_seeds": 0}, "num_seeds = 0, expected 1 to 1,000,000"),
+        ({"num_seeds": 1_000_001}, "num_seeds = 1000001"),
+        ({"action_patterns": [("take", "stealing")]}, r"classes out of acquisition.*not \['stealing'\]"),
+        ({"demonstrator": partial(print, threading.Lock())}, "cannot travel to actors: demonstrator cannot be pickled"),
+    ],
+)
+def test_an_adapter_that_cannot_be_used_is_refused_with_its_field(fields, told):
+    adapter = EnvironmentAdapter(**{"env_id": ENV_ID, **fields})
+    with pytest.raises(ConfigError, match=told):
+        adapter.check()
+
+
+@pytest.mark.parametrize("adapter", [*PACKAGED.values(), OWN], ids=lambda adapter: adapter.name)
+def test_an_adapter_that_can_be_used_is_not(adapter):
+    adapter.check()
+
+
+def test_a_config_checks_its_adapters():
+    with pytest.raises(ConfigError, match="drops the task"):
+        config_of(adapter=EnvironmentAdapter(ENV_ID, templates={"plain": NoTask()})).validate()
+    with pytest.raises(ConfigError, match="adapter is of 'mine/Other-v0', but the run plays mine/Riddle-v0"):
+        config_of(adapter=EnvironmentAdapter("mine/Other-v0")).validate()
+    with pytest.raises(ConfigError, match="adapter is 'mine', expected an EnvironmentAdapter"):
+        config_of(adapter=["mine"])
+    config_of().validate()
+
+
+def test_the_skill_view_needs_advice_and_says_where_to_give_it():
+    with pytest.raises(ConfigError, match=rf"{ENV_ID} offers no 'skill' view.*EnvironmentAdapter\(skills="):
+        config_of("sdar", adapter=None).validate()
+    config_of("sdar").validate()
+
+
+def test_prompts_and_advice_are_the_adapters():
+    tokenizer = chat_tokenizer("tiny")
+    config = config_of("sdar")
+    shown = {"task": "guess", "observation": "A letter.", "admissible_actions": ["red"], "history": [], "step": 1}
+    prompt = PromptBuilder.from_config(tokenizer, config, config.adapter_of("Riddle-v0")).build(**shown)
+    assert "captain, choose one: red" in tokenizer.decode(prompt.ids)
+    turn = Turn(*[np.zeros(1, np.int32)] * 3, 1, 0, "A letter.", "red", True, "wrong", 0.0, "stop")
+    for family, advice in {"words": "spell it", "numbers": "think first"}.items():
+        (evidence,) = encode_views([Trajectory("1", family, 0, [turn])], config, tokenizer)
+        assert tokenizer.decode(evidence).rstrip().endswith(advice)
+
+
+def test_an_adapter_of_the_users_replaces_this_packages():
+    config = new_config("sdar").environment("trial/ALFWorld-v0")
+    assert config.adapter_of("ALFWorld-v0").skills is alfworld.SKILLS
+    config.environment(adapter=EnvironmentAdapter("trial/ALFWorld-v0"))
+    assert config.adapter_of("ALFWorld-v0").skills is None
+    config.environment(adapter=None)
+    assert config.adapter_of("ALFWorld-v0").skills is alfworld.SKILLS
+
+
+def test_a_style_without_a_template_of_its_own_gets_the_generic_one():
+    assert OWN.template("plain") == Curt()
+    assert OWN.template("tagged") is GENERIC["tagged"]
+
+
+def test_copies_and_other_methods_keep_the_adapter():
+    config = config_of("sdar")
+    for other in (config.copy(copy_frozen=False), with_method(config, "rlsd")):
+        assert other.adapter_of("Riddle-v0").template("plain").address == "captain"
+        assert other.adapter_of("Riddle-v0").skills == OWN.skills
+        other.validate()
+
+
+def test_defaults_are_applied_where_the_config_still_has_its_own():
+    assert GRPOConfig().environment("trial/WebShop-v0").max_prompt_tokens == 4096
+    chosen = GRPOConfig().rollouts(max_prompt_tokens=300).environment("trial/WebShop-v0")
+    assert chosen.max_prompt_tokens == 300
+    assert GRPOConfig().environment("trial/WebShop-v0").rollouts(max_prompt_tokens=99).max_prompt_tokens == 99
+    own = EnvironmentAdapter(ENV_ID, defaults={"prompt_style": "plain", "lr": 0.5})
+    config = GRPOConfig().environment(ENV_ID, adapter=own)
+    assert (config.prompt_style, config.lr) == ("plain", 0.5)
+    with pytest.raises(ConfigError, match="mine/Riddle-v0 has a default for 'prompt_stile', which is no setting"):
+        GRPOConfig().environment(ENV_ID, adapter=EnvironmentAdapter(ENV_ID, defaults={"prompt_stile": "plain"}))
+
+
+def test_keywords_beside_those_of_a_mixture_are_refused():
+    config = GRPOConfig().environment(environments=[(ENV_ID, {}, 1.0), ("trial/TextWorld-v0", {}, 0.5)])
+    config.policy(model_path="some/model").validate()
+    with pytest.raises(ConfigError, match="each with keyword arguments of its own"):
+        config.copy(copy_frozen=False).environment(env_config={"split": "test"}).validate()
+    with pytest.raises(ConfigError, match=rf"The weight of {ENV_ID} is 0, expected a number above 0"):
+        config.environment(environments=[(ENV_ID, {}, 0)]).validate()
+    with pytest.raises(ConfigError, match=r"environments holds 'mine', expected \(id, keyword arguments, weight\)"):
+        config.environment(environments=["mine"])
+
+
+def test_a_template_is_told_from_another_that_writes_other_words():
+    first, again, other = TaggedTemplate("You count."), TaggedTemplate("You count."), TaggedTemplate("You sing.")
+    assert describe_template(first) == describe_template(again) != describe_template(other)
+
+
+def guessed_right(info, episode_return, *, least=1.0):
+    return episode_return >= least
+
+
+class Won:
+    """A function of its own kind."""
+
+    def __call__(self, info, episode_return):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("success", "told"),
+    [(0.5, 0.5), (guessed_right, f"{__name__}.guessed_right"), (partial(guessed_right, least=2), "functools.partial")],
+)
+def test_a_description_is_plain_and_tells_functions_by_their_names(success, told):
+    assert EnvironmentAdapter(ENV_ID, success=success).describe()["success"] == told
+    assert EnvironmentAdapter(ENV_ID, score=Won()).describe()["score"] == f"{__name__}.Won"
+
+
+def test_evaluations_with_different_adapters_are_not_compared_as_equals():
+    panel = Panel(ENV_ID, "train", ("1",))
+    entries = [entry_of(RiddleEnv, templates={"plain": Curt(address)}) for address in ("captain", "admiral")]
+    first, second = (policy_protocol(config_of(), panel, entry) for entry in entries)
+    assert first != second
+    # What was recorded before there were adapters stays comparable.
+    assert "adapter" not in policy_protocol(config_of(), panel, entry_of(RiddleEnv))

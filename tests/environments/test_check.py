@@ -1,0 +1,99 @@
+"""What a run needs of an environment is looked for before any actor starts; a refusal names the environment and what it lacks."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from faulty_env import CountingEnv
+from riddle_env import Curt, RiddleEnv
+from user_env import entry_of, registered
+
+from trial_ray.algorithms import GRPO, GRPOConfig
+from trial_ray.environments import EnvironmentAdapter
+from trial_ray.environments.check import check_environment
+from trial_ray.environments.templates import PlainTemplate
+from trial_ray.errors import ConfigError
+
+
+def check(entry, style="plain", reward="success", privileged_view=None):
+    check_environment(entry, entry.tasks(), style=style, reward=reward, privileged_view=privileged_view)
+
+
+class ForgetfulTemplate(Curt):
+    """Leaves long tasks out, which no made-up probe shows."""
+
+    def render(self, context):
+        return super().render(context) if len(context.task) < 13 else context.observation
+
+
+class ShortStepEnv(RiddleEnv):
+    """Forgets the info of a step."""
+
+    def step(self, action):
+        return super().step(action)[:4]
+
+
+class ListInfoEnv(RiddleEnv):
+    """Gives a list in place of an info."""
+
+    def reset(self, **arguments):
+        return super().reset(**arguments)[0], []
+
+
+@pytest.mark.parametrize(
+    ("entry", "needs", "told"),
+    [
+        (
+            entry_of(RiddleEnv, {"told": ("task",)}),
+            {},
+            r"info of mine/Riddle-v0 lacks 'won', which reward='success' needs \(found task\).*success=",
+        ),
+        (entry_of(RiddleEnv), {"privileged_view": "solution"}, "'solution'.* but mine/Riddle-v0 has no `walkthrough`"),
+        (
+            entry_of(RiddleEnv, templates={"plain": ForgetfulTemplate()}),
+            {},
+            "ForgetfulTemplate of mine/Riddle-v0 drops the task: for the task 'guess the word'",
+        ),
+        (entry_of(ShortStepEnv), {}, r"step\(\) of mine/Riddle-v0 gave .*expected \(observation, reward"),
+        (entry_of(ListInfoEnv), {}, r"reset\(\) of mine/Riddle-v0 gave info \[\], expected a dict"),
+    ],
+    ids=["key", "solution", "template", "step", "info"],
+)
+def test_what_a_run_needs_and_does_not_get_is_named(entry, needs, told):
+    with pytest.raises(ConfigError, match=told):
+        check(entry, **needs)
+
+
+def test_what_a_run_does_not_need_may_be_missing():
+    check(entry_of(RiddleEnv, {"told": ()}, success=1.0))
+    check(entry_of(RiddleEnv, {"told": ()}), reward="return")
+    check(entry_of(RiddleEnv, {"told": ()}), reward="score")
+    check(entry_of(RiddleEnv))
+    check(entry_of(CountingEnv), privileged_view="solution")
+
+
+def test_a_generic_template_is_told_with_what_replaces_it(caplog):
+    with caplog.at_level(logging.WARNING):
+        check(entry_of(RiddleEnv, templates={"plain": PlainTemplate()}))
+        assert not caplog.text
+        check(entry_of(RiddleEnv, templates={"plain": PlainTemplate()}), style="tagged")
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith("mine/Riddle-v0 has no prompt template of its own for tagged responses")
+    assert "EnvironmentAdapter(templates={'tagged': ...})" in told
+
+
+class _Driver:
+    def __init__(self, config):
+        self.config = config
+
+
+@registered(RiddleEnv, CountingEnv)
+def test_a_run_checks_every_environment_of_its_mixture_in_the_driver():
+    environments = [(CountingEnv.ENV_ID, {}, 1.0), (RiddleEnv.ENV_ID, {"told": ()}, 1.0)]
+    config = GRPOConfig().environment(environments=environments)
+    with pytest.raises(ConfigError, match="info of mine/Riddle-v0 lacks 'won'"):
+        GRPO._list_tasks(_Driver(config))
+    config.environment(adapter=EnvironmentAdapter(RiddleEnv.ENV_ID, success=1.0))
+    requests = GRPO._list_tasks(_Driver(config)).draw(4, 2)
+    assert [request.environment for request in requests] == [0, 1, 0, 1]

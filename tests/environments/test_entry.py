@@ -1,0 +1,133 @@
+"""An environment of a run: made with the keywords that it takes, its tasks listed or seeds, its name unique."""
+
+from __future__ import annotations
+
+import threading
+from typing import ClassVar
+
+import gymnasium
+import pytest
+from faulty_env import CountingEnv
+from gymnasium.envs.registration import EnvSpec
+from riddle_env import RiddleEnv
+from user_env import entry_of, registered
+
+from trial_ray.environments import EnvironmentAdapter
+from trial_ray.environments.entry import EnvironmentEntry, find_adapter, find_spec, keyword_arguments, make_entries
+from trial_ray.errors import ConfigError
+
+RIDDLE, COUNTING = RiddleEnv.ENV_ID, CountingEnv.ENV_ID
+
+
+class AnythingEnv(RiddleEnv):
+    """Takes whatever it is given."""
+
+    def __init__(self, **settings) -> None:
+        super().__init__()
+        self.settings = settings
+
+
+def test_the_split_is_kept_from_an_environment_that_does_not_take_it():
+    entry = entry_of(RiddleEnv, {"split": "test", "words": ("red",)})
+    assert entry.make().unwrapped.words == ("red",)
+    assert entry.split == "test"
+    assert entry_of(AnythingEnv, {"split": "test"}).make().unwrapped.settings == {"split": "test"}
+    assert entry_of(RiddleEnv).split == "train"
+
+
+def test_a_keyword_that_an_environment_does_not_take_names_the_nearest():
+    with pytest.raises(ConfigError, match=r"Unknown setting 'env_config.wrods'. Did you mean 'env_config.words'\?"):
+        entry_of(RiddleEnv, {"wrods": ()}).make()
+    assert keyword_arguments(entry_of(AnythingEnv).spec) is None
+    assert entry_of(AnythingEnv, {"wrods": 1}).make().unwrapped.settings == {"wrods": 1}
+
+
+def test_tasks_are_those_that_the_environment_lists_else_seeds():
+    listed, seeds = entry_of(CountingEnv), entry_of(RiddleEnv, num_seeds=3)
+    assert (listed.lists_tasks(), seeds.lists_tasks()) == (True, False)
+    assert listed.tasks() == ["one", "two", "three", "four"]
+    assert seeds.tasks() == ["0", "1", "2"]
+    splits = [seeds.at(split=split).tasks() for split in ("train", "valid", "test")]
+    assert len({task for tasks in splits for task in tasks}) == 9
+    assert seeds.at(split="test").tasks() == splits[2]
+
+
+def test_an_environment_that_is_played_twice_has_two_names():
+    with registered(RiddleEnv, CountingEnv):
+        entries = make_entries([(RIDDLE, {}, 1.0), (COUNTING, {}, 2.0), (RIDDLE, {"words": ("red",)}, 3.0)])
+    assert [entry.name for entry in entries] == ["Riddle-v0", "Counting-v0", "Riddle-v0-2"]
+    assert [entry.weight for entry in entries] == [1.0, 2.0, 3.0]
+    assert entries[2].make().unwrapped.words == ("red",)  # although it is not registered any more
+
+
+@pytest.mark.parametrize(
+    ("env_id", "told"),
+    [
+        ("mine/Nowhere-v0", "No environment is registered as 'mine/Nowhere-v0'.*gymnasium.register"),
+        ("no_such_module:mine/Nowhere-v0", "No environment is registered as 'no_such_module:mine/Nowhere-v0'"),
+        (RiddleEnv, "env is <class .*RiddleEnv'>, expected the id of an environment"),
+    ],
+)
+def test_what_is_not_registered_is_refused_with_how_to_register_it(env_id, told):
+    with pytest.raises(ConfigError, match=told):
+        find_spec(env_id)
+
+
+def test_an_id_may_name_the_module_that_registers_it(tmp_path, monkeypatch):
+    (tmp_path / "registering.py").write_text(
+        f"import gymnasium\ngymnasium.register('{RIDDLE}', entry_point='riddle_env:RiddleEnv')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    adapter = EnvironmentAdapter(RIDDLE, task="guess")
+    try:
+        (entry,) = make_entries([(f"registering:{RIDDLE}", {}, 1.0)], [adapter])
+    finally:
+        gymnasium.registry.pop(RIDDLE, None)
+    assert (entry.env_id, entry.adapter) == (RIDDLE, adapter)
+
+
+def test_an_environment_that_cannot_travel_is_refused():
+    class LockedEnv(RiddleEnv):
+        ENV_ID = "mine/Locked-v0"
+        lock = threading.Lock()
+
+    with registered(LockedEnv), pytest.raises(ConfigError, match=r"mine/Locked-v0 cannot travel to actors.*locks"):
+        find_spec(LockedEnv.ENV_ID)
+
+
+def test_an_adapter_is_the_users_else_this_packages_else_one_of_defaults():
+    own = EnvironmentAdapter("trial/ALFWorld-v0", task="mine")
+    assert find_adapter("trial/ALFWorld-v0", [own]) is own
+    assert find_adapter("trial/ALFWorld-v0").title == "ALFWorld"
+    assert find_adapter("some/Env-v0") == EnvironmentAdapter("some/Env-v0")
+
+
+@registered(RiddleEnv)
+def test_an_adapter_of_an_environment_that_the_run_does_not_play_is_refused():
+    with pytest.raises(ConfigError, match=rf"adapter is of 'mine/Other-v0', but the run plays {RIDDLE}"):
+        make_entries([(RIDDLE, {}, 1.0)], [EnvironmentAdapter("mine/Other-v0")])
+
+
+class LimitedEnv(RiddleEnv):
+    """Says itself how long an episode lasts."""
+
+    ENV_ID: ClassVar[str] = "mine/Limited-v0"
+
+    def __init__(self, max_turns: int = 7) -> None:
+        super().__init__()
+
+
+@pytest.mark.parametrize(
+    ("config", "own", "limit"), [({}, 50, 7), ({"max_turns": 60}, 50, 50), ({}, None, 7), ({"max_turns": 3}, None, 3)]
+)
+def test_an_episode_is_cut_at_the_smaller_limit(config, own, limit):
+    assert entry_of(LimitedEnv, config, max_turns=own).max_turns == limit
+    assert entry_of(RiddleEnv, max_turns=own).max_turns == (own or 50)
+
+
+def test_the_description_tells_an_adapter_of_the_users_from_this_packages():
+    spec = EnvSpec(RIDDLE, entry_point=RiddleEnv)
+    plain = EnvironmentEntry(spec, EnvironmentAdapter(RIDDLE), {"split": "test"}, 2.0, "Riddle-v0")
+    assert plain.describe() == {"env_id": RIDDLE, "config": {"split": "test"}, "weight": 2.0}
+    own = EnvironmentEntry(spec, EnvironmentAdapter(RIDDLE, success=1.0))
+    assert own.describe()["adapter"]["success"] == 1.0

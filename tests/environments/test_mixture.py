@@ -1,0 +1,97 @@
+"""Two environments in one run: tasks in proportion to the weights, metrics, records and panels of each."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from faulty_env import CountingEnv
+from riddle_env import RiddleEnv
+from user_env import registered
+
+from trial_ray.algorithms import GRPO, GRPOConfig
+from trial_ray.environments import EnvironmentAdapter
+from trial_ray.errors import ConfigError
+from trial_ray.rollout.recording import read_trajectories
+
+RIDDLE, COUNTING = "Riddle-v0", "Counting-v0"
+
+
+def config_of(model_path, folder) -> GRPOConfig:
+    environments = [(RiddleEnv.ENV_ID, {"words": ("red", "green")}, 3), (CountingEnv.ENV_ID, {}, 1)]
+    return (
+        GRPOConfig()
+        .environment(environments=environments, adapter=EnvironmentAdapter(RiddleEnv.ENV_ID, max_turns=2, num_seeds=50))
+        .policy(model_path=model_path)
+        .training(lr=1e-3, group_size=2, tasks_per_iteration=4, minibatch_rows=16, microbatch_rows=8, kl_coeff=0.0)
+        .rollouts(max_prompt_tokens=300, max_response_tokens=4, prompt_style="plain")
+        .engines(engine="transformers", num_cpus_per_engine=0.25)
+        .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25)
+        .learners(num_learners=0, num_cpus_per_learner=0.25)
+        .resources(num_cpus_for_main_process=0.25)
+        .panel(split={RIDDLE: "test", COUNTING: "train"}, env_config={RIDDLE: {"words": ("blue",)}}, num_tasks=3)
+        .recording(trajectories_folder=str(folder))
+        .debugging(seed=1)
+    )
+
+
+@pytest.mark.actors
+@pytest.mark.usefixtures("ray_session")
+@registered(RiddleEnv, CountingEnv)
+def test_a_run_counts_and_evaluates_every_environment(model_path, tmp_path):
+    algo = config_of(model_path, tmp_path / "trajectories").build_algo()
+    try:
+        result = algo.train()
+        played = result["env_runners"]
+        assert [played[name]["num_episodes"] for name in (RIDDLE, COUNTING)] == [6, 2]
+        # Counting is won by whatever is said three times; a riddle ends after two guesses.
+        assert (played[COUNTING]["success_rate"], played[COUNTING]["episode_len_mean"]) == (1.0, 3.0)
+        assert played[RIDDLE]["episode_len_mean"] <= 2
+        expected = (2 * 1.0 + 6 * played[RIDDLE]["success_rate"]) / 8
+        assert played["success_rate"] == pytest.approx(expected)
+        assert algo.tasks.get_state()["drawn"] == [3, 1]
+        _check_panels(algo)
+        path = algo.save_to_path(str(tmp_path / "checkpoint"))
+    finally:
+        algo.stop()
+    trajectories = read_trajectories(tmp_path / "trajectories")
+    assert Counter(trajectory.environment for trajectory in trajectories) == {RIDDLE: 6, COUNTING: 2}
+    assert {trajectory.family for trajectory in trajectories if trajectory.environment == COUNTING} == {"counting"}
+    resumed = GRPO.from_checkpoint(path)
+    try:
+        assert resumed.tasks.get_state()["drawn"] == [3, 1]
+        assert resumed.train()["env_runners"][COUNTING]["num_episodes"] == 2
+    finally:
+        resumed.stop()
+
+
+def _check_panels(algo) -> None:
+    results = algo.evaluate_panels()
+    assert list(results) == [RIDDLE, COUNTING]
+    for name, result in results.items():
+        panel, entry = algo.panels[name]
+        assert [episode.task_id for episode in result.episodes] == list(panel.task_ids)
+        assert (len(panel), entry.name, result.protocol["split"]) == (3, name, entry.split)
+    assert results[COUNTING].success_rate == 1.0
+    assert results[COUNTING].protocol["max_turns"] == 50
+    assert results[RIDDLE].protocol["max_turns"] == 2
+    rates = algo.evaluate()["env_runners"]
+    assert rates["num_episodes"] == 6
+    assert rates[COUNTING]["success_rate"] == 1.0
+    assert rates["success_rate"] == (rates[RIDDLE]["success_rate"] + 1) / 2
+
+
+@registered(RiddleEnv, CountingEnv)
+def test_panels_are_of_environments_of_the_run(tmp_path):
+    config = config_of("some/model", tmp_path)
+    riddle, counting = config.panel_entries()
+    assert (dict(riddle.config), counting.split) == ({"words": ("blue",), "split": "test"}, "train")
+    config.panel(split="test", env_config={})
+    assert [entry.split for entry in config.panel_entries()] == ["test", "test"]
+    config.panel(split={COUNTING: "test"})
+    assert [entry.name for entry in config.panel_entries()] == [COUNTING]
+    for wrong in ({"split": {"Chess-v0": "test"}}, {"env_config": {"Chess-v0": {}}}):
+        with pytest.raises(
+            ConfigError, match="names 'Chess-v0', expected environments of the run: 'Riddle-v0', 'Counting"
+        ):
+            config.copy(copy_frozen=False).panel(**wrong).panel_entries()

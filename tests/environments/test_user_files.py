@@ -1,0 +1,125 @@
+"""Adapters in files of the user's, and modules beside an experiment file: errors name the file, classes reach actors."""
+
+from __future__ import annotations
+
+import sys
+
+import gymnasium
+import pytest
+import ray
+from ray import cloudpickle
+
+from trial_ray.environments.user_adapters import load_adapters
+from trial_ray.errors import ConfigError, UserInputError
+from trial_ray.experiments.experiment import load_experiment
+from trial_ray.models.tokenizer import build_tokenizer
+from trial_ray.rollout.prompts import PromptBuilder
+
+ADAPTER = """
+from trial_ray.environments import EnvironmentAdapter
+ADAPTER = EnvironmentAdapter("mine/Words-v0", {fields})
+"""
+WORDS = """
+import gymnasium
+from dataclasses import dataclass
+from trial_envs.core.projection import project_action
+
+REQUEST = "say"
+
+
+class WordsEnv(gymnasium.Env):
+    def reset(self, *, seed=None, options=None):
+        return greeting(), {"task": "say it"}
+
+
+def greeting():
+    return "hello"
+
+
+@dataclass(frozen=True)
+class Asking:
+    style = "plain"
+
+    def render(self, context):
+        return f"{context.task}: {REQUEST}"
+
+    def project(self, response):
+        return project_action(response, self.style)
+"""
+EXPERIMENT = """
+import gymnasium
+from beside_an_experiment import Asking, WordsEnv
+from trial_ray.algorithms import GRPOConfig
+from trial_ray.environments import EnvironmentAdapter
+
+gymnasium.register("mine/Words-v0", entry_point="beside_an_experiment:WordsEnv")
+config = GRPOConfig().environment(
+    "mine/Words-v0", adapter=EnvironmentAdapter("mine/Words-v0", templates={"plain": Asking()})
+).policy(model_path="some/model").rollouts(prompt_style="plain")
+"""
+
+
+@pytest.fixture(autouse=True)
+def clean():
+    yield
+    gymnasium.registry.pop("mine/Words-v0", None)
+    for name in [name for name in sys.modules if name.startswith(("trial_ray_user_file_", "beside_an_experiment"))]:
+        module = sys.modules.pop(name)
+        if module.__name__ in cloudpickle.list_registry_pickle_by_value():
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def test_an_adapter_file_defines_an_adapter_and_runs_once(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(ADAPTER.format(fields="task='count'"))
+    (first,), (second,) = load_adapters([file]), load_adapters([file])
+    assert first is second
+    assert (first.env_id, first.task) == ("mine/Words-v0", "count")
+    assert load_adapters([]) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "told"),
+    [
+        (None, ConfigError, r"no file .*mine\.py; give the path of a Python file that defines ADAPTER"),
+        (
+            "x = 1",
+            ConfigError,
+            r"mine\.py must define ADAPTER, a trial_ray.environments.EnvironmentAdapter; found None",
+        ),
+        ("ADAPTER = 'mine'", ConfigError, r"mine\.py must define ADAPTER.*found 'mine'"),
+        (ADAPTER.format(fields="max_turns=0"), ConfigError, "adapter of mine/Words-v0 has max_turns = 0"),
+        ("x = 1\nADAPTER = unknown", UserInputError, r"mine\.py, line 2: NameError"),
+        ("x = (", UserInputError, r"mine\.py, line 1: SyntaxError"),
+    ],
+)
+def test_a_file_without_a_usable_adapter_is_the_users_error(text, error, told, tmp_path):
+    file = tmp_path / "mine.py"
+    if text is not None:
+        file.write_text(text)
+    for _ in range(2):  # nothing of the file is kept
+        with pytest.raises(error, match=told):
+            load_adapters([file])
+
+
+@pytest.mark.actors
+@pytest.mark.usefixtures("ray_session")
+def test_a_module_beside_an_experiment_file_reaches_actors(tmp_path):
+    file, beside = tmp_path / "experiment.py", tmp_path / "beside_an_experiment.py"
+    file.write_text(EXPERIMENT)
+    beside.write_text(WORDS)
+    config = load_experiment(file).config
+    config.validate()
+    file.unlink()
+    beside.unlink()
+
+    @ray.remote(num_cpus=0.25)
+    def look(config) -> tuple[str, str]:
+        (entry,) = config.environment_entries()
+        observation, info = entry.make().reset(seed=0)
+        tokenizer = build_tokenizer()
+        builder = PromptBuilder.from_config(tokenizer, config, entry.adapter)
+        shown = {"observation": observation, "admissible_actions": [], "history": [], "step": 1}
+        return observation, tokenizer.decode(builder.build(task=info["task"], **shown).ids)
+
+    assert ray.get(look.remote(config), timeout=120) == ("hello", "<|user|>say it: say<|assistant|>")

@@ -1,0 +1,40 @@
+"""A user's environments under their ids, known to Gymnasium in the driver alone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+from ray import cloudpickle
+
+from trial_ray.environments import EnvironmentAdapter, EnvironmentEntry
+
+
+@contextmanager
+def registered(*classes: type[gymnasium.Env]) -> Iterator[None]:
+    """Register each class under its ``ENV_ID``; actors, which cannot import modules of the tests, get it by value."""
+    modules = {sys.modules[each.__module__] for each in classes}
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    for each in classes:
+        gymnasium.register(each.ENV_ID, entry_point=each)
+    try:
+        yield
+    finally:
+        for each in classes:
+            del gymnasium.registry[each.ENV_ID]
+        for module in modules:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def entry_of(
+    env_class: type[gymnasium.Env], config: Mapping[str, Any] | None = None, **adapter: Any
+) -> EnvironmentEntry:
+    """The entry of a class that need not be registered; ``adapter`` are fields of its adapter."""
+    env_id = env_class.ENV_ID
+    spec = EnvSpec(env_id, entry_point=env_class)
+    return EnvironmentEntry(spec, EnvironmentAdapter(env_id, **adapter), config or {}, name=env_id.rpartition("/")[2])

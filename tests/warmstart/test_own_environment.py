@@ -1,0 +1,135 @@
+"""A warm start in an environment of a user's: of its demonstrator or of random play, on tasks that no two purposes share."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from faulty_env import CountingEnv
+from riddle_env import Curt, RiddleEnv, Solver
+from user_env import entry_of, registered
+
+from trial_ray.environments import EnvironmentAdapter
+from trial_ray.environments.entry import make_entries
+from trial_ray.environments.guarded_env import GuardedEnv
+from trial_ray.errors import ConfigError
+from trial_ray.rollout.prompts import PromptBuilder
+from trial_ray.warmstart import WarmStartSettings, cache, warm_start
+from trial_ray.warmstart import warmstart as module
+from trial_ray.warmstart.demonstrations import collect
+from trial_ray.warmstart.tasks import CHECKED, DEMONSTRATED, EVALUATED, task_set
+from trial_ray.warmstart.warmstart import load_policy
+
+SETTINGS = WarmStartSettings(
+    env=RiddleEnv.ENV_ID,
+    env_config={},
+    size="nano",
+    games=6,
+    episodes_per_game=2,
+    action_noise=0.0,
+    max_steps=4,
+    check_every=2,
+    check_games=3,
+    evaluation_games=5,
+    threads=1,
+)
+OWN = {"templates": {"plain": Curt()}, "max_turns": 4}
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv(cache.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(module, "LEAST_RESPONSE_ACCURACY", 0.0)
+
+
+def demonstrated(entry, **changes):
+    """What was said in every turn, by task, and the tokenizer's entry for the words of the game."""
+    settings = replace(SETTINGS, **changes)
+    _, tokenizer = load_policy(settings, entry)
+    builder = PromptBuilder(tokenizer, entry.adapter.template("plain"), settings.max_prompt_tokens)
+    said: dict[str, list[str]] = {}
+    for turn in collect(settings, entry, tokenizer, builder):
+        response = tokenizer.decode(turn.response_ids, skip_special_tokens=True)
+        assert response in turn.actions
+        assert "captain, choose one" in tokenizer.decode(turn.prompt_ids)
+        said.setdefault(turn.task_id, []).append(response)
+    return said, tokenizer
+
+
+def test_a_scripted_demonstrator_is_demonstrated():
+    entry = entry_of(RiddleEnv, **OWN, demonstrator=Solver)
+    said, tokenizer = demonstrated(entry)
+    env = GuardedEnv(entry)
+    for task, words in said.items():
+        letter = env.reset(task, seed=0).observation[-1]
+        assert [word[0] for word in words] == [letter, letter]  # one turn an episode
+    assert len(said) == SETTINGS.games
+    assert len(tokenizer.encode("captain")) > len(tokenizer.encode(" begins")) == 1  # what the player meets is in words
+
+
+def test_without_a_demonstrator_random_play_is_demonstrated():
+    said, _ = demonstrated(entry_of(RiddleEnv, **OWN))
+    words = [word for task in said.values() for word in task]
+    assert len(set(words)) == 4
+    assert 2 * SETTINGS.games < len(words) <= 4 * 2 * SETTINGS.games
+    assert demonstrated(entry_of(RiddleEnv, **OWN))[0] == said
+
+
+def test_random_play_needs_actions_on_offer():
+    with pytest.raises(ConfigError, match=r"lists no admissible_actions.*demonstrator"):
+        demonstrated(entry_of(RiddleEnv, {"told": ("task", "won")}, **OWN))
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize("fields", [{"demonstrator": Solver}, {}], ids=["scripted", "random"])
+@registered(RiddleEnv)
+def test_a_model_is_made_and_cached_by_the_adapter(fields):
+    adapter = EnvironmentAdapter(RiddleEnv.ENV_ID, **OWN, **fields)
+    first = warm_start(SETTINGS, [adapter], progress=False)
+    assert (first.cached, first.episodes, first.steps) == (False, 5, 4)
+    assert json.loads((first.path / module.RECORD).read_text())["examples"] >= 2 * SETTINGS.games
+    assert warm_start(SETTINGS, [adapter], progress=False).cached
+    assert not warm_start(SETTINGS, [replace(adapter, max_turns=2)], progress=False).cached
+
+
+class ListingEnv(CountingEnv):
+    """Lists enough tasks."""
+
+    def tasks(self, split=None):
+        return [f"{split}/{number}" for number in range(20)]
+
+
+def home_entry():
+    (entry,) = make_entries([("trial/ALFWorld-v0", {"difficulty": "tiny"}, 1.0)])
+    return entry
+
+
+@pytest.mark.parametrize("seed", [0, 963, 1_000_003])
+@pytest.mark.parametrize(
+    "entry", [home_entry(), entry_of(RiddleEnv), entry_of(ListingEnv)], ids=["generated", "seeds", "split"]
+)
+def test_no_task_serves_two_purposes(entry, seed):
+    settings = replace(SETTINGS, generator_seed=seed)
+    needs = {DEMONSTRATED: settings.games, CHECKED: settings.check_games, EVALUATED: settings.evaluation_games}
+    sets = [task_set(settings, entry, purpose, number) for purpose, number in needs.items()]
+    assert [len(found.tasks) for found in sets] == list(needs.values())
+    assert len({task for found in sets for task in found.tasks}) == sum(needs.values())
+    for found in sets:
+        GuardedEnv(found.entry).reset(found.tasks[0], seed=0)
+    assert (
+        sets[0].tasks != task_set(replace(settings, generator_seed=seed + 7), entry, DEMONSTRATED, settings.games).tasks
+    )
+
+
+def test_tasks_that_training_draws_first_are_none_of_the_warm_starts_where_they_are_seeds():
+    entry = entry_of(RiddleEnv)
+    assert not set(entry.tasks()) & set(task_set(SETTINGS, entry, DEMONSTRATED, SETTINGS.games).tasks)
+
+
+def test_a_split_with_too_few_tasks_is_refused_with_what_is_needed():
+    entry = entry_of(CountingEnv)
+    with pytest.raises(
+        ConfigError, match=r"split 'train' of mine/Counting-v0 has 4 tasks, but the warm start needs 14 \(games=6"
+    ):
+        task_set(SETTINGS, entry, DEMONSTRATED, 6)

@@ -1,0 +1,63 @@
+"""The tables of docs/settings.md, from the settings' declarations: ``python -m trial_ray.algorithms.settings_page FILE``."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from trial_ray.algorithms.grpo_config import GRPOConfig
+from trial_ray.algorithms.methods import METHODS, config_class
+from trial_ray.settings import default_of, fields_of, sections_of, settings_table
+
+_BLOCK = re.compile(r"(<!-- settings of (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def fill_page(page: str) -> str:
+    """``page`` with what stands between its markers made anew.
+
+    Raises:
+        KeyError: a marker names neither a section nor a method.
+    """
+    blocks = _section_tables() | _method_tables()
+    return _BLOCK.sub(lambda found: f"{found[1]}\n{blocks[found[2]]}\n{found[3]}", page)
+
+
+def block_names() -> list[str]:
+    """What the page has to show: every section and every method."""
+    return [*_section_tables(), *_method_tables()]
+
+
+def _section_tables() -> dict[str, str]:
+    return {
+        f".{section.name}()": settings_table(
+            GRPOConfig, [field.name for field in section.keywords(GRPOConfig).values()]
+        )
+        for section in sections_of(GRPOConfig)
+    }
+
+
+def _method_tables() -> dict[str, str]:
+    """What a method's config declares: settings of its own, and other defaults than those of the class it derives from."""
+    tables = {}
+    for method in METHODS:
+        config, parent = config_class(method), config_class(method).__bases__[0]
+        if config is GRPOConfig:
+            continue
+        inherited = {name: default_of(field) for name, field in fields_of(parent).items()}
+        names = [
+            name
+            for name, field in fields_of(config).items()
+            if name not in inherited or inherited[name] != default_of(field)
+        ]
+        tables[method] = (
+            f"`{config.__name__}`, beside the settings of `{parent.__name__}`:\n\n{settings_table(config, names)}"
+            if names
+            else f"`{config.__name__}` has the settings and defaults of `{parent.__name__}`.\n"
+        )
+    return tables
+
+
+if __name__ == "__main__":
+    file = Path(sys.argv[1])
+    file.write_text(fill_page(file.read_text(encoding="utf-8")), encoding="utf-8")

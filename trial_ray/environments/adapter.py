@@ -1,0 +1,186 @@
+"""All that the trainer knows of one environment, in one frozen object.
+
+``trial_ray.environments.alfworld``, ``webshop`` and ``textworld`` hold those of this package's environments, one file
+each; any other Gymnasium environment with texts as observations and actions gets the default values below, or an adapter
+of the user's: ``.environment(..., adapter=...)`` in Python, ``--env-adapter FILE.py`` on the command line. An adapter
+travels inside the config, by value, to every actor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trial_ray.environments.demonstrators import Demonstrator
+from trial_ray.environments.templates import GENERIC, PromptTemplate, check_template, describe_template
+from trial_ray.errors import ConfigError
+
+ACQUISITION, PLACEMENT, NAVIGATION = "acquisition", "placement", "navigation"
+COMPLETION, OTHER = "completion", "inspection/other"
+ACTION_CLASSES = (ACQUISITION, PLACEMENT, NAVIGATION, COMPLETION, OTHER)
+"""Kinds of decisions, the rows of an allocation trace."""
+MOST_SEEDS = 1_000_000
+"""Most tasks in a split whose tasks are seeds, so that no two splits share any."""
+
+
+@dataclass(frozen=True)
+class EnvironmentAdapter:
+    """What the trainer knows of one environment; every field but the id has a default that fits any text environment.
+
+    Attributes:
+        env_id: id under which the environment is registered with Gymnasium.
+        title: name in tables; empty: the id without namespace and version.
+        task: the instruction, where ``info`` has no ``"task"``.
+        templates: prompt templates by the form of response (``"tagged"``, ``"plain"``), see
+            :mod:`trial_ray.environments.templates`; a style that is missing is written by a generic template.
+        skills: advice for the ``"skill"`` view by family (``info["family"]``), and under ``""`` for all other families;
+            ``None``: the environment offers no such view.
+        success: when an episode counts as won: a return that it must reach, or a function of ``info`` and the return so far;
+            ``None``: as ``info["won"]`` says.
+        score: score in [0, 1] as a function of ``info`` and the return so far; ``None``: ``info["score"]``, and where
+            that is missing the return, cut to [0, 1].
+        max_turns: turns after which an episode ends, if the environment does not end it before; ``None``: the environment's
+            own limit (its ``max_turns``, or the ``max_episode_steps`` that it is registered with), and 50 where none is known.
+        num_seeds: tasks in a split of an environment without ``tasks(split)``, whose tasks are the seeds of ``reset``.
+        generated: from a seed and a number of tasks the keyword arguments that generate them, for the warm start; ``None``:
+            it takes tasks of the split ``train``.
+        demonstrator: makes the player that the warm start clones; ``None``: actions on offer are drawn at random.
+        vocabulary: words that the tiny model's tokenizer holds as one token each, in this order, beside frequent ones.
+        interchangeable: groups of names that the warm start may exchange in its examples.
+        action_patterns: pairs of a regular expression and one of :data:`ACTION_CLASSES`; the first that matches the
+            beginning of an action (lower case) says its class, ``inspection/other`` where none does.
+        family_titles: headings of the families in result tables, in the order of the columns; without any, a table has
+            columns for success and score instead.
+        split_titles: headings of the splits in result tables.
+        defaults: settings of the config that :meth:`~trial_ray.algorithms.GRPOConfig.environment` sets where they still have
+            the config's own default, such as ``max_prompt_tokens``.
+    """
+
+    env_id: str
+    title: str = ""
+    task: str = ""
+    templates: Mapping[str, PromptTemplate] = field(default_factory=dict)
+    skills: Mapping[str, str] | None = None
+    success: float | Callable[[Mapping[str, Any], float], bool] | None = None
+    score: Callable[[Mapping[str, Any], float], float] | None = None
+    max_turns: int | None = None
+    num_seeds: int = 4096
+    generated: Callable[[int, int], Mapping[str, Any]] | None = None
+    demonstrator: Callable[[], Demonstrator] | None = None
+    vocabulary: Sequence[str] = ()
+    interchangeable: Sequence[Sequence[str]] = ()
+    action_patterns: Sequence[tuple[str, str]] = ()
+    family_titles: Mapping[str, str] = field(default_factory=dict)
+    split_titles: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The title, or the id without namespace and version."""
+        return self.title or self.env_id.rpartition("/")[2].partition("-v")[0]
+
+    def template(self, style: str) -> PromptTemplate:
+        """The template of a form of response.
+
+        Raises:
+            ConfigError: unknown style.
+        """
+        if style not in GENERIC:
+            raise ConfigError(f"prompt_style is {style!r}, expected one of {', '.join(map(repr, GENERIC))}.")
+        return self.templates.get(style, GENERIC[style])
+
+    def action_class(self, action: str) -> str:
+        """Class of an action that did not end its episode, one of :data:`ACTION_CLASSES`."""
+        text = action.strip().lower()
+        return next((name for pattern, name in self.action_patterns if re.match(pattern, text)), OTHER)
+
+    def turn_classes(self, actions: Sequence[str], terminated: bool) -> list[str]:
+        """Class of every turn of a trajectory; the one with which the environment ended it is its completion."""
+        classes = [self.action_class(action) for action in actions]
+        if classes and terminated:
+            classes[-1] = COMPLETION
+        return classes
+
+    def check(self) -> None:
+        """Refuse what cannot be used.
+
+        Raises:
+            ConfigError: names the field, what was found, and what is expected.
+        """
+        if not isinstance(self.env_id, str) or not self.env_id:
+            raise self._error("env_id", "the id under which the environment is registered")
+        for style, template in self._mapping("templates").items():
+            check_template(template, style)
+        if self.skills is not None:
+            self._check_skills()
+        success = self.success
+        if success is not None and not callable(success) and not isinstance(success, int | float):
+            raise self._error("success", "a return to reach, or a function of info and the return so far")
+        for name in ("score", "generated", "demonstrator"):
+            if getattr(self, name) is not None and not callable(getattr(self, name)):
+                raise self._error(name, "a function, or None")
+        if self.max_turns is not None and not (isinstance(self.max_turns, int) and self.max_turns >= 1):
+            raise self._error("max_turns", "at least 1, or None")
+        if not (isinstance(self.num_seeds, int) and 1 <= self.num_seeds <= MOST_SEEDS):
+            raise self._error("num_seeds", f"1 to {MOST_SEEDS:,}")
+        if wrong := {name for _, name in self.action_patterns} - set(ACTION_CLASSES):
+            raise self._error("action_patterns", f"classes out of {', '.join(ACTION_CLASSES)} (not {sorted(wrong)})")
+        self._check_pickles()
+
+    def describe(self) -> dict[str, Any]:
+        """What tells the adapter from another one, as plain values: the same in every process."""
+        return {
+            "env_id": self.env_id,
+            "task": self.task,
+            "templates": {style: describe_template(template) for style, template in sorted(self.templates.items())},
+            "skills": None if self.skills is None else dict(self.skills),
+            "success": _described(self.success),
+            "score": _described(self.score),
+            "max_turns": self.max_turns,
+        }
+
+    def _check_skills(self) -> None:
+        for family, text in self._mapping("skills").items():
+            if not isinstance(family, str) or not isinstance(text, str) or not text.strip():
+                raise ConfigError(
+                    f"The adapter of {self.env_id} has skills[{family!r}] = {text!r:.200}, expected a family (str) and its "
+                    "advice (a text)."
+                )
+        if "" not in (self.skills or {}):
+            raise ConfigError(
+                f'The adapter of {self.env_id} needs general advice in skills under the key "", for families that have none '
+                "of their own."
+            )
+
+    def _mapping(self, name: str) -> Mapping[Any, Any]:
+        value = getattr(self, name)
+        if not isinstance(value, Mapping):
+            raise self._error(name, "a dict")
+        return value
+
+    def _check_pickles(self) -> None:
+        from ray import cloudpickle
+
+        for part in dataclasses.fields(self):
+            try:
+                cloudpickle.loads(cloudpickle.dumps(getattr(self, part.name)))
+            except Exception as error:  # whatever a user's object raises when it is pickled
+                raise ConfigError(
+                    f"The adapter of {self.env_id} cannot travel to actors: {part.name} cannot be pickled "
+                    f"({type(error).__name__}: {error}). Leave open files, locks and processes out of it."
+                ) from error
+
+    def _error(self, name: str, expected: str) -> ConfigError:
+        return ConfigError(
+            f"The adapter of {self.env_id} has {name} = {getattr(self, name)!r:.200}, expected {expected}."
+        )
+
+
+def _described(value: Any) -> Any:
+    if not callable(value):
+        return value
+    named = value if hasattr(value, "__qualname__") else type(value)  # a partial function has no name of its own
+    return f"{named.__module__}.{named.__qualname__}"

@@ -1,0 +1,245 @@
+"""An environment as a rollout meets it: anyone's code, whose errors and broken promises must end that rollout alone."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, TypeVar
+
+import gymnasium
+import numpy as np
+
+from trial_ray.environments.adapter import EnvironmentAdapter
+from trial_ray.environments.entry import EnvironmentEntry
+from trial_ray.errors import EnvironmentFaultError
+
+logger = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+ROUNDING = 1e-6
+"""How far a score that was added up of parts may lie outside of [0, 1]."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What an environment answered, to ``reset`` or to an action, in the types of the contract.
+
+    The contract is that of :mod:`trial_envs.core.text_env`; what an ``info`` lacks, the environment's adapter says.
+
+    Attributes:
+        observation: what it shows.
+        task: ``info["task"]``, else the adapter's.
+        family: ``info["family"]``, else empty.
+        admissible_actions: ``info["admissible_actions"]``, else none.
+        won: by the adapter's ``success``, else ``info["won"]``, else ``False``.
+        score: by the adapter's ``score``, else ``info["score"]``, else the return so far, cut to [0, 1].
+        invalid_action: ``info["invalid_action"]``, else ``False``.
+        reward: for the action; 0 after ``reset``.
+        terminated: the task itself ended.
+        truncated: a limit of the environment cut the episode.
+    """
+
+    observation: str
+    task: str
+    family: str
+    admissible_actions: Sequence[str]
+    won: bool
+    score: float
+    invalid_action: bool = False
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+
+
+class GuardedEnv:
+    """One instance of a text environment, made at its first reset.
+
+    Every call either gives what the contract promises or raises an :class:`~trial_ray.errors.EnvironmentFaultError` that
+    names environment, task, turn and cause. Nothing else is caught.
+
+    Args:
+        entry: the environment.
+        required: keys that ``info`` must hold when an episode ends.
+
+    Attributes:
+        faulty: a call went wrong, so that the instance must not be used again.
+    """
+
+    def __init__(self, entry: EnvironmentEntry, required: Collection[str] = ()) -> None:
+        self.faulty = False
+        self._entry = entry
+        self._required = tuple(required)
+        self._env: gymnasium.Env[Any, Any] | None = None
+        self._task_id = ""
+        self._turn = 0
+        self._return = 0.0
+
+    @property
+    def name(self) -> str:
+        """Name of the environment in records."""
+        return self._entry.name
+
+    @property
+    def max_turns(self) -> int:
+        """Turns after which an episode is cut."""
+        return self._entry.max_turns
+
+    def reset(self, task_id: str, seed: int) -> StepResult:
+        """Start an episode of a task; where tasks are seeds, the task's id is the seed.
+
+        Raises:
+            EnvironmentFaultError: the environment could not be made, ``reset`` raised, or its answer breaks the contract.
+        """
+        self._task_id, self._turn, self._return = task_id, 0, 0.0
+        if self._env is None:
+            self._env = self._call("creation", self._entry.make)
+        env = self._env
+        if callable(getattr(env.unwrapped, "tasks", None)):
+            return self._call("reset", lambda: self._read_reset(env.reset(seed=seed, options={"task": task_id})))
+        return self._call("reset", lambda: self._read_reset(env.reset(seed=int(task_id))))
+
+    def step(self, action: str) -> StepResult:
+        """Carry out an action of the running episode.
+
+        Raises:
+            EnvironmentFaultError: ``step`` raised, or its answer breaks the contract.
+        """
+        self._turn += 1
+        return self._call(f"turn {self._turn}", lambda: self._read_step(self._made().step(action)))
+
+    def walkthrough(self) -> tuple[str, ...]:
+        """The environment's own solution of the running task; empty where it knows none.
+
+        Raises:
+            EnvironmentFaultError: reading it raised, or it is no list of actions.
+        """
+        return self._call("walkthrough", lambda: _read_walkthrough(getattr(self._made().unwrapped, "walkthrough", ())))
+
+    def close(self) -> None:
+        """Close the instance, if one was made; an error is logged, since nothing is left to be saved."""
+        env, self._env = self._env, None
+        if env is not None:
+            try:
+                env.close()
+            except Exception:
+                logger.warning("%s could not be closed", self._entry.env_id, exc_info=True)
+
+    def _made(self) -> gymnasium.Env[Any, Any]:
+        if self._env is None:
+            raise RuntimeError("no episode was started; call reset() first")
+        return self._env
+
+    def _call(self, stage: str, call: Callable[[], Answer]) -> Answer:
+        try:
+            return call()
+        except _ContractError as error:
+            raise self._fault(stage, str(error), error) from error
+        except Exception as error:
+            raise self._fault(stage, _first_line(error), error) from error
+
+    def _fault(self, stage: str, cause: str, error: Exception) -> EnvironmentFaultError:
+        self.faulty = True
+        told = f"{self._entry.env_id}, task {self._task_id!r}, {stage}: {cause}"
+        # The message that travels to the driver has one line; whoever mends the environment needs the traceback.
+        logger.warning(told, exc_info=error)
+        return EnvironmentFaultError(told)
+
+    def _read_reset(self, answer: Any) -> StepResult:
+        observation, info = _parts("reset", answer, ("observation", "info"))
+        return _step_result(observation, info, self._entry.adapter, 0.0)
+
+    def _read_step(self, answer: Any) -> StepResult:
+        names = ("observation", "reward", "terminated", "truncated", "info")
+        observation, reward, terminated, truncated, info = _parts("step", answer, names)
+        finite = isinstance(reward, Real) and math.isfinite(reward)
+        self._return += float(_require("reward", reward, "a finite number", finite))
+        ends = _truth("terminated", terminated), _truth("truncated", truncated)
+        result = _step_result(
+            observation, info, self._entry.adapter, self._return, float(reward), terminated=ends[0], truncated=ends[1]
+        )
+        if any(ends) and (missing := [key for key in self._required if key not in info]):
+            raise _ContractError(
+                f"info without {', '.join(map(repr, missing))} at the end of an episode, which the reward needs; expected it "
+                "there, or an adapter that says when an episode is won (success=...)"
+            )
+        return result
+
+
+class _ContractError(TypeError):
+    """An answer is not what the contract of text environments promises."""
+
+
+def _read_walkthrough(answer: Any) -> tuple[str, ...]:
+    return tuple(_texts("walkthrough", answer))
+
+
+def _step_result(
+    observation: Any, info: Any, adapter: EnvironmentAdapter, episode_return: float, reward: float = 0.0, **ends: bool
+) -> StepResult:
+    _require("observation", observation, "a str", isinstance(observation, str))
+    _require("info", info, "a dict", isinstance(info, dict))
+    task, family = info.get("task", adapter.task), info.get("family", "")
+    return StepResult(
+        observation=observation,
+        task=_require("info['task']", task, "a str", isinstance(task, str)),
+        family=_require("info['family']", family, "a str", isinstance(family, str)),
+        admissible_actions=_texts("info['admissible_actions']", info.get("admissible_actions", ())),
+        won=_won(info, adapter, episode_return),
+        score=_score(info, adapter, episode_return),
+        invalid_action=_truth("info['invalid_action']", info.get("invalid_action", False)),
+        reward=reward,
+        **ends,
+    )
+
+
+def _won(info: Mapping[str, Any], adapter: EnvironmentAdapter, episode_return: float) -> bool:
+    if callable(adapter.success):
+        return _truth("success(info, return)", adapter.success(info, episode_return))
+    if adapter.success is not None:
+        return episode_return >= adapter.success
+    return _truth("info['won']", info.get("won", False))
+
+
+def _score(info: Mapping[str, Any], adapter: EnvironmentAdapter, episode_return: float) -> float:
+    if adapter.score is None and "score" not in info:
+        return min(1.0, max(0.0, episode_return))
+    name = "info['score']" if adapter.score is None else "score(info, return)"
+    score = info["score"] if adapter.score is None else adapter.score(info, episode_return)
+    in_range = isinstance(score, Real) and -ROUNDING <= float(score) <= 1 + ROUNDING
+    return float(_require(name, score, "a number in [0, 1]", in_range))
+
+
+def _parts(method: str, answer: Any, names: tuple[str, ...]) -> tuple[Any, ...]:
+    if not isinstance(answer, tuple | list) or len(answer) != len(names):
+        raise _ContractError(f"{method}() gave {_shown(answer)}; expected {len(names)} values: {', '.join(names)}")
+    return tuple(answer)
+
+
+def _truth(name: str, value: Any) -> bool:
+    return bool(_require(name, value, "a bool", isinstance(value, bool | np.bool_)))
+
+
+def _texts(name: str, value: Any) -> Sequence[str]:
+    kept = isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
+    texts: Sequence[str] = _require(name, value, "a list of str", kept)
+    return texts
+
+
+def _require(name: str, value: Any, expected: str, kept: bool) -> Any:
+    if not kept:
+        raise _ContractError(f"{name} {_shown(value)}; expected {expected}")
+    return value
+
+
+def _shown(value: Any) -> str:
+    """On one line, since arrays print on several."""
+    return f"{' '.join(repr(value).split()):.200} ({type(value).__name__})"
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]:.300}" if lines else type(error).__name__

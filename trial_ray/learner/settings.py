@@ -1,0 +1,160 @@
+"""Settings of the update: the objective, the optimisation, and the method's second view."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from trial_ray.errors import ConfigError
+from trial_ray.hindsight.privileged_views import VIEWS
+from trial_ray.learner.method import Method
+from trial_ray.learner.update_plan import MICROBATCH_WEIGHTINGS, MicrobatchWeighting, require_plannable
+from trial_ray.rollout.settings import PlaySettings
+from trial_ray.settings import Section, Settings, setting
+
+ADVANTAGE_STATISTICS = ("trajectories", "rows")
+REWARDS = ("success", "score", "return")
+FLOAT32_GAP = 1e-3
+"""Engine and learner in float32 differ by 1e-7 to 1e-5 nats a token; see docs/decisions.md."""
+LOW_PRECISION_GAP = 0.1
+"""Where one of them computes in bfloat16 or float16; see docs/decisions.md."""
+
+
+class TrainingSettings(Settings):
+    """What is optimised on the sampled rows, and how.
+
+    Attributes:
+        method_class: the method's rule; its settings are those that a subclass declares.
+    """
+
+    method_class: ClassVar[type[Method[Any]]] = Method
+
+    group_size: int = setting(8, "rollouts G per task instance; group-relative advantages need at least 2", at_least=2)
+    tasks_per_iteration: int = setting(16, "task instances drawn per iteration", at_least=1)
+    minibatch_rows: int = setting(
+        256,
+        "most turn rows in an optimizer step, over all learners; every row is in one step an epoch",
+        at_least=1,
+    )
+    microbatch_rows: int = setting(
+        32,
+        "most turn rows over which a token mean and the dense clamp are taken. Neither number depends on how many learners "
+        "there are (see ``learner.update_plan``)",
+        at_least=1,
+    )
+    num_epochs: int = setting(1, "passes over all rows of an iteration", at_least=1)
+    batch_shards: int = setting(
+        8,
+        "parts of the batch, in task order, of which each minibatch takes a slice: 8 as in the published runs, whose 8 "
+        "data-parallel ranks held a part each; 1 takes rows in task order",
+        at_least=1,
+    )
+    shuffle: bool = setting(
+        False, "take the rows of minibatches at random, by the run's seed, and not by ``batch_shards``"
+    )
+    microbatch_weighting: MicrobatchWeighting = setting(
+        "rows",
+        'what a microbatch counts in its minibatch: as much as its share of the ``"rows"``, or ``"equal"`` to the others, '
+        "as in the published runs",
+        one_of=MICROBATCH_WEIGHTINGS,
+    )
+    max_tokens_per_forward: int = setting(
+        16_384, "memory limit of one forward pass, in tokens; never changes the loss", at_least=1
+    )
+    reward: str = setting(
+        "success",
+        'what R_i is: ``"success"`` (0 or 1), the environment\'s ``"score"``, or its ``"return"``',
+        one_of=REWARDS,
+    )
+    reward_scale: float = setting(10.0, "factor on the reward", above=0)
+    advantage_statistics: str = setting(
+        "trajectories",
+        'mean and deviation over ``"trajectories"`` (Eq. 1) or over turn ``"rows"``',
+        one_of=ADVANTAGE_STATISTICS,
+    )
+    advantage_epsilon: float = setting(1e-6, "added to the standard deviation", above=0)
+    drop_zero_variance_groups: bool = setting(False, "leave out groups in which every rollout earned the same")
+    max_refills: int = setting(
+        0,
+        "with ``drop_zero_variance_groups``, times in an iteration that further tasks are drawn in place of the groups that "
+        "were left out (dynamic sampling)",
+        at_least=0,
+    )
+    invalid_action_penalty: float = setting(
+        0.1,
+        "taken off the reward of a turn whose response lacks the required form, in the units of the scaled reward; in a "
+        "group without variance it is taken off the turn's advantage as it is",
+        at_least=0,
+    )
+    clip_low: float = setting(0.2, "lower clip of the probability ratio is ``1 - clip_low``", within=(0, 1))
+    clip_high: float = setting(0.2, "upper clip of the probability ratio is ``1 + clip_high``", at_least=0)
+    dual_clip: float | None = setting(
+        3.0, "bound on the surrogate for negative advantages; ``None`` switches it off", above=1
+    )
+    kl_coeff: float = setting(
+        0.01, "weight of the k3 KL to the frozen initial policy; 0 loads no reference model", at_least=0
+    )
+    entropy_coeff: float = setting(0.001, "weight of the entropy bonus", at_least=0)
+    weight_decay: float = setting(0.01, "of AdamW", at_least=0)
+    adam_betas: tuple[float, float] = setting((0.9, 0.999), "of AdamW")
+    max_logprob_gap: float | None = setting(
+        None,
+        "mean absolute difference between engine and learner log-probabilities, in nats, above which nothing is trained and "
+        "the run stops, because the engine sampled from another policy; ``None``: ``FLOAT32_GAP`` where both compute in "
+        "float32, else ``LOW_PRECISION_GAP``",
+        above=0,
+    )
+    max_skipped_updates: int = setting(
+        3, "optimizer steps in a row that may be skipped for non-finite gradients", at_least=1
+    )
+    privileged_view: str | None = setting(
+        None,
+        'what the method\'s second view of a turn shows besides the prompt: ``"outcome"`` (what the action led to), '
+        '``"feedback"`` (the same as immediate feedback), ``"skill"`` (advice on the task\'s family), ``"solution"`` (the '
+        "environment's own), or ``None`` where the method needs no second view",
+        one_of=VIEWS,
+    )
+    max_outcome_tokens: int = setting(
+        512, "longest privileged text, in tokens; longer ones lose their middle, which is marked", at_least=1
+    )
+    teacher_sync_iterations: int | None = setting(
+        None,
+        "iterations after which a lagged copy of the policy, which scores the privileged view, takes its weights; "
+        "``None``: the policy before the update scores it",
+        at_least=1,
+    )
+
+    training = Section("Set the objective and the optimisation.", of_subclasses=True)
+
+    def check_update(self) -> None:
+        """Refuse settings that contradict each other.
+
+        Raises:
+            ConfigError: names both.
+        """
+        require_plannable(self.minibatch_rows, self.microbatch_rows, self.batch_shards, self.microbatch_weighting)
+        if self.max_refills and not self.drop_zero_variance_groups:
+            raise ConfigError("max_refills is set, but nothing is left out: set drop_zero_variance_groups too.")
+
+    def check_view(self) -> None:
+        """Refuse a method without the second view that it needs, and a teacher that nobody would ask.
+
+        Raises:
+            ConfigError: says what to set.
+        """
+        if self.privileged_view is None and self.method_class.needs_privileged_view:
+            raise ConfigError(
+                f"{type(self).__name__} needs a second view of each turn; set privileged_view, for example to 'outcome'."
+            )
+        if self.privileged_view is None and self.teacher_sync_iterations is not None:
+            raise ConfigError("teacher_sync_iterations is set, but without a privileged_view no teacher is asked.")
+
+
+class LearnerSettings(TrainingSettings, PlaySettings):
+    """All that training on what was played needs: its update, the policy, and how the responses were sampled."""
+
+    def logprob_gap_limit(self) -> float:
+        """Largest mean difference between engine and learner at which training goes on, in nats."""
+        if self.max_logprob_gap is not None:
+            return self.max_logprob_gap
+        learner = self.compute_dtype or ("bfloat16" if self.num_gpus_per_learner else "float32")
+        return FLOAT32_GAP if {learner, self.engine_dtype()} == {"float32"} else LOW_PRECISION_GAP

@@ -1,0 +1,49 @@
+"""Settings of the policy: the language model that is trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trial_ray.errors import ConfigError
+from trial_ray.settings import Section, Settings, setting
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+class PolicySettings(Settings):
+    """Which language model is trained, and in which types."""
+
+    model_path: str | None = setting(
+        None, "a Hugging Face folder or hub name of a causal LM whose tokenizer has a chat template"
+    )
+    warm_start: dict[str, Any] | None = setting(
+        None,
+        "settings of ``trial_ray.warmstart.WarmStartSettings``; the resulting (cached) model becomes the initial policy. "
+        "Exclusive with ``model_path``",
+    )
+    model_dtype: str = setting(
+        "float32",
+        "dtype of the master weights that the optimizer updates; float32, because bfloat16 cannot represent an update of "
+        "1e-6",
+        one_of=DTYPES,
+    )
+    compute_dtype: str | None = setting(
+        None,
+        "dtype of forward and backward passes (autocast); ``None`` means bfloat16 on a GPU, and elsewhere no autocast, as "
+        '``"float32"`` does everywhere',
+        one_of=DTYPES,
+    )
+    gradient_checkpointing: bool = setting(False, "recompute activations in the backward pass to save memory")
+
+    policy = Section("Choose the language model.")
+
+    def check_policy(self) -> None:
+        """Refuse two sources of the first policy, or none.
+
+        Raises:
+            ConfigError: says which two there are.
+        """
+        if (self.model_path is None) == (self.warm_start is None):
+            raise ConfigError(
+                "Choose the policy with exactly one of .policy(model_path=...) and .policy(warm_start=...)."
+            )

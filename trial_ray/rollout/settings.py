@@ -1,0 +1,83 @@
+"""Settings of what plays episodes: prompts, responses, sampling in training, and the recording."""
+
+from __future__ import annotations
+
+import math
+
+from trial_envs.core.projection import ResponseStyle
+from trial_ray.environments.settings import EnvironmentSettings
+from trial_ray.environments.templates import GENERIC
+from trial_ray.errors import ConfigError
+from trial_ray.inference.admission import MIN_TEMPERATURE
+from trial_ray.inference.settings import EngineSettings
+from trial_ray.models.settings import PolicySettings
+from trial_ray.settings import Section, Settings, setting
+
+
+class RecordingSettings(Settings):
+    """What is kept of the episodes."""
+
+    trajectories_folder: str | None = setting(
+        None, "folder below which every training trajectory is written as Parquet; ``None`` writes nothing"
+    )
+
+    recording = Section("Choose what is kept of the training episodes.")
+
+
+class RolloutSettings(RecordingSettings):
+    """How episodes are played."""
+
+    max_prompt_tokens: int = setting(2048, "limit of the ordinary prompt", at_least=1)
+    max_response_tokens: int = setting(512, "limit of a response, stop token included", at_least=1)
+    temperature: float = setting(
+        1.0,
+        "of training rollouts, above 0. The policy that is trained is the tempered one: logits are divided by it wherever "
+        "the learner computes log-probabilities, too",
+    )
+    top_p: float = setting(
+        1.0, "nucleus mass of training rollouts; 1, because no correction for another is implemented"
+    )
+    history_window: int = setting(2, "observation/action pairs shown in a prompt", at_least=0)
+    prompt_style: ResponseStyle = setting(
+        "tagged",
+        '``"tagged"`` (reason in ``<think>``, act in ``<action>``) or ``"plain"`` (the response is the action)',
+        one_of=GENERIC,
+    )
+    seeded_sampling: bool = setting(False, "give every request a seed of its own, so that a run can be repeated")
+    max_episodes_in_flight: int = setting(64, "episodes that one env runner plays at once", at_least=1)
+    request_timeout_s: float = setting(600.0, "deadline of one response, in seconds", above=0)
+    max_group_redraws: int = setting(
+        2, "times that a task is drawn again when fewer than 2 of its rollouts survived", at_least=0
+    )
+
+    rollouts = Section("Set how episodes are played.")
+
+    def check_sampling(self) -> None:
+        """Training needs the log-probabilities of the distribution that was sampled from.
+
+        Raises:
+            ConfigError: responses would be greedy, or from a nucleus.
+        """
+        if not (self.temperature >= MIN_TEMPERATURE and math.isfinite(self.temperature)):
+            raise ConfigError(
+                f"temperature is {self.temperature}, expected a finite value of at least {MIN_TEMPERATURE}: greedy responses have "
+                "no distribution to take a gradient of. For greedy evaluation set .panel(temperature=0)."
+            )
+        if self.top_p != 1:
+            raise ConfigError(
+                f"top_p is {self.top_p}, expected 1: responses from a nucleus have other log-probabilities than those that are "
+                "trained, and no correction for it is implemented. For evaluation set .panel(top_p=...)."
+            )
+
+
+class EarnedReward:
+    """Part of a config: what an episode earns, which is set in :class:`~trial_ray.learner.settings.TrainingSettings`."""
+
+    reward: str
+    reward_scale: float
+    advantage_statistics: str
+    invalid_action_penalty: float
+
+
+class PlaySettings(PolicySettings, RolloutSettings, EngineSettings, EarnedReward, EnvironmentSettings):
+    """All that playing episodes with a policy needs; what trains it is not part of it."""

@@ -1,0 +1,53 @@
+"""Which tasks a warm start demonstrates, checks itself on, and is evaluated on: no task serves two of these."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from trial_ray.environments.entry import TRAIN, EnvironmentEntry, seed_tasks
+from trial_ray.errors import ConfigError
+from trial_ray.warmstart.settings import WarmStartSettings
+
+DEMONSTRATED, CHECKED, EVALUATED = 0, 1, 2
+"""What tasks are for; added to ``generator_seed`` where tasks are generated."""
+
+
+@dataclass(frozen=True)
+class TaskSet:
+    """Tasks of one purpose, and the environment that they are played in."""
+
+    entry: EnvironmentEntry
+    tasks: tuple[str, ...]
+
+
+def task_set(settings: WarmStartSettings, entry: EnvironmentEntry, purpose: int, number: int) -> TaskSet:
+    """``number`` tasks for a purpose: generated, seeds, or a part of the split ``train``, as the environment has them.
+
+    Raises:
+        ConfigError: the split ``train`` has fewer tasks than the three purposes need.
+    """
+    if entry.adapter.generated is not None:
+        generated = entry.at(**entry.adapter.generated(settings.generator_seed + purpose, number))
+        return TaskSet(generated, tuple(generated.tasks()))
+    needs = [settings.games, settings.check_games, settings.evaluation_games]
+    if entry.lists_tasks():
+        entry = entry.at(split=TRAIN)
+        tasks = _shuffled_split(settings, entry, needs)
+    else:
+        tasks = seed_tasks(f"warm start {settings.generator_seed}", sum(needs))
+    first = sum(needs[:purpose])
+    return TaskSet(entry, tuple(tasks[first : first + number]))
+
+
+def _shuffled_split(settings: WarmStartSettings, entry: EnvironmentEntry, needs: list[int]) -> list[str]:
+    tasks = sorted(
+        entry.tasks(), key=lambda task: hashlib.sha256(f"{settings.generator_seed}\n{task}".encode()).digest()
+    )
+    if len(tasks) < sum(needs):
+        raise ConfigError(
+            f"The split {entry.split!r} of {entry.env_id} has {len(tasks)} tasks, but the warm start needs {sum(needs)} "
+            f"(games={needs[0]}, check_games={needs[1]}, evaluation_games={needs[2]}); lower them, or give the adapter "
+            "`generated`, which makes further ones."
+        )
+    return tasks
