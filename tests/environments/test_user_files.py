@@ -85,7 +85,7 @@ def test_an_adapter_file_defines_an_adapter_and_runs_once(tmp_path):
         (
             "x = 1",
             ConfigError,
-            r"mine\.py must define ADAPTER, a trial_ray.environments.EnvironmentAdapter; found None",
+            r"mine\.py must define ADAPTER, a trial_ray.environments.EnvironmentAdapter; found no such name",
         ),
         ("ADAPTER = 'mine'", ConfigError, r"mine\.py must define ADAPTER.*found 'mine'"),
         (ADAPTER.format(fields="max_turns=0"), ConfigError, "adapter of mine/Words-v0 has max_turns = 0"),

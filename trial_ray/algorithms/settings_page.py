@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
 import re
 import sys
 from pathlib import Path
@@ -9,6 +12,7 @@ from pathlib import Path
 from trial_ray.algorithms.grpo_config import GRPOConfig
 from trial_ray.algorithms.methods import METHODS, config_class
 from trial_ray.settings import default_of, fields_of, sections_of, settings_table
+from trial_ray.warmstart.settings import WarmStartSettings
 
 _BLOCK = re.compile(r"(<!-- settings of (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -19,13 +23,13 @@ def fill_page(page: str) -> str:
     Raises:
         KeyError: a marker names neither a section nor a method.
     """
-    blocks = _section_tables() | _method_tables()
+    blocks = _section_tables() | _method_tables() | {"warm-start": _warm_start_table()}
     return _BLOCK.sub(lambda found: f"{found[1]}\n{blocks[found[2]]}\n{found[3]}", page)
 
 
 def block_names() -> list[str]:
-    """What the page has to show: every section and every method."""
-    return [*_section_tables(), *_method_tables()]
+    """What the page has to show: every section, every method, and the warm start."""
+    return [*_section_tables(), *_method_tables(), "warm-start"]
 
 
 def _section_tables() -> dict[str, str]:
@@ -56,6 +60,20 @@ def _method_tables() -> dict[str, str]:
             else f"`{config.__name__}` has the settings and defaults of `{parent.__name__}`.\n"
         )
     return tables
+
+
+def _warm_start_table() -> str:
+    """Fields of ``WarmStartSettings``; what each means is the text under it in the source."""
+    body = ast.parse(inspect.getsource(WarmStartSettings)).body[0].body  # type: ignore[attr-defined]
+    texts = {
+        field.target.id: inspect.cleandoc(text.value.value).replace("\n", " ").replace("``", "`")
+        for field, text in itertools.pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+    lines = ["| setting | default | meaning |", "| --- | --- | --- |"]
+    defaults = WarmStartSettings()
+    lines += [f"| `{name}` | `{getattr(defaults, name)!r}` | {text} |" for name, text in texts.items()]
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -113,7 +113,7 @@ class EnvironmentAdapter:
         if not isinstance(self.env_id, str) or not self.env_id:
             raise self._error("env_id", "the id under which the environment is registered")
         for style, template in self._mapping("templates").items():
-            check_template(template, style)
+            check_template(template, style, self.env_id)
         if self.skills is not None:
             self._check_skills()
         success = self.success

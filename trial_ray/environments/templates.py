@@ -167,7 +167,7 @@ _PROBES = (
 )
 
 
-def check_template(template: Any, style: str) -> None:
+def check_template(template: Any, style: str, environment: str) -> None:
     """Refuse what is no template of a style, or leaves the task out of its messages.
 
     Raises:
@@ -181,10 +181,10 @@ def check_template(template: Any, style: str) -> None:
         )
     if template.style != style:
         raise ConfigError(
-            f"A template that asks for {template.style!r} responses stands under {style!r}; set both alike."
+            f"The templates of {environment} have one for {template.style!r} responses under {style!r}; set both alike."
         )
     for probe in _PROBES:
-        require_task(template, probe, "its environment")
+        require_task(template, probe, environment)
 
 
 def require_task(template: PromptTemplate, context: PromptContext, environment: str) -> None:

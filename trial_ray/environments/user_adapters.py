@@ -19,11 +19,18 @@ def load_adapters(files: Iterable[Path]) -> tuple[EnvironmentAdapter, ...]:
     """
     adapters = []
     for file in files:
-        found = getattr(load_user_module(file, "ADAPTER"), "ADAPTER", None)
+        module = load_user_module(file, "ADAPTER")
+        found = getattr(module, "ADAPTER", None)
         if not isinstance(found, EnvironmentAdapter):
-            raise ConfigError(
-                f"{file} must define ADAPTER, a trial_ray.environments.EnvironmentAdapter; found {found!r:.200}."
+            others = [name for name, value in vars(module).items() if isinstance(value, EnvironmentAdapter)]
+            seen = (
+                f"an adapter named {others[0]}"
+                if others
+                else f"{found!r:.200}"
+                if found is not None
+                else "no such name"
             )
+            raise ConfigError(f"{file} must define ADAPTER, a trial_ray.environments.EnvironmentAdapter; found {seen}.")
         found.check()
         adapters.append(found)
     return tuple(adapters)

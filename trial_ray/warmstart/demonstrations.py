@@ -16,6 +16,7 @@ import numpy as np
 from trial_ray.environments.demonstrators import Demonstrator, RandomPlay
 from trial_ray.environments.entry import EnvironmentEntry
 from trial_ray.environments.guarded_env import GuardedEnv, StepResult
+from trial_ray.environments.templates import PromptContext, PromptTemplate
 from trial_ray.errors import EnvironmentFaultError, PromptTooLongError
 from trial_ray.hindsight import augment, encode_evidence, outcome_view
 from trial_ray.rollout.episode import Decision, History, Player, play_episode
@@ -89,7 +90,7 @@ def collect(
 
 
 def collect_texts(settings: WarmStartSettings, entry: EnvironmentEntry) -> Iterator[str]:
-    """Tasks, observations and actions that the demonstrator meets in one undisturbed episode of every demonstrated task.
+    """Tasks, prompts, observations and actions of one undisturbed episode of every demonstrated task.
 
     Raises:
         ConfigError, EnvironmentFaultError: as :func:`collect`.
@@ -99,7 +100,7 @@ def collect_texts(settings: WarmStartSettings, entry: EnvironmentEntry) -> Itera
     env = GuardedEnv(played.entry)
     try:
         for task_id in played.tasks:
-            player = _TextCollector(demonstrator, settings.seed)
+            player = _TextCollector(demonstrator, entry.adapter.template(settings.response_style), settings.seed)
             _play(env, task_id, player)
             yield from player.texts
     finally:
@@ -202,8 +203,9 @@ class DemonstratorPlayer:
 class _TextCollector:
     """A demonstrator in an undisturbed episode; keeps the texts that it meets."""
 
-    def __init__(self, demonstrator: Demonstrator, seed: int) -> None:
+    def __init__(self, demonstrator: Demonstrator, template: PromptTemplate, seed: int) -> None:
         self._demonstrator = demonstrator
+        self._template = template
         self._seed = seed
         self.texts: list[str] = []
 
@@ -211,6 +213,8 @@ class _TextCollector:
         if step == 1:
             self._demonstrator.reset(result.task, result.observation, self._seed)
             self.texts.append(result.task)
+        context = PromptContext(result.task, result.observation, result.admissible_actions, tuple(history[-1:]), step)
+        self.texts.append(self._template.render(context))
         action = self._demonstrator.act(result.observation, result.admissible_actions)
         self.texts.append("\n".join((result.observation, *result.admissible_actions, action)))
         self._demonstrator.carried_out(action)
