@@ -199,3 +199,11 @@ def test_every_example_is_a_valid_config(file):
 
 def test_errors_of_the_config_are_user_errors():
     assert issubclass(ConfigError, UserInputError)
+
+
+def test_defaults_of_an_adapter_go_with_its_environment_and_leave_what_the_user_set():
+    config = GRPOConfig().environment("trial/WebShop-v0")
+    assert config.max_prompt_tokens == 4096
+    assert config.environment("trial/ALFWorld-v0").max_prompt_tokens == 2048
+    config.rollouts(max_prompt_tokens=1000)
+    assert config.environment("trial/WebShop-v0").max_prompt_tokens == 1000

@@ -13,7 +13,14 @@ from riddle_env import RiddleEnv
 from user_env import entry_of, registered
 
 from trial_ray.environments import EnvironmentAdapter
-from trial_ray.environments.entry import EnvironmentEntry, find_adapter, find_spec, keyword_arguments, make_entries
+from trial_ray.environments.entry import (
+    UNKNOWN_MAX_TURNS,
+    EnvironmentEntry,
+    find_adapter,
+    find_spec,
+    keyword_arguments,
+    make_entries,
+)
 from trial_ray.errors import ConfigError
 
 RIDDLE, COUNTING = RiddleEnv.ENV_ID, CountingEnv.ENV_ID
@@ -122,7 +129,13 @@ class LimitedEnv(RiddleEnv):
 )
 def test_an_episode_is_cut_at_the_smaller_limit(config, own, limit):
     assert entry_of(LimitedEnv, config, max_turns=own).max_turns == limit
-    assert entry_of(RiddleEnv, max_turns=own).max_turns == (own or 50)
+
+
+def test_the_limit_of_the_registration_counts_too_and_there_is_always_one():
+    limited = EnvSpec(RIDDLE, entry_point=RiddleEnv, max_episode_steps=5)
+    assert EnvironmentEntry(limited, EnvironmentAdapter(RIDDLE, max_turns=9)).max_turns == 5
+    assert entry_of(RiddleEnv, max_turns=9).max_turns == 9
+    assert entry_of(RiddleEnv, max_turns=None).max_turns == UNKNOWN_MAX_TURNS
 
 
 def test_the_description_tells_an_adapter_of_the_users_from_this_packages():

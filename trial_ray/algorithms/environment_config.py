@@ -55,6 +55,7 @@ class EnvironmentConfig(EnvironmentSettings, CheckedConfig):
         Raises:
             ConfigError: an adapter is none.
         """
+        before = self._adapter_defaults()
         if environments is not NotProvided and environments:
             self.environments = tuple(_environment(each) for each in environments)
             env, env_config = self.environments[0][:2]
@@ -67,9 +68,18 @@ class EnvironmentConfig(EnvironmentSettings, CheckedConfig):
         if env_config is not NotProvided:
             kwargs["env_config"] = env_config
         super().environment(**kwargs)
+        own = vars(type(self)())
+        for name, value in before.items():
+            if getattr(self, name) == value:
+                setattr(self, name, own[name])  # the environment before had set it
         for env_id, _, _ in self.played_environments():
             self._remember(env_id)
         return self
+
+    def _adapter_defaults(self) -> dict[str, Any]:
+        """Settings that the adapters of the environments chosen so far have defaults for."""
+        specs = [self.env_specs[env_id] for env_id, _, _ in self.played_environments() if env_id in self.env_specs]
+        return {name: value for spec in specs for name, value in find_adapter(spec.id, self.adapters).defaults.items()}
 
     def _remember(self, env_id: str) -> None:
         """Keep what Gymnasium knows under an id here, for actors in which it is not registered; take the adapter's defaults."""

@@ -16,7 +16,7 @@ class TaskSampler:
     """Shuffled passes over the task list of each environment; its state is a seed and a count an environment.
 
     With several environments, the one that lags most behind its share is next, so that any number of draws holds each in
-    proportion to its weight, to a task.
+    proportion to its weight, within about a task.
 
     Args:
         task_ids: the split's tasks of each environment, in its fixed order.

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
 
+from trial_envs.errors import TrialEnvError
 from trial_ray.environments.entry import EnvironmentEntry
 from trial_ray.environments.templates import PromptContext, require_task
-from trial_ray.errors import ConfigError
+from trial_ray.errors import ConfigError, EnvironmentFaultError, TrialRayError
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ def check_environment(
             template drops the task; names the environment and what is missing.
     """
     adapter = entry.adapter
-    env = entry.make()
+    env = _told(entry, "creation", entry.make)
     try:
         observation, info = _reset(entry, env, tasks[0])
         solution = getattr(env.unwrapped, "walkthrough", ())
@@ -68,10 +69,20 @@ def check_environment(
 
 def _reset(entry: EnvironmentEntry, env: gymnasium.Env[Any, Any], task: str) -> tuple[str, Mapping[str, Any]]:
     if callable(getattr(env.unwrapped, "tasks", None)):
-        observation, info = env.reset(seed=0, options={"task": task})
+        observation, info = _told(entry, "reset", lambda: env.reset(seed=0, options={"task": task}))
     else:
-        observation, info = env.reset(seed=int(task))
+        observation, info = _told(entry, "reset", lambda: env.reset(seed=int(task)))
     return str(observation), _require_dict(entry, "reset", info)
+
+
+def _told(entry: EnvironmentEntry, stage: str, call: Callable[[], Any]) -> Any:
+    """What ``call`` returns; an error of the environment's own code is told with its id and the call."""
+    try:
+        return call()
+    except (TrialEnvError, TrialRayError):
+        raise
+    except Exception as error:
+        raise EnvironmentFaultError(f"{entry.env_id}, {stage}: {type(error).__name__}: {error}") from error
 
 
 def _require_keys(entry: EnvironmentEntry, reward: str, told: Mapping[str, Any]) -> None:
@@ -85,7 +96,7 @@ def _require_keys(entry: EnvironmentEntry, reward: str, told: Mapping[str, Any])
 
 
 def _info_of_a_turn(entry: EnvironmentEntry, env: Any, action: str) -> Mapping[str, Any]:
-    answer = env.step(action)
+    answer = _told(entry, f"step({action!r})", lambda: env.step(action))
     if not isinstance(answer, tuple | list) or len(answer) != 5:
         raise ConfigError(
             f"step() of {entry.env_id} gave {answer!r:.200}, expected (observation, reward, terminated, truncated, info)."
