@@ -64,15 +64,15 @@ def _method_tables() -> dict[str, str]:
 
 def _warm_start_table() -> str:
     """Fields of ``WarmStartSettings``; what each means is the text under it in the source."""
-    body = ast.parse(inspect.getsource(WarmStartSettings)).body[0].body  # type: ignore[attr-defined]
-    texts = {
-        field.target.id: inspect.cleandoc(text.value.value).replace("\n", " ").replace("``", "`")
-        for field, text in itertools.pairwise(body)
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
-    }
-    lines = ["| setting | default | meaning |", "| --- | --- | --- |"]
+    (found,) = ast.parse(inspect.getsource(WarmStartSettings)).body
+    assert isinstance(found, ast.ClassDef)
     defaults = WarmStartSettings()
-    lines += [f"| `{name}` | `{getattr(defaults, name)!r}` | {text} |" for name, text in texts.items()]
+    lines = ["| setting | default | meaning |", "| --- | --- | --- |"]
+    for field, text in itertools.pairwise(found.body):
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(meaning))):
+                words = " ".join(meaning.split()).replace("``", "`")
+                lines.append(f"| `{name}` | `{getattr(defaults, name)!r}` | {words} |")
     return "\n".join(lines) + "\n"
 
 
