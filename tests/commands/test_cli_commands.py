@@ -11,7 +11,7 @@ import pytest
 from trial_ray import cli
 from trial_ray.errors import ConfigError, EngineError, UserInputError, is_user_error
 from trial_ray.experiments.checkpoints import MODEL_INSIDE_CHECKPOINT, find_model, list_checkpoints, save_checkpoint
-from trial_ray.experiments.sweep import Sweep, SweepOutcome, TrialRecord
+from trial_ray.experiments.sweep import Sweep, SweepResult, TrialRecord
 
 COMMANDS = ("train", "evaluate", "sweep", "reproduce", "warmstart", "inspect", "export", "data", "doctor")
 
@@ -275,7 +275,7 @@ def test_every_value_of_a_grid_is_checked_before_anything_starts(tmp_path):
 
 
 def test_sweep_outcome_puts_the_best_first_and_counts_what_is_missing():
-    outcome = SweepOutcome(
+    outcome = SweepResult(
         "env_runners/success_rate",
         "max",
         [

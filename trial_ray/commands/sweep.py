@@ -56,14 +56,14 @@ def run(args: argparse.Namespace) -> int:
     console = terminal.output()
     console.print(f"sweep folder: {folder}", highlight=False, soft_wrap=True)
     with ray_session(args.verbose):
-        outcome = sweep.fit(folder, resume=args.resume is not None)
-    console.print(outcome.table())
-    outcome.save(folder / "sweep.json")
-    if outcome.unfinished:
-        console.print(f"{outcome.unfinished} trial(s) unfinished; continue with --resume {folder}", soft_wrap=True)
+        result = sweep.fit(folder, resume=args.resume is not None)
+    console.print(result.table())
+    result.save(folder / "sweep.json")
+    if result.unfinished:
+        console.print(f"{result.unfinished} trial(s) unfinished; continue with --resume {folder}", soft_wrap=True)
         return terminal.INTERRUPTED
-    if outcome.failed:
+    if result.failed:
         raise InfrastructureError(
-            f"{outcome.failed} of {len(outcome.trials)} trials failed; their errors are in {folder}."
+            f"{result.failed} of {len(result.trials)} trials failed; their errors are in {folder}."
         )
     return terminal.DONE

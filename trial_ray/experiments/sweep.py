@@ -44,7 +44,7 @@ class TrialRecord:
 
 
 @dataclass(slots=True)
-class SweepOutcome:
+class SweepResult:
     """Trials of a sweep, the best one first."""
 
     metric: str
@@ -81,7 +81,7 @@ class SweepOutcome:
         return table
 
     def save(self, path: Path) -> Path:
-        """Write the outcome as JSON."""
+        """Write the result as JSON."""
         return write_json(path, {"metric": self.metric, "mode": self.mode, "trials": [asdict(t) for t in self.trials]})
 
 
@@ -138,11 +138,11 @@ class Sweep:
         if not resume and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserInputError(f"{folder} exists and is not empty. Name a new folder, or continue with --resume.")
 
-    def fit(self, folder: Path, resume: bool = False) -> SweepOutcome:
+    def fit(self, folder: Path, resume: bool = False) -> SweepResult:
         """Run, or continue, every trial; print a line an iteration."""
         results = self._tuner(folder, resume).fit()
         space = [path for path, _ in search_space(vars(self.experiment.config))]
-        return SweepOutcome(self.metric, self.mode, [_record(result, space, self.metric) for result in results])
+        return SweepResult(self.metric, self.mode, [_record(result, space, self.metric) for result in results])
 
     def _tuner(self, folder: Path, resume: bool) -> Any:
         names, config = self.experiment.names, self.experiment.config
