@@ -67,10 +67,13 @@ class GuardedEnv:
 
     Attributes:
         faulty: a call went wrong, so that the instance must not be used again.
+        max_turns: turns after which an episode is cut.
     """
 
     def __init__(self, entry: EnvironmentEntry, required: Collection[str] = ()) -> None:
         self.faulty = False
+        # Once: the episode loop asks in every turn, and the answer inspects a constructor's signature.
+        self.max_turns = entry.max_turns
         self._entry = entry
         self._required = tuple(required)
         self._env: gymnasium.Env[Any, Any] | None = None
@@ -82,11 +85,6 @@ class GuardedEnv:
     def name(self) -> str:
         """Name of the environment in records."""
         return self._entry.name
-
-    @property
-    def max_turns(self) -> int:
-        """Turns after which an episode is cut."""
-        return self._entry.max_turns
 
     def reset(self, task_id: str, seed: int) -> StepResult:
         """Start an episode of a task; where tasks are seeds, the task's id is the seed.
