@@ -34,6 +34,15 @@ class NoTask(Curt):
         return context.observation
 
 
+class TaskLessSystem(Curt):
+    """A conversation whose system message does not say the task, though its first message does."""
+
+    style = "conversation"
+
+    def system(self, task):
+        return "play"
+
+
 class FirstTask(Curt):
     """Shows the task in the first turn alone."""
 
@@ -65,6 +74,11 @@ def config_of(method: str = "grpo", adapter=OWN) -> GRPOConfig:
             "NoTask of .* drops the task: for the task 'find the key' at step 1",
         ),
         ({"templates": {"plain": FirstTask()}}, "FirstTask of .* drops the task.*at step 2"),
+        ({"templates": {"conversation": Curt()}}, r"template is Curt\(.*conversation also a system\(task\)"),
+        (
+            {"templates": {"conversation": TaskLessSystem()}},
+            "TaskLessSystem of .* drops the task.*'play'.*system message",
+        ),
         ({"skills": "think"}, "skills = 'think', expected a dict"),
         ({"skills": {"words": "spell it"}}, 'general advice in skills under the key ""'),
         ({"skills": {"": ""}}, r"skills\[''\] = '', expected a family"),

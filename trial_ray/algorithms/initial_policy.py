@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from trial_ray.errors import ConfigError
 from trial_ray.models.model_folder import model_folder
 from trial_ray.rollout.settings import PlaySettings
 
@@ -17,16 +16,10 @@ def initial_policy(config: PlaySettings) -> str:
 
     Raises:
         ConfigError: there is no such folder, and the model hub offers no such model.
-        ConfigError, CheckpointError, ChatTemplateError: the warm start's settings or model are wrong, or prompts are
-            conversations, which it does not clone.
+        ConfigError, CheckpointError, ChatTemplateError: the warm start's settings or model are wrong.
         MissingDependencyError: the packaged model is not installed.
     """
     if config.warm_start is not None:
-        if config.prompt_style == "conversation":
-            raise ConfigError(
-                "warm_start clones responses to prompts that stand alone, but prompt_style is 'conversation'. Choose another "
-                "prompt_style, or start from a model that can follow a conversation with .policy(model_path=...)."
-            )
         from trial_ray.warmstart import WarmStartSettings, warm_start
         from trial_ray.warmstart.settings import CHOSEN
 

@@ -86,3 +86,16 @@ class EarnedReward:
 
 class PlaySettings(PolicySettings, RolloutSettings, EngineSettings, EarnedReward, EnvironmentSettings):
     """All that playing episodes with a policy needs; what trains it is not part of it."""
+
+    def check_policy(self) -> None:
+        """Refuse two sources of the first policy, or none, or one that does not fit to the prompts.
+
+        Raises:
+            ConfigError: says which.
+        """
+        super().check_policy()
+        if self.warm_start is not None and self.prompt_style == "conversation":
+            raise ConfigError(
+                "warm_start clones responses to prompts that stand alone, but prompt_style is 'conversation'. Choose "
+                "prompt_style='tagged' or 'plain', or a model that can follow a conversation with .policy(model_path=...)."
+            )
