@@ -140,6 +140,13 @@ def test_exactly_one_source_of_the_policy_is_needed():
         valid_config().policy(warm_start={}).validate()
 
 
+def test_a_warm_start_is_refused_where_prompts_are_conversations():
+    conversations = valid_config().rollouts(prompt_style="conversation")
+    conversations.validate()
+    with pytest.raises(ConfigError, match=r"prompt_style is 'conversation'.*'tagged' or 'plain'.*model_path"):
+        conversations.policy(model_path=None, warm_start={}).validate()
+
+
 def test_an_unknown_engine_is_refused():
     with pytest.raises(ConfigError, match="engine is 'vlm'"):
         valid_config().engines(engine="vlm").validate()

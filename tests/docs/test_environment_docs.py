@@ -1,4 +1,4 @@
-"""``docs/environments.md`` shows both views of real turns: they are rendered anew and must be what the page says."""
+"""``docs/environments.md`` shows messages and both views of real turns: they are rendered anew and must be what the page says."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from third_party import ALFWORLD, WEBSHOP_1K
 
+from trial_ray.environments.alfworld import ADAPTER as ALFWORLD_ADAPTER
 from trial_ray.environments.entry import make_entries
 from trial_ray.environments.templates import PromptContext
 from trial_ray.hindsight import outcome_view
@@ -50,3 +51,8 @@ def test_the_page_shows_views_as_they_are(shown):
     ordinary, evidence = render_views(*shown)
     assert f"```text\n{ordinary}\n```" in page
     assert f"```text\n{evidence.lstrip()}\n```" in page
+
+
+def test_the_page_shows_the_system_message_of_a_conversation_as_it_is():
+    system = ALFWORLD_ADAPTER.template("conversation").system("examine the book with the desklamp.")
+    assert f"<|im_start|>system\n{system}<|im_end|>\n" in PAGE.read_text(encoding="utf-8")

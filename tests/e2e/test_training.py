@@ -12,7 +12,8 @@ import torch
 from nano_model import save_nano_model
 
 from trial_ray.algorithms import GRPO, TRIAL, TRIALConfig
-from trial_ray.rollout.recording import read_turns
+from trial_ray.models.causal_lm_module import load_tokenizer
+from trial_ray.rollout.recording import read_trajectories, read_turns
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("ray_session")]
 
@@ -132,6 +133,28 @@ def test_engine_and_learner_agree_at_another_temperature_and_every_row_is_traine
         assert rows["sampled"] == rows["given_to_learners"] + rows["left_out"] + rows["redrawn"]
         assert rows["sampled"] == result["env_runners"]["num_env_steps_sampled"]
         assert learned["num_module_steps_trained"] + learned["rows"]["skipped"] == 2 * rows["given_to_learners"]
+
+
+def test_conversations_are_trained_as_they_were_sampled(model_path, tmp_path):
+    """The third turns exceed the limit of prompts, so that the conversation starts again with the second."""
+    end, user = load_tokenizer(model_path).convert_tokens_to_ids(["<|end|>", "<|user|>"])
+    config = small_config(model_path).rollouts(prompt_style="conversation", max_prompt_tokens=500, history_window=1)
+    algo = config.recording(trajectories_folder=str(tmp_path)).build_algo()
+    try:
+        result = algo.train()
+    finally:
+        algo.stop()
+    assert float(result["learners"]["default_policy"]["engine"]["logprob_gap"]) < 1e-5
+    assert float(result["learners"]["default_policy"]["trial"]["turn_score_mean"]) > 0
+    assert float(result["env_runners"]["cut_history_rate"]) == pytest.approx(1 / 3)
+    for trajectory in read_trajectories(tmp_path):
+        first, second, third = trajectory.turns
+        assert [turn.prompt_cut for turn in trajectory.turns] == ["none", "none", "history"]
+        whole = [*first.prompt_ids, *first.response_ids, *([] if first.finish_reason == "stop" else [end]), user]
+        assert second.prompt_ids[: len(whole)].tolist() == whole
+        system = first.prompt_ids[: first.prompt_ids.tolist().index(user) + 1]
+        kept = [*system, *second.prompt_ids[len(whole) :], *second.response_ids]
+        assert third.prompt_ids[: len(kept)].tolist() == kept
 
 
 def test_a_killed_env_runner_and_a_killed_engine_are_replaced_and_lose_no_group(model_path):

@@ -20,7 +20,7 @@ from trial_ray.errors import ConfigError
 from trial_ray.evaluation.panel import Panel
 from trial_ray.evaluation.panel_player import policy_protocol
 from trial_ray.learner.connectors import encode_views
-from trial_ray.rollout.prompts import PromptBuilder
+from trial_ray.rollout.conversation import prompt_writer
 from trial_ray.rollout.trajectory import Trajectory, Turn
 
 ENV_ID = RiddleEnv.ENV_ID
@@ -32,6 +32,15 @@ class NoTask(Curt):
 
     def render(self, context):
         return context.observation
+
+
+class TaskLessSystem(Curt):
+    """A conversation whose system message does not say the task, though its first message does."""
+
+    style = "conversation"
+
+    def system(self, task):
+        return "play"
 
 
 class FirstTask(Curt):
@@ -65,6 +74,11 @@ def config_of(method: str = "grpo", adapter=OWN) -> GRPOConfig:
             "NoTask of .* drops the task: for the task 'find the key' at step 1",
         ),
         ({"templates": {"plain": FirstTask()}}, "FirstTask of .* drops the task.*at step 2"),
+        ({"templates": {"conversation": Curt()}}, r"template is Curt\(.*conversation also a system\(task\)"),
+        (
+            {"templates": {"conversation": TaskLessSystem()}},
+            "TaskLessSystem of .* drops the task.*'play'.*system message",
+        ),
         ({"skills": "think"}, "skills = 'think', expected a dict"),
         ({"skills": {"words": "spell it"}}, 'general advice in skills under the key ""'),
         ({"skills": {"": ""}}, r"skills\[''\] = '', expected a family"),
@@ -112,7 +126,7 @@ def test_prompts_and_advice_are_the_adapters():
     tokenizer = chat_tokenizer("tiny")
     config = config_of("sdar")
     shown = {"task": "guess", "observation": "A letter.", "admissible_actions": ["red"], "history": [], "step": 1}
-    prompt = PromptBuilder.from_config(tokenizer, config, config.adapter_of("Riddle-v0")).build(**shown)
+    prompt = prompt_writer(tokenizer, config, config.adapter_of("Riddle-v0")).build(**shown)
     assert "captain, choose one: red" in tokenizer.decode(prompt.ids)
     turn = Turn(*[np.zeros(1, np.int32)] * 3, 1, 0, "A letter.", "red", True, "wrong", 0.0, "stop")
     for family, advice in {"words": "spell it", "numbers": "think first"}.items():

@@ -79,7 +79,7 @@ def test_a_generic_template_is_told_with_what_replaces_it(caplog):
         assert not caplog.text
         check(entry_of(RiddleEnv, templates={"plain": PlainTemplate()}), style="tagged")
     (told,) = [record.getMessage() for record in caplog.records]
-    assert told.startswith("mine/Riddle-v0 has no prompt template of its own for tagged responses")
+    assert told.startswith("mine/Riddle-v0 has no prompt template of its own for tagged prompts")
     assert "EnvironmentAdapter(templates={'tagged': ...})" in told
 
 

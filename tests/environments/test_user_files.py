@@ -13,7 +13,7 @@ from trial_ray.environments.user_adapters import load_adapters
 from trial_ray.errors import ConfigError, UserInputError
 from trial_ray.experiments.experiment import load_experiment
 from trial_ray.models.tokenizer import build_tokenizer
-from trial_ray.rollout.prompts import PromptBuilder
+from trial_ray.rollout.conversation import prompt_writer
 
 ADAPTER = """
 from trial_ray.environments import EnvironmentAdapter
@@ -118,7 +118,7 @@ def test_a_module_beside_an_experiment_file_reaches_actors(tmp_path):
         (entry,) = config.environment_entries()
         observation, info = entry.make().reset(seed=0)
         tokenizer = build_tokenizer()
-        builder = PromptBuilder.from_config(tokenizer, config, entry.adapter)
+        builder = prompt_writer(tokenizer, config, entry.adapter)
         shown = {"observation": observation, "admissible_actions": [], "history": [], "step": 1}
         return observation, tokenizer.decode(builder.build(task=info["task"], **shown).ids)
 

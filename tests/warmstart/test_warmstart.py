@@ -346,7 +346,14 @@ def test_the_adapter_is_part_of_the_key(change):
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("games", 0), ("hindsight_fraction", 1.5), ("learning_rate", 0.0), ("optimizer", "sgd"), ("prompt_weight", -1.0)],
+    [
+        ("games", 0),
+        ("hindsight_fraction", 1.5),
+        ("learning_rate", 0.0),
+        ("optimizer", "sgd"),
+        ("prompt_weight", -1.0),
+        ("response_style", "conversation"),
+    ],
 )
 def test_settings_out_of_range_are_named(setting, value):
     with pytest.raises(ConfigError, match=setting):

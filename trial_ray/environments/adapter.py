@@ -15,7 +15,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trial_ray.environments.demonstrators import Demonstrator
-from trial_ray.environments.templates import GENERIC, PromptTemplate, check_template, describe_template
+from trial_ray.environments.templates import (
+    GENERIC,
+    ConversationTemplate,
+    PromptTemplate,
+    TaggedTemplate,
+    check_template,
+    describe_template,
+)
 from trial_ray.errors import ConfigError
 
 ACQUISITION, PLACEMENT, NAVIGATION = "acquisition", "placement", "navigation"
@@ -34,8 +41,9 @@ class EnvironmentAdapter:
         env_id: id under which the environment is registered with Gymnasium.
         title: name in tables; empty: the id without namespace and version.
         task: the instruction, where ``info`` has no ``"task"``.
-        templates: prompt templates by the form of response (``"tagged"``, ``"plain"``), see
-            :mod:`trial_ray.environments.templates`; a style that is missing is written by a generic template.
+        templates: prompt templates by style (``"tagged"``, ``"plain"``, ``"conversation"``), see
+            :mod:`trial_ray.environments.templates`. A conversation that is missing follows from a ``TaggedTemplate``; any other
+            style that is missing is written by a generic template.
         skills: advice for the ``"skill"`` view by family (``info["family"]``), and under ``""`` for all other families;
             ``None``: the environment offers no such view.
         success: when an episode counts as won: a return that it must reach, or a function of ``info`` and the return so far;
@@ -83,14 +91,22 @@ class EnvironmentAdapter:
         return self.title or self.env_id.rpartition("/")[2].partition("-v")[0]
 
     def template(self, style: str) -> PromptTemplate:
-        """The template of a form of response.
+        """The template of a style, the environment's own or the generic one.
 
         Raises:
             ConfigError: unknown style.
         """
         if style not in GENERIC:
             raise ConfigError(f"prompt_style is {style!r}, expected one of {', '.join(map(repr, GENERIC))}.")
-        return self.templates.get(style, GENERIC[style])
+        own = self.own_template(style)
+        return GENERIC[style] if own is None else own
+
+    def own_template(self, style: str) -> PromptTemplate | None:
+        """The environment's own template of a style; ``None`` where it has none and none follows from another one."""
+        tagged = self.templates.get("tagged")
+        if style == "conversation" and style not in self.templates and isinstance(tagged, TaggedTemplate):
+            return ConversationTemplate(tagged)
+        return self.templates.get(style)
 
     def action_class(self, action: str) -> str:
         """Class of an action that did not end its episode, one of :data:`ACTION_CLASSES`."""

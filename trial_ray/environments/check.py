@@ -32,7 +32,7 @@ def check_environment(
     Args:
         entry: the environment.
         tasks: its tasks.
-        style: form of the responses.
+        style: of the prompts, as in ``.rollouts(prompt_style=...)``.
         reward: what R_i is, as in ``.training(reward=...)``.
         privileged_view: as in ``.training(privileged_view=...)``.
 
@@ -57,9 +57,9 @@ def check_environment(
         )
     task = str(info.get("task", adapter.task))
     require_task(adapter.template(style), PromptContext(task, observation, actions, (), 2), entry.env_id)
-    if style not in adapter.templates:
+    if adapter.own_template(style) is None:
         logger.warning(
-            "%s has no prompt template of its own for %s responses: the generic one is used. Give it one with "
+            "%s has no prompt template of its own for %s prompts: the generic one is used. Give it one with "
             "EnvironmentAdapter(templates={%r: ...}).",
             entry.env_id,
             style,

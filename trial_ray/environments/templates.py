@@ -1,7 +1,8 @@
-"""Prompt templates: how the user's message is written for an environment, and which form of response it asks for.
+"""Prompt templates: how the messages of a prompt are written for an environment, and which form of response they ask for.
 
-A template is an object with a ``style`` (the form of response), a ``render`` that writes the message, and a ``project``
-that reads the action from the response; the two below are frozen dataclasses. An environment's adapter holds its own.
+A template is an object with a ``style``, a ``render`` that writes the user's message, and a ``project`` that reads the action
+from the response; one for conversations also has a ``system``. Those below are frozen dataclasses. An environment's adapter
+holds its own.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol, cast
 
-from trial_envs.core.projection import Projection, ResponseStyle, project_action
+from trial_envs.core.projection import Projection, project_action
 from trial_ray.errors import ConfigError
+
+PromptStyle = Literal["tagged", "plain", "conversation"]
+"""Every turn a prompt of its own, for responses with tags or for bare actions; or an episode as one conversation, with tags."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +28,7 @@ class PromptContext:
         task: instruction, one sentence.
         observation: what the environment shows now.
         admissible_actions: actions on offer, in the environment's order.
-        history: the last (observation, action) pairs, oldest first.
+        history: the last (observation, action) pairs, oldest first; empty in a conversation, whose prompt holds them already.
         step: number of this decision, from 1.
     """
 
@@ -39,8 +43,8 @@ class PromptTemplate(Protocol):
     """Strategy that writes the user's message and reads the response."""
 
     @property
-    def style(self) -> ResponseStyle:
-        """Form of response that the message asks for."""
+    def style(self) -> PromptStyle:
+        """Form of the prompt, and of the response that it asks for."""
         ...
 
     def render(self, context: PromptContext) -> str:
@@ -49,6 +53,14 @@ class PromptTemplate(Protocol):
 
     def project(self, response: str) -> Projection:
         """Read the action from a response (special tokens removed)."""
+        ...
+
+
+class ConversationPrompt(PromptTemplate, Protocol):
+    """Strategy of the style ``"conversation"``: ``render`` writes the user's message of one turn, which is never written again."""
+
+    def system(self, task: str) -> str:
+        """Write the system message, the same in every turn: the task, and the form of responses."""
         ...
 
 
@@ -71,7 +83,7 @@ class TaggedTemplate:
     dropped: str | None = None
     tail: int = 30
 
-    style: ClassVar[ResponseStyle] = "tagged"
+    style: ClassVar[PromptStyle] = "tagged"
 
     def render(self, context: PromptContext) -> str:
         """Write the message in full sentences."""
@@ -81,11 +93,8 @@ class TaggedTemplate:
             parts.append(f"Your task: {context.task}")
         if context.step > 1:
             parts.append(self._past(context))
-        parts.append(f"This is step {context.step}. The environment shows:\n{observation}")
-        offered = "\n".join(action for action in context.admissible_actions if action not in self.hidden_actions)
-        if offered:
-            parts.append(f"Actions that you can take now:\n{offered}")
-        given = "exactly one of the actions listed above" if offered else "your action"
+        parts += (now := self.now(context))
+        given = "exactly one of the actions listed above" if len(now) > 1 else "your action"
         parts.append(
             "Decide what to do next. Begin with your reasoning about the situation and the goal, enclosed in <think> "
             f"and </think>. Then give {given}, enclosed in <action> and </action>."
@@ -95,6 +104,14 @@ class TaggedTemplate:
     def project(self, response: str) -> Projection:
         """The text between the action tags; see :func:`trial_envs.core.projection.project_action`."""
         return project_action(response, "tagged", self.tail)
+
+    def now(self, context: PromptContext) -> list[str]:
+        """The paragraphs of this turn alone: what the environment shows, and the actions on offer where there are any."""
+        paragraphs = [f"This is step {context.step}. The environment shows:\n{self._shown(context.observation)}"]
+        offered = "\n".join(action for action in context.admissible_actions if action not in self.hidden_actions)
+        if offered:
+            paragraphs.append(f"Actions that you can take now:\n{offered}")
+        return paragraphs
 
     def _past(self, context: PromptContext) -> str:
         taken = context.step - 1
@@ -108,6 +125,39 @@ class TaggedTemplate:
 
     def _shown(self, observation: str) -> str:
         return observation if self.dropped is None else re.sub(self.dropped, "", observation)
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationTemplate:
+    """An episode as one conversation: the role, the task and the form of responses once, then what every turn shows.
+
+    Attributes:
+        tagged: the environment's template for prompts that stand alone; role, actions and observations are written as there.
+    """
+
+    tagged: TaggedTemplate
+
+    style: ClassVar[PromptStyle] = "conversation"
+
+    def system(self, task: str) -> str:
+        """Write the system message."""
+        parts = [self.tagged.role]
+        if task:
+            parts.append(f"Your task: {task}")
+        parts.append(
+            "In every turn the environment shows the result of your last action and, where it can, the actions that you can "
+            "take. Begin every response with your reasoning about the situation and the goal, enclosed in <think> and "
+            "</think>. Then give exactly one action, enclosed in <action> and </action>."
+        )
+        return "\n\n".join(parts)
+
+    def render(self, context: PromptContext) -> str:
+        """Write the user's message: observation and actions."""
+        return "\n\n".join(self.tagged.now(context))
+
+    def project(self, response: str) -> Projection:
+        """The text between the action tags, as of a tagged response."""
+        return self.tagged.project(response)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +175,7 @@ class PlainTemplate:
     dropped_lines: str | None = None
     hidden_actions: frozenset[str] = frozenset()
 
-    style: ClassVar[ResponseStyle] = "plain"
+    style: ClassVar[PromptStyle] = "plain"
 
     def render(self, context: PromptContext) -> str:
         """Write the message: task, past pairs, observation, actions; one a line."""
@@ -153,13 +203,15 @@ def _bare_words(text: str) -> str:
     return " ".join(word for word in words if word)
 
 
-GENERIC: dict[ResponseStyle, PromptTemplate] = {
-    "tagged": TaggedTemplate(
-        "You are an agent who pursues a goal by acting in a text environment, one step at a time."
-    ),
+_GENERIC_TAGGED = TaggedTemplate(
+    "You are an agent who pursues a goal by acting in a text environment, one step at a time."
+)
+GENERIC: dict[PromptStyle, PromptTemplate] = {
+    "tagged": _GENERIC_TAGGED,
     "plain": PlainTemplate(),
+    "conversation": ConversationTemplate(_GENERIC_TAGGED),
 }
-"""Templates of environments that have none of their own, by the form of response."""
+"""Templates of environments that have none of their own, by style."""
 
 _PROBES = (
     PromptContext("find the key", "You are in a hall.", ("go north", "help"), (), 1),
@@ -173,11 +225,13 @@ def check_template(template: Any, style: str, environment: str) -> None:
     Raises:
         ConfigError: says what was found and what is expected.
     """
-    methods = [name for name in ("render", "project") if not callable(getattr(template, name, None))]
-    if isinstance(template, type) or methods or getattr(template, "style", None) not in GENERIC:
+    methods = ("render", "project", "system") if style == "conversation" else ("render", "project")
+    missing = [name for name in methods if not callable(getattr(template, name, None))]
+    if isinstance(template, type) or missing or getattr(template, "style", None) not in GENERIC:
         raise ConfigError(
             f"A prompt template is {template!r:.200}, expected an object with a style (one of {', '.join(GENERIC)}), a "
-            "render(context) that returns the message, and a project(response) that returns a Projection."
+            "render(context) that returns the message, and a project(response) that returns a Projection; in the style "
+            "conversation also a system(task) that returns the system message."
         )
     if template.style != style:
         raise ConfigError(
@@ -188,17 +242,32 @@ def check_template(template: Any, style: str, environment: str) -> None:
 
 
 def require_task(template: PromptTemplate, context: PromptContext, environment: str) -> None:
-    """Refuse a template whose message lacks the task; blanks, marks and case do not count.
+    """Refuse a template whose prompts may lack the task; blanks, marks and case do not count.
+
+    The message that must hold it is the user's, and in a conversation the system message, the only one that is never dropped.
 
     Raises:
         ConfigError: shows the task and the message.
     """
-    written = template.render(context)
+    written = _messages(template, context)[0]
     if not isinstance(written, str) or _letters(context.task) not in _letters(written):
+        needed = (
+            "the task into the system message"
+            if template.style == "conversation"
+            else "context.task into every message"
+        )
         raise ConfigError(
             f"The prompt template {type(template).__qualname__} of {environment} drops the task: for the task {context.task!r} "
-            f"at step {context.step} it writes {written!r:.300}. Put context.task into every message."
+            f"at step {context.step} it writes {written!r:.300}. Put {needed}."
         )
+
+
+def _messages(template: PromptTemplate, context: PromptContext) -> list[str]:
+    """What the template writes for a prompt that begins with this turn, message by message."""
+    user = template.render(context)
+    return (
+        [cast(ConversationPrompt, template).system(context.task), user] if template.style == "conversation" else [user]
+    )
 
 
 def _letters(text: str) -> str:
@@ -207,5 +276,5 @@ def _letters(text: str) -> str:
 
 def describe_template(template: PromptTemplate) -> str:
     """Name of a template's class and digest of what it writes: the same in every process, another for other words."""
-    written = "\0".join(template.render(probe) for probe in _PROBES)
+    written = "\0".join(message for probe in _PROBES for message in _messages(template, probe))
     return f"{type(template).__qualname__} {hashlib.sha256(written.encode()).hexdigest()[:12]}"

@@ -9,23 +9,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from trial_envs.core.projection import ResponseStyle
+from trial_ray.environments.templates import PromptStyle
 
 # As the projection finds them: in any case, of ASCII letters.
 _OPEN, _CLOSE = (re.compile(tag, re.IGNORECASE | re.ASCII) for tag in ("<action>", "</action>"))
 
 
-def action_mask(responses: Sequence[np.ndarray], tokenizer: Any, style: ResponseStyle = "tagged") -> torch.Tensor:
+def action_mask(responses: Sequence[np.ndarray], tokenizer: Any, style: PromptStyle = "tagged") -> torch.Tensor:
     """Mask of the action's tokens in responses laid end to end, bool ``[T]``.
 
-    In a tagged response a token counts when any of its characters lies between the first ``<action>`` and the first
-    ``</action>``, from where the projection reads the action; without that pair of tags none does. A plain response is the
-    action, but for its special tokens.
+    In a tagged response (those of a conversation are tagged, too) a token counts when any of its characters lies between the
+    first ``<action>`` and the first ``</action>``, from where the projection reads the action; without that pair of tags none
+    does. A plain response is the action, but for its special tokens.
 
     Args:
         responses: int ``[y]`` each.
         tokenizer: the policy's tokenizer.
-        style: the form of the responses.
+        style: of the prompts, from which the form of the responses follows.
     """
     if style == "plain":
         masks = [~np.isin(ids, tokenizer.all_special_ids) for ids in responses]

@@ -19,8 +19,8 @@ from trial_ray.inference.sampling import stop_token_ids
 from trial_ray.learner.settings import LearnerSettings
 from trial_ray.models.causal_lm_module import load_causal_lm, load_tokenizer
 from trial_ray.reports.allocation import Trace, trace_trajectories
+from trial_ray.rollout.conversation import prompt_writer
 from trial_ray.rollout.episode import PolicyPlayer, play_episode
-from trial_ray.rollout.prompts import PromptBuilder
 
 
 def trace_pair(
@@ -45,7 +45,7 @@ def trace_game(model: Path, task_id: str, entry: EnvironmentEntry, config: Learn
         InfrastructureError: the environment failed.
     """
     lm, tokenizer = load_causal_lm(str(model), config.model_dtype), load_tokenizer(str(model))
-    prompts = PromptBuilder.from_config(tokenizer, config, entry.adapter)
+    prompts = prompt_writer(tokenizer, config, entry.adapter)
     greedy = SamplingParams(config.max_response_tokens, temperature=0.0)
     stop_ids = frozenset(stop_token_ids(str(model)))
 

@@ -29,8 +29,9 @@ from trial_ray.environments.guarded_env import GuardedEnv
 from trial_ray.errors import EngineError
 from trial_ray.inference.client import EngineClient
 from trial_ray.inference.protocol import Response, SamplingParams
+from trial_ray.rollout.conversation import prompt_writer
 from trial_ray.rollout.episode import PolicyPlayer, derive_seed, play_episode
-from trial_ray.rollout.prompts import PromptBuilder
+from trial_ray.rollout.prompts import PromptWriter
 from trial_ray.rollout.requests import GroupRequest, GroupSample, SampleSettings
 from trial_ray.rollout.settings import PlaySettings
 from trial_ray.rollout.trajectory import EpisodeResult, Trajectory, TrajectoryGroup
@@ -54,7 +55,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         self._env_creator = kwargs["env_creator"]
         self._entries = config.environment_entries()
         self._tokenizer: Any = None
-        self._prompts: dict[int, PromptBuilder] = {}
+        self._prompts: dict[int, PromptWriter] = {}
         self._client: EngineClient | None = None
         self._free_envs: dict[str, list[GuardedEnv]] = {}
         self._num_batches = 0
@@ -116,16 +117,16 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         async def generate(prompt_ids: np.ndarray, params: SamplingParams) -> Response:
             return await self.client.generate(prompt_ids, params, affinity)
 
-        return PolicyPlayer(self._prompt_builder(request.environment), self._decode, settings.params, generate, seed)
+        return PolicyPlayer(self._prompt_writer(request.environment), self._decode, settings.params, generate, seed)
 
-    def _prompt_builder(self, environment: int) -> PromptBuilder:
+    def _prompt_writer(self, environment: int) -> PromptWriter:
         if self._tokenizer is None:
             from trial_ray.models.causal_lm_module import load_tokenizer
 
             self._tokenizer = load_tokenizer(str(self.config.model_path))
         if environment not in self._prompts:
             adapter = self._entries[environment].adapter
-            self._prompts[environment] = PromptBuilder.from_config(self._tokenizer, self.config, adapter)
+            self._prompts[environment] = prompt_writer(self._tokenizer, self.config, adapter)
         return self._prompts[environment]
 
     @property

@@ -12,12 +12,12 @@ import numpy as np
 from trial_ray.environments.guarded_env import GuardedEnv, StepResult
 from trial_ray.errors import EngineError, EnvironmentFaultError, PromptTooLongError
 from trial_ray.inference.protocol import Response, SamplingParams
-from trial_ray.rollout.prompts import PromptBuilder
+from trial_ray.rollout.prompts import PromptWriter
 from trial_ray.rollout.trajectory import PromptCut, Trajectory, Turn
 
 Generate = Callable[[np.ndarray, SamplingParams], Awaitable[Response]]
-History = Sequence[tuple[str, str]]
-"""(observation, action) of the turns so far, oldest first."""
+History = Sequence[Turn]
+"""The turns so far, oldest first."""
 
 
 def _no_ids() -> np.ndarray:
@@ -93,9 +93,8 @@ async def play_episode(
 async def _play(env: GuardedEnv, trajectory: Trajectory, player: Player, env_seed: int) -> None:
     now = env.reset(trajectory.task_id, env_seed)
     trajectory.family, trajectory.solution = now.family, env.walkthrough()
-    history: list[tuple[str, str]] = []
-    while not (now.terminated or now.truncated or len(history) >= env.max_turns):
-        decision = await player.act(now, history, len(history) + 1)
+    while not (now.terminated or now.truncated or len(trajectory.turns) >= env.max_turns):
+        decision = await player.act(now, trajectory.turns, len(trajectory.turns) + 1)
         if decision is None:
             break
         before, now = now, env.step(decision.action)
@@ -116,7 +115,6 @@ async def _play(env: GuardedEnv, trajectory: Trajectory, player: Player, env_see
                 invalid_action=now.invalid_action,
             )
         )
-        history.append((before.observation, decision.action))
     trajectory.success, trajectory.score = now.won, now.score
     trajectory.ended = "terminated" if now.terminated else "turn_limit"
 
@@ -133,7 +131,7 @@ class PolicyPlayer:
         seed: of the episode; ``None`` leaves requests without seeds of their own.
     """
 
-    prompts: PromptBuilder
+    prompts: PromptWriter
     decode: Callable[[np.ndarray], str]
     params: SamplingParams
     generate: Generate
@@ -141,13 +139,7 @@ class PolicyPlayer:
 
     async def act(self, result: StepResult, history: History, step: int) -> Decision:
         """Write the prompt, sample the response, read the action; see :class:`Player`."""
-        prompt = self.prompts.build(
-            task=result.task,
-            observation=result.observation,
-            admissible_actions=result.admissible_actions,
-            history=history,
-            step=step,
-        )
+        prompt = self.prompts.write(result, history)
         params = self.params if self.seed is None else replace(self.params, seed=derive_seed(self.seed, step))
         response = await self.generate(prompt.ids, params)
         projection = self.prompts.template.project(self.decode(response.response_ids))

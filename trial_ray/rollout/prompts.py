@@ -1,25 +1,21 @@
-"""Prompts in token ids: the chat template around the user's message, and what is cut when it does not fit."""
+"""Prompts in token ids: every turn a prompt of its own, and what is cut when it does not fit."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
-from jinja2 import TemplateError
 
-from trial_ray.environments.adapter import EnvironmentAdapter
+from trial_ray.environments.guarded_env import StepResult
 from trial_ray.environments.templates import PromptContext, PromptTemplate
-from trial_ray.errors import ChatTemplateError, ConfigError, PromptTooLongError
+from trial_ray.errors import ConfigError, PromptTooLongError
 from trial_ray.hindsight.untrusted import encode_untrusted
-from trial_ray.rollout.settings import PlaySettings
-from trial_ray.rollout.trajectory import PromptCut
+from trial_ray.rollout.chat_template import split_user_message
+from trial_ray.rollout.trajectory import PromptCut, Turn
 
 CUT_MARK = " [cut] "
-
-# Mixed case, markup, quotes, doubled blanks and a line break: any change that a chat template makes to text shows here.
-_SENTINEL = 'Sentinel  of the <User>\'s & "message"\nends Here'
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +25,7 @@ class Prompt:
     Attributes:
         ids: int32 ``[P]``, chat template included, up to where the response starts.
         insert_at: index in ``ids`` of the first token after the user's message (post-action evidence goes before it).
-        num_cut_records: history records, of those inside the window, left out for length.
+        num_cut_records: history records left out for length: of those inside the window, or of a conversation's.
         cut_observation: whether the middle of the observation was left out for length.
     """
 
@@ -46,8 +42,29 @@ class Prompt:
         return "history" if self.num_cut_records else "none"
 
 
+class PromptWriter(Protocol):
+    """Writes the prompts of an episode, for one tokenizer and one template."""
+
+    @property
+    def template(self) -> PromptTemplate:
+        """Writes the messages and reads the responses."""
+        ...
+
+    def write(self, result: StepResult, turns: Sequence[Turn]) -> Prompt:
+        """The prompt of the next decision.
+
+        Args:
+            result: what the environment shows and offers now.
+            turns: the turns so far, oldest first.
+
+        Raises:
+            PromptTooLongError: the prompt exceeds the limit even with all that may be cut left out.
+        """
+        ...
+
+
 class PromptBuilder:
-    """Writes prompts for one tokenizer and one template.
+    """Writes prompts that stand alone, with the last records of the history in the user's message.
 
     The chat template is rendered once; what stands around the user's message is tokenised once, and a prompt costs one
     tokenisation of its message. The ids equal those of the whole rendered conversation (checked on construction),
@@ -71,24 +88,25 @@ class PromptBuilder:
         max_prompt_tokens: int,
         history_window: int = 2,
     ) -> None:
-        if max_prompt_tokens < 1:
-            raise ConfigError(f"max_prompt_tokens must be at least 1, got {max_prompt_tokens}")
-        if history_window < 0:
-            raise ConfigError(f"history_window must not be negative, got {history_window}")
+        check_limits(max_prompt_tokens, history_window)
         self.template = template
         self.max_prompt_tokens = max_prompt_tokens
         self.history_window = history_window
         self._tokenizer = tokenizer
-        self._head_ids, self._lead_in, self._suffix_ids = _split_chat_template(tokenizer)
+        self._opening, self._suffix_ids = split_user_message(tokenizer)
         # No token spells more characters than its vocabulary entry has: a longer message need not be tokenised to see
         # that it is over the limit.
         self._most_characters = max_prompt_tokens * max(map(len, tokenizer.get_vocab()))
 
-    @classmethod
-    def from_config(cls, tokenizer: Any, config: PlaySettings, adapter: EnvironmentAdapter) -> PromptBuilder:
-        """The builder of a run for one of its environments; errors as above."""
-        template = adapter.template(config.prompt_style)
-        return cls(tokenizer, template, config.max_prompt_tokens, config.history_window)
+    def write(self, result: StepResult, turns: Sequence[Turn]) -> Prompt:
+        """The prompt of the next decision; see :class:`PromptWriter`."""
+        return self.build(
+            task=result.task,
+            observation=result.observation,
+            admissible_actions=result.admissible_actions,
+            history=records(turns),
+            step=len(turns) + 1,
+        )
 
     def build(
         self,
@@ -152,56 +170,29 @@ class PromptBuilder:
 
     def _encode(self, context: PromptContext) -> list[int] | None:
         """Ids of the message, or ``None`` when the prompt would exceed the limit."""
-        message = self._lead_in + self.template.render(context).strip()
+        message = self._opening.lead_in + self.template.render(context).strip()
         if len(message) > self._most_characters:
             return None
         ids = encode_untrusted(self._tokenizer, message)
-        return ids if len(self._head_ids) + len(ids) + len(self._suffix_ids) <= self.max_prompt_tokens else None
+        return ids if len(self._opening.ids) + len(ids) + len(self._suffix_ids) <= self.max_prompt_tokens else None
 
     def _assemble(self, message_ids: list[int], num_cut_records: int, cut_observation: bool) -> Prompt:
-        ids = np.asarray([*self._head_ids, *message_ids, *self._suffix_ids], dtype=np.int32)
+        ids = np.asarray([*self._opening.ids, *message_ids, *self._suffix_ids], dtype=np.int32)
         return Prompt(ids, len(ids) - len(self._suffix_ids), num_cut_records, cut_observation)
 
 
-def _split_chat_template(tokenizer: Any) -> tuple[list[int], str, list[int]]:
-    """What stands around the user's message: ids in front, text between the last special token and it, ids behind."""
-    rendered = _render(tokenizer, _SENTINEL)
-    if rendered.count(_SENTINEL) != 1:
-        raise ChatTemplateError(
-            f"the chat template must write the user's message once and unaltered, but a probe message occurs "
-            f"{rendered.count(_SENTINEL)} times in what it renders; use a template that leaves messages as they are"
-        )
-    prefix, suffix = rendered.split(_SENTINEL)
-    special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
-    head_end = max((prefix.rfind(token) + len(token) for token in special if token in prefix), default=0)
-    head_ids = tokenizer.encode(prefix[:head_end], add_special_tokens=False)
-    suffix_ids = tokenizer.encode(suffix, add_special_tokens=False)
-    lead_in = prefix[head_end:]
-    if not any(suffix.startswith(token) for token in special):
-        raise ChatTemplateError(
-            f"the chat template must close the user's message with a special token, but goes on with {suffix[:40]!r}; "
-            "without one, an observation could imitate the end of the message"
-        )
-    parts = [*head_ids, *encode_untrusted(tokenizer, lead_in + _SENTINEL), *suffix_ids]
-    if parts != tokenizer.encode(rendered, add_special_tokens=False):
-        raise ChatTemplateError(
-            "this tokenizer gives other ids for the conversation as a whole than for its parts (before, in and after "
-            "the user's message); use a tokenizer whose special tokens separate text"
-        )
-    return head_ids, lead_in, suffix_ids
+def check_limits(max_prompt_tokens: int, history_window: int) -> None:
+    """Refuse limits of prompts that are out of range.
+
+    Raises:
+        ConfigError: names the limit.
+    """
+    if max_prompt_tokens < 1:
+        raise ConfigError(f"max_prompt_tokens must be at least 1, got {max_prompt_tokens}")
+    if history_window < 0:
+        raise ConfigError(f"history_window must not be negative, got {history_window}")
 
 
-def _render(tokenizer: Any, message: str) -> str:
-    """The conversation with one user message, up to where the response starts; reasoning modes are switched off."""
-    if getattr(tokenizer, "chat_template", None) is None:
-        raise ChatTemplateError(
-            "the tokenizer has no chat template; use an instruct model, or set tokenizer.chat_template"
-        )
-    conversation = [{"role": "user", "content": message}]
-    try:
-        rendered: str = tokenizer.apply_chat_template(
-            conversation, tokenize=False, add_generation_prompt=True, enable_thinking=False
-        )
-    except TemplateError as error:
-        raise ChatTemplateError(f"the chat template cannot render one user message: {error}") from error
-    return rendered
+def records(turns: Sequence[Turn]) -> list[tuple[str, str]]:
+    """(observation, action) of turns."""
+    return [(turn.observation, turn.action) for turn in turns]

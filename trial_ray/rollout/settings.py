@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-from trial_envs.core.projection import ResponseStyle
 from trial_ray.environments.settings import EnvironmentSettings
-from trial_ray.environments.templates import GENERIC
+from trial_ray.environments.templates import GENERIC, PromptStyle
 from trial_ray.errors import ConfigError
 from trial_ray.inference.admission import MIN_TEMPERATURE
 from trial_ray.inference.settings import EngineSettings
@@ -37,10 +36,16 @@ class RolloutSettings(RecordingSettings):
     top_p: float = setting(
         1.0, "nucleus mass of training rollouts; 1, because no correction for another is implemented"
     )
-    history_window: int = setting(2, "observation/action pairs shown in a prompt", at_least=0)
-    prompt_style: ResponseStyle = setting(
+    history_window: int = setting(
+        2,
+        "observation/action pairs shown in a prompt; in a conversation, the turns that are kept where it exceeds "
+        "``max_prompt_tokens`` and starts again",
+        at_least=0,
+    )
+    prompt_style: PromptStyle = setting(
         "tagged",
-        '``"tagged"`` (reason in ``<think>``, act in ``<action>``) or ``"plain"`` (the response is the action)',
+        'each turn a prompt of its own, with ``"tagged"`` responses (reason in ``<think>``, act in ``<action>``) or '
+        '``"plain"`` ones (the response is the action); or ``"conversation"``: the whole episode, with tagged responses',
         one_of=GENERIC,
     )
     seeded_sampling: bool = setting(False, "give every request a seed of its own, so that a run can be repeated")
@@ -81,3 +86,16 @@ class EarnedReward:
 
 class PlaySettings(PolicySettings, RolloutSettings, EngineSettings, EarnedReward, EnvironmentSettings):
     """All that playing episodes with a policy needs; what trains it is not part of it."""
+
+    def check_policy(self) -> None:
+        """Refuse two sources of the first policy, or none, or one that does not fit to the prompts.
+
+        Raises:
+            ConfigError: says which.
+        """
+        super().check_policy()
+        if self.warm_start is not None and self.prompt_style == "conversation":
+            raise ConfigError(
+                "warm_start clones responses to prompts that stand alone, but prompt_style is 'conversation'. Choose "
+                "prompt_style='tagged' or 'plain', or a model that can follow a conversation with .policy(model_path=...)."
+            )

@@ -20,7 +20,7 @@ from trial_ray.environments.templates import PromptContext, PromptTemplate
 from trial_ray.errors import EnvironmentFaultError, PromptTooLongError
 from trial_ray.hindsight import augment, encode_evidence, outcome_view
 from trial_ray.rollout.episode import Decision, History, Player, play_episode
-from trial_ray.rollout.prompts import PromptBuilder
+from trial_ray.rollout.prompts import PromptBuilder, records
 from trial_ray.rollout.trajectory import Trajectory
 from trial_ray.warmstart.cloning import Example
 from trial_ray.warmstart.settings import WarmStartSettings
@@ -146,13 +146,7 @@ class DemonstratorPlayer:
         if step == 1:
             self._demonstrator.reset(result.task, result.observation, int(self._random.integers(2**31)))
         actions = tuple(result.admissible_actions)
-        prompt = self._builder.build(
-            task=result.task,
-            observation=result.observation,
-            admissible_actions=actions,
-            history=history,
-            step=step,
-        )
+        prompt = self._builder.write(result, history)
         chosen = self._suboptimal(actions, self._demonstrator.act(result.observation, actions))
         carried_out = self._noise(actions) or chosen
         self._demonstrator.carried_out(carried_out)
@@ -213,7 +207,7 @@ class _TextCollector:
         if step == 1:
             self._demonstrator.reset(result.task, result.observation, self._seed)
             self.texts.append(result.task)
-        context = PromptContext(result.task, result.observation, result.admissible_actions, tuple(history[-1:]), step)
+        context = PromptContext(result.task, result.observation, result.admissible_actions, records(history[-1:]), step)
         self.texts.append(self._template.render(context))
         action = self._demonstrator.act(result.observation, result.admissible_actions)
         self.texts.append("\n".join((result.observation, *result.admissible_actions, action)))

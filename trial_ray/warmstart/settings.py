@@ -100,6 +100,8 @@ class WarmStartSettings:
         for name in ("learning_rate", "matrix_learning_rate"):
             self._require(name, getattr(self, name) > 0, "above 0")
         self._require("prompt_weight", self.prompt_weight >= 0, "at least 0")
+        # In a conversation action noise would contradict the demonstrated response, which stands in all later prompts.
+        self._require("response_style", self.response_style in ("plain", "tagged"), "'plain' or 'tagged'")
         self._require("optimizer", self.optimizer in ("muon", "adamw"), "'muon' or 'adamw'")
 
     def _require(self, name: str, holds: bool, expected: str) -> None:

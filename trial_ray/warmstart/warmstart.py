@@ -44,6 +44,7 @@ CODE = (
     "models/tiny.py",
     "models/tokenizer.py",
     "hindsight/*.py",
+    "rollout/chat_template.py",
     "rollout/prompts.py",
     "rollout/episode.py",
     "environments/*.py",

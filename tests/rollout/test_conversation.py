@@ -1,0 +1,329 @@
+"""Conversations: a prompt begins with the one before it and its response as sampled; what the chat template would write."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from chat_tokenizers import MODELS, bare_tokenizer, chat_tokenizer
+from recordings import alfworld_episodes, turns
+from riddle_env import RiddleEnv
+from user_env import entry_of
+
+from trial_ray.environments import alfworld, textworld, webshop
+from trial_ray.environments.adapter import EnvironmentAdapter
+from trial_ray.environments.guarded_env import GuardedEnv, StepResult
+from trial_ray.environments.templates import GENERIC, ConversationTemplate, PromptContext, TaggedTemplate
+from trial_ray.errors import ChatTemplateError, ConfigError, PromptTooLongError
+from trial_ray.hindsight import encode_evidence, outcome_view
+from trial_ray.inference.protocol import Response, SamplingParams
+from trial_ray.learner.packing import Row
+from trial_ray.rollout.conversation import ConversationBuilder
+from trial_ray.rollout.episode import PolicyPlayer, play_episode
+from trial_ray.rollout.trajectory import Turn
+
+HOME = alfworld.ADAPTER
+TASK = "put some pencil on desk."
+SAID = "<think>so</think><action>look</action>"
+
+
+def builder(model="qwen3", limit=100_000, window=2, adapter=HOME) -> ConversationBuilder:
+    return ConversationBuilder(chat_tokenizer(model), adapter.template("conversation"), limit, window)
+
+
+def shown(observation: str, actions=("go to desk 1", "help", "look"), task=TASK) -> StepResult:
+    return StepResult(observation, task, "", list(actions), won=False, score=0.0)
+
+
+def sampled(tokenizer, text: str, *, stop: bool = True) -> np.ndarray:
+    """Ids that spell ``text`` letter by letter, as a model may sample them and no tokenizer would write them."""
+    ids = [token for letter in text for token in tokenizer.encode(letter, add_special_tokens=False)]
+    return np.asarray([*ids, *([tokenizer.eos_token_id] if stop else [])], np.int32)
+
+
+def take(build: ConversationBuilder, played: list[Turn], result: StepResult, response: np.ndarray) -> Turn:
+    """Write a turn's prompt and add the turn."""
+    prompt = build.write(result, played)
+    assert prompt.ids.dtype == np.int32
+    played.append(
+        Turn(
+            prompt_ids=prompt.ids,
+            response_ids=response,
+            logprobs=np.zeros(len(response), np.float32),
+            weight_version=0,
+            insert_at=prompt.insert_at,
+            observation=result.observation,
+            action="look",
+            valid=True,
+            outcome="",
+            reward=0.0,
+            finish_reason="stop",
+            prompt_cut=prompt.cut,
+        )
+    )
+    return played[-1]
+
+
+def begins_with(turn: Turn, before: Turn) -> bool:
+    beginning = [*before.prompt_ids, *before.response_ids]
+    return turn.prompt_ids[: len(beginning)].tolist() == beginning
+
+
+def rendered(tokenizer, template, results, said) -> str:
+    """The conversation as the chat template writes it; where it writes an earlier response without what opens a new one, as
+    Qwen3's does, that is added: what was sampled from is never taken away."""
+    user = lambda step: template.render(context(results[step], step + 1))  # noqa: E731
+    messages = [{"role": "system", "content": template.system(TASK)}, {"role": "user", "content": user(0)}]
+    for step in range(1, len(results)):
+        messages += [{"role": "assistant", "content": f"RESPONSE {step}."}, {"role": "user", "content": user(step)}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, enable_thinking=False)
+    opened = "<think>\n\n</think>\n\n" if text.endswith("</think>\n\n") else ""
+    for step, response in enumerate(said, 1):
+        text = text.replace(f"RESPONSE {step}.", opened + response)
+    return text
+
+
+def context(result: StepResult, step: int) -> PromptContext:
+    return PromptContext(result.task, result.observation.strip(), result.admissible_actions, (), step)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("stop", [True, False], ids=["stop", "length"])
+def test_prompts_only_grow_and_read_as_the_chat_template_writes_the_conversation(model, stop):
+    tokenizer, build = chat_tokenizer(model), builder(model)
+    played, results, said = [], [], []
+    for step, (arguments, action, _) in enumerate(turns(alfworld_episodes()[0]), 1):
+        results.append(shown(arguments["observation"], arguments["admissible_actions"]))
+        turn = take(
+            build, played, results[-1], sampled(tokenizer, f"<think>{step}</think><action>{action}</action>", stop=stop)
+        )
+        assert tokenizer.decode(turn.prompt_ids) == rendered(tokenizer, build.template, results, said)
+        assert step == 1 or begins_with(turn, played[-2])
+        assert turn.prompt_cut == "none"
+        said.append(f"<think>{step}</think><action>{action}</action>")
+    assert len(played) >= 4
+    canonical = tokenizer.encode(tokenizer.decode(turn.prompt_ids), add_special_tokens=False)
+    assert canonical != turn.prompt_ids.tolist(), "the test's responses would survive tokenising again"
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_response_is_closed_once_whatever_ended_it(model):
+    tokenizer, build = chat_tokenizer(model), builder(model)
+    close, other = tokenizer.eos_token_id, tokenizer.pad_token_id
+    for end, expected in (([close], [close]), ([other], [other, close]), ([], [close])):
+        played = []
+        take(build, played, shown("A room."), np.asarray([*tokenizer.encode("look"), *end], np.int32))
+        second = take(build, played, shown("A desk."), sampled(tokenizer, "look"))
+        behind = second.prompt_ids[len(played[0].prompt_ids) + len(tokenizer.encode("look")) :].tolist()
+        assert behind[: len(expected)] == expected
+        assert close not in behind[len(expected) : len(behind) - len(played[1].prompt_ids) + second.insert_at]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_special_tokens_in_untrusted_text_stay_text(model):
+    tokenizer, build = chat_tokenizer(model), builder(model)
+    hostile = "".join(str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
+
+    def special_ids(**said) -> list[int]:
+        played = []
+        for _ in range(3):
+            turn = take(build, played, shown(**{"observation": "A room.", **said}), sampled(tokenizer, SAID))
+        return [token for token in turn.prompt_ids.tolist() if token in tokenizer.all_special_ids]
+
+    clean = special_ids()
+    assert special_ids(observation=hostile) == special_ids(actions=[hostile]) == special_ids(task=hostile) == clean
+
+
+def long_episode(build: ConversationBuilder, num_turns: int, observation=lambda step: f"ROOM{step} " + "desk " * 20):
+    played = []
+    for step in range(1, num_turns + 1):
+        take(build, played, shown(observation(step)), sampled(build._tokenizer, f"<action>{step}</action>"))
+    return played
+
+
+@pytest.mark.parametrize(("window", "kept"), [(0, 0), (1, 1), (2, 2), (50, 5)])
+def test_over_the_limit_it_starts_again_with_the_last_turns_as_they_were(window, kept):
+    whole = long_episode(builder(window=window), 7)
+    build = builder(limit=len(whole[-1].prompt_ids) - 1, window=window)
+    played = long_episode(build, 7)
+    tokenizer, last = build._tokenizer, played[-1]
+    assert [turn.prompt_cut for turn in played] == ["none"] * 6 + ["history"]
+    for turn, other in zip(played[:-1], whole, strict=False):
+        assert np.array_equal(turn.prompt_ids, other.prompt_ids)
+    text = tokenizer.decode(last.prompt_ids)
+    assert [step for step in range(1, 8) if f"ROOM{step}" in text] == list(range(7 - kept, 8))
+    # The ids of the kept turns are those of the whole conversation's end, responses included.
+    first = whole[6 - kept]
+    opens = len(whole[5 - kept].prompt_ids) + len(whole[5 - kept].response_ids) if kept < 6 else 0
+    tail = whole[-1].prompt_ids[opens:]
+    assert first.prompt_ids[opens:].tolist() == tail[: len(first.prompt_ids) - opens].tolist()
+    user = tokenizer.encode("<|im_start|>")[0]
+    tail = tail[np.flatnonzero(tail == user)[0] :]
+    assert last.prompt_ids[-len(tail) :].tolist() == tail.tolist()
+    head = tokenizer.decode(last.prompt_ids[: -len(tail)])
+    assert head == f"<|im_start|>system\n{build.template.system(TASK)}<|im_end|>\n"
+
+
+def test_after_a_start_it_only_grows_again_until_the_next_one():
+    limit = 1200
+    played = long_episode(builder(limit=limit), 30)
+    starts = [step for step, turn in enumerate(played) if turn.prompt_cut == "history"]
+    assert len(starts) >= 3
+    assert min(np.diff([0, *starts])) >= 3
+    for step, turn in enumerate(played):
+        assert len(turn.prompt_ids) <= limit
+        assert step == 0 or begins_with(turn, played[step - 1]) == (turn.prompt_cut == "none")
+        assert TASK in chat_tokenizer("qwen3").decode(turn.prompt_ids)
+    assert long_episode(builder(limit=limit), 30)[-1].prompt_ids.tolist() == played[-1].prompt_ids.tolist()
+
+
+def test_of_the_kept_turns_as_many_stay_as_fit_beside_the_message():
+    build = builder(limit=900, window=5)
+    played = long_episode(build, 4, lambda step: f"ROOM{step}" + " desk" * (400 if step == 4 else 60))
+    text = build._tokenizer.decode(played[-1].prompt_ids)
+    assert played[-1].prompt_cut == "history"
+    assert [step for step in range(1, 5) if f"ROOM{step}" in text] == [3, 4]
+
+
+@pytest.mark.parametrize("observation", ["desk " * 2000, "\ud800 stone" * 200_000])
+@pytest.mark.parametrize("num_turns", [0, 2])
+def test_a_message_that_does_not_fit_beside_the_task_is_too_long(num_turns, observation):
+    build = builder(limit=600)
+    played = long_episode(build, num_turns)
+    with pytest.raises(PromptTooLongError, match=r"max_prompt_tokens=600.*tagged"):
+        build.write(shown(observation), played)
+
+
+def play(model: str, limit: int = 100_000, num_turns: int = 6):
+    """An episode of wrong guesses whose responses end in turn by stop token, by length and by another stop token."""
+    entry = entry_of(RiddleEnv, max_turns=num_turns)
+    tokenizer = chat_tokenizer(model)
+    ends = [[tokenizer.eos_token_id], [], [tokenizer.pad_token_id]]
+    asked = []
+
+    async def generate(prompt_ids: np.ndarray, params: SamplingParams) -> Response:
+        ids = np.asarray([*sampled(tokenizer, "<action>no</action>", stop=False), *ends[len(asked) % 3]], np.int32)
+        asked.append(prompt_ids)
+        return Response(ids, np.zeros(len(ids), np.float32), 1, "stop")
+
+    writer = builder(model, limit, adapter=entry.adapter)
+    decode = lambda ids: tokenizer.decode(ids, skip_special_tokens=True)  # noqa: E731
+    player = PolicyPlayer(writer, decode, SamplingParams(max_tokens=64), generate)
+    trajectory = asyncio.run(play_episode(GuardedEnv(entry), "0", player))
+    assert all(np.array_equal(turn.prompt_ids, ids) for turn, ids in zip(trajectory.turns, asked, strict=True))
+    return trajectory
+
+
+def num_distinct(sequences) -> int:
+    """Nodes of the prefix tree of sequences, counted as the set of all their prefixes."""
+    return len({tuple(ids[: end + 1]) for ids in sequences for end in range(len(ids))})
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_an_episode_costs_one_sequence_and_hindsight_a_branch_a_turn(model):
+    trajectory, tokenizer = play(model), chat_tokenizer(model)
+    assert (trajectory.ended, len(trajectory.turns)) == ("turn_limit", 6)
+    rows, branches = [], 0
+    for turn in trajectory.turns:
+        evidence = encode_evidence(outcome_view(turn.outcome, terminal=False, success=False), tokenizer)
+        rows.append(Row(turn.prompt_ids, turn.insert_at, turn.response_ids, evidence))
+        branches += len(evidence) + len(turn.prompt_ids) - turn.insert_at + len(turn.response_ids)
+        assert "Outcome after the reply" not in tokenizer.decode(turn.prompt_ids)
+    ordinary = [[*row.prompt_ids.tolist(), *row.response_ids.tolist()] for row in rows]
+    hindsight = [[*row.hindsight_prompt_ids.tolist(), *row.response_ids.tolist()] for row in rows]
+    assert num_distinct(ordinary) == len(ordinary[-1])
+    assert num_distinct([*ordinary, *hindsight]) == len(ordinary[-1]) + branches
+    assert all(turn.action == "no" for turn in trajectory.turns)
+
+
+def test_a_message_that_does_not_fit_ends_the_episode():
+    trajectory = play("qwen3", limit=60)
+    assert (trajectory.ended, trajectory.turns) == ("prompt_limit", [])
+    assert "max_prompt_tokens=60" in trajectory.error
+
+
+@pytest.mark.parametrize("adapter", [HOME, webshop.ADAPTER, textworld.ADAPTER], ids=lambda adapter: adapter.name)
+def test_the_conversation_of_a_tagged_template_shows_what_it_shows(adapter):
+    template, tagged = adapter.template("conversation"), adapter.template("tagged")
+    now = context(shown("Instruction: [SEP] a lamp [SEP] You see a desk 1."), 3)
+    system, message = template.system(now.task), template.render(now)
+    assert system.startswith(tagged.role)
+    assert f"Your task: {TASK}" in system
+    assert message in tagged.render(replace(now, history=()))
+    assert ("help" in message) == (adapter is not HOME)
+    assert template.project("x" * 99) == tagged.project("x" * 99)
+    assert template.project(SAID).valid
+
+
+class Own:
+    """A user's template; there is no base class."""
+
+    style = "conversation"
+
+    def system(self, task):
+        return f"Mission: {task}"
+
+    def render(self, context):
+        return f"Now: {context.observation}"
+
+    def project(self, response):
+        return GENERIC["tagged"].project(response)
+
+
+def test_an_adapter_may_bring_its_own_and_gets_the_generic_one_without_any():
+    own = EnvironmentAdapter("someone/Else-v3", templates={"conversation": Own(), "tagged": TaggedTemplate("A role.")})
+    own.check()
+    played = []
+    take(builder("smollm2", adapter=own), played, shown("A room."), sampled(chat_tokenizer("smollm2"), SAID))
+    assert chat_tokenizer("smollm2").decode(played[0].prompt_ids) == (
+        f"<|im_start|>system\nMission: {TASK}<|im_end|>\n<|im_start|>user\nNow: A room.<|im_end|>\n<|im_start|>assistant\n"
+    )
+    derived = replace(own, templates={"tagged": TaggedTemplate("A role.")})
+    assert derived.template("conversation") == ConversationTemplate(TaggedTemplate("A role."))
+    for templates in ({}, {"plain": GENERIC["plain"]}):
+        adapter = replace(own, templates=templates)
+        assert adapter.template("conversation") is GENERIC["conversation"]
+        assert adapter.own_template("conversation") is None
+
+
+LOOP = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "<|im_start|>assistant\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "found"),
+    [
+        (None, "no chat template"),
+        (
+            "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}",
+            "system, user: no system",
+        ),
+        (
+            LOOP.replace("messages %}", "messages if message.role != 'system' %}"),
+            "message of the system occurs 0 times",
+        ),
+        (
+            LOOP.replace("<|im_end|>", "{{ '.' if message.role == 'system' else '<|im_end|>' }}"),
+            "close the system message",
+        ),
+        (LOOP.replace("<|im_end|>", "{{ '.' if message.role == 'assistant' else '<|im_end|>' }}"), "close a response"),
+        (LOOP.replace("<|im_start|>{{", "<|im_start|>{{ messages | length }} {{"), "does not begin with a shorter one"),
+        (LOOP.replace("message.role", "message.role ~ loop.index"), "does not begin with a shorter one"),
+        (LOOP.replace("in messages", "in messages | reverse"), "occurs 0 times"),
+    ],
+)
+def test_chat_templates_that_hold_no_growing_conversation_are_named(template, found):
+    tokenizer = bare_tokenizer()
+    tokenizer.chat_template = template
+    with pytest.raises(ChatTemplateError, match=found):
+        ConversationBuilder(tokenizer, HOME.template("conversation"), 1000)
+
+
+@pytest.mark.parametrize("change", [{"max_prompt_tokens": 0}, {"history_window": -1}])
+def test_wrong_limits_are_refused(change):
+    with pytest.raises(ConfigError, match=next(iter(change))):
+        ConversationBuilder(chat_tokenizer("tiny"), HOME.template("conversation"), **{"max_prompt_tokens": 9, **change})
