@@ -208,6 +208,7 @@ class ScoreRows(ConnectorV2):
         share = plan.scoring[self.exchange.rank]
         with module.autocast():
             scores = self._score(module, rows.model_rows(share, with_evidence=bool(rows.evidence_ids)))
+        module.finish_passes()
         for name, values in self._exchanged(rows, share, scores, module.lm.dtype).items():
             setattr(rows, name, values)
         self._compare_with_engine(rows, metrics)

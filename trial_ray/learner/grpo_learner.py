@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,9 @@ import torch
 from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.core import ALL_MODULES, COMPONENT_OPTIMIZER, DEFAULT_MODULE_ID
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
 from ray.rllib.core.rl_module.rl_module import RLModule
+from ray.rllib.utils.torch_utils import clip_gradients
 from ray.rllib.utils.metrics import NUM_MODULE_STEPS_TRAINED, NUM_MODULE_STEPS_TRAINED_LIFETIME
 from torch import nn
 
@@ -34,6 +36,7 @@ from trial_ray.learner.turn_rows import TokenBatch, TurnRows
 from trial_ray.learner.update_plan import Microbatch, Minibatch, UpdatePlan
 from trial_ray.learner.weighted_means import WeightedMeans, means
 from trial_ray.models.causal_lm_module import CausalLMModule
+from trial_ray.models.sharding import gathered, local_part
 from trial_ray.rollout.trajectory import TrajectoryGroup
 
 OPTIMIZER_FILE = "optimizer.pt"
@@ -65,6 +68,12 @@ class GRPOLearner(TorchLearner):
 
     def _make_modules_ddp_if_necessary(self) -> None:
         """Leave the module as it is; see the class."""
+
+    def _map_module_to_device(self, module: MultiRLModule) -> None:
+        """Where weights are sharded, only a learner's part of them is ever on its device."""
+        if self.config.sharding == "fsdp":
+            module[DEFAULT_MODULE_ID].unwrapped().shard(torch.device(self.device))
+        super()._map_module_to_device(module)
 
     def connector_pieces(self) -> list[ConnectorV2]:
         """Pieces from trajectory groups to finished turn rows, in order."""
@@ -176,6 +185,7 @@ class GRPOLearner(TorchLearner):
         mine = [each for each in minibatch if each.learner == self.exchange.rank]
         clamp = self._minibatch_clamp(rows, mine)
         losses = [self.passes.backward(rows, each.rows, each.weight, self.iteration, clamp) for each in mine]
+        self.policy_module.finish_passes()
         gradients = self._exchanged_gradients()
         if applied := self._finite(gradients):
             self.apply_gradients(self.postprocess_gradients(gradients))
@@ -191,19 +201,37 @@ class GRPOLearner(TorchLearner):
         scalars = torch.zeros(2, dtype=torch.float64)
         for each in mine:
             scalars += each.weight * self.passes.clamp_scalars(rows, each.rows, self.iteration)
+        self.policy_module.finish_passes()
         self.exchange.add_up([scalars])
         surrogate, dense = scalars
         return minibatch_clamp(self.method, surrogate, dense, self.iteration)
 
     def _exchanged_gradients(self) -> dict[Any, torch.Tensor]:
         """Gradients added up over all learners; one that had nothing to compute adds zeros."""
-        if self.exchange.num_learners == 1:
+        if self.exchange.num_learners == 1 or self.policy_module.sharded is not None:  # FSDP has added them up
             return {ref: each.grad for ref, each in self._params.items() if each.grad is not None}
         gradients = {
             ref: torch.zeros_like(each) if each.grad is None else each.grad for ref, each in self._params.items()
         }
         self.exchange.add_up(list(gradients.values()))
         return gradients
+
+    def apply_gradients(self, gradients_dict: dict[Any, torch.Tensor]) -> None:
+        """Take the optimizer's step with gradients that are known to be finite."""
+        for ref, gradient in gradients_dict.items():
+            self._params[ref].grad = gradient
+        for optimizer in self._named_optimizers.values():
+            optimizer.step()
+
+    @staticmethod
+    def _get_clip_function() -> Callable[..., torch.Tensor | None]:
+        """RLlib's clipping, whose norm of sharded gradients is made whole before it is logged."""
+
+        def clip(*args: Any, **kwargs: Any) -> torch.Tensor | None:
+            norm = clip_gradients(*args, **kwargs)
+            return None if norm is None else gathered(norm)
+
+        return clip
 
     def compute_loss_for_module(
         self, *, module_id: str, config: LearnerSettings, batch: TokenBatch, fwd_out: dict[str, torch.Tensor]
@@ -238,9 +266,11 @@ class GRPOLearner(TorchLearner):
     def _finite(self, gradients: dict[Any, torch.Tensor]) -> bool:
         """Whether all gradients are finite; counts and limits the updates that are skipped because they are not.
 
-        Gradients were exchanged before, so data-parallel learners decide alike.
+        All learners decide alike: their gradients are the same, or parts of the same.
         """
-        finite = all(bool(torch.isfinite(gradient).all()) for gradient in gradients.values())
+        finite = all(bool(torch.isfinite(local_part(gradient)).all()) for gradient in gradients.values())
+        if self.policy_module.sharded is not None:
+            finite = all(self.exchange.gather(finite))
         self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
         counted = int(not finite) if self.exchange.rank == 0 else 0
         self.metrics.log_value((DEFAULT_MODULE_ID, "skipped_updates"), counted, reduce="sum")

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.models.logprobs import check_plain_head, gather_divergence, gather_logprobs, hidden_states
+from trial_ray.models.sharding import ShardedModels, copy_whole, gathered
 
 HF_FOLDER = "hf"
 """Folder of a module checkpoint that holds the Hugging Face model, which vLLM and transformers load directly."""
@@ -49,6 +50,24 @@ class CausalLMModule(TorchRLModule):
         self.teacher: PreTrainedModel | None = None
         if settings["with_teacher"]:
             self.teacher = load_causal_lm(settings["model_path"], settings["model_dtype"]).requires_grad_(False)
+        self.sharded: ShardedModels | None = None
+
+    def shard(self, device: torch.device) -> None:
+        """Spread the weights over all learners; the optimizer must be made afterwards.
+
+        Raises:
+            ConfigError: the model cannot be sharded.
+        """
+        self.sharded = ShardedModels(device)
+        dtype = compute_dtype(self.model_config["compute_dtype"], device.type)
+        for lm in (self.lm, self.reference, self.teacher):
+            if lm is not None:
+                self.sharded.shard(lm, dtype)
+
+    def finish_passes(self) -> None:
+        """Where weights are sharded, take part in the other learners' passes until none has any left."""
+        if self.sharded is not None:
+            self.sharded.finish()
 
     @torch.no_grad()
     def renew_teacher(self) -> None:
@@ -62,15 +81,26 @@ class CausalLMModule(TorchRLModule):
         return list(self.lm.parameters())
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Weights under their Hugging Face names, tied ones once: what engines are sent."""
-        return ((name, parameter.detach()) for name, parameter in self.lm.named_parameters())
+        """Weights under their Hugging Face names, tied ones once: what engines are sent.
+
+        Sharded weights are gathered one after the other, so every learner must go through all of them.
+        """
+        return ((name, gathered(parameter)) for name, parameter in self.lm.named_parameters())
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """Context in which forwards run at the compute dtype."""
+        """Context in which forwards run at the compute dtype; FSDP casts sharded weights itself."""
+        if self.sharded is not None:
+            return contextlib.nullcontext()
         # Only now: RLlib moves the module to its device after setup.
         device = self.lm.device.type
         dtype = compute_dtype(self.model_config["compute_dtype"], device)
         return contextlib.nullcontext() if dtype is None else torch.autocast(device, dtype=dtype)
+
+    def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, torch.Tensor]:
+        outputs = self._forward(batch, **kwargs)
+        if self.sharded is not None and torch.is_grad_enabled():
+            outputs["logprobs"] = outputs["logprobs"] + self.sharded.before_backward()
+        return outputs
 
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, torch.Tensor]:
         """Score response tokens.

@@ -8,6 +8,7 @@ from trial_ray.errors import ConfigError
 from trial_ray.settings import Section, Settings, setting
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+SHARDINGS = ("none", "fsdp")
 
 
 class PolicySettings(Settings):
@@ -34,16 +35,27 @@ class PolicySettings(Settings):
         one_of=DTYPES,
     )
     gradient_checkpointing: bool = setting(False, "recompute activations in the backward pass to save memory")
+    sharding: str = setting(
+        "none",
+        'where the weights lie with several learners: ``"none"`` whole on each, ``"fsdp"`` spread over them with the '
+        "gradients and the optimizer's state, layer by layer (FSDP2)",
+        one_of=SHARDINGS,
+    )
 
     policy = Section("Choose the language model.")
 
     def check_policy(self) -> None:
-        """Refuse two sources of the first policy, or none.
+        """Refuse two sources of the first policy, or none; refuse to spread it over a single learner.
 
         Raises:
-            ConfigError: says which two there are.
+            ConfigError: says what was found and what to set.
         """
         if (self.model_path is None) == (self.warm_start is None):
             raise ConfigError(
                 "Choose the policy with exactly one of .policy(model_path=...) and .policy(warm_start=...)."
+            )
+        if self.sharding == "fsdp" and self.num_learners < 2:
+            raise ConfigError(
+                f"sharding='fsdp' spreads the weights over learners, but num_learners is {self.num_learners}; expected at "
+                "least 2. Set .learners(num_learners=...), or sharding='none'."
             )
