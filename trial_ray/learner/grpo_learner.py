@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from ray.rllib.connectors.connector_v2 import ConnectorV2
-from ray.rllib.core import ALL_MODULES, COMPONENT_OPTIMIZER, DEFAULT_MODULE_ID
+from ray.rllib.core import ALL_MODULES, COMPONENT_OPTIMIZER, COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
 from ray.rllib.core.rl_module.rl_module import RLModule
@@ -30,6 +30,7 @@ from trial_ray.learner.connectors import (
 from trial_ray.learner.exchange import LearnerExchange, TrainingGroups, fetch_groups
 from trial_ray.learner.loss import MinibatchClamp, loss_terms, microbatch_loss, minibatch_clamp
 from trial_ray.learner.method import Method
+from trial_ray.learner.optimizer_files import load_optimizers, save_optimizers, save_shards
 from trial_ray.learner.passes import MicrobatchPasses
 from trial_ray.learner.settings import LearnerSettings
 from trial_ray.learner.turn_rows import TokenBatch, TurnRows
@@ -38,8 +39,6 @@ from trial_ray.learner.weighted_means import WeightedMeans, means
 from trial_ray.models.causal_lm_module import CausalLMModule
 from trial_ray.models.sharding import gathered, local_part
 from trial_ray.rollout.trajectory import TrajectoryGroup
-
-OPTIMIZER_FILE = "optimizer.pt"
 
 
 class GRPOLearner(TorchLearner):
@@ -283,14 +282,21 @@ class GRPOLearner(TorchLearner):
 
     # -- weights and checkpoints -----------------------------------------------------------------------------------
 
-    def export_weights(self, version: int, dtype: str | None = None) -> WeightShards:
+    def export_weights(self, version: int, dtype: str | None = None) -> WeightShards | None:
         """Put the policy's weights into the object store, from where engines read them; the driver never holds them.
+
+        Every learner must be asked, because sharded weights are gathered tensor by tensor; the first one answers.
 
         Args:
             version: stamp of these weights.
             dtype: dtype that the engines hold; ``None`` leaves the learner's.
         """
-        return pack_weights(self.policy_module.named_weights(), version, dtype=getattr(torch, dtype) if dtype else None)
+        weights = self.policy_module.named_weights()
+        if self.exchange.rank == 0:
+            return pack_weights(weights, version, dtype=getattr(torch, dtype) if dtype else None)
+        for _ in weights:
+            pass
+        return None
 
     def get_state(
         self,
@@ -305,23 +311,36 @@ class GRPOLearner(TorchLearner):
         return state
 
     def save_to_path(self, path: str | Path | None = None, **kwargs: Any) -> str:
-        """Write RLlib's files and the optimizer's state."""
+        """Write RLlib's files and, unless they are sharded (see :meth:`save_shards`), weights and optimizer state."""
         folder: str = super().save_to_path(path, **kwargs)
-        states = {name: optimizer.state_dict() for name, optimizer in self._named_optimizers.items()}
-        torch.save({"optimizers": states, "iteration": self.iteration}, Path(folder) / OPTIMIZER_FILE)
+        sharded = self.policy_module.sharded is not None
+        save_optimizers(self._named_optimizers, self.iteration, Path(folder), sharded=sharded)
         return folder
 
-    def restore_from_path(self, path: str | Path, **kwargs: Any) -> None:
-        """Load what :meth:`save_to_path` wrote.
+    def save_shards(self, folder: Path) -> None:
+        """Add sharded weights and optimizer state to what the first learner wrote; every learner must call this.
+
+        Args:
+            folder: what :meth:`save_to_path` was given.
 
         Raises:
-            CheckpointError: the optimizer's file is missing.
+            CheckpointError: this learner does not see the folder.
+        """
+        if missing := [seen for seen in self.exchange.gather(folder.is_dir()) if not seen]:
+            raise CheckpointError(
+                f"{len(missing)} of {self.exchange.num_learners} learners do not see {folder}: a sharded model is saved by "
+                "all learners together. Set the run folder to a file system that all of them share."
+            )
+        save_shards(self._named_optimizers, self.policy_module.parameter_names(), folder)
+        module_folder = folder / COMPONENT_RL_MODULE / DEFAULT_MODULE_ID
+        self.policy_module.save_weights(module_folder, write=self.exchange.rank == 0)
+
+    def restore_from_path(self, path: str | Path, **kwargs: Any) -> None:
+        """Load what :meth:`save_to_path` and :meth:`save_shards` wrote.
+
+        Raises:
+            CheckpointError: files are missing, or they are of another sharding.
         """
         super().restore_from_path(path, **kwargs)
-        file = Path(path) / OPTIMIZER_FILE
-        if not file.is_file():
-            raise CheckpointError(f"{file} is missing; the checkpoint is incomplete. Resume from another one.")
-        saved = torch.load(file, map_location=self.device, weights_only=True)
-        for name, state in saved["optimizers"].items():
-            self._named_optimizers[name].load_state_dict(state)
-        self.iteration = saved["iteration"]
+        names = None if self.policy_module.sharded is None else self.policy_module.parameter_names()
+        self.iteration = load_optimizers(self._named_optimizers, names, Path(path))

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
-from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from trial_ray.errors import CheckpointError, ConfigError
+from trial_ray.errors import ConfigError
 from trial_ray.models.logprobs import check_plain_head, gather_divergence, gather_logprobs, hidden_states
-from trial_ray.models.sharding import ShardedModels, copy_whole, gathered
+from trial_ray.models.model_files import load_tensors, write_model
+from trial_ray.models.sharding import ShardedModels, gathered
 
 HF_FOLDER = "hf"
 """Folder of a module checkpoint that holds the Hugging Face model, which vLLM and transformers load directly."""
@@ -79,6 +79,10 @@ class CausalLMModule(TorchRLModule):
     def policy_parameters(self) -> list[nn.Parameter]:
         """Parameters that the optimizer updates (tied ones once; none of the reference)."""
         return list(self.lm.parameters())
+
+    def parameter_names(self) -> dict[torch.Tensor, str]:
+        """Names of the policy's parameters, the same on every learner."""
+        return {parameter: name for name, parameter in self.lm.named_parameters()}
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Weights under their Hugging Face names, tied ones once: what engines are sent.
@@ -154,14 +158,27 @@ class CausalLMModule(TorchRLModule):
     def save_to_path(
         self, path: str | Path | None = None, *, state: dict[str, Any] | None = None, **kwargs: Any
     ) -> str:
-        """Write RLlib's metadata and, below ``hf/``, the model and tokenizer in Hugging Face format."""
+        """Write RLlib's metadata, the tokenizer and, unless they are sharded, the weights (see :meth:`save_weights`)."""
         saved_at: str = super().save_to_path(path, state=state or self.get_state(), **kwargs)
-        folder = Path(saved_at) / HF_FOLDER
-        self.lm.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
-        if self.teacher is not None:
-            self.teacher.save_pretrained(Path(saved_at) / TEACHER_FOLDER)
+        self.tokenizer.save_pretrained(Path(saved_at) / HF_FOLDER)
+        if self.sharded is None:
+            self.save_weights(Path(saved_at))
         return saved_at
+
+    def save_weights(self, folder: Path, write: bool = True) -> None:
+        """Write the model in Hugging Face format below ``folder``, and the lagged teacher where there is one.
+
+        Sharded weights are gathered one after the other, so every learner must call this; one of them writes.
+        """
+        for lm, name in ((self.lm, HF_FOLDER), (self.teacher, TEACHER_FOLDER)):
+            if lm is None:
+                continue
+            weights = ((name, gathered(parameter)) for name, parameter in lm.named_parameters())
+            if write:
+                write_model(lm, weights, folder / name)
+            else:
+                for _ in weights:
+                    pass
 
     def restore_from_path(self, path: str | Path, **kwargs: Any) -> None:
         """Load the weights that :meth:`save_to_path` wrote.
@@ -169,9 +186,9 @@ class CausalLMModule(TorchRLModule):
         Raises:
             CheckpointError: files are missing, or their tensors do not fit this model.
         """
-        _load_weights(self.lm, Path(path) / HF_FOLDER)
+        load_tensors(dict(self.lm.named_parameters()), Path(path) / HF_FOLDER)
         if self.teacher is not None:
-            _load_weights(self.teacher, Path(path) / TEACHER_FOLDER)
+            load_tensors(dict(self.teacher.named_parameters()), Path(path) / TEACHER_FOLDER)
 
 
 def compute_dtype(setting: str | None, device: str) -> torch.dtype | None:
@@ -182,25 +199,6 @@ def compute_dtype(setting: str | None, device: str) -> torch.dtype | None:
 
 def _hidden_states(lm: PreTrainedModel, part: dict[str, torch.Tensor]) -> torch.Tensor:
     return hidden_states(lm, part["input_ids"], part["position_ids"], (part["rows"], part["positions"]))
-
-
-def _load_weights(lm: PreTrainedModel, folder: Path) -> None:
-    """Copy the weights in ``folder`` into ``lm``, all of them or none."""
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise CheckpointError(f"{folder} holds no *.safetensors file; expected a checkpoint written by this version.")
-    tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
-    expected = dict(lm.named_parameters())
-    if missing := sorted(set(expected) - set(tensors)):
-        raise CheckpointError(f"{folder} lacks {len(missing)} of the model's tensors, the first being {missing[0]!r}.")
-    for name, parameter in expected.items():
-        if parameter.shape != tensors[name].shape:
-            raise CheckpointError(
-                f"{folder}: {name} has shape {list(tensors[name].shape)}, the model expects {list(parameter.shape)}."
-            )
-    with torch.no_grad():
-        for name, parameter in expected.items():
-            parameter.copy_(tensors[name])
 
 
 def load_tokenizer(model_path: str) -> PreTrainedTokenizerBase:
