@@ -225,8 +225,9 @@ class ScoreRows(ConnectorV2):
             hindsight, _ = score(module.teacher, [row.hindsight_row for row in rows], two_views=False)
         if hindsight is not None:
             scores["hindsight_logprobs"] = hindsight
-        if module.reference is not None:
-            scores["reference_logprobs"], _ = score(module.reference, rows, two_views=False)
+        with module.reference_model() as reference:
+            if reference is not None:
+                scores["reference_logprobs"], _ = score(reference, rows, two_views=False)
         return scores
 
     def _exchanged(

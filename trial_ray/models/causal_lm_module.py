@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from trial_ray.errors import ConfigError
 from trial_ray.models.logprobs import check_plain_head, gather_divergence, gather_logprobs, hidden_states
+from trial_ray.models.lora import ADAPTER_FOLDER, Adapter
 from trial_ray.models.model_files import load_tensors, write_model
 from trial_ray.models.sharding import ShardedModels, gathered
 
@@ -27,9 +28,9 @@ class CausalLMModule(TorchRLModule):
     """A causal LM whose ``forward_train`` returns log-probabilities and entropies of given response tokens.
 
     Settings come from ``self.model_config`` (see ``GRPOConfig.policy``): ``model_path``, ``model_dtype``,
-    ``compute_dtype``, ``gradient_checkpointing``, ``with_reference``, ``with_teacher``. Checkpoints are
-    Hugging Face folders; weights never travel through RLlib's state dictionaries, which would pass through numpy and
-    the driver.
+    ``compute_dtype``, ``gradient_checkpointing``, ``lora``, ``with_reference``, ``with_teacher``. Checkpoints are
+    Hugging Face folders, or an adapter's; weights never travel through RLlib's state dictionaries, which would pass through
+    numpy and the driver.
     """
 
     model_config: dict[str, Any]
@@ -44,8 +45,11 @@ class CausalLMModule(TorchRLModule):
             self.lm.gradient_checkpointing_enable()
             self.lm.train()
         self.tokenizer = load_tokenizer(settings["model_path"])
+        self.adapter: Adapter | None = None
+        if settings["lora"] is not None:
+            self.adapter = Adapter(self.lm, dtype=getattr(torch, settings["model_dtype"]), **settings["lora"])
         self.reference: PreTrainedModel | None = None
-        if settings["with_reference"]:
+        if settings["with_reference"] and self.adapter is None:
             self.reference = load_causal_lm(settings["model_path"], settings["model_dtype"]).requires_grad_(False)
         self.teacher: PreTrainedModel | None = None
         if settings["with_teacher"]:
@@ -76,19 +80,30 @@ class CausalLMModule(TorchRLModule):
             for ours, theirs in zip(self.lm.parameters(), self.teacher.parameters(), strict=True):
                 theirs.copy_(ours)
 
+    @contextlib.contextmanager
+    def reference_model(self) -> Iterator[PreTrainedModel | None]:
+        """The policy before training, while entered: a model of its own, or the policy without its adapter; or ``None``."""
+        if self.adapter is not None and self.model_config["with_reference"]:
+            with self.adapter.switched_off() as lm:
+                yield lm
+        else:
+            yield self.reference
+
     def policy_parameters(self) -> list[nn.Parameter]:
-        """Parameters that the optimizer updates (tied ones once; none of the reference)."""
-        return list(self.lm.parameters())
+        """Parameters that the optimizer updates: the adapter's, or all (tied ones once; none of the reference)."""
+        return [parameter for parameter in self.lm.parameters() if parameter.requires_grad]
 
     def parameter_names(self) -> dict[torch.Tensor, str]:
         """Names of the policy's parameters, the same on every learner."""
         return {parameter: name for name, parameter in self.lm.named_parameters()}
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Weights under their Hugging Face names, tied ones once: what engines are sent.
+        """Weights under their Hugging Face names, tied ones once, with the adapter merged into them: what engines are sent.
 
         Sharded weights are gathered one after the other, so every learner must go through all of them.
         """
+        if self.adapter is not None:
+            return self.adapter.merged_weights()
         return ((name, gathered(parameter)) for name, parameter in self.lm.named_parameters())
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
@@ -160,16 +175,19 @@ class CausalLMModule(TorchRLModule):
     ) -> str:
         """Write RLlib's metadata, the tokenizer and, unless they are sharded, the weights (see :meth:`save_weights`)."""
         saved_at: str = super().save_to_path(path, state=state or self.get_state(), **kwargs)
-        self.tokenizer.save_pretrained(Path(saved_at) / HF_FOLDER)
+        self.tokenizer.save_pretrained(Path(saved_at) / (HF_FOLDER if self.adapter is None else ADAPTER_FOLDER))
         if self.sharded is None:
             self.save_weights(Path(saved_at))
         return saved_at
 
     def save_weights(self, folder: Path, write: bool = True) -> None:
-        """Write the model in Hugging Face format below ``folder``, and the lagged teacher where there is one.
+        """Write the model in Hugging Face format below ``folder``, and the lagged teacher where there is one; or the adapter.
 
         Sharded weights are gathered one after the other, so every learner must call this; one of them writes.
         """
+        if self.adapter is not None:
+            self.adapter.save(folder / ADAPTER_FOLDER, write)
+            return
         for lm, name in ((self.lm, HF_FOLDER), (self.teacher, TEACHER_FOLDER)):
             if lm is None:
                 continue
@@ -186,6 +204,9 @@ class CausalLMModule(TorchRLModule):
         Raises:
             CheckpointError: files are missing, or their tensors do not fit this model.
         """
+        if self.adapter is not None:
+            self.adapter.load(Path(path) / ADAPTER_FOLDER)
+            return
         load_tensors(dict(self.lm.named_parameters()), Path(path) / HF_FOLDER)
         if self.teacher is not None:
             load_tensors(dict(self.teacher.named_parameters()), Path(path) / TEACHER_FOLDER)
