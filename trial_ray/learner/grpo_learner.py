@@ -69,9 +69,12 @@ class GRPOLearner(TorchLearner):
         """Leave the module as it is; see the class."""
 
     def _map_module_to_device(self, module: MultiRLModule) -> None:
-        """Where weights are sharded, only a learner's part of them is ever on its device."""
+        """Before anything is on the device, bring the weights into the form in which they stay there."""
+        policy: CausalLMModule = module[DEFAULT_MODULE_ID].unwrapped()
+        device = torch.device(self.device)
+        policy.hold_frozen_matrices_at_compute_dtype(device.type)
         if self.config.sharding == "fsdp":
-            module[DEFAULT_MODULE_ID].unwrapped().shard(torch.device(self.device))
+            policy.shard(device)
         super()._map_module_to_device(module)
 
     def connector_pieces(self) -> list[ConnectorV2]:
@@ -103,7 +106,7 @@ class GRPOLearner(TorchLearner):
         parameters = self.get_parameters(self.module[module_id])
         # The rate is set on registration, and again after each update where lr is a schedule over environment steps.
         beta1, beta2 = config.adam_betas
-        optimizer = torch.optim.AdamW(parameters, betas=(beta1, beta2), weight_decay=config.weight_decay)
+        optimizer = torch.optim.AdamW(parameters, betas=(beta1, beta2), weight_decay=config.weight_decay, fused=True)
         self.register_optimizer(
             module_id=module_id, optimizer=optimizer, params=parameters, lr_or_lr_schedule=config.lr
         )

@@ -48,13 +48,21 @@ class CausalLMModule(TorchRLModule):
         self.adapter: Adapter | None = None
         if settings["lora"] is not None:
             self.adapter = Adapter(self.lm, dtype=getattr(torch, settings["model_dtype"]), **settings["lora"])
-        self.reference: PreTrainedModel | None = None
-        if settings["with_reference"] and self.adapter is None:
-            self.reference = load_causal_lm(settings["model_path"], settings["model_dtype"]).requires_grad_(False)
-        self.teacher: PreTrainedModel | None = None
-        if settings["with_teacher"]:
-            self.teacher = load_causal_lm(settings["model_path"], settings["model_dtype"]).requires_grad_(False)
+        self.reference = self._load_frozen() if settings["with_reference"] and self.adapter is None else None
+        self.teacher = self._load_frozen() if settings["with_teacher"] else None
         self.sharded: ShardedModels | None = None
+
+    def _load_frozen(self) -> PreTrainedModel:
+        """A model that is not trained, with the policy's first weights."""
+        settings = self.model_config
+        return load_causal_lm(settings["model_path"], settings["model_dtype"]).requires_grad_(False)
+
+    def hold_frozen_matrices_at_compute_dtype(self, device: str) -> None:
+        """Save memory where nothing is trained: the reference, the teacher, and the layers beside which adapters are."""
+        dtype = compute_dtype(self.model_config["compute_dtype"], device)
+        for lm in (self.lm, self.reference, self.teacher):
+            if lm is not None:
+                hold_matrices_at(lm, dtype)
 
     def shard(self, device: torch.device) -> None:
         """Spread the weights over all learners; the optimizer must be made afterwards.
@@ -220,6 +228,20 @@ def compute_dtype(setting: str | None, device: str) -> torch.dtype | None:
 
 def _hidden_states(lm: PreTrainedModel, part: dict[str, torch.Tensor]) -> torch.Tensor:
     return hidden_states(lm, part["input_ids"], part["position_ids"], (part["rows"], part["positions"]))
+
+
+def hold_matrices_at(lm: PreTrainedModel, dtype: torch.dtype | None) -> None:
+    """Keep the matrices of a frozen model's linear layers at the type to which autocast would convert them for each use.
+
+    Log-probabilities do not change by a bit. What autocast leaves as it is (norms, the embedding and a head tied to it)
+    stays; ``None`` means no autocast.
+    """
+    if dtype is None:
+        return
+    embedding = lm.get_input_embeddings().weight
+    for module in lm.modules():
+        if isinstance(module, nn.Linear) and module.weight is not embedding and not module.weight.requires_grad:
+            module.weight.data = module.weight.data.to(dtype)
 
 
 def load_tokenizer(model_path: str) -> PreTrainedTokenizerBase:
