@@ -48,6 +48,7 @@ setup(
         "alfworld": ALFWORLD,
         "webshop": WEBSHOP,
         "textworld": ["textworld==1.7.0"],
+        "lora": ["peft==0.21.2"],
         "tune": TUNE,
         "cluster": ["ray[default]==2.60.0"],
         "reports": REPORTS,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_LEARNER_GROUP
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.metrics import (
     ENV_RUNNER_RESULTS,
@@ -174,13 +175,8 @@ class GRPO(Algorithm):
         """Send the learner's weights to every engine, confirmed by version and checksum."""
         self.weight_version += 1
         version, dtype = self.weight_version, self.config.engine_dtype()
-        results = self.learner_group.foreach_learner(
-            lambda learner: learner.export_weights(version, dtype), remote_actor_ids=self._first_learner()
-        )
-        self.engine_pool.sync(next(iter(results)).get())
-
-    def _first_learner(self) -> list[int] | None:
-        return None if self.learner_group.is_local else self.learner_group._worker_manager.healthy_actor_ids()[:1]
+        results = self.learner_group.foreach_learner(lambda learner: learner.export_weights(version, dtype))
+        self.engine_pool.sync(next(shards for result in results if (shards := result.get()) is not None))
 
     # -- evaluation ------------------------------------------------------------------------------------------------
 
@@ -231,6 +227,19 @@ class GRPO(Algorithm):
         if "tasks" in state:
             self.tasks.set_state(state["tasks"])
             self.weight_version = state["weight_version"]
+
+    def save_to_path(self, path: str | Path | None = None, **kwargs: Any) -> str:
+        """RLlib asks one learner to write; sharded weights are written by all of them together.
+
+        Raises:
+            CheckpointError: not every learner sees the folder.
+        """
+        folder: str = super().save_to_path(path, **kwargs)
+        if self.config.sharding != "none":
+            learner_folder = Path(folder) / COMPONENT_LEARNER_GROUP / COMPONENT_LEARNER
+            for result in self.learner_group.foreach_learner(lambda learner: learner.save_shards(learner_folder)):
+                result.get()
+        return folder
 
     def restore_from_path(self, path: str | Path, *args: Any, **kwargs: Any) -> None:
         """Restore, then send the restored weights to the engines, which still hold the initial ones."""

@@ -88,6 +88,7 @@ class GRPOConfig(LearnerSettings, EvaluationSettings, EnvironmentConfig):
             "model_dtype": self.model_dtype,
             "compute_dtype": self.compute_dtype,
             "gradient_checkpointing": self.gradient_checkpointing,
+            "lora": self.lora_settings(),
             "with_reference": self.kl_coeff > 0,
             "with_teacher": self.teacher_sync_iterations is not None,
         }
@@ -105,6 +106,7 @@ class GRPOConfig(LearnerSettings, EvaluationSettings, EnvironmentConfig):
         self.engine_dtype()
         self.check_update()
         self.check_view()
+        self.check_teacher()
         self._check_rllib()
         self.check_environments()
 

@@ -11,8 +11,10 @@ from trial_ray.commands import console as terminal
 EPILOG = """examples:
   trial-ray export runs/my-run exported/agent
   trial-ray export runs/my-run/checkpoints/000020 exported/agent
+  trial-ray export runs/my-lora-run exported/adapter --adapter
 
-DIR then loads with transformers (AutoModelForCausalLM.from_pretrained) and serves with vLLM (vllm serve DIR).
+DIR then loads with transformers (AutoModelForCausalLM.from_pretrained) and serves with vLLM (vllm serve DIR). Where a run
+trained an adapter (lora_rank), it is merged into the weights; --adapter copies it alone, for peft.
 """
 
 
@@ -30,6 +32,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         "checkpoint", type=Path, metavar="CHECKPOINT", help="a checkpoint, or a run folder (its newest)"
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="a new folder")
+    parser.add_argument("--adapter", action="store_true", help="copy the adapter alone, in the format of peft")
     parser.set_defaults(run=run)
 
 
@@ -37,6 +40,6 @@ def run(args: argparse.Namespace) -> int:
     """Copy."""
     from trial_ray.experiments.checkpoints import export_model
 
-    target = export_model(args.checkpoint, args.folder)
-    terminal.output().print(f"model: {target}", highlight=False, soft_wrap=True)
+    target = export_model(args.checkpoint, args.folder, adapter=args.adapter)
+    terminal.output().print(f"{'adapter' if args.adapter else 'model'}: {target}", highlight=False, soft_wrap=True)
     return terminal.DONE

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from trial_ray.errors import CheckpointError, UserInputError
 
-MODEL_INSIDE_CHECKPOINT = Path("learner_group/learner/rl_module/default_policy/hf")
+MODULE_INSIDE_CHECKPOINT = Path("learner_group/learner/rl_module/default_policy")
+MODEL_INSIDE_CHECKPOINT = MODULE_INSIDE_CHECKPOINT / "hf"
+ADAPTER_INSIDE_CHECKPOINT = MODULE_INSIDE_CHECKPOINT / "adapter"
+ADAPTER_MARK = "adapter_config.json"
 CHECKPOINT_EVERY = 10
 """Iterations between checkpoints, unless a user says otherwise."""
 CHECKPOINTS_KEPT = 2
@@ -68,15 +72,35 @@ def find_checkpoint(path: Path | str) -> Path:
 def find_model(path: Path | str) -> Path:
     """The Hugging Face model folder that ``path`` means: itself, or the one inside a checkpoint or run folder.
 
+    A checkpoint that holds an adapter is given the model that the adapter makes, once, beside it.
+
     Raises:
-        CheckpointError: there is none, or it is incomplete.
+        CheckpointError: there is none, it is incomplete, or it is an adapter whose base model is missing.
     """
     path = Path(path).expanduser().resolve()
-    if not _is_model(path):
-        path = find_checkpoint(path) / MODEL_INSIDE_CHECKPOINT
-    if not _is_model(path):
-        raise CheckpointError(f"{path} lacks config.json or *.safetensors: the checkpoint is incomplete.")
-    return path
+    if _is_model(path):
+        return path
+    checkpoint = find_checkpoint(path)
+    model, adapter = checkpoint / MODEL_INSIDE_CHECKPOINT, checkpoint / ADAPTER_INSIDE_CHECKPOINT
+    if not _is_model(model) and (adapter / ADAPTER_MARK).is_file():
+        _copy_whole(model, lambda partial: _merge(adapter, partial))
+    if not _is_model(model):
+        raise CheckpointError(f"{model} lacks config.json or *.safetensors: the checkpoint is incomplete.")
+    return model
+
+
+def find_adapter(path: Path | str) -> Path:
+    """The adapter, in peft's format, inside the checkpoint or run folder ``path``.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or it holds a whole model.
+    """
+    adapter = find_checkpoint(path) / ADAPTER_INSIDE_CHECKPOINT
+    if not (adapter / ADAPTER_MARK).is_file():
+        raise CheckpointError(
+            f"{adapter} does not exist: the run trained all weights (lora_rank=None). Export the model."
+        )
+    return adapter
 
 
 def find_run_folder(path: Path | str) -> Path | None:
@@ -85,25 +109,44 @@ def find_run_folder(path: Path | str) -> Path | None:
     return next((folder for folder in (path, *path.parents) if (folder / "run.json").is_file()), None)
 
 
-def export_model(source: Path | str, target: Path | str) -> Path:
+def export_model(source: Path | str, target: Path | str, *, adapter: bool = False) -> Path:
     """Copy the model out of a checkpoint into the new folder ``target``.
 
+    Args:
+        source: a checkpoint or run folder; without ``adapter`` also a model folder.
+        target: the new folder.
+        adapter: whether to copy the adapter alone, in peft's format, instead of the model that it makes.
+
     Raises:
-        CheckpointError: ``source`` holds no model.
+        CheckpointError: ``source`` holds no model, or no adapter.
         UserInputError: ``target`` exists and is not empty.
     """
-    model = find_model(source)
+    found = find_adapter(source) if adapter else find_model(source)
     target = Path(target).expanduser().resolve()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserInputError(f"{target} exists and is not empty. Name a new folder.")
     target.parent.mkdir(parents=True, exist_ok=True)
+    _copy_whole(target, lambda partial: shutil.copytree(found, partial))
+    return target
+
+
+def _copy_whole(target: Path, write: Callable[[Path], object]) -> None:
+    """Let ``write`` make a new folder, which appears as ``target`` only once it is complete."""
     partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
-        shutil.copytree(model, partial)
+        write(partial)
         os.replace(partial, target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return target
+
+
+def _merge(adapter: Path, target: Path) -> None:
+    from trial_ray.models.merging import merge_adapter
+
+    merge_adapter(adapter, target)
+    for file in adapter.iterdir():
+        if not file.name.startswith("adapter_") and file.name != "README.md":  # the tokenizer's
+            shutil.copy2(file, target)
 
 
 def _is_model(path: Path) -> bool:

@@ -211,6 +211,7 @@ class ScoreRows(ConnectorV2):
         share = plan.scoring[self.exchange.rank]
         with module.autocast():
             scores = self._score(module, rows.model_rows(share, with_evidence=bool(rows.evidence_ids)), metrics)
+        module.finish_passes()
         for name, values in self._exchanged(rows, share, scores, module.lm.dtype).items():
             setattr(rows, name, values)
         self._compare_with_engine(rows, metrics)
@@ -219,17 +220,18 @@ class ScoreRows(ConnectorV2):
     @torch.no_grad()
     def _score(self, module: CausalLMModule, rows: Sequence[Row], metrics: MetricsLogger) -> dict[str, torch.Tensor]:
         """Flat log-probabilities of the share's response tokens by the name of their field in :class:`TurnRows`."""
-        views = {"logprobs": (module.lm, [row.sequence for row in rows])}
+        own: dict[str, list[ScoredSequence]] = {"logprobs": [row.sequence for row in rows]}
+        lagged: dict[str, list[ScoredSequence]] = {}
         if self.config.privileged_view is not None:
-            hindsight = [row.hindsight_row.sequence for row in rows]
-            views["hindsight_logprobs"] = (module.teacher or module.lm, hindsight)
-        if module.reference is not None:
-            views["reference_logprobs"] = (module.reference, views["logprobs"][1])
-        scores: dict[str, torch.Tensor] = {}
-        for lm in dict.fromkeys(lm for lm, _ in views.values()):
-            # What one model scores forms one tree: both views of a turn begin alike.
-            own = {name: sequences for name, (model, sequences) in views.items() if model is lm}
-            scores |= self._score_sequences(lm, own, metrics)
+            # Of the same model, both views form one tree.
+            asked = own if module.teacher is None else lagged
+            asked["hindsight_logprobs"] = [row.hindsight_row.sequence for row in rows]
+        scores = self._score_sequences(module.lm, own, metrics)
+        if module.teacher is not None:
+            scores |= self._score_sequences(module.teacher, lagged, metrics)
+        with module.reference_model() as reference:
+            if reference is not None:
+                scores |= self._score_sequences(reference, {"reference_logprobs": own["logprobs"]}, metrics)
         return scores
 
     def _score_sequences(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from ray.rllib.connectors.connector_v2 import ConnectorV2
-from ray.rllib.core import ALL_MODULES, COMPONENT_OPTIMIZER, DEFAULT_MODULE_ID
+from ray.rllib.core import ALL_MODULES, COMPONENT_OPTIMIZER, COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
 from ray.rllib.core.rl_module.rl_module import RLModule
 from ray.rllib.utils.metrics import NUM_MODULE_STEPS_TRAINED, NUM_MODULE_STEPS_TRAINED_LIFETIME
+from ray.rllib.utils.torch_utils import clip_gradients
 from torch import nn
 
 from trial_ray.errors import CheckpointError, InfrastructureError, TrainingDivergedError
@@ -28,15 +30,15 @@ from trial_ray.learner.connectors import (
 from trial_ray.learner.exchange import LearnerExchange, TrainingGroups, fetch_groups
 from trial_ray.learner.loss import MinibatchClamp, loss_terms, microbatch_loss, minibatch_clamp
 from trial_ray.learner.method import Method
+from trial_ray.learner.optimizer_files import load_optimizers, save_optimizers, save_shards
 from trial_ray.learner.passes import MicrobatchPasses, TokenCounts
 from trial_ray.learner.settings import LearnerSettings
 from trial_ray.learner.turn_rows import TokenBatch, TurnRows
 from trial_ray.learner.update_plan import Microbatch, Minibatch, UpdatePlan
 from trial_ray.learner.weighted_means import WeightedMeans, means
 from trial_ray.models.causal_lm_module import CausalLMModule
+from trial_ray.models.sharding import gathered, local_part
 from trial_ray.rollout.trajectory import TrajectoryGroup
-
-OPTIMIZER_FILE = "optimizer.pt"
 
 
 class GRPOLearner(TorchLearner):
@@ -65,6 +67,15 @@ class GRPOLearner(TorchLearner):
 
     def _make_modules_ddp_if_necessary(self) -> None:
         """Leave the module as it is; see the class."""
+
+    def _map_module_to_device(self, module: MultiRLModule) -> None:
+        """Before anything is on the device, bring the weights into the form in which they stay there."""
+        policy: CausalLMModule = module[DEFAULT_MODULE_ID].unwrapped()
+        device = torch.device(self.device)
+        policy.hold_frozen_matrices_at_compute_dtype(device.type)
+        if self.config.sharding == "fsdp":
+            policy.shard(device)
+        super()._map_module_to_device(module)
 
     def connector_pieces(self) -> list[ConnectorV2]:
         """Pieces from trajectory groups to finished turn rows, in order."""
@@ -95,7 +106,7 @@ class GRPOLearner(TorchLearner):
         parameters = self.get_parameters(self.module[module_id])
         # The rate is set on registration, and again after each update where lr is a schedule over environment steps.
         beta1, beta2 = config.adam_betas
-        optimizer = torch.optim.AdamW(parameters, betas=(beta1, beta2), weight_decay=config.weight_decay)
+        optimizer = torch.optim.AdamW(parameters, betas=(beta1, beta2), weight_decay=config.weight_decay, fused=True)
         self.register_optimizer(
             module_id=module_id, optimizer=optimizer, params=parameters, lr_or_lr_schedule=config.lr
         )
@@ -176,6 +187,7 @@ class GRPOLearner(TorchLearner):
         mine = [each for each in minibatch if each.learner == self.exchange.rank]
         clamp = self._minibatch_clamp(rows, mine)
         loss = self.passes.backward(rows, mine, self.iteration, clamp)
+        self.policy_module.finish_passes()
         gradients = self._exchanged_gradients()
         if applied := self._finite(gradients):
             self.apply_gradients(self.postprocess_gradients(gradients))
@@ -189,19 +201,37 @@ class GRPOLearner(TorchLearner):
         if self.method.clamp_scope != "minibatch" or not self.method.clamps(self.iteration):
             return None
         scalars = self.passes.clamp_scalars(rows, mine, self.iteration)
+        self.policy_module.finish_passes()
         self.exchange.add_up([scalars])
         surrogate, dense = scalars
         return minibatch_clamp(self.method, surrogate, dense, self.iteration)
 
     def _exchanged_gradients(self) -> dict[Any, torch.Tensor]:
         """Gradients added up over all learners; one that had nothing to compute adds zeros."""
-        if self.exchange.num_learners == 1:
+        if self.exchange.num_learners == 1 or self.policy_module.sharded is not None:  # FSDP has added them up
             return {ref: each.grad for ref, each in self._params.items() if each.grad is not None}
         gradients = {
             ref: torch.zeros_like(each) if each.grad is None else each.grad for ref, each in self._params.items()
         }
         self.exchange.add_up(list(gradients.values()))
         return gradients
+
+    def apply_gradients(self, gradients_dict: dict[Any, torch.Tensor]) -> None:
+        """Take the optimizer's step with gradients that are known to be finite."""
+        for ref, gradient in gradients_dict.items():
+            self._params[ref].grad = gradient
+        for optimizer in self._named_optimizers.values():
+            optimizer.step()
+
+    @staticmethod
+    def _get_clip_function() -> Callable[..., torch.Tensor | None]:
+        """RLlib's clipping, whose norm of sharded gradients is made whole before it is logged."""
+
+        def clip(*args: Any, **kwargs: Any) -> torch.Tensor | None:
+            norm = clip_gradients(*args, **kwargs)
+            return None if norm is None else gathered(norm)
+
+        return clip
 
     def compute_loss_for_module(
         self, *, module_id: str, config: LearnerSettings, batch: TokenBatch, fwd_out: dict[str, torch.Tensor]
@@ -239,9 +269,11 @@ class GRPOLearner(TorchLearner):
     def _finite(self, gradients: dict[Any, torch.Tensor]) -> bool:
         """Whether all gradients are finite; counts and limits the updates that are skipped because they are not.
 
-        Gradients were exchanged before, so data-parallel learners decide alike.
+        All learners decide alike: their gradients are the same, or parts of the same.
         """
-        finite = all(bool(torch.isfinite(gradient).all()) for gradient in gradients.values())
+        finite = all(bool(torch.isfinite(local_part(gradient)).all()) for gradient in gradients.values())
+        if self.policy_module.sharded is not None:
+            finite = all(self.exchange.gather(finite))
         self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
         counted = int(not finite) if self.exchange.rank == 0 else 0
         self.metrics.log_value((DEFAULT_MODULE_ID, "skipped_updates"), counted, reduce="sum")
@@ -254,14 +286,21 @@ class GRPOLearner(TorchLearner):
 
     # -- weights and checkpoints -----------------------------------------------------------------------------------
 
-    def export_weights(self, version: int, dtype: str | None = None) -> WeightShards:
+    def export_weights(self, version: int, dtype: str | None = None) -> WeightShards | None:
         """Put the policy's weights into the object store, from where engines read them; the driver never holds them.
+
+        Every learner must be asked, because sharded weights are gathered tensor by tensor; the first one answers.
 
         Args:
             version: stamp of these weights.
             dtype: dtype that the engines hold; ``None`` leaves the learner's.
         """
-        return pack_weights(self.policy_module.named_weights(), version, dtype=getattr(torch, dtype) if dtype else None)
+        weights = self.policy_module.named_weights()
+        if self.exchange.rank == 0:
+            return pack_weights(weights, version, dtype=getattr(torch, dtype) if dtype else None)
+        for _ in weights:
+            pass
+        return None
 
     def get_state(
         self,
@@ -276,23 +315,36 @@ class GRPOLearner(TorchLearner):
         return state
 
     def save_to_path(self, path: str | Path | None = None, **kwargs: Any) -> str:
-        """Write RLlib's files and the optimizer's state."""
+        """Write RLlib's files and, unless they are sharded (see :meth:`save_shards`), weights and optimizer state."""
         folder: str = super().save_to_path(path, **kwargs)
-        states = {name: optimizer.state_dict() for name, optimizer in self._named_optimizers.items()}
-        torch.save({"optimizers": states, "iteration": self.iteration}, Path(folder) / OPTIMIZER_FILE)
+        sharded = self.policy_module.sharded is not None
+        save_optimizers(self._named_optimizers, self.iteration, Path(folder), sharded=sharded)
         return folder
 
-    def restore_from_path(self, path: str | Path, **kwargs: Any) -> None:
-        """Load what :meth:`save_to_path` wrote.
+    def save_shards(self, folder: Path) -> None:
+        """Add sharded weights and optimizer state to what the first learner wrote; every learner must call this.
+
+        Args:
+            folder: what :meth:`save_to_path` was given.
 
         Raises:
-            CheckpointError: the optimizer's file is missing.
+            CheckpointError: this learner does not see the folder.
+        """
+        if missing := [seen for seen in self.exchange.gather(folder.is_dir()) if not seen]:
+            raise CheckpointError(
+                f"{len(missing)} of {self.exchange.num_learners} learners do not see {folder}: a sharded model is saved by "
+                "all learners together. Set the run folder to a file system that all of them share."
+            )
+        save_shards(self._named_optimizers, self.policy_module.parameter_names(), folder)
+        module_folder = folder / COMPONENT_RL_MODULE / DEFAULT_MODULE_ID
+        self.policy_module.save_weights(module_folder, write=self.exchange.rank == 0)
+
+    def restore_from_path(self, path: str | Path, **kwargs: Any) -> None:
+        """Load what :meth:`save_to_path` and :meth:`save_shards` wrote.
+
+        Raises:
+            CheckpointError: files are missing, or they are of another sharding.
         """
         super().restore_from_path(path, **kwargs)
-        file = Path(path) / OPTIMIZER_FILE
-        if not file.is_file():
-            raise CheckpointError(f"{file} is missing; the checkpoint is incomplete. Resume from another one.")
-        saved = torch.load(file, map_location=self.device, weights_only=True)
-        for name, state in saved["optimizers"].items():
-            self._named_optimizers[name].load_state_dict(state)
-        self.iteration = saved["iteration"]
+        names = None if self.policy_module.sharded is None else self.policy_module.parameter_names()
+        self.iteration = load_optimizers(self._named_optimizers, names, Path(path))

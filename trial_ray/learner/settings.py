@@ -152,6 +152,18 @@ class TrainingSettings(Settings):
 class LearnerSettings(TrainingSettings, PlaySettings):
     """All that training on what was played needs: its update, the policy, and how the responses were sampled."""
 
+    def check_teacher(self) -> None:
+        """Refuse a lagged teacher of a policy with adapters.
+
+        Raises:
+            ConfigError: names both settings.
+        """
+        if self.lora_rank is not None and self.teacher_sync_iterations is not None:
+            raise ConfigError(
+                "teacher_sync_iterations asks for a lagged copy of the policy, which there is none of with adapters "
+                f"(lora_rank is {self.lora_rank}). Set teacher_sync_iterations=None, or lora_rank=None."
+            )
+
     def logprob_gap_limit(self) -> float:
         """Largest mean difference between engine and learner at which training goes on, in nats."""
         if self.max_logprob_gap is not None:

@@ -9,14 +9,16 @@ from typing import Any
 
 import torch
 from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
-from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from trial_ray.errors import CheckpointError, ConfigError
+from trial_ray.errors import ConfigError
 from trial_ray.models import tree_attention
 from trial_ray.models.logprobs import check_plain_head, gather_divergence, gather_logprobs, hidden_states
+from trial_ray.models.lora import ADAPTER_FOLDER, Adapter
+from trial_ray.models.model_files import load_tensors, write_model
 from trial_ray.models.prefix_tree import PackedSequences
+from trial_ray.models.sharding import ShardedModels, gathered
 
 HF_FOLDER = "hf"
 """Folder of a module checkpoint that holds the Hugging Face model, which vLLM and transformers load directly."""
@@ -28,9 +30,9 @@ class CausalLMModule(TorchRLModule):
     """A causal LM whose ``forward_train`` returns log-probabilities and entropies of given response tokens.
 
     Settings come from ``self.model_config`` (see ``GRPOConfig.policy``): ``model_path``, ``model_dtype``,
-    ``compute_dtype``, ``gradient_checkpointing``, ``with_reference``, ``with_teacher``. Checkpoints are
-    Hugging Face folders; weights never travel through RLlib's state dictionaries, which would pass through numpy and
-    the driver.
+    ``compute_dtype``, ``gradient_checkpointing``, ``lora``, ``with_reference``, ``with_teacher``. Checkpoints are
+    Hugging Face folders, or an adapter's; weights never travel through RLlib's state dictionaries, which would pass through
+    numpy and the driver.
     """
 
     model_config: dict[str, Any]
@@ -45,12 +47,41 @@ class CausalLMModule(TorchRLModule):
             self.lm.gradient_checkpointing_enable()
             self.lm.train()
         self.tokenizer = load_tokenizer(settings["model_path"])
-        self.reference: PreTrainedModel | None = None
-        if settings["with_reference"]:
-            self.reference = load_causal_lm(settings["model_path"], settings["model_dtype"]).requires_grad_(False)
-        self.teacher: PreTrainedModel | None = None
-        if settings["with_teacher"]:
-            self.teacher = load_causal_lm(settings["model_path"], settings["model_dtype"]).requires_grad_(False)
+        self.adapter: Adapter | None = None
+        if settings["lora"] is not None:
+            self.adapter = Adapter(self.lm, dtype=getattr(torch, settings["model_dtype"]), **settings["lora"])
+        self.reference = self._load_frozen() if settings["with_reference"] and self.adapter is None else None
+        self.teacher = self._load_frozen() if settings["with_teacher"] else None
+        self.sharded: ShardedModels | None = None
+
+    def _load_frozen(self) -> PreTrainedModel:
+        """A model that is not trained, with the policy's first weights."""
+        settings = self.model_config
+        return load_causal_lm(settings["model_path"], settings["model_dtype"]).requires_grad_(False)
+
+    def hold_frozen_matrices_at_compute_dtype(self, device: str) -> None:
+        """Save memory where nothing is trained: the reference, the teacher, and the layers beside which adapters are."""
+        dtype = compute_dtype(self.model_config["compute_dtype"], device)
+        for lm in (self.lm, self.reference, self.teacher):
+            if lm is not None:
+                hold_matrices_at(lm, dtype)
+
+    def shard(self, device: torch.device) -> None:
+        """Spread the weights over all learners; the optimizer must be made afterwards.
+
+        Raises:
+            ConfigError: the model cannot be sharded.
+        """
+        self.sharded = ShardedModels(device)
+        dtype = compute_dtype(self.model_config["compute_dtype"], device.type)
+        for lm in (self.lm, self.reference, self.teacher):
+            if lm is not None:
+                self.sharded.shard(lm, dtype)
+
+    def finish_passes(self) -> None:
+        """Where weights are sharded, take part in the other learners' passes until none has any left."""
+        if self.sharded is not None:
+            self.sharded.finish()
 
     @torch.no_grad()
     def renew_teacher(self) -> None:
@@ -59,20 +90,46 @@ class CausalLMModule(TorchRLModule):
             for ours, theirs in zip(self.lm.parameters(), self.teacher.parameters(), strict=True):
                 theirs.copy_(ours)
 
+    @contextlib.contextmanager
+    def reference_model(self) -> Iterator[PreTrainedModel | None]:
+        """The policy before training, while entered: a model of its own, or the policy without its adapter; or ``None``."""
+        if self.adapter is not None and self.model_config["with_reference"]:
+            with self.adapter.switched_off() as lm:
+                yield lm
+        else:
+            yield self.reference
+
     def policy_parameters(self) -> list[nn.Parameter]:
-        """Parameters that the optimizer updates (tied ones once; none of the reference)."""
-        return list(self.lm.parameters())
+        """Parameters that the optimizer updates: the adapter's, or all (tied ones once; none of the reference)."""
+        return [parameter for parameter in self.lm.parameters() if parameter.requires_grad]
+
+    def parameter_names(self) -> dict[torch.Tensor, str]:
+        """Names of the policy's parameters, the same on every learner."""
+        return {parameter: name for name, parameter in self.lm.named_parameters()}
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Weights under their Hugging Face names, tied ones once: what engines are sent."""
-        return ((name, parameter.detach()) for name, parameter in self.lm.named_parameters())
+        """Weights under their Hugging Face names, tied ones once, with the adapter merged into them: what engines are sent.
+
+        Sharded weights are gathered one after the other, so every learner must go through all of them.
+        """
+        if self.adapter is not None:
+            return self.adapter.merged_weights()
+        return ((name, gathered(parameter)) for name, parameter in self.lm.named_parameters())
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """Context in which forwards run at the compute dtype."""
+        """Context in which forwards run at the compute dtype; FSDP casts sharded weights itself."""
+        if self.sharded is not None:
+            return contextlib.nullcontext()
         # Only now: RLlib moves the module to its device after setup.
         device = self.lm.device.type
         dtype = compute_dtype(self.model_config["compute_dtype"], device)
         return contextlib.nullcontext() if dtype is None else torch.autocast(device, dtype=dtype)
+
+    def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, torch.Tensor]:
+        outputs = self._forward(batch, **kwargs)
+        if self.sharded is not None and torch.is_grad_enabled():
+            outputs["logprobs"] = outputs["logprobs"] + self.sharded.before_backward()
+        return outputs
 
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, torch.Tensor]:
         """Score response tokens.
@@ -120,14 +177,30 @@ class CausalLMModule(TorchRLModule):
     def save_to_path(
         self, path: str | Path | None = None, *, state: dict[str, Any] | None = None, **kwargs: Any
     ) -> str:
-        """Write RLlib's metadata and, below ``hf/``, the model and tokenizer in Hugging Face format."""
+        """Write RLlib's metadata, the tokenizer and, unless they are sharded, the weights (see :meth:`save_weights`)."""
         saved_at: str = super().save_to_path(path, state=state or self.get_state(), **kwargs)
-        folder = Path(saved_at) / HF_FOLDER
-        self.lm.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
-        if self.teacher is not None:
-            self.teacher.save_pretrained(Path(saved_at) / TEACHER_FOLDER)
+        self.tokenizer.save_pretrained(Path(saved_at) / (HF_FOLDER if self.adapter is None else ADAPTER_FOLDER))
+        if self.sharded is None:
+            self.save_weights(Path(saved_at))
         return saved_at
+
+    def save_weights(self, folder: Path, write: bool = True) -> None:
+        """Write the model in Hugging Face format below ``folder``, and the lagged teacher where there is one; or the adapter.
+
+        Sharded weights are gathered one after the other, so every learner must call this; one of them writes.
+        """
+        if self.adapter is not None:
+            self.adapter.save(folder / ADAPTER_FOLDER, write)
+            return
+        for lm, name in ((self.lm, HF_FOLDER), (self.teacher, TEACHER_FOLDER)):
+            if lm is None:
+                continue
+            weights = ((name, gathered(parameter)) for name, parameter in lm.named_parameters())
+            if write:
+                write_model(lm, weights, folder / name)
+            else:
+                for _ in weights:
+                    pass
 
     def restore_from_path(self, path: str | Path, **kwargs: Any) -> None:
         """Load the weights that :meth:`save_to_path` wrote.
@@ -135,9 +208,12 @@ class CausalLMModule(TorchRLModule):
         Raises:
             CheckpointError: files are missing, or their tensors do not fit this model.
         """
-        _load_weights(self.lm, Path(path) / HF_FOLDER)
+        if self.adapter is not None:
+            self.adapter.load(Path(path) / ADAPTER_FOLDER)
+            return
+        load_tensors(dict(self.lm.named_parameters()), Path(path) / HF_FOLDER)
         if self.teacher is not None:
-            _load_weights(self.teacher, Path(path) / TEACHER_FOLDER)
+            load_tensors(dict(self.teacher.named_parameters()), Path(path) / TEACHER_FOLDER)
 
 
 def compute_dtype(setting: str | None, device: str) -> torch.dtype | None:
@@ -146,23 +222,18 @@ def compute_dtype(setting: str | None, device: str) -> torch.dtype | None:
     return None if setting == "float32" else getattr(torch, setting)
 
 
-def _load_weights(lm: PreTrainedModel, folder: Path) -> None:
-    """Copy the weights in ``folder`` into ``lm``, all of them or none."""
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise CheckpointError(f"{folder} holds no *.safetensors file; expected a checkpoint written by this version.")
-    tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
-    expected = dict(lm.named_parameters())
-    if missing := sorted(set(expected) - set(tensors)):
-        raise CheckpointError(f"{folder} lacks {len(missing)} of the model's tensors, the first being {missing[0]!r}.")
-    for name, parameter in expected.items():
-        if parameter.shape != tensors[name].shape:
-            raise CheckpointError(
-                f"{folder}: {name} has shape {list(tensors[name].shape)}, the model expects {list(parameter.shape)}."
-            )
-    with torch.no_grad():
-        for name, parameter in expected.items():
-            parameter.copy_(tensors[name])
+def hold_matrices_at(lm: PreTrainedModel, dtype: torch.dtype | None) -> None:
+    """Keep the matrices of a frozen model's linear layers at the type to which autocast would convert them for each use.
+
+    Log-probabilities do not change by a bit. What autocast leaves as it is (norms, the embedding and a head tied to it)
+    stays; ``None`` means no autocast.
+    """
+    if dtype is None:
+        return
+    embedding = lm.get_input_embeddings().weight
+    for module in lm.modules():
+        if isinstance(module, nn.Linear) and module.weight is not embedding and not module.weight.requires_grad:
+            module.weight.data = module.weight.data.to(dtype)
 
 
 def load_tokenizer(model_path: str) -> PreTrainedTokenizerBase:

@@ -1,0 +1,144 @@
+"""Adapters are all that is trained; the model without them is the reference, and merged with them what engines get."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_learners import build_learner, update, weights
+from synthetic_groups import synthetic_groups
+from transformers import AutoModelForCausalLM
+
+from trial_ray.algorithms import GRPOConfig
+from trial_ray.algorithms.methods.opsd import OPSDConfig
+from trial_ray.errors import CheckpointError, ConfigError
+from trial_ray.experiments.checkpoints import CHECKPOINT_MARK, export_model
+from trial_ray.inference.transformers_engine import TransformersEngine
+from trial_ray.inference.weights import pack_weights
+from trial_ray.learner.packing import Row, score_rows
+
+TRAINING = {"lr": 1e-2, "kl_coeff": 0.01, "minibatch_rows": 16, "microbatch_rows": 8, "max_logprob_gap": 100.0}
+
+
+def config_of(model_path: str, **policy) -> GRPOConfig:
+    config = GRPOConfig().environment("trial/ALFWorld-v0").training(**TRAINING)
+    return config.policy(**{"model_path": model_path, "lora_rank": 4, **policy})
+
+
+def base_weights(lm) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in lm.named_parameters() if ".lora_" not in name}
+
+
+def logits_of(lm) -> torch.Tensor:
+    with torch.no_grad():
+        return lm(input_ids=torch.arange(20, 60)[None]).logits
+
+
+@pytest.fixture(scope="module")
+def groups():
+    return synthetic_groups(vocab_size=400, num_groups=2, group_size=4, seed=11)
+
+
+@pytest.fixture(scope="module")
+def trained(model_path, groups):
+    """A learner after two updates, and the base weights that it began with."""
+    learner = build_learner(config_of(model_path))
+    before = base_weights(learner.policy_module.lm)
+    results = [update(learner, groups, iteration) for iteration in (1, 2)]
+    assert float(results[0]["grpo"]["kl"]) == 0
+    assert float(results[1]["grpo"]["kl"]) > 1e-6
+    return learner, before
+
+
+@pytest.fixture(scope="module")
+def checkpoint(trained, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "checkpoints" / "000002"
+    trained[0].save_to_path(folder / "learner_group" / "learner")
+    (folder / CHECKPOINT_MARK).touch()
+    return folder
+
+
+def test_only_adapters_are_trained_and_held_by_the_optimizer(trained):
+    learner, before = trained
+    module = learner.policy_module
+    after = base_weights(module.lm)
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    adapters = [value for name, value in module.lm.named_parameters() if ".lora_" in name]
+    assert all(value.abs().max() > 0 for value in adapters)
+    (optimizer,) = learner._named_optimizers.values()
+    assert {id(each) for each in optimizer.state} == {id(each) for each in adapters}
+
+
+def test_the_reference_is_the_base_model(trained, model_path, groups):
+    turns = [turn for group in groups for trajectory in group.survivors for turn in trajectory.turns]
+    rows = [Row(turn.prompt_ids, turn.insert_at, turn.response_ids) for turn in turns]
+    base = AutoModelForCausalLM.from_pretrained(model_path, attn_implementation="sdpa")
+    expected, _ = score_rows(base, rows, two_views=False, max_tokens=4000)
+    module = trained[0].policy_module
+    with module.reference_model() as reference:
+        assert torch.equal(score_rows(reference, rows, two_views=False, max_tokens=4000)[0], expected)
+    assert not torch.allclose(score_rows(module.lm, rows, two_views=False, max_tokens=4000)[0], expected, atol=1e-4)
+
+
+def test_the_merged_model_and_the_adapter_are_exported(trained, checkpoint, model_path, tmp_path):
+    from peft import PeftModel
+
+    expected = logits_of(trained[0].policy_module.lm)
+    merged = AutoModelForCausalLM.from_pretrained(export_model(checkpoint, tmp_path / "merged"))
+    torch.testing.assert_close(logits_of(merged), expected, atol=1e-5, rtol=0)
+    assert (tmp_path / "merged" / "tokenizer.json").is_file()
+    base = AutoModelForCausalLM.from_pretrained(model_path)
+    assert not torch.allclose(logits_of(base), expected, atol=1e-3)
+    adapted = PeftModel.from_pretrained(base, export_model(checkpoint, tmp_path / "adapter", adapter=True))
+    torch.testing.assert_close(logits_of(adapted), expected, atol=1e-5, rtol=0)
+
+
+def test_a_restored_adapter_is_trained_on_as_if_nothing_had_happened(trained, checkpoint, model_path, groups):
+    restored = build_learner(config_of(model_path))
+    restored.restore_from_path(checkpoint / "learner_group" / "learner")
+    again = build_learner(config_of(model_path))
+    again.restore_from_path(checkpoint / "learner_group" / "learner")
+    assert torch.equal(weights(restored), weights(trained[0]))
+    for learner in (restored, again):
+        update(learner, groups, 3)
+    assert torch.equal(weights(restored), weights(again))
+    (optimizer,) = restored._named_optimizers.values()
+    assert {int(state["step"]) for state in optimizer.state.values()} == {3 * len(restored_steps(groups))}
+
+
+def restored_steps(groups) -> range:
+    """Optimizer steps of an update."""
+    rows = sum(len(trajectory.turns) for group in groups for trajectory in group.survivors)
+    return range(-(-rows // TRAINING["minibatch_rows"]))
+
+
+@pytest.mark.actors
+def test_an_engine_holds_the_merged_weights(trained, model_path, ray_session):
+    learner, before = trained
+    weights_sent = dict(learner.policy_module.named_weights())
+    assert list(weights_sent) == [name.replace(".base_layer", "") for name in before]
+    engine = TransformersEngine(model_path, max_model_len=64)
+    engine._open()
+    shards = pack_weights(learner.policy_module.named_weights(), 2)
+    assert engine._replace_weights(shards) == shards.checksum
+    expected = logits_of(learner.policy_module.lm)
+    torch.testing.assert_close(logits_of(engine._model), expected, atol=1e-5, rtol=0)
+
+
+def test_what_cannot_have_adapters_is_refused(model_path, tmp_path):
+    with pytest.raises(ConfigError, match=r"\['wq'\].*expected some of \['down_proj'"):
+        build_learner(config_of(model_path, lora_targets=["wq"]))
+    with pytest.raises(ConfigError, match="without lora_rank"):
+        config_of(model_path, lora_rank=None, lora_targets=["q_proj"]).validate()
+    with pytest.raises(ConfigError, match="lagged copy"):
+        (
+            OPSDConfig()
+            .environment("trial/ALFWorld-v0")
+            .policy(model_path=model_path, lora_rank=4)
+            .training(teacher_sync_iterations=1)
+            .validate()
+        )
+    whole = build_learner(config_of(model_path, lora_rank=None))
+    whole.save_to_path(tmp_path / "000001" / "learner_group" / "learner")
+    (tmp_path / "000001" / CHECKPOINT_MARK).touch()
+    with pytest.raises(CheckpointError, match="all weights"):
+        export_model(tmp_path / "000001", tmp_path / "adapter", adapter=True)

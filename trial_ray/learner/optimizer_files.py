@@ -1,0 +1,88 @@
+"""The optimizers' states in files: one file, or each learner's part where weights are sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import checkpoint
+
+from trial_ray.errors import CheckpointError
+
+OPTIMIZER_FILE = "optimizer.pt"
+SHARDS_FOLDER = "optimizer"
+"""Folder beside it with the parts of a sharded state, in the format of ``torch.distributed.checkpoint``."""
+
+Optimizers = Mapping[str, torch.optim.Optimizer]
+Names = Mapping[torch.Tensor, str]
+"""Names of the parameters, the same on every learner."""
+
+
+def save_optimizers(optimizers: Optimizers, iteration: int, folder: Path, *, sharded: bool) -> None:
+    """Write the states to ``folder``; sharded ones without their tensors, see :func:`save_shards`."""
+    states = {name: optimizer.state_dict() for name, optimizer in optimizers.items()}
+    if sharded:
+        states = {name: {**state, "state": {}} for name, state in states.items()}
+    torch.save({"optimizers": states, "iteration": iteration, "sharded": sharded}, folder / OPTIMIZER_FILE)
+
+
+def save_shards(optimizers: Optimizers, names: Names, folder: Path) -> None:
+    """Write this learner's part of the states' tensors; every learner must call this."""
+    tensors = {
+        f"{each}/{names[parameter]}/{key}": tensor
+        for each, optimizer in optimizers.items()
+        for parameter, state in optimizer.state.items()
+        for key, tensor in state.items()
+    }
+    if tensors:  # none before the first step
+        checkpoint.save(tensors, checkpoint_id=folder / SHARDS_FOLDER)
+
+
+def load_optimizers(optimizers: Optimizers, names: Names | None, folder: Path) -> int:
+    """Load what :func:`save_optimizers` and :func:`save_shards` wrote; returns the iteration.
+
+    Args:
+        optimizers: by name, as they were made.
+        names: of the parameters, where they are sharded; other learners may have been as many as one likes.
+        folder: of the checkpoint.
+
+    Raises:
+        CheckpointError: files are missing, or the states are of another sharding.
+    """
+    file = folder / OPTIMIZER_FILE
+    if not file.is_file():
+        raise CheckpointError(f"{file} is missing; the checkpoint is incomplete. Resume from another one.")
+    saved: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    was_sharded = saved.get("sharded", False)
+    if was_sharded != (names is not None):
+        found, expected = ("fsdp", "none") if was_sharded else ("none", "fsdp")
+        raise CheckpointError(
+            f"{file} was written with sharding={found!r}, but the run has {expected!r}. Set .policy(sharding={found!r})."
+        )
+    for name, state in saved["optimizers"].items():
+        if names is not None and (folder / SHARDS_FOLDER).is_dir():
+            state["state"] = _load_shards(name, optimizers[name], names, folder / SHARDS_FOLDER)
+        optimizers[name].load_state_dict(state)
+    return int(saved["iteration"])
+
+
+def _load_shards(
+    name: str, optimizer: torch.optim.Optimizer, names: Names, folder: Path
+) -> dict[int, dict[str, torch.Tensor]]:
+    """This learner's part of an optimizer's state, by the numbers of the parameters."""
+    saved = checkpoint.FileSystemReader(folder).read_metadata().state_dict_metadata
+    keys = {key.rsplit("/", 1)[1] for key in saved if key.startswith(f"{name}/")}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    state = {
+        index: {key: torch.zeros(()) if key == "step" else torch.zeros_like(parameter) for key in sorted(keys)}
+        for index, parameter in enumerate(parameters)
+    }
+    tensors = {
+        f"{name}/{names[parameters[index]]}/{key}": tensor
+        for index, values in state.items()
+        for key, tensor in values.items()
+    }
+    checkpoint.load(tensors, checkpoint_id=folder)
+    return state

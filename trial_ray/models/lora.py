@@ -1,0 +1,140 @@
+"""Low-rank adapters (LoRA, https://arxiv.org/abs/2106.09685) in place of training all weights."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from trial_ray.errors import ConfigError
+from trial_ray.models.model_files import load_tensors
+from trial_ray.models.sharding import decoder_layers, gathered
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+ADAPTER_FOLDER = "adapter"
+"""Folder of a module checkpoint that holds the adapter in peft's format, in place of the model."""
+WEIGHTS_FILE = "adapter_model.safetensors"
+_NAME = "default"
+_FILE_PREFIX = "base_model.model."
+
+
+class Adapter:
+    """Trainable matrices A ``[rank, in]`` and B ``[out, rank]`` beside linear layers of a model, whose weights are frozen.
+
+    A layer's weight W becomes W + (alpha / rank) B A. B starts at zero, so the model starts unchanged.
+
+    Args:
+        lm: the model, changed in place.
+        rank: of the product.
+        alpha: scale of the product, in units of the rank.
+        targets: last part of the names of the linear layers, such as ``"q_proj"``; ``None``: all of the decoder's layers.
+        dtype: of A and B, which the optimizer updates.
+        seed: of A's first values.
+
+    Raises:
+        ConfigError: no linear layer has one of the names.
+    """
+
+    def __init__(
+        self,
+        lm: PreTrainedModel,
+        *,
+        rank: int,
+        alpha: float,
+        targets: Sequence[str] | None,
+        dtype: torch.dtype,
+        seed: int,
+    ) -> None:
+        from peft import LoraConfig, inject_adapter_in_model
+
+        self._lm = lm
+        self.config = LoraConfig(
+            r=rank, lora_alpha=alpha, target_modules=_chosen_targets(lm, targets), base_model_name_or_path=lm.name_or_path,
+            task_type="CAUSAL_LM",
+        )  # fmt: skip
+        lm.requires_grad_(False)
+        inject_adapter_in_model(self.config, lm)
+        self.scaling = alpha / rank
+        generator = torch.Generator().manual_seed(seed)
+        for layer in self._layers().values():
+            layer.lora_A.to(dtype), layer.lora_B.to(dtype)
+            nn.init.kaiming_uniform_(layer.lora_A[_NAME].weight, a=math.sqrt(5), generator=generator)
+
+    def _layers(self) -> dict[str, Any]:
+        """The adapted layers by their names in the model."""
+        return {name: module for name, module in self._lm.named_modules() if hasattr(module, "base_layer")}
+
+    @contextlib.contextmanager
+    def switched_off(self) -> Iterator[PreTrainedModel]:
+        """The model without its adapter, as it was before training."""
+        layers = list(self._layers().values())
+        for layer in layers:
+            layer._disable_adapters = True
+        try:
+            yield self._lm
+        finally:
+            for layer in layers:
+                layer._disable_adapters = False
+
+    def merged_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The weights of an ordinary model of the same outputs, under its names, one tensor after the other.
+
+        Sharded ones are gathered, so every learner must go through all of them.
+        """
+        layers = self._layers()
+        for name, parameter in self._lm.named_parameters():
+            if ".lora_" in name:
+                continue
+            weight = gathered(parameter)
+            if name.endswith(".base_layer.weight"):
+                layer = layers[name.removesuffix(".base_layer.weight")]
+                down, up = gathered(layer.lora_A[_NAME].weight), gathered(layer.lora_B[_NAME].weight)
+                weight = weight.to(up.dtype) + self.scaling * (up @ down)
+            yield name.replace(".base_layer.", "."), weight
+
+    def _parameters(self) -> dict[str, nn.Parameter]:
+        """A and B by their names in peft's files."""
+        return {
+            _FILE_PREFIX + name.replace(f".{_NAME}.", "."): parameter
+            for name, parameter in self._lm.named_parameters()
+            if ".lora_" in name
+        }
+
+    def save(self, folder: Path, write: bool = True) -> None:
+        """Write the adapter in peft's format; where weights are sharded every learner must call this, and one writes."""
+        tensors = {name: gathered(parameter).to("cpu").contiguous() for name, parameter in self._parameters().items()}
+        if write:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.config.save_pretrained(str(folder))
+            save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+
+    def load(self, folder: Path) -> None:
+        """Load what :meth:`save` wrote.
+
+        Raises:
+            CheckpointError: files are missing, or the adapter is of another shape.
+        """
+        load_tensors(self._parameters(), folder)
+
+
+def _chosen_targets(lm: PreTrainedModel, targets: Sequence[str] | None) -> list[str]:
+    """The names of the layers that get adapters, all of which exist."""
+    modules = {name: module for layer in decoder_layers(lm) for name, module in layer.named_modules()}
+    found = {name.rpartition(".")[2] for name, module in modules.items() if isinstance(module, nn.Linear)}
+    wanted = set(found if targets is None else targets)
+    if missing := sorted(wanted - found):
+        raise ConfigError(
+            f"lora_targets names {missing}, but the decoder layers of {type(lm).__name__} have no such linear layers; "
+            f"expected some of {sorted(found)}."
+        )
+    if not wanted:
+        raise ConfigError(f"{type(lm).__name__} cannot have adapters: its decoder layers hold no linear layers.")
+    return sorted(wanted)

@@ -1,0 +1,163 @@
+"""Weights spread over the learners with FSDP2 (``fully_shard``), and the forward passes that learners make together.
+
+Each decoder layer is one unit: its weights are gathered for its forward and again for its backward pass. Embedding, last
+norm and output head (tied or not) are another, the root, gathered once a pass. Every gather and every sum of gradients is a
+collective, so all learners must make the same passes; :class:`ShardedModels` sees to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from trial_ray.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_IDLE, _READY, _PASSES = 0, 1, 2
+"""What a learner wishes to do next: nothing, a backward pass, or (from here on) a forward pass of one of the models."""
+
+
+class ShardedModels:
+    """Models whose weights are spread over all learners.
+
+    Learners have unequal numbers of forward passes to make, and no learner knows how many the others have. Before each pass
+    all therefore agree on what comes next, by the maximum of a number that each contributes; a learner that has something
+    else to do, or nothing, makes an empty pass instead: one token, whose loss has weight 0. All calls of a model's decoder
+    take part in this by themselves. Two things remain for the caller: :meth:`before_backward` after the forward passes that
+    one backward pass goes through, and :meth:`finish` where this learner has no more passes to make.
+
+    Args:
+        device: where the learner computes.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
+        self._models: list[PreTrainedModel] = []
+        self._calls: list[Callable[..., Any]] = []
+        self._empty_outputs: list[torch.Tensor] = []
+
+    def shard(self, lm: PreTrainedModel, compute_dtype: torch.dtype | None) -> None:
+        """Keep this learner's part of the weights alone; move it to the device.
+
+        Args:
+            lm: the model, the same on every learner.
+            compute_dtype: type of its passes; gradients are added up in float32. ``None``: the weights' own type.
+
+        Raises:
+            ConfigError: the model's decoder layers cannot be told.
+        """
+        mixed = MixedPrecisionPolicy()
+        if compute_dtype is not None:
+            mixed = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
+        for module in [*decoder_layers(lm), lm]:
+            fully_shard(module, mesh=self._mesh, mp_policy=mixed)
+        for module in lm.modules():
+            if isinstance(module, FSDPModule):
+                # The plan's weights already are shares of the whole, so gradients are added up, not averaged.
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
+        # Experts, for instance, that another learner's tokens went to.
+        lm.set_reduce_scatter_unused_params(True)
+        self._intercept(lm)
+
+    def _intercept(self, lm: PreTrainedModel) -> None:
+        """Let calls of the decoder gather the root's weights, which the head called after it uses too, and keep step."""
+        decoder, index = lm.get_decoder(), len(self._models)
+        lm.run_decoder = decoder.forward
+        register_fsdp_forward_method(lm, "run_decoder")
+        call: Callable[..., Any] = lm.run_decoder
+        self._models.append(lm)
+        self._calls.append(call)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            self._agree_on(_PASSES + 2 * index + torch.is_grad_enabled())
+            return call(*args, **kwargs)
+
+        decoder.forward = forward
+
+    def before_backward(self) -> torch.Tensor:
+        """Wait until no learner has a forward pass to make before its next backward pass.
+
+        Returns:
+            Zero, shape (), to be added to what the backward pass starts from: it leads through this learner's empty passes.
+        """
+        self._agree_on(_READY)
+        return self._taken_empty_outputs()
+
+    def finish(self) -> None:
+        """Take part in the other learners' passes until none has any left; then free what was gathered."""
+        while (agreed := self._agreed(_IDLE)) != _IDLE:
+            if agreed == _READY:
+                self._taken_empty_outputs().backward()
+            else:
+                self._empty_pass(agreed)
+        for lm in self._models:
+            lm.reshard()
+
+    def _agree_on(self, wish: int) -> None:
+        """Make empty passes until all learners agree on ``wish``."""
+        while (agreed := self._agreed(wish)) != wish:
+            self._empty_pass(agreed)
+
+    def _agreed(self, wish: int) -> int:
+        most = torch.tensor(wish, device=self._device)
+        distributed.all_reduce(most, distributed.ReduceOp.MAX)
+        return int(most)
+
+    def _empty_pass(self, agreed: int) -> None:
+        index, with_gradient = divmod(agreed - _PASSES, 2)
+        lm, token = self._models[index], torch.zeros(1, 1, dtype=torch.int64, device=self._device)
+        with torch.set_grad_enabled(bool(with_gradient)):
+            hidden = self._calls[index](input_ids=token, position_ids=token, use_cache=False).last_hidden_state
+            if with_gradient:
+                self._empty_outputs.append(lm.get_output_embeddings()(hidden).sum())
+
+    def _taken_empty_outputs(self) -> torch.Tensor:
+        outputs, self._empty_outputs = self._empty_outputs, []
+        return 0.0 * sum(outputs, torch.zeros((), device=self._device))
+
+
+def decoder_layers(lm: PreTrainedModel) -> list[nn.Module]:
+    """The decoder's layers, which transformers names by class as what must not be split over devices.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    names = set(lm._no_split_modules or ())
+    layers = [module for module in lm.get_decoder().modules() if type(module).__name__ in names]
+    if not layers:
+        raise ConfigError(
+            f"No decoder layers were found in {type(lm).__name__} (looked for modules of the classes that its "
+            f"_no_split_modules names, which are {sorted(names)}): it can neither be sharded nor have adapters. Set "
+            "sharding='none' and lora_rank=None, or choose another model."
+        )
+    return layers
+
+
+def gathered(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole of a tensor; where it is sharded, a copy of all learners' parts, so every learner must ask for it."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+@torch.no_grad()
+def copy_whole(whole: torch.Tensor, into: torch.Tensor) -> None:
+    """Copy a whole tensor into one of which this learner may hold a part; nothing is exchanged."""
+    if isinstance(into, DTensor):
+        whole = whole.to(into.to_local().device, into.dtype)
+        whole = distribute_tensor(whole, into.device_mesh, into.placements, src_data_rank=None)
+    into.copy_(whole)
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """This learner's part of a tensor, sharing its memory; the whole where it is not sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
