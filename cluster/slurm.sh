@@ -2,7 +2,7 @@
 # A training run on whole Slurm nodes: Ray starts on each of them, the run on the first, and all of it ends with the run.
 #   sbatch cluster/slurm.sh tuned_examples/alfworld_qwen3_1.7b.py --out /scratch/runs/alfworld
 #SBATCH --job-name=trial-ray
-#SBATCH --nodes=2
+#SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
 #SBATCH --exclusive

@@ -1,4 +1,4 @@
-"""Qwen2.5-3B-Instruct in ALFWorld with the paper's settings, on 16 GPUs.
+"""Qwen2.5-3B-Instruct in ALFWorld with the paper's settings, on 8 GPUs of 80 GB.
 
     trial-ray train tuned_examples/alfworld_qwen2.5_3b.py
 

@@ -1,4 +1,4 @@
-"""Qwen3-1.7B in ALFWorld with the paper's settings, on 16 GPUs.
+"""Qwen3-1.7B in ALFWorld with the paper's settings, on 8 GPUs of 80 GB.
 
     trial-ray train tuned_examples/alfworld_qwen3_1.7b.py
 

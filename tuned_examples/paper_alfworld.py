@@ -1,7 +1,7 @@
 """The ALFWorld column of the paper's Table 1, shared by the examples that differ only in the backbone.
 
-Sixteen tasks of eight rollouts an iteration, 150 iterations, turn-row minibatches of 256 in microbatches of 32 per GPU. Eight GPUs
-learn (data parallel) and eight sample; the placement follows `cluster/rayjob.yaml`.
+Sixteen tasks of eight rollouts an iteration, 150 iterations, turn-row minibatches of 256 in microbatches of 32 per GPU. Each of
+eight GPUs samples and learns in turn (data parallel); the placement follows `cluster/rayjob.yaml`.
 """
 
 from __future__ import annotations
@@ -47,11 +47,13 @@ def paper_config(model_path: str) -> TRIALConfig:
         .engines(
             engine="vllm",
             num_engines=8,
-            num_gpus_per_engine=1,
-            engine_kwargs={"dtype": "bfloat16", "gpu_memory_utilization": 0.8},
+            num_gpus_per_engine=0.5,
+            colocate=True,
+            # What the learner keeps while the engine samples has the rest: weights, optimizer state, reference.
+            engine_kwargs={"dtype": "bfloat16", "gpu_memory_utilization": 0.3},
         )
         .env_runners(num_env_runners=8, num_cpus_per_env_runner=2)
-        .learners(num_learners=8, num_gpus_per_learner=1)
+        .learners(num_learners=8, num_gpus_per_learner=0.5)
         .panel(split="valid_seen", num_tasks=128, temperature=0.4)
         .evaluation(evaluation_interval=5)
         .debugging(seed=0)

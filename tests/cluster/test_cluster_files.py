@@ -149,7 +149,7 @@ def test_the_head_runs_no_actors_and_authentication_is_on():
     spec = cluster_spec(load("raycluster.yaml"))
     assert spec["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
     assert spec["authOptions"]["mode"] == "token"
-    assert [group["groupName"] for group in spec["workerGroupSpecs"]] == ["env", "learner", "engine"]
+    assert [group["groupName"] for group in spec["workerGroupSpecs"]] == ["env", "gpu"]
 
 
 def test_the_jobs_experiment_exists_and_is_in_the_image():

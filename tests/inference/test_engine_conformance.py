@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 from dataclasses import dataclass
 
 import numpy as np
 import psutil
 import pytest
+import ray
 import torch
 
 from trial_ray.errors import EngineError, WeightSyncError
+from trial_ray.inference import weights as weights_module
 from trial_ray.inference.client import EngineClient
 from trial_ray.inference.pool import EnginePool
 from trial_ray.inference.protocol import InvalidRequestError, SamplingParams
@@ -258,6 +261,24 @@ def test_weights_with_a_tensor_missing_are_never_taken_for_complete(engine, tiny
     part = [(name, tensor) for name, tensor in other.named_parameters() if "layers.1.mlp.down_proj" not in name]
     with pytest.raises((WeightSyncError, EngineError)):
         engine.pool.sync(pack_weights(part, next(VERSIONS)))
+
+
+def test_a_transfer_that_is_cut_leaves_no_engine_with_a_mixture_and_a_whole_one_heals_it(
+    engine, tiny_qwen3, monkeypatch
+):
+    monkeypatch.setattr(weights_module, "SHARD_BYTES", 40_000)
+    other = perturbed(engine.learner, tiny_qwen3, seed=9)
+    whole = pack_weights(other.named_parameters(), next(VERSIONS))
+    cut = dataclasses.replace(whole, refs=[*whole.refs[: len(whole.refs) // 2], ray.put("no shard")])
+    assert len(cut.refs) > 2
+    with pytest.raises(EngineError, match="failed to load weights"):
+        engine.pool.sync(cut)
+    assert ray.get(engine.pool.handles[0].weight_version.remote(), timeout=60) == -1
+    prompts, greedy = make_prompts(4, seed=9), [SamplingParams(max_tokens=4, temperature=0)] * 4
+    with pytest.raises(EngineError, match="holds no weights"):
+        engine.ask(prompts, greedy)
+    engine.pool.sync(whole)
+    assert_logprobs_of(other, prompts, engine.ask(prompts, greedy))
 
 
 @pytest.mark.parametrize(

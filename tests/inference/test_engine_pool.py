@@ -114,6 +114,58 @@ def test_a_sync_replaces_an_engine_that_died_unnoticed(pool, infos, parameters):
     assert versions(pool) == [10, 10]
 
 
+def test_engines_that_sleep_refuse_requests_and_serve_the_same_weights_when_awake(pool, infos, parameters):
+    pool.sync(pack_weights(parameters, 11, dtype=torch.bfloat16))
+    client = EngineClient(pool.handles, timeout_s=60)
+    before = ask(client, range(4))
+    pool.sleep()
+    for part in ("weights", "cache"):
+        with pytest.raises(EngineError, match="the engine is asleep"):
+            ask(client, [0])
+        pool.wake(part)
+    assert [r.response_ids.tolist() for r in ask(client, range(4))] == [r.response_ids.tolist() for r in before]
+    assert versions(pool) == [11, 11]
+
+
+def test_weights_that_were_dropped_in_sleep_are_served_only_after_a_whole_load(pool, infos, parameters):
+    shards = pack_weights(parameters, 12, dtype=torch.bfloat16)
+    pool.sync(shards)
+    client = EngineClient(pool.handles, timeout_s=60)
+    before = ask(client, range(4))
+    pool.sleep(level=2)
+    assert versions(pool) == [-1, -1]
+    with pytest.raises(EngineError, match="weights are asleep"):
+        pool.sync(shards)
+    pool.wake("weights")
+    pool.wake("cache")
+    with pytest.raises(EngineError, match="holds no weights"):
+        ask(client, [0])
+    pool.sync(shards)
+    assert [r.response_ids.tolist() for r in ask(client, range(4))] == [r.response_ids.tolist() for r in before]
+
+
+def test_an_engine_that_dies_in_its_sleep_comes_back_awake_with_the_next_weights(pool, infos, parameters):
+    pool.sync(pack_weights(parameters, 13, dtype=torch.bfloat16))
+    pool.sleep()
+    kill(infos[1]["pid"])
+    pool.wake("weights")
+    pool.sync(pack_weights(parameters, 14, dtype=torch.bfloat16))
+    pool.wake("cache")
+    assert [response.weight_version for response in ask(EngineClient(pool.handles[1:]), range(2))] == [14, 14]
+    assert versions(pool) == [14, 14]
+
+
+def test_an_engine_that_is_started_later_gets_the_weights_sent_again(pool, infos, parameters):
+    """Where the sender keeps nothing: neither the shards of this sync are asked for twice, nor another version taken."""
+    shards, asked = pack_weights(parameters, 15, dtype=torch.bfloat16), []
+    pool.sync(shards, send_again=lambda: asked.append(1) or pack_weights(parameters, 15, dtype=torch.bfloat16))
+    assert asked == []
+    kill(infos[0]["pid"])
+    assert pool.probe_and_restart() == [0]
+    assert asked == [1]
+    assert versions(pool) == [15, 15]
+
+
 def test_a_healthy_pool_is_left_alone(pool, infos):
     before = pool.handles
     assert pool.probe_and_restart() == []

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from trial_ray.inference.vllm_worker import WeightLoadingExtension
 from trial_ray.inference.weights import WeightsChecksum, weights_checksum
 
 pytestmark = pytest.mark.vllm
@@ -28,18 +28,26 @@ class Layers(torch.nn.Module):
             parameters[name].weight_loader(parameters[name], tensor)
 
 
-class Worker(WeightLoadingExtension):
-    """What vLLM's worker class offers to its extension."""
+def make_worker(workers):
+    """vLLM's own worker around a small model, with the extension mixed in, as far as an update of the weights needs it."""
+    from vllm.config import VllmConfig
+    from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
+    from vllm.v1.worker.gpu_worker import Worker as VLLMWorker
 
-    def __init__(self, workers):
-        from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
+    from trial_ray.inference.vllm_worker import WeightLoadingExtension
 
-        self.model = Layers()
-        record_metadata_for_reloading(self.model)
-        self.model_runner = SimpleNamespace(get_model=lambda: self.model)
-        self.model_config = SimpleNamespace(dtype=torch.float32)
-        self.parallel_config = SimpleNamespace(tensor_parallel_size=workers)
-        self.device = torch.device("cpu")
+    class Worker(VLLMWorker, WeightLoadingExtension):
+        def __init__(self):
+            self.model = Layers()
+            record_metadata_for_reloading(self.model)
+            self.model_runner = SimpleNamespace(get_model=lambda: self.model, reset_lora_state=lambda: None)
+            self.vllm_config = VllmConfig()
+            self.vllm_config.model_config = SimpleNamespace(dtype=torch.float32)
+            self.parallel_config = SimpleNamespace(tensor_parallel_size=workers)
+            self.device = torch.device("cpu")
+            self._weight_update_active = self._weight_update_is_draft = False
+
+    return Worker()
 
 
 @pytest.fixture
@@ -63,16 +71,16 @@ def summed(monkeypatch):
 
 
 def load(worker, files):
-    worker.begin_weights()
+    worker.begin_update("object_store")
     for file in files:
-        worker.load_weights_file(str(file))
-    return worker.finish_weights()
+        worker.update_weights({"path": str(file)})
+    return worker.end_update()
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_version_is_loaded_and_summed_once(sent, summed, workers):
     files, tensors = sent
-    worker = Worker(workers)
+    worker = make_worker(workers)
     checksum = load(worker, files)
     assert sum(summed) == sum(tensor.numel() for tensor in tensors.values())
     assert checksum == weights_checksum(tensors.items())
@@ -81,7 +89,7 @@ def test_a_version_is_loaded_and_summed_once(sent, summed, workers):
 
 def test_alone_a_worker_answers_for_what_it_holds(sent):
     files, tensors = sent
-    worker = Worker(1)
+    worker = make_worker(1)
     load(worker, files)
     with torch.no_grad():
         tensors["first.weight"].mul_(2)
@@ -91,7 +99,19 @@ def test_alone_a_worker_answers_for_what_it_holds(sent):
 
 def test_one_of_several_workers_answers_for_what_it_received(sent):
     files, tensors = sent
-    worker = Worker(2)
+    worker = make_worker(2)
     load(worker, files)
     received = [(name, tensor) for name, tensor in tensors.items() if name.startswith("first")]
     assert load(worker, files[:1]) == weights_checksum(received)
+
+
+@pytest.mark.parametrize("cut", ["within a layer", "by an error of the model"])
+def test_a_cut_update_leaves_nothing_behind_that_the_next_one_could_mix_in(sent, tmp_path, cut):
+    files, tensors = sent
+    worker = make_worker(1)
+    stale = tmp_path / "stale.safetensors"
+    save_file({"first.weight": torch.zeros(6, 8)} if cut == "within a layer" else {"unknown": torch.zeros(1)}, stale)
+    worker.begin_update("object_store")
+    with pytest.raises(KeyError) if cut == "by an error of the model" else contextlib.nullcontext():
+        worker.update_weights({"path": str(stale)})
+    assert load(worker, files) == weights_checksum(tensors.items())

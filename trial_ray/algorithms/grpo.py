@@ -21,11 +21,14 @@ from ray.rllib.utils.metrics import (
 )
 from ray.tune.execution.placement_groups import PlacementGroupFactory
 from ray.util import get_current_placement_group
+from ray.util.placement_group import remove_placement_group
 
 from trial_ray.algorithms.batch_sampler import BatchSampler
+from trial_ray.algorithms.colocation import first_engine_bundle, learners_in, reserve_pairs, with_engines
 from trial_ray.algorithms.grpo_config import GRPOConfig
 from trial_ray.algorithms.initial_policy import initial_policy
 from trial_ray.algorithms.task_sampler import TaskSampler
+from trial_ray.algorithms.weight_sync import WeightSync
 from trial_ray.environments.check import check_environment
 from trial_ray.environments.entry import EnvironmentEntry
 from trial_ray.errors import ConfigError
@@ -57,12 +60,10 @@ class GRPO(Algorithm):
 
     @classmethod
     def default_resource_request(cls, config: Any) -> PlacementGroupFactory:
-        """RLlib's bundles, then one for each engine: a Tune trial reserves its engines too."""
+        """RLlib's bundles, with the engines': a Tune trial reserves its engines too."""
         base = super().default_resource_request(config)
         full: GRPOConfig = cls.get_default_config().update_from_dict(config) if isinstance(config, dict) else config
-        return PlacementGroupFactory(
-            base.bundles + [_engine_bundle(full)] * full.num_engines, strategy=full.placement_strategy
-        )
+        return PlacementGroupFactory(with_engines(base.bundles, full), strategy=full.placement_strategy)
 
     @classmethod
     def _should_create_evaluation_env_runners(cls, eval_config: Any) -> bool:
@@ -78,11 +79,19 @@ class GRPO(Algorithm):
         self.panels = self._choose_panels()
         self._resolve_policy()
         self.weight_version = 0
-        # Before RLlib's own actors, so that no unpinned learner can take an engine's bundle.
-        self.engine_pool = self._create_engine_pool()
+        bundles = type(self).default_resource_request(self.config).bundles
+        self.pairs = None if get_current_placement_group() is not None else reserve_pairs(bundles, self.config)
         try:
-            super().setup(config)
+            # Before RLlib's own actors, so that no unpinned learner can take an engine's bundle.
+            self.engine_pool = self._create_engine_pool(bundles)
+            if self.config.colocate:
+                # Each learner then finds room in one bundle only, and on its device all that the engine does not need asleep.
+                self.engine_pool.start(self.config.engine_start_timeout_s)
+                self.engine_pool.sleep(self.config.sleep_level)
+            with learners_in(self.pairs):
+                super().setup(config)
             self.engine_pool.start(self.config.engine_start_timeout_s)
+            self.weight_sync = WeightSync(self.config, self.learner_group, self.engine_pool)
             self.workers = RolloutWorkers(self.config, self.env_runner_group, self.engine_pool)
             self.sampler = BatchSampler(
                 self.config,
@@ -92,7 +101,7 @@ class GRPO(Algorithm):
             )
             self._sync_weights()
         except BaseException:
-            self.engine_pool.stop()
+            self.cleanup()
             raise
 
     def _list_tasks(self) -> TaskSampler:
@@ -124,11 +133,11 @@ class GRPO(Algorithm):
             self.config = self.config.copy(copy_frozen=False).policy(model_path=path, warm_start=None)
             self.config.freeze()
 
-    def _create_engine_pool(self) -> EnginePool:
-        offset = None
-        if get_current_placement_group() is not None:
-            offset = len(type(self).default_resource_request(self.config).bundles) - self.config.num_engines
-        return create_engines(self.config, offset)
+    def _create_engine_pool(self, bundles: list[dict[str, float]]) -> EnginePool:
+        if self.pairs is not None:
+            return create_engines(self.config, self.pairs, 0)
+        in_trial = get_current_placement_group() is not None
+        return create_engines(self.config, offset=first_engine_bundle(bundles, self.config) if in_trial else None)
 
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
         """Give restarted env runners their engines again; they hold nothing else that was learned."""
@@ -139,6 +148,8 @@ class GRPO(Algorithm):
         if hasattr(self, "engine_pool"):
             self.engine_pool.stop()
         super().cleanup()
+        if getattr(self, "pairs", None) is not None:
+            remove_placement_group(self.pairs)
 
     # -- one iteration ---------------------------------------------------------------------------------------------
 
@@ -160,6 +171,7 @@ class GRPO(Algorithm):
         self.metrics.log_value(("groups", "zero_variance_fraction"), zero_variance, window=1)
 
     def _update(self, samples: list[GroupSample]) -> None:
+        self.weight_sync.make_room()
         results = self.learner_group.update(
             training_data=TrainingGroups(episodes_refs=[sample.ref for sample in samples]),
             timesteps={
@@ -174,9 +186,7 @@ class GRPO(Algorithm):
     def _sync_weights(self) -> None:
         """Send the learner's weights to every engine, confirmed by version and checksum."""
         self.weight_version += 1
-        version, dtype = self.weight_version, self.config.engine_dtype()
-        results = self.learner_group.foreach_learner(lambda learner: learner.export_weights(version, dtype))
-        self.engine_pool.sync(next(shards for result in results if (shards := result.get()) is not None))
+        self.weight_sync.send(self.weight_version)
 
     # -- evaluation ------------------------------------------------------------------------------------------------
 
@@ -243,6 +253,7 @@ class GRPO(Algorithm):
 
     def restore_from_path(self, path: str | Path, *args: Any, **kwargs: Any) -> None:
         """Restore, then send the restored weights to the engines, which still hold the initial ones."""
+        self.weight_sync.make_room()
         super().restore_from_path(path, *args, **kwargs)
         self._sync_weights()
 
@@ -255,10 +266,3 @@ def _rates(episodes: Sequence[EpisodeResult]) -> dict[str, Any]:
         "episode_len_mean": overall.turns,
         "num_episodes": overall.episodes,
     }
-
-
-def _engine_bundle(config: GRPOConfig) -> dict[str, float]:
-    bundle = {"CPU": config.num_cpus_per_engine}
-    if config.num_gpus_per_engine:
-        bundle["GPU"] = config.num_gpus_per_engine
-    return bundle

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
+from trial_ray.algorithms.colocation import check_colocation, learner_placement_group
 from trial_ray.algorithms.environment_config import EnvironmentConfig
 from trial_ray.errors import ConfigError
 from trial_ray.evaluation.settings import EvaluationSettings
 from trial_ray.learner.settings import LearnerSettings
 from trial_ray.settings import set_defaults
+
+if TYPE_CHECKING:
+    from ray.rllib.core.learner.learner_group import LearnerGroup
+    from ray.util.placement_group import PlacementGroup
 
 
 class GRPOConfig(LearnerSettings, EvaluationSettings, EnvironmentConfig):
@@ -74,6 +79,13 @@ class GRPOConfig(LearnerSettings, EvaluationSettings, EnvironmentConfig):
 
         return GRPOLearner
 
+    def build_learner_group(self, *, placement_group: PlacementGroup | None = None, **kwargs: Any) -> LearnerGroup:
+        """Build the learners, where they share devices with engines in the placement group of the pairs."""
+        group: LearnerGroup = super().build_learner_group(
+            placement_group=placement_group or learner_placement_group(), **kwargs
+        )
+        return group
+
     def get_default_rl_module_spec(self) -> RLModuleSpec:
         """Return the spec of the causal LM that is trained."""
         from trial_ray.models.causal_lm_module import CausalLMModule
@@ -104,6 +116,8 @@ class GRPOConfig(LearnerSettings, EvaluationSettings, EnvironmentConfig):
         self.check_sampling()
         self.check_panel()
         self.engine_dtype()
+        self.check_engines()
+        check_colocation(self)
         self.check_update()
         self.check_view()
         self.check_teacher()

@@ -1,4 +1,4 @@
-"""When a request may enter an engine: never before the first weights, never while weights change."""
+"""When a request may enter an engine: never before the first weights, never while weights change or while it sleeps."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ class AdmissionGate:
 
     An update closes the gate, waits for the responses under way to finish (they are not aborted), changes the weights
     and opens the gate; requests that came meanwhile wait in front of it and are sampled under the new version.
+    While the engine sleeps they are refused: who sends one then works in the wrong order, and would wait for an update.
     """
 
     def __init__(self) -> None:
         self.version = -1
+        self.asleep = False
         self._in_flight = 0
         self._updating = False
         self._changed = asyncio.Condition()
@@ -33,10 +35,12 @@ class AdmissionGate:
         """Hold the weights still for one response; yields their version.
 
         Raises:
-            EngineError: no weights were loaded yet.
+            EngineError: no weights were loaded yet, or the engine sleeps.
         """
         async with self._changed:
             await self._changed.wait_for(lambda: not self._updating)
+            if self.asleep:
+                raise EngineError("the engine is asleep: its GPU is the learner's until the update has ended")
             if self.version < 0:
                 raise EngineError("the engine holds no weights of the learner yet; call load_weights before generate")
             self._in_flight += 1
@@ -56,14 +60,30 @@ class AdmissionGate:
         Raises:
             EngineError: the responses under way did not finish within ``drain_timeout_s`` seconds.
         """
+        async with self._held(drain_timeout_s):
+            self.version = -1
+            yield
+            self.version = version
+
+    @asynccontextmanager
+    async def sleep(self, *, drain_timeout_s: float) -> AsyncIterator[None]:
+        """Hold back requests while the block frees the engine's memory; refuse them from then on, until ``asleep`` is unset.
+
+        Raises:
+            EngineError: the responses under way did not finish within ``drain_timeout_s`` seconds.
+        """
+        async with self._held(drain_timeout_s):
+            self.asleep = True
+            yield
+
+    @asynccontextmanager
+    async def _held(self, drain_timeout_s: float) -> AsyncIterator[None]:
         async with self._changed:
             await self._changed.wait_for(lambda: not self._updating)
             self._updating = True
         try:
             await self._drain(drain_timeout_s)
-            self.version = -1
             yield
-            self.version = version
         finally:
             async with self._changed:
                 self._updating = False
@@ -75,7 +95,7 @@ class AdmissionGate:
                 await asyncio.wait_for(self._changed.wait_for(lambda: self._in_flight == 0), timeout_s)
             except TimeoutError as error:
                 raise EngineError(
-                    f"{self._in_flight} responses did not finish within {timeout_s:.0f} s before a weight update"
+                    f"{self._in_flight} responses did not finish within {timeout_s:.0f} s; the engine must be idle first"
                 ) from error
 
 

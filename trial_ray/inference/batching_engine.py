@@ -15,8 +15,11 @@ import numpy as np
 
 from trial_ray.errors import EngineError
 from trial_ray.inference.admission import AdmissionGate, check_request
-from trial_ray.inference.protocol import Response, SamplingParams
-from trial_ray.inference.weights import WeightShards
+from trial_ray.inference.protocol import EnginePart, Response, SamplingParams
+from trial_ray.inference.weights import Weights
+
+DRAIN_TIMEOUT_S = 600.0
+"""Deadline of the responses under way before weights change or the engine sleeps."""
 
 
 @dataclass(eq=False)
@@ -59,6 +62,7 @@ class BatchingEngine(ABC):
     def __init__(self, max_model_len: int) -> None:
         self._max_model_len = max_model_len
         self._gate = AdmissionGate()
+        self._freed: set[EnginePart] = set()
         self._inbox: queue.SimpleQueue[Request | _Call | None] = queue.SimpleQueue()
         self._in_flight: set[Request] = set()
         self._thread: threading.Thread | None = None
@@ -87,7 +91,7 @@ class BatchingEngine(ABC):
             finish_reason=request.finish_reason,
         )
 
-    async def load_weights(self, shards: WeightShards, drain_timeout_s: float = 600.0) -> str:
+    async def load_weights(self, weights: Weights, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> str:
         """Let responses under way finish, then replace the weights; see ``EngineProtocol``.
 
         Raises:
@@ -95,9 +99,30 @@ class BatchingEngine(ABC):
         """
         await self.ready()
         self._check_alive()
-        async with self._gate.update(shards.version, drain_timeout_s=drain_timeout_s):
-            checksum: str = await self._in_thread(self._replace_weights, shards)
+        async with self._gate.update(weights.version, drain_timeout_s=drain_timeout_s):
+            if "weights" in self._freed:
+                raise EngineError("the engine's weights are asleep; wake them before new ones are loaded")
+            checksum: str = await self._in_thread(self._replace_weights, weights)
             return checksum
+
+    async def sleep(self, level: int = 1, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
+        """Let responses under way finish, then free the device's memory; see ``EngineProtocol``."""
+        self._check_alive()
+        if self._gate.asleep:
+            return
+        async with self._gate.sleep(drain_timeout_s=drain_timeout_s):
+            self._freed = {"weights", "cache"}
+            if level > 1:
+                self._gate.version = -1
+            await self._in_thread(self._sleep, level)
+
+    async def wake(self, part: EnginePart) -> None:
+        """Take memory back; see ``EngineProtocol``."""
+        self._check_alive()
+        if part in self._freed:
+            await self._in_thread(self._wake, part)
+            self._freed.remove(part)
+            self._gate.asleep = bool(self._freed)
 
     async def weight_version(self) -> int:
         """Version now held; -1 before the first ``load_weights``.
@@ -126,8 +151,16 @@ class BatchingEngine(ABC):
         """Take in ``joining``, sample one token (or more) for what runs; return the requests that finished."""
 
     @abstractmethod
-    def _replace_weights(self, shards: WeightShards) -> str:
-        """Load the shards into the idle model; return the checksum of what it then holds."""
+    def _replace_weights(self, weights: Weights) -> str:
+        """Load the weights into the idle model; return the checksum of what it then holds."""
+
+    @abstractmethod
+    def _sleep(self, level: int) -> None:
+        """Free the idle model's memory; level 1 keeps the weights on the host."""
+
+    @abstractmethod
+    def _wake(self, part: EnginePart) -> None:
+        """Take back what :meth:`_sleep` freed."""
 
     @abstractmethod
     def _recover(self) -> None:

@@ -16,6 +16,11 @@ _SAMPLING = "it would change the distribution that requests ask for"
 _BITS = "the engine must hold the very weights that the learner sent, which a checksum confirms"
 _ONE_MODEL = "an engine is one copy of the model on tensor_parallel_size GPUs; set num_engines for more"
 
+NO_SLEEP = (
+    "An engine that cannot sleep was asked to share its device: vLLM's sleep mode needs CUDA. Give each engine a GPU "
+    "(num_gpus_per_engine), or set engine='transformers'."
+)
+
 REFUSED = {
     "model": "the engine starts from the policy's folder; set model_path in .policy()",
     "model_weights": "the engine starts from the policy's folder; set model_path in .policy()",
@@ -32,6 +37,7 @@ REFUSED = {
     "pipeline_parallel_size": _ONE_MODEL,
     "data_parallel_size": _ONE_MODEL,
     "distributed_executor_backend": "it follows from tensor_parallel_size",
+    "weight_transfer_config": "set weight_transfer in .engines()",
 }
 """Fields of vLLM's ``EngineArgs`` that are not the user's to set, and why."""
 

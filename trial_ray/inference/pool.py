@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -15,7 +16,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trial_ray.errors import ConfigError, EngineError, MissingDependencyError, WeightSyncError
 from trial_ray.inference.engine_arguments import check_engine_arguments
-from trial_ray.inference.weights import WeightShards
+from trial_ray.inference.protocol import EnginePart
+from trial_ray.inference.weights import Weights
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +25,7 @@ ENGINES = ("transformers", "vllm")
 #: Calls that one engine actor serves at a time; the engine itself batches them.
 MAX_CONCURRENCY = 1024
 LOAD_TIMEOUT_S = 900.0
-"""Deadline of an engine that loads weights, or starts in place of another."""
+"""Deadline of an engine that loads weights, falls asleep, wakes, or starts in place of another."""
 PROBE_TIMEOUT_S = 30.0
 """An engine that does not answer for so long is taken for dead; one that is shut down is killed after it."""
 
@@ -70,7 +72,8 @@ class EnginePool:
         self._actor_args = actor_args
         self._actor_kwargs = actor_kwargs
         self._options = options
-        self._shards: WeightShards | None = None
+        self._weights: Weights | None = None
+        self._send_again: Callable[[], Weights] | None = None
         self._handles = [self._spawn(index) for index in range(len(options))]
 
     @classmethod
@@ -83,6 +86,7 @@ class EnginePool:
         engine_kwargs: dict[str, Any] | None = None,
         num_cpus_per_engine: float = 1,
         num_gpus_per_engine: float = 0,
+        placement_group: PlacementGroup | None = None,
         placement_group_bundle_offset: int | None = None,
     ) -> EnginePool:
         """Create the actors (not waiting for them; see :meth:`start`).
@@ -95,6 +99,8 @@ class EnginePool:
                 fields of its own ``EngineArgs`` too.
             num_cpus_per_engine: Ray CPUs of one engine.
             num_gpus_per_engine: Ray GPUs of one engine.
+            placement_group: where the engines' resources are reserved; ``None`` takes the one of this process, if it
+                is in any.
             placement_group_bundle_offset: inside a placement group, engine ``i`` takes bundle ``offset + i``;
                 ``None`` takes any.
 
@@ -107,6 +113,7 @@ class EnginePool:
             raise ConfigError(f"num_engines: {num_engines} found, 1 or more expected")
         actor_class, actor_kwargs = engine_class(engine), dict(engine_kwargs or {})
         check_engine_arguments(engine, actor_class, actor_kwargs)
+        group = placement_group or ray.util.get_current_placement_group()
         options = [
             {
                 "num_cpus": num_cpus_per_engine,
@@ -114,7 +121,7 @@ class EnginePool:
                 "max_concurrency": MAX_CONCURRENCY,
                 "max_restarts": 0,
                 "max_task_retries": 0,
-                **_placement(ray.util.get_current_placement_group(), placement_group_bundle_offset, index),
+                **_placement(group, placement_group_bundle_offset, index),
             }
             for index in range(num_engines)
         ]
@@ -134,25 +141,67 @@ class EnginePool:
         refs: list[ObjectRef[Any]] = [handle.ready.remote() for handle in self._handles]
         return [self._result(ref, index, "start", timeout_s) for index, ref in enumerate(refs)]
 
-    def sync(self, shards: WeightShards) -> None:
+    def sync(
+        self,
+        weights: Weights,
+        *,
+        transmit: Callable[[], None] | None = None,
+        send_again: Callable[[], Weights] | None = None,
+    ) -> None:
         """Load one version into every engine and confirm version and checksum; a dead engine is replaced first.
+
+        Args:
+            weights: what the engines load.
+            transmit: called while they do, where the sender has to take part.
+            send_again: gives the same version to an engine that is started later; ``None`` where ``weights`` stay readable.
 
         Raises:
             WeightSyncError: an engine holds other weights than were sent.
             EngineError: an engine failed, or did not answer within :data:`LOAD_TIMEOUT_S` seconds.
         """
-        self._shards = shards
+        self._weights, self._send_again = weights, send_again
         pending: list[tuple[int, ObjectRef[str]]] = [
-            (index, handle.load_weights.remote(shards)) for index, handle in enumerate(self._handles)
+            (index, handle.load_weights.remote(weights)) for index, handle in enumerate(self._handles)
         ]
+        if transmit is not None:
+            transmit()
         dead = []
         for index, ref in pending:
             try:
-                self._confirm(index, ref, shards)
+                self._confirm(index, ref, weights)
             except _EngineDied as error:
                 logger.warning("%s; it is replaced", error)
                 dead.append(index)
         self._replace(dead)
+
+    def sleep(self, level: int = 1) -> None:
+        """Make every engine give its device's memory to others, when the responses under way have finished.
+
+        One that has died is left dead, and replaced by the next :meth:`sync`: to start now it would need the memory.
+
+        Args:
+            level: 1 keeps the weights in the hosts' memory, 2 drops them.
+
+        Raises:
+            EngineError: an engine failed, or did not answer within :data:`LOAD_TIMEOUT_S` seconds.
+        """
+        self._all("fall asleep", [handle.sleep.remote(level) for handle in self._handles])
+
+    def wake(self, part: EnginePart) -> None:
+        """Make every engine take memory back for ``"weights"``, before a :meth:`sync`, or for the ``"cache"``, after it.
+
+        Raises:
+            EngineError: an engine failed, or did not answer within :data:`LOAD_TIMEOUT_S` seconds.
+        """
+        hint = "; lower gpu_memory_utilization or kv_cache_gib in engine_kwargs if the learner left too little memory"
+        self._all(f"wake its {part}", [handle.wake.remote(part) for handle in self._handles], hint)
+
+    def _all(self, what: str, refs: list[ObjectRef[Any]], hint: str = "") -> None:
+        for index, ref in enumerate(refs):
+            try:
+                self._result(ref, index, what, LOAD_TIMEOUT_S, hint)
+            except _EngineDied as error:
+                logger.warning("%s; the next weights go to a new one", error)
 
     def probe_and_restart(self) -> list[int]:
         """Replace engines that are dead or do not answer, and give them the weights of the last :meth:`sync`.
@@ -184,7 +233,7 @@ class EnginePool:
                 logger.warning("engine %d did not shut down by itself: %s", index, type(error).__name__)
             ray.kill(handle, no_restart=True)
         self._handles = []
-        self._shards = None
+        self._weights = self._send_again = None
 
     def _spawn(self, index: int) -> ActorHandle[Any]:
         options = self._options[index]
@@ -195,23 +244,24 @@ class EnginePool:
         for index in indices:
             ray.kill(self._handles[index], no_restart=True)
             self._handles[index] = self._spawn(index)
-        shards = self._shards
         for index in indices:
             self._result(self._handles[index].ready.remote(), index, "start", LOAD_TIMEOUT_S)
-            if shards is not None:
-                self._confirm(index, self._handles[index].load_weights.remote(shards), shards)
+        if indices and self._weights is not None:
+            sent = self._weights if self._send_again is None else self._send_again()
+            for index in indices:
+                self._confirm(index, self._handles[index].load_weights.remote(sent), self._weights)
 
-    def _confirm(self, index: int, ref: ObjectRef[Any], shards: WeightShards) -> None:
+    def _confirm(self, index: int, ref: ObjectRef[Any], sent: Weights) -> None:
         checksum = self._result(ref, index, "load weights", LOAD_TIMEOUT_S)
         version = self._result(self._handles[index].weight_version.remote(), index, "tell its version", LOAD_TIMEOUT_S)
-        if checksum != shards.checksum or version != shards.version:
+        if checksum != sent.checksum or version != sent.version:
             raise WeightSyncError(
                 f"engine {index} holds version {version} with checksum {checksum}; the learner sent version "
-                f"{shards.version} with checksum {shards.checksum}. Sampling is off-policy unless both agree"
+                f"{sent.version} with checksum {sent.checksum}. Sampling is off-policy unless both agree"
             )
 
     @staticmethod
-    def _result(ref: ObjectRef[Any], index: int, what: str, timeout_s: float) -> Any:
+    def _result(ref: ObjectRef[Any], index: int, what: str, timeout_s: float, hint: str = "") -> Any:
         try:
             return ray.get(ref, timeout=timeout_s)
         except RayActorError as error:
@@ -219,7 +269,7 @@ class EnginePool:
         except GetTimeoutError as error:
             raise EngineError(f"engine {index} did not {what} within {timeout_s:.0f} s") from error
         except RayTaskError as error:
-            raise EngineError(f"engine {index} failed to {what}: {error.cause}") from error
+            raise EngineError(f"engine {index} failed to {what}: {error.cause}{hint}") from error
 
 
 class _EngineDied(EngineError):

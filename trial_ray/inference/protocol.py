@@ -7,12 +7,15 @@ it and pass one conformance suite.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from trial_ray.errors import EngineError
-from trial_ray.inference.weights import WeightShards
+from trial_ray.inference.weights import Weights
+
+EnginePart = Literal["weights", "cache"]
+"""What an engine gives back when it sleeps, in the order in which it is woken."""
 
 
 class InvalidRequestError(EngineError):
@@ -72,13 +75,37 @@ class EngineProtocol(Protocol):
         """
         ...
 
-    async def load_weights(self, shards: WeightShards) -> str:
-        """Replace the weights, drop every cached prefix, adopt the shards' version.
+    async def load_weights(self, weights: Weights) -> str:
+        """Replace the weights, drop every cached prefix, adopt their version.
 
-        Responses under way finish first, under the weights they began with; requests that come meanwhile wait.
+        Responses under way finish first, under the weights they began with; requests that come meanwhile wait. When it
+        fails, the engine has no version and refuses requests until a whole load succeeds.
 
         Returns:
             ``weights_checksum`` of what the engine now holds.
+        """
+        ...
+
+    async def sleep(self, level: int = 1) -> None:
+        """Give the device's memory to others; requests are refused until both parts are awake again.
+
+        Responses under way finish first.
+
+        Args:
+            level: 1 keeps the weights in the host's memory; 2 drops them, and with them the version.
+
+        Raises:
+            EngineError: the engine was not made to sleep, or is not idle in time.
+        """
+        ...
+
+    async def wake(self, part: EnginePart) -> None:
+        """Take memory back: first for ``"weights"``, which may then be loaded, last for the ``"cache"``.
+
+        Does nothing where the part is awake.
+
+        Raises:
+            EngineError: the memory is not free.
         """
         ...
 

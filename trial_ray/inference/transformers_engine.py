@@ -10,8 +10,9 @@ from trial_ray.errors import EngineError
 from trial_ray.inference.batching_engine import BatchingEngine, Request
 from trial_ray.inference.decoding_batch import DecodingBatch
 from trial_ray.inference.engine_arguments import engine_dtype
+from trial_ray.inference.protocol import EnginePart
 from trial_ray.inference.sampling import stop_token_ids
-from trial_ray.inference.weights import WeightShards, iter_weights, weights_checksum
+from trial_ray.inference.weights import Weights, WeightShards, iter_weights, weights_checksum
 
 
 class TransformersEngine(BatchingEngine):
@@ -46,6 +47,7 @@ class TransformersEngine(BatchingEngine):
         self._max_batch = max_batch
         self._num_threads = num_threads
         self._waiting: list[Request] = []
+        self._shapes: list[torch.Size] = []  # of parameters whose values were dropped
 
     def _open(self) -> dict[str, Any]:
         from transformers import AutoModelForCausalLM
@@ -73,10 +75,12 @@ class TransformersEngine(BatchingEngine):
             finished += self._batch.admit(admitted)
         return finished
 
-    def _replace_weights(self, shards: WeightShards) -> str:
+    def _replace_weights(self, weights: Weights) -> str:
+        if not isinstance(weights, WeightShards):
+            raise EngineError(f"the transformers engine takes weights from the object store, not by {weights.backend}")
         missing = dict(self._model.named_parameters())
         with torch.no_grad():
-            for name, tensor in iter_weights(shards):
+            for name, tensor in iter_weights(weights):
                 parameter = missing.pop(name, None)
                 if parameter is None or parameter.shape != tensor.shape:
                     found = "no such parameter" if parameter is None else f"shape {tuple(parameter.shape)}"
@@ -88,9 +92,31 @@ class TransformersEngine(BatchingEngine):
             raise EngineError(f"weights: {sorted(missing)} were not sent")
         return weights_checksum(self._model.named_parameters())
 
+    def _sleep(self, level: int) -> None:
+        del self._batch
+        if level == 1:
+            self._model.to("cpu")
+        else:
+            self._shapes = [parameter.shape for parameter in self._model.parameters()]
+            for parameter in self._model.parameters():
+                parameter.data = parameter.data.new_empty(0)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _wake(self, part: EnginePart) -> None:
+        if part == "cache":
+            self._recover()
+            return
+        self._model.to(self._device)  # type: ignore[arg-type]  # transformers wraps Module.to without its arguments' types
+        if self._shapes:
+            for parameter, shape in zip(self._model.parameters(), self._shapes, strict=True):
+                parameter.data = parameter.data.new_empty(shape)
+            self._shapes = []
+
     def _recover(self) -> None:
         self._waiting = []
         self._batch = DecodingBatch(self._model, frozenset(self._stop_ids))
 
     def _close(self) -> None:
-        del self._model, self._batch
+        del self._model
+        self.__dict__.pop("_batch", None)  # an engine that sleeps has none

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,12 +16,16 @@ from safetensors.torch import save
 
 from trial_ray.errors import ConfigError, EngineError
 from trial_ray.inference.batching_engine import BatchingEngine, Request
-from trial_ray.inference.engine_arguments import engine_dtype
+from trial_ray.inference.engine_arguments import NO_SLEEP, engine_dtype
+from trial_ray.inference.protocol import EnginePart
 from trial_ray.inference.sampling import stop_token_ids
-from trial_ray.inference.weights import WeightShards, iter_shards
+from trial_ray.inference.weights import Weights, WeightShards, iter_shards
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, TokensPrompt
+
+_TAGS = {"weights": "weights", "cache": "kv_cache"}
+"""vLLM's names of the parts that sleep."""
 
 
 class VLLMEngine(BatchingEngine):
@@ -40,6 +45,7 @@ class VLLMEngine(BatchingEngine):
         tensor_parallel_size: GPUs over which one model is split.
         enforce_eager: run without compiled graphs; ``None``: on the CPU, where they take a minute to compile.
         enable_prefix_caching: reuse the key-value blocks of equal prompt beginnings (dropped at every weight update).
+        enable_sleep_mode: lets the engine sleep, for a learner on the same GPU; needs CUDA.
         max_batch: most requests decoded at a time; further ones wait.
         seed: for requests without a seed of their own.
         num_threads: threads of the forward passes on the CPU; ``None`` leaves torch's own choice.
@@ -61,6 +67,7 @@ class VLLMEngine(BatchingEngine):
         tensor_parallel_size: int = 1,
         enforce_eager: bool | None = None,
         enable_prefix_caching: bool = True,
+        enable_sleep_mode: bool = False,
         max_batch: int = 64,
         seed: int = 0,
         num_threads: int | None = None,
@@ -74,6 +81,8 @@ class VLLMEngine(BatchingEngine):
             raise ConfigError(
                 f"tensor_parallel_size: {tensor_parallel_size} found, but there is no CUDA device here; use 1"
             )
+        if enable_sleep_mode and not self._on_cuda:
+            raise ConfigError(NO_SLEEP)
         if engine_args.get("enable_chunked_prefill") and not self._on_cuda:
             raise ConfigError(
                 "enable_chunked_prefill: True found, which vLLM's CPU kernels cannot do with seeds; leave it out"
@@ -90,6 +99,7 @@ class VLLMEngine(BatchingEngine):
             "distributed_executor_backend": "uni" if tensor_parallel_size == 1 else "mp",
             "enforce_eager": not self._on_cuda if enforce_eager is None else enforce_eager,
             "enable_prefix_caching": enable_prefix_caching,
+            "enable_sleep_mode": enable_sleep_mode,
             "max_num_seqs": max_batch,
             "seed": seed,
             "skip_tokenizer_init": True,
@@ -172,19 +182,12 @@ class VLLMEngine(BatchingEngine):
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
-    def _replace_weights(self, shards: WeightShards) -> str:
-        self._engine.collective_rpc("begin_weights")
-        for tensors in iter_shards(shards):
-            # Workers may be processes of their own: they map this memory, nothing is pickled. It needs no room in a
-            # file system, and the kernel frees it even when this process is killed.
-            memory = os.memfd_create("trial_ray_weights")
-            try:
-                with open(memory, "wb", closefd=False) as file:
-                    file.write(save(tensors))
-                self._engine.collective_rpc("load_weights_file", args=(f"/proc/{os.getpid()}/fd/{memory}",))
-            finally:
-                os.close(memory)
-        checksums = set(self._engine.collective_rpc("finish_weights"))
+    def _replace_weights(self, weights: Weights) -> str:
+        backend = "object_store" if isinstance(weights, WeightShards) else weights.backend
+        self._engine.collective_rpc("begin_update", args=(backend,))
+        for update in _updates(weights):
+            self._engine.collective_rpc("update_weights", args=(update,))
+        checksums = set(self._engine.collective_rpc("end_update"))
         if len(checksums) > 1:
             raise EngineError(f"tensor-parallel workers received different weights: {sorted(checksums)}")
         if not self._engine.reset_prefix_cache():
@@ -192,11 +195,43 @@ class VLLMEngine(BatchingEngine):
         checksum: str = checksums.pop()
         return checksum
 
+    async def join_transfer(self, backend: str, info: dict[str, Any]) -> None:
+        """Join the group in which the learner sends weights (``init_weight_transfer_engine`` of vLLM's worker)."""
+        await self._in_thread(self._join_transfer, backend, info)
+
+    def _join_transfer(self, backend: str, info: dict[str, Any]) -> None:
+        self._engine.collective_rpc("join_transfer", args=(backend, info))
+
+    def _sleep(self, level: int) -> None:
+        if not self._arguments["enable_sleep_mode"]:
+            raise ConfigError("This vLLM engine cannot sleep: it was started without enable_sleep_mode.")
+        self._engine.sleep(level)
+
+    def _wake(self, part: EnginePart) -> None:
+        self._engine.wake_up([_TAGS[part]])
+
     def _recover(self) -> None:
         raise EngineError("vLLM cannot go on after a failed step; replace the engine")
 
     def _close(self) -> None:
         self._engine.engine_core.shutdown()
+
+
+def _updates(weights: Weights) -> Iterator[dict[str, Any]]:
+    """What the workers are told, one update after the other."""
+    if not isinstance(weights, WeightShards):
+        yield weights.update
+        return
+    for tensors in iter_shards(weights):
+        # Workers may be processes of their own: they map this memory, nothing is pickled. It needs no room in a
+        # file system, and the kernel frees it even when this process is killed.
+        memory = os.memfd_create("trial_ray_weights")
+        try:
+            with open(memory, "wb", closefd=False) as file:
+                file.write(save(tensors))
+            yield {"path": f"/proc/{os.getpid()}/fd/{memory}"}
+        finally:
+            os.close(memory)
 
 
 def _fill(request: Request, output: Any) -> None:

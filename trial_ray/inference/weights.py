@@ -1,8 +1,8 @@
-"""Weights on their way from the learner to the engines, through the object store and never through the driver.
+"""Weights on their way from the learner to the engines, never through the driver.
 
-The learner puts shards of numpy integer views (bfloat16 has no numpy type, its bit pattern has), so that readers on
-the same host map them without a copy. A checksum travels along; each engine answers with the checksum of what it then
-holds.
+Through the object store, they go as shards of numpy integer views (bfloat16 has no numpy type, its bit pattern has), so that
+readers on the same host map them without a copy. A checksum travels along; each engine answers with the checksum of what it
+then holds.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import ray
@@ -42,6 +43,27 @@ class WeightShards:
     version: int
     checksum: str
     refs: list[ObjectRef[Shard]]
+
+
+@dataclass(frozen=True)
+class DeviceWeights:
+    """One version of the policy's weights that stays on the learner's device, where engines read or receive it.
+
+    Attributes:
+        version: number that the learner gave to these weights, 0 or more.
+        checksum: :func:`weights_checksum` of the tensors as sent.
+        backend: of vLLM's transfer engine, ``"ipc"`` or ``"nccl"``.
+        update: what vLLM's receiving side of that backend is told (names, shapes, handles).
+    """
+
+    version: int
+    checksum: str
+    backend: str
+    update: dict[str, Any]
+
+
+Weights = WeightShards | DeviceWeights
+"""What an engine is asked to load."""
 
 
 class WeightsChecksum:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from ray.actor import ActorHandle
 from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.core import ALL_MODULES, COMPONENT_OPTIMIZER, COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
@@ -17,7 +18,8 @@ from ray.rllib.utils.torch_utils import clip_gradients
 from torch import nn
 
 from trial_ray.errors import CheckpointError, InfrastructureError, TrainingDivergedError
-from trial_ray.inference.weights import WeightShards, pack_weights
+from trial_ray.inference.transfer import ObjectStoreSender, weight_sender
+from trial_ray.inference.weights import Weights
 from trial_ray.learner.connectors import (
     TURN_ROWS,
     UPDATE_PLAN,
@@ -60,6 +62,9 @@ class GRPOLearner(TorchLearner):
         self.iteration = 0
         self.skipped_in_a_row = 0
         self.exchange = LearnerExchange(self.config.num_learners, self.device)
+        self.sender = weight_sender(
+            self.config.transfer_backend(), self.exchange.rank, self.config.workers_per_engine()
+        )
         self.means = WeightedMeans()
         self.passes = MicrobatchPasses(self.policy_module, self.method, self.config, self.means)
         for piece in self.connector_pieces():
@@ -286,21 +291,33 @@ class GRPOLearner(TorchLearner):
 
     # -- weights and checkpoints -----------------------------------------------------------------------------------
 
-    def export_weights(self, version: int, dtype: str | None = None) -> WeightShards | None:
-        """Put the policy's weights into the object store, from where engines read them; the driver never holds them.
-
-        Every learner must be asked, because sharded weights are gathered tensor by tensor; the first one answers.
-
+    def export_weights(
+        self, version: int, dtype: str | None = None, engines: Sequence[ActorHandle[Any]] = (), lasting: bool = False
+    ) -> Weights | None:
+        """Offer the policy's weights to the engines; the driver never holds them. All learners must be asked.
         Args:
             version: stamp of these weights.
             dtype: dtype that the engines hold; ``None`` leaves the learner's.
+            engines: who will load them.
+            lasting: through the object store, whatever the backend is, for an engine that is started later.
+
+        Returns:
+            What the engines are given; ``None`` from a learner that adds nothing to what the first one offers.
         """
-        weights = self.policy_module.named_weights()
-        if self.exchange.rank == 0:
-            return pack_weights(weights, version, dtype=getattr(torch, dtype) if dtype else None)
-        for _ in weights:
-            pass
-        return None
+        sender = ObjectStoreSender(self.exchange.rank) if lasting else self.sender
+        return sender.offer(
+            self.policy_module.named_weights, version, getattr(torch, dtype) if dtype else None, engines
+        )
+
+    def free_memory(self) -> None:
+        """Give the device's memory that an update needs, and the next one takes again, to the engine beside this learner.
+
+        Weights, reference and the optimizer's state stay.
+        """
+        for optimizer in self._optimizer_parameters:
+            optimizer.zero_grad(set_to_none=True)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def get_state(
         self,

@@ -11,6 +11,7 @@ from ray import ObjectRef, ObjectRefGenerator
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
+from ray.util.placement_group import PlacementGroup
 
 from trial_ray.errors import InfrastructureError
 from trial_ray.inference.pool import EnginePool
@@ -26,17 +27,27 @@ Batch = tuple[list[GroupSample], dict[str, Any]]
 """What one env runner sampled, and its metrics."""
 
 
-def create_engines(config: PlaySettings, placement_group_bundle_offset: int | None = None) -> EnginePool:
-    """Create the engines that ``config`` describes, without waiting for them; errors as ``EnginePool.create``."""
+def create_engines(config: PlaySettings, group: PlacementGroup | None = None, offset: int | None = None) -> EnginePool:
+    """Create the engines that ``config`` describes, without waiting for them; errors as ``EnginePool.create``.
+
+    Args:
+        config: of the run.
+        group: placement group of the engines; ``None`` takes the one of this process.
+        offset: index of the first engine's bundle in it; ``None`` takes any.
+    """
     limit = config.max_prompt_tokens + config.max_response_tokens
+    arguments = {"max_model_len": limit, **config.engine_kwargs, "dtype": config.engine_dtype()}
+    if config.colocate and config.engine == "vllm":
+        arguments["enable_sleep_mode"] = True
     return EnginePool.create(
         engine=config.engine,
         model_path=str(config.model_path),
         num_engines=config.num_engines,
-        engine_kwargs={"max_model_len": limit, **config.engine_kwargs, "dtype": config.engine_dtype()},
+        engine_kwargs=arguments,
         num_cpus_per_engine=config.num_cpus_per_engine,
         num_gpus_per_engine=config.num_gpus_per_engine,
-        placement_group_bundle_offset=placement_group_bundle_offset,
+        placement_group=group,
+        placement_group_bundle_offset=offset,
     )
 
 

@@ -1,0 +1,123 @@
+"""Engine and learner on one device: who has it when, in training with real actors."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import ray
+from nano_model import save_nano_model
+
+from trial_ray.algorithms import TRIALConfig
+from trial_ray.errors import TrainingDivergedError
+from trial_ray.inference import pool
+from trial_ray.inference.transformers_engine import TransformersEngine
+
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("ray_session")]
+
+
+def colocated_config(model_path: str) -> TRIALConfig:
+    return (
+        TRIALConfig()
+        .environment(
+            "trial/ALFWorld-v0",
+            env_config={"split": "generated", "difficulty": "tiny", "num_games": 64, "max_turns": 2},
+        )
+        .policy(model_path=model_path)
+        .training(group_size=2, tasks_per_iteration=2, minibatch_rows=12, microbatch_rows=6, kl_coeff=0.0, lr=1e-2)
+        .rollouts(max_prompt_tokens=400, max_response_tokens=4, prompt_style="plain")
+        .engines(engine="transformers", colocate=True, sleep_level=2, num_cpus_per_engine=0.25)
+        .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25)
+        .learners(num_learners=1, num_cpus_per_learner=0.5)
+        .resources(num_cpus_for_main_process=0.25)
+        .panel(split="generated", env_config={"generator_seed": 1}, num_tasks=2, temperature=1.0)
+        .debugging(seed=1)
+    )
+
+
+def recording_engine() -> type:
+    """The transformers engine, noting when it did what."""
+
+    # Defined here so that it travels to the actor by value.
+    class RecordingEngine(TransformersEngine):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.events = []
+
+        def _step(self, joining):
+            self.events += [("generate", time.time())] * len(joining)
+            return super()._step(joining)
+
+        def _sleep(self, level):
+            self.events.append((f"sleep {level}", time.time()))
+            super()._sleep(level)
+
+        def _wake(self, part):
+            self.events.append((f"wake {part}", time.time()))
+            super()._wake(part)
+
+        def _replace_weights(self, weights):
+            self.events.append(("load", time.time()))
+            return super()._replace_weights(weights)
+
+        async def take_events(self):
+            events, self.events = self.events, []
+            return events
+
+    return RecordingEngine
+
+
+def bundle_of(*_) -> str:
+    """Bundle of the placement group in which this actor runs."""
+    names = ray.get_runtime_context().worker.core_worker.resource_ids()
+    [bundle] = {name.split("group_", 1)[1] for name in names if name.count("_") >= 3 and name.startswith("CPU_group_")}
+    return bundle
+
+
+def test_engine_and_learner_take_turns_on_one_bundle(tmp_path, monkeypatch):
+    monkeypatch.setattr(pool, "engine_class", lambda name: recording_engine())
+    algo = colocated_config(str(save_nano_model(tmp_path / "nano"))).build_algo()
+    learning = []
+    update = algo.learner_group.update
+
+    def noted_update(**kwargs):
+        learning.append(("update", time.time()))
+        results = update(**kwargs)
+        learning.append(("updated", time.time()))
+        return results
+
+    def happened() -> list[str]:
+        [engine] = algo.engine_pool.handles
+        events = sorted([*ray.get(engine.take_events.remote(), timeout=60), *learning], key=lambda event: event[1])
+        learning.clear()
+        names = [name for name, _ in events]
+        return [name for index, name in enumerate(names) if [name] != names[index - 1 : index]]
+
+    monkeypatch.setattr(algo.learner_group, "update", noted_update)
+    turns = ["sleep 2", "update", "updated", "wake weights", "load", "wake cache"]
+    try:
+        [engine] = algo.engine_pool.handles
+        [learner] = algo.learner_group._workers
+        assert len(algo.pairs.bundle_specs) == 1
+        assert ray.get(engine.__ray_call__.remote(bundle_of)) == ray.get(learner.apply.remote(bundle_of))
+        assert happened() == ["sleep 2", "wake weights", "load", "wake cache"]
+        first = algo.train()
+        assert happened() == ["generate", *turns]
+        assert len(next(iter(algo.evaluate_panels().values())).counted) == 2
+        second = algo.train()
+        assert happened() == ["generate", *turns]
+        for result in (first, second):
+            assert float(result["learners"]["default_policy"]["engine"]["logprob_gap"]) < 1e-5
+        assert second["groups"]["num_trained"] == 2
+
+        def diverge(**kwargs):
+            raise TrainingDivergedError("gradients were not finite")
+
+        monkeypatch.setattr(algo.learner_group, "update", diverge)
+        with pytest.raises(TrainingDivergedError, match="not finite"):
+            algo.train()
+        assert happened() == ["generate", "sleep 2"]
+        group = algo.pairs
+    finally:
+        algo.stop()
+    assert ray.util.placement_group_table(group)["state"] == "REMOVED"

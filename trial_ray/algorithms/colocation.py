@@ -1,0 +1,115 @@
+"""Where engines and learners run: side by side, or engine ``i`` and learner ``i`` in one bundle of a placement group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+
+from trial_ray.errors import ConfigError, InfrastructureError
+
+if TYPE_CHECKING:
+    from trial_ray.algorithms.grpo_config import GRPOConfig
+
+Bundle = dict[str, float]
+
+_LEARNERS: ContextVar[PlacementGroup | None] = ContextVar("placement group of the learners", default=None)
+
+
+def with_engines(bundles: list[Bundle], config: GRPOConfig) -> list[Bundle]:
+    """RLlib's bundles of a trial (main process, env runners, learners) and what the engines need.
+
+    Where they share devices, an engine's resources are added to its learner's bundle, so that Ray places both on the same
+    node and GPU; else engines have bundles of their own, at the end.
+    """
+    engine: Bundle = {"CPU": config.num_cpus_per_engine}
+    if config.num_gpus_per_engine:
+        engine["GPU"] = config.num_gpus_per_engine
+    if not config.colocate:
+        return bundles + [engine] * config.num_engines
+    first = first_engine_bundle(bundles, config)
+    shared = range(first, first + config.num_engines)
+    return [_added(bundle, engine) if index in shared else bundle for index, bundle in enumerate(bundles)]
+
+
+def first_engine_bundle(bundles: list[Bundle], config: GRPOConfig) -> int:
+    """Index of the first engine's bundle, engines being in consecutive ones."""
+    if config.colocate and config.num_learners == 0:
+        return 0  # the main process learns
+    return len(bundles) - config.num_engines
+
+
+def reserve_pairs(bundles: list[Bundle], config: GRPOConfig) -> PlacementGroup | None:
+    """Outside Tune, which reserves all of a trial's bundles: reserve those that engines and learners share.
+
+    Args:
+        bundles: as from :func:`with_engines`.
+        config: of the run.
+
+    Returns:
+        ``None`` where nothing is shared, or with a learner inside this process, whose device Ray does not manage.
+
+    Raises:
+        InfrastructureError: the cluster did not offer them within ``engine_start_timeout_s``.
+    """
+    if not config.colocate or config.num_learners == 0:
+        return None
+    pairs = [{name: amount for name, amount in bundle.items() if amount} for bundle in bundles[-config.num_engines :]]
+    group = placement_group(pairs, strategy=config.placement_strategy)
+    if not group.wait(config.engine_start_timeout_s):
+        remove_placement_group(group)
+        raise InfrastructureError(
+            f"The cluster did not offer {len(pairs)} times {pairs[0]} for engines and learners within "
+            f"engine_start_timeout_s={config.engine_start_timeout_s:g} s; it has {ray.cluster_resources()}."
+        )
+    return group
+
+
+@contextmanager
+def learners_in(group: PlacementGroup | None) -> Iterator[None]:
+    """Place the learners that RLlib creates meanwhile in this placement group."""
+    token = _LEARNERS.set(group)
+    try:
+        yield
+    finally:
+        _LEARNERS.reset(token)
+
+
+def learner_placement_group() -> PlacementGroup | None:
+    """The group of :func:`learners_in`."""
+    return _LEARNERS.get()
+
+
+def check_colocation(config: GRPOConfig) -> None:
+    """Refuse engines and learners that cannot share devices in pairs, and a transfer that would need other learners.
+
+    Raises:
+        ConfigError: says which settings disagree.
+    """
+    learners = max(1, config.num_learners)
+    if config.transfer_backend() == "nccl" and not (config.num_learners and config.num_gpus_per_learner):
+        raise ConfigError(
+            "weight_transfer is 'nccl', which needs learners in processes and on GPUs of their own; set "
+            ".learners(num_learners=..., num_gpus_per_learner=1), or 'object_store'."
+        )
+    if not config.colocate:
+        return
+    if config.num_engines != learners:
+        raise ConfigError(
+            f"colocate is set with num_engines={config.num_engines} and {learners} learners; expected as many engines as "
+            "learners."
+        )
+    gpus = (config.num_gpus_per_engine, config.num_gpus_per_learner)
+    if any(gpus) and (not all(gpus) or abs(sum(gpus) - 1) > 1e-6):
+        raise ConfigError(
+            f"colocate is set with num_gpus_per_engine={gpus[0]:g} and num_gpus_per_learner={gpus[1]:g}; expected shares of one "
+            "GPU, for example 0.5 and 0.5."
+        )
+
+
+def _added(bundle: Bundle, engine: Bundle) -> Bundle:
+    return {name: bundle.get(name, 0) + engine.get(name, 0) for name in {**bundle, **engine}}

@@ -1,0 +1,80 @@
+"""The learner's weights in the engines: offered, loaded, confirmed; and who has the devices when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ray.rllib.core.learner.learner_group import LearnerGroup
+
+from trial_ray.errors import WeightSyncError
+from trial_ray.inference.pool import LOAD_TIMEOUT_S, EnginePool
+from trial_ray.inference.transfer import merge_offers
+from trial_ray.inference.weights import Weights
+from trial_ray.learner.grpo_learner import GRPOLearner
+from trial_ray.learner.settings import LearnerSettings
+
+Result = TypeVar("Result")
+
+
+class WeightSync:
+    """Brings each version of the weights from the learners into the engines.
+
+    With ``colocate``, engines and learners take turns on the devices: :meth:`make_room` before an update, :meth:`send` after it.
+
+    Args:
+        config: of the run.
+        learners: of the run.
+        engines: of the run.
+    """
+
+    def __init__(self, config: LearnerSettings, learners: LearnerGroup, engines: EnginePool) -> None:
+        self._config = config
+        self._learners = learners
+        self._engines = engines
+
+    def make_room(self) -> None:
+        """Let the engines sleep where the learners need their devices."""
+        if self._config.colocate:
+            self._engines.sleep(self._config.sleep_level)
+
+    def send(self, version: int) -> None:
+        """Load the weights into every engine, which is awake then.
+
+        Raises:
+            WeightSyncError: an engine holds other weights than were sent, or a learner did not send them in time.
+            EngineError: an engine failed.
+        """
+        if self._config.colocate:
+            self._all(lambda learner: learner.free_memory())
+            self._engines.wake("weights")
+        lasting = self._config.transfer_backend() == "object_store"
+        try:
+            self._engines.sync(
+                self._offer(version),
+                transmit=lambda: self._all(lambda learner: learner.sender.transmit()),
+                send_again=None if lasting else lambda: self._offer(version, lasting=True),
+            )
+        finally:
+            self._all(lambda learner: learner.sender.withdraw())
+        if self._config.colocate:
+            self._all(lambda learner: learner.free_memory())
+            self._engines.wake("cache")
+
+    def _offer(self, version: int, lasting: bool = False) -> Weights:
+        dtype, engines = self._config.engine_dtype(), self._engines.handles
+        return merge_offers(self._all(lambda learner: learner.export_weights(version, dtype, engines, lasting)))
+
+    def _all(self, call: Callable[[GRPOLearner], Result]) -> list[Result]:
+        """What the call gives on every learner; sharded ones have to take part in it together."""
+        values: list[Any] = []
+        for result in self._learners.foreach_learner(call, timeout_seconds=LOAD_TIMEOUT_S):
+            if not result.ok:
+                raise result.get()
+            values.append(result.get())
+        if len(values) < (expected := max(1, self._config.num_learners)):
+            raise WeightSyncError(
+                f"{len(values)} of {expected} learners answered within {LOAD_TIMEOUT_S:.0f} s while weights were sent. Resume "
+                "from the last checkpoint; weight_transfer='object_store' outlives the death of an engine."
+            )
+        return values
