@@ -26,7 +26,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ class Asked:
 
     prompt_ids: np.ndarray
     params: SamplingParams
-    group: str
+    request: GroupRequest
 
 
 class MeasuredRunner(TextEnvRunner):
@@ -70,14 +70,13 @@ class MeasuredRunner(TextEnvRunner):
 
     def player(self, request: GroupRequest, settings: SampleSettings, seed: int | None) -> PolicyPlayer:
         player = super().player(request, settings, seed)
-        group = f"{request.task_id}/{request.seed}"
 
         async def generate(prompt_ids: np.ndarray, params: SamplingParams) -> Response:
             if self.mean_tokens is not None:
                 uniform = random.Random(params.seed).random()
                 drawn = 1 + int(np.log1p(-uniform) / np.log1p(-1 / self.mean_tokens))
                 params = replace(params, max_tokens=min(params.max_tokens, drawn))
-            self.asked.append(Asked(prompt_ids, params, group))
+            self.asked.append(Asked(prompt_ids, params, request))
             return await player.generate(prompt_ids, params)
 
         return replace(player, generate=generate)
@@ -101,7 +100,7 @@ class MeasuredRunner(TextEnvRunner):
 
         async def offer() -> list[Response]:
             return await asyncio.gather(
-                *[self.client.generate(asked.prompt_ids, asked.params, asked.group) for asked in self.asked]
+                *[self.client.generate(asked.prompt_ids, asked.params, asked.request) for asked in self.asked]
             )
 
         began = time.perf_counter()
@@ -175,12 +174,17 @@ def measure(config: Any, args: argparse.Namespace, mean_tokens: float | None, mo
     made = {(run["requests"], run["response_tokens"]) for mode in modes for run in runs[mode]}
     return {
         "same_requests": len(made) == 1,
-        **{mode: {key: round(statistics.median(run[key] for run in runs[mode]), 4) for key in runs[mode][0]} for mode in modes},
+        **{
+            mode: {key: round(statistics.median(run[key] for run in runs[mode]), 4) for key in runs[mode][0]}
+            for mode in modes
+        },
         "seconds": {mode: [round(run["seconds"], 3) for run in runs[mode]] for mode in modes},
     }
 
 
-def timed(runner: Any, mode: str, requests: Any, settings: Any, processes: dict[str, psutil.Process]) -> dict[str, float]:
+def timed(
+    runner: Any, mode: str, requests: Any, settings: Any, processes: dict[str, psutil.Process]
+) -> dict[str, float]:
     before = {name: cpu_seconds(process) for name, process in processes.items()}
     seconds, tokens = ray.get(getattr(runner, mode).remote(requests, settings))
     cpu = {f"{name}_cpu_s": cpu_seconds(process) - before[name] for name, process in processes.items()}
@@ -222,7 +226,9 @@ def main() -> None:
     base = runpy.run_path(str(QUICKSTART))["config"]
     model_path = args.model_path or initial_policy(base)
     with tempfile.TemporaryDirectory(prefix="r", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        ray.init(num_cpus=2, object_store_memory=200_000_000, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
+        ray.init(
+            num_cpus=2, object_store_memory=200_000_000, include_dashboard=False, log_to_driver=False, _temp_dir=folder
+        )
         results = []
         for engine in args.engines:
             config = base.copy(copy_frozen=False).policy(model_path=model_path, warm_start=None).engines(engine=engine)
