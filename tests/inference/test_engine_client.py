@@ -1,4 +1,4 @@
-"""Where requests go: one engine per group, the least busy one; another one when it fails; few messages; errors that say what was tried."""
+"""Where requests go: one engine per group, another one when it fails; in few messages, none waiting for another."""
 
 import asyncio
 import time
@@ -151,7 +151,10 @@ def test_every_coroutine_gets_the_response_to_its_own_prompt_and_short_ones_do_n
         return response
 
     responses = run(handles, lambda: asyncio.gather(*map(one, range(10))))
-    assert [response.response_ids.tolist() for response in responses] == [[0] * 41, *([index] for index in range(1, 10))]
+    assert [response.response_ids.tolist() for response in responses] == [
+        [0] * 41,
+        *([index] for index in range(1, 10)),
+    ]
     assert {(r.weight_version, r.finish_reason, r.logprobs.dtype.name) for r in responses} == {(3, "length", "float32")}
     assert ended[-1] == 0
 
