@@ -1,96 +1,289 @@
-"""Where requests go: one engine per group, another one when it fails, and an error that says what was tried."""
+"""Where requests go: one engine per group, another one when it fails; in few messages, none waiting for another."""
 
 import asyncio
+import time
 
 import numpy as np
 import pytest
 from ray.exceptions import RayActorError
 
 from trial_ray.errors import EngineError
+from trial_ray.inference import outbox as outbox_module
+from trial_ray.inference.batching_engine import BatchingEngine
 from trial_ray.inference.client import ATTEMPTS, EngineClient
-from trial_ray.inference.protocol import Response, SamplingParams
+from trial_ray.inference.protocol import InvalidRequestError, SamplingParams
 
 PROMPT = np.array([1, 2, 3], dtype=np.int32)
 PARAMS = SamplingParams(max_tokens=2)
 
 
-class FakeEngine:
-    """Stands in for an actor handle: ``generate.remote`` answers, fails or hangs."""
+class CountingEngine(BatchingEngine):
+    """Samples the number of tokens that a request may have, one a step; the first is the prompt's first."""
 
-    def __init__(self, error=None, hangs=False):
-        self.served = 0
+    def __init__(self, step_s=0.001):
+        super().__init__(max_model_len=64)
+        self.running = []
+        self.step_s = step_s
+        self.broken = False
+
+    def _open(self):
+        return {"vocab_size": 100}
+
+    def _step(self, joining):
+        if self.broken:
+            raise ValueError("out of order")
+        self.running += joining
+        time.sleep(self.step_s)
+        for request in self.running:
+            request.response_ids.append(int(request.prompt_ids[0]))
+            request.logprobs.append(-0.5)
+        finished = [r for r in self.running if len(r.response_ids) >= r.params.max_tokens]
+        self.running = [r for r in self.running if r not in finished]
+        for request in finished:
+            request.finish_reason = "length"
+        return finished
+
+    def _replace_weights(self, shards):
+        return ""
+
+    def _recover(self):
+        self.running = []
+
+    def _close(self):
+        pass
+
+
+class Handle:
+    """Stands in for an actor handle: ``exchange.remote`` goes to an engine of this process, fails or hangs."""
+
+    def __init__(self, engine=None, error=None):
+        self.engine = engine
         self.error = error
-        self.hangs = hangs
-        self.generate = self
+        self.served = []
+        self.calls = 0
+        self.exchange = self
 
-    async def remote(self, prompt_ids, params):
-        self.served += 1
-        if self.hangs:
-            await asyncio.sleep(60)
+    def remote(self, client, batch):
+        self.calls += 1
+        self.served += batch.numbers
+        return self._answer(client, batch)
+
+    async def _answer(self, client, batch):
         if self.error:
             raise self.error
-        return Response(np.array([7], dtype=np.int32), np.array([-0.5], dtype=np.float32), 0, "stop")
+        if self.engine is None:
+            await asyncio.sleep(60)
+        return await self.engine.exchange(client, batch)
 
 
-def ask(client, affinities):
-    async def everything():
-        return await asyncio.gather(*[client.generate(PROMPT, PARAMS, affinity) for affinity in affinities])
+def healthy(count=1):
+    return [Handle(CountingEngine()) for _ in range(count)]
 
-    return asyncio.run(everything())
+
+async def started(handles):
+    for handle in handles:
+        if handle.engine is not None and handle.engine._thread is None:
+            await handle.engine.ready()
+            handle.engine._gate.version = 3
+
+
+def run(handles, coroutine):
+    async def main():
+        await started(handles)
+        try:
+            return await coroutine()
+        finally:
+            for handle in handles:
+                if handle.engine is not None:
+                    await handle.engine.shutdown()
+
+    return asyncio.run(main())
+
+
+def ask(handles, affinities, **kwargs):
+    client = EngineClient(handles, **kwargs)
+    return run(handles, lambda: asyncio.gather(*[client.generate(PROMPT, PARAMS, affinity) for affinity in affinities]))
 
 
 def test_requests_of_one_group_share_an_engine():
-    engines = [FakeEngine() for _ in range(4)]
-    ask(EngineClient(engines), ["task-17"] * 8)
-    assert sorted(engine.served for engine in engines) == [0, 0, 0, 8]
+    handles = healthy(4)
+    ask(handles, ["task-17"] * 8)
+    assert sorted(len(handle.served) for handle in handles) == [0, 0, 0, 8]
 
 
-def test_groups_spread_over_the_engines():
-    engines = [FakeEngine() for _ in range(4)]
-    ask(EngineClient(engines), [f"task-{index}" for index in range(200)])
-    assert all(engine.served > 25 for engine in engines)
+def test_groups_are_dealt_evenly():
+    handles = healthy(8)
+    ask(handles, [f"task-{index}" for index in range(16)])
+    assert [len(handle.served) for handle in handles] == [2] * 8
 
 
-def test_a_group_goes_to_the_same_engine_from_every_process():
-    first, second = [FakeEngine() for _ in range(3)], [FakeEngine() for _ in range(3)]
-    affinities = [f"trial/{index}" for index in range(30)]
-    ask(EngineClient(first), affinities)
-    ask(EngineClient(second), affinities)
-    assert [engine.served for engine in first] == [engine.served for engine in second]
+@pytest.mark.parametrize("runners", [1, 2, 3, 16])
+def test_several_runners_deal_evenly_when_groups_are_numbered_through(runners):
+    load = [0] * 8
+    for runner in range(runners):
+        client = EngineClient([Handle() for _ in range(8)])
+        for group in range(runner, 16, runners):  # as RolloutWorkers deals them
+            load[client._engine_of(group, group)] += 1
+    assert load == [2] * 8
+
+
+def test_a_group_that_ended_makes_room_and_is_forgotten():
+    client = EngineClient([Handle() for _ in range(2)])
+    first, second = client._engine_of("a", 0), client._engine_of("b", 0)
+    client.end_group("b")
+    client.end_group("never seen")
+    assert (first, second, client._engine_of("c", 0)) == (0, 1, 1)
+    for group in range(100):
+        client._engine_of(group, 0)
+        client.end_group(group)
+    assert len(client._group_engine) == 2
+
+
+def test_every_coroutine_gets_the_response_to_its_own_prompt_and_short_ones_do_not_wait():
+    handles = healthy()
+    client = EngineClient(handles)
+    ended = []
+
+    async def one(index):
+        prompt = np.array([index, 5], dtype=np.int32)
+        response = await client.generate(prompt, SamplingParams(max_tokens=1 + 40 * (index == 0)), 0)
+        ended.append(index)
+        return response
+
+    responses = run(handles, lambda: asyncio.gather(*map(one, range(10))))
+    assert [response.response_ids.tolist() for response in responses] == [
+        [0] * 41,
+        *([index] for index in range(1, 10)),
+    ]
+    assert {(r.weight_version, r.finish_reason, r.logprobs.dtype.name) for r in responses} == {(3, "length", "float32")}
+    assert ended[-1] == 0
+
+
+def test_what_is_asked_for_in_one_pass_travels_together_and_nothing_is_called_once_all_is_answered():
+    handles = healthy()
+    ask(handles, [0] * 64)
+    assert len(handles[0].served) == 64
+    assert handles[0].calls <= 4
+
+
+def test_a_pass_that_takes_long_does_not_hold_back_what_was_asked_for_first():
+    handles = healthy()
+    client = EngineClient(handles)
+
+    async def slow_to_ask():
+        time.sleep(0.003)  # a step of an environment
+        return await client.generate(PROMPT, PARAMS, 0)
+
+    run(handles, lambda: asyncio.gather(*[slow_to_ask() for _ in range(8)]))
+    assert 3 <= handles[0].calls <= 12
+
+
+def test_a_request_that_is_wrong_is_refused_alone_and_nowhere_else():
+    handles = healthy(2)
+    client = EngineClient(handles)
+
+    async def both():
+        wrong = client.generate(np.array([], dtype=np.int32), PARAMS, 0)
+        return await asyncio.gather(wrong, client.generate(PROMPT, PARAMS, 0), return_exceptions=True)
+
+    refusal, response = run(handles, both)
+    assert isinstance(refusal, InvalidRequestError)
+    assert response.response_ids.tolist() == [1, 1]
+    assert handles[1].calls == 0
 
 
 def test_a_dead_engine_is_passed_over():
-    engines = [FakeEngine(RayActorError()), FakeEngine(), FakeEngine(RayActorError())]
-    responses = ask(EngineClient(engines), range(20))
+    handles = [Handle(error=RayActorError()), *healthy(), Handle(error=RayActorError())]
+    responses = ask(handles, range(20))
     assert len(responses) == 20
-    assert engines[1].served == 20
+    assert len(handles[1].served) == 20
+
+
+def test_a_step_that_fails_fails_the_requests_of_that_engine_alone():
+    handles = healthy(2)
+    handles[0].engine.broken = True
+    responses = ask(handles, [0] * 4)
+    assert len(responses) == 4
+    assert len(handles[1].served) == 4
 
 
 def test_when_every_engine_fails_the_error_names_each():
-    client = EngineClient([FakeEngine(RayActorError()), FakeEngine(RayActorError())])
-    with pytest.raises(EngineError, match=r"engine 0: .*engine 1: |engine 1: .*engine 0: "):
-        ask(client, [0])
+    with pytest.raises(EngineError, match=r"engine 0: .*ActorDied.*engine 1: |engine 0: .*RayActorError.*engine 1: "):
+        ask([Handle(error=RayActorError()), Handle(error=RayActorError())], [0])
 
 
 def test_an_engine_that_hangs_meets_the_deadline():
-    client = EngineClient([FakeEngine(hangs=True)], timeout_s=0.05)
     with pytest.raises(EngineError, match="TimeoutError"):
-        ask(client, [0])
+        ask([Handle()], [0], timeout_s=0.05)
 
 
 def test_attempts_are_bounded():
-    engines = [FakeEngine(RayActorError()) for _ in range(6)]
+    handles = [Handle(error=RayActorError()) for _ in range(6)]
     with pytest.raises(EngineError):
-        ask(EngineClient(engines), [0])
-    assert sum(engine.served for engine in engines) == ATTEMPTS
+        ask(handles, [0])
+    assert sum(len(handle.served) for handle in handles) == ATTEMPTS
+
+
+def test_a_client_outlives_an_event_loop_that_was_cut_off():
+    handles = healthy()
+    client = EngineClient(handles)
+
+    async def cut_off():
+        async with asyncio.timeout(0.02):
+            await client.generate(PROMPT, SamplingParams(max_tokens=60), 0)
+
+    with pytest.raises(TimeoutError):
+        run(handles, cut_off)
+    again = healthy()
+    client._links[0]._handle = again[0]
+    assert run(again, lambda: client.generate(PROMPT, PARAMS, 0)).response_ids.tolist() == [1, 1]
+
+
+def test_an_engine_that_has_nothing_lets_the_client_ask_again(monkeypatch):
+    monkeypatch.setattr(outbox_module, "FETCH_TIMEOUT_S", 0.01)
+    handles = [Handle(CountingEngine(step_s=0.02))]
+    assert len(ask(handles, [0])) == 1
+    assert handles[0].calls > 2
+
+
+def test_what_nobody_fetches_is_dropped(monkeypatch):
+    monkeypatch.setattr(outbox_module, "FORGET_AFTER_S", 0.0)
+    engine = CountingEngine()
+    clients = [EngineClient([Handle(engine)]) for _ in range(5)]
+
+    async def in_turn():
+        for client in clients:
+            await client.generate(PROMPT, PARAMS, 0)
+
+    run([Handle(engine)], in_turn)
+    assert len(engine._outboxes) == 1
+
+
+def test_weights_wait_for_what_is_under_way_and_hold_back_what_comes():
+    handles = healthy()
+    client = EngineClient(handles)
+    engine = handles[0].engine
+
+    async def around_an_update():
+        early = asyncio.ensure_future(client.generate(PROMPT, SamplingParams(max_tokens=30), 0))
+        await asyncio.sleep(0.01)
+        async with engine._gate.update(4, drain_timeout_s=10):
+            late = asyncio.ensure_future(client.generate(PROMPT, PARAMS, 0))
+            first = await early  # reaches the client although the weights still change
+            await asyncio.sleep(0.01)
+            assert not late.done()
+        return first, await late
+
+    first, late = run(handles, around_an_update)
+    assert (first.weight_version, late.weight_version) == (3, 4)
 
 
 def test_replaced_handles_are_used_at_once():
-    client = EngineClient([FakeEngine(RayActorError())])
-    fresh = FakeEngine()
-    client.replace_handles([fresh])
-    ask(client, [0])
-    assert fresh.served == 1
+    client = EngineClient([Handle(error=RayActorError())])
+    fresh = healthy()
+    client.replace_handles(fresh)
+    run(fresh, lambda: client.generate(PROMPT, PARAMS, 0))
+    assert len(fresh[0].served) == 1
 
 
 def test_a_client_without_engines_is_refused():

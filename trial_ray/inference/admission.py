@@ -27,29 +27,31 @@ class AdmissionGate:
         self.version = -1
         self.asleep = False
         self._in_flight = 0
-        self._updating = False
-        self._changed = asyncio.Condition()
+        self._open = asyncio.Event()
+        self._open.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
 
-    @asynccontextmanager
-    async def request(self) -> AsyncIterator[int]:
-        """Hold the weights still for one response; yields their version.
+    async def enter(self, count: int) -> int:
+        """Hold the weights still for ``count`` responses, until :meth:`leave`; returns their version.
 
         Raises:
             EngineError: no weights were loaded yet, or the engine sleeps.
         """
-        async with self._changed:
-            await self._changed.wait_for(lambda: not self._updating)
-            if self.asleep:
-                raise EngineError("the engine is asleep: its GPU is the learner's until the update has ended")
-            if self.version < 0:
-                raise EngineError("the engine holds no weights of the learner yet; call load_weights before generate")
-            self._in_flight += 1
-        try:
-            yield self.version
-        finally:
-            async with self._changed:
-                self._in_flight -= 1
-                self._changed.notify_all()
+        await self._until_open()
+        if self.asleep:
+            raise EngineError("the engine is asleep: its GPU is the learner's until the update has ended")
+        if self.version < 0:
+            raise EngineError("the engine holds no weights of the learner yet; call load_weights before exchange")
+        self._in_flight += count
+        self._idle.clear()
+        return self.version
+
+    def leave(self, count: int) -> None:
+        """So many responses have finished."""
+        self._in_flight -= count
+        if not self._in_flight:
+            self._idle.set()
 
     @asynccontextmanager
     async def update(self, version: int, *, drain_timeout_s: float) -> AsyncIterator[None]:
@@ -78,25 +80,26 @@ class AdmissionGate:
 
     @asynccontextmanager
     async def _held(self, drain_timeout_s: float) -> AsyncIterator[None]:
-        async with self._changed:
-            await self._changed.wait_for(lambda: not self._updating)
-            self._updating = True
+        await self._until_open()
+        self._open.clear()
         try:
             await self._drain(drain_timeout_s)
             yield
         finally:
-            async with self._changed:
-                self._updating = False
-                self._changed.notify_all()
+            self._open.set()
+
+    async def _until_open(self) -> None:
+        # Whoever else waited may have closed it again before this coroutine's turn.
+        while not self._open.is_set():
+            await self._open.wait()
 
     async def _drain(self, timeout_s: float) -> None:
-        async with self._changed:
-            try:
-                await asyncio.wait_for(self._changed.wait_for(lambda: self._in_flight == 0), timeout_s)
-            except TimeoutError as error:
-                raise EngineError(
-                    f"{self._in_flight} responses did not finish within {timeout_s:.0f} s; the engine must be idle first"
-                ) from error
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError as error:
+            raise EngineError(
+                f"{self._in_flight} responses did not finish within {timeout_s:.0f} s; the engine must be idle first"
+            ) from error
 
 
 def check_request(prompt_ids: np.ndarray, params: SamplingParams, *, max_model_len: int, vocab_size: int) -> None:

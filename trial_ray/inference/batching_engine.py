@@ -15,7 +15,8 @@ import numpy as np
 
 from trial_ray.errors import EngineError
 from trial_ray.inference.admission import AdmissionGate, check_request
-from trial_ray.inference.protocol import EnginePart, Response, SamplingParams
+from trial_ray.inference.outbox import Outbox
+from trial_ray.inference.protocol import EnginePart, RequestBatch, Response, ResponseBatch, SamplingParams
 from trial_ray.inference.weights import Weights
 
 DRAIN_TIMEOUT_S = 600.0
@@ -29,17 +30,33 @@ class Request:
     Attributes:
         prompt_ids: int ``[P]``.
         params: how to sample.
-        done: set once ``finish_reason`` is.
         response_ids: tokens sampled so far, with ``logprobs`` beside them.
         finish_reason: ``""`` while it runs.
     """
 
     prompt_ids: np.ndarray
     params: SamplingParams
-    done: asyncio.Future[None]
     response_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str = ""
+
+    def response(self, weight_version: int) -> Response:
+        """The finished response, as sampled by weights of this version."""
+        return Response(
+            response_ids=np.asarray(self.response_ids, np.int32),
+            logprobs=np.asarray(self.logprobs, np.float32),
+            weight_version=weight_version,
+            finish_reason=self.finish_reason,
+        )
+
+
+@dataclass(frozen=True)
+class _Client:
+    """Who waits for a request, and which weights it began with."""
+
+    outbox: Outbox
+    number: int
+    weight_version: int
 
 
 @dataclass(eq=False)
@@ -63,8 +80,11 @@ class BatchingEngine(ABC):
         self._max_model_len = max_model_len
         self._gate = AdmissionGate()
         self._freed: set[EnginePart] = set()
-        self._inbox: queue.SimpleQueue[Request | _Call | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[list[Request] | _Call | None] = queue.SimpleQueue()
         self._in_flight: set[Request] = set()
+        self._clients: dict[Request, _Client] = {}
+        self._outboxes: dict[str, Outbox] = {}
+        self._admitting: set[asyncio.Task[None]] = set()
         self._thread: threading.Thread | None = None
         self._opening: asyncio.Task[dict[str, Any]] | None = None
         self._info: dict[str, Any] = {}
@@ -76,20 +96,42 @@ class BatchingEngine(ABC):
             self._opening = asyncio.create_task(self._start())
         return {**await asyncio.shield(self._opening), "pid": os.getpid()}
 
-    async def generate(self, prompt_ids: np.ndarray, params: SamplingParams) -> Response:
-        """Sample one response; see ``EngineProtocol``."""
+    async def exchange(self, client: str, requests: RequestBatch) -> ResponseBatch:
+        """Take further requests of a client, return what has finished; see ``EngineProtocol``."""
         self._check_alive()
-        check_request(prompt_ids, params, max_model_len=self._max_model_len, vocab_size=self._info["vocab_size"])
-        async with self._gate.request() as version:
-            request = Request(prompt_ids, params, asyncio.get_running_loop().create_future())
-            self._inbox.put(request)
-            await request.done
-        return Response(
-            response_ids=np.asarray(request.response_ids, dtype=np.int32),
-            logprobs=np.asarray(request.logprobs, dtype=np.float32),
-            weight_version=version,
-            finish_reason=request.finish_reason,
-        )
+        if client not in self._outboxes:
+            self._outboxes = {name: outbox for name, outbox in self._outboxes.items() if not outbox.abandoned}
+            self._outboxes[client] = Outbox()
+        outbox = self._outboxes[client]
+        if requests.numbers:
+            # A task of its own: what has finished must reach the client even while weights change.
+            task = asyncio.create_task(self._admit(outbox, requests))
+            self._admitting.add(task)
+            task.add_done_callback(self._admitting.discard)
+        return await outbox.take()
+
+    async def _admit(self, outbox: Outbox, requests: RequestBatch) -> None:
+        admitted = []
+        for number, prompt_ids, params in requests.split():
+            try:
+                check_request(
+                    prompt_ids, params, max_model_len=self._max_model_len, vocab_size=self._info["vocab_size"]
+                )
+            except EngineError as error:
+                outbox.fail(number, error)
+            else:
+                admitted.append((number, Request(prompt_ids, params)))
+        if not admitted:
+            return
+        try:
+            version = await self._gate.enter(len(admitted))
+        except EngineError as error:
+            for number, _ in admitted:
+                outbox.fail(number, error)
+            return
+        for number, request in admitted:
+            self._clients[request] = _Client(outbox, number, version)
+        self._inbox.put([request for _, request in admitted])
 
     async def load_weights(self, weights: Weights, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> str:
         """Let responses under way finish, then replace the weights; see ``EngineProtocol``.
@@ -191,21 +233,20 @@ class BatchingEngine(ABC):
     def _work(self) -> None:
         while True:
             items = self._take()
+            joining = [request for item in items if isinstance(item, list) for request in item]
+            self._in_flight.update(joining)
             if None in items:
                 break
             for call in items:
                 if isinstance(call, _Call):
                     self._run_call(call)
-            joining = [item for item in items if isinstance(item, Request)]
-            self._in_flight.update(joining)
             if self._in_flight:
                 self._advance(joining)
         if self._info:  # else the model never came up, and there is nothing to free
             self._close()
-        for request in self._in_flight:
-            self._post(request.done, EngineError("the engine was shut down before the response was finished"))
+        self._fail_requests("the engine was shut down before the response was finished")
 
-    def _take(self) -> list[Request | _Call | None]:
+    def _take(self) -> list[list[Request] | _Call | None]:
         """Empty the inbox, waiting for something only when no request runs."""
         items = [] if self._in_flight else [self._inbox.get()]
         while True:
@@ -217,18 +258,30 @@ class BatchingEngine(ABC):
     def _advance(self, joining: list[Request]) -> None:
         try:
             finished = self._step(joining)
-        except Exception as error:  # whatever the step raises reaches every caller that waits for it
-            for request in self._in_flight:
-                self._post(request.done, EngineError(f"a step of the engine failed: {error!r}"))
-            self._in_flight.clear()
+        except Exception as error:  # whatever the step raises reaches every client that waits for it
             try:
                 self._recover()
             except Exception as fatal:
                 self._failure = f"a step failed: {fatal!r}"
+            self._fail_requests(f"a step of the engine failed: {error!r}")
             return
         if finished:
             self._in_flight.difference_update(finished)
-            self._loop.call_soon_threadsafe(_settle, [request.done for request in finished])
+            self._loop.call_soon_threadsafe(self._deliver, finished)
+
+    def _fail_requests(self, reason: str) -> None:
+        failed, self._in_flight = list(self._in_flight), set()
+        self._loop.call_soon_threadsafe(self._deliver, failed, EngineError(reason))
+
+    def _deliver(self, requests: list[Request], error: EngineError | None = None) -> None:
+        """In the event loop: hand finished requests, or what became of them, to their clients."""
+        self._gate.leave(len(requests))
+        for request in requests:
+            client = self._clients.pop(request)
+            if error is None:
+                client.outbox.put(client.number, request.response(client.weight_version))
+            else:
+                client.outbox.fail(client.number, error)
 
     def _run_call(self, call: _Call) -> None:
         try:
@@ -240,11 +293,6 @@ class BatchingEngine(ABC):
 
     def _post(self, done: asyncio.Future[Any], error: Exception) -> None:
         self._loop.call_soon_threadsafe(_set_exception, done, error)
-
-
-def _settle(futures: list[asyncio.Future[None]]) -> None:
-    for future in futures:
-        _set_result(future, None)
 
 
 def _set_result(future: asyncio.Future[Any], result: Any) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-import zlib
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayTaskError
 
 from trial_ray.errors import EngineError
+from trial_ray.inference.link import EngineLink
 from trial_ray.inference.protocol import InvalidRequestError, Response, SamplingParams
 
 ATTEMPTS = 3
@@ -22,7 +21,8 @@ ATTEMPTS = 3
 class EngineClient:
     """Sends each request to one of the engines, and to the next one when that fails.
 
-    Requests with the same affinity (a group of rollouts) go to the same engine, whose prefix cache then serves them.
+    Requests with the same affinity (a group of rollouts) go to the same engine, whose prefix cache then serves them. A new
+    group goes to the engine that serves the fewest groups from here; :meth:`end_group` says that it is over.
 
     Args:
         handles: engine actors, as from ``EnginePool.handles``.
@@ -37,45 +37,58 @@ class EngineClient:
         """Use these engines from now on (after a restart)."""
         if not handles:
             raise EngineError("handles: no engine given, at least one expected")
-        self._handles = list(handles)
+        self._links = [EngineLink(handle) for handle in handles]
+        self._group_engine: dict[Hashable, int] = {}
 
-    async def generate(self, prompt_ids: np.ndarray, params: SamplingParams, affinity: str | int) -> Response:
+    async def generate(
+        self, prompt_ids: np.ndarray, params: SamplingParams, affinity: Hashable, preferred: int = 0
+    ) -> Response:
         """Sample one response.
 
         Args:
             prompt_ids: int ``[P]``.
             params: how to sample.
-            affinity: chooses the engine, the same on every host.
+            affinity: of the group.
+            preferred: where the search for the least busy engine starts, modulo their number. Clients in several processes,
+                none of which knows the others' groups, spread them evenly when the groups of all are numbered through.
 
         Raises:
             InvalidRequestError: the request itself is wrong.
             EngineError: every attempt failed or the deadline passed; the message holds each attempt's reason.
         """
-        first = zlib.crc32(str(affinity).encode())
-        deadline = time.monotonic() + self._timeout_s
+        links, deadline = self._links, time.monotonic() + self._timeout_s
+        first = self._engine_of(affinity, preferred)
         failures: list[str] = []
-        handles = self._handles
-        for attempt in range(min(ATTEMPTS, len(handles))):
-            index = (first + attempt) % len(handles)
+        for attempt in range(min(ATTEMPTS, len(links))):
+            index = (first + attempt) % len(links)
             left = deadline - time.monotonic()
             if left <= 0:
                 break
             try:
-                return await asyncio.wait_for(_call(handles[index], prompt_ids, params), left)
-            except (RayTaskError, RayActorError, TimeoutError) as error:
-                cause = error.cause if isinstance(error, RayTaskError) else error
-                if isinstance(cause, InvalidRequestError):
-                    raise cause from None
-                failures.append(f"engine {index}: {type(cause).__name__}: {_first_line(cause)}")
+                async with asyncio.timeout(left):
+                    return await links[index].ask(prompt_ids, params)
+            except InvalidRequestError:
+                raise
+            except (EngineError, TimeoutError) as error:
+                failures.append(f"engine {index}: {type(error).__name__}: {_first_line(error)}")
         raise EngineError(
-            f"no engine answered ({len(failures)} of {len(handles)} tried, deadline {self._timeout_s:.0f} s): "
+            f"no engine answered ({len(failures)} of {len(links)} tried, deadline {self._timeout_s:.0f} s): "
             + "; ".join(failures)
         )
 
+    def end_group(self, affinity: Hashable) -> None:
+        """Nothing more will be asked for with this affinity."""
+        index = self._group_engine.pop(affinity, None)
+        if index is not None:
+            self._links[index].groups -= 1
 
-async def _call(handle: ActorHandle[Any], prompt_ids: np.ndarray, params: SamplingParams) -> Response:
-    response: Response = await handle.generate.remote(prompt_ids, params)
-    return response
+    def _engine_of(self, affinity: Hashable, preferred: int) -> int:
+        if affinity not in self._group_engine:
+            order = [(preferred + offset) % len(self._links) for offset in range(len(self._links))]
+            index = min(order, key=lambda index: self._links[index].groups)  # the first of the least busy
+            self._links[index].groups += 1
+            self._group_engine[affinity] = index
+        return self._group_engine[affinity]
 
 
 def _first_line(error: BaseException) -> str:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from random import Random
-from typing import Any
 
+import numpy as np
 import torch
-from torch.nn import functional
 
 from trial_ray.inference.batching_engine import Request
+from trial_ray.inference.decoding_cache import DecodingCache
 from trial_ray.inference.sampling import sample_tokens
+
+PREFILL_TOKENS = 8192
+"""Most tokens, padding included, in one forward pass over prompts (one prompt may be longer)."""
+MOST_PADDING = 512
+"""Padding tokens above which prompts are rather prefilled in two forward passes."""
 
 
 class _Row:
@@ -31,20 +37,20 @@ class _Row:
 
 
 class DecodingBatch:
-    """Rows of unequal length in one left-padded key-value cache.
+    """Rows of unequal length, decoded together; a row leaves when its response has ended.
 
     Args:
         model: a transformers causal language model in evaluation mode.
         stop_ids: tokens that end a response.
+        max_rows: most rows that will ever run together, where that is known; memory is not taken for more.
     """
 
-    def __init__(self, model: torch.nn.Module, stop_ids: frozenset[int]) -> None:
+    def __init__(self, model: torch.nn.Module, stop_ids: frozenset[int], max_rows: int | None = None) -> None:
         self._model = model
         self._stop_ids = stop_ids
         self._device = next(model.parameters()).device
         self._rows: list[_Row] = []
-        self._layers: list[tuple[torch.Tensor, torch.Tensor]] = []  # keys and values, each [B, heads, L, width]
-        self._mask = torch.zeros(0, 0, dtype=torch.long, device=self._device)  # [B, L]
+        self._cache = DecodingCache(max_rows)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -52,49 +58,41 @@ class DecodingBatch:
     @torch.inference_mode()
     def admit(self, requests: list[Request]) -> list[Request]:
         """Prefill new rows and sample their first token; return those that are already finished."""
-        longest = max(len(request.prompt_ids) for request in requests)
-        ids = torch.zeros(len(requests), longest, dtype=torch.long)
-        mask = torch.zeros_like(ids)
-        for row, request in enumerate(requests):
-            start = longest - len(request.prompt_ids)
-            ids[row, start:] = torch.as_tensor(request.prompt_ids, dtype=torch.long)
-            mask[row, start:] = 1
-        rows = [_Row(request) for request in requests]
-        mask = mask.to(self._device)
-        logits, layers = self._forward(ids.to(self._device), mask, [])
-        self._sample(rows, logits)
-        self._merge(rows, layers, mask)
+        for part in by_length(requests):
+            rows = [_Row(request) for request in part]
+            lengths = [len(request.prompt_ids) for request in part]
+            self._cache.add_rows(lengths)
+            ids = np.zeros((len(part), max(lengths)), np.int64)
+            for row, (request, length) in enumerate(zip(part, lengths, strict=True)):
+                ids[row, ids.shape[1] - length :] = request.prompt_ids
+            self._sample(rows, self._forward(ids, lengths))
+            self._rows += rows
         return self._drop_finished()
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
         """Sample one more token for every row; return the requests that finished."""
-        last = torch.tensor([[row.request.response_ids[-1]] for row in self._rows], device=self._device)
-        self._mask = functional.pad(self._mask, (0, 1), value=1)
-        logits, self._layers = self._forward(last, self._mask, self._layers)
-        self._sample(self._rows, logits)
+        self._cache.add_column()
+        ids = np.array([[row.request.response_ids[-1]] for row in self._rows])
+        lengths = [self._cache.end - start for start in self._cache.starts]
+        self._sample(self._rows, self._forward(ids, lengths))
         return self._drop_finished()
 
-    def _forward(
-        self, ids: torch.Tensor, mask: torch.Tensor, layers: list[tuple[torch.Tensor, torch.Tensor]]
-    ) -> tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
-        from transformers import DynamicCache
-
-        cache = DynamicCache()
-        for index, (keys, values) in enumerate(layers):
-            cache.update(keys, values, index)
-        positions = (mask.cumsum(-1) - 1).clamp_(min=0)[:, -ids.shape[1] :]
+    def _forward(self, ids: np.ndarray, lengths: list[int]) -> torch.Tensor:
+        """Logits ``[B, V]`` after the last of ``ids`` ``[B, n]``, of rows that then hold ``lengths`` tokens each."""
+        seen = self._cache.columns.stop - self._cache.first
+        # Of every column that is seen, the number of the row's token there; below 0 where the row has none.
+        positions = torch.arange(-seen, 0)[None] + torch.tensor(lengths)[:, None]
         out = self._model(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
+            input_ids=torch.from_numpy(ids).to(self._device),
+            attention_mask=(positions >= 0).long().to(self._device),
+            position_ids=positions[:, -ids.shape[1] :].clamp(min=0).to(self._device),
+            past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=1,
         )
-        # Declared as layers of any kind, and empty ones; attention fills these.
-        filled: list[Any] = cache.layers
-        return out.logits[:, -1], [(layer.keys, layer.values) for layer in filled]
+        logits: torch.Tensor = out.logits[:, -1]
+        return logits
 
     def _sample(self, rows: list[_Row], logits: torch.Tensor) -> None:
         params = [row.request.params for row in rows]
@@ -107,35 +105,26 @@ class DecodingBatch:
         for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
             row.take(token, logprob, self._stop_ids)
 
-    def _merge(self, rows: list[_Row], layers: list[tuple[torch.Tensor, torch.Tensor]], mask: torch.Tensor) -> None:
-        if self._rows:
-            length = max(self._mask.shape[1], mask.shape[1])
-            layers = [
-                (_stack(old_keys, keys, length), _stack(old_values, values, length))
-                for (old_keys, old_values), (keys, values) in zip(self._layers, layers, strict=True)
-            ]
-            old_mask = functional.pad(self._mask, (length - self._mask.shape[1], 0))
-            mask = torch.cat([old_mask, functional.pad(mask, (length - mask.shape[1], 0))])
-        self._rows = self._rows + rows
-        self._layers, self._mask = layers, mask
-
     def _drop_finished(self) -> list[Request]:
-        finished = [row.request for row in self._rows if row.request.finish_reason]
-        if not finished:
-            return []
-        keep = [index for index, row in enumerate(self._rows) if not row.request.finish_reason]
-        self._rows = [self._rows[index] for index in keep]
-        if not keep:
-            self._layers, self._mask = [], self._mask[:0, :0]
-            return finished
-        rows = torch.tensor(keep, device=self._device)
-        mask = self._mask[rows]
-        # Columns that only the departed rows used would be carried along for nothing.
-        start = mask.shape[1] - int(mask.sum(-1).max())
-        self._mask = mask[:, start:]
-        self._layers = [(keys[rows, :, start:], values[rows, :, start:]) for keys, values in self._layers]
-        return finished
+        finished = [index for index, row in enumerate(self._rows) if row.request.finish_reason]
+        requests = [self._rows[index].request for index in finished]
+        if finished:
+            for source, target in self._cache.drop_rows(finished):
+                self._rows[target] = self._rows[source]
+            del self._rows[len(self._rows) - len(finished) :]
+        return requests
 
 
-def _stack(old: torch.Tensor, new: torch.Tensor, length: int) -> torch.Tensor:
-    return torch.cat([functional.pad(states, (0, 0, length - states.shape[2], 0)) for states in (old, new)])
+def by_length(requests: Sequence[Request]) -> Iterator[list[Request]]:
+    """Parts of similar length, each for one forward pass, the longest first."""
+    part: list[Request] = []
+    padding = 0
+    for request in sorted(requests, key=lambda request: len(request.prompt_ids), reverse=True):
+        if part:
+            longest = len(part[0].prompt_ids)
+            padding += longest - len(request.prompt_ids)
+            if padding > MOST_PADDING or longest * (len(part) + 1) > PREFILL_TOKENS:
+                yield part
+                part, padding = [], 0
+        part.append(request)
+    yield part

@@ -6,7 +6,8 @@ it and pass one conformance suite.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -58,6 +59,72 @@ class Response:
     finish_reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class RequestBatch:
+    """What a client asks for in one message: arrays of all requests joined, because many small ones are slow to send.
+
+    Attributes:
+        numbers: the client's own, by which it knows each response.
+        prompt_ids: int32, the prompts one after the other.
+        lengths: of each prompt, in tokens.
+        params: of each request.
+    """
+
+    numbers: tuple[int, ...] = ()
+    prompt_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    lengths: tuple[int, ...] = ()
+    params: tuple[SamplingParams, ...] = ()
+
+    @classmethod
+    def join(cls, requests: Sequence[tuple[int, np.ndarray, SamplingParams]]) -> RequestBatch:
+        """Of (number, prompt ids, params) each."""
+        if not requests:
+            return cls()
+        numbers, prompts, params = zip(*requests, strict=True)
+        return cls(numbers, np.concatenate(prompts), tuple(map(len, prompts)), params)
+
+    def split(self) -> list[tuple[int, np.ndarray, SamplingParams]]:
+        """What :meth:`join` was given."""
+        return list(zip(self.numbers, _cut(self.prompt_ids, self.lengths), self.params, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseBatch:
+    """What an engine answers in one message, arrays joined as in :class:`RequestBatch`.
+
+    Attributes:
+        numbers: of the requests that were answered.
+        response_ids: int32, the responses one after the other.
+        logprobs: float32, beside ``response_ids``.
+        lengths: of each response, in tokens.
+        weight_versions: of each response.
+        finish_reasons: of each response.
+        failed: what became of the other requests, by number.
+    """
+
+    numbers: tuple[int, ...]
+    response_ids: np.ndarray
+    logprobs: np.ndarray
+    lengths: tuple[int, ...]
+    weight_versions: tuple[int, ...]
+    finish_reasons: tuple[str, ...]
+    failed: dict[int, EngineError]
+
+    def split(self) -> list[tuple[int, Response]]:
+        """The responses, each with its number."""
+        arrays = zip(_cut(self.response_ids, self.lengths), _cut(self.logprobs, self.lengths), strict=True)
+        told = zip(self.numbers, arrays, self.weight_versions, self.finish_reasons, strict=True)
+        return [(number, Response(*pair, version, reason)) for number, pair, version, reason in told]
+
+
+def _cut(joined: np.ndarray, lengths: Sequence[int]) -> list[np.ndarray]:
+    parts, start = [], 0
+    for length in lengths:
+        parts.append(joined[start : start + length])
+        start += length
+    return parts
+
+
 class EngineProtocol(Protocol):
     """What every engine actor answers to. All methods are coroutines on the actor."""
 
@@ -65,13 +132,19 @@ class EngineProtocol(Protocol):
         """Start the engine (idempotent); return ``{"engine", "model", "vocab_size", "stop_token_ids", "pid"}``."""
         ...
 
-    async def generate(self, prompt_ids: np.ndarray, params: SamplingParams) -> Response:
-        """Sample one response to one prompt; many calls run concurrently and are batched inside.
+    async def exchange(self, client: str, requests: RequestBatch) -> ResponseBatch:
+        """Take further requests of a client, and return what has finished of all that it ever asked for.
+
+        Waits until something has, unless the client calls again meanwhile: the earlier call then ends with nothing. The
+        requests of all clients are batched inside. What is wrong with one request comes back as its own error
+        (:class:`InvalidRequestError`, or an ``EngineError``: no weights were loaded yet, a step of the engine failed).
+
+        Args:
+            client: name of the client, unlike any other's.
+            requests: may be empty.
 
         Raises:
-            InvalidRequestError: the prompt is empty or does not fit with its response, or a sampling value is out of
-                range.
-            EngineError: no weights were loaded yet, or the engine failed.
+            EngineError: the engine cannot serve any more.
         """
         ...
 

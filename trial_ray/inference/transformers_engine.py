@@ -7,12 +7,18 @@ from typing import Any
 import torch
 
 from trial_ray.errors import EngineError
+from trial_ray.inference.batch_limit import free_memory, rows_that_fit
 from trial_ray.inference.batching_engine import BatchingEngine, Request
 from trial_ray.inference.decoding_batch import DecodingBatch
 from trial_ray.inference.engine_arguments import engine_dtype
 from trial_ray.inference.protocol import EnginePart
 from trial_ray.inference.sampling import stop_token_ids
 from trial_ray.inference.weights import Weights, WeightShards, iter_weights, weights_checksum
+
+FEW = 8
+"""Requests join together once they are an eighth of the rows that run, ..."""
+MOST_STEPS_WAITED = 4
+"""... or after so many steps, in tokens of the others."""
 
 
 class TransformersEngine(BatchingEngine):
@@ -26,7 +32,7 @@ class TransformersEngine(BatchingEngine):
         dtype: torch name of the compute type; ``None`` takes bfloat16 on CUDA and float32 elsewhere.
         max_model_len: most tokens of prompt and response together.
         device: torch device; ``None`` takes CUDA where there is one.
-        max_batch: most rows decoded at a time; further requests wait.
+        max_batch: most rows decoded at a time; further requests wait. ``None``: as many as fit into free memory, up to 256.
         num_threads: torch's threads for the forward passes on the CPU; ``None`` leaves torch's own choice.
     """
 
@@ -37,7 +43,7 @@ class TransformersEngine(BatchingEngine):
         dtype: str | None = None,
         max_model_len: int,
         device: str | None = None,
-        max_batch: int = 64,
+        max_batch: int | None = None,
         num_threads: int | None = None,
     ) -> None:
         super().__init__(max_model_len)
@@ -48,6 +54,7 @@ class TransformersEngine(BatchingEngine):
         self._num_threads = num_threads
         self._waiting: list[Request] = []
         self._shapes: list[torch.Size] = []  # of parameters whose values were dropped
+        self._steps_waited = 0
 
     def _open(self) -> dict[str, Any]:
         from transformers import AutoModelForCausalLM
@@ -58,6 +65,8 @@ class TransformersEngine(BatchingEngine):
         model.to(self._device)  # type: ignore[arg-type]  # transformers wraps Module.to without its arguments' types
         self._model = model.eval()
         self._stop_ids = stop_token_ids(self._model_path)
+        if self._max_batch is None:
+            self._max_batch = rows_that_fit(model.config, self._max_model_len, model.dtype, free_memory(model.device))
         self._recover()
         return {
             "engine": "transformers",
@@ -69,11 +78,20 @@ class TransformersEngine(BatchingEngine):
     def _step(self, joining: list[Request]) -> list[Request]:
         self._waiting += joining
         finished = self._batch.step() if len(self._batch) else []
-        room = self._max_batch - len(self._batch)
-        admitted, self._waiting = self._waiting[:room], self._waiting[room:]
-        if admitted:
+        if admitted := self._take_waiting():
             finished += self._batch.admit(admitted)
         return finished
+
+    def _take_waiting(self) -> list[Request]:
+        """Requests to prefill now; few wait for more, because a forward pass costs little more for many."""
+        room = self._max_batch - len(self._batch)
+        few = len(self._waiting) * FEW < len(self._batch)
+        if not room or not self._waiting or (few and self._steps_waited < MOST_STEPS_WAITED):
+            self._steps_waited += bool(self._waiting)
+            return []
+        self._steps_waited = 0
+        taken, self._waiting = self._waiting[:room], self._waiting[room:]
+        return taken
 
     def _replace_weights(self, weights: Weights) -> str:
         if not isinstance(weights, WeightShards):
@@ -115,7 +133,7 @@ class TransformersEngine(BatchingEngine):
 
     def _recover(self) -> None:
         self._waiting = []
-        self._batch = DecodingBatch(self._model, frozenset(self._stop_ids))
+        self._batch = DecodingBatch(self._model, frozenset(self._stop_ids), max_rows=self._max_batch)
 
     def _close(self) -> None:
         del self._model

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save
 
 from trial_ray.errors import ConfigError, EngineError
+from trial_ray.inference.batch_limit import MOST_ROWS
 from trial_ray.inference.batching_engine import BatchingEngine, Request
 from trial_ray.inference.engine_arguments import NO_SLEEP, engine_dtype
 from trial_ray.inference.protocol import EnginePart
@@ -46,7 +47,8 @@ class VLLMEngine(BatchingEngine):
         enforce_eager: run without compiled graphs; ``None``: on the CPU, where they take a minute to compile.
         enable_prefix_caching: reuse the key-value blocks of equal prompt beginnings (dropped at every weight update).
         enable_sleep_mode: lets the engine sleep, for a learner on the same GPU; needs CUDA.
-        max_batch: most requests decoded at a time; further ones wait.
+        max_batch: most requests decoded at a time; further ones wait. ``None``: 256 on CUDA and 64 on the CPU, or fewer while
+            their keys and values do not fit into the cache.
         seed: for requests without a seed of their own.
         num_threads: threads of the forward passes on the CPU; ``None`` leaves torch's own choice.
         engine_args: further fields of vLLM's ``EngineArgs``, which go before what is set here
@@ -68,7 +70,7 @@ class VLLMEngine(BatchingEngine):
         enforce_eager: bool | None = None,
         enable_prefix_caching: bool = True,
         enable_sleep_mode: bool = False,
-        max_batch: int = 64,
+        max_batch: int | None = None,
         seed: int = 0,
         num_threads: int | None = None,
         **engine_args: Any,
@@ -100,7 +102,7 @@ class VLLMEngine(BatchingEngine):
             "enforce_eager": not self._on_cuda if enforce_eager is None else enforce_eager,
             "enable_prefix_caching": enable_prefix_caching,
             "enable_sleep_mode": enable_sleep_mode,
-            "max_num_seqs": max_batch,
+            "max_num_seqs": max_batch or (MOST_ROWS if self._on_cuda else 64),
             "seed": seed,
             "skip_tokenizer_init": True,
             "generation_config": "vllm",

@@ -295,6 +295,7 @@ class GRPOLearner(TorchLearner):
         self, version: int, dtype: str | None = None, engines: Sequence[ActorHandle[Any]] = (), lasting: bool = False
     ) -> Weights | None:
         """Offer the policy's weights to the engines; the driver never holds them. All learners must be asked.
+
         Args:
             version: stamp of these weights.
             dtype: dtype that the engines hold; ``None`` leaves the learner's.

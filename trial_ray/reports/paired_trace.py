@@ -66,11 +66,10 @@ def trace_game(model: Path, task_id: str, entry: EnvironmentEntry, config: Learn
 
 def decode(lm: Any, stop_ids: frozenset[int], prompt_ids: np.ndarray, params: SamplingParams) -> Response:
     """One response, from the batch that the transformers engine decodes with."""
-    request = Request(prompt_ids, params, asyncio.get_running_loop().create_future())
+    request = Request(prompt_ids, params)
     batch = DecodingBatch(lm, stop_ids)
     with torch.inference_mode():
         batch.admit([request])
         while not request.finish_reason:
             batch.step()
-    ids, logprobs = np.asarray(request.response_ids, np.int32), np.asarray(request.logprobs, np.float32)
-    return Response(ids, logprobs, weight_version=0, finish_reason=request.finish_reason)
+    return request.response(weight_version=0)

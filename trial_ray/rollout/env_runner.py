@@ -31,6 +31,7 @@ from trial_ray.inference.client import EngineClient
 from trial_ray.inference.protocol import Response, SamplingParams
 from trial_ray.rollout.conversation import prompt_writer
 from trial_ray.rollout.episode import PolicyPlayer, derive_seed, play_episode
+from trial_ray.rollout.event_loop import run_quietly
 from trial_ray.rollout.prompts import PromptWriter
 from trial_ray.rollout.requests import GroupRequest, GroupSample, SampleSettings
 from trial_ray.rollout.settings import PlaySettings
@@ -73,7 +74,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
 
         A rollout that an engine or the environment fails is kept as ``failed``; it never ends the others.
         """
-        groups = asyncio.run(_play_groups(self, requests, settings))
+        with asyncio.Runner() as loop:
+            groups = run_quietly(loop, _play_groups(self, requests, settings))
         samples = [
             self._sample(request, group, settings.keep_trajectories)
             for request, group in zip(requests, groups, strict=True)
@@ -96,7 +98,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
                 _play_groups(self, requests, settings, lambda *played: ended.put_nowait(played))
             )
             playing.add_done_callback(lambda _: ended.put_nowait(None))
-            while (played := loop.run(ended.get())) is not None:
+            while (played := run_quietly(loop, ended.get())) is not None:
                 yield self._sample(*played, keep=False)
             playing.result()
 
@@ -112,10 +114,9 @@ class TextEnvRunner(EnvRunner, Checkpointable):
 
     def player(self, request: GroupRequest, settings: SampleSettings, seed: int | None) -> PolicyPlayer:
         """The player of one rollout; all of a group's requests stick to one engine."""
-        affinity = f"{request.task_id}/{request.seed}"
 
         async def generate(prompt_ids: np.ndarray, params: SamplingParams) -> Response:
-            return await self.client.generate(prompt_ids, params, affinity)
+            return await self.client.generate(prompt_ids, params, request, preferred=request.index)
 
         return PolicyPlayer(self._prompt_writer(request.environment), self._decode, settings.params, generate, seed)
 
@@ -262,16 +263,18 @@ async def _play_groups(
             await slots.acquire()
             rollouts.append(asyncio.create_task(play(request, rollout)))
             await asyncio.sleep(0)
-        groups.append(asyncio.create_task(_end_group(request, rollouts, on_end)))
+        groups.append(asyncio.create_task(_end_group(runner, request, rollouts, on_end)))
     return await asyncio.gather(*groups)
 
 
 async def _end_group(
+    runner: TextEnvRunner,
     request: GroupRequest,
     rollouts: Sequence[asyncio.Task[Trajectory]],
     on_end: Callable[[GroupRequest, TrajectoryGroup], None],
 ) -> TrajectoryGroup:
     group = TrajectoryGroup(request.task_id, await asyncio.gather(*rollouts))
+    runner.client.end_group(request)
     on_end(request, group)
     return group
 

@@ -16,6 +16,7 @@ from trial_ray.evaluation.intervals import wilson_interval
 from trial_ray.inference.local_engine import LocalEngine
 from trial_ray.inference.protocol import SamplingParams
 from trial_ray.rollout.episode import PolicyPlayer, derive_seed, play_episode
+from trial_ray.rollout.event_loop import run_quietly
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.rollout.trajectory import Trajectory
 from trial_ray.warmstart.settings import WarmStartSettings
@@ -96,7 +97,8 @@ class HeldOutGames:
         training = model.training
         model.eval()
         engine = LocalEngine(model, frozenset([self._tokenizer.eos_token_id]))
-        trajectories = asyncio.run(self._play_all(engine, seed))
+        with asyncio.Runner() as loop:
+            trajectories = run_quietly(loop, self._play_all(engine, seed))
         model.train(training)
         for trajectory in trajectories:
             if trajectory.failed:

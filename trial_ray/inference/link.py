@@ -1,0 +1,113 @@
+"""The way from one process to one engine: what coroutines ask for travels together, and answers come as they finish."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+import uuid
+from collections.abc import Awaitable
+from typing import Any
+
+import numpy as np
+from ray.actor import ActorHandle
+from ray.exceptions import RayError, RayTaskError
+
+from trial_ray.errors import EngineError
+from trial_ray.inference.protocol import RequestBatch, Response, ResponseBatch, SamplingParams
+
+SEND_AFTER_S = 0.005
+"""A request waits at most so long for others of the same pass of the event loop, whose environments step before they ask."""
+
+
+class EngineLink:
+    """Sends requests to one engine and keeps one call waiting there for as long as any is unanswered.
+
+    Args:
+        handle: the engine actor.
+
+    Attributes:
+        groups: number of groups of rollouts that the engine serves from here.
+    """
+
+    def __init__(self, handle: ActorHandle[Any]) -> None:
+        self.groups = 0
+        self._handle = handle
+        self._name = uuid.uuid4().hex
+        self._numbers = itertools.count()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def ask(self, prompt_ids: np.ndarray, params: SamplingParams) -> Response:
+        """Sample one response.
+
+        Raises:
+            EngineError: the engine refused the request, failed or died.
+        """
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._start(loop)
+        number, answer = next(self._numbers), loop.create_future()
+        self._pending[number] = answer
+        self._unsent.append((number, prompt_ids, params))
+        self._send_soon(loop)
+        try:
+            response: Response = await answer
+            return response
+        finally:
+            self._pending.pop(number, None)
+
+    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Forget an event loop that has ended; what it still waited for nobody wants any more."""
+        self._loop = loop
+        self._pending: dict[int, asyncio.Future[Response]] = {}
+        self._unsent: list[tuple[int, np.ndarray, SamplingParams]] = []
+        self._send_by: float | None = None
+        self._calls: set[asyncio.Task[None]] = set()
+
+    def _send_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._send_by is None:
+            self._send_by = time.monotonic() + SEND_AFTER_S
+            loop.call_soon(self._send_rest)
+        elif time.monotonic() > self._send_by:
+            self._send()
+
+    def _send_rest(self) -> None:
+        """At the end of a pass: send what is left of it, or ask for answers if no call does."""
+        self._send_by = None
+        if self._unsent or (self._pending and not self._calls):
+            self._send()
+
+    def _send(self) -> None:
+        batch, self._unsent = RequestBatch.join(self._unsent), []
+        # Sent now; a task would start only when the pass has ended.
+        answers = self._handle.exchange.remote(self._name, batch)
+        self._calls.add(asyncio.ensure_future(self._receive(answers)))
+        if self._send_by is not None:
+            self._send_by = time.monotonic() + SEND_AFTER_S
+
+    async def _receive(self, call: Awaitable[ResponseBatch]) -> None:
+        try:
+            self._deliver(await call)
+        except RayError as error:
+            cause = error.cause if isinstance(error, RayTaskError) else error
+            for answer in list(self._pending.values()):
+                _fail(answer, cause)
+        finally:
+            self._calls.discard(asyncio.current_task())  # type: ignore[arg-type]  # it runs in a task
+
+    def _deliver(self, answers: ResponseBatch) -> None:
+        for number, response in answers.split():
+            answer = self._pending.get(number)
+            if answer is not None and not answer.done():
+                answer.set_result(response)
+        for number, error in answers.failed.items():
+            if number in self._pending:
+                _fail(self._pending[number], error)
+        # After the coroutines that were answered: they act, and most ask again.
+        asyncio.get_running_loop().call_soon(self._send_rest)
+
+
+def _fail(answer: asyncio.Future[Response], cause: BaseException) -> None:
+    if not answer.done():
+        error = cause if isinstance(cause, EngineError) else EngineError(f"{type(cause).__name__}: {cause}")
+        answer.set_exception(error)
