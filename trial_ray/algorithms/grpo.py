@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.metrics import (
     ENV_RUNNER_RESULTS,
@@ -24,6 +25,7 @@ from ray.util import get_current_placement_group
 from trial_ray.algorithms.batch_sampler import BatchSampler
 from trial_ray.algorithms.grpo_config import GRPOConfig
 from trial_ray.algorithms.initial_policy import initial_policy
+from trial_ray.algorithms.overlapping_sampler import OverlappingSampler
 from trial_ray.algorithms.task_sampler import TaskSampler
 from trial_ray.environments.check import check_environment
 from trial_ray.environments.entry import EnvironmentEntry
@@ -32,6 +34,7 @@ from trial_ray.evaluation.panel import Panel
 from trial_ray.evaluation.panel_player import PanelPlayer
 from trial_ray.evaluation.results import EvaluationResult, Rate
 from trial_ray.inference.pool import EnginePool, require_engine
+from trial_ray.learner.connectors import EFFECTIVE_SAMPLE_SIZE
 from trial_ray.learner.exchange import TrainingGroups
 from trial_ray.rollout.requests import GroupSample
 from trial_ray.rollout.trajectory import EpisodeResult
@@ -83,12 +86,7 @@ class GRPO(Algorithm):
             super().setup(config)
             self.engine_pool.start(self.config.engine_start_timeout_s)
             self.workers = RolloutWorkers(self.config, self.env_runner_group, self.engine_pool)
-            self.sampler = BatchSampler(
-                self.config,
-                self.tasks,
-                self.workers,
-                lambda metrics: self.metrics.aggregate(metrics, key=ENV_RUNNER_RESULTS),
-            )
+            self.sampler = self._create_sampler()
             self._sync_weights()
         except BaseException:
             self.engine_pool.stop()
@@ -129,12 +127,24 @@ class GRPO(Algorithm):
             offset = len(type(self).default_resource_request(self.config).bundles) - self.config.num_engines
         return create_engines(self.config, offset)
 
+    def _create_sampler(self) -> BatchSampler:
+        def take_metrics(metrics: list[dict[str, Any]]) -> None:
+            self.metrics.aggregate(metrics, key=ENV_RUNNER_RESULTS)
+
+        if not self.config.max_staleness:
+            return BatchSampler(self.config, self.tasks, self.workers, take_metrics)
+        return OverlappingSampler(
+            self.config, self.tasks, self.workers, take_metrics, version=lambda: self.weight_version
+        )
+
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
         """Give restarted env runners their engines again; they hold nothing else that was learned."""
         return self.workers.restore_runners()
 
     def cleanup(self) -> None:
         """Stop every actor."""
+        if hasattr(self, "workers"):
+            self.workers.abandon_groups()
         if hasattr(self, "engine_pool"):
             self.engine_pool.stop()
         super().cleanup()
@@ -166,9 +176,12 @@ class GRPO(Algorithm):
                     (ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0
                 ),
                 "training_iteration": self.iteration + 1,
+                "weight_version": self.weight_version,
             },
         )
         self.metrics.aggregate(results, key=LEARNER_RESULTS)
+        name = (LEARNER_RESULTS, DEFAULT_MODULE_ID, *EFFECTIVE_SAMPLE_SIZE)
+        self.sampler.note_effective_sample_size(float(self.metrics.peek(name)))
 
     def _sync_weights(self) -> None:
         """Send the learner's weights to every engine, confirmed by version and checksum."""
@@ -213,15 +226,16 @@ class GRPO(Algorithm):
         Raises:
             InfrastructureError: episodes could not be played.
         """
+        self.sampler.finish()
         return PanelPlayer(self.config, self.workers).play(panel, entry, self.iteration)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """RLlib's state, the position in the task list, and the weights' version."""
+        """RLlib's state, the position in the task list with what is in flight, and the weights' version."""
         return {
             **super().get_state(*args, **kwargs),
-            "tasks": self.tasks.get_state(),
+            "tasks": self.sampler.get_state(),
             "weight_version": self.weight_version,
         }
 
@@ -229,7 +243,7 @@ class GRPO(Algorithm):
         """Continue where :meth:`get_state` was taken."""
         super().set_state(state)
         if "tasks" in state:
-            self.tasks.set_state(state["tasks"])
+            self.sampler.set_state(state["tasks"])
             self.weight_version = state["weight_version"]
 
     def restore_from_path(self, path: str | Path, *args: Any, **kwargs: Any) -> None:
