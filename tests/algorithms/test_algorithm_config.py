@@ -45,6 +45,8 @@ def valid_config() -> TRIALConfig:
         ({"max_refills": 2}, "set drop_zero_variance_groups too"),
         ({"max_logprob_gap": 0.0}, "max_logprob_gap is 0.0.*above 0"),
         ({"max_logprob_gap": float("nan")}, "max_logprob_gap is nan"),
+        ({"importance_cap": 0.9}, "importance_cap is 0.9.*at least 1"),
+        ({"importance_cap": -2.0}, "importance_cap is -2.0.*at least 1"),
     ],
 )
 def test_values_out_of_range_are_refused(settings, message):
@@ -68,6 +70,32 @@ def test_training_on_another_distribution_than_the_sampled_one_is_refused(sampli
     valid_config().panel(temperature=0.0, top_p=0.9).validate()
     with pytest.raises(ConfigError, match=r"panel_temperature is 0.001, expected 0 \(greedy\) or at least 0.01"):
         valid_config().panel(temperature=0.001).validate()
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "training", "message"),
+    [
+        ({"max_staleness": -1}, {}, "max_staleness is -1.*at least 0"),
+        ({"max_staleness": 1}, {}, "importance_cap is None.*importance_cap=2.0"),
+        ({"min_effective_sample_size": 1.5}, {}, r"min_effective_sample_size is 1.5.*\[0, 1\]"),
+        (
+            {"max_staleness": 2},
+            {"importance_cap": 2.0, "drop_zero_variance_groups": True, "max_refills": 1},
+            "max_refills is 1, expected 0 with max_staleness=2",
+        ),
+    ],
+)
+def test_sampling_ahead_without_what_it_needs_is_refused(rollouts, training, message):
+    with pytest.raises(ConfigError, match=message):
+        valid_config().rollouts(**rollouts).training(**training).validate()
+
+
+def test_sampling_ahead_needs_an_env_runner_and_takes_groups_without_variance():
+    config = valid_config().rollouts(max_staleness=1).training(importance_cap=2.0, drop_zero_variance_groups=True)
+    config.validate()
+    with pytest.raises(ConfigError, match="max_staleness is 1, but num_env_runners is 0"):
+        config.env_runners(num_env_runners=0).validate()
+    valid_config().training(importance_cap=1.0).validate()
 
 
 def test_more_learners_than_trajectories_are_refused():

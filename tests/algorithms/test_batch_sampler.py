@@ -43,6 +43,10 @@ def sampler(play, **training) -> tuple[BatchSampler, PlayedWorkers]:
     return BatchSampler(config, tasks, workers, lambda metrics: None), workers
 
 
+def _counted(counts: dict[str, float]) -> dict[str, float]:
+    return {name: count for name, count in counts.items() if count}
+
+
 def adds_up(rows: dict[str, float]) -> bool:
     return rows["sampled"] == rows["given_to_learners"] + rows["left_out"] + rows["redrawn"]
 
@@ -69,8 +73,8 @@ def test_refills_draw_new_tasks_until_the_batch_is_full():
     assert (len(batch.kept), len(batch.left_out), batch.num_refilled, workers.calls) == (4, 3, 3, 3)
     assert len(set(seen)) == 7
     metrics = batch.metrics()
-    assert metrics["groups"] == {"num_trained": 4, "num_dropped": 3, "num_refilled": 3, "num_empty_iterations": 0}
-    assert metrics["rows"] == {"sampled": 49, "given_to_learners": 28, "left_out": 21, "redrawn": 0}
+    assert _counted(metrics["groups"]) == {"num_trained": 4, "num_dropped": 3, "num_refilled": 3}
+    assert _counted(metrics["rows"]) == {"sampled": 49, "given_to_learners": 28, "left_out": 21}
 
 
 def test_refills_end_and_an_iteration_that_trains_nothing_says_why():
@@ -89,7 +93,7 @@ def test_a_group_with_too_few_survivors_is_drawn_again_and_its_rows_are_counted(
 
     batch = sampler(play)[0].sample(1)
     assert len(batch.kept) == 4
-    assert batch.metrics()["rows"] == {"sampled": 15, "given_to_learners": 12, "left_out": 0, "redrawn": 3}
+    assert _counted(batch.metrics()["rows"]) == {"sampled": 15, "given_to_learners": 12, "redrawn": 3}
 
 
 def test_a_batch_without_any_survivor_stops_the_run_with_the_first_cause():

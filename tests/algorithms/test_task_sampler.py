@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from trial_ray.algorithms.task_sampler import TaskSampler
@@ -43,7 +45,23 @@ def test_draws_do_not_depend_on_how_they_are_batched_and_resume_where_they_ended
     assert [(request.task_id, request.environment, request.seed) for request in parts] == told
     assert [request.index for request in parts] == [*range(7), *range(23)]
     assert len({request.seed for request in whole}) == 30
-    assert first.get_state() == {"seed": 1, "drawn": [4, 2, 1]}
+    assert first.get_state() == {"seed": 1, "drawn": [4, 2, 1], "returned": []}
+
+
+def test_what_was_put_back_is_drawn_first_with_its_seed_also_after_a_resume():
+    whole = TaskSampler(LISTS, 1).draw(8, 4)
+    sampler = TaskSampler(LISTS, 1)
+    drawn = sampler.draw(5, 4)
+    sampler.put_back(drawn[3:])
+    resumed = TaskSampler(LISTS, 9)
+    resumed.set_state(sampler.get_state(in_flight=drawn[1:3]))
+    assert [*resumed.draw(3, 2), *resumed.draw(4, 2)] == [
+        replace(request, index=index, group_size=2)
+        for request, index in zip(whole[1:], [0, 1, 2, 0, 1, 2, 3], strict=True)
+    ]
+    earlier_release = {name: value for name, value in sampler.get_state().items() if name != "returned"}
+    resumed.set_state(earlier_release)
+    assert resumed.draw(1, 4)[0].task_id == whole[5].task_id
 
 
 def test_one_environment_draws_the_same_tasks_alone_as_before_there_were_mixtures():

@@ -21,19 +21,34 @@ MIN_SURVIVORS = 2
 
 @dataclass(slots=True)
 class SampledBatch:
-    """The groups of one iteration. Rows sampled = rows of ``kept`` + rows of ``left_out`` + ``redrawn_rows``.
+    """The groups of one iteration.
+
+    Rows sampled = rows of ``kept`` + rows of ``left_out`` + ``redrawn_rows`` + ``stale_rows`` + what the rows in flight,
+    finished but not trained on yet, have grown by.
 
     Attributes:
         kept: groups to train on, in task order.
         left_out: groups of which too few rollouts survived, or that were left out for having no variance.
         redrawn_rows: turn rows of groups that were drawn again because too few of their rollouts survived.
         num_refilled: tasks that were drawn in place of groups without variance.
+        num_stale: groups that were begun again because older weights than allowed had sampled turns of them.
+        stale_rows: turn rows of these groups.
+        num_in_flight: groups that were begun and wait for a later iteration, finished or not.
+        rows_in_flight: turn rows of those that are finished.
+        rows_carried_in: ``rows_in_flight`` of the iteration before.
+        on_policy: whether the iteration was held to the current weights for its predecessor's effective sample size.
     """
 
     kept: list[GroupSample] = field(default_factory=list)
     left_out: list[GroupSample] = field(default_factory=list)
     redrawn_rows: int = 0
     num_refilled: int = 0
+    num_stale: int = 0
+    stale_rows: int = 0
+    num_in_flight: int = 0
+    rows_in_flight: int = 0
+    rows_carried_in: int = 0
+    on_policy: bool = False
 
     @property
     def reason(self) -> str:
@@ -44,20 +59,25 @@ class SampledBatch:
 
     def metrics(self) -> dict[str, dict[str, float]]:
         """Counts of groups and of turn rows."""
-        groups = [*self.kept, *self.left_out]
+        ended = {
+            "given_to_learners": sum(sample.num_rows for sample in self.kept),
+            "left_out": sum(sample.num_rows for sample in self.left_out),
+            "redrawn": self.redrawn_rows,
+            "stale": self.stale_rows,
+            "in_flight": self.rows_in_flight,
+        }
         return {
             "groups": {
                 "num_trained": len(self.kept),
                 "num_dropped": len(self.left_out),
                 "num_refilled": self.num_refilled,
+                "num_stale": self.num_stale,
+                "num_in_flight": self.num_in_flight,
+                "num_of_several_versions": sum(len({*sample.weight_versions}) > 1 for sample in self.kept),
+                "num_on_policy_iterations": int(self.on_policy),
                 "num_empty_iterations": int(not self.kept),
             },
-            "rows": {
-                "sampled": sum(sample.num_rows for sample in groups) + self.redrawn_rows,
-                "given_to_learners": sum(sample.num_rows for sample in self.kept),
-                "left_out": sum(sample.num_rows for sample in self.left_out),
-                "redrawn": self.redrawn_rows,
-            },
+            "rows": {"sampled": sum(ended.values()) - self.rows_carried_in, **ended},
         }
 
 
@@ -100,34 +120,65 @@ class BatchSampler:
             batch.num_refilled += missing if refill else 0
             samples = self._play_tasks(missing, iteration, batch)
             alive = [sample for sample in samples if sample.num_survivors >= MIN_SURVIVORS]
-            causes = [error for sample in samples for error in sample.errors] + self._workers.take_losses()
             if not alive and not refill:
-                raise InfrastructureError(
-                    f"No group of rollouts survived iteration {iteration}"
-                    + (f"; the first error was: {causes[0]}" if causes else ": no env runner was left to play them.")
-                )
+                raise self._lost_all(iteration, samples)
+            self._workers.take_losses()
             for sample in samples:
-                dropped = config.drop_zero_variance_groups and sample.zero_variance
-                (batch.kept if sample in alive and not dropped else batch.left_out).append(sample)
+                self._sort(sample, batch)
             if not config.drop_zero_variance_groups:
                 break
         return batch
 
-    def _play_tasks(self, num_tasks: int, iteration: int, batch: SampledBatch) -> list[GroupSample]:
-        """Play new tasks; a group of which too few rollouts survived is drawn again."""
+    def _sort(self, sample: GroupSample, batch: SampledBatch) -> None:
+        """Keep a group to train on it, or leave it out."""
+        dropped = self._config.drop_zero_variance_groups and sample.zero_variance
+        (batch.left_out if dropped or sample.num_survivors < MIN_SURVIVORS else batch.kept).append(sample)
+
+    def finish(self) -> None:
+        """Wait until env runners play nothing for training, so that they are free; here they play in :meth:`sample` only."""
+
+    def note_effective_sample_size(self, size: float) -> None:
+        """Hear of the effective sample size of the last update, a share of its tokens."""
+
+    def get_state(self) -> dict[str, Any]:
+        """The position in the task list."""
+        return self._tasks.get_state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue where :meth:`get_state` was taken; errors as ``TaskSampler.set_state``."""
+        self._tasks.set_state(state)
+
+    def _settings(self, iteration: int) -> SampleSettings:
+        """How groups are played in training."""
         config = self._config
-        settings = SampleSettings(
+        return SampleSettings(
             env_configs=tuple(dict(entry.config) for entry in config.environment_entries()),
             params=SamplingParams(config.max_response_tokens, config.temperature),
             iteration=iteration,
             keep_trajectories=True,
             seeded=config.seeded_sampling,
         )
+
+    def _redrawn(self, request: GroupRequest, attempt: int) -> GroupRequest:
+        """The request as it is made the first time, or again with another seed."""
+        return replace(request, seed=derive_seed(request.seed, "redraw", attempt)) if attempt else request
+
+    def _lost_all(self, iteration: int, samples: Sequence[GroupSample]) -> InfrastructureError:
+        """The error of an iteration of whose groups none survived."""
+        causes = [error for sample in samples for error in sample.errors] + self._workers.take_losses()
+        return InfrastructureError(
+            f"No group of rollouts survived iteration {iteration}"
+            + (f"; the first error was: {causes[0]}" if causes else ": no env runner was left to play them.")
+        )
+
+    def _play_tasks(self, num_tasks: int, iteration: int, batch: SampledBatch) -> list[GroupSample]:
+        """Play new tasks; a group of which too few rollouts survived is drawn again."""
+        config, settings = self._config, self._settings(iteration)
         requests = self._tasks.draw(num_tasks, config.group_size)
         samples: dict[int, GroupSample] = {}
         for attempt in range(1 + config.max_group_redraws):
             missing = [
-                replace(request, seed=derive_seed(request.seed, "redraw", attempt)) if attempt else request
+                self._redrawn(request, attempt)
                 for request in requests
                 if request.index not in samples or samples[request.index].num_survivors < MIN_SURVIVORS
             ]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ray.rllib.algorithms.algorithm import Algorithm
-from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_LEARNER_GROUP
+from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_LEARNER_GROUP, DEFAULT_MODULE_ID
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.metrics import (
     ENV_RUNNER_RESULTS,
@@ -27,6 +27,7 @@ from trial_ray.algorithms.batch_sampler import BatchSampler
 from trial_ray.algorithms.colocation import first_engine_bundle, learners_in, reserve_pairs, with_engines
 from trial_ray.algorithms.grpo_config import GRPOConfig
 from trial_ray.algorithms.initial_policy import initial_policy
+from trial_ray.algorithms.overlapping_sampler import OverlappingSampler
 from trial_ray.algorithms.task_sampler import TaskSampler
 from trial_ray.algorithms.weight_sync import WeightSync
 from trial_ray.environments.check import check_environment
@@ -36,6 +37,7 @@ from trial_ray.evaluation.panel import Panel
 from trial_ray.evaluation.panel_player import PanelPlayer
 from trial_ray.evaluation.results import EvaluationResult, Rate
 from trial_ray.inference.pool import EnginePool, require_engine
+from trial_ray.learner.connectors import EFFECTIVE_SAMPLE_SIZE
 from trial_ray.learner.exchange import TrainingGroups
 from trial_ray.rollout.requests import GroupSample
 from trial_ray.rollout.trajectory import EpisodeResult
@@ -93,12 +95,7 @@ class GRPO(Algorithm):
             self.engine_pool.start(self.config.engine_start_timeout_s)
             self.weight_sync = WeightSync(self.config, self.learner_group, self.engine_pool)
             self.workers = RolloutWorkers(self.config, self.env_runner_group, self.engine_pool)
-            self.sampler = BatchSampler(
-                self.config,
-                self.tasks,
-                self.workers,
-                lambda metrics: self.metrics.aggregate(metrics, key=ENV_RUNNER_RESULTS),
-            )
+            self.sampler = self._create_sampler()
             self._sync_weights()
         except BaseException:
             self.cleanup()
@@ -139,12 +136,24 @@ class GRPO(Algorithm):
         in_trial = get_current_placement_group() is not None
         return create_engines(self.config, offset=first_engine_bundle(bundles, self.config) if in_trial else None)
 
+    def _create_sampler(self) -> BatchSampler:
+        def take_metrics(metrics: list[dict[str, Any]]) -> None:
+            self.metrics.aggregate(metrics, key=ENV_RUNNER_RESULTS)
+
+        if not self.config.max_staleness:
+            return BatchSampler(self.config, self.tasks, self.workers, take_metrics)
+        return OverlappingSampler(
+            self.config, self.tasks, self.workers, take_metrics, version=lambda: self.weight_version
+        )
+
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
         """Give restarted env runners their engines again; they hold nothing else that was learned."""
         return self.workers.restore_runners()
 
     def cleanup(self) -> None:
         """Stop every actor."""
+        if hasattr(self, "workers"):
+            self.workers.abandon_groups()
         if hasattr(self, "engine_pool"):
             self.engine_pool.stop()
         super().cleanup()
@@ -179,9 +188,12 @@ class GRPO(Algorithm):
                     (ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0
                 ),
                 "training_iteration": self.iteration + 1,
+                "weight_version": self.weight_version,
             },
         )
         self.metrics.aggregate(results, key=LEARNER_RESULTS)
+        name = (LEARNER_RESULTS, DEFAULT_MODULE_ID, *EFFECTIVE_SAMPLE_SIZE)
+        self.sampler.note_effective_sample_size(float(self.metrics.peek(name)))
 
     def _sync_weights(self) -> None:
         """Send the learner's weights to every engine, confirmed by version and checksum."""
@@ -219,15 +231,16 @@ class GRPO(Algorithm):
         Raises:
             InfrastructureError: episodes could not be played.
         """
+        self.sampler.finish()
         return PanelPlayer(self.config, self.workers).play(panel, entry, self.iteration)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """RLlib's state, the position in the task list, and the weights' version."""
+        """RLlib's state, the position in the task list with what is in flight, and the weights' version."""
         return {
             **super().get_state(*args, **kwargs),
-            "tasks": self.tasks.get_state(),
+            "tasks": self.sampler.get_state(),
             "weight_version": self.weight_version,
         }
 
@@ -235,7 +248,7 @@ class GRPO(Algorithm):
         """Continue where :meth:`get_state` was taken."""
         super().set_state(state)
         if "tasks" in state:
-            self.tasks.set_state(state["tasks"])
+            self.sampler.set_state(state["tasks"])
             self.weight_version = state["weight_version"]
 
     def save_to_path(self, path: str | Path | None = None, **kwargs: Any) -> str:

@@ -119,6 +119,7 @@ class GRPOConfig(LearnerSettings, EvaluationSettings, EnvironmentConfig):
         self.check_engines()
         check_colocation(self)
         self.check_update()
+        self.check_overlap()
         self.check_view()
         self.check_teacher()
         self._check_rllib()
@@ -130,6 +131,12 @@ class GRPOConfig(LearnerSettings, EvaluationSettings, EnvironmentConfig):
             raise ConfigError(
                 f"num_learners is {self.num_learners}, but an iteration samples at most {most} trajectories "
                 "(tasks_per_iteration times group_size); expected at least one for each learner."
+            )
+        # RLlib's copy for evaluation has no env runners of its own.
+        if self.max_staleness and not self.num_env_runners and not self.in_evaluation:
+            raise ConfigError(
+                f"max_staleness is {self.max_staleness}, but num_env_runners is 0: this process would have to play and to "
+                "update at once. Set .env_runners(num_env_runners=1) or more."
             )
         if self.minibatch_size is not None:
             raise ConfigError("Set minibatch_rows (turn rows over all learners), not RLlib's minibatch_size.")

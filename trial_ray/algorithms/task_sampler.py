@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from trial_ray.rollout.requests import GroupRequest
 
 
 class TaskSampler:
-    """Shuffled passes over the task list of each environment; its state is a seed and a count an environment.
+    """Shuffled passes over the task list of each environment; its state is a seed, a count an environment, and what was put back.
 
     With several environments, the one that lags most behind its share is next, so that any number of draws holds each in
     proportion to its weight, within about a task.
@@ -35,11 +36,13 @@ class TaskSampler:
         weights = weights or [1.0] * len(task_ids)
         self._shares = [weight / sum(weights) for weight in weights]
         self._drawn = [0] * len(task_ids)
+        self._returned: list[GroupRequest] = []
 
     def draw(self, num_tasks: int, group_size: int) -> list[GroupRequest]:
-        """Requests for the next ``num_tasks`` groups, indexed from 0."""
-        requests = []
-        for index in range(num_tasks):
+        """Requests for the next ``num_tasks`` groups, indexed from 0; those that were put back come first."""
+        again, self._returned = self._returned[:num_tasks], self._returned[num_tasks:]
+        requests = [replace(request, index=index, group_size=group_size) for index, request in enumerate(again)]
+        for index in range(len(requests), num_tasks):
             total = sum(self._drawn)
             lags = [share * (total + 1) - drawn for share, drawn in zip(self._shares, self._drawn, strict=True)]
             environment = lags.index(max(lags))
@@ -51,9 +54,21 @@ class TaskSampler:
             self._drawn[environment] += 1
         return requests
 
-    def get_state(self) -> dict[str, Any]:
-        """Tasks drawn so far of each environment, and the seed they were drawn with."""
-        return {"seed": self._seed, "drawn": list(self._drawn)}
+    def put_back(self, requests: Sequence[GroupRequest]) -> None:
+        """Draw these requests again, with their tasks and seeds, before any other."""
+        self._returned = [*requests, *self._returned]
+
+    def get_state(self, in_flight: Sequence[GroupRequest] = ()) -> dict[str, Any]:
+        """Tasks drawn so far of each environment, the seed they were drawn with, and the requests that are to be drawn again.
+
+        Args:
+            in_flight: requests that were drawn but not trained on; whoever sets the state draws them first.
+        """
+        returned = [
+            {"task_id": request.task_id, "seed": request.seed, "environment": request.environment}
+            for request in (*in_flight, *self._returned)
+        ]
+        return {"seed": self._seed, "drawn": list(self._drawn), "returned": returned}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue where :meth:`get_state` was taken.
@@ -67,6 +82,8 @@ class TaskSampler:
                 f"The checkpoint counts the tasks of other environments ({drawn!r}); the config has {len(self._task_ids)}."
             )
         self._seed, self._drawn = state["seed"], list(drawn)
+        # Checkpoints of earlier releases have none.
+        self._returned = [GroupRequest(index=0, group_size=0, **request) for request in state.get("returned", ())]
 
     def _order(self, environment: int, passes: int) -> np.ndarray:
         key = [self._seed, passes, environment] if environment else [self._seed, passes]

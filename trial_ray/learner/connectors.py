@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from trial_ray.models.logprobs import sequence_logprobs
 from trial_ray.models.prefix_tree import PrefixOrder, ScoredSequence
 from trial_ray.objectives.advantages import group_relative_advantages, penalised_advantages
 from trial_ray.objectives.divergences import engine_divergences
+from trial_ray.objectives.importance import effective_sample_size, truncated_importance_weights
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
 
 TURN_ROWS, UPDATE_PLAN = "turn_rows", "update_plan"
 """Keys in ``shared_data`` under which the pieces hand on the rows and the plan."""
+
+EFFECTIVE_SAMPLE_SIZE = ("engine", "effective_sample_size")
+"""Name of the metric that says how far the rows of an update are from the policy that it trains."""
 
 _NOT_NEEDED = np.empty(0, np.int32)
 
@@ -182,14 +187,22 @@ class ScoreRows(ConnectorV2):
     With a lagged teacher, the privileged view is scored by the teacher instead. Each learner scores its share of the
     trajectories, then all have the scores of all.
 
-    The learner's numbers, not the engine's, are the old log-probabilities. How far the engine's are from them is logged,
-    and above ``max_logprob_gap`` nothing is trained: the engine then sampled from another policy.
+    The learner's numbers, not the engine's, are the old log-probabilities. How far the engine's are from them is logged.
+    Responses of the version that is updated must agree: where they differ by more than ``max_logprob_gap``, nothing is
+    trained, because the engine then sampled from another policy. With an ``importance_cap``, each token gets the weight
+    that corrects for the difference.
+
+    Args:
+        config: says what is scored.
+        exchange: the other learners.
+        version: version of the weights that are updated; ``None``: the newest one that sampled a row.
     """
 
-    def __init__(self, config: LearnerSettings, exchange: LearnerExchange) -> None:
+    def __init__(self, config: LearnerSettings, exchange: LearnerExchange, version: Callable[[], int | None]) -> None:
         super().__init__()
         self.config = config
         self.exchange = exchange
+        self.version = version
 
     def __call__(
         self,
@@ -214,7 +227,12 @@ class ScoreRows(ConnectorV2):
         module.finish_passes()
         for name, values in self._exchanged(rows, share, scores, module.lm.dtype).items():
             setattr(rows, name, values)
-        self._compare_with_engine(rows, metrics)
+        behaviour = torch.from_numpy(np.concatenate([turn.logprobs for turn in rows.turns])).to(rows.logprobs.dtype)
+        self._compare_with_engine(rows, behaviour, metrics)
+        size = effective_sample_size(rows.logprobs, behaviour)
+        metrics.log_value((DEFAULT_MODULE_ID, *EFFECTIVE_SAMPLE_SIZE), size.item(), reduce="mean")
+        if (cap := self.config.importance_cap) is not None:
+            rows.importance_weights = truncated_importance_weights(rows.logprobs, behaviour, cap)
         return batch
 
     @torch.no_grad()
@@ -258,14 +276,18 @@ class ScoreRows(ConnectorV2):
         self.exchange.add_up(list(whole.values()))
         return whole
 
-    def _compare_with_engine(self, rows: TurnRows, metrics: MetricsLogger) -> None:
+    def _compare_with_engine(self, rows: TurnRows, behaviour: torch.Tensor, metrics: MetricsLogger) -> None:
         """Log how far the engine's log-probabilities are from the learner's; refuse to train where they are another's."""
-        behaviour = torch.from_numpy(np.concatenate([turn.logprobs for turn in rows.turns])).to(rows.logprobs.dtype)
-        found = engine_divergences(rows.logprobs, behaviour)
-        for name, value in found.items():
-            reduce = "max" if name.endswith("max") else "mean"
-            metrics.log_value((DEFAULT_MODULE_ID, "engine", name), value.item(), reduce=reduce)
-        gap, limit = found["logprob_gap"].item(), self.config.logprob_gap_limit()
+        staleness = self._staleness(rows)
+        # Older responses differ because the weights have changed since, which is no error.
+        found = engine_divergences(rows.logprobs, behaviour, compared=(staleness <= 0)[rows.turn_ids])
+        logged = {("engine", name): value for name, value in found.items()}
+        logged |= {("rows", "staleness_mean"): staleness.double().mean(), ("rows", "staleness_max"): staleness.max()}
+        for name, value in logged.items():
+            reduce = "max" if name[1].endswith("max") else "mean"
+            metrics.log_value((DEFAULT_MODULE_ID, *name), value.item(), reduce=reduce)
+        gap = math.nan if found["kl"].isnan() else found["logprob_gap"].item()
+        limit = self.config.logprob_gap_limit()
         if not gap <= limit:  # NaN too
             raise WeightSyncError(
                 f"Engine and learner disagree by {gap:.3g} nats a token on average (expected at most {limit:g}, "
@@ -273,6 +295,12 @@ class ScoreRows(ConnectorV2):
                 "trained on its responses. Check that both use the same dtype and temperature, and that the engine supports "
                 "reloading this model's weights."
             )
+
+    def _staleness(self, rows: TurnRows) -> torch.Tensor:
+        """By how many versions the weights that sampled each turn are older than those that are updated, int64 ``[K]``."""
+        sampled_by = torch.tensor([turn.weight_version for turn in rows.turns], dtype=torch.int64)
+        version = self.version()
+        return (int(sampled_by.max()) if version is None else version) - sampled_by
 
 
 class PrepareRows(ConnectorV2):

@@ -60,6 +60,7 @@ class GRPOLearner(TorchLearner):
         super().build()
         self.method: Method[Any] = self.config.method_class(self.config)
         self.iteration = 0
+        self.weight_version: int | None = None
         self.skipped_in_a_row = 0
         self.exchange = LearnerExchange(self.config.num_learners, self.device)
         self.sender = weight_sender(
@@ -91,7 +92,7 @@ class GRPOLearner(TorchLearner):
             GroupAdvantages(self.config),
             PlanRows(self.config, lambda: self.iteration),
             *views,
-            ScoreRows(self.config, self.exchange),
+            ScoreRows(self.config, self.exchange, lambda: self.weight_version),
             PrepareRows(self.method, lambda: self.iteration),
         ]
 
@@ -117,9 +118,11 @@ class GRPOLearner(TorchLearner):
         )
 
     def before_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
-        """Note the iteration that schedules refer to (counted from 1); renew the lagged teacher when it is due."""
+        """Note the iteration that schedules refer to (counted from 1) and the version of the weights before the update;
+        renew the lagged teacher when it is due."""
         super().before_gradient_based_update(timesteps=timesteps)
         self.iteration = timesteps.get("training_iteration", self.iteration + 1)
+        self.weight_version = timesteps.get("weight_version")
         if (period := self.config.teacher_sync_iterations) and (self.iteration - 1) % period == 0:
             self.policy_module.renew_teacher()
 
@@ -138,7 +141,8 @@ class GRPOLearner(TorchLearner):
         Args:
             training_data: references to the groups, the same for all learners.
             episodes: the groups themselves, in place of ``training_data``.
-            timesteps: ``training_iteration``, counted from 1, and RLlib's count of environment steps for schedules.
+            timesteps: ``training_iteration``, counted from 1, ``weight_version``, under which engines hold the weights
+                before the update, and RLlib's count of environment steps for schedules.
             kwargs: RLlib's, unused: the config says how the update is cut.
 
         Returns:

@@ -49,7 +49,7 @@ def loss_terms(
     advantages = method.token_advantages(tokens, logprobs.detach(), iteration)
     _require_shape(method, "token_advantages", advantages, logprobs.shape)
     tokens = replace(tokens, advantages=advantages)
-    surrogate = method.surrogate(tokens, logprobs, iteration)
+    surrogate = method.surrogate(_importance_weighted(tokens), logprobs, iteration)
     _require_shape(method, "surrogate", surrogate, torch.Size())
     entropy = masked_mean(fwd_out["entropy"], tokens.mask)
     outcome = surrogate - config.entropy_coeff * entropy
@@ -71,6 +71,13 @@ def loss_terms(
     if dense is not None:
         _require_shape(method, "dense_loss", dense, torch.Size())
     return LossTerms(outcome, surrogate, dense, {"grpo": shared, method.name: own} if own else {"grpo": shared})
+
+
+def _importance_weighted(tokens: TokenBatch) -> TokenBatch:
+    """The tokens with w Â in place of Â: as w is never negative, that is w times each token's clipped surrogate."""
+    if tokens.importance_weights is None:
+        return tokens
+    return replace(tokens, advantages=tokens.importance_weights * tokens.advantages)
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,12 @@ class TrainingSettings(Settings):
         "float32, else ``LOW_PRECISION_GAP``",
         above=0,
     )
+    importance_cap: float | None = setting(
+        None,
+        "largest weight of a token in the surrogate where each is weighed by the ratio of the learner's to the engine's "
+        "probability (truncated importance sampling); ``None``: every token weighs 1",
+        at_least=1,
+    )
     max_skipped_updates: int = setting(
         3, "optimizer steps in a row that may be skipped for non-finite gradients", at_least=1
     )
@@ -170,3 +176,20 @@ class LearnerSettings(TrainingSettings, PlaySettings):
             return self.max_logprob_gap
         learner = self.compute_dtype or ("bfloat16" if self.num_gpus_per_learner else "float32")
         return FLOAT32_GAP if {learner, self.engine_dtype()} == {"float32"} else LOW_PRECISION_GAP
+
+    def check_overlap(self) -> None:
+        """Refuse what sampling while the learner updates cannot do.
+
+        Raises:
+            ConfigError: says what to set.
+        """
+        if self.max_staleness and self.importance_cap is None:
+            raise ConfigError(
+                f"max_staleness is {self.max_staleness}, so that older weights sample part of the rows, but importance_cap is "
+                "None: nothing would correct for it. Set .training(importance_cap=2.0), or max_staleness=0."
+            )
+        if self.max_staleness and self.max_refills:
+            raise ConfigError(
+                f"max_refills is {self.max_refills}, expected 0 with max_staleness={self.max_staleness}: an iteration takes the "
+                "groups that are finished and does not wait for tasks drawn in place of others."
+            )

@@ -30,6 +30,7 @@ class TurnRows:
         logprobs: float ``[T]``, log π_old(y|h) as the learner scores it; empty before.
         hindsight_logprobs: float ``[T]``, log π_T(y|h⁺), or ``None``.
         reference_logprobs: float ``[T]`` under the frozen initial policy, or ``None``.
+        importance_weights: float ``[T]``, truncated ratio of log π_old to the engine's policy, or ``None`` for weights of 1.
         weights: float ``[K]``, turn weights w_k (Eq. 6), or ``None``.
         action_mask: bool ``[T]``, tokens that spell the action, or ``None``.
         mask: bool ``[T]``, the tokens to learn from; every generated token unless the method says otherwise.
@@ -42,6 +43,7 @@ class TurnRows:
     logprobs: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     hindsight_logprobs: torch.Tensor | None = None
     reference_logprobs: torch.Tensor | None = None
+    importance_weights: torch.Tensor | None = None
     weights: torch.Tensor | None = None
     action_mask: torch.Tensor | None = None
     mask: torch.Tensor = field(init=False)
@@ -93,6 +95,7 @@ class TokenBatch:
         turn_ids: int64 ``[T]`` in ``[0, K)``, the turn of each token.
         trajectory_ids: int64 ``[K]``, the trajectory of each turn, the same numbers in every microbatch of an update.
         hindsight_logprobs, reference_logprobs, weights: float ``[T]``, or ``None`` where the method does not use them.
+        importance_weights: float ``[T]``, what the tokens count in the surrogate, or ``None`` where each counts 1.
         action_mask: bool ``[T]``, or ``None``.
     """
 
@@ -103,6 +106,7 @@ class TokenBatch:
     trajectory_ids: torch.Tensor
     hindsight_logprobs: torch.Tensor | None = None
     reference_logprobs: torch.Tensor | None = None
+    importance_weights: torch.Tensor | None = None
     weights: torch.Tensor | None = None
     action_mask: torch.Tensor | None = None
 
@@ -127,6 +131,7 @@ class TokenBatch:
             trajectory_ids=table.trajectory_ids[index].to(device),
             hindsight_logprobs=_where_given(tokens, table.hindsight_logprobs),
             reference_logprobs=_where_given(tokens, table.reference_logprobs),
+            importance_weights=_where_given(tokens, table.importance_weights),
             weights=_where_given(turns, table.weights),
             action_mask=_where_given(tokens, table.action_mask),
         )

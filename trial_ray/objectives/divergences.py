@@ -40,15 +40,19 @@ def k3_divergence(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor) ->
     return masked_mean((difference.exp() - difference - 1).clamp(-K3_BOUND, K3_BOUND), mask)
 
 
-def engine_divergences(logprobs: Tensor, behaviour_logprobs: Tensor) -> dict[str, Tensor]:
+def engine_divergences(
+    logprobs: Tensor, behaviour_logprobs: Tensor, compared: Tensor | None = None
+) -> dict[str, Tensor]:
     """How far the policy that sampled is from the one that is trained, over the tokens sampled; nothing is clamped.
 
     Args:
         logprobs: float ``[T]``, the learner's log π_old of the sampled tokens, in nats.
         behaviour_logprobs: float ``[T]``, what the engine reported for them.
+        compared: bool ``[T]``, tokens that the very same weights sampled; ``None``: all.
 
     Returns:
-        Scalars of shape (): ``logprob_gap`` and ``logprob_gap_max``, mean and largest absolute difference in nats;
+        Scalars of shape (): ``logprob_gap`` and ``logprob_gap_max``, mean and largest absolute difference in nats over the
+        tokens of ``compared``, 0 where there are none;
         ``ratio_mean`` and ``ratio_max`` of r = π_old / π_engine; ``kl``, the mean of r − 1 − log r, an unbiased estimate of
         KL(π_engine ‖ π_old). NaN where an input is.
 
@@ -62,9 +66,11 @@ def engine_divergences(logprobs: Tensor, behaviour_logprobs: Tensor) -> dict[str
         )
     difference = (logprobs - behaviour_logprobs).detach()
     ratio = difference.exp()
+    gaps = difference.abs() if compared is None else difference.abs()[compared]
+    gaps = gaps if len(gaps) else gaps.new_zeros(1)
     return {
-        "logprob_gap": difference.abs().mean(),
-        "logprob_gap_max": difference.abs().max(),
+        "logprob_gap": gaps.mean(),
+        "logprob_gap_max": gaps.max(),
         "ratio_mean": ratio.mean(),
         "ratio_max": ratio.max(),
         # expm1 keeps what a difference of rounding size would lose.

@@ -29,6 +29,7 @@ from trial_ray.environments.guarded_env import GuardedEnv
 from trial_ray.errors import EngineError
 from trial_ray.inference.client import EngineClient
 from trial_ray.inference.protocol import Response, SamplingParams
+from trial_ray.rollout.background_groups import BackgroundGroups
 from trial_ray.rollout.conversation import prompt_writer
 from trial_ray.rollout.episode import PolicyPlayer, derive_seed, play_episode
 from trial_ray.rollout.event_loop import run_quietly
@@ -60,6 +61,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         self._client: EngineClient | None = None
         self._free_envs: dict[str, list[GuardedEnv]] = {}
         self._num_batches = 0
+        self._in_background: BackgroundGroups | None = None
 
     # -- sampling --------------------------------------------------------------------------------------------------
 
@@ -81,14 +83,31 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             for request, group in zip(requests, groups, strict=True)
         ]
         if settings.keep_trajectories:
-            self._log(groups)
-            if self.config.trajectories_folder is not None:
-                from trial_ray.rollout.recording import write_groups
-
-                writer = f"runner{self.worker_index:03d}-{self._num_batches:05d}"
-                write_groups(self.config.trajectories_folder, settings.iteration, groups, writer)
-        self._num_batches += 1
+            self._keep(groups, settings.iteration)
         return samples, self.get_metrics()
+
+    def begin_groups(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> None:
+        """Start to play the requests behind what is played already, and return at once; see :meth:`take_groups`."""
+        self._background().begin(lambda on_end, slots: _play_groups(self, requests, settings, on_end, slots))
+
+    def take_groups(self, iteration: int, timeout_s: float) -> tuple[list[GroupSample], dict[str, Any]]:
+        """The groups of :meth:`begin_groups` that have ended since the last call, in any order, and their metrics.
+
+        Args:
+            iteration: in which they are recorded.
+            timeout_s: how long to wait, in seconds, until at least one has ended.
+        """
+        played = self._background().take(timeout_s)
+        if not played:
+            return [], {}
+        self._keep([group for _, group in played], iteration)
+        return [self._sample(request, group, keep=True) for request, group in played], self.get_metrics()
+
+    def abandon_groups(self) -> None:
+        """End the groups of :meth:`begin_groups` where they are, and forget them."""
+        if self._in_background is not None:
+            self._in_background.close()
+            self._in_background = None
 
     def stream_groups(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> Iterator[GroupSample]:
         """Play every request; yield each group as soon as it has ended, in any order, and keep nothing of it."""
@@ -153,6 +172,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
 
     def _sample(self, request: GroupRequest, group: TrajectoryGroup, keep: bool) -> GroupSample:
         survivors = group.survivors
+        versions = [turn.weight_version for trajectory in survivors for turn in trajectory.turns] or [0]
         return GroupSample(
             request=request,
             # A list, because RLlib extends its episodes by what a reference holds.
@@ -162,7 +182,23 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             num_survivors=len(survivors),
             num_rows=sum(len(trajectory.turns) for trajectory in survivors),
             zero_variance=not group.has_variance(self.config.reward, self._row_penalty),
+            weight_versions=(min(versions), max(versions)),
         )
+
+    def _background(self) -> BackgroundGroups:
+        if self._in_background is None:
+            self._in_background = BackgroundGroups(self.config.max_episodes_in_flight)
+        return self._in_background
+
+    def _keep(self, groups: Sequence[TrajectoryGroup], iteration: int) -> None:
+        """Log the groups, and record them where that is asked for."""
+        self._log(groups)
+        if self.config.trajectories_folder is not None:
+            from trial_ray.rollout.recording import write_groups
+
+            writer = f"runner{self.worker_index:03d}-{self._num_batches:05d}"
+            write_groups(self.config.trajectories_folder, iteration, groups, writer)
+        self._num_batches += 1
 
     def _log(self, groups: Sequence[TrajectoryGroup]) -> None:
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
@@ -234,7 +270,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         return []
 
     def stop(self) -> None:
-        """Close every environment."""
+        """End what is played, and close every environment."""
+        self.abandon_groups()
         for envs in self._free_envs.values():
             for env in envs:
                 env.close()
@@ -246,9 +283,10 @@ async def _play_groups(
     requests: Sequence[GroupRequest],
     settings: SampleSettings,
     on_end: Callable[[GroupRequest, TrajectoryGroup], None] = lambda request, group: None,
+    slots: asyncio.Semaphore | None = None,
 ) -> list[TrajectoryGroup]:
     """Start the rollouts one after the other, so that engines work on the first while later environments still load."""
-    slots = asyncio.Semaphore(runner.config.max_episodes_in_flight)
+    slots = slots or asyncio.Semaphore(runner.config.max_episodes_in_flight)
 
     async def play(request: GroupRequest, rollout: int) -> Trajectory:
         try:

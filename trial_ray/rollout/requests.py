@@ -16,7 +16,7 @@ class GroupRequest:
     """Play ``group_size`` rollouts of one task.
 
     Attributes:
-        index: index in the iteration; answers are put back into this order.
+        index: index in the iteration, or in the whole run where iterations overlap; answers are put back into this order.
         task_id: the task.
         group_size: rollouts.
         seed: seeds environment and sampling of the whole group.
@@ -37,7 +37,7 @@ class SampleSettings:
     Attributes:
         env_configs: keyword arguments of each of the run's environments.
         params: sampling of responses.
-        iteration: for the records; 0 before training.
+        iteration: in which the requests are made, for the records; 0 before training.
         keep_trajectories: put trajectories into the object store and record them (training), or only count (evaluation).
         seeded: give every response a seed that follows from the group's.
     """
@@ -61,6 +61,7 @@ class GroupSample:
         num_survivors: rollouts that can be trained on.
         num_rows: turns of the survivors.
         zero_variance: whether all survivors earned the same reward, so that outcome advantages are zero.
+        weight_versions: oldest and newest version of the weights that sampled the survivors' turns; (0, 0) without turns.
     """
 
     request: GroupRequest
@@ -70,3 +71,4 @@ class GroupSample:
     num_survivors: int
     num_rows: int
     zero_variance: bool
+    weight_versions: tuple[int, int] = (0, 0)

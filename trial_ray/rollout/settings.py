@@ -54,6 +54,19 @@ class RolloutSettings(RecordingSettings):
     max_group_redraws: int = setting(
         2, "times that a task is drawn again when fewer than 2 of its rollouts survived", at_least=0
     )
+    max_staleness: int = setting(
+        0,
+        "versions by which the weights that sampled a turn may be older than those that are updated on it. 0: the learner "
+        "waits until all groups of an iteration are finished, and env runners wait for the update; else they play on while "
+        "it runs, and groups that are not finished enter a later update",
+        at_least=0,
+    )
+    min_effective_sample_size: float = setting(
+        0.5,
+        "with ``max_staleness``, effective sample size of an update's importance ratios, as a share of its tokens, below "
+        "which the next iteration is sampled by the current weights alone; 0 never",
+        within=(0, 1),
+    )
 
     rollouts = Section("Set how episodes are played.")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from trial_ray.rollout.env_runner import TextEnvRunner
 
 logger = logging.getLogger(__name__)
+
+TAKE_SECONDS = 2.0
+"""How long an env runner is kept from other calls by one that waits for groups to end."""
 
 Batch = tuple[list[GroupSample], dict[str, Any]]
 """What one env runner sampled, and its metrics."""
@@ -68,6 +71,8 @@ class RolloutWorkers:
         self._runners = runners
         self._engines = engines
         self._losses: list[str] = []
+        self._unfinished: dict[int, int] = {}
+        self._takes: dict[ObjectRef[Batch], int] = {}
         self._connect()
 
     def sample_groups(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> list[Batch]:
@@ -77,11 +82,7 @@ class RolloutWorkers:
             RayTaskError: a runner raised; it is of the class of what was raised, too.
         """
         batches = self._sample(requests, settings)
-        samples = [sample for samples, _ in batches for sample in samples]
-        errors = [error for sample in samples for error in sample.errors]
-        if errors:
-            total = sum(len(sample.episodes) for sample in samples)
-            logger.warning("%d of %d rollouts failed and are left out; the first: %s", len(errors), total, errors[0])
+        _warn_of_failed([sample for samples, _ in batches for sample in samples])
         return batches
 
     def _sample(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> list[Batch]:
@@ -139,6 +140,95 @@ class RolloutWorkers:
             except RayActorError as error:
                 self._lose(streams.pop(stream), f"died: {error}", dead=True)
 
+    # -- groups that are played while this process does other things -------------------------------------------------
+
+    def begin_groups(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> dict[int, int]:
+        """Hand each request to the env runner with the fewest unfinished groups, without waiting for it.
+
+        Returns:
+            Runner of each request, by the requests' indices, which must be new.
+
+        Raises:
+            InfrastructureError: no env runner is left.
+        """
+        runner_ids = self._healthy()
+        if not runner_ids:
+            raise InfrastructureError(f"No env runner was left to play {len(requests)} groups of rollouts.")
+        shards: dict[int, list[GroupRequest]] = {runner_id: [] for runner_id in runner_ids}
+        unfinished = list(self._unfinished.values())
+        loads = {runner_id: unfinished.count(runner_id) for runner_id in runner_ids}
+        for request in requests:
+            runner_id = min(loads, key=loads.__getitem__)
+            loads[runner_id] += 1
+            shards[runner_id].append(request)
+            self._unfinished[request.index] = runner_id
+        for runner_id, shard in shards.items():
+            if shard:
+                self._actor(runner_id).begin_groups.remote(shard, settings)
+        return {request.index: self._unfinished[request.index] for request in requests}
+
+    def take_groups(
+        self, runner_ids: Collection[int], iteration: int, timeout_s: float
+    ) -> tuple[list[Batch], list[int]]:
+        """Groups that have ended since the last call, in any order; waits for some, at most ``timeout_s`` seconds.
+
+        Args:
+            runner_ids: runners that play them, or hold some that have ended.
+            iteration: in which they are recorded.
+            timeout_s: in seconds; a runner takes up to :data:`TAKE_SECONDS` to say that none of its groups has ended.
+
+        Returns:
+            What the runners had, and the ids of those that have died: what was begun on them is lost.
+
+        Raises:
+            RayTaskError: a runner raised; it is of the class of what was raised, too.
+        """
+        self._ask_for_groups({*runner_ids}, iteration)
+        ready, _ = ray.wait(list(self._takes), num_returns=1, timeout=timeout_s) if self._takes else ([], [])
+        ready, _ = ray.wait(list(self._takes), num_returns=len(self._takes), timeout=0) if ready else ([], [])
+        batches, dead = [], []
+        for call in ready:
+            runner_id = self._takes.pop(call)
+            try:
+                if (batch := ray.get(call))[0]:
+                    batches.append(batch)
+            except RayTaskError:
+                raise
+            except RayError as error:
+                self._lose(runner_id, f"died: {error}", dead=True)
+                dead.append(runner_id)
+        samples = [sample for samples, _ in batches for sample in samples]
+        ended = {sample.request.index for sample in samples}
+        self._unfinished = {
+            index: runner_id
+            for index, runner_id in self._unfinished.items()
+            if index not in ended and runner_id not in dead
+        }
+        # A call that is always under way tells of the death of a runner, also of one that is restarted before the next call.
+        self._ask_for_groups({*self._unfinished.values()}, iteration)
+        _warn_of_failed(samples)
+        return batches, dead
+
+    def _ask_for_groups(self, runner_ids: set[int], iteration: int) -> None:
+        for runner_id in runner_ids - {*self._takes.values()}:
+            self._takes[self._actor(runner_id).take_groups.remote(iteration, TAKE_SECONDS)] = runner_id
+
+    def abandon_late(self) -> list[int]:
+        """End the groups of every env runner that has unfinished ones, without waiting; returns these groups' indices."""
+        for runner_id in {*self._unfinished.values()}:
+            self._lose(runner_id, f"ended no group within sample_timeout_s={self._config.sample_timeout_s:g} s")
+        return self.abandon_groups()
+
+    def abandon_groups(self) -> list[int]:
+        """End all unfinished groups where they are, without waiting; returns their indices."""
+        indices = list(self._unfinished)
+        for runner_id in {*self._unfinished.values()}:
+            self._actor(runner_id).abandon_groups.remote()
+        self._unfinished = {}
+        return indices
+
+    # -- faults --------------------------------------------------------------------------------------------------------
+
     def take_losses(self) -> list[str]:
         """Why env runners were lost since the last call, one line each, the earliest first."""
         losses, self._losses = self._losses, []
@@ -181,6 +271,13 @@ class RolloutWorkers:
             local_env_runner=worker_ids is None,
             timeout_seconds=self._config.engine_start_timeout_s,
         )
+
+
+def _warn_of_failed(samples: Sequence[GroupSample]) -> None:
+    errors = [error for sample in samples for error in sample.errors]
+    if errors:
+        total = sum(len(sample.episodes) for sample in samples)
+        logger.warning("%d of %d rollouts failed and are left out; the first: %s", len(errors), total, errors[0])
 
 
 def _deal(requests: Sequence[GroupRequest], runner_ids: Sequence[int]) -> dict[int, list[GroupRequest]]:

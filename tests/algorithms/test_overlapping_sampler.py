@@ -1,0 +1,269 @@
+"""Sampling ahead of the learner: no group gets too old, none is lost or trained twice, all rows are counted."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from trial_ray.algorithms import GRPOConfig
+from trial_ray.algorithms.overlapping_sampler import OverlappingSampler
+from trial_ray.algorithms.task_sampler import TaskSampler
+from trial_ray.errors import InfrastructureError
+from trial_ray.rollout.requests import GroupRequest, GroupSample
+
+T = 4
+
+
+@dataclass
+class Playing:
+    request: GroupRequest
+    runner: int
+    versions: list[int]
+    turns_left: int
+
+
+@dataclass
+class PlayedWorkers:
+    """Env runners whose groups take a turn or none in each call, by chance; the real ones play in tests/e2e."""
+
+    seed: int = 0
+    runners: tuple[int, ...] = (1, 2)
+    version: int = 1
+    survivors: dict[str, list[int]] = field(default_factory=dict)
+    stuck: set[str] = field(default_factory=set)
+    dying: set[int] = field(default_factory=set)
+    slow: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.playing: dict[int, Playing] = {}
+        self.rows_handed_out = 0
+        self.begun: list[GroupRequest] = []
+        self.waits: list[float] = []
+
+    def begin_groups(self, requests, settings):
+        for request in requests:
+            assert request.index not in self.playing
+            turns = 40 if request.task_id in self.slow else self.random.randint(1, 6)
+            runner = self.runners[len(self.begun) % len(self.runners)]
+            self.playing[request.index] = Playing(request, runner, [], turns)
+            self.begun.append(request)
+        return {request.index: self.playing[request.index].runner for request in requests}
+
+    def take_groups(self, runner_ids, iteration, timeout_s):
+        self.waits.append(timeout_s)
+        dead = [runner for runner in self.dying if runner in runner_ids]
+        self.dying -= set(dead)
+        self.playing = {index: each for index, each in self.playing.items() if each.runner not in dead}
+        self.advance()
+        ended = [each for each in self.playing.values() if each.turns_left <= 0]
+        for each in ended:
+            del self.playing[each.request.index]
+        samples = [self._sample(each) for each in ended]
+        self.rows_handed_out += sum(sample.num_rows for sample in samples)
+        return ([(samples, {})] if samples else []), dead
+
+    def advance(self) -> None:
+        for each in self.playing.values():
+            if each.request.task_id not in self.stuck and self.random.random() < 0.7:
+                each.versions.append(self.version)
+                each.turns_left -= 1
+
+    def _sample(self, each: Playing) -> GroupSample:
+        request, versions = each.request, each.versions
+        survivors = self.survivors.get(request.task_id, [4])
+        alive = survivors.pop(0) if len(survivors) > 1 else survivors[0]
+        rows = 3 * len(versions) if alive else 0
+        errors = [] if alive == 4 else ["EngineError: gone"]
+        return GroupSample(request, None, [], errors, alive, rows, False, (min(versions), max(versions)))
+
+    def abandon_groups(self):
+        indices = list(self.playing)
+        self.playing = {}
+        return indices
+
+    def abandon_late(self):
+        return self.abandon_groups()
+
+    def repair(self) -> None:
+        """Nothing to repair."""
+
+    def take_losses(self) -> list[str]:
+        return []
+
+
+def sampler(
+    workers: PlayedWorkers, max_staleness: int, tasks: TaskSampler | None = None, **rollouts
+) -> OverlappingSampler:
+    config = GRPOConfig().environment("trial/ALFWorld-v0").training(group_size=4, tasks_per_iteration=T)
+    config.rollouts(max_staleness=max_staleness, **rollouts)
+    return OverlappingSampler(config, tasks or new_tasks(), workers, lambda metrics: None, lambda: workers.version)
+
+
+def new_tasks() -> TaskSampler:
+    return TaskSampler([[f"task-{number}" for number in range(1000)]], seed=0)
+
+
+def tasks_of(samples) -> list[str]:
+    return [sample.request.task_id for sample in samples]
+
+
+def drawn(count: int) -> list[str]:
+    return [request.task_id for request in new_tasks().draw(count, 4)]
+
+
+def update(workers: PlayedWorkers) -> None:
+    """The learner updates while the env runners play on; then the weights change."""
+    for _ in range(workers.random.randint(0, 4)):
+        workers.advance()
+    workers.version += 1
+
+
+@pytest.mark.parametrize("max_staleness", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_group_gets_too_old_and_every_task_is_trained_once(max_staleness, seed):
+    """Some groups take ten times as many turns as others; the updates that they may enter are few."""
+    workers = PlayedWorkers(seed, slow=set(drawn(60)[::7]))
+    overlapping = sampler(workers, max_staleness)
+    trained, in_flight, oldest, mixed = [], 0, 0, 0
+    for iteration in range(1, 13):
+        batch = overlapping.sample(iteration)
+        assert len(batch.kept) == T
+        ages = [workers.version - sample.weight_versions[0] for sample in batch.kept]
+        assert max(ages) <= max_staleness
+        oldest = max(oldest, *ages)
+        trained += tasks_of(batch.kept)
+        counts = batch.metrics()
+        assert counts["groups"]["num_stale"] == 0
+        assert counts["groups"]["num_in_flight"] == T * max_staleness
+        mixed += counts["groups"]["num_of_several_versions"]
+        in_flight += counts["rows"]["sampled"] - counts["rows"]["given_to_learners"]
+        assert in_flight == counts["rows"]["in_flight"]
+        update(workers)
+    assert oldest == max_staleness
+    assert mixed > 0
+    assert len(set(trained)) == len(trained)
+    waiting = [request["task_id"] for request in overlapping.get_state()["returned"]]
+    assert sorted(trained + waiting) == sorted(drawn(T * (12 + max_staleness)))
+
+
+def test_an_update_does_not_wait_for_a_group_that_may_enter_a_later_one():
+    workers = PlayedWorkers(slow={drawn(1)[0]})
+    overlapping = sampler(workers, max_staleness=1)
+    first = overlapping.sample(1)
+    assert drawn(1)[0] not in tasks_of(first.kept)
+    workers.version += 1
+    assert drawn(1)[0] in tasks_of(overlapping.sample(2).kept), "the last update that it may enter waits for it"
+
+
+def test_tasks_of_an_interrupted_and_resumed_run_are_trained_once():
+    workers = PlayedWorkers()
+    overlapping = sampler(workers, max_staleness=1)
+    trained = []
+    for iteration in range(1, 4):
+        trained += tasks_of(overlapping.sample(iteration).kept)
+        update(workers)
+    state = overlapping.get_state()
+    seeds = {request.task_id: request.seed for request in workers.begun}
+    overlapping.sample(4)  # lost with the interruption
+
+    for resumed_workers, resumed in [(workers, overlapping), (fresh := PlayedWorkers(seed=9), sampler(fresh, 1))]:
+        resumed_workers.begun = []
+        resumed.set_state(state)
+        again = list(trained)
+        for iteration in range(4, 8):
+            again += tasks_of(resumed.sample(iteration).kept)
+            update(resumed_workers)
+        waiting = [request["task_id"] for request in resumed.get_state()["returned"]]
+        assert sorted(again + waiting) == sorted(drawn(T * 8))
+        assert len(set(again)) == 7 * T
+        replayed = resumed_workers.begun[:T]
+        assert {request.task_id for request in replayed} == {each["task_id"] for each in state["returned"]}
+        assert all(request.seed == seeds[request.task_id] for request in replayed)
+
+
+def test_a_small_effective_sample_size_holds_the_next_iteration_to_the_current_weights():
+    workers = PlayedWorkers()
+    overlapping = sampler(workers, max_staleness=1, min_effective_sample_size=0.4)
+    first = tasks_of(overlapping.sample(1).kept)
+    overlapping.note_effective_sample_size(0.39)
+    update(workers)
+    second = overlapping.sample(2)
+    assert all(sample.weight_versions == (2, 2) for sample in second.kept)
+    metrics = second.metrics()
+    assert metrics["groups"]["num_on_policy_iterations"] == 1
+    assert metrics["groups"]["num_stale"] == T
+    assert metrics["groups"]["num_in_flight"] == 0
+    assert sorted(first + tasks_of(second.kept)) == sorted(drawn(2 * T))
+    overlapping.note_effective_sample_size(0.4)
+    update(workers)
+    third = overlapping.sample(3).metrics()["groups"]
+    assert (third["num_on_policy_iterations"], third["num_in_flight"]) == (0, T)
+
+
+def test_groups_that_are_too_old_all_the_same_are_dropped_counted_and_played_again():
+    workers = PlayedWorkers()
+    overlapping = sampler(workers, max_staleness=1)
+    overlapping.sample(1)
+    overlapping.finish()
+    waiting = {each["task_id"] for each in overlapping.get_state()["returned"]}
+    for flight in overlapping._flights.values():
+        flight.sample = replace(flight.sample, weight_versions=(-1, 1))
+    workers.version += 1
+    old = overlapping.sample(2)
+    assert (old.num_stale, old.metrics()["rows"]["given_to_learners"]) == (T, 0)
+    assert old.stale_rows > 0
+    workers.version += 1
+    workers.begun = []
+    overlapping.sample(3)
+    assert waiting <= {request.task_id for request in workers.begun}
+
+
+def test_a_group_with_too_few_survivors_is_drawn_again_then_left_out_and_all_rows_are_counted():
+    few, none = drawn(2)
+    workers = PlayedWorkers(survivors={few: [1, 4], none: [1]})
+    overlapping = sampler(workers, max_staleness=1, max_group_redraws=2)
+    kept, left_out, sampled, parts = [], [], 0, 0
+    for iteration in range(1, 4):
+        batch = overlapping.sample(iteration)
+        kept += tasks_of(batch.kept)
+        left_out += tasks_of(batch.left_out)
+        rows = batch.metrics()["rows"]
+        sampled += rows.pop("sampled")
+        in_flight = rows.pop("in_flight")
+        parts += sum(rows.values())
+        update(workers)
+    assert sampled == parts + in_flight == workers.rows_handed_out
+    assert few in kept
+    assert left_out == [none]
+    assert len({request.seed for request in workers.begun if request.task_id == none}) == 3
+
+
+def test_groups_of_a_dead_runner_are_played_again_also_those_that_had_ended():
+    workers = PlayedWorkers()
+    overlapping = sampler(workers, max_staleness=1)
+    trained = tasks_of(overlapping.sample(1).kept)
+    overlapping.finish()
+    workers.begun, workers.dying, workers.version = [], {1}, 2
+    trained += tasks_of(overlapping.sample(2).kept)
+    workers.version += 1
+    trained += tasks_of(overlapping.sample(3).kept)
+    assert len(set(trained)) == 3 * T
+    assert len({request.seed for request in workers.begun}) == len(workers.begun), (
+        "lost groups are drawn with another seed"
+    )
+    assert workers.rows_handed_out > 0
+
+
+def test_groups_that_never_end_stop_the_run_when_their_redraws_are_used_up(monkeypatch):
+    clock = iter(range(0, 100_000, 10))
+    monkeypatch.setattr("trial_ray.algorithms.overlapping_sampler.time.monotonic", lambda: float(next(clock)))
+    workers = PlayedWorkers(stuck=set(drawn(T * 2)))
+    overlapping = sampler(workers, max_staleness=1, max_group_redraws=1)
+    overlapping._config.sample_timeout_s = 50.0
+    with pytest.raises(InfrastructureError, match="No group of rollouts survived iteration 1"):
+        overlapping.sample(1)
+    assert len(workers.begun) == 2 * 2 * T
+    assert max(workers.waits) <= 50.0

@@ -1,0 +1,82 @@
+"""Groups that an env runner plays in a thread of their own, so that its actor answers meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any
+
+from trial_ray.rollout.requests import GroupRequest
+from trial_ray.rollout.trajectory import TrajectoryGroup
+
+logger = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S = 30.0
+"""How long the thread may take to end; only an environment that does not return keeps it."""
+
+Played = tuple[GroupRequest, TrajectoryGroup]
+Play = Callable[[Callable[[GroupRequest, TrajectoryGroup], None], asyncio.Semaphore], Coroutine[Any, Any, Any]]
+"""Makes the coroutine that plays groups, from what is told of each group that has ended, and the slots for rollouts."""
+
+
+class BackgroundGroups:
+    """An event loop in a daemon thread, and the groups that have ended in it.
+
+    Args:
+        max_episodes_in_flight: rollouts that are played at once, of all groups together.
+    """
+
+    def __init__(self, max_episodes_in_flight: int) -> None:
+        self._ended: queue.SimpleQueue[Played | BaseException] = queue.SimpleQueue()
+        self._slots = asyncio.Semaphore(max_episodes_in_flight)
+        self._stop = asyncio.Event()
+        running: Future[asyncio.AbstractEventLoop] = Future()
+        self._thread = threading.Thread(target=self._run, args=(running,), name="groups", daemon=True)
+        self._thread.start()
+        self._loop = running.result()
+
+    def begin(self, play: Play) -> None:
+        """Start ``play(on_end, slots)`` behind what is played already, and return at once."""
+        playing = play(lambda request, group: self._ended.put((request, group)), self._slots)
+        asyncio.run_coroutine_threadsafe(playing, self._loop).add_done_callback(self._note_error)
+
+    def take(self, timeout_s: float) -> list[Played]:
+        """The groups that have ended since the last call; waits for the first of them, at most ``timeout_s`` seconds.
+
+        Raises:
+            Exception: what a rollout raised, which is an error of this package's code or its configuration.
+        """
+        taken: list[Played] = []
+        try:
+            taken.append(self._checked(self._ended.get(timeout=timeout_s)))
+            while True:
+                taken.append(self._checked(self._ended.get_nowait()))
+        except queue.Empty:
+            return taken
+
+    def close(self) -> None:
+        """End what is played, and forget it."""
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(STOP_TIMEOUT_S)
+        if self._thread.is_alive():
+            logger.warning("an environment did not return within %.0f s; its thread is left behind", STOP_TIMEOUT_S)
+
+    def _run(self, running: Future[asyncio.AbstractEventLoop]) -> None:
+        # Leaving the runner cancels what is still played, and gives its environments back.
+        with asyncio.Runner() as runner:
+            running.set_result(runner.get_loop())
+            runner.run(self._stop.wait())
+
+    def _note_error(self, playing: Future[Any]) -> None:
+        if not playing.cancelled() and (error := playing.exception()) is not None:
+            self._ended.put(error)
+
+    @staticmethod
+    def _checked(item: Played | BaseException) -> Played:
+        if isinstance(item, BaseException):
+            raise item
+        return item
