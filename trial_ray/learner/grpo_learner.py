@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,9 @@ from trial_ray.learner.settings import LearnerSettings
 from trial_ray.learner.turn_rows import TokenBatch, TurnRows
 from trial_ray.learner.update_plan import Microbatch, Minibatch, UpdatePlan
 from trial_ray.learner.weighted_means import WeightedMeans, means
-from trial_ray.models.causal_lm_module import CausalLMModule
+from trial_ray.models.causal_lm_module import CausalLMModule, compute_dtype
+from trial_ray.models.matmul import matmul_rate
+from trial_ray.process_memory import peak_memory
 from trial_ray.rollout.trajectory import TrajectoryGroup
 
 OPTIMIZER_FILE = "optimizer.pt"
@@ -144,16 +148,11 @@ class GRPOLearner(TorchLearner):
             raise ValueError("update() was given neither training_data nor episodes; expected one of them.")
         if not groups:
             raise InfrastructureError(f"All {num_lost} groups of the update were lost before they could be trained on.")
-        rows, plan = self._finished_rows(groups)
-        num_trained = num_skipped = 0
-        losses: list[float] = []
-        for minibatch in plan.steps:
-            num_rows = sum(len(each.rows) for each in minibatch if each.learner == self.exchange.rank)
-            loss, applied = self._optimizer_step(rows, minibatch)
-            losses.append(loss)
-            num_trained += num_rows if applied else 0
-            num_skipped += 0 if applied else num_rows
-        self._log_update(losses, {"trained": num_trained, "skipped": num_skipped}, num_lost)
+        with self.metrics.log_time((DEFAULT_MODULE_ID, "scoring", "seconds"), reduce="max"):
+            rows, plan = self._finished_rows(groups)
+        with self.metrics.log_time((DEFAULT_MODULE_ID, "update", "seconds"), reduce="max"):
+            losses, counts = self._optimizer_steps(rows, plan)
+        self._log_update(losses, counts, num_lost)
         self.after_gradient_based_update(timesteps=timesteps or {})
         metrics: dict[str, Any] = self.metrics.reduce()
         return metrics
@@ -164,6 +163,18 @@ class GRPOLearner(TorchLearner):
             rl_module=self.module, batch={}, episodes=groups, shared_data=shared, metrics=self.metrics
         )
         return shared[TURN_ROWS], shared[UPDATE_PLAN]
+
+    def _optimizer_steps(self, rows: TurnRows, plan: UpdatePlan) -> tuple[list[float], Counter[str]]:
+        """Take the steps of the plan; returns this learner's part of each loss, and what it counted."""
+        losses: list[float] = []
+        counts: Counter[str] = Counter(rows_trained=0, rows_skipped=0, tokens_trained=0)
+        for minibatch in plan.steps:
+            mine = [row for each in minibatch if each.learner == self.exchange.rank for row in each.rows.tolist()]
+            loss, applied = self._optimizer_step(rows, minibatch)
+            losses.append(loss)
+            counts["rows_trained" if applied else "rows_skipped"] += len(mine)
+            counts["tokens_trained"] += sum(rows.turns[row].num_tokens for row in mine) if applied else 0
+        return losses, counts
 
     def _optimizer_step(self, rows: TurnRows, minibatch: Minibatch) -> tuple[float, bool]:
         """Add up the gradients of the minibatch over all learners and apply them.
@@ -219,7 +230,7 @@ class GRPOLearner(TorchLearner):
         terms = loss_terms(self.method, config, batch, fwd_out, self.iteration)
         return microbatch_loss(self.method, terms, self.iteration)
 
-    def _log_update(self, losses: list[float], num_rows: dict[str, int], num_lost: int) -> None:
+    def _log_update(self, losses: list[float], counted: Counter[str], num_lost: int) -> None:
         """Log what the rows came to; means are those of all learners, the same number on each."""
         for (prefix, name), value in means(self.exchange.gather(self.means.take())).items():
             self.metrics.log_value((DEFAULT_MODULE_ID, prefix, name), value, reduce="mean")
@@ -227,11 +238,12 @@ class GRPOLearner(TorchLearner):
             total = sum(sum(each) for each in self.exchange.gather(losses)) / len(losses)
             self.metrics.log_value((DEFAULT_MODULE_ID, self.TOTAL_LOSS_KEY), total, reduce="mean")
         for module_id in (DEFAULT_MODULE_ID, ALL_MODULES):
-            self.metrics.log_value((module_id, NUM_MODULE_STEPS_TRAINED), num_rows["trained"], reduce="sum")
+            self.metrics.log_value((module_id, NUM_MODULE_STEPS_TRAINED), counted["rows_trained"], reduce="sum")
             self.metrics.log_value(
-                (module_id, NUM_MODULE_STEPS_TRAINED_LIFETIME), num_rows["trained"], reduce="lifetime_sum"
+                (module_id, NUM_MODULE_STEPS_TRAINED_LIFETIME), counted["rows_trained"], reduce="lifetime_sum"
             )
-        counts = {"skipped": num_rows["skipped"], "lost_groups": num_lost if self.exchange.rank == 0 else 0}
+        self.metrics.log_value((DEFAULT_MODULE_ID, "update", "tokens_trained"), counted["tokens_trained"], reduce="sum")
+        counts = {"skipped": counted["rows_skipped"], "lost_groups": num_lost if self.exchange.rank == 0 else 0}
         for name, count in counts.items():
             self.metrics.log_value((DEFAULT_MODULE_ID, "rows", name), count, reduce="sum")
 
@@ -250,6 +262,17 @@ class GRPOLearner(TorchLearner):
                 "the weights are still those before the first of them."
             )
         return finite
+
+    # -- what it costs -----------------------------------------------------------------------------------------------
+
+    def report(self) -> dict[str, Any]:
+        """Peak memory of this process: the fields of :class:`PeakMemory`."""
+        return asdict(peak_memory())
+
+    def matmul_rate(self) -> float:
+        """Floating-point operations per second of a large matrix product here, in the dtype of the passes."""
+        dtype = compute_dtype(self.config.compute_dtype, self.device.type) or self.policy_module.lm.dtype
+        return matmul_rate(self.device, dtype)
 
     # -- weights and checkpoints -----------------------------------------------------------------------------------
 
