@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -151,8 +150,8 @@ class GRPOLearner(TorchLearner):
         with self.metrics.log_time((DEFAULT_MODULE_ID, "scoring", "seconds"), reduce="max"):
             rows, plan = self._finished_rows(groups)
         with self.metrics.log_time((DEFAULT_MODULE_ID, "update", "seconds"), reduce="max"):
-            losses, counts = self._optimizer_steps(rows, plan)
-        self._log_update(losses, counts, num_lost)
+            losses, num_rows = self._optimizer_steps(rows, plan)
+        self._log_update(losses, num_rows, num_lost)
         self.after_gradient_based_update(timesteps=timesteps or {})
         metrics: dict[str, Any] = self.metrics.reduce()
         return metrics
@@ -164,17 +163,19 @@ class GRPOLearner(TorchLearner):
         )
         return shared[TURN_ROWS], shared[UPDATE_PLAN]
 
-    def _optimizer_steps(self, rows: TurnRows, plan: UpdatePlan) -> tuple[list[float], Counter[str]]:
-        """Take the steps of the plan; returns this learner's part of each loss, and what it counted."""
+    def _optimizer_steps(self, rows: TurnRows, plan: UpdatePlan) -> tuple[list[float], dict[str, int]]:
+        """Take the steps of the plan; returns this learner's part of each loss, and its rows that were trained or skipped."""
         losses: list[float] = []
-        counts: Counter[str] = Counter(rows_trained=0, rows_skipped=0, tokens_trained=0)
+        num_rows = {"trained": 0, "skipped": 0}
+        num_tokens = 0
         for minibatch in plan.steps:
             mine = [row for each in minibatch if each.learner == self.exchange.rank for row in each.rows.tolist()]
             loss, applied = self._optimizer_step(rows, minibatch)
             losses.append(loss)
-            counts["rows_trained" if applied else "rows_skipped"] += len(mine)
-            counts["tokens_trained"] += sum(rows.turns[row].num_tokens for row in mine) if applied else 0
-        return losses, counts
+            num_rows["trained" if applied else "skipped"] += len(mine)
+            num_tokens += sum(rows.turns[row].num_tokens for row in mine) if applied else 0
+        self.metrics.log_value((DEFAULT_MODULE_ID, "update", "tokens_trained"), num_tokens, reduce="sum")
+        return losses, num_rows
 
     def _optimizer_step(self, rows: TurnRows, minibatch: Minibatch) -> tuple[float, bool]:
         """Add up the gradients of the minibatch over all learners and apply them.
@@ -230,7 +231,7 @@ class GRPOLearner(TorchLearner):
         terms = loss_terms(self.method, config, batch, fwd_out, self.iteration)
         return microbatch_loss(self.method, terms, self.iteration)
 
-    def _log_update(self, losses: list[float], counted: Counter[str], num_lost: int) -> None:
+    def _log_update(self, losses: list[float], num_rows: dict[str, int], num_lost: int) -> None:
         """Log what the rows came to; means are those of all learners, the same number on each."""
         for (prefix, name), value in means(self.exchange.gather(self.means.take())).items():
             self.metrics.log_value((DEFAULT_MODULE_ID, prefix, name), value, reduce="mean")
@@ -238,12 +239,11 @@ class GRPOLearner(TorchLearner):
             total = sum(sum(each) for each in self.exchange.gather(losses)) / len(losses)
             self.metrics.log_value((DEFAULT_MODULE_ID, self.TOTAL_LOSS_KEY), total, reduce="mean")
         for module_id in (DEFAULT_MODULE_ID, ALL_MODULES):
-            self.metrics.log_value((module_id, NUM_MODULE_STEPS_TRAINED), counted["rows_trained"], reduce="sum")
+            self.metrics.log_value((module_id, NUM_MODULE_STEPS_TRAINED), num_rows["trained"], reduce="sum")
             self.metrics.log_value(
-                (module_id, NUM_MODULE_STEPS_TRAINED_LIFETIME), counted["rows_trained"], reduce="lifetime_sum"
+                (module_id, NUM_MODULE_STEPS_TRAINED_LIFETIME), num_rows["trained"], reduce="lifetime_sum"
             )
-        self.metrics.log_value((DEFAULT_MODULE_ID, "update", "tokens_trained"), counted["tokens_trained"], reduce="sum")
-        counts = {"skipped": counted["rows_skipped"], "lost_groups": num_lost if self.exchange.rank == 0 else 0}
+        counts = {"skipped": num_rows["skipped"], "lost_groups": num_lost if self.exchange.rank == 0 else 0}
         for name, count in counts.items():
             self.metrics.log_value((DEFAULT_MODULE_ID, "rows", name), count, reduce="sum")
 
