@@ -9,9 +9,21 @@ from collections.abc import Sequence
 from functools import partial
 
 from trial_ray import __version__
-from trial_ray.commands import console, data, doctor, evaluate, export, inspect, reproduce, sweep, train, warmstart
+from trial_ray.commands import (
+    console,
+    data,
+    doctor,
+    evaluate,
+    export,
+    inspect,
+    plan,
+    reproduce,
+    sweep,
+    train,
+    warmstart,
+)
 
-COMMANDS = (train, evaluate, sweep, reproduce, warmstart, inspect, export, data, doctor)
+COMMANDS = (train, evaluate, sweep, reproduce, warmstart, inspect, export, data, plan, doctor)
 EPILOG = """start here:
   trial-ray doctor                                         what is installed, what is missing
   trial-ray train tuned_examples/alfworld_quickstart.py    a small agent on this machine

@@ -32,7 +32,7 @@ PACKAGE = str(Path(trial_ray.__file__).parent)
 def names_logged() -> Iterator[set[str]]:
     """Collects the names that code of this package gives to a metrics logger, ``/``-joined."""
     found: set[str] = set()
-    log_value, log_dict = MetricsLogger.log_value, MetricsLogger.log_dict
+    log_value, log_dict, log_time = MetricsLogger.log_value, MetricsLogger.log_dict, MetricsLogger.log_time
 
     def note(key, *more: str) -> None:
         if sys._getframe(2).f_code.co_filename.startswith(PACKAGE):
@@ -48,8 +48,13 @@ def names_logged() -> Iterator[set[str]]:
             note(key, name)
         return log_dict(self, values, *args, key=key, **kwargs)
 
+    def noting_time(self, key, *args, **kwargs):
+        note(key)
+        return log_time(self, key, *args, **kwargs)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MetricsLogger, "log_value", noting_value)
+        patch.setattr(MetricsLogger, "log_time", noting_time)
         patch.setattr(MetricsLogger, "log_dict", noting_dict)
         yield found
 
@@ -86,7 +91,7 @@ def driver_names() -> set[str]:
     )
     with names_logged() as found:
         GRPO.training_step(driver)
-    played = GRPO.evaluate(driver)[ENV_RUNNER_RESULTS]
+        played = GRPO.evaluate(driver)[ENV_RUNNER_RESULTS]
     return found | {f"{EVALUATION_RESULTS}/{ENV_RUNNER_RESULTS}/{name}" for name in played}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 from trial_ray.evaluation.panel import Panel
@@ -30,6 +31,8 @@ class FakeAlgorithm:
         "ALFWorld-v0": (Panel("trial/ALFWorld-v0", "valid_seen", tuple(f"t{i}" for i in range(20))), None)
     }
 
+    config = SimpleNamespace(num_learners=0, model_path="HuggingFaceTB/SmolLM2-135M-Instruct")
+
     def __init__(self, fail_at=None, error=None, on_train=None):
         self.iteration = 0
         self.stopped = False
@@ -44,7 +47,13 @@ class FakeAlgorithm:
         return {
             "training_iteration": self.iteration,
             "env_runners": {"success_rate": 0.1 * self.iteration, "broken": float("nan")},
-            "learners": {"default_policy": {"grpo": {"surrogate_loss": -0.5}}},
+            "learners": {
+                "default_policy": {
+                    "grpo": {"surrogate_loss": -0.5},
+                    "scoring": {"seconds": 0.0},
+                    "update": {"seconds": 0.0, "tokens_trained": 100},
+                }
+            },
             "config": {"lr": 1.0},
         }
 
@@ -54,6 +63,12 @@ class FakeAlgorithm:
             for i in range(20)
         ]
         return EvaluationResult({"split": "valid_seen"}, episodes)
+
+    def matmul_rate(self):
+        return 1e9
+
+    def actor_reports(self):
+        return {"driver": {"host_bytes": 1 << 30, "device_bytes": None}, "engine 0": None}
 
     def save_to_path(self, path):
         Path(path, "rllib_checkpoint.json").write_text("{}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,8 @@ from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_LEARNER_GROUP, DEFAULT_M
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.metrics import (
     ENV_RUNNER_RESULTS,
-    ENV_RUNNER_SAMPLING_TIMER,
     LEARNER_RESULTS,
-    LEARNER_UPDATE_TIMER,
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
-    SYNCH_WORKER_WEIGHTS_TIMER,
-    TIMERS,
 )
 from ray.tune.execution.placement_groups import PlacementGroupFactory
 from ray.util import get_current_placement_group
@@ -39,11 +36,15 @@ from trial_ray.evaluation.results import EvaluationResult, Rate
 from trial_ray.inference.pool import EnginePool, require_engine
 from trial_ray.learner.connectors import EFFECTIVE_SAMPLE_SIZE
 from trial_ray.learner.exchange import TrainingGroups
+from trial_ray.process_memory import peak_memory
 from trial_ray.rollout.requests import GroupSample
 from trial_ray.rollout.trajectory import EpisodeResult
 from trial_ray.rollout.workers import RolloutWorkers, create_engines
 
 logger = logging.getLogger(__name__)
+
+SECONDS = "seconds"
+"""Key of the seconds that each phase of an iteration takes on the driver's clock."""
 
 
 class GRPO(Algorithm):
@@ -164,12 +165,13 @@ class GRPO(Algorithm):
 
     def training_step(self) -> None:
         """Sample groups of rollouts, update on them, send the new weights to the engines."""
-        with self.metrics.log_time((TIMERS, ENV_RUNNER_SAMPLING_TIMER), reduce="mean"):
+        # Sums, which begin anew with each iteration: RLlib's own timers are averages over the run.
+        with self.metrics.log_time((SECONDS, "sampling"), reduce="sum"):
             batch = self.sampler.sample(self.iteration + 1)
         if batch.kept:
-            with self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER), reduce="mean"):
+            with self.metrics.log_time((SECONDS, "update"), reduce="sum"):
                 self._update(batch.kept)
-            with self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER), reduce="mean"):
+            with self.metrics.log_time((SECONDS, "sync"), reduce="sum"):
                 self._sync_weights()
         else:
             logger.warning("iteration %d trained nothing: %s", self.iteration + 1, batch.reason)
@@ -204,7 +206,8 @@ class GRPO(Algorithm):
 
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
         """RLlib's evaluation hook: play the panel, return its rates."""
-        results = self.evaluate_panels()
+        with self.metrics.log_time((SECONDS, "evaluation"), reduce="sum"):
+            results = self.evaluate_panels()
         rates = _rates([episode for result in results.values() for episode in result.counted])
         if len(results) > 1:
             rates |= {name: _rates(result.counted) for name, result in results.items()}
@@ -233,6 +236,34 @@ class GRPO(Algorithm):
         """
         self.sampler.finish()
         return PanelPlayer(self.config, self.workers).play(panel, entry, self.iteration)
+
+    # -- what it costs ---------------------------------------------------------------------------------------------
+
+    def actor_reports(self, timeout_s: float = 10.0) -> dict[str, dict[str, Any] | None]:
+        """Peak memory of every actor by its name, of engines also what they did; ``None`` of one that does not answer.
+
+        Fields are those of ``PeakMemory`` and ``EngineUsage``. A learner without an actor of its own is part of the driver.
+        """
+        reports: dict[str, dict[str, Any] | None] = {}
+        local = self.learner_group.is_local
+        reports["driver and learner" if local else "driver"] = asdict(peak_memory())
+        if not local:
+            found = self.learner_group.foreach_learner(lambda learner: learner.report(), timeout_seconds=timeout_s)
+            reports |= {f"learner {each.actor_id}": each.get() if each.ok else None for each in found}
+        for kind, answered in (
+            ("engine", self.engine_pool.reports(timeout_s)),
+            ("env runner", self.workers.reports(timeout_s)),
+        ):
+            reports |= {f"{kind} {index}": report for index, report in enumerate(answered)}
+        return reports
+
+    def matmul_rate(self) -> float:
+        """Floating-point operations per second of a large matrix product on a learner's device."""
+        results = self.learner_group.foreach_learner(
+            lambda learner: learner.matmul_rate(), remote_actor_ids=self._first_learner()
+        )
+        rate: float = next(iter(results)).get()
+        return rate
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 

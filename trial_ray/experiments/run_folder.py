@@ -42,7 +42,7 @@ class RunFolder:
 
     Layout: ``run.json`` (command line, versions, state), ``resolved_config.json``, ``experiment.py`` (the file that was
     run), ``metrics.jsonl``, ``tensorboard/``, ``trajectories/`` (Parquet), ``evaluations/`` (JSON), ``checkpoints/``,
-    ``summary.json`` and, after a failure, ``error.log``.
+    ``summary.json``, ``cost.json`` and, after a failure, ``error.log``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -110,6 +110,11 @@ class RunFolder:
     def tensorboard(self) -> Path:
         """Folder of TensorBoard events."""
         return self.path / "tensorboard"
+
+    @property
+    def cost(self) -> Path:
+        """What the run costs (:mod:`trial_ray.experiments.cost`)."""
+        return self.path / "cost.json"
 
     @property
     def metrics(self) -> Path:

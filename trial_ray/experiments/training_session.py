@@ -20,6 +20,7 @@ from trial_ray.experiments.checkpoints import (
     save_checkpoint,
 )
 from trial_ray.experiments.config_record import run_labels
+from trial_ray.experiments.cost import CostMeter, LearnerHardware, cost_table
 from trial_ray.experiments.experiment import reached
 from trial_ray.experiments.interrupt import GracefulInterrupt
 from trial_ray.experiments.metrics import MetricWriters
@@ -74,6 +75,7 @@ class TrainingSession:
         self.checkpoints_kept = checkpoints_kept
         self.iteration = 0
         self.interrupted = False
+        self.cost = CostMeter(folder.cost)
 
     def run(self, ray: AbstractContextManager[None]) -> None:
         """Run to the end, or to the interrupt; the run folder records how it ended.
@@ -86,8 +88,12 @@ class TrainingSession:
             with ray:
                 algorithm = self._build()
                 try:
+                    self.cost.started(LearnerHardware.of(algorithm))
                     self._run(algorithm, started)
+                    self.cost.actors = algorithm.actor_reports()
                 finally:
+                    if self.cost.iterations:
+                        self.console.print(cost_table(self.cost.write()))
                     algorithm.stop()
         except KeyboardInterrupt:
             self.folder.set_state("interrupted")
@@ -142,7 +148,8 @@ class TrainingSession:
         if path.exists():  # a resumed run is compared with its own beginning
             result = EvaluationResult.load(path)
         else:
-            with self.console.status(f"playing the panel: {len(panel)} held-out tasks"):
+            status = self.console.status(f"playing the panel: {len(panel)} held-out tasks")
+            with status, self.cost.phase("evaluation"):
                 result = algorithm.evaluate_panel(panel, entry)
             result.policy = f"{self.folder.path.name}, iteration {self.iteration}"
             result.labels = run_labels(self.config)
@@ -162,6 +169,7 @@ class TrainingSession:
                 result = self._train_once(algorithm)
                 self.iteration = int(result["training_iteration"])
                 metrics = writers.write(self.iteration, result)
+                self.cost.iteration(metrics)
                 progress.iteration(self.iteration, metrics)
                 self.on_iteration({"training_iteration": self.iteration, **metrics})
                 finished = reached(self.stop, metrics)
@@ -184,8 +192,9 @@ class TrainingSession:
         saved = list_checkpoints(self.folder.checkpoints)
         if saved and int(saved[-1].name) == self.iteration:
             return saved[-1]
-        path = save_checkpoint(algorithm, self.folder.checkpoints, self.iteration)
-        prune_checkpoints(self.folder.checkpoints, self.checkpoints_kept)
+        with self.cost.phase("checkpoint"):
+            path = save_checkpoint(algorithm, self.folder.checkpoints, self.iteration)
+            prune_checkpoints(self.folder.checkpoints, self.checkpoints_kept)
         return path
 
     def _announce_interrupt(self) -> None:

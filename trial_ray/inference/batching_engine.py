@@ -6,9 +6,10 @@ import asyncio
 import os
 import queue
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from trial_ray.inference.admission import AdmissionGate, check_request
 from trial_ray.inference.outbox import Outbox
 from trial_ray.inference.protocol import EnginePart, RequestBatch, Response, ResponseBatch, SamplingParams
 from trial_ray.inference.weights import Weights
+from trial_ray.process_memory import peak_memory
 
 DRAIN_TIMEOUT_S = 600.0
 """Deadline of the responses under way before weights change or the engine sleeps."""
@@ -32,6 +34,7 @@ class Request:
         params: how to sample.
         response_ids: tokens sampled so far, with ``logprobs`` beside them.
         finish_reason: ``""`` while it runs.
+        cached_tokens: tokens of the prompt that the engine had computed before; ``None`` where it does not tell.
     """
 
     prompt_ids: np.ndarray
@@ -39,6 +42,33 @@ class Request:
     response_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str = ""
+    cached_tokens: int | None = None
+
+
+@dataclass
+class EngineUsage:
+    """What an engine has done, in training and evaluation.
+
+    Attributes:
+        busy_seconds: time in steps, while at least one request was under way.
+        prompt_tokens: of finished requests.
+        cached_tokens: those of them that the engine had computed before; ``None`` where it does not tell.
+        response_tokens: sampled.
+    """
+
+    busy_seconds: float = 0.0
+    prompt_tokens: int = 0
+    cached_tokens: int | None = None
+    response_tokens: int = 0
+
+    def add(self, finished: list[Request], seconds: float) -> None:
+        """Count a step."""
+        self.busy_seconds += seconds
+        for request in finished:
+            self.prompt_tokens += len(request.prompt_ids)
+            self.response_tokens += len(request.response_ids)
+            if request.cached_tokens is not None:
+                self.cached_tokens = (self.cached_tokens or 0) + request.cached_tokens
 
     def response(self, weight_version: int) -> Response:
         """The finished response, as sampled by weights of this version."""
@@ -89,6 +119,7 @@ class BatchingEngine(ABC):
         self._opening: asyncio.Task[dict[str, Any]] | None = None
         self._info: dict[str, Any] = {}
         self._failure = "it was not started; call ready first"
+        self._usage = EngineUsage()
 
     async def ready(self) -> dict[str, Any]:
         """Start the engine (idempotent); see ``EngineProtocol``."""
@@ -175,6 +206,10 @@ class BatchingEngine(ABC):
         self._check_alive()
         return self._gate.version
 
+    async def report(self) -> dict[str, Any]:
+        """What the engine has done so far (:class:`EngineUsage`) and its process's peak memory; see ``EngineProtocol``."""
+        return {**asdict(self._usage), **asdict(peak_memory())}
+
     async def shutdown(self) -> None:
         """Stop the thread and free the model; requests under way fail."""
         if self._thread is None:
@@ -256,6 +291,7 @@ class BatchingEngine(ABC):
                 return items
 
     def _advance(self, joining: list[Request]) -> None:
+        began = time.monotonic()
         try:
             finished = self._step(joining)
         except Exception as error:  # whatever the step raises reaches every client that waits for it
@@ -265,6 +301,7 @@ class BatchingEngine(ABC):
                 self._failure = f"a step failed: {fatal!r}"
             self._fail_requests(f"a step of the engine failed: {error!r}")
             return
+        self._usage.add(finished, time.monotonic() - began)
         if finished:
             self._in_flight.difference_update(finished)
             self._loop.call_soon_threadsafe(self._deliver, finished)

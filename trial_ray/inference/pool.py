@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from ray import ObjectRef
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -223,6 +223,10 @@ class EnginePool:
         self._replace(dead)
         return dead
 
+    def reports(self, timeout_s: float) -> list[dict[str, Any] | None]:
+        """What each engine has done and held (``EngineProtocol.report``); ``None`` of one that does not answer in time."""
+        return answers([handle.report.remote() for handle in self._handles], timeout_s)
+
     def stop(self) -> None:
         """Shut every engine down; one that does not obey within :data:`PROBE_TIMEOUT_S` seconds is killed."""
         refs: list[ObjectRef[Any]] = [handle.shutdown.remote() for handle in self._handles]
@@ -270,6 +274,20 @@ class EnginePool:
             raise EngineError(f"engine {index} did not {what} within {timeout_s:.0f} s") from error
         except RayTaskError as error:
             raise EngineError(f"engine {index} failed to {what}: {error.cause}{hint}") from error
+
+
+def answers(calls: list[ObjectRef[Any]], timeout_s: float) -> list[Any | None]:
+    """What actors answer within ``timeout_s`` seconds; ``None`` of those that are dead, busy or fail."""
+    if not calls:
+        return []
+    ready = set(ray.wait(calls, num_returns=len(calls), timeout=timeout_s)[0])
+    found: list[Any | None] = []
+    for call in calls:
+        try:
+            found.append(ray.get(call) if call in ready else None)
+        except RayError:
+            found.append(None)
+    return found
 
 
 class _EngineDied(EngineError):

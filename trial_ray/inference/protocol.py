@@ -186,6 +186,10 @@ class EngineProtocol(Protocol):
         """Version now held; -1 before the first ``load_weights``."""
         ...
 
+    async def report(self) -> dict[str, Any]:
+        """Counts since the start (fields of ``EngineUsage``) and peak memory (fields of ``PeakMemory``)."""
+        ...
+
     async def shutdown(self) -> None:
         """Stop every process and free every device that the engine holds."""
         ...

@@ -166,6 +166,7 @@ class VLLMEngine(BatchingEngine):
             if output.finished:
                 request = self._requests.pop(output.request_id)
                 _fill(request, output.outputs[0])
+                request.cached_tokens = output.num_cached_tokens
                 finished.append(request)
         return finished
 

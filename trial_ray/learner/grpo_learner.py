@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,10 @@ from trial_ray.learner.settings import LearnerSettings
 from trial_ray.learner.turn_rows import TokenBatch, TurnRows
 from trial_ray.learner.update_plan import Microbatch, Minibatch, UpdatePlan
 from trial_ray.learner.weighted_means import WeightedMeans, means
-from trial_ray.models.causal_lm_module import CausalLMModule
+from trial_ray.models.causal_lm_module import CausalLMModule, compute_dtype
+from trial_ray.models.matmul import matmul_rate
 from trial_ray.models.sharding import gathered, local_part
+from trial_ray.process_memory import peak_memory
 from trial_ray.rollout.trajectory import TrajectoryGroup
 
 
@@ -164,16 +167,11 @@ class GRPOLearner(TorchLearner):
             raise ValueError("update() was given neither training_data nor episodes; expected one of them.")
         if not groups:
             raise InfrastructureError(f"All {num_lost} groups of the update were lost before they could be trained on.")
-        rows, plan = self._finished_rows(groups)
-        num_trained = num_skipped = 0
-        losses: list[float] = []
-        for minibatch in plan.steps:
-            num_rows = sum(len(each.rows) for each in minibatch if each.learner == self.exchange.rank)
-            loss, applied = self._optimizer_step(rows, minibatch)
-            losses.append(loss)
-            num_trained += num_rows if applied else 0
-            num_skipped += 0 if applied else num_rows
-        self._log_update(losses, {"trained": num_trained, "skipped": num_skipped}, num_lost)
+        with self.metrics.log_time((DEFAULT_MODULE_ID, "scoring", "seconds"), reduce="max"):
+            rows, plan = self._finished_rows(groups)
+        with self.metrics.log_time((DEFAULT_MODULE_ID, "update", "seconds"), reduce="max"):
+            losses, num_rows = self._optimizer_steps(rows, plan)
+        self._log_update(losses, num_rows, num_lost)
         self.after_gradient_based_update(timesteps=timesteps or {})
         metrics: dict[str, Any] = self.metrics.reduce()
         return metrics
@@ -184,6 +182,20 @@ class GRPOLearner(TorchLearner):
             rl_module=self.module, batch={}, episodes=groups, shared_data=shared, metrics=self.metrics
         )
         return shared[TURN_ROWS], shared[UPDATE_PLAN]
+
+    def _optimizer_steps(self, rows: TurnRows, plan: UpdatePlan) -> tuple[list[float], dict[str, int]]:
+        """Take the steps of the plan; returns this learner's part of each loss, and its rows that were trained or skipped."""
+        losses: list[float] = []
+        num_rows = {"trained": 0, "skipped": 0}
+        num_tokens = 0
+        for minibatch in plan.steps:
+            mine = [row for each in minibatch if each.learner == self.exchange.rank for row in each.rows.tolist()]
+            loss, applied = self._optimizer_step(rows, minibatch)
+            losses.append(loss)
+            num_rows["trained" if applied else "skipped"] += len(mine)
+            num_tokens += sum(rows.turns[row].num_tokens for row in mine) if applied else 0
+        self.metrics.log_value((DEFAULT_MODULE_ID, "update", "tokens_trained"), num_tokens, reduce="sum")
+        return losses, num_rows
 
     def _optimizer_step(self, rows: TurnRows, minibatch: Minibatch) -> tuple[float, bool]:
         """Add up the gradients of the minibatch over all learners and apply them.
@@ -292,6 +304,17 @@ class GRPOLearner(TorchLearner):
                 "the weights are still those before the first of them."
             )
         return finite
+
+    # -- what it costs -----------------------------------------------------------------------------------------------
+
+    def report(self) -> dict[str, Any]:
+        """Peak memory of this process: the fields of :class:`PeakMemory`."""
+        return asdict(peak_memory())
+
+    def matmul_rate(self) -> float:
+        """Floating-point operations per second of a large matrix product here, in the dtype of the passes."""
+        dtype = compute_dtype(self.config.compute_dtype, self.device.type) or self.policy_module.lm.dtype
+        return matmul_rate(self.device, dtype)
 
     # -- weights and checkpoints -----------------------------------------------------------------------------------
 

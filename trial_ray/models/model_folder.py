@@ -35,6 +35,30 @@ def model_folder(model_path: str) -> str:
     return str(folder.absolute())
 
 
+def config_file(model_path: str) -> Path:
+    """``config.json`` of a model folder or of a repository on the model hub, without its weights.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    from huggingface_hub import hf_hub_download
+
+    file = Path(model_path).expanduser() / "config.json"
+    if file.is_file():
+        return file
+    failure: Exception | None = None
+    if _HUB_NAME.fullmatch(model_path):
+        failure = _ask_hub(model_path)
+        try:
+            return Path(hf_hub_download(model_path, "config.json", local_files_only=failure is not None))
+        except _hub_errors() as error:
+            failure = failure or error
+    hub = f", and the model hub gave none: {_line(failure)}" if failure else ""
+    raise ConfigError(
+        f"model_path: there is no folder {model_path!r} with a config.json{hub}. Give the model's folder."
+    )
+
+
 def _fetch(name: str) -> Path:
     if not _HUB_NAME.fullmatch(name):
         raise ConfigError(f"model_path: there is no folder {name!r}, and it is not the name of a model on the hub.")

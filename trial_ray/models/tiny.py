@@ -40,10 +40,27 @@ def build_tiny_model(tokenizer: PreTrainedTokenizerBase, size: str = "tiny", see
     Raises:
         ConfigError: ``size`` is unknown.
     """
+    config = tiny_config(tokenizer, size)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(config)
+    model.generation_config = GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return model
+
+
+def tiny_config(tokenizer: PreTrainedTokenizerBase, size: str) -> Qwen3Config:
+    """Configuration of a tiny model; arguments and errors as :func:`build_tiny_model`."""
     if size not in SHAPES:
         raise ConfigError(f"Unknown tiny model size {size!r}; choose one of {', '.join(SHAPES)}.")
     shape = SHAPES[size]
-    config = Qwen3Config(
+    return Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=shape.hidden,
         intermediate_size=shape.intermediate,
@@ -60,15 +77,3 @@ def build_tiny_model(tokenizer: PreTrainedTokenizerBase, size: str = "tiny", see
         pad_token_id=tokenizer.pad_token_id,
         dtype="float32",
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(config)
-    model.generation_config = GenerationConfig(
-        do_sample=True,
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    return model

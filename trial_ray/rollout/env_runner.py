@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from trial_ray.environments.guarded_env import GuardedEnv
 from trial_ray.errors import EngineError
 from trial_ray.inference.client import EngineClient
 from trial_ray.inference.protocol import Response, SamplingParams
+from trial_ray.process_memory import peak_memory
 from trial_ray.rollout.background_groups import BackgroundGroups
 from trial_ray.rollout.conversation import prompt_writer
 from trial_ray.rollout.episode import PolicyPlayer, derive_seed, play_episode
@@ -248,6 +250,10 @@ class TextEnvRunner(EnvRunner, Checkpointable):
 
     def assert_healthy(self) -> None:
         """The actor answers: that is all there is to check."""
+
+    def report(self) -> dict[str, Any]:
+        """Peak memory of this process: the fields of :class:`PeakMemory`."""
+        return asdict(peak_memory())
 
     def get_metrics(self) -> dict[str, Any]:
         """Metrics since the last call."""

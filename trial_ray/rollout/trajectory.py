@@ -47,6 +47,11 @@ class Turn:
     prompt_cut: PromptCut = "none"
     invalid_action: bool = False
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the ordinary prompt and of the response."""
+        return len(self.prompt_ids) + len(self.response_ids)
+
 
 @dataclass(slots=True)
 class Trajectory:

@@ -14,7 +14,7 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.util.placement_group import PlacementGroup
 
 from trial_ray.errors import InfrastructureError
-from trial_ray.inference.pool import EnginePool
+from trial_ray.inference.pool import EnginePool, answers
 from trial_ray.rollout.requests import GroupRequest, GroupSample, SampleSettings
 from trial_ray.rollout.settings import PlaySettings
 
@@ -139,6 +139,11 @@ class RolloutWorkers:
                 del streams[stream]
             except RayActorError as error:
                 self._lose(streams.pop(stream), f"died: {error}", dead=True)
+
+    def reports(self, timeout_s: float) -> list[dict[str, Any] | None]:
+        """Peak memory of each env-runner actor (fields of ``PeakMemory``); ``None`` of one that does not answer in time."""
+        handles = [self._actor(runner_id) for runner_id in self._runners.healthy_env_runner_ids()]
+        return answers([handle.report.remote() for handle in handles], timeout_s)
 
     # -- groups that are played while this process does other things -------------------------------------------------
 

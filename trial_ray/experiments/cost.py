@@ -1,0 +1,285 @@
+"""What a run costs: seconds by phase, tokens, arithmetic and memory, in ``cost.json`` and in a table at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trial_ray.experiments.progress import LEARNER
+from trial_ray.files import write_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from trial_ray.algorithms.grpo import GRPO
+
+SCHEMA = "trial_ray/cost"
+SCHEMA_VERSION = 1
+PHASES = {
+    "start": "start of Ray, actors, engines and models",
+    "sampling": "sampling",
+    "scoring": "scoring (passes without gradients)",
+    "update": "update (optimizer steps)",
+    "sync": "weight sync",
+    "evaluation": "evaluation",
+    "checkpoint": "checkpoints",
+    "other": "other, idle",
+}
+"""Every second of the driver's clock falls into one of them."""
+METRICS = {
+    "prompt_tokens_sampled": "env_runners/num_prompt_tokens",
+    "response_tokens_sampled": "env_runners/num_response_tokens",
+    "tokens_trained": f"{LEARNER}/update/tokens_trained",
+    "scoring_seconds": f"{LEARNER}/scoring/seconds",
+    "update_seconds": f"{LEARNER}/update/seconds",
+    "scoring_tokens_forwarded": f"{LEARNER}/scoring/tokens_forwarded",
+    "scoring_tokens_distinct": f"{LEARNER}/scoring/tokens_distinct",
+    "update_tokens_forwarded": f"{LEARNER}/update/tokens_forwarded",
+    "update_tokens_distinct": f"{LEARNER}/update/tokens_distinct",
+}
+"""What is added up over the iterations, and the metric that it comes from."""
+SCORING_FLOPS = 2
+"""Floating-point operations of a forward pass, per token and parameter that the token is multiplied by."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerHardware:
+    """What the learners' passes are held against.
+
+    Attributes:
+        num_learners: learners that compute at the same time.
+        matmul_flops: operations per second of a large matrix product on one learner's device, measured.
+        matmul_parameters: parameters that every token is multiplied by.
+        update_flops: operations of forward and backward pass, per token and parameter: 6, or 4 where the weights are frozen
+            and only adapters have gradients.
+    """
+
+    num_learners: int
+    matmul_flops: float
+    matmul_parameters: int
+    update_flops: int
+
+    @classmethod
+    def of(cls, algorithm: GRPO) -> LearnerHardware:
+        """Measure the device of a run's learners, which must be idle."""
+        from trial_ray.models.model_shape import model_shape
+
+        config = algorithm.config
+        return cls(
+            num_learners=max(1, config.num_learners),
+            matmul_flops=algorithm.matmul_rate(),
+            matmul_parameters=model_shape(str(config.model_path)).matmul_parameters,
+            update_flops=4 if getattr(config, "lora_rank", None) else 6,
+        )
+
+
+class CostMeter:
+    """Adds up what a run costs, from its start or its resumption on; a resumed run's earlier parts stay in the file.
+
+    Args:
+        file: ``cost.json``.
+
+    Attributes:
+        iterations: counted so far, those of earlier parts left out.
+        actors: what the actors report at the end (``GRPO.actor_reports``).
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._began = time.monotonic()
+        self._earlier = _parts_of(file)
+        self._seconds: dict[str, float] = {}
+        self._counts: dict[str, float] = {}
+        self._hardware: LearnerHardware | None = None
+        self.iterations = 0
+        self.actors: dict[str, dict[str, Any] | None] = {}
+
+    def started(self, hardware: LearnerHardware) -> None:
+        """Everything up to now was the start."""
+        self._seconds["start"] = time.monotonic() - self._began
+        self._hardware = hardware
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the time inside as that of a phase."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._add(name, time.monotonic() - began)
+
+    def iteration(self, metrics: Mapping[str, float]) -> None:
+        """Add an iteration's flat metrics, and write the file, so that a run that is killed leaves its cost."""
+        self.iterations += 1
+        scoring = metrics.get(METRICS["scoring_seconds"], 0.0)
+        self._add("scoring", scoring)
+        # The driver's clock sees the whole call of the learners; the scoring inside it is on the learners' own.
+        self._add("update", max(0.0, metrics.get("seconds/update", 0.0) - scoring))
+        for phase in ("sampling", "sync", "evaluation"):
+            self._add(phase, metrics.get(f"seconds/{phase}", 0.0))
+        for name, key in METRICS.items():
+            if key in metrics:
+                self._counts[name] = self._counts.get(name, 0) + metrics[key]
+        self.write()
+
+    def write(self) -> dict[str, Any]:
+        """Write ``cost.json`` as of now; returns what it holds."""
+        wall = time.monotonic() - self._began
+        part = {
+            "iterations": self.iterations,
+            "seconds": {**self._seconds, "other": wall - sum(self._seconds.values())},
+            "wall_seconds": wall,
+            "counts": self._counts,
+            "learner_hardware": asdict(self._hardware) if self._hardware else None,
+            "actors": self.actors,
+        }
+        parts = [*self._earlier, part]
+        card = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, **total_cost(parts), "parts": parts}
+        write_json(self._file, card)
+        return card
+
+    def _add(self, phase: str, seconds: float) -> None:
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
+
+
+def total_cost(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The figures of a run from those of its parts; ``None`` where something was not measured."""
+    wall = sum(part["wall_seconds"] for part in parts)
+    seconds = {phase: sum(part["seconds"].get(phase, 0.0) for part in parts) for phase in PHASES}
+    counts = {name: _sum(part["counts"].get(name) for part in parts) for name in METRICS}
+    engines = [
+        report for part in parts for name, report in part["actors"].items() if report and "busy_seconds" in report
+    ]
+    used = {
+        name: _sum(report[name] for report in engines)
+        for name in ("prompt_tokens", "cached_tokens", "response_tokens", "busy_seconds")
+    }
+    sampled = _sum([counts["prompt_tokens_sampled"], counts["response_tokens_sampled"]])
+    passes = _sum([counts["scoring_seconds"], counts["update_seconds"]])
+    forwarded = _sum([counts["scoring_tokens_forwarded"], counts["update_tokens_forwarded"]])
+    distinct = _sum([counts["scoring_tokens_distinct"], counts["update_tokens_distinct"]])
+    return {
+        "iterations": sum(part["iterations"] for part in parts),
+        "wall_seconds": wall,
+        "seconds": seconds,
+        "shares": {phase: value / wall for phase, value in seconds.items()},
+        "tokens": {
+            "sampled": sampled,
+            "responses_sampled": counts["response_tokens_sampled"],
+            "trained": counts["tokens_trained"],
+            "engine_prompts": used["prompt_tokens"],
+            "engine_responses": used["response_tokens"],
+        },
+        "tokens_per_second": {
+            "sampled": _ratio(sampled, seconds["sampling"]),
+            "responses_sampled": _ratio(counts["response_tokens_sampled"], seconds["sampling"]),
+            "trained": _ratio(counts["tokens_trained"], seconds["scoring"] + seconds["update"]),
+            "trained_of_wall": _ratio(counts["tokens_trained"], wall),
+        },
+        "distinct_token_ratio": _ratio(forwarded, distinct),
+        "prefix_cache_hit_share": _ratio(used["cached_tokens"], used["prompt_tokens"]),
+        "model_flops_utilisation": _utilisation(parts),
+        "busy_shares": {
+            "learners": _ratio(passes, wall),
+            "engines": _ratio(used["busy_seconds"], _engine_seconds(parts)),
+        },
+        "peak_memory_bytes": _peaks(parts),
+    }
+
+
+def cost_table(card: Mapping[str, Any]) -> Table:
+    """The card as a table for a person."""
+    from rich.table import Table
+
+    title = f"cost of {card['iterations']} iterations, {card['wall_seconds']:.1f} s"
+    if len(card["parts"]) > 1:
+        title += f" in {len(card['parts'])} parts"
+    table = Table(title=title, title_justify="left")
+    table.add_column("measure")
+    table.add_column("figure", justify="right")
+    table.add_column("share", justify="right")
+    for phase, label in PHASES.items():
+        table.add_row(label, f"{card['seconds'][phase]:.1f} s", f"{card['shares'][phase]:.1%}")
+    table.add_section()
+    rates, busy = card["tokens_per_second"], card["busy_shares"]
+    for label, value, form in (
+        ("tokens sampled a second of sampling", rates["sampled"], "{:,.0f}"),
+        ("of them response tokens", rates["responses_sampled"], "{:,.0f}"),
+        ("tokens trained a second of scoring and update", rates["trained"], "{:,.0f}"),
+        ("tokens forwarded by the learner / distinct ones", card["distinct_token_ratio"], "{:.2f}"),
+        ("prompt tokens from the engines' prefix cache", card["prefix_cache_hit_share"], "{:.1%}"),
+        ("model FLOPs utilisation of the learner's passes", card["model_flops_utilisation"], "{:.1%}"),
+        ("learners computing, of the whole time", busy["learners"], "{:.1%}"),
+        ("engines computing, of the whole time", busy["engines"], "{:.1%}"),
+    ):
+        table.add_row(label, "not measured" if value is None else form.format(value))
+    table.add_section()
+    for actor, peak in card["peak_memory_bytes"].items():
+        table.add_row(f"peak memory, {actor}", _memory(peak))
+    return table
+
+
+def _memory(peak: Mapping[str, int | None]) -> str:
+    host, device = peak["host"], peak["device"]
+    text = "not measured" if host is None else f"{host / 2**30:.2f} GiB"
+    return text if device is None else f"{text}, GPU {device / 2**30:.2f} GiB"
+
+
+def _utilisation(parts: Sequence[Mapping[str, Any]]) -> float | None:
+    """Arithmetic of the passes over what the devices' matrix products would do in their time (attention is left out)."""
+    done = possible = 0.0
+    for part in parts:
+        counts, hardware = part["counts"], part["learner_hardware"]
+        if hardware is None or "update_tokens_forwarded" not in counts:
+            continue
+        tokens = hardware["update_flops"] * counts["update_tokens_forwarded"]
+        tokens += SCORING_FLOPS * counts.get("scoring_tokens_forwarded", 0)
+        done += hardware["matmul_parameters"] * tokens
+        seconds = counts["scoring_seconds"] + counts["update_seconds"]
+        possible += hardware["matmul_flops"] * hardware["num_learners"] * seconds
+    return done / possible if possible else None
+
+
+def _engine_seconds(parts: Sequence[Mapping[str, Any]]) -> float:
+    """Seconds that the engines which reported were there for, added up."""
+    return sum(
+        part["wall_seconds"]
+        for part in parts
+        for report in part["actors"].values()
+        if report and "busy_seconds" in report
+    )
+
+
+def _peaks(parts: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int | None]]:
+    peaks: dict[str, dict[str, int | None]] = {}
+    for name, report in (item for part in parts for item in part["actors"].items()):
+        peak = peaks.setdefault(name, {"host": None, "device": None})
+        for where in peak:
+            if (value := (report or {}).get(f"{where}_bytes")) is not None:
+                peak[where] = max(value, peak[where] or 0)
+    return peaks
+
+
+def _sum(values: Any) -> Any:
+    """The sum of what was measured; ``None`` where nothing was."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _ratio(one: float | None, other: float | None) -> float | None:
+    return one / other if one is not None and other else None
+
+
+def _parts_of(file: Path) -> list[dict[str, Any]]:
+    try:
+        card = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError):
+        return []
+    known = (card.get("schema"), card.get("schema_version")) == (SCHEMA, SCHEMA_VERSION)
+    parts: list[dict[str, Any]] = card["parts"] if known else []
+    return parts

@@ -1,0 +1,134 @@
+"""The shape of a causal language model: what its memory and its arithmetic follow from, without its weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trial_ray.errors import ConfigError
+from trial_ray.models.model_folder import config_file
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+_QWEN = {"architecture": "Qwen2Config", "vocab_size": 151936, "rms_norm_eps": 1e-6, "tie_word_embeddings": True}
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "Qwen/Qwen3-1.7B": {
+        **_QWEN,
+        "architecture": "Qwen3Config",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+    },
+    "Qwen/Qwen2.5-3B": {
+        **_QWEN,
+        "hidden_size": 2048,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+    },
+    "HuggingFaceTB/SmolLM2-135M-Instruct": {
+        "architecture": "LlamaConfig",
+        "vocab_size": 49152,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "tie_word_embeddings": True,
+    },
+}
+"""What the configurations of the models in ``tuned_examples`` say of their shapes, for machines that cannot ask the hub."""
+PUBLISHED["Qwen/Qwen2.5-3B-Instruct"] = PUBLISHED["Qwen/Qwen2.5-3B"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes of a decoder with grouped-query attention and a gated feed-forward network.
+
+    Attributes:
+        parameters: all of them, tied ones once.
+        embedding_parameters: of the input embedding.
+        tied: whether the output head is the input embedding.
+        layers: decoder layers.
+        hidden: width of the residual stream.
+        intermediate: width of the feed-forward network.
+        heads: query heads.
+        kv_heads: key and value heads.
+        head_dim: width of a head.
+        vocabulary: rows of the output head.
+        qk_norm: whether queries and keys are normalised.
+    """
+
+    parameters: int
+    embedding_parameters: int
+    tied: bool
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    qk_norm: bool = False
+
+    @property
+    def matmul_parameters(self) -> int:
+        """Parameters that every token is multiplied by: the layers' and the head's, not those of a separate input embedding."""
+        return self.parameters - (0 if self.tied else self.embedding_parameters)
+
+    @property
+    def kv_elements_per_token(self) -> int:
+        """Numbers that a key-value cache holds of a token."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
+
+    @classmethod
+    def of_config(cls, config: PretrainedConfig) -> ModelShape:
+        """Shape of the model that a transformers configuration describes; its parameters are counted, not estimated."""
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+        embedding = model.get_input_embeddings().weight
+        head = model.get_output_embeddings().weight
+        heads = config.num_attention_heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        return cls(
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
+            embedding_parameters=embedding.numel(),
+            tied=head is embedding,
+            layers=config.num_hidden_layers,
+            hidden=config.hidden_size,
+            intermediate=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            vocabulary=config.vocab_size,
+            qk_norm=any(name.endswith("q_norm.weight") for name, _ in model.named_parameters()),
+        )
+
+
+@cache
+def model_shape(model_path: str) -> ModelShape:
+    """Shape of a model folder, or of a hub model whose configuration is listed here, in the hub's cache or on the hub.
+
+    Raises:
+        ConfigError: nothing says what shape the model has.
+    """
+    import transformers
+
+    if model_path in PUBLISHED and not Path(model_path).is_dir():
+        sizes = dict(PUBLISHED[model_path])
+        return ModelShape.of_config(getattr(transformers, sizes.pop("architecture"))(**sizes))
+    file = config_file(model_path)
+    try:
+        return ModelShape.of_config(transformers.AutoConfig.from_pretrained(file.parent))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model_path: {file} describes no causal language model: {error}") from error

@@ -1,0 +1,108 @@
+"""How long an iteration takes: arithmetic and memory traffic over what a device does in a second."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from trial_ray.planning.request import PlanRequest
+
+TURNS_SHARE, PROMPT_SHARE, RESPONSE_SHARE = 0.6, 0.45, 0.2
+"""Lengths over their limits. With the paper's limits: 3.9 million tokens an iteration; a published run of it had 3.83 million."""
+SHARED_PREFIXES = 2.2
+"""Tokens of an iteration's rows over those on distinct prefixes, which the learner computes; measured with the quickstart."""
+EVIDENCE_SHARE = 0.3
+"""Tokens that a second view adds to the distinct ones of the first; measured with the quickstart."""
+LEARNER_UTILISATION = 0.3
+"""Of a device's matrix products in the learner's passes: an assumption; ``cost.json`` of a run has the measured figure."""
+PREFILL_UTILISATION = 0.4
+BANDWIDTH_UTILISATION = 0.6
+DECODE_OVERHEAD_S = 0.005
+"""Time of a decoding step beside its arithmetic and memory traffic."""
+CACHED_SHARE = 0.5
+"""Share of prompt tokens that the engine's prefix cache has."""
+ENVIRONMENT_STEP_S = 0.01
+SYNC_BYTES_PER_S = 1e9
+"""Weights out of the learner, through the object store, into an engine, with their checksums."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What computes.
+
+    Attributes:
+        name: for a person.
+        flops: operations per second of dense matrix products, in bfloat16 on a GPU.
+        bandwidth: bytes per second out of its memory.
+        memory: bytes.
+    """
+
+    name: str
+    flops: float
+    bandwidth: float
+    memory: float
+
+
+GPUS = (
+    Device("L4", 121e12, 0.30e12, 24e9),
+    Device("A100 40 GB", 312e12, 1.55e12, 40e9),
+    Device("L40S", 362e12, 0.86e12, 48e9),
+    Device("A100 80 GB", 312e12, 2.0e12, 80e9),
+    Device("H200", 989e12, 4.8e12, 141e9),
+)
+"""Published peaks, by memory: the speed of a GPU of which only the memory is known is that of the nearest one."""
+
+
+def gpu_like(memory_gb: float) -> Device:
+    """The GPU with the nearest memory."""
+    return min(GPUS, key=lambda device: abs(device.memory / 1e9 - memory_gb))
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds of an iteration by phase, and the tokens of its rows."""
+
+    sampling: float
+    scoring: float
+    update: float
+    sync: float
+    row_tokens: float
+
+    @property
+    def total(self) -> float:
+        """Seconds of one iteration, one phase after the other."""
+        return self.sampling + self.scoring + self.update + self.sync
+
+
+def step_time(request: PlanRequest, device: Device) -> StepTime:
+    """Predicted phases of an iteration without evaluation; every actor that computes does so on a device of its kind."""
+    turns = max(1.0, TURNS_SHARE * request.max_turns)
+    prompt, response = PROMPT_SHARE * request.max_prompt_tokens, max(1.0, RESPONSE_SHARE * request.max_response_tokens)
+    rows = request.trajectories * turns
+    tokens = rows * (prompt + response)
+    distinct = tokens / SHARED_PREFIXES
+    per_token = request.shape.matmul_parameters / (request.num_learners * device.flops * LEARNER_UTILISATION)
+    passes = 1 + EVIDENCE_SHARE * request.two_views + request.num_references + (request.lora_rank > 0)
+    update_flops = (4 if request.lora_rank else 6) + 2 * request.gradient_checkpointing
+    return StepTime(
+        sampling=_sampling(request, device, turns, prompt, response),
+        scoring=2 * distinct * passes * per_token,
+        update=update_flops * distinct * request.num_epochs * per_token,
+        sync=request.shape.parameters * request.engine_bytes / SYNC_BYTES_PER_S,
+        row_tokens=tokens,
+    )
+
+
+def _sampling(request: PlanRequest, device: Device, turns: float, prompt: float, response: float) -> float:
+    """Rollouts in waves of what the engines decode at a time; each decoding step reads weights and cache, or computes."""
+    shape, split = request.shape, request.tensor_parallel
+    per_engine = math.ceil(request.trajectories / request.num_engines)
+    batch = min(request.max_batch, per_engine)
+    waves = math.ceil(per_engine / batch)
+    cached = batch * (prompt + response) * shape.kv_elements_per_token * request.engine_bytes
+    traffic = (shape.parameters * request.engine_bytes + cached) / split / (device.bandwidth * BANDWIDTH_UTILISATION)
+    arithmetic = 2 * shape.matmul_parameters * batch / split / (device.flops * PREFILL_UTILISATION)
+    decoding = waves * turns * response * (max(traffic, arithmetic) + DECODE_OVERHEAD_S)
+    prompts = per_engine * turns * prompt * (1 - CACHED_SHARE)
+    prefill = 2 * shape.matmul_parameters * prompts / split / (device.flops * PREFILL_UTILISATION)
+    return decoding + prefill + waves * turns * ENVIRONMENT_STEP_S
