@@ -54,6 +54,14 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def exact_model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Folder of a model whose float64 gradients are exact; see ``nano_model.save_exact_model``."""
+    from nano_model import save_exact_model
+
+    return str(save_exact_model(tmp_path_factory.mktemp("model") / "exact"))
+
+
+@pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
     """Ray with two logical CPUs; actors take fractions of them."""
     import ray

@@ -18,6 +18,11 @@ TOLERANCES = {"float32": 1e-6, "float64": 1e-12}
 
 
 @pytest.fixture(scope="module")
+def model_path(exact_model_path):
+    return exact_model_path
+
+
+@pytest.fixture(scope="module")
 def groups():
     """Fewer groups than the most learners, and trajectories of 1 to 7 turns."""
     from synthetic_groups import synthetic_groups

@@ -1,10 +1,8 @@
-"""Padded and two-branch batches give the numbers of separate, unpadded forward passes."""
+"""Rows packed together give the numbers of separate, unpadded forward passes."""
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -14,7 +12,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from trial_ray.learner.packing import OrdinaryBatch, Row, TwoViewBatch, can_pack_views, make_buckets, score_rows
+from trial_ray.learner.packing import Row, score_rows
+from trial_ray.models.tree_attention import takes_trees
 
 VOCABULARY = 83
 FAMILIES = {
@@ -89,29 +88,12 @@ def separate_forwards(lm, rows):
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_packed_views_equal_two_separate_unpadded_forwards(family, attention, dtype, tolerance):
     lm, rows = tiny_model(family, dtype, attention), random_rows()
-    assert can_pack_views(lm)
+    assert takes_trees(lm)
     ordinary, hindsight = score_rows(lm, rows, two_views=True, max_tokens=200)
     exact = separate_forwards(lm, rows)
     torch.testing.assert_close(ordinary, exact[0], atol=tolerance, rtol=0)
     torch.testing.assert_close(hindsight, exact[1], atol=tolerance, rtol=0)
     assert (ordinary - hindsight).abs().max() > 0.1, "the evidence must matter, or the test proves nothing"
-
-
-def test_ordinary_view_alone_is_the_same_and_uses_no_mask(monkeypatch):
-    lm, rows = tiny_model(), random_rows()
-    masks = []
-    attention = torch.nn.functional.scaled_dot_product_attention
-
-    def spy(*args, **kwargs):
-        masks.append((kwargs.get("attn_mask"), kwargs.get("is_causal")))
-        return attention(*args, **kwargs)
-
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
-    logprobs, none = score_rows(lm, rows, two_views=False, max_tokens=100)
-    monkeypatch.undo()
-    assert none is None
-    assert set(masks) == {(None, True)}, "padding on the right must keep the fast causal kernel"
-    torch.testing.assert_close(logprobs, separate_forwards(lm, rows)[0], atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("two_views", [False, True])
@@ -129,35 +111,15 @@ def test_bucket_size_and_row_order_do_not_change_the_result(two_views):
                 torch.testing.assert_close(part, all_at_once[places], atol=1e-10, rtol=0)
 
 
-def test_models_with_sliding_layers_are_scored_in_two_plain_passes():
+def test_models_with_sliding_layers_are_scored_in_padded_rows_and_that_is_said(caplog):
     lm = tiny_model("qwen2", use_sliding_window=True, sliding_window=4, max_window_layers=0)
-    assert not can_pack_views(lm)
+    assert not takes_trees(lm)
     rows = random_rows()
-    ordinary, hindsight = score_rows(lm, rows, two_views=True, max_tokens=100)
-    exact = separate_forwards(lm, rows)
-    torch.testing.assert_close(ordinary, exact[0], atol=1e-10, rtol=0)
-    torch.testing.assert_close(hindsight, exact[1], atol=1e-10, rtol=0)
-
-
-def test_both_views_score_the_identical_response_tokens():
-    rows = random_rows()
-    batch = TwoViewBatch.from_rows(rows)
-    responses = torch.from_numpy(np.concatenate([row.response_ids for row in rows])).long()
-    assert torch.equal(batch.targets, responses)
-    assert torch.equal(OrdinaryBatch.from_rows(rows).targets, responses)
-    # Where a predecessor is a response token, it is the same token in both views.
-    ordinary = batch.input_ids[batch.rows, batch.positions]
-    hindsight = batch.input_ids[batch.rows, batch.hindsight_positions]
-    inside = torch.cat([torch.arange(len(row.response_ids)) > 0 for row in rows])
-    assert torch.equal(ordinary[inside], hindsight[inside])
-    assert torch.equal(ordinary[inside], responses[:-1][inside[1:]])
-
-
-def test_packed_length_is_prefix_plus_two_branches():
-    row = Row(np.arange(30, dtype=np.int32), 25, np.arange(4, dtype=np.int32), np.arange(7, dtype=np.int32))
-    assert row.length == 30 + 3
-    assert row.two_view_length == 25 + 2 * (5 + 3) + 7
-    assert TwoViewBatch.from_rows([row]).input_ids.shape == (1, row.two_view_length)
+    found = score_rows(lm, rows, two_views=True, max_tokens=100)
+    for one, other in zip(found, separate_forwards(lm, rows), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-10, rtol=0)
+    score_rows(lm, rows, two_views=False, max_tokens=100)
+    assert caplog.text.count("rows are padded") == 1
 
 
 @pytest.mark.parametrize("insert_at", [0, 4, -1])
@@ -169,12 +131,3 @@ def test_an_insertion_point_outside_the_prompt_is_refused(insert_at):
 def test_no_rows_give_no_tokens():
     logprobs, hindsight = score_rows(tiny_model(), [], two_views=True, max_tokens=10)
     assert logprobs.shape == hindsight.shape == (0,)
-
-
-@given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 120))
-def test_buckets_hold_every_row_once_within_the_budget(lengths, budget):
-    buckets = make_buckets(lengths, budget)
-    assert sorted(np.concatenate(buckets).tolist() if buckets else []) == list(range(len(lengths)))
-    for bucket in buckets:
-        padded = len(bucket) * max(lengths[index] for index in bucket)
-        assert padded <= budget or len(bucket) == 1

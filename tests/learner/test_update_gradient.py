@@ -33,6 +33,11 @@ ACTIVE = {"hindsight_coeff": 1.5, "clamp_alpha": 1.0, "hindsight_start_iteration
 
 
 @pytest.fixture(scope="module")
+def model_path(exact_model_path):
+    return exact_model_path
+
+
+@pytest.fixture(scope="module")
 def groups():
     return synthetic_groups(vocab_size=400, num_groups=3, group_size=4, most_turns=5, seed=5)
 
@@ -218,7 +223,9 @@ def test_every_row_is_trained_once_and_counted(model_path, groups):
         learner = learner_of(model_path, GRPOConfig, minibatch_rows=10, num_epochs=epochs)
         seen = []
         backward = learner.passes.backward
-        learner.passes.backward = lambda table, rows, *args, b=backward, s=seen: s.extend(rows) or b(table, rows, *args)
+        learner.passes.backward = lambda table, microbatches, *args, b=backward, s=seen: (
+            s.extend(row for each in microbatches for row in each.rows) or b(table, microbatches, *args)
+        )
         results = learner.update(episodes=list(groups), timesteps={"training_iteration": 1})
         assert sorted(seen) == sorted(list(range(num_rows)) * epochs)
         assert results["default_policy"]["num_module_steps_trained"] == epochs * num_rows

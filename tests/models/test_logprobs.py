@@ -3,10 +3,13 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import rms_norm
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from trial_ray.errors import ConfigError
-from trial_ray.models.logprobs import check_plain_head, gather_logprobs, token_logprobs
+from trial_ray.models.logprobs import check_plain_head, gather_logprobs, sequence_logprobs
+from trial_ray.models.prefix_tree import PrefixOrder, ScoredSequence, pack_trees
 
 
 def problem(tokens=23, hidden=16, vocabulary=57, dtype=torch.float32, seed=0):
@@ -111,16 +114,19 @@ def tiny_llama(tied):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_token_logprobs_and_gradients_equal_the_models_own_logits(tied):
+def test_logprobs_of_packed_sequences_and_gradients_equal_the_models_own_logits(tied, monkeypatch):
+    # In the model's own precision: transformers would take it to float32, and round the gradients of shared nodes otherwise.
+    monkeypatch.setattr(LlamaRMSNorm, "forward", lambda norm, x: norm.weight * rms_norm(x, x.shape[-1:], eps=1e-6))
     lm = tiny_llama(tied)
     ids = torch.randint(61, (3, 12), generator=torch.Generator().manual_seed(2))
-    rows, positions = torch.tensor([0, 0, 2, 1]), torch.tensor([3, 9, 0, 10])
-    targets = ids[rows, positions + 1]
-    logprobs, _ = token_logprobs(lm, ids, torch.arange(12)[None], (rows, positions), targets, chunk_tokens=3)
+    ids[1, :7], ids[2, :9] = ids[0, :7], ids[1, :9]
+    sequences = [ScoredSequence(row.numpy(), 4) for row in ids]
+    packed = pack_trees(PrefixOrder(sequences), max_tokens=1000)
+    logprobs, _ = sequence_logprobs(lm, packed, chunk_tokens=3)
     logprobs.sum().backward()
     gradients = {name: parameter.grad.clone() for name, parameter in lm.named_parameters()}
     lm.zero_grad()
-    exact = torch.log_softmax(lm(ids).logits, -1)[rows, positions, targets]
+    exact = torch.log_softmax(lm(ids).logits[:, 7:11], -1).gather(-1, ids[:, 8:, None]).flatten()
     exact.sum().backward()
     torch.testing.assert_close(logprobs, exact, atol=1e-10, rtol=0)
     for name, parameter in lm.named_parameters():

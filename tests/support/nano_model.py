@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+from transformers import Starcoder2Config, Starcoder2ForCausalLM
+
 from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.models.tiny import build_tiny_model
 from trial_ray.models.tokenizer import build_tokenizer
@@ -13,5 +16,30 @@ def save_nano_model(folder: Path, seed: int = 0) -> Path:
     """Write an untrained model of size ``nano`` and its tokenizer to ``folder`` (created), in Hugging Face format."""
     tokenizer = build_tokenizer(ADAPTER.vocabulary)
     build_tiny_model(tokenizer, "nano", seed).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def save_exact_model(folder: Path) -> Path:
+    """Like :func:`save_nano_model`, of an architecture that computes all that has a gradient in its own precision.
+
+    Qwen and Llama normalise in float32 even in a float64 model, which rounds the gradient of a node that rows share once, and
+    those of the same token in separate rows each.
+    """
+    tokenizer = build_tokenizer(ADAPTER.vocabulary)
+    torch.manual_seed(0)
+    config = Starcoder2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        initializer_range=0.1,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    Starcoder2ForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

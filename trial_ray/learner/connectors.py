@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,15 +18,19 @@ from trial_ray.hindsight.privileged_views import TurnContext, privileged_view
 from trial_ray.learner.action_spans import action_mask
 from trial_ray.learner.exchange import LearnerExchange
 from trial_ray.learner.method import Method
-from trial_ray.learner.packing import Row, score_rows
+from trial_ray.learner.packing import Row, lay_out
 from trial_ray.learner.turn_rows import TurnRows
 from trial_ray.learner.update_plan import UpdatePlan, plan_update
 from trial_ray.models.causal_lm_module import CausalLMModule
+from trial_ray.models.logprobs import sequence_logprobs
+from trial_ray.models.prefix_tree import PrefixOrder, ScoredSequence
 from trial_ray.objectives.advantages import group_relative_advantages, penalised_advantages
 from trial_ray.objectives.divergences import engine_divergences
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from trial_ray.learner.settings import LearnerSettings
 
 TURN_ROWS, UPDATE_PLAN = "turn_rows", "update_plan"
@@ -207,26 +210,39 @@ class ScoreRows(ConnectorV2):
         plan: UpdatePlan = shared_data[UPDATE_PLAN]
         share = plan.scoring[self.exchange.rank]
         with module.autocast():
-            scores = self._score(module, rows.model_rows(share, with_evidence=bool(rows.evidence_ids)))
+            scores = self._score(module, rows.model_rows(share, with_evidence=bool(rows.evidence_ids)), metrics)
         for name, values in self._exchanged(rows, share, scores, module.lm.dtype).items():
             setattr(rows, name, values)
         self._compare_with_engine(rows, metrics)
         return batch
 
-    def _score(self, module: CausalLMModule, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
+    @torch.no_grad()
+    def _score(self, module: CausalLMModule, rows: Sequence[Row], metrics: MetricsLogger) -> dict[str, torch.Tensor]:
         """Flat log-probabilities of the share's response tokens by the name of their field in :class:`TurnRows`."""
-        config = self.config
-        score = partial(score_rows, max_tokens=config.max_tokens_per_forward, temperature=config.temperature)
-        privileged = config.privileged_view is not None
-        logprobs, hindsight = score(module.lm, rows, two_views=privileged and module.teacher is None)
-        scores = {"logprobs": logprobs}
-        if module.teacher is not None:
-            hindsight, _ = score(module.teacher, [row.hindsight_row for row in rows], two_views=False)
-        if hindsight is not None:
-            scores["hindsight_logprobs"] = hindsight
+        views = {"logprobs": (module.lm, [row.sequence for row in rows])}
+        if self.config.privileged_view is not None:
+            hindsight = [row.hindsight_row.sequence for row in rows]
+            views["hindsight_logprobs"] = (module.teacher or module.lm, hindsight)
         if module.reference is not None:
-            scores["reference_logprobs"], _ = score(module.reference, rows, two_views=False)
+            views["reference_logprobs"] = (module.reference, views["logprobs"][1])
+        scores: dict[str, torch.Tensor] = {}
+        for lm in dict.fromkeys(lm for lm, _ in views.values()):
+            # What one model scores forms one tree: both views of a turn begin alike.
+            own = {name: sequences for name, (model, sequences) in views.items() if model is lm}
+            scores |= self._score_sequences(lm, own, metrics)
         return scores
+
+    def _score_sequences(
+        self, lm: PreTrainedModel, views: dict[str, list[ScoredSequence]], metrics: MetricsLogger
+    ) -> dict[str, torch.Tensor]:
+        sequences = [sequence for view in views.values() for sequence in view]
+        if not sequences:
+            return {name: torch.empty(0, device=lm.device) for name in views}
+        packed = lay_out(lm, PrefixOrder(sequences), self.config.max_tokens_per_forward)
+        for name, count in (("tokens_forwarded", packed.num_tokens), ("tokens_distinct", packed.num_distinct)):
+            metrics.log_value((DEFAULT_MODULE_ID, "scoring", name), count, reduce="sum")
+        logprobs, _ = sequence_logprobs(lm, packed, temperature=self.config.temperature)
+        return dict(zip(views, logprobs.chunk(len(views)), strict=True))
 
     def _exchanged(
         self, rows: TurnRows, share: np.ndarray, scores: dict[str, torch.Tensor], dtype: torch.dtype

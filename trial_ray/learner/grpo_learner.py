@@ -28,7 +28,7 @@ from trial_ray.learner.connectors import (
 from trial_ray.learner.exchange import LearnerExchange, TrainingGroups, fetch_groups
 from trial_ray.learner.loss import MinibatchClamp, loss_terms, microbatch_loss, minibatch_clamp
 from trial_ray.learner.method import Method
-from trial_ray.learner.passes import MicrobatchPasses
+from trial_ray.learner.passes import MicrobatchPasses, TokenCounts
 from trial_ray.learner.settings import LearnerSettings
 from trial_ray.learner.turn_rows import TokenBatch, TurnRows
 from trial_ray.learner.update_plan import Microbatch, Minibatch, UpdatePlan
@@ -175,11 +175,11 @@ class GRPOLearner(TorchLearner):
             optimizer.zero_grad(set_to_none=True)
         mine = [each for each in minibatch if each.learner == self.exchange.rank]
         clamp = self._minibatch_clamp(rows, mine)
-        losses = [self.passes.backward(rows, each.rows, each.weight, self.iteration, clamp) for each in mine]
+        loss = self.passes.backward(rows, mine, self.iteration, clamp)
         gradients = self._exchanged_gradients()
         if applied := self._finite(gradients):
             self.apply_gradients(self.postprocess_gradients(gradients))
-        return sum(each.weight * loss for each, loss in zip(mine, losses, strict=True)), applied
+        return loss, applied
 
     def _minibatch_clamp(self, rows: TurnRows, mine: Sequence[Microbatch]) -> MinibatchClamp | None:
         """With ``clamp_scope="minibatch"``, and where it acts, the clamp of Eq. 8 for all microbatches together.
@@ -188,9 +188,7 @@ class GRPOLearner(TorchLearner):
         """
         if self.method.clamp_scope != "minibatch" or not self.method.clamps(self.iteration):
             return None
-        scalars = torch.zeros(2, dtype=torch.float64)
-        for each in mine:
-            scalars += each.weight * self.passes.clamp_scalars(rows, each.rows, self.iteration)
+        scalars = self.passes.clamp_scalars(rows, mine, self.iteration)
         self.exchange.add_up([scalars])
         surrogate, dense = scalars
         return minibatch_clamp(self.method, surrogate, dense, self.iteration)
@@ -231,6 +229,9 @@ class GRPOLearner(TorchLearner):
             self.metrics.log_value(
                 (module_id, NUM_MODULE_STEPS_TRAINED_LIFETIME), num_rows["trained"], reduce="lifetime_sum"
             )
+        tokens, self.passes.counts = self.passes.counts, TokenCounts()
+        for name, count in (("tokens_forwarded", tokens.forwarded), ("tokens_distinct", tokens.distinct)):
+            self.metrics.log_value((DEFAULT_MODULE_ID, "update", name), count, reduce="sum")
         counts = {"skipped": num_rows["skipped"], "lost_groups": num_lost if self.exchange.rank == 0 else 0}
         for name, count in counts.items():
             self.metrics.log_value((DEFAULT_MODULE_ID, "rows", name), count, reduce="sum")

@@ -1,14 +1,16 @@
-"""Forward and backward passes over the rows of a microbatch, cut into as many as memory asks for.
+"""Forward and backward passes over the microbatches of an optimizer step, packed together and cut as memory asks for.
 
-A cut never changes the gradient. A loss that is a mean over tokens is the sum of its parts' means, each weighed by its
-share of the tokens. What is more than that (the scalar clamp of Eq. 8, a surrogate over whole sequences) is first computed
-on all rows of the microbatch without a graph, differentiated with respect to the log-probabilities, and that gradient is
-carried through one pass after the other.
+As many microbatches as fit share a forward pass, so that what their rows have in common is computed once; each keeps its own
+loss. A microbatch that does not fit is cut, and a cut never changes the gradient. A loss that is a mean over tokens is the sum
+of its parts' means, each weighed by its share of the tokens. What is more than that (the scalar clamp of Eq. 8, a surrogate over
+whole sequences) is first computed on all rows of the microbatch without a graph, differentiated with respect to the
+log-probabilities, and that gradient is carried through one part after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,20 +18,26 @@ import torch
 
 from trial_ray.learner.loss import LossTerms, MinibatchClamp, loss_terms, microbatch_loss
 from trial_ray.learner.method import Method
-from trial_ray.learner.packing import OrdinaryBatch, Row, make_buckets
+from trial_ray.learner.packing import lay_out
 from trial_ray.learner.turn_rows import TokenBatch, TurnRows
+from trial_ray.learner.update_plan import Microbatch
 from trial_ray.learner.weighted_means import WeightedMeans
 from trial_ray.models.causal_lm_module import CausalLMModule
+from trial_ray.models.prefix_tree import PrefixOrder
 
 if TYPE_CHECKING:
     from trial_ray.learner.settings import LearnerSettings
 
-INPUTS = ("input_ids", "position_ids", "rows", "positions", "targets")
-MAX_PADDING = 0.15
-"""A forward pass is cut into sub-batches so that hardly any row is padded by more than this share of its length."""
-
 Outputs = dict[str, torch.Tensor]
 """What the module's forward pass returns, each ``[T]`` in row order."""
+
+
+@dataclass(slots=True)
+class TokenCounts:
+    """Model inputs, padding included, and the distinct prefixes of the rows that they were computed for."""
+
+    forwarded: int = 0
+    distinct: int = 0
 
 
 class MicrobatchPasses:
@@ -40,6 +48,9 @@ class MicrobatchPasses:
         method: what is trained with.
         config: clips, coefficients and limits.
         means: takes the logged scalars.
+
+    Attributes:
+        counts: inputs of the forward passes since they were last taken.
     """
 
     def __init__(
@@ -49,75 +60,101 @@ class MicrobatchPasses:
         self._method = method
         self._config = config
         self._means = means
+        self.counts = TokenCounts()
 
     def backward(
         self,
         table: TurnRows,
-        rows: np.ndarray,
-        weight: float,
+        microbatches: Sequence[Microbatch],
         iteration: int,
         clamp: MinibatchClamp | None = None,
     ) -> float:
-        """Add the gradient of ``weight`` times the loss of the microbatch ``rows``; returns the loss, unweighted.
+        """Add the gradients of the microbatches' losses, each times its weight; returns the sum of these products.
 
         Args:
             table: all rows of the update.
-            rows: numbers of the microbatch's rows.
-            weight: share of the microbatch in its minibatch.
+            microbatches: those of an optimizer step that this learner computes.
             iteration: counted from 1.
             clamp: as in :func:`trial_ray.learner.loss.microbatch_loss`.
         """
-        buckets = self._buckets(table, rows)
         clamped_here = self._method.clamps(iteration) and self._method.clamp_scope == "microbatch"
-        if len(buckets) > 1 and (clamped_here or not self._method.has_token_mean()):
-            return self._backward_whole(table, rows, buckets, weight, iteration, clamp)
         total = 0.0
-        for bucket, share in self._shares(table, rows, buckets):
-            outputs = self._forward(table, bucket)
-            loss = self._loss(table, bucket, outputs, iteration, weight * share, clamp)
-            (weight * share * loss).backward()
-            total += share * loss.item()
+        for group in self._groups(table, microbatches):
+            parts = self._parts(table, group[0].rows) if len(group) == 1 else []
+            if len(parts) < 2:
+                total += self._backward_together(table, group, iteration, clamp)
+            elif clamped_here or not self._method.has_token_mean():
+                total += self._backward_whole(table, group[0], parts, iteration, clamp)
+            else:
+                total += self._backward_parts(table, group[0], parts, iteration, clamp)
         return total
 
     @torch.no_grad()
-    def clamp_scalars(self, table: TurnRows, rows: np.ndarray, iteration: int) -> torch.Tensor:
-        """L_GRPO and L_dense of a microbatch, float64 ``[2]``, without a gradient."""
-        buckets = self._buckets(table, rows)
-        if len(buckets) > 1 and not self._method.has_token_mean():
-            terms = self._terms(table, rows, self._whole_outputs(table, rows, buckets), iteration)
-            return _scalars(terms)
+    def clamp_scalars(self, table: TurnRows, microbatches: Sequence[Microbatch], iteration: int) -> torch.Tensor:
+        """L_GRPO and L_dense of the microbatches, each times its weight, added up; float64 ``[2]``, without a gradient."""
         scalars = torch.zeros(2, dtype=torch.float64)
-        for bucket, share in self._shares(table, rows, buckets):
-            terms = self._terms(table, bucket, self._forward(table, bucket), iteration)
-            scalars += share * _scalars(terms)
+        for group in self._groups(table, microbatches):
+            rows = np.concatenate([each.rows for each in group])
+            outputs = self._whole_outputs(table, rows, self._parts(table, rows))
+            for each, own in zip(group, _split(outputs, table, group), strict=True):
+                scalars += each.weight * _scalars(self._terms(table, each.rows, own, iteration))
         return scalars
+
+    def _backward_together(
+        self, table: TurnRows, group: Sequence[Microbatch], iteration: int, clamp: MinibatchClamp | None
+    ) -> float:
+        outputs = self._forward(table, np.concatenate([each.rows for each in group]))
+        losses = [
+            each.weight * self._loss(table, each.rows, own, iteration, each.weight, clamp)
+            for each, own in zip(group, _split(outputs, table, group), strict=True)
+        ]
+        loss = torch.stack(losses).sum()
+        loss.backward()
+        return loss.item()
+
+    def _backward_parts(
+        self,
+        table: TurnRows,
+        microbatch: Microbatch,
+        parts: Sequence[np.ndarray],
+        iteration: int,
+        clamp: MinibatchClamp | None,
+    ) -> float:
+        counts = [int(table.mask[table.token_positions(part)].sum()) for part in parts]
+        total = 0.0
+        for part, count in zip(parts, counts, strict=True):
+            weight = microbatch.weight * count / max(1, sum(counts))
+            loss = weight * self._loss(table, part, self._forward(table, part), iteration, weight, clamp)
+            loss.backward()
+            total += loss.item()
+        return total
 
     def _backward_whole(
         self,
         table: TurnRows,
-        rows: np.ndarray,
-        buckets: list[np.ndarray],
-        weight: float,
+        microbatch: Microbatch,
+        parts: Sequence[np.ndarray],
         iteration: int,
         clamp: MinibatchClamp | None,
     ) -> float:
-        whole = {name: value.requires_grad_() for name, value in self._whole_outputs(table, rows, buckets).items()}
-        loss = self._loss(table, rows, whole, iteration, weight, clamp)
-        (weight * loss).backward()
+        rows = microbatch.rows
+        whole = {name: value.requires_grad_() for name, value in self._whole_outputs(table, rows, parts).items()}
+        loss = microbatch.weight * self._loss(table, rows, whole, iteration, microbatch.weight, clamp)
+        loss.backward()
         gradients = {name: value.grad for name, value in whole.items() if value.grad is not None}
-        for position, bucket in self._token_positions(table, rows, buckets):
-            outputs = self._forward(table, bucket)
+        for position, part in self._token_positions(table, rows, parts):
+            outputs = self._forward(table, part)
             names = [name for name in outputs if name in gradients]
             torch.autograd.backward([outputs[name] for name in names], [gradients[name][position] for name in names])
         return loss.item()
 
     @torch.no_grad()
-    def _whole_outputs(self, table: TurnRows, rows: np.ndarray, buckets: list[np.ndarray]) -> Outputs:
+    def _whole_outputs(self, table: TurnRows, rows: np.ndarray, parts: Sequence[np.ndarray]) -> Outputs:
         """Outputs of all rows, without their graphs."""
         whole: Outputs = {}
         num_tokens = int(table.lengths[torch.from_numpy(rows)].sum())
-        for position, bucket in self._token_positions(table, rows, buckets):
-            for name, value in self._forward(table, bucket).items():
+        for position, part in self._token_positions(table, rows, parts):
+            for name, value in self._forward(table, part).items():
                 whole.setdefault(name, value.new_zeros(num_tokens))[position] = value
         return whole
 
@@ -144,70 +181,69 @@ class MicrobatchPasses:
         tokens = TokenBatch.from_rows(table, rows, outputs["logprobs"].device)
         return loss_terms(self._method, self._config, tokens, outputs, iteration)
 
-    # -- forward passes ----------------------------------------------------------------------------------------------
+    # -- what is computed together -----------------------------------------------------------------------------------
 
-    def _model_rows(self, table: TurnRows, rows: np.ndarray) -> list[Row]:
-        return table.model_rows(rows, with_evidence=self._method.needs_divergence)
-
-    def _buckets(self, table: TurnRows, rows: np.ndarray) -> list[np.ndarray]:
-        """Row numbers by forward pass."""
-        lengths = _lengths(self._model_rows(table, rows))
-        return [rows[bucket] for bucket in make_buckets(lengths, self._config.max_tokens_per_forward)]
-
-    def _shares(
-        self, table: TurnRows, rows: np.ndarray, buckets: list[np.ndarray]
-    ) -> Iterator[tuple[np.ndarray, float]]:
-        """Parts of a microbatch with their share of the tokens to learn from; a microbatch in one piece keeps its order."""
-        if len(buckets) == 1:
-            yield rows, 1.0
+    def _groups(self, table: TurnRows, microbatches: Sequence[Microbatch]) -> Iterator[Sequence[Microbatch]]:
+        """Consecutive microbatches whose rows fit into one forward pass; one that does not fit stands alone."""
+        if not microbatches:
             return
-        counts = [int(table.mask[table.token_positions(bucket)].sum()) for bucket in buckets]
-        for bucket, count in zip(buckets, counts, strict=True):
-            yield bucket, count / max(1, sum(counts))
+        rows = np.concatenate([each.rows for each in microbatches])
+        if len(microbatches) == 1 or self._order(table, rows).num_distinct <= self._config.max_tokens_per_forward:
+            yield microbatches
+            return
+        middle = len(microbatches) // 2
+        yield from self._groups(table, microbatches[:middle])
+        yield from self._groups(table, microbatches[middle:])
+
+    def _parts(self, table: TurnRows, rows: np.ndarray) -> list[np.ndarray]:
+        """Row numbers by forward pass; a microbatch in one piece keeps its order."""
+        parts = self._order(table, rows).parts(self._config.max_tokens_per_forward)
+        return [rows[part] for part in parts] if len(parts) > 1 else [rows]
+
+    def _order(self, table: TurnRows, rows: np.ndarray) -> PrefixOrder:
+        """Of each row's longest view; rows hold evidence only where the training forward scores it."""
+        views = table.model_rows(rows, with_evidence=self._method.needs_divergence)
+        return PrefixOrder([row.hindsight_row.sequence if len(row.evidence_ids) else row.sequence for row in views])
 
     def _token_positions(
-        self, table: TurnRows, rows: np.ndarray, buckets: list[np.ndarray]
+        self, table: TurnRows, rows: np.ndarray, parts: Sequence[np.ndarray]
     ) -> Iterator[tuple[torch.Tensor, np.ndarray]]:
         """Where the tokens of each part stand among those of ``rows``."""
         lengths = table.lengths.numpy()[rows]
         starts = dict(zip(rows.tolist(), (np.cumsum(lengths) - lengths).tolist(), strict=True))
-        for bucket in buckets:
-            positions = [np.arange(starts[row], starts[row] + int(table.lengths[row])) for row in bucket.tolist()]
-            yield torch.from_numpy(np.concatenate(positions)).to(self._module.lm.device), bucket
+        for part in parts:
+            positions = [np.arange(starts[row], starts[row] + int(table.lengths[row])) for row in part.tolist()]
+            yield torch.from_numpy(np.concatenate(positions)).to(self._module.lm.device), part
 
     def _forward(self, table: TurnRows, rows: np.ndarray) -> Outputs:
         """One forward pass over rows that fit into memory together; outputs ``[T]`` in the order of ``rows``."""
-        model_rows, device = self._model_rows(table, rows), self._module.lm.device
-        groups = make_buckets(_lengths(model_rows), self._config.max_tokens_per_forward, MAX_PADDING)
-        batch: dict[str, Any] = {
-            "batches": [_inputs([model_rows[row] for row in group], device) for group in groups],
-            "temperature": self._config.temperature,
-        }
-        if self._method.needs_divergence:
-            batch["hindsight_batches"] = [
-                _inputs([model_rows[row].hindsight_row for row in group], device) for group in groups
-            ]
+        config, method = self._config, self._method
+        model_rows = table.model_rows(rows, with_evidence=method.needs_divergence)
+        order = PrefixOrder([row.sequence for row in model_rows])
+        packed = lay_out(self._module.lm, order, config.max_tokens_per_forward)
+        self.counts.forwarded += packed.num_tokens
+        self.counts.distinct += packed.num_distinct
+        batch: dict[str, Any] = {"sequences": packed, "temperature": config.temperature}
+        if method.needs_divergence:
+            teacher = self._module.teacher or self._module.lm
+            order = PrefixOrder([row.hindsight_row.sequence for row in model_rows])
+            batch["hindsight_sequences"] = lay_out(teacher, order, config.max_tokens_per_forward)
             # The policy is the tempered one; the method's temperature divides its logits once more.
-            own = self._method.config
-            temperature = self._config.temperature * own.jsd_temperature
-            batch["divergence"] = {"mix": own.jsd_mix, "temperature": temperature}
-        outputs = self._module.forward_train(batch)
-        ordered = np.concatenate([rows[group] for group in groups])
-        positions = torch.cat([position for position, _ in self._token_positions(table, rows, [ordered])])
-        return {name: torch.empty_like(value).index_copy(0, positions, value) for name, value in outputs.items()}
+            temperature = config.temperature * method.config.jsd_temperature
+            batch["divergence"] = {"mix": method.config.jsd_mix, "temperature": temperature}
+        outputs: Outputs = self._module.forward_train(batch)
+        return outputs
+
+
+def _split(outputs: Outputs, table: TurnRows, group: Sequence[Microbatch]) -> Iterator[Outputs]:
+    """The outputs of each microbatch, of those of all laid end to end."""
+    sizes = [int(table.lengths[torch.from_numpy(each.rows)].sum()) for each in group]
+    pieces = {name: value.split(sizes) for name, value in outputs.items()}
+    for index in range(len(group)):
+        yield {name: each[index] for name, each in pieces.items()}
 
 
 def _scalars(terms: LossTerms) -> torch.Tensor:
     """L_GRPO and L_dense, float64 ``[2]`` on the CPU; no dense term is one of 0."""
     dense = torch.zeros_like(terms.surrogate) if terms.dense is None else terms.dense
     return torch.stack([terms.surrogate, dense]).double().cpu()
-
-
-def _inputs(rows: list[Row], device: torch.device) -> dict[str, torch.Tensor]:
-    batch = OrdinaryBatch.from_rows(rows, device)
-    return {name: getattr(batch, name) for name in INPUTS}
-
-
-def _lengths(rows: list[Row]) -> list[int]:
-    """Input tokens of each row's longest view; rows hold evidence only where the training forward scores it."""
-    return [row.length + len(row.evidence_ids) for row in rows]

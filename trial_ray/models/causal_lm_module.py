@@ -14,7 +14,9 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from trial_ray.errors import CheckpointError, ConfigError
+from trial_ray.models import tree_attention
 from trial_ray.models.logprobs import check_plain_head, gather_divergence, gather_logprobs, hidden_states
+from trial_ray.models.prefix_tree import PackedSequences
 
 HF_FOLDER = "hf"
 """Folder of a module checkpoint that holds the Hugging Face model, which vLLM and transformers load directly."""
@@ -76,40 +78,34 @@ class CausalLMModule(TorchRLModule):
         """Score response tokens.
 
         Args:
-            batch: under ``"batches"`` a list of padded batches, each with ``input_ids [B, L]``, ``position_ids [1, L]``, and
-                for its T response tokens ``rows [T]``, ``positions [T]`` (where each token's predecessor sits) and
-                ``targets [T]``. Several short batches waste less padding than a long one.
+            batch: under ``"sequences"`` the :class:`PackedSequences` of some rows, T response tokens in all.
                 Under ``"temperature"`` what divides the logits (1 if absent).
-                Under ``"hindsight_batches"``, on request, the same for the privileged view of the same tokens, with the
-                arguments of :func:`generalised_jsd` under ``"divergence"``.
+                Under ``"hindsight_sequences"``, on request, the privileged views of the same rows, with the arguments of
+                :func:`generalised_jsd` under ``"divergence"``.
             kwargs: RLlib's, unused.
 
         Returns:
-            ``logprobs`` and ``entropy`` in nats of all batches' tokens laid end to end, float32 or wider; on request
-            ``divergence`` between the policy's distribution and the teacher's with the privileged view.
+            ``logprobs`` and ``entropy`` in nats, ``[T]``, float32 or wider; on request ``divergence`` between the policy's
+            distribution and the teacher's with the privileged view.
         """
-        outputs: dict[str, list[torch.Tensor]] = {}
+        packed: PackedSequences = batch["sequences"]
         with self.autocast():
-            for index, part in enumerate(batch["batches"]):
-                hidden = _hidden_states(self.lm, part)
-                head = self.lm.get_output_embeddings()
-                logprobs, entropy = gather_logprobs(
-                    hidden, head, part["targets"], temperature=batch.get("temperature", 1.0), with_entropy=True
+            hidden, head = hidden_states(self.lm, packed), self.lm.get_output_embeddings()
+            logprobs, entropy = gather_logprobs(
+                hidden, head, packed.targets, temperature=batch.get("temperature", 1.0), with_entropy=True
+            )
+            assert entropy is not None  # asked for
+            outputs = {"logprobs": logprobs[packed.tokens], "entropy": entropy[packed.tokens]}
+            if "hindsight_sequences" in batch:
+                privileged: PackedSequences = batch["hindsight_sequences"]
+                teacher = self.teacher or self.lm
+                with torch.no_grad():
+                    theirs = hidden_states(teacher, privileged)[privileged.tokens]
+                teacher_head = teacher.get_output_embeddings()
+                outputs["divergence"] = gather_divergence(
+                    hidden[packed.tokens], head, theirs, teacher_head, **batch["divergence"]
                 )
-                found = {"logprobs": logprobs}
-                if entropy is not None:
-                    found["entropy"] = entropy
-                if "hindsight_batches" in batch:
-                    teacher = self.teacher or self.lm
-                    with torch.no_grad():
-                        privileged = _hidden_states(teacher, batch["hindsight_batches"][index])
-                    teacher_head = teacher.get_output_embeddings()
-                    found["divergence"] = gather_divergence(
-                        hidden, head, privileged, teacher_head, **batch["divergence"]
-                    )
-                for name, value in found.items():
-                    outputs.setdefault(name, []).append(value)
-        return {name: torch.cat(values) for name, values in outputs.items()}
+        return outputs
 
     # RLlib would pull these through the driver at build, evaluation and restore; the weights go by file and by the
     # engines' weight transfer instead, so the state is a marker.
@@ -150,10 +146,6 @@ def compute_dtype(setting: str | None, device: str) -> torch.dtype | None:
     return None if setting == "float32" else getattr(torch, setting)
 
 
-def _hidden_states(lm: PreTrainedModel, part: dict[str, torch.Tensor]) -> torch.Tensor:
-    return hidden_states(lm, part["input_ids"], part["position_ids"], (part["rows"], part["positions"]))
-
-
 def _load_weights(lm: PreTrainedModel, folder: Path) -> None:
     """Copy the weights in ``folder`` into ``lm``, all of them or none."""
     files = sorted(folder.glob("*.safetensors"))
@@ -192,7 +184,9 @@ def load_causal_lm(model_path: str, dtype: str) -> PreTrainedModel:
         ConfigError: there is none at ``model_path``.
     """
     try:
-        lm = AutoModelForCausalLM.from_pretrained(model_path, dtype=getattr(torch, dtype), attn_implementation="sdpa")
+        lm = AutoModelForCausalLM.from_pretrained(
+            model_path, dtype=getattr(torch, dtype), attn_implementation=tree_attention.register()
+        )
     except (OSError, ValueError) as error:
         raise ConfigError(f"No causal LM could be loaded from {model_path!r}: {_first_line(error)}") from error
     _switch_off_dropout(lm)

@@ -13,6 +13,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from trial_ray.errors import ConfigError
+from trial_ray.models.prefix_tree import PackedSequences
+from trial_ray.models.tree_attention import attention_mask
 from trial_ray.objectives.divergences import generalised_jsd
 
 if TYPE_CHECKING:
@@ -140,58 +142,48 @@ def check_plain_head(lm: PreTrainedModel) -> None:
             )
 
 
-def hidden_states(
-    lm: PreTrainedModel,
-    input_ids: torch.Tensor,
-    position_ids: torch.Tensor,
-    gather: tuple[torch.Tensor, torch.Tensor],
-    attention_mask: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Last hidden states ``[N, H]`` at the wanted positions; arguments as in :func:`token_logprobs`."""
-    outputs = lm.get_decoder()(
-        input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
-    )
-    states: torch.Tensor = outputs.last_hidden_state
-    return states[gather[0], gather[1]]
+def hidden_states(lm: PreTrainedModel, packed: PackedSequences) -> torch.Tensor:
+    """Last hidden states of the predicting nodes, ``[U, H]``."""
+    states = []
+    for pack in packed.packs:
+        mask = None if pack.exits is None else attention_mask(lm, pack.exits)
+        outputs = lm.get_decoder()(
+            input_ids=pack.input_ids, attention_mask=mask, position_ids=pack.position_ids, use_cache=False
+        )
+        states.append(outputs.last_hidden_state.flatten(0, 1))
+    return torch.cat(states)[packed.nodes]
 
 
-def token_logprobs(
+def sequence_logprobs(
     lm: PreTrainedModel,
-    input_ids: torch.Tensor,
-    position_ids: torch.Tensor,
-    gather: tuple[torch.Tensor, torch.Tensor],
-    targets: torch.Tensor,
+    packed: PackedSequences,
     *,
-    attention_mask: torch.Tensor | None = None,
     temperature: float = 1.0,
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
     with_entropy: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Log-probabilities of chosen tokens under a transformers causal language model.
+    """Log-probabilities of the targets of packed sequences under a transformers causal language model.
 
     Args:
         lm: a ``...ForCausalLM`` with a decoder and an output embedding (tied or not).
-        input_ids: int64 ``[B, L]``, padded on the right.
-        position_ids: int64 ``[B, L]`` or ``[1, L]``.
-        gather: ``(rows [N], positions [N])``, where in the batch each target's predecessor sits.
-        targets: int64 ``[N]``.
-        attention_mask: ``None`` for plain causal attention, or a prepared 4-D mask ``[B, 1, L, L]``.
+        packed: the sequences.
         temperature: as in :func:`gather_logprobs`.
         chunk_tokens: as there.
         with_entropy: as there.
 
     Returns:
-        As :func:`gather_logprobs`, in the order of ``targets``.
+        As :func:`gather_logprobs`, ``[T]``, in the order of the sequences.
 
     Raises:
         ConfigError: the model changes its logits after the head.
     """
     check_plain_head(lm)
-    return gather_logprobs(
-        hidden_states(lm, input_ids, position_ids, gather, attention_mask),
+    logprobs, entropy = gather_logprobs(
+        hidden_states(lm, packed),
         lm.get_output_embeddings(),
-        targets,
+        packed.targets,
         temperature=temperature,
         chunk_tokens=chunk_tokens,
         with_entropy=with_entropy,
     )
+    return logprobs[packed.tokens], None if entropy is None else entropy[packed.tokens]

@@ -1,0 +1,144 @@
+"""A prefix tree holds every distinct prefix once, each node sees its own prefix and nothing else, and cuts repeat the least."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import flex_attention
+from transformers import LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config
+
+from trial_ray.models import tree_attention
+from trial_ray.models.prefix_tree import PrefixOrder, ScoredSequence, pack_padded, pack_trees
+
+
+@st.composite
+def sequences(draw):
+    """Ids of few kinds, so that much is shared; some sequences twice, some a prefix of another."""
+    ids = draw(st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=9), min_size=1, max_size=12))
+    return [ScoredSequence(np.array(each, np.int32), draw(st.integers(0, len(each) - 1))) for each in ids]
+
+
+def prefixes(sequence):
+    inputs = sequence.inputs.tolist()
+    return [tuple(inputs[: length + 1]) for length in range(len(inputs))]
+
+
+def visible_prefix(pack, node):
+    """What a node sees, in the order of positions, as token ids."""
+    seen = torch.nonzero(tree_attention.tree_mask(pack.exits)[0, 0, node]).flatten()
+    assert pack.position_ids[0, seen].tolist() == list(range(len(seen)))
+    return tuple(pack.input_ids[0, seen].tolist())
+
+
+@given(sequences(), st.integers(1, 30))
+def test_each_node_sees_its_prefix_and_predicts_what_follows(sequences, budget):
+    packed = pack_trees(PrefixOrder(sequences), budget)
+    seen = [visible_prefix(pack, node) for pack in packed.packs for node in range(pack.input_ids.shape[1])]
+    predicted = [(seen[packed.nodes[pair]], int(packed.targets[pair])) for pair in packed.tokens.tolist()]
+    expected = [
+        (tuple(each.ids[:position].tolist()), int(each.ids[position]))
+        for each in sequences
+        for position in range(len(each.ids) - each.num_targets, len(each.ids))
+    ]
+    assert predicted == expected
+    # Each pack is the tree of its own prefixes: none of them twice.
+    sizes = [pack.input_ids.shape[1] for pack in packed.packs]
+    ends = np.cumsum(sizes)
+    for end, size in zip(ends, sizes, strict=True):
+        assert len(set(seen[end - size : end])) == size
+        assert size <= budget or size == max(size, *map(len, seen[end - size : end]))
+    distinct = {prefix for each in sequences for prefix in prefixes(each)}
+    assert set(seen) == distinct
+    assert packed.num_tokens == len(seen)
+    assert packed.num_distinct == len(distinct)
+
+
+@given(sequences(), st.integers(1, 25))
+def test_no_other_cuts_repeat_less(sequences, budget):
+    order = PrefixOrder(sequences)
+
+    def cost(cuts):
+        total = 0
+        for start, stop in itertools.pairwise(cuts):
+            size = int(order.lengths[start:stop].sum() - order.shared[start + 1 : stop].sum())
+            if size > budget and stop - start > 1:
+                return None
+            total += size
+        return total
+
+    count = len(sequences)
+    inner = [cuts for size in range(count) for cuts in itertools.combinations(range(1, count), size)]
+    found = [order.cuts(budget)[0][0], *(stop for _, stop in order.cuts(budget))]
+    assert cost(found) == min(each for cuts in inner if (each := cost([0, *cuts, count])) is not None)
+
+
+@given(sequences(), st.integers(1, 30))
+def test_padded_rows_score_the_same_targets(sequences, budget):
+    order = PrefixOrder(sequences)
+    packed, trees = pack_padded(order, budget), pack_trees(order, budget)
+    inputs = torch.cat([pack.input_ids.flatten() for pack in packed.packs])
+    nodes = torch.cat([pack.input_ids.flatten() for pack in trees.packs])
+    assert torch.equal(inputs[packed.nodes][packed.tokens], nodes[trees.nodes][trees.tokens])
+    assert torch.equal(packed.targets[packed.tokens], trees.targets[trees.tokens])
+    assert packed.num_tokens == len(inputs)
+
+
+def test_a_budget_below_one_is_refused():
+    order = PrefixOrder([ScoredSequence(np.arange(4), 2)])
+    with pytest.raises(ValueError, match="max_tokens"):
+        order.cuts(0)
+
+
+@pytest.fixture(scope="module")
+def exits():
+    """A tree of several blocks: rows with a common beginning, some of them long."""
+    generator = np.random.default_rng(0)
+    common = generator.integers(0, 50, 300)
+    cuts = [10, 150, 290, 290, 300, 300, 40]
+    rows = [np.concatenate((common[:cut], generator.integers(50, 99, 90))) for cut in cuts]
+    packed = pack_trees(PrefixOrder([ScoredSequence(row, 5) for row in rows]), 10_000, multiple_of=tree_attention.BLOCK)
+    (pack,) = packed.packs
+    assert len(pack.exits) % tree_attention.BLOCK == 0
+    return pack.exits
+
+
+def test_the_block_mask_is_that_of_the_tree(exits):
+    mask, expected = tree_attention.tree_block_mask(exits), tree_attention.tree_mask(exits)[0, 0]
+    blocks = expected.unfold(0, tree_attention.BLOCK, tree_attention.BLOCK).unfold(
+        1, tree_attention.BLOCK, tree_attention.BLOCK
+    )
+    visible, whole = blocks.any(-1).any(-1), blocks.all(-1).all(-1)
+    assert torch.equal(mask.to_dense()[0, 0].bool(), visible)
+    assert int(mask.full_kv_num_blocks.sum()) == int(whole.sum())
+    assert int(whole.sum()) > 0
+    assert not visible.tril().all(), "some blocks must be left out, or nothing is saved"
+
+
+def test_flex_attention_with_the_block_mask_equals_sdpa(exits):
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(1, 4, len(exits), 16, generator=generator)
+    key, value = (torch.randn(1, 2, len(exits), 16, generator=generator) for _ in range(2))
+    block_mask, mask = tree_attention.tree_block_mask(exits), tree_attention.tree_mask(exits)
+    found = flex_attention(query, key, value, block_mask=block_mask, enable_gqa=True)
+    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+class Model:
+    def __init__(self, config, implementation="sdpa"):
+        self.config = config
+        config._attn_implementation = implementation
+
+
+def test_only_plain_attention_over_rotary_positions_takes_trees():
+    assert tree_attention.takes_trees(Model(LlamaConfig()))
+    assert tree_attention.takes_trees(Model(Qwen2Config()))
+    assert not tree_attention.takes_trees(Model(Qwen2Config(use_sliding_window=True, max_window_layers=0)))
+    assert not tree_attention.takes_trees(Model(MistralConfig(sliding_window=64)))
+    assert not tree_attention.takes_trees(Model(LlamaConfig(), "flash_attention_2"))
+    assert not tree_attention.takes_trees(Model(PretrainedConfig())), (
+        "positions that are no rotation: a depth may mean nothing"
+    )

@@ -1,0 +1,236 @@
+"""Token sequences as prefix trees: every distinct prefix of a pack is one node, and is computed once.
+
+Sequences that begin alike (the rollouts of a task, the two views of a turn, the turns of a conversation) share their
+common prefix. The nodes of a tree lie in depth-first order, so that the descendants of node n are the nodes n..exits[n]-1, and
+a node sees its ancestors and itself::
+
+    key visible to query  iff  key <= query < exits[key]
+
+Its position id is its depth. A target token is predicted by the node of its predecessor; a node with several children predicts
+several targets. A tree that exceeds the budget is cut into packs along the depth-first order; only what the first sequence
+of a pack shares with the one before it is then computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Ids = NDArray[np.integer]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredSequence:
+    """A token sequence of which the last tokens are scored.
+
+    Attributes:
+        ids: int ``[L]``, at least one token before the scored ones.
+        num_targets: how many tokens at the end are scored.
+    """
+
+    ids: Ids
+    num_targets: int
+
+    @property
+    def inputs(self) -> Ids:
+        """What the model reads: the last target predicts nothing."""
+        return self.ids[:-1] if self.num_targets else self.ids
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """Input of one forward pass.
+
+    Attributes:
+        input_ids: int64 ``[B, L]``; B is 1 for a tree.
+        position_ids: int64 ``[1, L]``.
+        exits: int64 ``[L]``, one past the last descendant of each node; ``None``: rows padded on the right, plain causal attention.
+    """
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    exits: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSequences:
+    """Sequences laid out for a model.
+
+    T counts the targets of all sequences, in their order; U the distinct pairs of a node and its target.
+
+    Attributes:
+        packs: the forward passes.
+        nodes: int64 ``[U]``, index of the predicting node among the inputs of all packs laid end to end.
+        targets: int64 ``[U]``.
+        tokens: int64 ``[T]``, the pair of each target.
+        num_tokens: inputs of all packs.
+        num_distinct: distinct prefixes of the sequences, the fewest inputs with which they can be computed.
+    """
+
+    packs: tuple[Pack, ...]
+    nodes: torch.Tensor
+    targets: torch.Tensor
+    tokens: torch.Tensor
+    num_tokens: int
+    num_distinct: int
+
+
+class PrefixOrder:
+    """Sequences in the depth-first order of their prefix tree.
+
+    Args:
+        sequences: N sequences, at least one.
+
+    Attributes:
+        order: int64 ``[N]``, numbers of the sequences, sorted by their inputs.
+        shared: int64 ``[N]``, inputs that each has in common with the one before it in this order; 0 for the first.
+        lengths: int64 ``[N]``, inputs of each, in this order.
+    """
+
+    def __init__(self, sequences: Sequence[ScoredSequence]) -> None:
+        self.sequences = sequences
+        inputs = [sequence.inputs for sequence in sequences]
+        # Bytes of big-endian numbers compare like the numbers, and much faster than lists of them.
+        keys = [each.astype(">u4").tobytes() for each in inputs]
+        self.order = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
+        self.lengths = np.array([len(inputs[index]) for index in self.order], np.int64)
+        pairs = zip(self.order[:-1], self.order[1:], strict=True)
+        self.shared = np.array([0, *(_common_prefix(inputs[one], inputs[other]) for one, other in pairs)], np.int64)
+
+    @cached_property
+    def num_distinct(self) -> int:
+        """Distinct prefixes: nodes of the uncut tree."""
+        return int((self.lengths - self.shared).sum())
+
+    def cuts(self, max_tokens: int) -> list[tuple[int, int]]:
+        """Consecutive ranges of the order whose trees have at most ``max_tokens`` nodes, with the least repeated among all ways.
+
+        A sequence that is longer gets a range of its own.
+        """
+        if max_tokens < 1:
+            raise ValueError(f"max_tokens must be positive; got {max_tokens}")
+        # The tree of start..stop-1 has shared[start] + grown[stop] - grown[start] nodes, which falls as start rises.
+        grown = np.concatenate(([0], np.cumsum(self.lengths - self.shared)))
+        size = self.shared - grown[:-1]
+        repeated = np.zeros(len(self.order) + 1, np.int64)
+        begins = np.zeros(len(self.order) + 1, np.int64)
+        first = 0
+        for stop in range(1, len(self.order) + 1):
+            while first < stop - 1 and size[first] + grown[stop] > max_tokens:
+                first += 1
+            costs = repeated[first:stop] + self.shared[first:stop]
+            begins[stop] = first + int(np.argmin(costs))
+            repeated[stop] = costs[begins[stop] - first]
+        ranges, stop = [], len(self.order)
+        while stop:
+            ranges.append((int(begins[stop]), stop))
+            stop = int(begins[stop])
+        return ranges[::-1]
+
+    def parts(self, max_tokens: int) -> list[NDArray[np.int64]]:
+        """Numbers of the sequences of each range of :meth:`cuts`."""
+        return [self.order[start:stop] for start, stop in self.cuts(max_tokens)]
+
+
+def pack_trees(
+    order: PrefixOrder, max_tokens: int, device: torch.device | str = "cpu", multiple_of: int = 1
+) -> PackedSequences:
+    """Lay sequences out as prefix trees.
+
+    Args:
+        order: of the sequences.
+        max_tokens: most nodes in a pack; a longer sequence gets a pack of its own.
+        device: where the tensors go.
+        multiple_of: packs are filled up to a multiple of this with nodes that see and predict nothing, so that few lengths occur.
+    """
+    packs, nodes = [], [np.empty(0, np.int64)] * len(order.sequences)
+    offset = 0
+    for start, stop in order.cuts(max_tokens):
+        ids, depths, exits = _tree(order, start, stop, nodes, offset)
+        filled = -len(ids) % multiple_of
+        ids, depths = np.pad(ids, (0, filled)), np.pad(depths, (0, filled))
+        exits = np.concatenate((exits, np.arange(len(exits), len(ids)) + 1))
+        arrays = ids[None], depths[None], exits
+        packs.append(Pack(*(torch.from_numpy(array).to(device) for array in arrays)))
+        offset += len(ids)
+    return _finish(packs, order.sequences, nodes, offset, order.num_distinct, device)
+
+
+def pack_padded(order: PrefixOrder, max_tokens: int, device: torch.device | str = "cpu") -> PackedSequences:
+    """Lay sequences out as rows padded on the right, those of similar length together, for models that cannot take trees.
+
+    Padding needs no mask: under causal attention no real token sees what follows it. Positions count on through the
+    padding, because transformers takes a jump in them for a packed sequence and would then build a mask.
+    """
+    by_length = np.argsort([-len(sequence.inputs) for sequence in order.sequences], kind="stable")
+    packs, nodes = [], [np.empty(0, np.int64)] * len(order.sequences)
+    start = offset = 0
+    while start < len(by_length):
+        width = max(1, len(order.sequences[by_length[start]].inputs))
+        members = by_length[start : start + max(1, max_tokens // width)]
+        ids = np.zeros((len(members), width), np.int64)
+        for row, index in enumerate(members):
+            inputs = order.sequences[index].inputs
+            ids[row, : len(inputs)] = inputs
+            first = offset + row * width + len(inputs) - order.sequences[index].num_targets
+            nodes[index] = np.arange(first, first + order.sequences[index].num_targets)
+        packs.append(Pack(torch.from_numpy(ids).to(device), torch.arange(width, device=device)[None], None))
+        start, offset = start + len(members), offset + ids.size
+    return _finish(packs, order.sequences, nodes, offset, order.num_distinct, device)
+
+
+def _tree(
+    order: PrefixOrder, start: int, stop: int, nodes: list[NDArray[np.int64]], offset: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Ids, depths and exits of one tree, int64 ``[L]`` each; fills in the predicting nodes of its sequences."""
+    shared = order.shared[start:stop].copy()
+    shared[0] = 0
+    num_nodes = int((order.lengths[start:stop] - shared).sum())
+    ids, depths, exits = (np.empty(num_nodes, np.int64) for _ in range(3))
+    path = np.empty(int(order.lengths[start:stop].max()), np.int64)
+    size = depth = 0
+    for index, common in zip(order.order[start:stop], shared.tolist(), strict=True):
+        sequence = order.sequences[index]
+        inputs = sequence.inputs
+        exits[path[common:depth]] = size
+        depth = len(inputs)
+        grown = size + depth - common
+        ids[size:grown] = inputs[common:]
+        depths[size:grown] = path[common:depth] = np.arange(common, depth)
+        path[common:depth] += size - common
+        size = grown
+        nodes[index] = path[depth - sequence.num_targets : depth] + offset
+    exits[path[:depth]] = size
+    return ids, depths, exits
+
+
+def _finish(
+    packs: Sequence[Pack],
+    sequences: Sequence[ScoredSequence],
+    nodes: Sequence[NDArray[np.int64]],
+    num_tokens: int,
+    num_distinct: int,
+    device: torch.device | str,
+) -> PackedSequences:
+    """Find the distinct pairs of node and target: rollouts that sampled the same response share them."""
+    empty = np.empty(0, np.int64)
+    predecessors = np.concatenate([empty, *nodes])
+    ends = (sequence.ids[len(sequence.ids) - sequence.num_targets :] for sequence in sequences)
+    targets = np.concatenate([empty, *ends]).astype(np.int64)
+    _, firsts, tokens = np.unique(predecessors << 32 | targets, return_index=True, return_inverse=True)
+    arrays = predecessors[firsts], targets[firsts], tokens.astype(np.int64)
+    return PackedSequences(
+        tuple(packs), *(torch.from_numpy(array).to(device) for array in arrays), num_tokens, num_distinct
+    )
+
+
+def _common_prefix(one: Ids, other: Ids) -> int:
+    length = min(len(one), len(other))
+    different = one[:length] != other[:length]
+    first = int(different.argmax()) if length else 0
+    return first if length and different[first] else length
