@@ -23,7 +23,7 @@ from learners import BenchLearner, Gradient, Update, counted_tokens, distinct_pr
 from measure import Measure, interleaved, seconds_note, seconds_of, speedup, write_report
 from plain_loop import PlainLoop
 from quickstart_rows import Quickstart, quickstart_config, quickstart_groups
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trial_ray.learner.packing import score_rows
 from trial_ray.models.smollm2 import prepare_smollm2
@@ -65,8 +65,8 @@ def measure(case: Case) -> tuple[list[Measure], dict[str, Any]]:
     learner = BenchLearner(config)
     first = learner.update(case.groups, keep_gradients=True)
     measures = [*tokens_forwarded(case, config, learner, first)]
-    budget, loop = fastest_loop(case, config, learner, first)
-    measures += agreement(case, learner, first, loop)
+    budget, loop = fastest_loop(case, config, first)
+    measures += agreement(case, first, loop)
     contestants = {"learner": lambda: learner.update(case.groups).seconds, "plain loop": loop.update}
     times = interleaved(contestants, case.rounds)
     note = f"{seconds_note(times)}; {len(first.rows)} rows, plain batches of {budget:,} tokens"
@@ -121,20 +121,20 @@ def tokens_forwarded(case: Case, config: Any, learner: BenchLearner, update: Upd
     ]
 
 
-def fastest_loop(case: Case, config: Any, learner: BenchLearner, update: Update) -> tuple[int, PlainLoop]:
-    loops = {
-        budget: PlainLoop(learner.lm, update.rows, update.plan, budget, config.temperature) for budget in case.budgets
-    }
+def fastest_loop(case: Case, config: Any, update: Update) -> tuple[int, PlainLoop]:
+    # The same weights in a model of its own, as transformers loads it: plain causal SDPA.
+    lm = AutoModelForCausalLM.from_pretrained(case.model_path, dtype=torch.float32)
+    loops = {budget: PlainLoop(lm, update.rows, update.plan, budget, config.temperature) for budget in case.budgets}
     # One round to warm up, one to choose by.
     times = {budget: min(loop.update() for _ in range(2)) for budget, loop in loops.items()}
     budget = min(times, key=times.__getitem__)
     return budget, loops[budget]
 
 
-def agreement(case: Case, learner: BenchLearner, update: Update, loop: PlainLoop) -> list[Measure]:
+def agreement(case: Case, update: Update, loop: PlainLoop) -> list[Measure]:
     gap = float((loop.logprobs() - update.rows.logprobs).abs().max())
     expected: list[Gradient] = []
-    names = dict(learner.lm.named_parameters())
+    names = dict(loop.lm.named_parameters())
     loop.update(lambda: expected.append({name: each.grad.clone() for name, each in names.items()}))
     pairs = zip(update.gradients, expected, strict=True)
     difference = max(relative_difference(found, plain) for found, plain in pairs)

@@ -47,6 +47,14 @@ class Update:
     metrics: dict[str, Any] = field(default_factory=dict)
 
 
+def build_learner(config: Any) -> Any:
+    """The config's learner in this process."""
+    spec = config.get_multi_rl_module_spec(spaces=TextEnvRunner.get_spaces(None))
+    learner = config.get_default_learner_class()(config=config, module_spec=spec)
+    learner.build()
+    return learner
+
+
 class BenchLearner:
     """The learner of a config, built here.
 
@@ -55,10 +63,7 @@ class BenchLearner:
     """
 
     def __init__(self, config: Any) -> None:
-        learner_class = config.get_default_learner_class()
-        spec = config.get_multi_rl_module_spec(spaces=TextEnvRunner.get_spaces(None))
-        self.learner = learner_class(config=config, module_spec=spec)
-        self.learner.build()
+        self.learner = build_learner(config)
         self.lm = self.learner.policy_module.lm
         self._names = {id(parameter): name for name, parameter in self.lm.named_parameters()}
         self._finished_rows = self.learner._finished_rows

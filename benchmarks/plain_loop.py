@@ -70,7 +70,7 @@ class PlainLoop:
         tokens_per_batch: int,
         temperature: float = 1.0,
     ) -> None:
-        self._lm, self._table, self._plan = lm, table, plan
+        self.lm, self._table, self._plan = lm, table, plan
         self._tokens_per_batch, self._temperature = tokens_per_batch, temperature
         lengths = table.lengths
         self._advantages = table.advantages.float().repeat_interleave(lengths)
@@ -84,7 +84,7 @@ class PlainLoop:
         seconds = 0.0
         for minibatch in self._plan.steps:
             began = time.perf_counter()
-            self._lm.zero_grad(set_to_none=True)
+            self.lm.zero_grad(set_to_none=True)
             weights = self._token_weights(minibatch)
             for batch in self._batches(np.concatenate([each.rows for each in minibatch])):
                 (self._token_losses(batch) * weights[batch.tokens]).sum().backward()
@@ -121,8 +121,8 @@ class PlainLoop:
         yield PaddedBatch.from_rows(self._table, batch)
 
     def _logprobs(self, batch: PaddedBatch) -> torch.Tensor:
-        hidden = self._lm.get_decoder()(input_ids=batch.input_ids, use_cache=False).last_hidden_state[batch.where]
-        logits = self._lm.get_output_embeddings()(hidden) / self._temperature
+        hidden = self.lm.get_decoder()(input_ids=batch.input_ids, use_cache=False).last_hidden_state[batch.where]
+        logits = self.lm.get_output_embeddings()(hidden) / self._temperature
         return torch.log_softmax(logits, -1).gather(-1, batch.targets[:, None]).squeeze(-1)
 
     def _token_losses(self, batch: PaddedBatch) -> torch.Tensor:

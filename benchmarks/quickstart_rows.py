@@ -6,17 +6,25 @@ its first iteration: 16 games with 8 rollouts each, about 1,200 rows of 80 token
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import runpy
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ray
+import numpy as np
 
 import trial_ray.rollout.trajectory
 from trial_ray.algorithms.initial_policy import initial_policy
+from trial_ray.algorithms.task_sampler import TaskSampler
+from trial_ray.environments.guarded_env import GuardedEnv
+from trial_ray.inference.local_engine import LocalEngine
+from trial_ray.inference.protocol import SamplingParams
+from trial_ray.models.causal_lm_module import load_causal_lm, load_tokenizer
+from trial_ray.rollout.episode import PolicyPlayer, derive_seed, play_episode
+from trial_ray.rollout.prompts import PromptBuilder
+from trial_ray.rollout.requests import GroupRequest
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
 from trial_ray.warmstart.cache import content_key, files_digest, get_or_build
 
@@ -46,12 +54,8 @@ def quickstart_config() -> Any:
     return runpy.run_path(str(EXAMPLE))["config"]
 
 
-def quickstart_groups(sample: Callable[[Any], list[TrajectoryGroup]] | None = None) -> Quickstart:
-    """The quickstart's first groups, from the cache where they are there.
-
-    Args:
-        sample: from a config to groups; by default the config's own algorithm with its engine.
-    """
+def quickstart_groups() -> Quickstart:
+    """The quickstart's first groups, from the cache where they are there."""
     config = quickstart_config()
     model_path = initial_policy(config)
     config.policy(model_path=model_path, warm_start=None)
@@ -60,7 +64,7 @@ def quickstart_groups(sample: Callable[[Any], list[TrajectoryGroup]] | None = No
     key = content_key({"code": files_digest(code), "model": files_digest(model)})
 
     def build(folder: Path) -> None:
-        (folder / "groups.pickle").write_bytes(pickle.dumps((sample or _sample)(config)))
+        (folder / "groups.pickle").write_bytes(pickle.dumps(_sample(config)))
 
     folder, _ = get_or_build("bench", key, build)
     # Written by this function into the user's own cache.
@@ -68,14 +72,34 @@ def quickstart_groups(sample: Callable[[Any], list[TrajectoryGroup]] | None = No
 
 
 def _sample(config: Any) -> list[TrajectoryGroup]:
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    algorithm = config.build_algo()
-    try:
-        batch = algorithm.sampler.sample(1)
-        return [ray.get(sample.ref)[0] for sample in batch.kept]
-    finally:
-        algorithm.stop()
-        ray.shutdown()
+    """Play the first iteration's tasks in this process: the same prompts as in a run, without its actors."""
+    (entry,) = config.environment_entries()
+    tokenizer = load_tokenizer(config.model_path)
+    engine = LocalEngine(load_causal_lm(config.model_path, "float32").eval(), frozenset([tokenizer.eos_token_id]))
+    prompts = PromptBuilder.from_config(tokenizer, config, entry.adapter)
+    params = SamplingParams(config.max_response_tokens, config.temperature)
+    requests = TaskSampler([entry.tasks()], config.seed, [1.0]).draw(config.tasks_per_iteration, config.group_size)
+
+    def decode(ids: np.ndarray) -> str:
+        return str(tokenizer.decode(ids, skip_special_tokens=True))
+
+    async def rollout(request: GroupRequest, index: int) -> Trajectory:
+        seed = derive_seed(request.seed, index)
+        player = PolicyPlayer(prompts, decode, params, engine.generate, seed)
+        env = GuardedEnv(entry)
+        try:
+            return await play_episode(env, request.task_id, player, env_seed=request.seed, seed=seed)
+        finally:
+            env.close()
+
+    async def group(request: GroupRequest) -> TrajectoryGroup:
+        rollouts = [rollout(request, index) for index in range(request.group_size)]
+        return TrajectoryGroup(request.task_id, list(await asyncio.gather(*rollouts)))
+
+    async def groups() -> list[TrajectoryGroup]:
+        return list(await asyncio.gather(*(group(request) for request in requests)))
+
+    return asyncio.run(groups())
 
 
 if __name__ == "__main__":
