@@ -286,7 +286,7 @@ def plot(points: dict[str, list[dict[str, float]]], resident: list[float], path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path, help="PNG; default: growth.png beside the JSON")
+    parser.add_argument("--plot", type=Path, help="write the growth as a picture (PNG)")
     parser.add_argument("--iterations", type=int, default=ITERATIONS, help="for the driver's memory")
     parser.add_argument("--part", choices=[*SIZES, "driver"], help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
@@ -302,8 +302,8 @@ def main() -> None:
     measures = [each for quantity, line in points.items() for each in growth_measures(quantity, line)]
     measures.append(driver_measure(resident))
     write_report(args.json, measures, {"points": points, "driver_mb": resident})
-    if args.plot or args.json:
-        plot(points, resident, args.plot or args.json.with_name("growth.png"))
+    if args.plot:
+        plot(points, resident, args.plot)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@
 | ``numerics`` | log-probabilities and gradients of trees in bfloat16 and float32 against one row at a time in float32 |
 
 Each part runs in a process of its own and writes ``PART.json`` into the folder. Nothing is downloaded: models have random weights
-in the shapes of the real ones. Without CUDA it says so and exits with status 2; ``--device cpu --small`` runs every part's code on the
-CPU at sizes at which only the code is of interest.
+in the shapes of the real ones. Without CUDA it says so and exits with status 2; ``--device cpu --small`` runs every part's code on
+the CPU at sizes at which only the code is of interest.
 """
 
 from __future__ import annotations

@@ -135,14 +135,17 @@ def seconds_of(function: Callable[[], Any]) -> float:
         gc.enable()
 
 
-def interleaved(contestants: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
+def interleaved(
+    contestants: Mapping[str, Callable[[], float]], repeats: int, warm_up: bool = True
+) -> dict[str, list[float]]:
     """Seconds of each contestant's repeats, taken in turn, so that what else the machine does meets all of them alike.
 
     Args:
-        contestants: functions that do the work once and return the seconds that count; called once before, uncounted.
+        contestants: functions that do the work once and return the seconds that count.
         repeats: rounds.
+        warm_up: call each once before, uncounted.
     """
-    for run in contestants.values():
+    for run in contestants.values() if warm_up else ():
         run()
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for index in range(repeats):

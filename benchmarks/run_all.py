@@ -27,6 +27,7 @@ from rich.table import Table
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 PAGE = HERE.parent / "docs" / "benchmarks.md"
+GROWTH_PLOT = HERE.parent / "docs" / "assets" / "growth.png"
 THIRD_PARTY = Path(os.environ.get("TRIAL_TEST_DATA", "third-party data not given"))
 LONG = ("alfworld", "webshop")
 TIMEOUT_S = 900.0
@@ -49,7 +50,7 @@ def run(name: str) -> bool:
     """Run a benchmark; whether it went through."""
     target = RESULTS / f"{name}.json"
     command = [sys.executable, str(HERE / f"bench_{name}.py"), "--json", str(target)]
-    command += alfworld_settings() if name == "alfworld" else []
+    command += {"alfworld": alfworld_settings(), "growth": ["--plot", str(GROWTH_PLOT)]}.get(name, [])
     print(f"\n== bench_{name}.py → {target.relative_to(HERE.parent)}", flush=True)
     began = time.perf_counter()
     try:
