@@ -6,12 +6,15 @@ STAMP := $(VENV)/.installed
 # What builds the documentation needs none of the rest, and the rest none of it.
 DOCS_VENV := .venv-docs
 DOCS_STAMP := $(DOCS_VENV)/.installed
+# TRL, which the update is compared with, as its own users have it.
+BENCH_VENV := .venv-bench
+BENCH_STAMP := $(BENCH_VENV)/.installed
 UV := uv==0.13.8
 # uv reads no pip configuration, so what pip was told about local wheels is passed on.
 UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export UV_FIND_LINKS
 
-.PHONY: train test test-data lint docs bench bench-envs clean setup docs-setup
+.PHONY: train test test-data test-gpu lint docs bench bench-envs bench-gpu clean setup docs-setup bench-setup
 
 train: setup
 	$(BIN)/trial-ray train tuned_examples/alfworld_quickstart.py $(ARGS)
@@ -21,6 +24,9 @@ test: setup
 
 test-data: setup
 	$(BIN)/python -m pytest -m data $(ARGS)
+
+test-gpu: setup
+	$(BIN)/python -m pytest -m gpu $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
@@ -32,11 +38,14 @@ lint: setup
 docs: docs-setup
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build
 
-bench: setup
-	$(BIN)/python benchmarks/run_all.py
+bench: setup bench-setup
+	$(BIN)/python benchmarks/run_all.py $(ARGS)
 
 bench-envs: setup
 	$(BIN)/python benchmarks/run_all.py alfworld webshop
+
+bench-gpu: setup
+	$(BIN)/python benchmarks/gpu.py kernels learner colocate iteration numerics --json benchmarks/results/gpu
 
 setup: $(STAMP)
 
@@ -55,5 +64,13 @@ $(DOCS_STAMP): requirements/docs.txt
 	$(DOCS_VENV)/bin/uv pip install --quiet --python $(DOCS_VENV)/bin/python --no-deps --requirement requirements/docs.txt
 	touch $(DOCS_STAMP)
 
+bench-setup: $(BENCH_STAMP)
+
+$(BENCH_STAMP): requirements/torch.txt requirements/bench.txt
+	test -x $(BENCH_VENV)/bin/python || $(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_VENV)/bin/python -m pip install --quiet $(UV) --requirement requirements/torch.txt
+	$(BENCH_VENV)/bin/uv pip install --quiet --python $(BENCH_VENV)/bin/python --no-deps --requirement requirements/bench.txt
+	touch $(BENCH_STAMP)
+
 clean:
-	rm -rf $(VENV) $(DOCS_VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(DOCS_VENV) $(BENCH_VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from measure import Measure, write_report
 from rich.console import Console
 from rich.table import Table
 
@@ -290,6 +291,36 @@ def describe(games: list[Game]) -> dict[str, dict[str, float]]:
 # ---- report ----
 
 
+def measures(result: dict[str, Any]) -> list[Measure]:
+    """The lines of the table of all benchmarks."""
+    speed, memory = result["side_by_side"], result["memory"]
+    ratio, rate = speed["ours_over_stock"]["steps_per_second"], speed["steps_per_second"]
+    steps = f"{speed['steps_compared']:,} random commands in {speed['games']} games"
+    found = [
+        Measure(
+            "ALFWorld: answers equal to the published engine's",
+            min(speed["equal_percent"].values()),
+            "%",
+            100,
+            note=steps,
+        ),
+        Measure("ALFWorld: steps a second against it", ratio, note=f"{rate['ours']:,.0f} against {rate['stock']:,.1f}"),
+        Measure(
+            "ALFWorld: growth of memory", memory["growth_percent"], "%", note=f"episode 100 to {memory['episodes']}"
+        ),
+    ]
+    if "golden" in result:
+        percent, note = (
+            min(result["golden"]["equal_percent"].values()),
+            f"{result['golden']['answers']:,} recorded answers",
+        )
+        found.append(Measure("ALFWorld: answers equal to recorded ones", percent, "%", 100, note=note))
+    if "walkthroughs" in result:
+        won = [count["won"] / count["games"] for count in result["walkthroughs"].values()]
+        found.append(Measure("ALFWorld: games won by their walkthroughs", 100 * min(won), "%", 100, note="worst split"))
+    return found
+
+
 def show(result: dict[str, Any]) -> None:
     speed = result["side_by_side"]
     table = Table(title="ALFWorld engine, ours ÷ stock", show_header=False)
@@ -340,9 +371,7 @@ def main() -> None:
     result["sizes"] = {"official": describe(official)} if args.data else {}
     result["sizes"]["generated"] = describe([generate(t) for t in task_ids("official", 9, args.games, FAMILIES)])
     show(result)
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_report(args.json, measures(result), result)
 
 
 if __name__ == "__main__":

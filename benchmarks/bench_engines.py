@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import os
 import tempfile
 import time
 from pathlib import Path
@@ -21,6 +19,7 @@ import numpy as np
 import psutil
 import ray
 import torch
+from measure import Measure, write_report
 
 from trial_ray.inference.client import EngineClient
 from trial_ray.inference.pool import EnginePool
@@ -149,10 +148,20 @@ def main() -> None:
             print(results[-1], flush=True)
         ray.shutdown()
     settings = {key: value for key, value in vars(args).items() if key != "json"}
-    record = {"settings": settings, "cores": os.cpu_count(), "load_average": os.getloadavg()[0], "results": results}
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(record, indent=2) + "\n")
+    write_report(args.json, measures(results), {"settings": settings, "results": results})
+
+
+def measures(results: list[dict[str, float | str | int]]) -> list[Measure]:
+    """The lines of the table of all benchmarks."""
+    return [
+        Measure(
+            f"engine {each['engine']}: requests a second",
+            each["requests_per_s"],
+            "1/s",
+            note=f"engine {each['engine_cpu_ms_per_request']} CPU ms a request, start {each['start_s']} s",
+        )
+        for each in results
+    ]
 
 
 if __name__ == "__main__":

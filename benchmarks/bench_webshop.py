@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from measure import Measure, write_report
 from rich.console import Console
 from rich.table import Table
 
@@ -167,6 +168,18 @@ def in_a_process(**setting) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def measures(result: dict) -> list[Measure]:
+    """The lines of the table of all benchmarks."""
+    found = [
+        Measure(f"WebShop: {name} equal to recorded ones", min(values.values()), "%", 100, note="the worst field")
+        for name, values in result["agreement_percent"].items()
+    ]
+    for name, shop in result["shops"].items():
+        search = f"search p95 {shop['search']['p95_ms']:.2f} ms, index {shop['index_mb']:.0f} MB"
+        found.append(Measure(f"WebShop, {name}: a step", shop["step"]["mean_ms"], "ms", note=search))
+    return found
+
+
 def show(result: dict) -> None:
     console = Console()
     for name, values in result["agreement_percent"].items():
@@ -214,8 +227,7 @@ def main() -> None:
         built = in_a_process(**large)["open_s"]  # the first process builds the index, the second finds it
         result["shops"][f"{args.products:,} generated products"] = in_a_process(**large) | {"build_s": built}
     show(result)
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_report(args.json, measures(result), result)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,42 @@
-"""Every benchmark, or those named, one after the other; JSON goes to ``benchmarks/results``.
+"""Benchmarks one after the other, JSON to ``benchmarks/results``, and one table of all measures at the end.
 
-    python benchmarks/run_all.py [alfworld webshop ...]
+    python benchmarks/run_all.py              # make bench: under 20 minutes on two quiet cores
+    python benchmarks/run_all.py NAME ...     # those named, such as update for bench_update.py
+    python benchmarks/run_all.py --table      # runs nothing: writes the table of all results into docs/benchmarks.md
 
-Third-party data sets and recordings are used where ``TRIAL_TEST_DATA`` (see CONTRIBUTING.md), or ``ALFWORLD_DATA``, points to them.
+The environments' benchmarks compare every answer with the published engines and take longer; make bench-envs runs them. Third-party
+data sets and recordings are used where ``TRIAL_TEST_DATA`` (see CONTRIBUTING.md), or ``ALFWORLD_DATA``, points to them. A missed
+target is a figure like any other; only a benchmark that fails to run makes the exit status 1.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+from measure import Measure, read_measures
+from rich.console import Console
+from rich.table import Table
+
 HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+PAGE = HERE.parent / "docs" / "benchmarks.md"
+GROWTH_PLOT = HERE.parent / "docs" / "assets" / "growth.png"
 THIRD_PARTY = Path(os.environ.get("TRIAL_TEST_DATA", "third-party data not given"))
+LONG = ("alfworld", "webshop")
+TIMEOUT_S = 900.0
+_BLOCK = re.compile(r"(<!-- table of measures -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def names_of_all() -> list[str]:
+    """Every benchmark, the long ones included."""
+    return sorted(path.stem.removeprefix("bench_") for path in HERE.glob("bench_*.py"))
 
 
 def alfworld_settings() -> list[str]:
@@ -23,14 +46,100 @@ def alfworld_settings() -> list[str]:
     return [word for option, path in given.items() if path.exists() for word in (option, str(path))]
 
 
+def run(name: str) -> bool:
+    """Run a benchmark; whether it went through."""
+    target = RESULTS / f"{name}.json"
+    command = [sys.executable, str(HERE / f"bench_{name}.py"), "--json", str(target)]
+    command += {"alfworld": alfworld_settings(), "growth": ["--plot", str(GROWTH_PLOT)]}.get(name, [])
+    print(f"\n== bench_{name}.py → {target.relative_to(HERE.parent)}", flush=True)
+    began = time.perf_counter()
+    try:
+        status = subprocess.run(command, check=False, timeout=None if name in LONG else TIMEOUT_S).returncode
+    except subprocess.TimeoutExpired:
+        print(f"bench_{name}.py took more than {TIMEOUT_S:.0f} s and was stopped", flush=True)
+        return False
+    print(f"== bench_{name}.py: {time.perf_counter() - began:.0f} s, exit status {status}", flush=True)
+    return status == 0
+
+
+def measures_of(names: list[str]) -> dict[str, list[Measure]]:
+    """Measures by benchmark, as they were last written; results of GPU benchmarks stand in a folder of their own."""
+    files = {name: RESULTS / f"{name}.json" for name in names}
+    return {name: read_measures(path) for name, path in files.items() if path.is_file()}
+
+
+def target_of(measure: Measure) -> str:
+    if measure.target is None:
+        return ""
+    return f"{'≥' if measure.better == 'higher' else '≤'} {amount(measure.target, measure.unit)}"
+
+
+def amount(value: float, unit: str) -> str:
+    """A figure as one reads it."""
+    number = f"{value:.2f}" if unit == "x" else f"{value:.3g}"
+    return f"{number} ×" if unit == "x" else f"{number} {unit}".strip()
+
+
+def show(measures: dict[str, list[Measure]], failed: list[str]) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    table = Table("benchmark", "measure", "target", "figure", "", title="Measures")
+    colours = {"pass": "green", "miss": "red", "": "dim"}
+    for name, found in measures.items():
+        for each in found:
+            verdict = f"[{colours[each.verdict]}]{each.verdict}[/]" if each.verdict else ""
+            note = f"\n[dim]{each.note}[/dim]" if each.note else ""
+            table.add_row(name, each.name + note, target_of(each), amount(each.figure, each.unit), verdict)
+    for name in failed:
+        table.add_row(name, "failed to run; see its output above", "", "", "[red]failed[/]")
+    console.print(table)
+    flat = [each for found in measures.values() for each in found if each.target is not None]
+    console.print(
+        f"{sum(bool(each.passes) for each in flat)} of {len(flat)} targets reached, {len(failed)} failed to run"
+    )
+
+
+def fill_page(page: str) -> str:
+    """``page`` with the table of all committed results between its markers."""
+    lines = ["| measure | target | figure | | how |", "| --- | --- | --- | --- | --- |"]
+    machines = []
+    for path in sorted(RESULTS.rglob("*.json")):
+        found = read_measures(path)
+        if not found:
+            continue
+        name = path.relative_to(RESULTS).with_suffix("").as_posix()
+        for each in found:
+            cells = (each.name, target_of(each), amount(each.figure, each.unit), each.verdict, each.note)
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        machines.append(f"| `{name}` | {machine(path)} |")
+    parts = ["\n".join(lines), "\n".join(["| result | taken on |", "| --- | --- |", *machines])]
+    return _BLOCK.sub(lambda match: match[1] + "\n" + "\n\n".join(parts) + "\n\n" + match[2], page)
+
+
+def machine(path: Path) -> str:
+    facts = json.loads(path.read_text(encoding="utf-8"))["environment"]
+    device = facts.get("gpu") or f"{facts['cpu']}, {facts['cores']} cores"
+    libraries = ", ".join(
+        f"{name} {facts['packages'][name]}" for name in ("torch", "transformers") if name in facts["packages"]
+    )
+    return f"{device}, {facts['threads']} threads, load {facts['load_average']}, {libraries}, {facts['date']}"
+
+
 def main() -> None:
-    names = sys.argv[1:] or sorted(path.stem.removeprefix("bench_") for path in HERE.glob("bench_*.py"))
-    further = {"alfworld": alfworld_settings()}
-    for name in names:
-        target = HERE / "results" / f"{name}.json"
-        print(f"bench_{name}.py → {target}", flush=True)
-        command = [sys.executable, str(HERE / f"bench_{name}.py"), "--json", str(target), *further.get(name, [])]
-        subprocess.run(command, check=True)
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("names", nargs="*", help="benchmarks to run; default: all but the environments'")
+    parser.add_argument("--table", action="store_true", help="write the table of all results into docs/benchmarks.md")
+    args = parser.parse_args()
+    if args.table:
+        PAGE.write_text(fill_page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+        return
+    names = args.names or [name for name in names_of_all() if name not in LONG]
+    if unknown := sorted(set(names) - set(names_of_all())):
+        parser.error(f"unknown: {', '.join(unknown)}; expected some of: {', '.join(names_of_all())}")
+    began = time.perf_counter()
+    failed = [name for name in names if not run(name)]
+    show(measures_of([name for name in names if name not in failed]), failed)
+    print(f"{(time.perf_counter() - began) / 60:.1f} minutes")
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":

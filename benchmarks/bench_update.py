@@ -1,0 +1,269 @@
+"""The learner's passes on the quickstart's rows: tokens forwarded, speed against a plain loop, and whether both agree.
+
+    python benchmarks/bench_update.py --json benchmarks/results/update.json
+
+Rows are those of the quickstart's first iteration (``quickstart_rows.py``). The plain loop (``plain_loop.py``) has the batch
+size that is fastest here. With SmolLM2-135M the same prompts and responses are tokenised anew with its tokenizer and chat template.
+Its passes are 300 times as much work, so that only whole trajectories of one game are taken, up to ``--smollm2-rows`` rows: as many as
+a minibatch takes of one shard, whose other shards are other games. The note says how many distinct tokens whole minibatches would have.
+Times are medians of rounds in which both contestants run in turn. Leaves out: the optimizer's step, which is the same for both.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from learners import BenchLearner, Gradient, Update, counted_tokens, distinct_prefixes, input_ids, relative_difference
+from measure import Measure, interleaved, seconds_note, seconds_of, speedup, write_report
+from plain_loop import PlainLoop
+from quickstart_rows import Quickstart, quickstart_config, quickstart_groups
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from trial_ray.learner.packing import Row, score_rows
+from trial_ray.learner.update_plan import plan_update
+from trial_ray.models.smollm2 import prepare_smollm2
+from trial_ray.rollout.prompts import PromptBuilder
+from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
+from trial_ray.warmstart.cache import cache_root
+
+MOST_TOKENS = 1.1
+"""Input tokens forwarded, at most, for each token on a distinct prefix."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model with its rows.
+
+    Attributes:
+        name: as the table shows it.
+        model_path: the policy.
+        groups: what it is trained on.
+        least_speedup: the target against the plain loop.
+        largest_gap: by how many nats the log-probabilities may differ from the plain loop's.
+        budgets: tokens of a batch that the plain loop may choose from.
+        rounds: measured rounds.
+        training: settings in place of the quickstart's.
+        note: on the rows.
+    """
+
+    name: str
+    model_path: str
+    groups: list[TrajectoryGroup]
+    least_speedup: float
+    largest_gap: float
+    budgets: tuple[int, ...]
+    rounds: int
+    training: dict[str, Any]
+    note: str = ""
+
+
+def measure(case: Case) -> tuple[list[Measure], dict[str, Any]]:
+    config = quickstart_config().policy(model_path=case.model_path, warm_start=None).training(**case.training)
+    learner = BenchLearner(config)
+    first = learner.update(case.groups, keep_gradients=True)  # warms up too
+    measures = [*tokens_forwarded(case, config, learner, first)]
+    budget, loop = fastest_loop(case, config, first)
+    measures += agreement(case, first, loop)
+    contestants = {"learner": lambda: learner.update(case.groups).seconds, "plain loop": loop.update}
+    times = interleaved(contestants, case.rounds, warm_up=False)
+    note = f"{seconds_note(times)}; {len(first.rows)} rows, plain batches of {budget:,} tokens{case.note}"
+    measures.append(
+        Measure(
+            f"{case.name}: forward and backward against a plain loop",
+            speedup(times, "learner", "plain loop"),
+            target=case.least_speedup,
+            note=note,
+        )
+    )
+    sequences = [np.concatenate([turn.prompt_ids, turn.response_ids]) for turn in first.rows.turns]
+    details = {
+        "rows": len(first.rows),
+        "tokens": sum(map(len, sequences)),
+        "minibatches": len(first.plan.steps),
+        "plain_loop_tokens_per_batch": budget,
+        "seconds": times,
+        "threads": torch.get_num_threads(),
+    }
+    return measures, details
+
+
+def tokens_forwarded(case: Case, config: Any, learner: BenchLearner, update: Update) -> list[Measure]:
+    rows = update.rows.model_rows(range(len(update.rows)), with_evidence=True)
+    with counted_tokens(learner.lm) as count:
+        score_rows(learner.lm, rows, two_views=True, max_tokens=config.max_tokens_per_forward)
+    scored, distinct = count(), distinct_prefixes(input_ids(rows, two_views=True))
+    plain = sum(map(len, input_ids(rows, two_views=True)))
+    ordinary = update.rows.model_rows(range(len(update.rows)))
+    minibatches = [np.concatenate([each.rows for each in step]) for step in update.plan.steps]
+    trained = sum(update.tokens)
+    train_plain = sum(map(len, input_ids(ordinary, two_views=False)))
+    train_distinct = sum(
+        distinct_prefixes(input_ids([ordinary[row] for row in step], two_views=False)) for step in minibatches
+    )
+    return [
+        Measure(
+            f"{case.name}: tokens forwarded / distinct, scoring both views",
+            scored / distinct,
+            target=MOST_TOKENS,
+            better="lower",
+            note=f"{plain:,} tokens in rows, {distinct:,} distinct, {scored:,} forwarded",
+        ),
+        Measure(
+            f"{case.name}: tokens forwarded / distinct, training",
+            trained / train_distinct,
+            target=MOST_TOKENS,
+            better="lower",
+            note=f"{train_plain:,} in rows, {train_distinct:,} distinct within minibatches, {trained:,} forwarded",
+        ),
+    ]
+
+
+def fastest_loop(case: Case, config: Any, update: Update) -> tuple[int, PlainLoop]:
+    # The same weights in a model of its own, as transformers loads it: plain causal SDPA.
+    lm = AutoModelForCausalLM.from_pretrained(case.model_path, dtype=torch.float32)
+    loops = {budget: PlainLoop(lm, update.rows, update.plan, budget, config.temperature) for budget in case.budgets}
+    if len(loops) == 1:
+        return next(iter(loops.items()))
+    # One round to warm up, one to choose by.
+    times = {budget: min(loop.update() for _ in range(2)) for budget, loop in loops.items()}
+    budget = min(times, key=times.__getitem__)
+    return budget, loops[budget]
+
+
+def agreement(case: Case, update: Update, loop: PlainLoop) -> list[Measure]:
+    gap = float((loop.logprobs() - update.rows.logprobs).abs().max())
+    expected: list[Gradient] = []
+    names = dict(loop.lm.named_parameters())
+    loop.update(lambda: expected.append({name: each.grad.clone() for name, each in names.items()}))
+    pairs = zip(update.gradients, expected, strict=True)
+    difference = max(relative_difference(found, plain) for found, plain in pairs)
+    tokens = int(update.rows.lengths.sum())
+    return [
+        Measure(
+            f"{case.name}: largest difference of log-probabilities",
+            gap,
+            unit="nats",
+            target=case.largest_gap,
+            better="lower",
+            note=f"old log-probabilities of {tokens:,} response tokens against the plain loop's, float32",
+        ),
+        Measure(
+            f"{case.name}: difference of gradients, relative",
+            difference,
+            unit="",
+            target=1e-5,
+            better="lower",
+            note=f"norm of the difference over the norm, the worst of {len(expected)} minibatches",
+        ),
+    ]
+
+
+def with_tokenizer_of(folder: Path, quickstart: Quickstart) -> list[TrajectoryGroup]:
+    """The same texts in the ids of another model."""
+    old = AutoTokenizer.from_pretrained(quickstart.model_path)
+    new = AutoTokenizer.from_pretrained(folder)
+    template = SimpleNamespace(render=lambda context: context.observation)
+    builder = PromptBuilder(new, template, max_prompt_tokens=4096, history_window=0)
+
+    def converted(turn: Turn) -> Turn:
+        # The tiny model's prompt is one user's message between two special tokens.
+        message = old.decode(turn.prompt_ids[1 : turn.insert_at])
+        prompt = builder.build(task="", observation=message, admissible_actions=(), history=(), step=1)
+        text = old.decode(turn.response_ids, skip_special_tokens=True)
+        ids = [*new.encode(text, add_special_tokens=False), new.eos_token_id]
+        return replace(
+            turn,
+            prompt_ids=prompt.ids,
+            insert_at=prompt.insert_at,
+            response_ids=np.array(ids, np.int32),
+            logprobs=np.zeros(len(ids), np.float32),
+        )
+
+    return [
+        TrajectoryGroup(
+            group.task_id,
+            [replace(each, turns=[converted(turn) for turn in each.turns]) for each in group.trajectories],
+        )
+        for group in quickstart.groups
+    ]
+
+
+def one_game(groups: Sequence[TrajectoryGroup], most_rows: int) -> TrajectoryGroup:
+    """Whole trajectories of a game, as many as fit, among which there are won and lost ones."""
+    for group in groups:
+        chosen: list[Trajectory] = []
+        for trajectory in group.survivors:
+            if sum(len(each.turns) for each in chosen) + len(trajectory.turns) <= most_rows:
+                chosen.append(trajectory)
+        if len({trajectory.success for trajectory in chosen}) > 1:
+            return TrajectoryGroup(group.task_id, chosen)
+    raise SystemExit(f"No game has won and lost trajectories within {most_rows} rows; raise --smollm2-rows.")
+
+
+def distinct_share(groups: Sequence[TrajectoryGroup], config: Any) -> float:
+    """Distinct tokens among those in rows, within the minibatches of an update."""
+    rows = [
+        Row(turn.prompt_ids, turn.insert_at, turn.response_ids)
+        for group in groups
+        for trajectory in group.survivors
+        for turn in trajectory.turns
+    ]
+    lengths = iter([len(row.prompt_ids) + len(row.response_ids) - 1 for row in rows])
+    tokens = [[next(lengths) for _ in trajectory.turns] for group in groups for trajectory in group.survivors]
+    plan = plan_update(
+        tokens,
+        minibatch_rows=config.minibatch_rows,
+        microbatch_rows=config.microbatch_rows,
+        batch_shards=config.batch_shards,
+    )
+    steps = [[rows[row] for each in step for row in each.rows] for step in plan.steps]
+    return sum(distinct_prefixes(input_ids(step, two_views=False)) for step in steps) / sum(map(sum, tokens))
+
+
+def cases(names: Sequence[str], smollm2_rows: int) -> list[Case]:
+    quickstart = quickstart_groups()
+    found = []
+    if "quickstart" in names:
+        budgets = (1024, 2048, 4096, 8192)
+        found.append(
+            Case("quickstart", quickstart.model_path, quickstart.groups, 1.3, 2e-6, budgets, rounds=7, training={})
+        )
+    if "smollm2" in names:
+        folder = prepare_smollm2(cache_root() / "models")
+        groups = with_tokenizer_of(folder, quickstart)
+        game, config = [one_game(groups, smollm2_rows)], quickstart_config()
+        shares = distinct_share(game, config), distinct_share(groups, config)
+        note = f"; distinct are {shares[0]:.2f} of the tokens here, {shares[1]:.2f} in the quickstart's minibatches"
+        training = {"max_logprob_gap": 1e9}  # another model's log-probabilities
+        found.append(Case("SmolLM2-135M", str(folder), game, 1.8, 1e-5, (2048,), 2, training, note))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--cases", nargs="+", default=["quickstart", "smollm2"])
+    parser.add_argument("--smollm2-rows", type=int, default=32)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    measures: list[Measure] = []
+    details: dict[str, Any] = {}
+
+    def run() -> None:
+        for case in cases(args.cases, args.smollm2_rows):
+            found, details[case.name] = measure(case)
+            measures.extend(found)
+
+    details["whole_seconds"] = seconds_of(run)
+    write_report(args.json, measures, details)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Learners in this process, without actors, whose forward and backward passes are timed, counted and compared.
+
+Weights never change: what an optimizer step would be given is kept instead, so that every update computes the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from ray.rllib.core import DEFAULT_MODULE_ID
+
+from trial_ray.learner.packing import Row
+from trial_ray.learner.turn_rows import TurnRows
+from trial_ray.learner.update_plan import Minibatch, UpdatePlan
+from trial_ray.rollout.env_runner import TextEnvRunner
+from trial_ray.rollout.trajectory import TrajectoryGroup
+
+Gradient = dict[str, torch.Tensor]
+
+
+@dataclass
+class Update:
+    """What an update did.
+
+    Attributes:
+        rows: its finished rows, old log-probabilities and advantages included.
+        plan: its minibatches.
+        seconds: forward and backward passes of all minibatches, without scoring and optimizer.
+        tokens: input tokens of each minibatch's passes, padding included.
+        losses: of each minibatch.
+        gradients: of each minibatch by parameter, before clipping; only where asked for.
+        metrics: the learner's.
+    """
+
+    rows: TurnRows = field(default_factory=lambda: TurnRows([], torch.empty(0), torch.empty(0)))
+    plan: UpdatePlan = field(default_factory=lambda: UpdatePlan((), ()))
+    seconds: float = 0.0
+    tokens: list[int] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    gradients: list[Gradient] = field(default_factory=list)
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+
+def build_learner(config: Any) -> Any:
+    """The config's learner in this process."""
+    spec = config.get_multi_rl_module_spec(spaces=TextEnvRunner.get_spaces(None))
+    learner = config.get_default_learner_class()(config=config, module_spec=spec)
+    learner.build()
+    return learner
+
+
+class BenchLearner:
+    """The learner of a config, built here.
+
+    Args:
+        config: with a model folder; any number of learners but this one is an error of the caller.
+    """
+
+    def __init__(self, config: Any) -> None:
+        self.learner = build_learner(config)
+        self.lm = self.learner.policy_module.lm
+        self._names = {id(parameter): name for name, parameter in self.lm.named_parameters()}
+        self._finished_rows = self.learner._finished_rows
+        self._optimizer_step = self.learner._optimizer_step
+        self.learner.apply_gradients = lambda gradients: None
+
+    def update(self, groups: Sequence[TrajectoryGroup], iteration: int = 1, keep_gradients: bool = False) -> Update:
+        """Score and train on the groups; see :class:`Update`."""
+        found = Update()
+
+        def finished_rows(*args: Any) -> tuple[TurnRows, UpdatePlan]:
+            found.rows, found.plan = self._finished_rows(*args)
+            return found.rows, found.plan
+
+        def optimizer_step(rows: TurnRows, minibatch: Minibatch) -> tuple[float, bool]:
+            with counted_tokens(self.lm) as count:
+                began = time.perf_counter()
+                loss, applied = self._optimizer_step(rows, minibatch)
+                found.seconds += time.perf_counter() - began
+            found.tokens.append(count())
+            found.losses.append(loss)
+            return loss, applied
+
+        def keep(gradients: dict[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
+            if keep_gradients:
+                found.gradients.append({self._names[id(ref)]: value.clone() for ref, value in gradients.items()})
+            return gradients
+
+        self.learner._finished_rows = finished_rows
+        self.learner._optimizer_step = optimizer_step
+        self.learner.postprocess_gradients = keep
+        metrics = self.learner.update(episodes=list(groups), timesteps={"training_iteration": iteration})
+        found.metrics = metrics.get(DEFAULT_MODULE_ID, {})
+        return found
+
+
+@contextmanager
+def counted_tokens(lm: torch.nn.Module) -> Iterator[Callable[[], int]]:
+    """Inside, the ids that the model embeds are counted, padding included; the function tells how many."""
+    found = [0]
+
+    def count(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        found[0] += args[0].numel()
+
+    hook = lm.get_input_embeddings().register_forward_pre_hook(count)
+    try:
+        yield lambda: found[0]
+    finally:
+        hook.remove()
+
+
+def distinct_prefixes(sequences: Iterable[np.ndarray]) -> int:
+    """Different beginnings among sequences of ids, each counted once: the fewest tokens that give all their states."""
+    children: dict[tuple[int, int], int] = {}
+    for sequence in sequences:
+        node = 0
+        for token in sequence.tolist():
+            node = children.setdefault((node, token), len(children) + 1)
+    return len(children)
+
+
+def input_ids(rows: Iterable[Row], two_views: bool) -> Iterator[np.ndarray]:
+    """Ids that the model must see to score each row; a response's last token predicts nothing."""
+    for row in rows:
+        yield np.concatenate([row.prompt_ids, row.response_ids[:-1]])
+        if two_views:
+            yield np.concatenate([row.hindsight_prompt_ids, row.response_ids[:-1]])
+
+
+def relative_difference(found: Gradient, expected: Gradient) -> float:
+    """Norm of the difference of two gradients over the norm of the second."""
+    difference = sum(float((found[name] - value).double().square().sum()) for name, value in expected.items())
+    return (difference / sum(float(value.double().square().sum()) for value in expected.values())) ** 0.5

@@ -1,0 +1,111 @@
+"""The rows that the update is measured on: one iteration of the quickstart, sampled once and kept in the user's cache.
+
+The policy is the quickstart's after its warm start (about three minutes, cached as in ``make train``), the groups are those of
+its first iteration: 16 games with 8 rollouts each, about 1,200 rows of 80 tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import runpy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import trial_ray.rollout.trajectory
+from trial_ray.algorithms.initial_policy import initial_policy
+from trial_ray.algorithms.task_sampler import TaskSampler
+from trial_ray.environments.guarded_env import GuardedEnv
+from trial_ray.inference.local_engine import LocalEngine
+from trial_ray.inference.protocol import SamplingParams
+from trial_ray.models.causal_lm_module import load_causal_lm, load_tokenizer
+from trial_ray.rollout.episode import PolicyPlayer, derive_seed, play_episode
+from trial_ray.rollout.prompts import PromptBuilder
+from trial_ray.rollout.requests import GroupRequest
+from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
+from trial_ray.warmstart.cache import content_key, files_digest, get_or_build
+
+EXAMPLE = Path(__file__).parent.parent / "tuned_examples" / "alfworld_quickstart.py"
+
+
+@dataclass(frozen=True)
+class Quickstart:
+    """What the quickstart's first update is given.
+
+    Attributes:
+        model_path: the warm-started policy.
+        groups: the groups of its first iteration, in task order.
+    """
+
+    model_path: str
+    groups: list[TrajectoryGroup]
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        """All of them, in task order."""
+        return [trajectory for group in self.groups for trajectory in group.trajectories]
+
+
+def quickstart_config() -> Any:
+    """The example's config, its values those of the file; a new one at each call."""
+    return runpy.run_path(str(EXAMPLE))["config"]
+
+
+def quickstart_groups() -> Quickstart:
+    """The quickstart's first groups, from the cache where they are there."""
+    config = quickstart_config()
+    model_path = initial_policy(config)
+    config.policy(model_path=model_path, warm_start=None)
+    code = [EXAMPLE, Path(str(trial_ray.rollout.trajectory.__file__))]
+    model = [path for path in Path(model_path).iterdir() if path.suffix in (".json", ".safetensors")]
+    key = content_key({"code": files_digest(code), "model": files_digest(model)})
+
+    def build(folder: Path) -> None:
+        (folder / "groups.pickle").write_bytes(pickle.dumps(_sample(config)))
+
+    folder, _ = get_or_build("bench", key, build)
+    # Written by this function into the user's own cache.
+    return Quickstart(model_path, pickle.loads((folder / "groups.pickle").read_bytes()))
+
+
+def _sample(config: Any) -> list[TrajectoryGroup]:
+    """Play the first iteration's tasks in this process: the same prompts as in a run, without its actors."""
+    (entry,) = config.environment_entries()
+    tokenizer = load_tokenizer(config.model_path)
+    engine = LocalEngine(load_causal_lm(config.model_path, "float32").eval(), frozenset([tokenizer.eos_token_id]))
+    prompts = PromptBuilder.from_config(tokenizer, config, entry.adapter)
+    params = SamplingParams(config.max_response_tokens, config.temperature)
+    requests = TaskSampler([entry.tasks()], config.seed, [1.0]).draw(config.tasks_per_iteration, config.group_size)
+
+    def decode(ids: np.ndarray) -> str:
+        return str(tokenizer.decode(ids, skip_special_tokens=True))
+
+    async def rollout(request: GroupRequest, index: int) -> Trajectory:
+        seed = derive_seed(request.seed, index)
+        player = PolicyPlayer(prompts, decode, params, engine.generate, seed)
+        env = GuardedEnv(entry)
+        try:
+            return await play_episode(env, request.task_id, player, env_seed=request.seed, seed=seed)
+        finally:
+            env.close()
+
+    async def group(request: GroupRequest) -> TrajectoryGroup:
+        rollouts = [rollout(request, index) for index in range(request.group_size)]
+        return TrajectoryGroup(request.task_id, list(await asyncio.gather(*rollouts)))
+
+    async def groups() -> list[TrajectoryGroup]:
+        return list(await asyncio.gather(*(group(request) for request in requests)))
+
+    return asyncio.run(groups())
+
+
+if __name__ == "__main__":
+    found = quickstart_groups()
+    rows = [turn for trajectory in found.trajectories for turn in trajectory.turns]
+    tokens = sum(len(turn.prompt_ids) + len(turn.response_ids) - 1 for turn in rows)
+    print(
+        f"{len(found.groups)} groups, {len(found.trajectories)} trajectories, {len(rows)} rows, {tokens} input tokens"
+    )
