@@ -114,6 +114,7 @@ class RLlibSettings:
     lr: float | list[list[float]]
     num_gpus_per_learner: float
     num_learners: int
+    placement_strategy: str
     sample_timeout_s: float
     seed: int | None
 

@@ -12,6 +12,7 @@ import torch
 from nano_model import save_nano_model
 
 from trial_ray.algorithms import GRPO, TRIAL, TRIALConfig
+from trial_ray.inference.weights import weights_checksum
 from trial_ray.models.causal_lm_module import load_tokenizer
 from trial_ray.rollout.recording import read_trajectories, read_turns
 
@@ -179,7 +180,9 @@ def test_two_learners_stay_equal(model_path):
         algo.train()
         checksums = [
             result.get()
-            for result in algo.learner_group.foreach_learner(lambda learner: learner.export_weights(9).checksum)
+            for result in algo.learner_group.foreach_learner(
+                lambda learner: weights_checksum(learner.policy_module.named_weights())
+            )
         ]
         assert len(set(checksums)) == 1
     finally:

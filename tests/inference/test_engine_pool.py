@@ -144,26 +144,17 @@ def test_weights_that_were_dropped_in_sleep_are_served_only_after_a_whole_load(p
     assert [r.response_ids.tolist() for r in ask(client, range(4))] == [r.response_ids.tolist() for r in before]
 
 
-def test_an_engine_that_dies_in_its_sleep_comes_back_awake_with_the_next_weights(pool, infos, parameters):
+def test_an_engine_that_dies_in_its_sleep_comes_back_awake_with_the_next_weights_sent_again(pool, infos, parameters):
     pool.sync(pack_weights(parameters, 13, dtype=torch.bfloat16))
     pool.sleep()
     kill(infos[1]["pid"])
     pool.wake("weights")
-    pool.sync(pack_weights(parameters, 14, dtype=torch.bfloat16))
+    next_weights, asked = pack_weights(parameters, 14, dtype=torch.bfloat16), []
+    pool.sync(next_weights, send_again=lambda: asked.append(1) or pack_weights(parameters, 14, dtype=torch.bfloat16))
     pool.wake("cache")
+    assert asked == [1]
     assert [response.weight_version for response in ask(EngineClient(pool.handles[1:]), range(2))] == [14, 14]
     assert versions(pool) == [14, 14]
-
-
-def test_an_engine_that_is_started_later_gets_the_weights_sent_again(pool, infos, parameters):
-    """Where the sender keeps nothing: neither the shards of this sync are asked for twice, nor another version taken."""
-    shards, asked = pack_weights(parameters, 15, dtype=torch.bfloat16), []
-    pool.sync(shards, send_again=lambda: asked.append(1) or pack_weights(parameters, 15, dtype=torch.bfloat16))
-    assert asked == []
-    kill(infos[0]["pid"])
-    assert pool.probe_and_restart() == [0]
-    assert asked == [1]
-    assert versions(pool) == [15, 15]
 
 
 def test_a_healthy_pool_is_left_alone(pool, infos):

@@ -13,7 +13,7 @@ from trial_ray.errors import EngineError
 from trial_ray.inference.client import EngineClient
 from trial_ray.inference.pool import EnginePool
 from trial_ray.inference.protocol import SamplingParams
-from trial_ray.inference.transfer import weight_sender
+from trial_ray.inference.senders import weight_sender
 from trial_ray.inference.weights import pack_weights
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]

@@ -9,8 +9,9 @@ import torch
 
 from trial_ray.algorithms import TRIALConfig
 from trial_ray.errors import ConfigError, WeightSyncError
-from trial_ray.inference import device_transfer
-from trial_ray.inference.transfer import ObjectStoreSender, merge_offers, weight_sender
+from trial_ray.inference import senders
+from trial_ray.inference.senders import ObjectStoreSender, weight_sender
+from trial_ray.inference.transfer import merge_offers
 from trial_ray.inference.weights import DeviceWeights, weights_checksum
 
 GPUS = {"engine": "vllm", "num_gpus_per_engine": 0.5}
@@ -171,8 +172,8 @@ def test_an_nccl_group_is_made_of_the_learner_and_every_engines_workers_and_anew
         return SimpleNamespace(join_transfer=remote)
 
     monkeypatch.setattr(WeightTransferTrainerFactory, "trainer_init", trainer_init)
-    monkeypatch.setattr(device_transfer.ray, "get", lambda refs, timeout: refs)
-    monkeypatch.setattr(device_transfer.ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    monkeypatch.setattr(senders.ray, "get", lambda refs, timeout: refs)
+    monkeypatch.setattr(senders.ray.util, "get_node_ip_address", lambda: "127.0.0.1")
     sender = weight_sender("nccl", rank=0, workers_per_engine=2)
     engines = [engine("a"), engine("b")]
     for _ in range(2):

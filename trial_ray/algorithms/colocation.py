@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from trial_ray.errors import ConfigError, InfrastructureError
-
-if TYPE_CHECKING:
-    from trial_ray.algorithms.grpo_config import GRPOConfig
+from trial_ray.learner.settings import LearnerSettings
 
 Bundle = dict[str, float]
 
 _LEARNERS: ContextVar[PlacementGroup | None] = ContextVar("placement group of the learners", default=None)
 
 
-def with_engines(bundles: list[Bundle], config: GRPOConfig) -> list[Bundle]:
+def with_engines(bundles: list[Bundle], config: LearnerSettings) -> list[Bundle]:
     """RLlib's bundles of a trial (main process, env runners, learners) and what the engines need.
 
     Where they share devices, an engine's resources are added to its learner's bundle, so that Ray places both on the same
@@ -36,14 +33,14 @@ def with_engines(bundles: list[Bundle], config: GRPOConfig) -> list[Bundle]:
     return [_added(bundle, engine) if index in shared else bundle for index, bundle in enumerate(bundles)]
 
 
-def first_engine_bundle(bundles: list[Bundle], config: GRPOConfig) -> int:
+def first_engine_bundle(bundles: list[Bundle], config: LearnerSettings) -> int:
     """Index of the first engine's bundle, engines being in consecutive ones."""
     if config.colocate and config.num_learners == 0:
         return 0  # the main process learns
     return len(bundles) - config.num_engines
 
 
-def reserve_pairs(bundles: list[Bundle], config: GRPOConfig) -> PlacementGroup | None:
+def reserve_pairs(bundles: list[Bundle], config: LearnerSettings) -> PlacementGroup | None:
     """Outside Tune, which reserves all of a trial's bundles: reserve those that engines and learners share.
 
     Args:
@@ -84,7 +81,7 @@ def learner_placement_group() -> PlacementGroup | None:
     return _LEARNERS.get()
 
 
-def check_colocation(config: GRPOConfig) -> None:
+def check_colocation(config: LearnerSettings) -> None:
     """Refuse engines and learners that cannot share devices in pairs, and a transfer that would need other learners.
 
     Raises:

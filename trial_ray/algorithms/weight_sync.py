@@ -49,14 +49,12 @@ class WeightSync:
             self._all(lambda learner: learner.free_memory())
             self._engines.wake("weights")
         lasting = self._config.transfer_backend() == "object_store"
-        try:
-            self._engines.sync(
-                self._offer(version),
-                transmit=lambda: self._all(lambda learner: learner.sender.transmit()),
-                send_again=None if lasting else lambda: self._offer(version, lasting=True),
-            )
-        finally:
-            self._all(lambda learner: learner.sender.withdraw())
+        self._engines.sync(
+            self._offer(version),
+            transmit=lambda: self._all(lambda learner: learner.sender.transmit()),
+            send_again=None if lasting else lambda: self._offer(version, lasting=True),
+        )
+        self._all(lambda learner: learner.sender.withdraw())
         if self._config.colocate:
             self._all(lambda learner: learner.free_memory())
             self._engines.wake("cache")

@@ -17,7 +17,7 @@ import torch
 from ray.actor import ActorHandle
 
 from trial_ray.errors import WeightSyncError
-from trial_ray.inference.weights import DeviceWeights, Weights, pack_weights
+from trial_ray.inference.weights import DeviceWeights, Weights
 
 BACKENDS = ("object_store", "ipc", "nccl")
 
@@ -59,39 +59,6 @@ class WeightSender(ABC):
 
     def withdraw(self) -> None:  # noqa: B027
         """Free what the offer kept: every engine has loaded it, or has failed to."""
-
-
-class ObjectStoreSender(WeightSender):
-    """Through Ray's object store; an offer stays readable for as long as somebody holds it."""
-
-    def offer(
-        self, weights: NamedWeights, version: int, dtype: torch.dtype | None, engines: Sequence[ActorHandle[Any]]
-    ) -> Weights | None:
-        """Put the shards into the object store, on the first learner."""
-        if self._rank:
-            for _ in weights():
-                pass
-            return None
-        return pack_weights(weights(), version, dtype=dtype)
-
-
-def weight_sender(backend: str, rank: int, workers_per_engine: int) -> WeightSender:
-    """The sender of a backend.
-
-    Args:
-        backend: one of :data:`BACKENDS`.
-        rank: of the learner.
-        workers_per_engine: GPUs that one engine computes on.
-
-    Raises:
-        ConfigError: the backend needs CUDA, and there is no such device here.
-    """
-    if backend == "object_store":
-        return ObjectStoreSender(rank)
-    from trial_ray.inference.device_transfer import IPCSender, NCCLSender, require_cuda
-
-    require_cuda(backend)
-    return IPCSender(rank) if backend == "ipc" else NCCLSender(rank, workers_per_engine)
 
 
 def merge_offers(offers: Sequence[Weights | None]) -> Weights:

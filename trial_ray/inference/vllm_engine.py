@@ -16,7 +16,7 @@ from safetensors.torch import save
 
 from trial_ray.errors import ConfigError, EngineError
 from trial_ray.inference.batch_limit import MOST_ROWS
-from trial_ray.inference.batching_engine import BatchingEngine, Request
+from trial_ray.inference.batching_engine import DRAIN_TIMEOUT_S, BatchingEngine, Request
 from trial_ray.inference.engine_arguments import NO_SLEEP, engine_dtype
 from trial_ray.inference.protocol import EnginePart
 from trial_ray.inference.sampling import stop_token_ids
@@ -205,9 +205,17 @@ class VLLMEngine(BatchingEngine):
     def _join_transfer(self, backend: str, info: dict[str, Any]) -> None:
         self._engine.collective_rpc("join_transfer", args=(backend, info))
 
-    def _sleep(self, level: int) -> None:
+    async def sleep(self, level: int = 1, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
+        """Free the device's memory; see ``EngineProtocol``.
+
+        Raises:
+            ConfigError: the engine was started without ``enable_sleep_mode``.
+        """
         if not self._arguments["enable_sleep_mode"]:
             raise ConfigError("This vLLM engine cannot sleep: it was started without enable_sleep_mode.")
+        await super().sleep(level, drain_timeout_s)
+
+    def _sleep(self, level: int) -> None:
         self._engine.sleep(level)
 
     def _wake(self, part: EnginePart) -> None:

@@ -19,7 +19,7 @@ from ray.rllib.utils.torch_utils import clip_gradients
 from torch import nn
 
 from trial_ray.errors import CheckpointError, InfrastructureError, TrainingDivergedError
-from trial_ray.inference.transfer import ObjectStoreSender, weight_sender
+from trial_ray.inference.senders import ObjectStoreSender, weight_sender
 from trial_ray.inference.weights import Weights
 from trial_ray.learner.connectors import (
     TURN_ROWS,

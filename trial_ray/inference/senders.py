@@ -1,4 +1,4 @@
-"""The backends that keep weights on GPUs: the learner's side of vLLM's transfer engines ``ipc`` and ``nccl``.
+"""The learner's side of each backend: the object store, and vLLM's transfer engines ``ipc`` and ``nccl``.
 
 Written for vLLM 0.32 (``vllm.distributed.weight_transfer``), whose interfaces move between versions.
 """
@@ -14,7 +14,7 @@ from ray.actor import ActorHandle
 
 from trial_ray.errors import ConfigError, EngineError
 from trial_ray.inference.transfer import NamedWeights, WeightSender, cast_weights
-from trial_ray.inference.weights import DeviceWeights, Weights, WeightsChecksum
+from trial_ray.inference.weights import DeviceWeights, Weights, WeightsChecksum, pack_weights
 
 if TYPE_CHECKING:
     from vllm.distributed.weight_transfer import ParamMeta, TrainerWeightTransferEngine
@@ -23,17 +23,18 @@ JOIN_TIMEOUT_S = 300.0
 """Deadline of all engines to meet the learner in one NCCL group."""
 
 
-def require_cuda(backend: str) -> None:
-    """Check that this process has a CUDA device.
+class ObjectStoreSender(WeightSender):
+    """Through Ray's object store; an offer stays readable for as long as somebody holds it."""
 
-    Raises:
-        ConfigError: it has none.
-    """
-    if not torch.cuda.is_available():
-        raise ConfigError(
-            f"weight_transfer={backend!r} needs the learner on a CUDA device, and this process has none; set "
-            "num_gpus_per_learner, or weight_transfer='object_store'."
-        )
+    def offer(
+        self, weights: NamedWeights, version: int, dtype: torch.dtype | None, engines: Sequence[ActorHandle[Any]]
+    ) -> Weights | None:
+        """Put the shards into the object store, on the first learner."""
+        if self._rank:
+            for _ in weights():
+                pass
+            return None
+        return pack_weights(weights(), version, dtype=dtype)
 
 
 class IPCSender(WeightSender):
@@ -144,6 +145,27 @@ class NCCLSender(WeightSender):
         client = _EngineCalls(engines, self._workers)
         self._group = WeightTransferTrainerFactory.trainer_init(info, client=client, source=self._source)
         self._members = list(engines)
+
+
+def weight_sender(backend: str, rank: int, workers_per_engine: int) -> WeightSender:
+    """The sender of a backend.
+
+    Args:
+        backend: one of :data:`BACKENDS`.
+        rank: of the learner.
+        workers_per_engine: GPUs that one engine computes on.
+
+    Raises:
+        ConfigError: the backend needs CUDA, and there is no such device here.
+    """
+    if backend == "object_store":
+        return ObjectStoreSender(rank)
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f"weight_transfer={backend!r} needs the learner on a CUDA device, and this process has none; set "
+            "num_gpus_per_learner, or weight_transfer='object_store'."
+        )
+    return IPCSender(rank) if backend == "ipc" else NCCLSender(rank, workers_per_engine)
 
 
 class _Source:
