@@ -2,16 +2,19 @@
 
     python benchmarks/bench_rollout.py --json benchmarks/results/rollout.json
 
-One env runner and one engine play an iteration of the quickstart (16 groups of 8). Every response has a seed, so that each
-repeat makes the same requests. In turn, and several times, in one process tree: the rollouts themselves; the requests that
-they made, offered to the same engine at once; and a lock-step loop, which samples one response for every running episode and
-then steps every environment, until all have ended. The last is compared on ALFWorld's official games, too, where a folder
-holds them (``--data``, else ``ALFWORLD_DATA``, else ``TRIAL_TEST_DATA``); generated games of the official size stand in. There
-the length of each response is drawn from a geometric distribution (a stop token that never comes, and a limit that varies),
-because a policy that reasons before it acts writes responses of very unequal length.
+One env runner and one engine play two workloads, and every response has a seed, so that each repeat makes the same requests.
+In turn and several times, in the same processes: the rollouts; the requests that they made, offered to the engine at once;
+and a lock-step loop, which samples one response for every running episode and then steps every environment, until all have
+ended.
 
-The policy is the quickstart's warm start (made once, in three minutes, and cached), or ``--model-path``. Leaves out: several
-engines and runners, CUDA. CPU seconds of runner and engine stand beside wall-clock ones.
+- **quickstart**: an iteration of the quickstart (16 groups of 8), played by its warm-started policy (made once, in three
+  minutes, and cached) or by ``--model-path``. Responses have about 5 tokens, few more than 8.
+- **official**: 8 groups of 8 in ALFWorld's official games, where a folder holds them (``--data``, else ``ALFWORLD_DATA``, else
+  ``TRIAL_TEST_DATA``); generated games of the official size stand in. As with a policy that reasons before it acts, lengths
+  are unequal: drawn from a geometric distribution, 24 tokens on average, 128 at most. The model is an untrained one of the
+  quickstart's size; actions are drawn from the admissible ones.
+
+Leaves out: several engines and runners, CUDA. CPU seconds of runner and engine stand beside wall-clock ones.
 """
 
 from __future__ import annotations
@@ -36,16 +39,21 @@ import ray
 import torch
 
 from trial_ray.algorithms.initial_policy import initial_policy
+from trial_ray.environments.alfworld import ADAPTER
+from trial_ray.environments.guarded_env import StepResult
 from trial_ray.inference.pool import EnginePool
 from trial_ray.inference.protocol import Response, SamplingParams
 from trial_ray.inference.weights import pack_weights
 from trial_ray.models.causal_lm_module import load_causal_lm
+from trial_ray.models.tiny import build_tiny_model
+from trial_ray.models.tokenizer import build_tokenizer
 from trial_ray.rollout.env_runner import TextEnvRunner
-from trial_ray.rollout.episode import PolicyPlayer, derive_seed
+from trial_ray.rollout.episode import Decision, History, PolicyPlayer, derive_seed
 from trial_ray.rollout.requests import GroupRequest, SampleSettings
 from trial_ray.rollout.workers import create_engines
 
 QUICKSTART = Path(__file__).parents[1] / "tuned_examples" / "alfworld_quickstart.py"
+WORKLOADS = ("quickstart", "official")
 MODES = ("rollouts", "at_once", "lock_step")
 
 
@@ -58,6 +66,18 @@ class Asked:
     request: GroupRequest
 
 
+class DrawnPlayer:
+    """Plays an admissible action whatever the model writes, so that an untrained one meets what a trained one would."""
+
+    def __init__(self, player: PolicyPlayer) -> None:
+        self._player = player
+
+    async def act(self, result: StepResult, history: History, step: int) -> Decision:
+        decision = await self._player.act(result, history, step)
+        drawn = random.Random(derive_seed(self._player.seed or 0, step)).choice(sorted(result.admissible_actions))
+        return replace(decision, action=drawn)
+
+
 class MeasuredRunner(TextEnvRunner):
     """An env runner that notes what it asks for, and can ask in two other ways."""
 
@@ -65,10 +85,10 @@ class MeasuredRunner(TextEnvRunner):
     asked: list[Asked]
 
     def draw_lengths(self, mean_tokens: float) -> None:
-        """From now on a response has a drawn number of tokens, ``mean_tokens`` on average."""
+        """From now on a response has a drawn number of tokens, ``mean_tokens`` on average, and the action is drawn, too."""
         self.mean_tokens = mean_tokens
 
-    def player(self, request: GroupRequest, settings: SampleSettings, seed: int | None) -> PolicyPlayer:
+    def player(self, request: GroupRequest, settings: SampleSettings, seed: int | None) -> Any:
         player = super().player(request, settings, seed)
 
         async def generate(prompt_ids: np.ndarray, params: SamplingParams) -> Response:
@@ -79,7 +99,8 @@ class MeasuredRunner(TextEnvRunner):
             self.asked.append(Asked(prompt_ids, params, request))
             return await player.generate(prompt_ids, params)
 
-        return replace(player, generate=generate)
+        player = replace(player, generate=generate)
+        return player if self.mean_tokens is None else DrawnPlayer(player)
 
     def rollouts(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> tuple[float, int]:
         """Play as in training; returns seconds, and tokens of responses."""
@@ -150,8 +171,8 @@ async def _lock_step(runner: MeasuredRunner, requests: Sequence[GroupRequest], s
     return tokens
 
 
-def measure(config: Any, args: argparse.Namespace, mean_tokens: float | None, modes: Sequence[str]) -> dict[str, Any]:
-    """Medians over the repeats, of which each runs every mode once."""
+def measure(config: Any, num_groups: int, mean_tokens: float | None, repeats: int) -> dict[str, Any]:
+    """Medians over the repeats, of which each runs every mode once, and ratios of times within a repeat."""
     pool = create_engines(config)
     runner = ray.remote(MeasuredRunner).options(num_cpus=0.5).remote(config=config, env_creator=None)
     try:
@@ -161,25 +182,31 @@ def measure(config: Any, args: argparse.Namespace, mean_tokens: float | None, mo
         if mean_tokens is not None:
             ray.get(runner.draw_lengths.remote(mean_tokens))
         processes = {"engine": psutil.Process(info["pid"]), "runner": psutil.Process(ray.get(runner.pid.remote()))}
-        runs: dict[str, list[dict[str, float]]] = {mode: [] for mode in modes}
-        requests, settings = iteration(config, args)
-        for repeat in range(args.repeats + 1):  # the first warms up: games, tokenizer, kernels
-            for mode in modes:
-                run = timed(runner, mode, requests, settings, processes)
-                if repeat:
-                    runs[mode].append(run)
+        requests, settings = iteration(config, num_groups)
+        rounds = []
+        for _ in range(repeats + 1):  # the first warms up: games, tokenizer, kernels
+            rounds.append({mode: timed(runner, mode, requests, settings, processes) for mode in MODES})
     finally:
         ray.kill(runner)
         pool.stop()
-    made = {(run["requests"], run["response_tokens"]) for mode in modes for run in runs[mode]}
+    rounds = rounds[1:]
+    made = {(run["requests"], run["response_tokens"]) for repeat in rounds for run in repeat.values()}
+    seconds = {mode: [repeat[mode]["seconds"] for repeat in rounds] for mode in MODES}
     return {
         "same_requests": len(made) == 1,
+        "of_at_once": round(ratio(seconds["at_once"], seconds["rollouts"]), 3),
+        "over_lock_step": round(ratio(seconds["lock_step"], seconds["rollouts"]), 3),
         **{
-            mode: {key: round(statistics.median(run[key] for run in runs[mode]), 4) for key in runs[mode][0]}
-            for mode in modes
+            mode: {key: round(statistics.median(r[mode][key] for r in rounds), 3) for key in rounds[0][mode]}
+            for mode in MODES
         },
-        "seconds": {mode: [round(run["seconds"], 3) for run in runs[mode]] for mode in modes},
+        "seconds": {mode: [round(value, 3) for value in values] for mode, values in seconds.items()},
     }
+
+
+def ratio(over: Sequence[float], under: Sequence[float]) -> float:
+    """Median of the ratios within each repeat: what another process of the machine slows, it slows in both."""
+    return statistics.median(a / b for a, b in zip(over, under, strict=True))
 
 
 def timed(
@@ -191,10 +218,10 @@ def timed(
     return {"seconds": seconds, "requests": ray.get(runner.num_asked.remote()), "response_tokens": tokens, **cpu}
 
 
-def iteration(config: Any, args: argparse.Namespace) -> tuple[list[GroupRequest], SampleSettings]:
+def iteration(config: Any, num_groups: int) -> tuple[list[GroupRequest], SampleSettings]:
     [entry] = config.environment_entries()
     tasks = entry.tasks()
-    chosen = [tasks[index * len(tasks) // args.groups] for index in range(args.groups)]
+    chosen = [tasks[index * len(tasks) // num_groups] for index in range(num_groups)]
     settings = SampleSettings(
         env_configs=(dict(entry.config),),
         params=SamplingParams(config.max_response_tokens),
@@ -215,30 +242,73 @@ def cpu_seconds(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
+def quickstart(model_path: str | None) -> Any:
+    """Config of the quickstart."""
+    config = runpy.run_path(str(QUICKSTART))["config"]
+    return config.policy(model_path=model_path or initial_policy(config), warm_start=None)
+
+
+def official(folder: str, data: str | None, turns: int) -> Any:
+    """Config of ALFWorld's official games, or generated ones of their size, and an untrained model."""
+    tokenizer = build_tokenizer(ADAPTER.vocabulary)
+    build_tiny_model(tokenizer, "mini").save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    games = (
+        {"split": "generated", "difficulty": "official", "num_games": 64}
+        if data is None
+        else {"split": "valid_seen", "data": data}
+    )
+    return (
+        runpy.run_path(str(QUICKSTART))["config"]
+        .environment("trial/ALFWorld-v0", env_config={**games, "max_turns": turns})
+        .policy(model_path=folder, warm_start=None)
+        .rollouts(max_prompt_tokens=1024, max_response_tokens=128, history_window=2)
+    )
+
+
+def find_data(given: str | None) -> str | None:
+    """Folder of the official games."""
+    third_party = os.environ.get("TRIAL_TEST_DATA")
+    candidates = (given, os.environ.get("ALFWORLD_DATA"), third_party and str(Path(third_party, "data", "alfworld")))
+    return next((path for path in candidates if path and Path(path).is_dir()), None)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engines", nargs="+", default=["transformers", "vllm"])
-    parser.add_argument("--groups", type=int, default=16)
+    parser.add_argument("--games", nargs="+", choices=WORKLOADS, default=WORKLOADS)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--model-path", default=None)
+    parser.add_argument("--turns", type=int, default=20, help="most turns of an official game")
+    parser.add_argument("--mean-tokens", type=float, default=24.0, help="of a response in official games")
+    parser.add_argument("--model-path", default=None, help="policy of the quickstart's games")
+    parser.add_argument("--data", default=None)
     parser.add_argument("--json", type=Path, default=None)
     args = parser.parse_args()
-    base = runpy.run_path(str(QUICKSTART))["config"]
-    model_path = args.model_path or initial_policy(base)
+    data = find_data(args.data)
     with tempfile.TemporaryDirectory(prefix="r", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        workloads = {
+            "quickstart": lambda: (quickstart(args.model_path), 16, None),
+            "official": lambda: (official(f"{folder}/model", data, args.turns), 8, args.mean_tokens),
+        }
         ray.init(
             num_cpus=2, object_store_memory=200_000_000, include_dashboard=False, log_to_driver=False, _temp_dir=folder
         )
         results = []
-        for engine in args.engines:
-            config = base.copy(copy_frozen=False).policy(model_path=model_path, warm_start=None).engines(engine=engine)
-            result = {"engine": engine, "games": "quickstart", **measure(config, args, None, MODES)}
-            result["of_at_once"] = round(result["at_once"]["seconds"] / result["rollouts"]["seconds"], 3)
-            result["over_lock_step"] = round(result["lock_step"]["seconds"] / result["rollouts"]["seconds"], 3)
-            results.append(result)
-            print(json.dumps(result, indent=1), flush=True)
+        for games in args.games:
+            config, num_groups, mean_tokens = workloads[games]()
+            for engine in args.engines:
+                config = config.copy(copy_frozen=False).engines(engine=engine)
+                results.append(
+                    {"engine": engine, "games": games, **measure(config, num_groups, mean_tokens, args.repeats)}
+                )
+                print(json.dumps(results[-1], indent=1), flush=True)
         ray.shutdown()
-    settings = {key: value for key, value in vars(args).items() if key not in ("json", "model_path")}
+    settings = {
+        "repeats": args.repeats,
+        "turns": args.turns,
+        "mean_tokens": args.mean_tokens,
+        "official_games": data is not None,
+    }
     record = {"settings": settings, "cores": os.cpu_count(), "load_average": os.getloadavg()[0], "results": results}
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)

@@ -49,7 +49,11 @@ class RolloutSettings(RecordingSettings):
         one_of=GENERIC,
     )
     seeded_sampling: bool = setting(False, "give every request a seed of its own, so that a run can be repeated")
-    max_episodes_in_flight: int = setting(64, "episodes that one env runner plays at once", at_least=1)
+    max_episodes_in_flight: int = setting(
+        128,
+        "episodes that one env runner plays at once; engines need some that run while environments step",
+        at_least=1,
+    )
     request_timeout_s: float = setting(600.0, "deadline of one response, in seconds", above=0)
     max_group_redraws: int = setting(
         2, "times that a task is drawn again when fewer than 2 of its rollouts survived", at_least=0
