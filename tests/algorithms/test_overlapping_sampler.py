@@ -246,15 +246,17 @@ def test_groups_of_a_dead_runner_are_played_again_also_those_that_had_ended():
     overlapping = sampler(workers, max_staleness=1)
     trained = tasks_of(overlapping.sample(1).kept)
     overlapping.finish()
+    lost = {flight.request.task_id for flight in overlapping._flights.values() if flight.runner == 1}
     workers.begun, workers.dying, workers.version = [], {1}, 2
     trained += tasks_of(overlapping.sample(2).kept)
     workers.version += 1
     trained += tasks_of(overlapping.sample(3).kept)
     assert len(set(trained)) == 3 * T
+    assert len(lost) == T // 2
+    assert lost <= {request.task_id for request in workers.begun}
     assert len({request.seed for request in workers.begun}) == len(workers.begun), (
         "lost groups are drawn with another seed"
     )
-    assert workers.rows_handed_out > 0
 
 
 def test_groups_that_never_end_stop_the_run_when_their_redraws_are_used_up(monkeypatch):

@@ -93,10 +93,7 @@ def test_a_whole_step_has_the_gradient_of_the_weighted_policy_gradient(cap, mode
                 rows.append(-(weight * advantage * logprobs))
     pieces = -(-len(rows) // 7)
     cuts = np.cumsum([0] + [len(rows) // pieces + (piece < len(rows) % pieces) for piece in range(pieces)])
-    parts = [
-        torch.cat(rows[start:end]).mean() * (end - start) / len(rows)
-        for start, end in itertools.pairwise(cuts)
-    ]
+    parts = [torch.cat(rows[start:end]).mean() * (end - start) / len(rows) for start, end in itertools.pairwise(cuts)]
     expected = torch.autograd.grad(sum(parts), list(lm.parameters()), allow_unused=True)
     found = []
     learner.apply_gradients = lambda gradients: found.extend(gradients[ref] for ref in learner._params)

@@ -1,0 +1,146 @@
+"""An env runner that plays groups while it answers calls; the real engine and learner are in tests/e2e."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+from faulty_env import TURNS, CountingEnv
+from user_env import registered
+
+from trial_ray.algorithms.grpo_config import GRPOConfig
+from trial_ray.inference.protocol import Response, SamplingParams
+from trial_ray.rollout.env_runner import TextEnvRunner
+from trial_ray.rollout.requests import GroupRequest, SampleSettings
+
+WAIT_S = 60.0
+SETTINGS = SampleSettings(
+    env_configs=({"split": "train"},), params=SamplingParams(4), iteration=1, keep_trajectories=True
+)
+
+
+class FakeClient:
+    """Answers when the gate is open, by the version that it then has; counts what is under way."""
+
+    def __init__(self) -> None:
+        self.version = 1
+        self.gate = threading.Event()
+        self.asked = 0
+        self.under_way = self.most_under_way = 0
+
+    async def generate(self, prompt_ids, params, *affinity, **preferred) -> Response:
+        self.asked += 1
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        try:
+            while not self.gate.is_set():
+                await asyncio.sleep(0.002)
+        finally:
+            self.under_way -= 1
+        return Response(np.array([10], np.int32), np.zeros(1, np.float32), self.version, "stop")
+
+
+@pytest.fixture
+def runner(model_path, monkeypatch):
+    monkeypatch.setattr("trial_ray.rollout.env_runner.ray.put", lambda groups: groups)
+    with registered(CountingEnv):
+        config = (
+            GRPOConfig().environment(CountingEnv.ENV_ID, env_config={"split": "train"}).policy(model_path=model_path)
+        )
+        config.rollouts(max_prompt_tokens=200, max_response_tokens=4, prompt_style="plain", max_episodes_in_flight=3)
+        runner = TextEnvRunner(config=config, env_creator=None, worker_index=1)
+        runner._client = FakeClient()
+        yield runner
+        runner.stop()
+
+
+def request(index: int, size: int = 2) -> GroupRequest:
+    return GroupRequest(index, "two", size, seed=index)
+
+
+def until(condition) -> None:
+    for _ in range(int(WAIT_S / 0.005)):
+        if condition():
+            return
+        threading.Event().wait(0.005)
+    raise AssertionError("it did not happen in time")
+
+
+def taken(runner, count: int) -> list:
+    samples = []
+    while len(samples) < count:
+        found, _ = runner.take_groups(2, WAIT_S)
+        assert found, "nothing ended in time"
+        samples += found
+    return samples
+
+
+def test_groups_are_played_while_the_runner_answers_and_new_ones_join_them(runner):
+    client = runner.client
+    runner.begin_groups([request(0), request(1)], SETTINGS)
+    until(lambda: client.under_way == 3)
+    assert runner.take_groups(1, 0.01) == ([], {})
+    runner.begin_groups([request(2)], SETTINGS)
+    client.gate.set()
+    samples = taken(runner, 3)
+    assert sorted(sample.request.index for sample in samples) == [0, 1, 2]
+    assert client.most_under_way == 3, "max_episodes_in_flight holds for all groups together"
+    assert all((sample.num_survivors, sample.num_rows) == (2, 2 * TURNS) for sample in samples)
+    assert [sample.ref[0].task_id for sample in samples] == ["two"] * 3
+
+
+def test_weights_change_between_turns_and_a_sample_tells_its_versions(runner):
+    client = runner.client
+    runner.begin_groups([request(0, size=1)], SETTINGS)
+    until(lambda: client.under_way == 1)
+    answer = client.generate
+
+    async def slower(*args, **kwargs) -> Response:
+        response = await answer(*args, **kwargs)
+        client.version += 1
+        return response
+
+    client.generate = slower
+    client.gate.set()
+    (sample,) = taken(runner, 1)
+    versions = [turn.weight_version for turn in sample.ref[0].trajectories[0].turns]
+    assert versions == sorted(versions)
+    assert sample.weight_versions == (versions[0], versions[-1])
+    assert versions[0] < versions[-1]
+
+
+def test_abandoned_groups_end_at_once_and_give_their_environments_back(runner):
+    client = runner.client
+    runner.begin_groups([request(0), request(1)], SETTINGS)
+    until(lambda: client.under_way == 3)
+    runner.abandon_groups()
+    assert client.under_way == 0
+    (free,) = runner._free_envs.values()
+    assert len(free) == 3
+    client.gate.set()
+    runner.begin_groups([request(2)], SETTINGS)
+    assert [sample.request.index for sample in taken(runner, 1)] == [2]
+    assert len(free) == 3
+
+
+def test_an_error_of_the_runner_itself_reaches_the_next_call(runner):
+    async def broken(*args, **kwargs):
+        raise LookupError("no such thing")
+
+    runner.client.generate = broken
+    runner.begin_groups([request(0)], SETTINGS)
+    with pytest.raises(LookupError, match="no such thing"):
+        runner.take_groups(1, WAIT_S)
+
+
+def test_taken_groups_are_recorded_in_the_iteration_that_took_them(runner, tmp_path):
+    from trial_ray.rollout.recording import read_turns
+
+    runner.config.trajectories_folder = str(tmp_path)
+    runner.client.gate.set()
+    runner.begin_groups([request(0)], SETTINGS)
+    _, metrics = runner.take_groups(2, WAIT_S)
+    assert set(read_turns(tmp_path)["iteration"].to_pylist()) == {2}
+    assert float(metrics["num_episodes"]) == 2
