@@ -6,13 +6,13 @@ import importlib.util
 from typing import Any
 
 from trial_ray.errors import ConfigError, MissingDependencyError
-from trial_ray.settings import Section, Settings, setting
+from trial_ray.settings import RLlibSettings, Section, Settings, setting
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 SHARDINGS = ("none", "fsdp")
 
 
-class PolicySettings(Settings):
+class PolicySettings(Settings, RLlibSettings):
     """Which language model is trained, and in which types."""
 
     model_path: str | None = setting(
