@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
 from typing import Any
 
 from trial_ray.errors import ConfigError, MissingDependencyError
-from trial_ray.settings import Section, Settings, setting
+from trial_ray.settings import RLlibSettings, Section, Settings, setting
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 SHARDINGS = ("none", "fsdp")
 
 
-class PolicySettings(Settings):
+class PolicySettings(Settings, RLlibSettings):
     """Which language model is trained, and in which types."""
 
     model_path: str | None = setting(
@@ -51,7 +50,7 @@ class PolicySettings(Settings):
         at_least=1,
     )
     lora_alpha: float = setting(32.0, "scale of the adapters' product, divided by the rank", above=0)
-    lora_targets: Sequence[str] | None = setting(
+    lora_targets: list[str] | None = setting(
         None,
         "names of the linear layers that get adapters, such as ``q_proj``; ``None``: all of the decoder's layers",
     )

@@ -1,0 +1,125 @@
+"""Learners that hold a part of the weights each are one learner; what they save is continued, exported and sent whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import ray
+import torch
+from ray.rllib.core.learner.learner_group import LearnerGroup
+from small_learners import SPACES, build_learner, update, weights
+from synthetic_groups import synthetic_groups
+from transformers import AutoModelForCausalLM
+
+from trial_ray.algorithms import TRIALConfig
+from trial_ray.errors import CheckpointError, ConfigError
+from trial_ray.inference.weights import iter_weights, weights_checksum
+from trial_ray.learner.exchange import TrainingGroups
+from trial_ray.models.causal_lm_module import load_causal_lm
+from trial_ray.models.sharding import decoder_layers
+
+NUM_LEARNERS = 2
+
+
+def config_of(model_path: str, num_learners: int, **policy) -> TRIALConfig:
+    return (
+        TRIALConfig()
+        .environment("trial/ALFWorld-v0")
+        .policy(model_path=model_path, model_dtype="float64", **policy)
+        .training(
+            lr=1e-3, minibatch_rows=10, microbatch_rows=8, kl_coeff=0.01, entropy_coeff=0.001, max_logprob_gap=100.0,
+            hindsight_coeff=0.3, hindsight_start_iteration=1, clamp_scope="minibatch", max_tokens_per_forward=60,
+        )
+        .learners(num_learners=num_learners, num_cpus_per_learner=0.5)
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def groups():
+    """Trajectories of 1 to 7 turns: learners have unequal numbers of forward and backward passes."""
+    return synthetic_groups(vocab_size=400, num_groups=2, group_size=5, most_turns=7, seed=11)
+
+
+@pytest.fixture(scope="module")
+def sharded(ray_session, model_path):
+    config = config_of(model_path, NUM_LEARNERS, sharding="fsdp")
+    learners = LearnerGroup(config=config, module_spec=config.get_multi_rl_module_spec(spaces=SPACES))
+    yield learners
+    learners.shutdown()
+
+
+def on_all(learners: LearnerGroup, function) -> list:
+    return [result.get() for result in learners.foreach_learner(function)]
+
+
+def whole_weights(learners: LearnerGroup) -> torch.Tensor:
+    # Nested functions travel by value; this module is not known to the actors.
+    def gather(learner):
+        return torch.cat([tensor.reshape(-1) for _, tensor in learner.policy_module.named_weights()])
+
+    first, *others = on_all(learners, gather)
+    assert all(torch.equal(each, first) for each in others)
+    return first
+
+
+def optimizer_elements(learners: LearnerGroup) -> list[int]:
+    def count(learner):
+        (optimizer,) = learner._named_optimizers.values()
+        return sum(state["exp_avg"].to_local().numel() for state in optimizer.state.values())
+
+    return on_all(learners, count)
+
+
+@pytest.mark.actors
+def test_sharded_learners_train_save_export_and_go_on_as_one(sharded, model_path, groups, tmp_path):
+    refs = [ray.put([group]) for group in groups]
+
+    def train(iteration: int) -> None:
+        data = TrainingGroups(episodes_refs=refs)
+        sharded.update(training_data=data, timesteps={"training_iteration": iteration})
+
+    alone = build_learner(config_of(model_path, 0))
+    first = weights(alone)
+    update(alone, groups, 1)
+    train(1)
+    trained = whole_weights(sharded)
+    assert (trained - weights(alone)).norm() < 1e-10 * trained.norm()
+    assert (trained - first).norm() > 1e-3 * first.norm()
+    elements = optimizer_elements(sharded)
+    assert sum(elements) == trained.numel()
+    assert max(elements) < 0.6 * trained.numel()
+
+    folder = Path(sharded.save_to_path(str(tmp_path / "group"))) / "learner"
+    on_all(sharded, lambda learner: learner.save_shards(folder))
+    hf = folder / "rl_module" / "default_policy" / "hf"
+    exported = AutoModelForCausalLM.from_pretrained(hf, dtype=torch.float64)
+    assert torch.equal(torch.cat([each.detach().reshape(-1) for each in exported.parameters()]), trained)
+    exports = on_all(sharded, lambda learner: learner.export_weights(2, "float32"))
+    (shards,) = [each for each in exports if each is not None]
+    assert (
+        weights_checksum(iter_weights(shards))
+        == shards.checksum
+        == weights_checksum(exported.float().named_parameters())
+    )
+
+    train(2)
+    uninterrupted = whole_weights(sharded)
+    sharded.restore_from_path(str(tmp_path / "group"))
+    assert torch.equal(whole_weights(sharded), trained)
+    train(2)
+    assert torch.equal(whole_weights(sharded), uninterrupted)
+    with pytest.raises(CheckpointError, match="written with sharding='fsdp'"):
+        alone.restore_from_path(folder)
+    # Saved in a folder that some learner does not see, nothing is written.
+    with pytest.raises(CheckpointError, match="file system that all of them share"):
+        on_all(sharded, lambda learner: learner.save_shards(tmp_path / "missing"))
+
+
+def test_what_cannot_be_sharded_is_refused(model_path):
+    with pytest.raises(ConfigError, match="num_learners is 1; expected at least 2"):
+        config_of(model_path, 1, sharding="fsdp").validate()
+    lm = load_causal_lm(model_path, "float32")
+    lm._no_split_modules = ["OtherLayer"]
+    with pytest.raises(ConfigError, match=r"No decoder layers were found .*\['OtherLayer'\]"):
+        decoder_layers(lm)
