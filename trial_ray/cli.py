@@ -9,7 +9,19 @@ from collections.abc import Sequence
 from functools import partial
 
 from trial_ray import __version__
-from trial_ray.commands import console, data, doctor, evaluate, export, inspect, plan, reproduce, sweep, train, warmstart
+from trial_ray.commands import (
+    console,
+    data,
+    doctor,
+    evaluate,
+    export,
+    inspect,
+    plan,
+    reproduce,
+    sweep,
+    train,
+    warmstart,
+)
 
 COMMANDS = (train, evaluate, sweep, reproduce, warmstart, inspect, export, data, plan, doctor)
 EPILOG = """start here:

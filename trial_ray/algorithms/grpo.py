@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.metrics import (
@@ -30,6 +31,9 @@ from trial_ray.evaluation.panel_player import PanelPlayer
 from trial_ray.evaluation.results import EvaluationResult, Rate
 from trial_ray.inference.pool import EnginePool, require_engine
 from trial_ray.learner.exchange import TrainingGroups
+from trial_ray.planning.machine import gpu_bytes
+from trial_ray.planning.plan import Machine, require_fit
+from trial_ray.planning.request import PlanRequest
 from trial_ray.process_memory import peak_memory
 from trial_ray.rollout.requests import GroupSample
 from trial_ray.rollout.trajectory import EpisodeResult
@@ -77,6 +81,7 @@ class GRPO(Algorithm):
         self.tasks = self._list_tasks()
         self.panels = self._choose_panels()
         self._resolve_policy()
+        self._require_room()
         self.weight_version = 0
         # Before RLlib's own actors, so that no unpinned learner can take an engine's bundle.
         self.engine_pool = self._create_engine_pool()
@@ -123,6 +128,12 @@ class GRPO(Algorithm):
         if path != self.config.model_path:
             self.config = self.config.copy(copy_frozen=False).policy(model_path=path, warm_start=None)
             self.config.freeze()
+
+    def _require_room(self) -> None:
+        """Refuse a run whose learners or engines do not fit on the GPUs that they ask for, where their memory is known."""
+        if self.config.num_gpus_per_learner or self.config.num_gpus_per_engine:
+            machine = Machine(None, gpu_bytes(ray.cluster_resources()))
+            require_fit(PlanRequest.of(self.config), machine)
 
     def _create_engine_pool(self) -> EnginePool:
         offset = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.commands import console as terminal
@@ -43,9 +42,14 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="experiment file, or the name of a tuned example, e.g. alfworld_qwen3_1.7b",
     )
-    parser.add_argument("--gpus", type=terminal.positive, metavar="N", help="GPUs that there are (default: as many as asked for)")
     parser.add_argument(
-        "--gpu-memory", type=float, metavar="GB", help="memory of each, in GiB (default: that of the GPUs here, else 80)"
+        "--gpus", type=terminal.positive, metavar="N", help="GPUs that there are (default: as many as asked for)"
+    )
+    parser.add_argument(
+        "--gpu-memory",
+        type=float,
+        metavar="GB",
+        help="memory of each, in GiB (default: that of the GPUs here, else 80)",
     )
     terminal.add_env_adapter_option(parser)
     terminal.add_set_option(parser)

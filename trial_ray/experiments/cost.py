@@ -152,7 +152,9 @@ def total_cost(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     wall = sum(part["wall_seconds"] for part in parts)
     seconds = {phase: sum(part["seconds"].get(phase, 0.0) for part in parts) for phase in PHASES}
     counts = {name: _sum(part["counts"].get(name) for part in parts) for name in METRICS}
-    engines = [report for part in parts for name, report in part["actors"].items() if report and "busy_seconds" in report]
+    engines = [
+        report for part in parts for name, report in part["actors"].items() if report and "busy_seconds" in report
+    ]
     used = {
         name: _sum(report[name] for report in engines)
         for name in ("prompt_tokens", "cached_tokens", "response_tokens", "busy_seconds")
@@ -246,7 +248,10 @@ def _utilisation(parts: Sequence[Mapping[str, Any]]) -> float | None:
 def _engine_seconds(parts: Sequence[Mapping[str, Any]]) -> float:
     """Seconds that the engines which reported were there for, added up."""
     return sum(
-        part["wall_seconds"] for part in parts for report in part["actors"].values() if report and "busy_seconds" in report
+        part["wall_seconds"]
+        for part in parts
+        for report in part["actors"].values()
+        if report and "busy_seconds" in report
     )
 
 

@@ -54,7 +54,9 @@ def config_file(model_path: str) -> Path:
         except _hub_errors() as error:
             failure = failure or error
     hub = f", and the model hub gave none: {_line(failure)}" if failure else ""
-    raise ConfigError(f"model_path: there is no folder {model_path!r} with a config.json{hub}. Give the model's folder.")
+    raise ConfigError(
+        f"model_path: there is no folder {model_path!r} with a config.json{hub}. Give the model's folder."
+    )
 
 
 def _fetch(name: str) -> Path:

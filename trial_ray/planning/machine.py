@@ -43,7 +43,9 @@ def gpu_bytes(cluster_resources: Mapping[str, float]) -> float | None:
 
     The largest, because a run is only refused where it fits on none of them.
     """
-    types = [name.removeprefix("accelerator_type:") for name in cluster_resources if name.startswith("accelerator_type:")]
+    types = [
+        name.removeprefix("accelerator_type:") for name in cluster_resources if name.startswith("accelerator_type:")
+    ]
     known = [RAY_ACCELERATORS[name] * GIB for name in types if name in RAY_ACCELERATORS]
     return max([*visible_gpus(), *known], default=None)
 

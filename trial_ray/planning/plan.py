@@ -98,10 +98,10 @@ def _gpu_complaints(request: PlanRequest, learner: Memory, engine: EngineRoom, m
     if (available := machine.gpu_bytes) is None:
         return
     if learner.on_gpu:
-        asleep = SLEEPING_ENGINE_BYTES if request.colocated else 0
-        needed, owner = learner.total + asleep, "a learner and the engine asleep beside it need" if asleep else "a learner needs"
+        needed = learner.total + (SLEEPING_ENGINE_BYTES if request.colocated else 0)
         if needed > available:
-            yield f"{owner} {needed / GIB:.1f} GiB of a GPU's {available / GIB:.1f}"
+            beside = ", the engine asleep beside it included" if request.colocated else ""
+            yield f"a learner needs {needed / GIB:.1f} GiB of a GPU's {available / GIB:.1f}{beside}"
     if engine.memory.on_gpu:
         beside = learner.kept if request.colocated else 0.0
         needed = engine.memory.total + beside
@@ -224,7 +224,9 @@ def require_fit(request: PlanRequest, machine: Machine) -> None:
     if plan.fits:
         return
     found = nearest_fit(request, machine)
-    advice = f"It would fit with {' '.join(found[1])}." if found and found[1] else "Take larger GPUs or a smaller model."
+    advice = (
+        f"It would fit with {' '.join(found[1])}." if found and found[1] else "Take larger GPUs or a smaller model."
+    )
     raise ConfigError(
         f"The plan does not fit: {'; '.join(plan.complaints)}. {advice} `trial-ray plan FILE` shows the whole prediction."
     )
