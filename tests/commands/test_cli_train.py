@@ -63,6 +63,11 @@ def test_a_run_leaves_everything_it_promises(train, capsys):
     assert train.algorithm.stopped
     printed = capsys.readouterr().out
     assert "success 60.0% [38.7%, 78.1%] (12/20)" in printed
+    assert "cost of 3 iterations" in printed
+    cost = json.loads((train.out / "cost.json").read_text())
+    assert (cost["iterations"], cost["tokens"]["trained"]) == (3, 300)
+    assert sum(cost["seconds"].values()) == pytest.approx(cost["wall_seconds"])
+    assert cost["peak_memory_bytes"]["driver"]["host"] == 1 << 30
     assert "+60.0%" in printed
 
 
@@ -72,6 +77,8 @@ def test_resume_continues_and_compares_with_the_beginning(train):
     assert iterations(train.out) == [1, 2, 3, 4]
     summary = json.loads((train.out / "summary.json").read_text())
     assert (summary["before"]["successes"], summary["after"]["successes"]) == (0, 16)
+    cost = json.loads((train.out / "cost.json").read_text())
+    assert [part["iterations"] for part in cost["parts"]] == [2, 2]
 
 
 def test_resume_drops_metrics_of_iterations_that_were_lost(train):
@@ -129,6 +136,7 @@ def test_failure_while_running_exits_1_and_keeps_the_traceback(train, capsys):
     assert "EngineError" in (train.out / "error.log").read_text()
     assert state(train.out) == "failed"
     assert iterations(train.out) == [1]
+    assert json.loads((train.out / "cost.json").read_text())["iterations"] == 1
 
 
 def test_an_unexpected_error_is_named_without_a_traceback(train, capsys):

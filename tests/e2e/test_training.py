@@ -123,8 +123,10 @@ def test_engine_and_learner_agree_at_another_temperature_and_every_row_is_traine
     algo = config.build_algo()
     try:
         results = [algo.train() for _ in range(2)]
+        reports = algo.actor_reports()
     finally:
         algo.stop()
+    _check_counts(results, reports)
     for result in results:
         learned = result["learners"]["default_policy"]
         print(f"{engine}: logprob gap {float(learned['engine']['logprob_gap']):.1e} at T = 0.7")
@@ -134,6 +136,23 @@ def test_engine_and_learner_agree_at_another_temperature_and_every_row_is_traine
         assert rows["sampled"] == rows["given_to_learners"] + rows["left_out"] + rows["redrawn"]
         assert rows["sampled"] == result["env_runners"]["num_env_steps_sampled"]
         assert learned["num_module_steps_trained"] + learned["rows"]["skipped"] == 2 * rows["given_to_learners"]
+
+
+def _check_counts(results, reports) -> None:
+    """Env runners, engines and learners counted the same tokens; the phases are within the iterations' time."""
+    sampled = [result["env_runners"] for result in results]
+    prompts, responses = (sum(each[f"num_{kind}_tokens"] for each in sampled) for kind in ("prompt", "response"))
+    engine = reports["engine 0"]
+    assert (engine["prompt_tokens"], engine["response_tokens"]) == (prompts, responses)
+    trained = sum(result["learners"]["default_policy"]["update"]["tokens_trained"] for result in results)
+    assert trained == 2 * (prompts + responses)
+    assert set(reports) == {"driver and learner", "engine 0", "env runner 0"}
+    assert all(report["host_bytes"] > 50_000_000 for report in reports.values())
+    for result in results:
+        seconds, learner = result["seconds"], result["learners"]["default_policy"]
+        assert 0.5 * result["time_this_iter_s"] < sum(seconds.values()) <= result["time_this_iter_s"]
+        assert learner["scoring"]["seconds"] + learner["update"]["seconds"] <= seconds["update"]
+        assert 0 < engine["busy_seconds"] < sum(each["time_this_iter_s"] for each in results)
 
 
 def test_conversations_are_trained_as_they_were_sampled(model_path, tmp_path):

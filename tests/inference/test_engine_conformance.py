@@ -202,6 +202,21 @@ def test_a_response_ends_at_max_tokens_with_reason_length(engine):
     assert [len(response.response_ids) for response in responses] == [1, 2, 3, 4, 5, 6]
 
 
+def test_an_engine_counts_what_it_has_done(engine):
+    prompt = np.arange(20, 110, dtype=np.int32)
+    [before] = engine.pool.reports(60)
+    for _ in range(2):
+        engine.ask([prompt], [SamplingParams(max_tokens=3, temperature=0)])
+    [after] = engine.pool.reports(60)
+    done = {name: after[name] - before[name] for name in ("prompt_tokens", "response_tokens", "busy_seconds")}
+    assert done["prompt_tokens"] == 2 * 90
+    assert 2 <= done["response_tokens"] <= 6
+    assert done["busy_seconds"] > 0
+    assert after["host_bytes"] > 50_000_000
+    if engine.info["engine"] == "vllm":  # whole blocks of 32 tokens of the second prompt were there
+        assert after["cached_tokens"] - before["cached_tokens"] == 64
+
+
 def test_a_seed_repeats_its_response_alone_and_in_company(engine):
     prompts = make_prompts(10, seed=3)
     params = [SamplingParams(max_tokens=6, seed=100 + index) for index in range(10)]

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_LEARNER_GROUP, DEFAULT_MODULE_ID
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
@@ -36,6 +37,9 @@ from trial_ray.evaluation.results import EvaluationResult, Rate
 from trial_ray.inference.pool import EnginePool, require_engine
 from trial_ray.learner.connectors import EFFECTIVE_SAMPLE_SIZE
 from trial_ray.learner.exchange import TrainingGroups
+from trial_ray.planning.machine import gpu_bytes
+from trial_ray.planning.plan import Machine, require_fit
+from trial_ray.planning.request import PlanRequest
 from trial_ray.process_memory import peak_memory
 from trial_ray.rollout.requests import GroupSample
 from trial_ray.rollout.trajectory import EpisodeResult
@@ -81,6 +85,7 @@ class GRPO(Algorithm):
         self.tasks = self._list_tasks()
         self.panels = self._choose_panels()
         self._resolve_policy()
+        self._require_room()
         self.weight_version = 0
         bundles = type(self).default_resource_request(self.config).bundles
         self.pairs = None if get_current_placement_group() is not None else reserve_pairs(bundles, self.config)
@@ -130,6 +135,12 @@ class GRPO(Algorithm):
         if path != self.config.model_path:
             self.config = self.config.copy(copy_frozen=False).policy(model_path=path, warm_start=None)
             self.config.freeze()
+
+    def _require_room(self) -> None:
+        """Refuse a run whose learners or engines do not fit on the GPUs that they ask for, where their memory is known."""
+        if self.config.num_gpus_per_learner or self.config.num_gpus_per_engine:
+            machine = Machine(None, gpu_bytes(ray.cluster_resources()))
+            require_fit(PlanRequest.of(self.config), machine)
 
     def _create_engine_pool(self, bundles: list[dict[str, float]]) -> EnginePool:
         if self.pairs is not None:

@@ -98,13 +98,10 @@ def _gpu_complaints(request: PlanRequest, learner: Memory, engine: EngineRoom, m
     if (available := machine.gpu_bytes) is None:
         return
     if learner.on_gpu:
-        asleep = SLEEPING_ENGINE_BYTES if request.colocated else 0
-        needed, owner = (
-            learner.total + asleep,
-            "a learner and the engine asleep beside it need" if asleep else "a learner needs",
-        )
+        needed = learner.total + (SLEEPING_ENGINE_BYTES if request.colocated else 0)
         if needed > available:
-            yield f"{owner} {needed / GIB:.1f} GiB of a GPU's {available / GIB:.1f}"
+            beside = ", the engine asleep beside it included" if request.colocated else ""
+            yield f"a learner needs {needed / GIB:.1f} GiB of a GPU's {available / GIB:.1f}{beside}"
     if engine.memory.on_gpu:
         beside = learner.kept if request.colocated else 0.0
         needed = engine.memory.total + beside

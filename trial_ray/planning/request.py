@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ class PlanRequest:
         num_references: frozen copies of the model beside the policy (reference, lagged teacher).
         gradient_checkpointing: activations are computed again in the backward pass.
         max_tokens_per_forward: most tokens in a pass.
-        pass_rows: most turn rows that are computed before a backward pass.
+        minibatch_rows: most turn rows of an optimizer step, over all learners.
         two_views: rows are scored a second time with hindsight.
         num_epochs: passes over an iteration's rows.
         engine: its name.
@@ -59,7 +60,7 @@ class PlanRequest:
     num_references: int
     gradient_checkpointing: bool
     max_tokens_per_forward: int
-    pass_rows: int
+    minibatch_rows: int
     two_views: bool
     num_epochs: int
     engine: str
@@ -82,6 +83,11 @@ class PlanRequest:
     def row_tokens(self) -> int:
         """Tokens of the longest turn row, which is also the longest request."""
         return self.max_prompt_tokens + self.max_response_tokens
+
+    @property
+    def pass_rows(self) -> int:
+        """Most turn rows that a learner computes before a backward pass."""
+        return math.ceil(self.minibatch_rows / self.num_learners)
 
     @property
     def pass_tokens(self) -> int:
@@ -118,7 +124,7 @@ class PlanRequest:
             num_references=references,
             gradient_checkpointing=config.gradient_checkpointing,
             max_tokens_per_forward=config.max_tokens_per_forward,
-            pass_rows=config.minibatch_rows,
+            minibatch_rows=config.minibatch_rows,
             two_views=config.privileged_view is not None,
             num_epochs=config.num_epochs,
             engine=config.engine,

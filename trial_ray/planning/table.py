@@ -22,14 +22,11 @@ def memory_table(plan: Plan, machine: Machine) -> Table:
     if machine.gpu_bytes and request.gpus:
         title += f" of {machine.gpu_bytes / GIB:.0f} GiB"
     table = Table(title=title, title_justify="left")
-    for heading, justify in (
-        ("actor", "left"),
-        ("number", "right"),
-        ("where", "left"),
-        ("GiB", "right"),
-        ("of it", "left"),
-    ):
-        table.add_column(heading, justify=justify)  # type: ignore[arg-type]  # a literal that mypy widens
+    table.add_column("actor")
+    table.add_column("number", justify="right")
+    table.add_column("where")
+    table.add_column("GiB", justify="right")
+    table.add_column("of it")
     for actor in plan.actors:
         where = "GPU" if actor.on_gpu else "host"
         table.add_row(actor.actor, str(actor.count), where, f"{actor.total / GIB:.1f}", _parts(actor))
@@ -45,9 +42,8 @@ def time_table(time: StepTime, device: Device) -> Table:
     """Seconds of an iteration, in phases one after the other."""
     from rich.table import Table
 
-    table = Table(
-        title=f"an iteration of {time.row_tokens:,.0f} tokens, at the speed of {device.name}", title_justify="left"
-    )
+    title = f"an iteration of {time.row_tokens:,.0f} tokens, at the speed of {device.name}"
+    table = Table(title=title, title_justify="left", min_width=len(title))
     table.add_column("phase")
     table.add_column("seconds", justify="right")
     table.add_column("share", justify="right")

@@ -1,0 +1,211 @@
+"""The planner: sizes out of configurations, memory against torch and measurements, what fits, what is proposed and refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+
+from trial_ray import cli
+from trial_ray.algorithms import GRPO
+from trial_ray.errors import ConfigError
+from trial_ray.experiments.experiment import load_experiment
+from trial_ray.models.causal_lm_module import load_causal_lm
+from trial_ray.models.model_shape import ModelShape, model_shape
+from trial_ray.planning.memory import GIB, layer_bytes_per_token, learner_memory, lora_parameters
+from trial_ray.planning.plan import Machine, make_plan, nearest_fit, require_fit
+from trial_ray.planning.request import PlanRequest
+from trial_ray.planning.step_time import gpu_like, step_time
+
+ROOT = Path(__file__).parents[2]
+QWEN3 = ROOT / "tuned_examples" / "alfworld_qwen3_1.7b.py"
+
+
+def asked_for(name: str) -> PlanRequest:
+    return PlanRequest.of(load_experiment(ROOT / "tuned_examples" / f"{name}.py").config)
+
+
+@pytest.fixture(scope="module")
+def qwen3() -> PlanRequest:
+    """Eight learners and eight engines on a GPU each, whatever the tuned example asks for by now."""
+    request = asked_for("alfworld_qwen3_1.7b")
+    apart = {"gpus_per_learner": 1, "gpus_per_engine": 1, "colocated": False, "gpu_memory_utilization": 0.8}
+    plain = {"sharded": False, "lora_rank": 0, "num_references": 1, "gradient_checkpointing": True}
+    return replace(request, num_learners=8, num_engines=8, **apart, **plain)
+
+
+def gpus(number: int, gib: float = 80) -> Machine:
+    return Machine(number, gib * GIB)
+
+
+# -- shapes ------------------------------------------------------------------------------------------------------------
+
+
+def test_parameters_are_counted_and_not_estimated(model_path):
+    shape = model_shape(model_path)
+    assert shape.parameters == sum(each.numel() for each in load_causal_lm(model_path, "float32").parameters())
+    # What the models' own cards say: 1.7 and 3.09 billion.
+    assert model_shape("Qwen/Qwen3-1.7B").parameters == 1_720_574_976
+    assert model_shape("Qwen/Qwen2.5-3B-Instruct").parameters == 3_085_938_688
+
+
+def test_a_separate_input_embedding_multiplies_nothing():
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "vocab_size": 50,
+    }
+    tied, apart = (ModelShape.of_config(LlamaConfig(**sizes, tie_word_embeddings=tied)) for tied in (True, False))
+    assert apart.parameters == tied.parameters + 50 * 64
+    assert apart.matmul_parameters == tied.matmul_parameters == tied.parameters
+
+
+def test_an_unknown_model_without_a_hub_is_a_typed_error(monkeypatch):
+    monkeypatch.setattr("trial_ray.models.model_folder._ask_hub", lambda name: OSError("no network"))
+    with pytest.raises(ConfigError, match=r"no folder 'nobody/nothing' with a config\.json"):
+        model_shape("nobody/nothing")
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("kind", [LlamaConfig, Qwen3Config])
+def test_what_a_layer_keeps_for_the_backward_pass_is_what_autograd_saves(kind, autocast, qwen3):
+    sizes = {"vocab_size": 60, "hidden_size": 96, "intermediate_size": 256, "head_dim": 32, "tie_word_embeddings": True}
+    heads = {"num_attention_heads": 3, "num_key_value_heads": 1}
+    saved = {}
+    for layers in (1, 3):
+        config = kind(**sizes, **heads, num_hidden_layers=layers)
+        lm = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+        saved[layers] = saved_bytes(lm, autocast)
+    shape = ModelShape.of_config(config)
+    request = replace(qwen3, shape=shape, model_bytes=4, compute_bytes=2 if autocast else 4)
+    measured = (saved[3] - saved[1]) / 2 / 512
+    assert layer_bytes_per_token(request) == pytest.approx(measured, rel=0.1)
+
+
+def saved_bytes(lm, autocast: bool) -> int:
+    """Bytes that autograd keeps of a pass over 2 x 256 tokens, weights and their copies left out."""
+    found: dict[int, int] = {}
+    sizes = {parameter.numel() for parameter in lm.parameters()}
+
+    def pack(tensor):
+        if tensor.untyped_storage().nbytes() // tensor.element_size() not in sizes:
+            found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    ids = torch.randint(0, 60, (2, 256))
+    context = torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext()
+    with context, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        kept = lm.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+    assert kept.requires_grad
+    return sum(found.values())
+
+
+def test_master_weights_gradients_and_optimizer_are_sixteen_bytes_a_parameter(qwen3):
+    items = learner_memory(qwen3).items
+    static = items["weights"] + items["gradients"] + items["optimizer"]
+    assert static == 16 * 1_720_574_976
+    sharded = learner_memory(replace(qwen3, sharded=True)).items
+    assert [sharded[name] for name in ("weights", "gradients", "optimizer", "reference")] == [
+        items[name] / 8 for name in ("weights", "gradients", "optimizer", "reference")
+    ]
+
+
+def test_adapters_are_counted_layer_by_layer(qwen3):
+    # Qwen3-1.7B, rank 1: q 2048+2048, k and v 2048+1024 each, o 2048+2048, gate and up 2048+6144 each, down 6144+2048.
+    assert lora_parameters(replace(qwen3, lora_rank=1)) == 28 * (4096 + 2 * 3072 + 4096 + 3 * 8192)
+
+
+def test_predicted_peaks_are_within_a_fifth_of_the_measured_ones():
+    measured = json.loads((ROOT / "benchmarks" / "results" / "plan.json").read_text())
+    assert set(measured) == {"tiny", "135M"}
+    for found in measured.values():
+        predicted = learner_memory(asked_for(found["experiment"])).total
+        assert 0.8 < predicted / found["measured_bytes"] < 1.2
+
+
+# -- what fits ---------------------------------------------------------------------------------------------------------
+
+
+def test_more_gpus_than_there_are_is_told_and_mended_by_taking_turns(qwen3):
+    plan = make_plan(qwen3, gpus(8))
+    assert plan.complaints == ("learners (8 x 1) and engines (8 x 1) ask for 16 GPUs; there are 8",)
+    fitting, changes = nearest_fit(qwen3, gpus(8))
+    assert fitting.fits
+    assert changes[0] == ".learners(num_learners=8, num_gpus_per_learner=0.5)"
+    assert changes[1].startswith(".engines(colocate=True")
+    assert make_plan(qwen3, gpus(16)).fits
+
+
+def test_the_engine_beside_a_learner_gets_what_the_learner_leaves(qwen3):
+    fitting, _ = nearest_fit(qwen3, gpus(1))
+    share = fitting.request.gpu_memory_utilization
+    assert share * 80 * GIB + fitting.learner.kept <= 80 * GIB
+    assert not make_plan(replace(fitting.request, gpu_memory_utilization=share + 0.1), gpus(1)).fits
+
+
+def test_smaller_gpus_ask_for_more_changes_until_nothing_helps(qwen3):
+    changes = {gib: nearest_fit(qwen3, gpus(1, gib)) for gib in (80, 40, 24, 2)}
+    assert changes[40] is not None
+    assert "max_tokens_per_forward" in " ".join(changes[40][1])
+    assert "lora_rank=32" in " ".join(changes[24][1])
+    assert changes[2] is None
+
+
+def test_time_shrinks_with_learners_and_its_phases_add_up(qwen3):
+    device = gpu_like(80)
+    eight, four = step_time(qwen3, device), step_time(replace(qwen3, num_learners=4), device)
+    assert four.update == pytest.approx(2 * eight.update)
+    assert four.sampling == eight.sampling
+    assert eight.total == pytest.approx(eight.sampling + eight.scoring + eight.update + eight.sync)
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_does_not_fit_is_refused_with_the_numbers_and_the_way_out(qwen3):
+    with pytest.raises(ConfigError, match=r"a learner needs \d+\.\d GiB of a GPU's 24\.0.*It would fit with \.policy"):
+        require_fit(qwen3, Machine(None, 24 * GIB))
+    require_fit(qwen3, Machine(None, None))  # nothing is known of the GPUs
+
+
+def test_training_asks_for_room_before_any_actor(monkeypatch):
+    config = load_experiment(QWEN3).config
+    monkeypatch.setattr("trial_ray.algorithms.grpo.ray.cluster_resources", dict)
+    found = []
+    monkeypatch.setattr("trial_ray.algorithms.grpo.gpu_bytes", lambda resources: found.append(resources) or 4 * GIB)
+    with pytest.raises(ConfigError, match="does not fit"):
+        GRPO._require_room(SimpleNamespace(config=config))
+    GRPO._require_room(
+        SimpleNamespace(config=load_experiment(ROOT / "tuned_examples" / "alfworld_quickstart.py").config)
+    )
+    assert len(found) == 1  # nothing is asked where no actor has a GPU
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["alfworld_quickstart"], 0, "fits"),
+        ([QWEN3, "--gpus", 64, "--gpu-memory", 80], 0, "1,721 million parameters"),
+        ([QWEN3, "--gpus", 1, "--gpu-memory", 16], 1, "does not fit"),
+        ([QWEN3, "--gpu-memory", -1], 2, "--gpu-memory is -1"),
+        ([QWEN3, "--set", "gradient_checkpoint=True"], 2, "Did you mean 'gradient_checkpointing'"),
+    ],
+)
+def test_the_command_prints_the_prediction_and_tells_whether_it_fits(arguments, code, words, capsys):
+    assert cli.main(["plan", *map(str, arguments)]) == code
+    printed = capsys.readouterr()
+    assert words in printed.out + printed.err
