@@ -75,7 +75,7 @@ def make_groups(trajectories: int, turns: int, tokens: int, seed: int = 0) -> li
     for number in range(trajectories // GROUP_SIZE):
         task = ids(tokens // 2)
         rollouts = [
-            Trajectory(f"task-{number}", "pick", index, [turn(task) for _ in range(turns)], bool(rng.random() < 0.5))
+            Trajectory(f"task-{number}", "pick", index, [turn(task) for _ in range(turns)], index % 2 == 0)
             for index in range(GROUP_SIZE)
         ]
         groups.append(TrajectoryGroup(f"task-{number}", rollouts))

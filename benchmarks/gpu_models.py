@@ -45,7 +45,7 @@ _SHAPES: dict[str, tuple[type[PretrainedConfig], dict[str, int]]] = {
         },
     ),
 }
-_SMALL = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+_SMALL = {"vocab_size": 2048, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
 _SMALL_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 
 
@@ -73,7 +73,7 @@ class Setup:
         return architecture(**{**sizes, **_SHARED, "max_position_embeddings": 8192, **small, **changes})
 
     def save_model(self, folder: Path, name: str, **changes: Any) -> str:
-        """Write the model with random weights and a tokenizer of few words; returns the folder."""
+        """Write the model with random weights and a tokenizer that uses few of its ids; returns the folder."""
         tokenizer = build_tokenizer(ADAPTER.vocabulary)
         torch.manual_seed(0)
         with torch.device(self.device):
@@ -106,7 +106,7 @@ class Setup:
                     "pick",
                     index,
                     [turn(task, ids(own) if step else first) for step in range(turns)],
-                    bool(rng.random() < 0.5),
+                    index % 2 == 0,
                 )
                 for index in range(rollouts)
             ]
