@@ -117,6 +117,8 @@ def fill_page(page: str) -> str:
 
 def machine(path: Path) -> str:
     facts = json.loads(path.read_text(encoding="utf-8"))["environment"]
+    if not facts:
+        return "not recorded"
     device = facts.get("gpu") or f"{facts['cpu']}, {facts['cores']} cores"
     libraries = ", ".join(
         f"{name} {facts['packages'][name]}" for name in ("torch", "transformers") if name in facts["packages"]
