@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _NO_TOKENS = np.empty(0, np.int32)
-_CPU_TOKENS_PER_HIDDEN = 4
-_MIN_CPU_TOKENS = 384
+_TOKENS_PER_HIDDEN = 2
+_MIN_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def tree_tokens(lm: PreTrainedModel) -> int:
     A node's matrix products cost in proportion to the square of the hidden size, its dense attention to the hidden size times
     the nodes of the pack. A larger pack repeats less at its cuts and makes fewer calls.
     """
-    return max(_MIN_CPU_TOKENS, _CPU_TOKENS_PER_HIDDEN * int(lm.config.hidden_size))
+    return max(_MIN_TOKENS, _TOKENS_PER_HIDDEN * int(lm.config.hidden_size))
 
 
 @torch.no_grad()
