@@ -120,16 +120,19 @@ class Setup:
 
     def seconds(self, function: Callable[[], Any], repeats: int = 5) -> float:
         """Median of some calls after two that do not count."""
-        times = []
-        for index in range(1 if self.small else repeats + 2):
-            self.wait()
-            began = time.perf_counter()
+        if self.small:
+            return self.once(function)
+        for _ in range(2):
             function()
-            self.wait()
-            times.append(time.perf_counter() - began)
-            if index == 1 and len(times) == 2:
-                times = []
-        return statistics.median(times)
+        return statistics.median(self.once(function) for _ in range(repeats))
+
+    def once(self, function: Callable[[], Any]) -> float:
+        """Seconds of one call, compilation included where it is the first."""
+        self.wait()
+        began = time.perf_counter()
+        function()
+        self.wait()
+        return time.perf_counter() - began
 
     def matmul_rate(self) -> float:
         """Floating-point operations a second of a large bfloat16 matrix product, what utilisation refers to."""
