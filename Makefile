@@ -9,6 +9,8 @@ DOCS_STAMP := $(DOCS_VENV)/.installed
 # TRL, which the update is compared with, as its own users have it.
 BENCH_VENV := .venv-bench
 BENCH_STAMP := $(BENCH_VENV)/.installed
+# Has CUDA's builds (docs/installation.md), while .venv has the CPU's.
+GPU_PYTHON ?= .venv-gpu/bin/python
 UV := uv==0.13.8
 # uv reads no pip configuration, so what pip was told about local wheels is passed on.
 UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
@@ -25,8 +27,8 @@ test: setup
 test-data: setup
 	$(BIN)/python -m pytest -m data $(ARGS)
 
-test-gpu: setup
-	$(BIN)/python -m pytest -m gpu $(ARGS)
+test-gpu:
+	$(GPU_PYTHON) -m pytest -m gpu $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
@@ -44,8 +46,8 @@ bench: setup bench-setup
 bench-envs: setup
 	$(BIN)/python benchmarks/run_all.py alfworld webshop
 
-bench-gpu: setup
-	$(BIN)/python benchmarks/gpu.py kernels learner colocate iteration numerics --json benchmarks/results/gpu
+bench-gpu:
+	$(GPU_PYTHON) benchmarks/gpu.py --json benchmarks/results/gpu
 
 setup: $(STAMP)
 

@@ -29,6 +29,7 @@ import psutil
 import ray
 import torch
 from learners import build_learner
+from local_ray import local_ray
 from measure import Measure, seconds_of, write_report
 from ray.rllib.core.learner.learner_group import LearnerGroup
 
@@ -75,7 +76,7 @@ def make_groups(trajectories: int, turns: int, tokens: int, seed: int = 0) -> li
     for number in range(trajectories // GROUP_SIZE):
         task = ids(tokens // 2)
         rollouts = [
-            Trajectory(f"task-{number}", "pick", index, [turn(task) for _ in range(turns)], bool(rng.random() < 0.5))
+            Trajectory(f"task-{number}", "pick", index, [turn(task) for _ in range(turns)], index % 2 == 0)
             for index in range(GROUP_SIZE)
         ]
         groups.append(TrajectoryGroup(f"task-{number}", rollouts))
@@ -153,31 +154,32 @@ def grow_rows(quantity: str, sizes: tuple[int, ...], model_path: str) -> list[di
 
 def grow_learners(sizes: tuple[int, ...], model_path: str) -> list[dict[str, float]]:
     """Learners as Ray actors of one thread each."""
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=200_000_000)
-    points = []
-    for size in sizes:
-        config = config_of(model_path, size)
-        spec = config.get_multi_rl_module_spec(spaces=TextEnvRunner.get_spaces(None))
-        learners = LearnerGroup(config=config, module_spec=spec)
-        groups = [[group] for group in make_groups(**{**BASE, "trajectories": 64 * size})]
-        data = TrainingGroups(episodes_refs=[ray.put(group) for group in groups])
-        pids = [each.get() for each in learners.foreach_learner(lambda learner: os.getpid())]
-        before = sum(psutil.Process(pid).memory_info().rss for pid in pids) / 1e6
+    with local_ray():
+        return [measured_learners(size, model_path) for size in sizes]
 
-        def update(learners: LearnerGroup = learners, data: TrainingGroups = data) -> None:
-            learners.update(training_data=data, timesteps={"training_iteration": 1})
 
-        points.append({"size": size, **measured(update, pids, before)})
-        learners.shutdown()
-    ray.shutdown()
-    return points
+def measured_learners(num_learners: int, model_path: str) -> dict[str, float]:
+    config = config_of(model_path, num_learners)
+    spec = config.get_multi_rl_module_spec(spaces=TextEnvRunner.get_spaces(None))
+    learners = LearnerGroup(config=config, module_spec=spec)
+    groups = [[group] for group in make_groups(**{**BASE, "trajectories": 64 * num_learners})]
+    data = TrainingGroups(episodes_refs=[ray.put(group) for group in groups])
+    pids = [each.get() for each in learners.foreach_learner(lambda learner: os.getpid())]
+    before = sum(psutil.Process(pid).memory_info().rss for pid in pids) / 1e6
+
+    def update() -> None:
+        for result in learners.update(training_data=data, timesteps={"training_iteration": 1}):
+            assert result  # each learner's metrics
+
+    point = {"size": num_learners, **measured(update, pids, before)}
+    learners.shutdown()
+    return point
 
 
 def drive(iterations: int, model_path: str) -> list[float]:
     """The driver's resident memory after each iteration, in MB; sampling, update and sync go on in actors."""
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=200_000_000)
     games = {"split": "generated", "difficulty": "tiny", "num_games": 8, "max_turns": 3}
-    algorithm = (
+    config = (
         GRPOConfig()
         .environment("trial/ALFWorld-v0", env_config=games)
         .policy(model_path=model_path)
@@ -188,16 +190,16 @@ def drive(iterations: int, model_path: str) -> list[float]:
         .learners(num_learners=1, num_cpus_per_learner=0.4)
         .resources(num_cpus_for_main_process=0.4)
         .debugging(seed=0)
-        .build_algo()
     )
     process, resident = psutil.Process(), []
-    try:
-        for _ in range(iterations):
-            algorithm.train()
-            resident.append(process.memory_info().rss / 1e6)
-    finally:
-        algorithm.stop()
-        ray.shutdown()
+    with local_ray():
+        algorithm = config.build_algo()
+        try:
+            for _ in range(iterations):
+                algorithm.train()
+                resident.append(process.memory_info().rss / 1e6)
+        finally:
+            algorithm.stop()
     return resident
 
 

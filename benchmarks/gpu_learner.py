@@ -26,6 +26,7 @@ def trial_config(setup: Setup, model_path: str, compute_dtype: str) -> TRIALConf
         .policy(model_path=model_path, compute_dtype=compute_dtype)
         .training(
             kl_coeff=0.0,
+            entropy_coeff=0.0,
             minibatch_rows=256,
             microbatch_rows=32,
             max_tokens_per_forward=FORWARD_TOKENS,

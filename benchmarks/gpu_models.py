@@ -45,7 +45,7 @@ _SHAPES: dict[str, tuple[type[PretrainedConfig], dict[str, int]]] = {
         },
     ),
 }
-_SMALL = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+_SMALL = {"vocab_size": 2048, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
 _SMALL_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 
 
@@ -73,7 +73,7 @@ class Setup:
         return architecture(**{**sizes, **_SHARED, "max_position_embeddings": 8192, **small, **changes})
 
     def save_model(self, folder: Path, name: str, **changes: Any) -> str:
-        """Write the model with random weights and a tokenizer of few words; returns the folder."""
+        """Write the model with random weights and a tokenizer that uses few of its ids; returns the folder."""
         tokenizer = build_tokenizer(ADAPTER.vocabulary)
         torch.manual_seed(0)
         with torch.device(self.device):
@@ -106,7 +106,7 @@ class Setup:
                     "pick",
                     index,
                     [turn(task, ids(own) if step else first) for step in range(turns)],
-                    bool(rng.random() < 0.5),
+                    index % 2 == 0,
                 )
                 for index in range(rollouts)
             ]
@@ -120,16 +120,19 @@ class Setup:
 
     def seconds(self, function: Callable[[], Any], repeats: int = 5) -> float:
         """Median of some calls after two that do not count."""
-        times = []
-        for index in range(1 if self.small else repeats + 2):
-            self.wait()
-            began = time.perf_counter()
+        if self.small:
+            return self.once(function)
+        for _ in range(2):
             function()
-            self.wait()
-            times.append(time.perf_counter() - began)
-            if index == 1 and len(times) == 2:
-                times = []
-        return statistics.median(times)
+        return statistics.median(self.once(function) for _ in range(repeats))
+
+    def once(self, function: Callable[[], Any]) -> float:
+        """Seconds of one call, compilation included where it is the first."""
+        self.wait()
+        began = time.perf_counter()
+        function()
+        self.wait()
+        return time.perf_counter() - began
 
     def matmul_rate(self) -> float:
         """Floating-point operations a second of a large bfloat16 matrix product, what utilisation refers to."""

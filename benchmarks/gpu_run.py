@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import ray
 import torch
 from gpu_models import QWEN3, SMOLLM2, Setup
+from local_ray import local_ray
 from measure import Measure
 
 from trial_ray.algorithms import TRIALConfig
@@ -55,18 +55,17 @@ def run_config(setup: Setup, model_path: str, tasks: int) -> TRIALConfig:
 @contextmanager
 def running(setup: Setup, name: str, tasks: int) -> Iterator[Any]:
     """The built algorithm with a model of random weights, whose vocabulary is that of ALFWorld's words."""
-    with tempfile.TemporaryDirectory(prefix="r", dir="/tmp", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix="gpu_run-") as folder:
         vocabulary = len(build_tokenizer(ADAPTER.vocabulary))
         path = setup.save_model(Path(folder) / "model", name, vocab_size=vocabulary)
         if setup.cuda:
             torch.cuda.empty_cache()
-        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, _temp_dir=f"{folder}/ray")
-        algorithm = run_config(setup, path, tasks).build_algo()
-        try:
-            yield algorithm
-        finally:
-            algorithm.stop()
-            ray.shutdown()
+        with local_ray(num_cpus=4):
+            algorithm = run_config(setup, path, tasks).build_algo()
+            try:
+                yield algorithm
+            finally:
+                algorithm.stop()
 
 
 def colocate(setup: Setup) -> tuple[list[Measure], dict[str, Any]]:

@@ -99,7 +99,7 @@ def show(measures: dict[str, list[Measure]], failed: list[str]) -> None:
 
 
 def fill_page(page: str) -> str:
-    """``page`` with the table of all committed results between its markers."""
+    """``page`` with the tables of all committed results, and the picture of growth, between its markers."""
     lines = ["| measure | target | figure | | how |", "| --- | --- | --- | --- | --- |"]
     machines = []
     for path in sorted(RESULTS.rglob("*.json")):
@@ -112,11 +112,16 @@ def fill_page(page: str) -> str:
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         machines.append(f"| `{name}` | {machine(path)} |")
     parts = ["\n".join(lines), "\n".join(["| result | taken on |", "| --- | --- |", *machines])]
+    if GROWTH_PLOT.is_file():
+        title = "Time and memory of an update by amount of work, and the driver's memory by iteration"
+        parts.append(f"![{title}]({GROWTH_PLOT.relative_to(PAGE.parent).as_posix()})")
     return _BLOCK.sub(lambda match: match[1] + "\n" + "\n\n".join(parts) + "\n\n" + match[2], page)
 
 
 def machine(path: Path) -> str:
     facts = json.loads(path.read_text(encoding="utf-8"))["environment"]
+    if not facts:
+        return "not recorded"
     device = facts.get("gpu") or f"{facts['cpu']}, {facts['cores']} cores"
     libraries = ", ".join(
         f"{name} {facts['packages'][name]}" for name in ("torch", "transformers") if name in facts["packages"]
