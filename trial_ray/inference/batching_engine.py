@@ -44,6 +44,15 @@ class Request:
     finish_reason: str = ""
     cached_tokens: int | None = None
 
+    def response(self, weight_version: int) -> Response:
+        """The finished response, as sampled by weights of this version."""
+        return Response(
+            response_ids=np.asarray(self.response_ids, np.int32),
+            logprobs=np.asarray(self.logprobs, np.float32),
+            weight_version=weight_version,
+            finish_reason=self.finish_reason,
+        )
+
 
 @dataclass
 class EngineUsage:
@@ -69,15 +78,6 @@ class EngineUsage:
             self.response_tokens += len(request.response_ids)
             if request.cached_tokens is not None:
                 self.cached_tokens = (self.cached_tokens or 0) + request.cached_tokens
-
-    def response(self, weight_version: int) -> Response:
-        """The finished response, as sampled by weights of this version."""
-        return Response(
-            response_ids=np.asarray(self.response_ids, np.int32),
-            logprobs=np.asarray(self.logprobs, np.float32),
-            weight_version=weight_version,
-            finish_reason=self.finish_reason,
-        )
 
 
 @dataclass(frozen=True)
