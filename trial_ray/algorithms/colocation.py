@@ -56,7 +56,7 @@ def reserve_pairs(bundles: list[Bundle], config: LearnerSettings) -> PlacementGr
     if not config.colocate or config.num_learners == 0:
         return None
     pairs = [{name: amount for name, amount in bundle.items() if amount} for bundle in bundles[-config.num_engines :]]
-    group = placement_group(pairs, strategy=config.placement_strategy)
+    group: PlacementGroup = placement_group(pairs, strategy=config.placement_strategy)
     if not group.wait(config.engine_start_timeout_s):
         remove_placement_group(group)
         raise InfrastructureError(

@@ -145,7 +145,7 @@ class EnginePool:
         self,
         weights: Weights,
         *,
-        transmit: Callable[[], None] | None = None,
+        transmit: Callable[[], object] | None = None,
         send_again: Callable[[], Weights] | None = None,
     ) -> None:
         """Load one version into every engine and confirm version and checksum; a dead engine is replaced first.

@@ -122,7 +122,7 @@ class NCCLSender(WeightSender):
             for _ in self._source:
                 pass
             return
-        self._group.source = self._source
+        self._group.source = self._source  # type: ignore[assignment]  # not a subclass: vLLM is imported late
         self._group.send_weights()
 
     def withdraw(self) -> None:
@@ -143,7 +143,8 @@ class NCCLSender(WeightSender):
             world_size=1 + len(engines) * self._workers,
         )
         client = _EngineCalls(engines, self._workers)
-        self._group = WeightTransferTrainerFactory.trainer_init(info, client=client, source=self._source)
+        source: Any = self._source
+        self._group = WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
         self._members = list(engines)
 
 

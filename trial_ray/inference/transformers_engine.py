@@ -125,7 +125,7 @@ class TransformersEngine(BatchingEngine):
         if part == "cache":
             self._recover()
             return
-        self._model.to(self._device)  # type: ignore[arg-type]  # transformers wraps Module.to without its arguments' types
+        self._model.to(self._device)
         if self._shapes:
             for parameter, shape in zip(self._model.parameters(), self._shapes, strict=True):
                 parameter.data = parameter.data.new_empty(shape)
