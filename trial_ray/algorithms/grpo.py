@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -175,8 +175,17 @@ class GRPO(Algorithm):
         """Send the learner's weights to every engine, confirmed by version and checksum."""
         self.weight_version += 1
         version, dtype = self.weight_version, self.config.engine_dtype()
-        results = self.learner_group.foreach_learner(lambda learner: learner.export_weights(version, dtype))
-        self.engine_pool.sync(next(shards for result in results if (shards := result.get()) is not None))
+        exports = self._ask_learners(lambda learner: learner.export_weights(version, dtype))
+        self.engine_pool.sync(next(shards for shards in exports if shards is not None))
+
+    def _ask_learners(self, function: Callable[[Any], Any]) -> list[Any]:
+        """What every learner answers; RLlib would hand over an error as an answer."""
+        answers = []
+        for result in self.learner_group.foreach_learner(function):
+            if not result.ok:
+                raise result.get()
+            answers.append(result.get())
+        return answers
 
     # -- evaluation ------------------------------------------------------------------------------------------------
 
@@ -237,8 +246,7 @@ class GRPO(Algorithm):
         folder: str = super().save_to_path(path, **kwargs)
         if self.config.sharding != "none":
             learner_folder = Path(folder) / COMPONENT_LEARNER_GROUP / COMPONENT_LEARNER
-            for result in self.learner_group.foreach_learner(lambda learner: learner.save_shards(learner_folder)):
-                result.get()
+            self._ask_learners(lambda learner: learner.save_shards(learner_folder))
         return folder
 
     def restore_from_path(self, path: str | Path, *args: Any, **kwargs: Any) -> None:
