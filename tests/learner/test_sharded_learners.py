@@ -50,7 +50,12 @@ def sharded(ray_session, model_path):
 
 
 def on_all(learners: LearnerGroup, function) -> list:
-    return [result.get() for result in learners.foreach_learner(function)]
+    answers = []
+    for result in learners.foreach_learner(function):
+        if not result.ok:
+            raise result.get()
+        answers.append(result.get())
+    return answers
 
 
 def whole_weights(learners: LearnerGroup) -> torch.Tensor:

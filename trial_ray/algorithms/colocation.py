@@ -100,6 +100,11 @@ def check_colocation(config: LearnerSettings) -> None:
             f"colocate is set with num_engines={config.num_engines} and {learners} learners; expected as many engines as "
             "learners."
         )
+    if config.max_staleness:
+        raise ConfigError(
+            f"colocate is set with max_staleness={config.max_staleness}: engines that sleep while the learner updates cannot "
+            "sample meanwhile. Set max_staleness=0, or give engines devices of their own."
+        )
     gpus = (config.num_gpus_per_engine, config.num_gpus_per_learner)
     if any(gpus) and (not all(gpus) or abs(sum(gpus) - 1) > 1e-6):
         raise ConfigError(

@@ -27,7 +27,7 @@ from trial_ray.algorithms.grpo_config import GRPOConfig
 from trial_ray.algorithms.initial_policy import initial_policy
 from trial_ray.algorithms.overlapping_sampler import OverlappingSampler
 from trial_ray.algorithms.task_sampler import TaskSampler
-from trial_ray.algorithms.weight_sync import WeightSync
+from trial_ray.algorithms.weight_sync import WeightSync, ask_learners
 from trial_ray.environments.check import check_environment
 from trial_ray.environments.entry import EnvironmentEntry
 from trial_ray.errors import ConfigError
@@ -302,8 +302,9 @@ class GRPO(Algorithm):
         folder: str = super().save_to_path(path, **kwargs)
         if self.config.sharding != "none":
             learner_folder = Path(folder) / COMPONENT_LEARNER_GROUP / COMPONENT_LEARNER
-            for result in self.learner_group.foreach_learner(lambda learner: learner.save_shards(learner_folder)):
-                result.get()
+            ask_learners(
+                self.learner_group, lambda learner: learner.save_shards(learner_folder), self.config.num_learners
+            )
         return folder
 
     def restore_from_path(self, path: str | Path, *args: Any, **kwargs: Any) -> None:

@@ -64,15 +64,25 @@ class WeightSync:
         return merge_offers(self._all(lambda learner: learner.export_weights(version, dtype, engines, lasting)))
 
     def _all(self, call: Callable[[GRPOLearner], Result]) -> list[Result]:
-        """What the call gives on every learner; sharded ones have to take part in it together."""
-        values: list[Any] = []
-        for result in self._learners.foreach_learner(call, timeout_seconds=LOAD_TIMEOUT_S):
-            if not result.ok:
-                raise result.get()
-            values.append(result.get())
-        if len(values) < (expected := max(1, self._config.num_learners)):
-            raise WeightSyncError(
-                f"{len(values)} of {expected} learners answered within {LOAD_TIMEOUT_S:.0f} s while weights were sent. Resume "
-                "from the last checkpoint; weight_transfer='object_store' outlives the death of an engine."
-            )
-        return values
+        return ask_learners(self._learners, call, max(1, self._config.num_learners))
+
+
+def ask_learners(learners: LearnerGroup, call: Callable[[GRPOLearner], Result], expected: int) -> list[Result]:
+    """What the call gives on every learner; sharded ones have to take part in it together.
+
+    RLlib hands over an error as an answer, and leaves out who does not answer; both are raised here.
+
+    Raises:
+        WeightSyncError: fewer than ``expected`` answered within :data:`LOAD_TIMEOUT_S` seconds.
+    """
+    values: list[Any] = []
+    for result in learners.foreach_learner(call, timeout_seconds=LOAD_TIMEOUT_S):
+        if not result.ok:
+            raise result.get()
+        values.append(result.get())
+    if len(values) < expected:
+        raise WeightSyncError(
+            f"{len(values)} of {expected} learners answered within {LOAD_TIMEOUT_S:.0f} s. Resume from the last checkpoint; "
+            "weight_transfer='object_store' outlives the death of an engine."
+        )
+    return values
