@@ -10,6 +10,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 import numpy as np
+from ray import ObjectRef
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
@@ -78,9 +79,10 @@ class EngineLink:
             self._send()
 
     def _send(self) -> None:
-        batch, self._unsent = RequestBatch.join(self._unsent), []
+        wanted = [request for request in self._unsent if request[0] in self._pending]
+        self._unsent = []
         # Sent now; a task would start only when the pass has ended.
-        answers = self._handle.exchange.remote(self._name, batch)
+        answers: ObjectRef[ResponseBatch] = self._handle.exchange.remote(self._name, RequestBatch.join(wanted))
         self._calls.add(asyncio.ensure_future(self._receive(answers)))
         if self._send_by is not None:
             self._send_by = time.monotonic() + SEND_AFTER_S
@@ -90,10 +92,11 @@ class EngineLink:
             self._deliver(await call)
         except RayError as error:
             cause = error.cause if isinstance(error, RayTaskError) else error
-            for answer in list(self._pending.values()):
+            self._unsent.clear()  # they go elsewhere, too
+            for answer in self._pending.values():
                 _fail(answer, cause)
         finally:
-            self._calls.discard(asyncio.current_task())  # type: ignore[arg-type]  # it runs in a task
+            self._calls.discard(asyncio.current_task())
 
     def _deliver(self, answers: ResponseBatch) -> None:
         for number, response in answers.split():
