@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+RESTART_TIMEOUT_S = 180.0
+"""How long to wait until Ray has restarted an env runner, where all of them have died."""
 TAKE_SECONDS = 2.0
 """How long an env runner is kept from other calls by one that waits for groups to end."""
 
@@ -154,11 +157,16 @@ class RolloutWorkers:
             Runner of each request, by the requests' indices, which must be new.
 
         Raises:
-            InfrastructureError: no env runner is left.
+            InfrastructureError: no env runner is left, and none was restarted within :data:`RESTART_TIMEOUT_S` seconds.
         """
-        runner_ids = self._healthy()
-        if not runner_ids:
-            raise InfrastructureError(f"No env runner was left to play {len(requests)} groups of rollouts.")
+        deadline = time.monotonic() + RESTART_TIMEOUT_S
+        while not (runner_ids := self._healthy()):
+            if time.monotonic() > deadline:
+                raise InfrastructureError(
+                    f"No env runner was left to play {len(requests)} groups of rollouts, and none was restarted within "
+                    f"{RESTART_TIMEOUT_S:.0f} s."
+                )
+            time.sleep(0.5)
         shards: dict[int, list[GroupRequest]] = {runner_id: [] for runner_id in runner_ids}
         unfinished = list(self._unfinished.values())
         loads = {runner_id: unfinished.count(runner_id) for runner_id in runner_ids}
