@@ -40,4 +40,5 @@ def _device() -> int | None:
     torch = sys.modules.get("torch")  # a process without torch holds nothing there
     if torch is None or not torch.cuda.is_initialized():
         return None
-    return sum(torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count()))
+    held: int = sum(torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count()))
+    return held

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,11 +14,8 @@ PROCESS_BYTES = 550 * 2**20
 """Resident memory of a process that has imported Ray, RLlib, torch and transformers, and holds no model yet; measured."""
 DEVICE_CONTEXT_BYTES = 1 * GIB
 """CUDA context, cuBLAS workspaces and NCCL buffers of a process on its GPU."""
-CPU_HEAP_FACTOR = 1.2
-"""Resident memory over what torch holds at its peak on the CPU, for what passes allocate: the C library keeps freed blocks of
-passes of other lengths; measured."""
-CUDA_HEAP_FACTOR = 1.1
-"""The same of torch's caching allocator."""
+HEAP_FACTOR = 1.1
+"""What a process holds over what its tensors take, for what passes allocate: allocators keep freed blocks; measured on the CPU."""
 LOGIT_COPIES = 5
 """Float32 arrays of ``[chunk, vocabulary]`` that are alive when a chunk's log-probabilities and entropies are differentiated."""
 ENGINE_PASS_TOKENS = 8192
@@ -63,7 +61,6 @@ def learner_memory(request: PlanRequest) -> Memory:
     trained = lora_parameters(request) or parameters
     frozen_bytes = min(request.compute_bytes, request.model_bytes)
     on_gpu = request.gpus_per_learner > 0
-    heap = CUDA_HEAP_FACTOR if on_gpu else CPU_HEAP_FACTOR
     kept = {
         "weights": parameters * (frozen_bytes if request.lora_rank else request.model_bytes) / shards,
         "adapters": trained * request.model_bytes if request.lora_rank else 0.0,
@@ -74,8 +71,8 @@ def learner_memory(request: PlanRequest) -> Memory:
         **kept,
         "gradients": trained * request.model_bytes / shards,
         "weights in compute dtype": _compute_copy(request),
-        "activations": heap * activation_bytes(request),
-        "logits": heap * _logit_bytes(request),
+        "activations": HEAP_FACTOR * activation_bytes(request),
+        "logits": HEAP_FACTOR * _logit_bytes(request),
         "process": DEVICE_CONTEXT_BYTES if on_gpu else PROCESS_BYTES,
     }
     return Memory("learner", request.num_learners, on_gpu, items, kept=sum(kept.values()) + items["process"])
@@ -127,7 +124,8 @@ def _compute_copy(request: PlanRequest) -> float:
 
 
 def _logit_bytes(request: PlanRequest) -> float:
-    tokens = min(DEFAULT_CHUNK_TOKENS, request.pass_rows * request.max_response_tokens)
+    rows = min(request.pass_rows, math.ceil(request.pass_tokens / request.row_tokens))
+    tokens = min(DEFAULT_CHUNK_TOKENS, rows * request.max_response_tokens)
     return LOGIT_COPIES * 4 * tokens * request.shape.vocabulary
 
 
