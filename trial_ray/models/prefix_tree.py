@@ -223,9 +223,13 @@ def _finish(
     ends = (sequence.ids[len(sequence.ids) - sequence.num_targets :] for sequence in sequences)
     targets = np.concatenate([empty, *ends]).astype(np.int64)
     _, firsts, tokens = np.unique(predecessors << 32 | targets, return_index=True, return_inverse=True)
-    arrays = predecessors[firsts], targets[firsts], tokens.astype(np.int64)
     return PackedSequences(
-        tuple(packs), *(torch.from_numpy(array).to(device) for array in arrays), num_tokens, num_distinct
+        packs=tuple(packs),
+        nodes=torch.from_numpy(predecessors[firsts]).to(device),
+        targets=torch.from_numpy(targets[firsts]).to(device),
+        tokens=torch.from_numpy(tokens.astype(np.int64)).to(device),
+        num_tokens=num_tokens,
+        num_distinct=num_distinct,
     )
 
 

@@ -100,7 +100,7 @@ def _attention(
     """The signature of transformers' attention functions; returns ``[B, L, heads, head size]``."""
     if not isinstance(attention_mask, BlockMask):
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    attend = _compiled_flex_attention() if query.is_cuda else flex_attention
+    attend: Callable[..., torch.Tensor] = _compiled_flex_attention() if query.is_cuda else flex_attention  # type: ignore[assignment]  # may return more, when asked
     grouped = query.shape[1] != key.shape[1]
     output = attend(query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=grouped)
     return output.transpose(1, 2).contiguous(), None
