@@ -151,6 +151,17 @@ def test_the_documentation_is_pinned_as_the_rest_and_installed_by_make_docs_alon
         assert ("requirements/cpu.txt" in made.stdout) is not wanted
 
 
+def test_what_is_compared_with_is_pinned_as_the_rest_and_installed_for_the_comparison_alone():
+    bench, cpu = pins("bench.txt"), pins("cpu.txt")
+    assert {"trl", "transformers", "datasets", "accelerate"} <= set(bench)
+    assert {name: version for name, version in bench.items() if cpu.get(name, version) != version} == {}
+    for target, wanted in (("train", False), ("test", False), ("bench", True)):
+        made = subprocess.run(
+            ["make", "-C", ROOT, "-nB", target], capture_output=True, text=True, timeout=60, check=True
+        )
+        assert ("requirements/bench.txt" in made.stdout) is wanted
+
+
 def test_the_site_has_every_page_once():
     source = read(ROOT / "docsite" / "repository_pages.py")
     outside = dict(re.findall(r'^    "([\w/]+\.md)": "([\w/]+\.md)",$', source, re.MULTILINE))
