@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+from measure import Measure, write_report
 
 EXAMPLES = Path(__file__).parents[1] / "tuned_examples"
 MEASURED = {"tiny": "alfworld_quickstart", "135M": "alfworld_smollm2_135m"}
@@ -136,9 +137,22 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         result = {name: compare(name, Path(folder) / name) for name in args.models}
-    print(json.dumps(result, indent=2))
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_report(args.json, measures(result), result)
+
+
+def measures(result: dict) -> list[Measure]:
+    """The lines of the table of all benchmarks."""
+    return [
+        Measure(
+            f"plan of {each['experiment']}: predicted against measured peak memory, off by",
+            100 * abs(each["predicted_over_measured"] - 1),
+            "%",
+            20,
+            "lower",
+            f"{each['predicted_bytes'] / 1e9:.2f} GB against {each['measured_bytes'] / 1e9:.2f} GB",
+        )
+        for each in result.values()
+    ]
 
 
 if __name__ == "__main__":

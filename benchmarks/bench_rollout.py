@@ -37,6 +37,7 @@ import numpy as np
 import psutil
 import ray
 import torch
+from measure import Measure, write_report
 
 from trial_ray.algorithms.initial_policy import initial_policy
 from trial_ray.environments.alfworld import ADAPTER
@@ -309,10 +310,22 @@ def main() -> None:
         "mean_tokens": args.mean_tokens,
         "official_games": data is not None,
     }
-    record = {"settings": settings, "cores": os.cpu_count(), "load_average": os.getloadavg()[0], "results": results}
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(record, indent=2) + "\n")
+    write_report(args.json, measures(results), {"settings": settings, "results": results})
+
+
+def measures(results: list[dict[str, Any]]) -> list[Measure]:
+    """The lines of the table of all benchmarks."""
+    found = []
+    for each in results:
+        where = f"{each['engine']} engine, {each['games']} games"
+        seconds = {mode: each[mode]["seconds"] for mode in MODES}
+        note = ", ".join(f"{mode.replace('_', ' ')} {value:.2f} s" for mode, value in seconds.items())
+        found.append(
+            Measure(f"rollouts against the engine's own throughput, {where}", each["of_at_once"], target=0.8, note=note)
+        )
+        target = 1.8 if each["games"] == "official" else None
+        found.append(Measure(f"rollouts against a lock-step loop, {where}", each["over_lock_step"], target=target))
+    return found
 
 
 if __name__ == "__main__":

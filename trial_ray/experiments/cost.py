@@ -242,7 +242,7 @@ def _utilisation(parts: Sequence[Mapping[str, Any]]) -> float | None:
         done += hardware["matmul_parameters"] * tokens
         seconds = counts["scoring_seconds"] + counts["update_seconds"]
         possible += hardware["matmul_flops"] * hardware["num_learners"] * seconds
-    return done / possible if possible else None
+    return float(done / possible) if possible else None
 
 
 def _engine_seconds(parts: Sequence[Mapping[str, Any]]) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
@@ -61,12 +63,16 @@ class DecodingCache(Cache):
         moves = list(zip(moved, (row for row in rows if row < left), strict=True))
         if moves:
             seen = slice(min(self.starts), self.end)
-            for layer in self.layers:
+            for layer in self._own_layers:
                 layer.copy_rows(moves, seen)
         for source, target in moves:
             self.starts[target] = self.starts[source]
         del self.starts[left:]
         return moves
+
+    @property
+    def _own_layers(self) -> list[_Layer]:
+        return cast("list[_Layer]", self.layers)
 
     def _make_room(self, rows: int, longest_prompt: int) -> None:
         """So many rows, columns for a prompt left of ``end``, and at least one column right of it."""
@@ -79,7 +85,7 @@ class DecodingCache(Cache):
         if rows > self.room[0]:
             rows = max(rows, min(self.room[0] * 3 // 2, self._max_rows or rows * 2))
         self.room = (max(rows, self.room[0]), max(end + slack, self.room[1]))
-        for layer in self.layers:
+        for layer in self._own_layers:
             layer.move(len(self.starts), before, slice(end - width, end))
         self.starts = [start + end - self.end for start in self.starts]
         self.end = end
@@ -91,7 +97,7 @@ class _Layer(CacheLayerMixin):
     is_sliding = False
 
     def __init__(self, cache: DecodingCache) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
         self._cache = cache
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:

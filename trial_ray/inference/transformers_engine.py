@@ -65,8 +65,9 @@ class TransformersEngine(BatchingEngine):
         model.to(self._device)  # type: ignore[arg-type]  # transformers wraps Module.to without its arguments' types
         self._model = model.eval()
         self._stop_ids = stop_token_ids(self._model_path)
-        if self._max_batch is None:
-            self._max_batch = rows_that_fit(model.config, self._max_model_len, model.dtype, free_memory(model.device))
+        self._room = self._max_batch or rows_that_fit(
+            model.config, self._max_model_len, model.dtype, free_memory(model.device)
+        )
         self._recover()
         return {
             "engine": "transformers",
@@ -84,7 +85,7 @@ class TransformersEngine(BatchingEngine):
 
     def _take_waiting(self) -> list[Request]:
         """Requests to prefill now; few wait for more, because a forward pass costs little more for many."""
-        room = self._max_batch - len(self._batch)
+        room = self._room - len(self._batch)
         few = len(self._waiting) * FEW < len(self._batch)
         if not room or not self._waiting or (few and self._steps_waited < MOST_STEPS_WAITED):
             self._steps_waited += bool(self._waiting)
@@ -133,7 +134,7 @@ class TransformersEngine(BatchingEngine):
 
     def _recover(self) -> None:
         self._waiting = []
-        self._batch = DecodingBatch(self._model, frozenset(self._stop_ids), max_rows=self._max_batch)
+        self._batch = DecodingBatch(self._model, frozenset(self._stop_ids), max_rows=self._room)
 
     def _close(self) -> None:
         del self._model

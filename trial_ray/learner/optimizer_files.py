@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed import checkpoint
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from trial_ray.errors import CheckpointError
 
@@ -37,7 +39,7 @@ def save_shards(optimizers: Optimizers, names: Names, folder: Path) -> None:
         for key, tensor in state.items()
     }
     if tensors:  # none before the first step
-        checkpoint.save(tensors, checkpoint_id=folder / SHARDS_FOLDER)
+        save(tensors, checkpoint_id=folder / SHARDS_FOLDER)
 
 
 def load_optimizers(optimizers: Optimizers, names: Names | None, folder: Path) -> int:
@@ -72,7 +74,7 @@ def _load_shards(
     name: str, optimizer: torch.optim.Optimizer, names: Names, folder: Path
 ) -> dict[int, dict[str, torch.Tensor]]:
     """This learner's part of an optimizer's state, by the numbers of the parameters."""
-    saved = checkpoint.FileSystemReader(folder).read_metadata().state_dict_metadata
+    saved = FileSystemReader(folder).read_metadata().state_dict_metadata
     keys = {key.rsplit("/", 1)[1] for key in saved if key.startswith(f"{name}/")}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state = {
@@ -84,5 +86,5 @@ def _load_shards(
         for index, values in state.items()
         for key, tensor in values.items()
     }
-    checkpoint.load(tensors, checkpoint_id=folder)
+    load(tensors, checkpoint_id=folder)
     return state

@@ -57,9 +57,12 @@ class Adapter:
 
         self._lm = lm
         self.config = LoraConfig(
-            r=rank, lora_alpha=alpha, target_modules=_chosen_targets(lm, targets), base_model_name_or_path=lm.name_or_path,
+            r=rank,
+            lora_alpha=alpha,  # type: ignore[arg-type]  # peft takes any number
+            target_modules=_chosen_targets(lm, targets),
+            base_model_name_or_path=lm.name_or_path,
             task_type="CAUSAL_LM",
-        )  # fmt: skip
+        )
         lm.requires_grad_(False)
         inject_adapter_in_model(self.config, lm)
         self.scaling = alpha / rank

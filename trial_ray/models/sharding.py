@@ -8,7 +8,7 @@ collective, so all learners must make the same passes; :class:`ShardedModels` se
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import distributed, nn
@@ -66,10 +66,10 @@ class ShardedModels:
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
         # Experts, for instance, that another learner's tokens went to.
-        lm.set_reduce_scatter_unused_params(True)
+        cast(FSDPModule, lm).set_reduce_scatter_unused_params(True)
         self._intercept(lm)
 
-    def _intercept(self, lm: PreTrainedModel) -> None:
+    def _intercept(self, lm: Any) -> None:
         """Let calls of the decoder gather the root's weights, which the head called after it uses too, and keep step."""
         decoder, index = lm.get_decoder(), len(self._models)
         lm.run_decoder = decoder.forward
@@ -101,7 +101,7 @@ class ShardedModels:
             else:
                 self._empty_pass(agreed)
         for lm in self._models:
-            lm.reshard()
+            cast(FSDPModule, lm).reshard()
 
     def _agree_on(self, wish: int) -> None:
         """Make empty passes until all learners agree on ``wish``."""

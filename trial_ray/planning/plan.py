@@ -103,10 +103,10 @@ def _gpu_complaints(request: PlanRequest, learner: Memory, engine: EngineRoom, m
             beside = ", the engine asleep beside it included" if request.colocated else ""
             yield f"a learner needs {needed / GIB:.1f} GiB of a GPU's {available / GIB:.1f}{beside}"
     if engine.memory.on_gpu:
-        beside = learner.kept if request.colocated else 0.0
-        needed = engine.memory.total + beside
+        kept = learner.kept if request.colocated else 0.0
+        needed = engine.memory.total + kept
         if needed > available:
-            with_learner = f", the {beside / GIB:.1f} that the learner keeps included" if beside else ""
+            with_learner = f", the {kept / GIB:.1f} that the learner keeps included" if kept else ""
             yield f"an engine needs {needed / GIB:.1f} GiB of a GPU's {available / GIB:.1f}{with_learner}"
 
 
@@ -193,7 +193,7 @@ def describe_changes(before: PlanRequest, after: PlanRequest) -> list[str]:
         engines.append("colocate=True")
     if after.num_engines != before.num_engines or after.gpus_per_engine != before.gpus_per_engine:
         engines += [f"num_engines={after.num_engines}", f"num_gpus_per_engine={after.gpus_per_engine:g}"]
-    keywords = {}
+    keywords: dict[str, float] = {}
     if after.tensor_parallel != before.tensor_parallel:
         keywords["tensor_parallel_size"] = after.tensor_parallel
     if after.gpu_memory_utilization != before.gpu_memory_utilization:

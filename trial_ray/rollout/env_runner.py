@@ -317,8 +317,10 @@ async def _end_group(
     rollouts: Sequence[asyncio.Task[Trajectory]],
     on_end: Callable[[GroupRequest, TrajectoryGroup], None],
 ) -> TrajectoryGroup:
-    group = TrajectoryGroup(request.task_id, await asyncio.gather(*rollouts))
-    runner.client.end_group(request)
+    try:
+        group = TrajectoryGroup(request.task_id, await asyncio.gather(*rollouts))
+    finally:  # also of a group that is abandoned
+        runner.client.end_group(request)
     on_end(request, group)
     return group
 
