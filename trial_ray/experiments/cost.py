@@ -247,11 +247,13 @@ def _utilisation(parts: Sequence[Mapping[str, Any]]) -> float | None:
 
 def _engine_seconds(parts: Sequence[Mapping[str, Any]]) -> float:
     """Seconds that the engines which reported were there for, added up."""
-    return sum(
-        part["wall_seconds"]
-        for part in parts
-        for report in part["actors"].values()
-        if report and "busy_seconds" in report
+    return float(
+        sum(
+            part["wall_seconds"]
+            for part in parts
+            for report in part["actors"].values()
+            if report and "busy_seconds" in report
+        )
     )
 
 
