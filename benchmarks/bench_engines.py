@@ -141,7 +141,9 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="r", dir="/tmp", ignore_cleanup_errors=True) as folder:
         model = make_model(folder)
-        ray.init(num_cpus=2, object_store_memory=200_000_000, include_dashboard=False, log_to_driver=False)
+        ray.init(
+            address="local", num_cpus=2, object_store_memory=200_000_000, include_dashboard=False, log_to_driver=False
+        )
         results = []
         for engine in args.engines:
             results.append(measure(engine, folder, model, args))

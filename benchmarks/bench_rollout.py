@@ -292,7 +292,12 @@ def main() -> None:
             "official": lambda: (official(f"{folder}/model", data, args.turns), 8, args.mean_tokens),
         }
         ray.init(
-            num_cpus=2, object_store_memory=200_000_000, include_dashboard=False, log_to_driver=False, _temp_dir=folder
+            address="local",
+            num_cpus=2,
+            object_store_memory=200_000_000,
+            include_dashboard=False,
+            log_to_driver=False,
+            _temp_dir=folder,
         )
         results = []
         for games in args.games:
