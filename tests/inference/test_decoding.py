@@ -70,7 +70,7 @@ def test_the_cache_stays_small_however_long_rows_keep_coming(model):
         rooms.add(batch._cache.room)
     most = 40 + 40  # tokens of the longest row
     assert max(columns for _, columns in rooms) <= 2 * most
-    assert len(rooms) <= 8  # it grows by steps, not by tokens
+    assert len(rooms) <= 12  # it grows by steps, not by tokens
 
 
 def test_prompts_of_similar_length_are_prefilled_together():

@@ -46,6 +46,12 @@ class CountingEngine(BatchingEngine):
     def _replace_weights(self, shards):
         return ""
 
+    def _sleep(self, level):
+        pass
+
+    def _wake(self, part):
+        pass
+
     def _recover(self):
         self.running = []
 

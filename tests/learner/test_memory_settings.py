@@ -36,7 +36,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(model_path, groups):
     learner = learner_of(model_path, model_dtype="float64", gradient_checkpointing=True)
     calls = []
     layer = learner.policy_module.lm.get_decoder().layers[0].mlp
-    layer.register_forward_hook(lambda *_: calls.append(torch.is_grad_enabled()))
+    layer.register_forward_pre_hook(lambda *_: calls.append(torch.is_grad_enabled()))
     for found, expected in zip(gradients(learner, groups), plain, strict=True):
         torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
     backward_passes = len(calls) - calls.count(False)

@@ -141,7 +141,7 @@ def test_the_hindsight_view_counts_for_the_memory_of_a_forward_pass(model_path, 
     forward = type(learner.policy_module).forward_train
 
     def spy(module, batch):
-        sizes.extend(part["input_ids"].numel() for name in ("batches", "hindsight_batches") for part in batch[name])
+        sizes.extend(batch[name].num_tokens for name in ("sequences", "hindsight_sequences"))
         return forward(module, batch)
 
     monkeypatch.setattr(type(learner.policy_module), "forward_train", spy)

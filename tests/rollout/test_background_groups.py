@@ -30,6 +30,9 @@ class FakeClient:
         self.asked = 0
         self.under_way = self.most_under_way = 0
 
+    def end_group(self, request) -> None:
+        pass
+
     async def generate(self, prompt_ids, params, *affinity, **preferred) -> Response:
         self.asked += 1
         self.under_way += 1
