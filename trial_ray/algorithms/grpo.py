@@ -269,12 +269,10 @@ class GRPO(Algorithm):
         return reports
 
     def matmul_rate(self) -> float:
-        """Floating-point operations per second of a large matrix product on a learner's device."""
-        results = self.learner_group.foreach_learner(
-            lambda learner: learner.matmul_rate(), remote_actor_ids=self._first_learner()
-        )
-        rate: float = next(iter(results)).get()
-        return rate
+        """Floating-point operations per second of a large matrix product on a learner's device, all learners at work."""
+        expected = max(1, self.config.num_learners)
+        rates = ask_learners(self.learner_group, lambda learner: learner.matmul_rate(), expected)
+        return sum(rates) / len(rates)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
