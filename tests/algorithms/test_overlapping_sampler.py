@@ -209,8 +209,8 @@ def test_groups_that_are_too_old_all_the_same_are_dropped_counted_and_played_aga
     overlapping.sample(1)
     overlapping.finish()
     waiting = {each["task_id"] for each in overlapping.get_state()["returned"]}
-    for flight in overlapping._flights.values():
-        flight.sample = replace(flight.sample, weight_versions=(-1, 1))
+    for group in overlapping._begun.values():
+        group.sample = replace(group.sample, weight_versions=(-1, 1))
     workers.version += 1
     old = overlapping.sample(2)
     assert (old.num_stale, old.metrics()["rows"]["given_to_learners"]) == (T, 0)
@@ -246,7 +246,7 @@ def test_groups_of_a_dead_runner_are_played_again_also_those_that_had_ended():
     overlapping = sampler(workers, max_staleness=1)
     trained = tasks_of(overlapping.sample(1).kept)
     overlapping.finish()
-    lost = {flight.request.task_id for flight in overlapping._flights.values() if flight.runner == 1}
+    lost = {group.request.task_id for group in overlapping._begun.values() if group.runner == 1}
     workers.begun, workers.dying, workers.version = [], {1}, 2
     trained += tasks_of(overlapping.sample(2).kept)
     workers.version += 1

@@ -76,41 +76,30 @@ def test_where_every_episode_fails_the_run_and_the_panel_say_why(model_path, cap
         algo.stop()
 
 
-def test_an_episode_of_the_panel_that_failed_once_is_told_and_played_again(model_path, caplog):
-    algo = config_of(model_path, fault="step_raises", faulty_episode=2).build_algo()
-    try:
-        with caplog.at_level(logging.WARNING):
-            (result,) = algo.evaluate_panels().values()
-        assert [episode.ended for episode in result.episodes] == ["terminated"] * 2
-        assert "1 of 2 episodes failed" in caplog.text
-    finally:
-        algo.stop()
+def test_an_episode_of_the_panel_is_played_again_and_what_goes_wrong_in_a_runner_is_named(model_path, caplog):
+    """One run for three faults: an algorithm with its actors takes twenty seconds to start."""
 
-
-def test_an_error_of_the_runner_itself_reaches_the_driver_as_it_is(model_path):
     def spoil(runner) -> None:
         def player(request, settings, seed):
             raise ZeroDivisionError("a bug of ours")
 
         runner.player = player
 
-    algo = config_of(model_path).build_algo()
-    try:
-        algo.env_runner_group.foreach_env_runner(spoil, local_env_runner=False)
-        with pytest.raises(ZeroDivisionError, match="a bug of ours"):
-            algo.train()
-    finally:
-        algo.stop()
-
-
-def test_the_loss_of_every_runner_is_named(model_path):
     def die_when_asked(runner) -> None:
         import os
 
         runner.player = lambda *arguments: os._exit(1)
 
-    algo = config_of(model_path).fault_tolerance(restart_failed_env_runners=False).build_algo()
+    config = config_of(model_path, fault="step_raises", faulty_episode=2)
+    algo = config.fault_tolerance(restart_failed_env_runners=False).build_algo()
     try:
+        with caplog.at_level(logging.WARNING):
+            (result,) = algo.evaluate_panels().values()
+        assert [episode.ended for episode in result.episodes] == ["terminated"] * 2
+        assert "1 of 2 episodes failed" in caplog.text
+        algo.env_runner_group.foreach_env_runner(spoil, local_env_runner=False)
+        with pytest.raises(ZeroDivisionError, match="a bug of ours"):
+            algo.train()
         algo.env_runner_group.foreach_env_runner(die_when_asked, local_env_runner=False)
         with pytest.raises(InfrastructureError, match="the first error was: env runner 1 died: "):
             algo.train()

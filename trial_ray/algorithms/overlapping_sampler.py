@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Flight:
+class BegunGroup:
     """A group that was begun and has not entered an update.
 
     Attributes:
@@ -73,7 +73,7 @@ class OverlappingSampler(BatchSampler):
     ) -> None:
         super().__init__(config, tasks, workers, on_metrics)
         self._version = version
-        self._flights: dict[int, Flight] = {}
+        self._begun: dict[int, BegunGroup] = {}
         self._next_index = 0
         self._iteration = 0
         self._rows_in_flight = 0
@@ -94,15 +94,15 @@ class OverlappingSampler(BatchSampler):
         batch = SampledBatch(rows_carried_in=self._rows_in_flight, on_policy=self._on_policy_next)
         if self._on_policy_next:
             self._workers.abandon_groups()
-            self._begin_again(list(self._flights.values()), batch)
+            self._begin_again(list(self._begun.values()), batch)
         capacity = config.tasks_per_iteration * (1 if self._on_policy_next else 1 + config.max_staleness)
         self._on_policy_next = False
-        self._begin_new(max(0, capacity - len(self._flights)))
-        self._land_until(self._can_update)
+        self._begin_new(max(0, capacity - len(self._begun)))
+        self._take_in_until(self._can_update)
         self._take(batch)
         batch.redrawn_rows, self._redrawn_rows = self._redrawn_rows, 0
-        batch.num_in_flight = len(self._flights)
-        batch.rows_in_flight = self._rows_in_flight = sum(flight.num_rows for flight in self._flights.values())
+        batch.num_in_flight = len(self._begun)
+        batch.rows_in_flight = self._rows_in_flight = sum(group.num_rows for group in self._begun.values())
         if self._metrics:
             self._on_metrics(self._metrics)
             self._metrics = []
@@ -111,7 +111,7 @@ class OverlappingSampler(BatchSampler):
     def finish(self) -> None:
         """Wait until every group in flight is finished; they enter the next updates."""
         if self._unfinished():
-            self._land_until(lambda: not self._unfinished())
+            self._take_in_until(lambda: not self._unfinished())
 
     def note_effective_sample_size(self, size: float) -> None:
         """Sample the next iteration by the current weights alone where the last update's rows were too far from them."""
@@ -123,96 +123,96 @@ class OverlappingSampler(BatchSampler):
                 "the new weights, and the next iteration waits for all of its groups",
                 size,
                 least,
-                len(self._flights),
+                len(self._begun),
             )
 
     def get_state(self) -> dict[str, Any]:
         """The position in the task list, and the requests of the groups in flight, which are played again from the start."""
-        return self._tasks.get_state(in_flight=[flight.request for flight in self._oldest_first()])
+        return self._tasks.get_state(in_flight=[group.request for group in self._oldest_first()])
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Forget what is in flight and continue where :meth:`get_state` was taken."""
         self._workers.abandon_groups()
-        self._flights = {}
+        self._begun = {}
         self._rows_in_flight = self._redrawn_rows = 0
         super().set_state(state)
 
     # -- groups in flight --------------------------------------------------------------------------------------------
 
-    def _oldest_first(self) -> list[Flight]:
-        return sorted(self._flights.values(), key=lambda flight: (flight.version, flight.request.index))
+    def _oldest_first(self) -> list[BegunGroup]:
+        return sorted(self._begun.values(), key=lambda group: (group.version, group.request.index))
 
-    def _unfinished(self) -> list[Flight]:
-        return [flight for flight in self._flights.values() if not flight.finished]
+    def _unfinished(self) -> list[BegunGroup]:
+        return [group for group in self._begun.values() if not group.finished]
 
     def _can_update(self) -> bool:
         """Whether enough groups are finished, and the others can still enter an update before they are too old."""
         num_tasks, version = self._config.tasks_per_iteration, self._version()
         unfinished = self._unfinished()
-        if len(self._flights) - len(unfinished) < min(num_tasks, len(self._flights)):
+        if len(self._begun) - len(unfinished) < min(num_tasks, len(self._begun)):
             return False
-        updates_left = [flight.version + self._config.max_staleness - version for flight in unfinished]
+        updates_left = [group.version + self._config.max_staleness - version for group in unfinished]
         return all(
             sum(left <= updates for left in updates_left) <= num_tasks * updates
             for updates in range(self._config.max_staleness)
         )
 
     def _take(self, batch: SampledBatch) -> None:
-        """Move the oldest finished groups out of flight and into the batch."""
-        finished = [flight for flight in self._oldest_first() if flight.finished][: self._config.tasks_per_iteration]
-        samples = [flight.sample for flight in finished if flight.sample is not None]
+        """Move the oldest finished groups into the batch."""
+        finished = [group for group in self._oldest_first() if group.finished][: self._config.tasks_per_iteration]
+        samples = [group.sample for group in finished if group.sample is not None]
         if not any(sample.num_survivors >= MIN_SURVIVORS for sample in samples):
             raise self._lost_all(self._iteration, samples)
         self._workers.take_losses()
         oldest = self._version() - self._config.max_staleness
         stale = [each for each in finished if each.sample and each.num_rows and each.sample.weight_versions[0] < oldest]
         self._begin_again(stale, batch)
-        for flight in finished:
-            if self._flights.pop(flight.request.index, None) is not None and flight.sample is not None:
-                self._sort(flight.sample, batch)
+        for group in finished:
+            if self._begun.pop(group.request.index, None) is not None and group.sample is not None:
+                self._sort(group.sample, batch)
 
-    def _begin_again(self, flights: Sequence[Flight], batch: SampledBatch) -> None:
+    def _begin_again(self, groups: Sequence[BegunGroup], batch: SampledBatch) -> None:
         """Drop what was played of these groups, and draw them before other tasks."""
-        self._tasks.put_back([flight.request for flight in sorted(flights, key=lambda flight: flight.request.index)])
-        for flight in flights:
+        self._tasks.put_back([group.request for group in sorted(groups, key=lambda group: group.request.index)])
+        for group in groups:
             batch.num_stale += 1
-            batch.stale_rows += flight.num_rows
-            del self._flights[flight.request.index]
+            batch.stale_rows += group.num_rows
+            del self._begun[group.request.index]
 
     def _begin_new(self, num_tasks: int) -> None:
         requests = self._tasks.draw(num_tasks, self._config.group_size)
         # Indices are never used twice, so that what was given up is not taken for another group when it still arrives.
         requests = [replace(request, index=self._next_index + request.index) for request in requests]
         self._next_index += len(requests)
-        flights = [Flight(request, version=0, runner=0) for request in requests]
-        self._flights |= {flight.request.index: flight for flight in flights}
-        self._begin(flights)
+        groups = [BegunGroup(request, version=0, runner=0) for request in requests]
+        self._begun |= {group.request.index: group for group in groups}
+        self._begin(groups)
 
-    def _begin(self, flights: Iterable[Flight]) -> None:
+    def _begin(self, groups: Iterable[BegunGroup]) -> None:
         """Have the groups played under the current weights."""
-        by_index = {flight.request.index: flight for flight in flights}
-        requests = [self._redrawn(flight.request, flight.attempt) for flight in by_index.values()]
+        by_index = {group.request.index: group for group in groups}
+        requests = [self._redrawn(group.request, group.attempt) for group in by_index.values()]
         for index, runner in self._workers.begin_groups(requests, self._settings(self._iteration)).items():
             by_index[index].runner, by_index[index].version = runner, self._version()
 
     # -- groups that end ---------------------------------------------------------------------------------------------
 
-    def _land_until(self, enough: Callable[[], bool]) -> None:
+    def _take_in_until(self, enough: Callable[[], bool]) -> None:
         """Take in what ends until ``enough()``; groups that a runner lost, or ends too late, are drawn again."""
         timeout_s = self._config.sample_timeout_s
         deadline = time.monotonic() + timeout_s
         wait_s = 0.0  # at first only what has ended already
         while True:
-            runners = {flight.runner for flight in self._flights.values()}
+            runners = {group.runner for group in self._begun.values()}
             batches, dead = self._workers.take_groups(runners, self._iteration, wait_s)
             self._metrics += [metrics for _, metrics in batches]
-            lost = [flight for flight in self._flights.values() if flight.runner in dead]
-            lost += [flight for samples, _ in batches for each in samples if (flight := self._land(each)) is not None]
+            lost = [group for group in self._begun.values() if group.runner in dead]
+            lost += [group for samples, _ in batches for each in samples if (group := self._take_in(each)) is not None]
             if batches:
                 deadline = time.monotonic() + timeout_s
             elif time.monotonic() > deadline:
                 late = self._workers.abandon_late()
-                lost += [self._flights[index] for index in late if index in self._flights]
+                lost += [self._begun[index] for index in late if index in self._begun]
                 deadline = time.monotonic() + timeout_s
             if lost:
                 self._draw_again(lost)
@@ -220,25 +220,25 @@ class OverlappingSampler(BatchSampler):
                 return
             wait_s = max(0.0, deadline - time.monotonic())
 
-    def _land(self, sample: GroupSample) -> Flight | None:
-        """Note what was played of a group; returns its flight where too few rollouts survived."""
-        flight = self._flights.get(sample.request.index)
-        if flight is None or sample.request != self._redrawn(flight.request, flight.attempt):
+    def _take_in(self, sample: GroupSample) -> BegunGroup | None:
+        """Note what was played of a group; returns it where too few rollouts survived."""
+        group = self._begun.get(sample.request.index)
+        if group is None or sample.request != self._redrawn(group.request, group.attempt):
             self._redrawn_rows += sample.num_rows  # of a group that was given up
             return None
-        flight.sample = sample
-        flight.finished = sample.num_survivors >= MIN_SURVIVORS
-        return None if flight.finished else flight
+        group.sample = sample
+        group.finished = sample.num_survivors >= MIN_SURVIVORS
+        return None if group.finished else group
 
-    def _draw_again(self, flights: Sequence[Flight]) -> None:
+    def _draw_again(self, groups: Sequence[BegunGroup]) -> None:
         """Begin groups that were lost with another seed; after the last attempt they are finished as they are."""
         again = []
-        for flight in flights:
-            flight.finished = flight.attempt >= self._config.max_group_redraws
-            if not flight.finished:
-                self._redrawn_rows += flight.num_rows
-                flight.sample, flight.attempt = None, flight.attempt + 1
-                again.append(flight)
+        for group in groups:
+            group.finished = group.attempt >= self._config.max_group_redraws
+            if not group.finished:
+                self._redrawn_rows += group.num_rows
+                group.sample, group.attempt = None, group.attempt + 1
+                again.append(group)
         if again:
             self._workers.repair()
             self._begin(again)

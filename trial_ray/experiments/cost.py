@@ -196,7 +196,8 @@ def cost_table(card: Mapping[str, Any]) -> Table:
     """The card as a table for a person."""
     from rich.table import Table
 
-    title = f"cost of {card['iterations']} iterations, {card['wall_seconds']:.1f} s"
+    number = card["iterations"]
+    title = f"cost of {number} iteration{'s' if number != 1 else ''}, {card['wall_seconds']:.1f} s"
     if len(card["parts"]) > 1:
         title += f" in {len(card['parts'])} parts"
     table = Table(title=title, title_justify="left")

@@ -18,7 +18,7 @@ def memory_table(plan: Plan, machine: Machine) -> Table:
 
     request = plan.request
     title = f"memory of each actor at its peak: {request.shape.parameters / 1e6:,.0f} million parameters, "
-    title += f"{request.gpus:g} GPUs" if request.gpus else "no GPU"
+    title += f"{request.gpus:g} GPU{'s' if request.gpus != 1 else ''}" if request.gpus else "no GPU"
     if machine.gpu_bytes and request.gpus:
         title += f" of {machine.gpu_bytes / GIB:.0f} GiB"
     table = Table(title=title, title_justify="left")
