@@ -90,7 +90,7 @@ class MeasuredRunner(TextEnvRunner):
         self.mean_tokens = mean_tokens
 
     def player(self, request: GroupRequest, settings: SampleSettings, seed: int | None) -> Any:
-        player = super().player(request, settings, seed)
+        plain = super().player(request, settings, seed)
 
         async def generate(prompt_ids: np.ndarray, params: SamplingParams) -> Response:
             if self.mean_tokens is not None:
@@ -98,9 +98,9 @@ class MeasuredRunner(TextEnvRunner):
                 drawn = 1 + int(np.log1p(-uniform) / np.log1p(-1 / self.mean_tokens))
                 params = replace(params, max_tokens=min(params.max_tokens, drawn))
             self.asked.append(Asked(prompt_ids, params, request))
-            return await player.generate(prompt_ids, params)
+            return await plain.generate(prompt_ids, params)
 
-        player = replace(player, generate=generate)
+        player = replace(plain, generate=generate)
         return player if self.mean_tokens is None else DrawnPlayer(player)
 
     def rollouts(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> tuple[float, int]:

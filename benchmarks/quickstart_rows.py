@@ -22,8 +22,8 @@ from trial_ray.environments.guarded_env import GuardedEnv
 from trial_ray.inference.local_engine import LocalEngine
 from trial_ray.inference.protocol import SamplingParams
 from trial_ray.models.causal_lm_module import load_causal_lm, load_tokenizer
+from trial_ray.rollout.conversation import prompt_writer
 from trial_ray.rollout.episode import PolicyPlayer, derive_seed, play_episode
-from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.rollout.requests import GroupRequest
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
 from trial_ray.warmstart.cache import content_key, files_digest, get_or_build
@@ -76,7 +76,7 @@ def _sample(config: Any) -> list[TrajectoryGroup]:
     (entry,) = config.environment_entries()
     tokenizer = load_tokenizer(config.model_path)
     engine = LocalEngine(load_causal_lm(config.model_path, "float32").eval(), frozenset([tokenizer.eos_token_id]))
-    prompts = PromptBuilder.from_config(tokenizer, config, entry.adapter)
+    prompts = prompt_writer(tokenizer, config, entry.adapter)
     params = SamplingParams(config.max_response_tokens, config.temperature)
     requests = TaskSampler([entry.tasks()], config.seed, [1.0]).draw(config.tasks_per_iteration, config.group_size)
 
