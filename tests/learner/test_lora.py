@@ -15,6 +15,7 @@ from trial_ray.experiments.checkpoints import CHECKPOINT_MARK, export_model
 from trial_ray.inference.transformers_engine import TransformersEngine
 from trial_ray.inference.weights import pack_weights
 from trial_ray.learner.packing import Row, score_rows
+from trial_ray.models.causal_lm_module import load_causal_lm
 
 TRAINING = {"lr": 1e-2, "kl_coeff": 0.01, "minibatch_rows": 16, "microbatch_rows": 8, "max_logprob_gap": 100.0}
 
@@ -71,7 +72,7 @@ def test_only_adapters_are_trained_and_held_by_the_optimizer(trained):
 def test_the_reference_is_the_base_model(trained, model_path, groups):
     turns = [turn for group in groups for trajectory in group.survivors for turn in trajectory.turns]
     rows = [Row(turn.prompt_ids, turn.insert_at, turn.response_ids) for turn in turns]
-    base = AutoModelForCausalLM.from_pretrained(model_path, attn_implementation="sdpa")
+    base = load_causal_lm(model_path, "float32")
     expected, _ = score_rows(base, rows, two_views=False, max_tokens=4000)
     module = trained[0].policy_module
     with module.reference_model() as reference:

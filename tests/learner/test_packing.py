@@ -13,6 +13,7 @@ from transformers import (
 )
 
 from trial_ray.learner.packing import Row, score_rows
+from trial_ray.models import tree_attention
 from trial_ray.models.tree_attention import takes_trees
 
 VOCABULARY = 83
@@ -24,6 +25,7 @@ FAMILIES = {
 
 
 def tiny_model(family="qwen3", dtype=torch.float64, attention="sdpa", **settings):
+    tree_attention.register()
     torch.manual_seed(3)
     config_class, model_class = FAMILIES[family]
     config = config_class(
@@ -83,7 +85,13 @@ def separate_forwards(lm, rows):
 @pytest.mark.parametrize(
     ("attention", "dtype", "tolerance"),
     # Eager attention takes its softmax in float32 whatever the model's dtype.
-    [("sdpa", torch.float64, 1e-10), ("sdpa", torch.float32, 1e-5), ("eager", torch.float64, 1e-5)],
+    [
+        ("sdpa", torch.float64, 1e-10),
+        ("sdpa", torch.float32, 1e-5),
+        (tree_attention.IMPLEMENTATION, torch.float64, 1e-10),
+        (tree_attention.IMPLEMENTATION, torch.float32, 1e-5),
+        ("eager", torch.float64, 1e-5),
+    ],
 )
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_packed_views_equal_two_separate_unpadded_forwards(family, attention, dtype, tolerance):

@@ -99,22 +99,34 @@ def exits():
     common = generator.integers(0, 50, 300)
     cuts = [10, 150, 290, 290, 300, 300, 40]
     rows = [np.concatenate((common[:cut], generator.integers(50, 99, 90))) for cut in cuts]
-    packed = pack_trees(PrefixOrder([ScoredSequence(row, 5) for row in rows]), 10_000, multiple_of=tree_attention.BLOCK)
+    packed = pack_trees(
+        PrefixOrder([ScoredSequence(row, 5) for row in rows]), 10_000, multiple_of=tree_attention.FLEX_BLOCK
+    )
     (pack,) = packed.packs
-    assert len(pack.exits) % tree_attention.BLOCK == 0
+    assert len(pack.exits) % tree_attention.FLEX_BLOCK == 0
     return pack.exits
 
 
 def test_the_block_mask_is_that_of_the_tree(exits):
     mask, expected = tree_attention.tree_block_mask(exits), tree_attention.tree_mask(exits)[0, 0]
-    blocks = expected.unfold(0, tree_attention.BLOCK, tree_attention.BLOCK).unfold(
-        1, tree_attention.BLOCK, tree_attention.BLOCK
+    blocks = expected.unfold(0, tree_attention.FLEX_BLOCK, tree_attention.FLEX_BLOCK).unfold(
+        1, tree_attention.FLEX_BLOCK, tree_attention.FLEX_BLOCK
     )
     visible, whole = blocks.any(-1).any(-1), blocks.all(-1).all(-1)
     assert torch.equal(mask.to_dense()[0, 0].bool(), visible)
     assert int(mask.full_kv_num_blocks.sum()) == int(whole.sum())
     assert int(whole.sum()) > 0
     assert not visible.tril().all(), "some blocks must be left out, or nothing is saved"
+
+
+def test_blocks_of_queries_see_what_the_mask_says(exits):
+    keys, visible = tree_attention.tree_blocks(exits)
+    expected = tree_attention.tree_mask(exits)[0, 0]
+    for block, (columns, seen) in enumerate(zip(keys, visible[:, 0], strict=True)):
+        rows = expected[block * tree_attention.SDPA_BLOCK : (block + 1) * tree_attention.SDPA_BLOCK]
+        found = torch.zeros_like(rows, dtype=torch.int64).index_add_(1, columns, seen.long())
+        assert torch.equal(found, rows.long())  # each visible key once
+    assert keys.shape[1] < len(exits) / 2, "a block must not need the whole pack"
 
 
 def test_flex_attention_with_the_block_mask_equals_sdpa(exits):

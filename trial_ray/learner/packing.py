@@ -14,7 +14,7 @@ import torch
 from trial_ray.hindsight.aug import augment
 from trial_ray.models.logprobs import DEFAULT_CHUNK_TOKENS, sequence_logprobs
 from trial_ray.models.prefix_tree import PackedSequences, PrefixOrder, ScoredSequence, pack_padded, pack_trees
-from trial_ray.models.tree_attention import BLOCK, takes_block_masks, takes_trees
+from trial_ray.models.tree_attention import block_size, takes_blocks, takes_trees
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -85,8 +85,8 @@ def lay_out(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) -> PackedS
     if not takes_trees(lm):
         _say_padded(type(lm).__name__)
         return pack_padded(order, max_tokens, lm.device)
-    if takes_block_masks(lm):
-        return pack_trees(order, max_tokens, lm.device, multiple_of=BLOCK)
+    if takes_blocks(lm):
+        return pack_trees(order, max_tokens, lm.device, multiple_of=block_size(lm))
     return pack_trees(order, min(max_tokens, tree_tokens(lm)), lm.device)
 
 

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trial_ray.errors import ConfigError
 from trial_ray.models.prefix_tree import PackedSequences
-from trial_ray.models.tree_attention import attention_mask
+from trial_ray.models.tree_attention import attention_inputs
 from trial_ray.objectives.divergences import generalised_jsd
 
 if TYPE_CHECKING:
@@ -146,9 +146,9 @@ def hidden_states(lm: PreTrainedModel, packed: PackedSequences) -> torch.Tensor:
     """Last hidden states of the predicting nodes, ``[U, H]``."""
     states = []
     for pack in packed.packs:
-        mask = None if pack.exits is None else attention_mask(lm, pack.exits)
+        attention = {} if pack.exits is None else attention_inputs(lm, pack.exits)
         outputs = lm.get_decoder()(
-            input_ids=pack.input_ids, attention_mask=mask, position_ids=pack.position_ids, use_cache=False
+            input_ids=pack.input_ids, position_ids=pack.position_ids, use_cache=False, **attention
         )
         states.append(outputs.last_hidden_state.flatten(0, 1))
     return torch.cat(states)[packed.nodes]

@@ -1,4 +1,9 @@
-"""Attention over a prefix tree: a boolean mask for SDPA, or a block mask for FlexAttention where that is faster."""
+"""Attention over a prefix tree: in blocks of queries with the few keys that each can see, or a mask over the whole pack.
+
+Nodes lie in depth-first order, so what a block of consecutive queries sees outside itself are ancestors of its first node:
+an ancestor of a later query that lies before the block contains the first node too. A block therefore needs as many keys as its
+first node has ancestors, and its own nodes, however long the pack is.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -17,9 +23,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 IMPLEMENTATION = "prefix_tree"
-"""``attn_implementation`` of a transformers model whose attention takes a :class:`BlockMask` as well as what SDPA takes."""
-BLOCK = 128
+"""``attn_implementation`` of a transformers model whose attention takes blocks of a tree as well as what SDPA takes."""
+FLEX_BLOCK = 128
 """Nodes in a block of a block mask; packs for FlexAttention are filled up to a multiple of it."""
+SDPA_BLOCK = 64
+"""Queries in a block without FlexAttention; packs are filled up to a multiple of it."""
 MIN_FLEX_TOKENS = 1024
 """Shorter packs take SDPA, which is faster there."""
 
@@ -34,11 +42,18 @@ def takes_trees(lm: PreTrainedModel) -> bool:
     return plain and rotary and config._attn_implementation in ("sdpa", "eager", IMPLEMENTATION)
 
 
-def takes_block_masks(lm: PreTrainedModel) -> bool:
-    """Whether long packs go through FlexAttention: on CUDA, for models that :func:`register` prepared."""
-    # A model that keeps attention of its own would take the block mask for a tensor.
+def takes_blocks(lm: PreTrainedModel) -> bool:
+    """Whether a model hands its attention on to :func:`_attention`, with what else it is given."""
+    # A model that keeps attention of its own would take a block mask for a tensor.
     dispatches = getattr(lm, "_supports_attention_backend", False)
-    return bool(dispatches and lm.device.type == "cuda" and lm.config._attn_implementation == IMPLEMENTATION)
+    return bool(dispatches and lm.config._attn_implementation == IMPLEMENTATION)
+
+
+def block_size(lm: PreTrainedModel) -> int:
+    """Nodes in a block for this model, to a multiple of which packs are filled up; 1 where it takes no blocks."""
+    if not takes_blocks(lm):
+        return 1
+    return FLEX_BLOCK if lm.device.type == "cuda" else SDPA_BLOCK
 
 
 def tree_mask(exits: torch.Tensor) -> torch.Tensor:
@@ -49,16 +64,16 @@ def tree_mask(exits: torch.Tensor) -> torch.Tensor:
 
 
 def tree_block_mask(exits: torch.Tensor) -> BlockMask:
-    """The same as a block mask, from the nodes' exits alone; L is a multiple of :data:`BLOCK`.
+    """The same as a block mask, from the nodes' exits alone; L is a multiple of :data:`FLEX_BLOCK`.
 
     The exits of a block's keys say which blocks of queries see some of them, and which see them all; nothing of size L x L
     is ever made.
     """
     length = len(exits)
-    blocks = exits.view(-1, BLOCK)
-    starts = torch.arange(0, length, BLOCK, device=exits.device)
+    blocks = exits.view(-1, FLEX_BLOCK)
+    starts = torch.arange(0, length, FLEX_BLOCK, device=exits.device)
     before = starts[None] < starts[:, None]
-    full = before & (blocks.amin(1)[None] >= starts[:, None] + BLOCK)
+    full = before & (blocks.amin(1)[None] >= starts[:, None] + FLEX_BLOCK)
     partial = before & ~full & (blocks.amax(1)[None] > starts[:, None])
     partial |= starts[None] == starts[:, None]
 
@@ -66,19 +81,48 @@ def tree_block_mask(exits: torch.Tensor) -> BlockMask:
         return (key <= query) & (query < exits[key])
 
     return BlockMask.from_kv_blocks(
-        *_indices(partial), *_indices(full), BLOCK_SIZE=BLOCK, mask_mod=visible, seq_lengths=(length, length)
+        *_indices(partial), *_indices(full), BLOCK_SIZE=FLEX_BLOCK, mask_mod=visible, seq_lengths=(length, length)
     )
 
 
-def attention_mask(lm: PreTrainedModel, exits: torch.Tensor) -> torch.Tensor | BlockMask:
-    """What a model of :func:`takes_trees` takes as its ``attention_mask`` for a tree."""
-    if takes_block_masks(lm) and len(exits) >= MIN_FLEX_TOKENS and len(exits) % BLOCK == 0:
-        return tree_block_mask(exits)
+def tree_blocks(exits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The keys that each block of :data:`SDPA_BLOCK` queries needs, and which of them each query sees.
+
+    Args:
+        exits: int64 ``[L]``, L a multiple of the block's size.
+
+    Returns:
+        ``keys`` int64 ``[Q, K]``: the ancestors of each block's first node, padded with 0 in front, then its own nodes; and
+        ``visible`` bool ``[Q, 1, block, K]``.
+    """
+    nodes = torch.arange(len(exits), device=exits.device)
+    queries = nodes.view(-1, SDPA_BLOCK)
+    starts = queries[:, 0]
+    block, ancestor = torch.nonzero((nodes[None] < starts[:, None]) & (exits[None] > starts[:, None]), as_tuple=True)
+    counts = torch.bincount(block, minlength=len(starts))
+    most = int(counts.max())
+    keys = torch.full((len(starts), most), -1, device=exits.device)
+    column = torch.arange(len(block), device=exits.device) - (counts.cumsum(0) - counts)[block]
+    keys[block, most - counts[block] + column] = ancestor
+    keys = torch.cat((keys, queries), 1)
+    seen = (keys[:, None] >= 0) & (keys[:, None] <= queries[:, :, None]) & (queries[:, :, None] < exits[keys][:, None])
+    return keys.clamp(min=0), seen[:, None]
+
+
+def attention_inputs(lm: PreTrainedModel, exits: torch.Tensor) -> dict[str, torch.Tensor | BlockMask]:
+    """Keyword arguments with which the decoder of a model of :func:`takes_trees` computes a tree."""
+    blocks = takes_blocks(lm)
+    if blocks and exits.is_cuda and len(exits) >= MIN_FLEX_TOKENS:
+        return {"attention_mask": tree_block_mask(exits)}
+    if blocks and not exits.is_cuda:
+        keys, visible = tree_blocks(exits)
+        return {"attention_mask": visible, "tree_keys": keys}
     visible = tree_mask(exits)
     if lm.config._attn_implementation != "eager":
-        return visible
+        return {"attention_mask": visible}
     hidden = torch.finfo(lm.dtype).min
-    return torch.zeros(visible.shape, dtype=lm.dtype, device=exits.device).masked_fill_(~visible, hidden)
+    mask = torch.zeros(visible.shape, dtype=lm.dtype, device=exits.device).masked_fill_(~visible, hidden)
+    return {"attention_mask": mask}
 
 
 def register() -> str:
@@ -95,15 +139,44 @@ def _attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | BlockMask | None,
     scaling: float | None = None,
+    tree_keys: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """The signature of transformers' attention functions; returns ``[B, L, heads, head size]``."""
+    if tree_keys is not None and isinstance(attention_mask, torch.Tensor):
+        return _block_attention(query, key, value, attention_mask, scaling, tree_keys), None
     if not isinstance(attention_mask, BlockMask):
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     attend: Callable[..., torch.Tensor] = _compiled_flex_attention() if query.is_cuda else flex_attention  # type: ignore[assignment]  # may return more, when asked
     grouped = query.shape[1] != key.shape[1]
     output = attend(query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=grouped)
     return output.transpose(1, 2).contiguous(), None
+
+
+def _block_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    visible: torch.Tensor,
+    scaling: float | None,
+    keys: torch.Tensor,
+) -> torch.Tensor:
+    """Attention of each block of queries to its own keys, ``[1, L, heads, head size]``."""
+    (num_blocks, width), num_heads, num_key_heads = keys.shape, query.shape[1], key.shape[1]
+
+    def of_blocks(values: torch.Tensor) -> torch.Tensor:
+        rows = values[0].transpose(0, 1).flatten(1).index_select(0, keys.flatten())
+        return rows.view(num_blocks, width, num_key_heads, -1).transpose(1, 2)
+
+    # Query heads that share a key head stand beside each other as further queries, so that no key is copied for them.
+    group = num_heads // num_key_heads
+    queries = query[0].unflatten(1, (num_blocks, -1)).transpose(0, 1)  # [Q, heads, block, head size]
+    queries = queries.unflatten(1, (num_key_heads, group)).flatten(2, 3)
+    output: torch.Tensor = scaled_dot_product_attention(
+        queries, of_blocks(key), of_blocks(value), attn_mask=visible.repeat(1, 1, group, 1), scale=scaling
+    )
+    output = output.unflatten(2, (group, -1)).flatten(1, 2)
+    return output.transpose(1, 2).flatten(0, 1)[None]
 
 
 @cache
