@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from trial_ray.learner.packing import Row
 from trial_ray.models.prefix_tree import PackedSequences, PrefixOrder, pack_trees
-from trial_ray.models.tree_attention import BLOCK, tree_block_mask, tree_mask
+from trial_ray.models.tree_attention import FLEX_BLOCK, tree_block_mask, tree_mask
 
 PACK_TOKENS = 16_384
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -25,7 +25,7 @@ def kernels(setup: Setup) -> tuple[list[Measure], dict[str, Any]]:
     groups = setup.groups(500, tasks=1 if setup.small else 4, turns=2 if setup.small else 8)
     turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
     sequences = [Row(turn.prompt_ids, turn.insert_at, turn.response_ids).sequence for turn in turns]
-    packed = pack_trees(PrefixOrder(sequences), PACK_TOKENS, setup.device, multiple_of=BLOCK)
+    packed = pack_trees(PrefixOrder(sequences), PACK_TOKENS, setup.device, multiple_of=FLEX_BLOCK)
     lengths = [len(sequence.inputs) for sequence in sequences]
     measures, details = [], {"rows": len(lengths), "tokens": sum(lengths), "tree_tokens": packed.num_tokens}
     for name in (SMOLLM2, QWEN3):
