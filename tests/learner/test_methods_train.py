@@ -136,7 +136,7 @@ def test_memory_driven_splits_give_the_same_update(method, model_path, groups):
 
 
 def test_the_hindsight_view_counts_for_the_memory_of_a_forward_pass(model_path, groups, monkeypatch):
-    learner = learner_of("opsd", model_path, max_tokens_per_forward=120)
+    learner = learner_of("opsd", model_path, max_tokens_per_forward=128)
     sizes = []
     forward = type(learner.policy_module).forward_train
 
@@ -146,7 +146,7 @@ def test_the_hindsight_view_counts_for_the_memory_of_a_forward_pass(model_path, 
 
     monkeypatch.setattr(type(learner.policy_module), "forward_train", spy)
     update(learner, groups)
-    assert max(sizes) <= 120
+    assert max(sizes) <= 128
 
 
 # --- the lagged teacher
