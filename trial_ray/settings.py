@@ -112,6 +112,7 @@ class RLlibSettings:
     env: Any
     env_config: dict[str, Any]
     lr: float | list[list[float]]
+    num_env_runners: int
     num_gpus_per_learner: float
     num_learners: int
     placement_strategy: str

@@ -106,10 +106,9 @@ class PlanRequest:
         Raises:
             ConfigError: nothing says what shape the model has.
         """
-        settings: Any = config
         engine: dict[str, Any] = config.engine_kwargs
         on_gpu = config.num_gpus_per_learner > 0
-        lora_rank = int(getattr(settings, "lora_rank", None) or 0)
+        lora_rank = config.lora_rank or 0
         compute = config.compute_dtype or ("bfloat16" if on_gpu else config.model_dtype)
         # The policy with its adapters switched off is its own reference.
         references = (config.kl_coeff > 0 and not lora_rank) + (config.teacher_sync_iterations is not None)
@@ -117,7 +116,7 @@ class PlanRequest:
             shape=_shape(config),
             num_learners=max(1, config.num_learners),
             gpus_per_learner=config.num_gpus_per_learner,
-            sharded=getattr(settings, "sharding", None) == "fsdp",
+            sharded=config.sharding == "fsdp",
             lora_rank=lora_rank,
             model_bytes=BYTES[config.model_dtype],
             compute_bytes=BYTES[compute],
@@ -131,14 +130,14 @@ class PlanRequest:
             num_engines=config.num_engines,
             gpus_per_engine=config.num_gpus_per_engine,
             tensor_parallel=engine.get("tensor_parallel_size", 1),
-            colocated=bool(getattr(settings, "colocate", False)),
+            colocated=config.colocate,
             engine_bytes=BYTES[config.engine_dtype()],
             kv_cache_gib=engine.get("kv_cache_gib"),
             gpu_memory_utilization=engine.get("gpu_memory_utilization", 0.9),
             max_batch=engine.get("max_batch", 64),
             max_prompt_tokens=config.max_prompt_tokens,
             max_response_tokens=config.max_response_tokens,
-            num_env_runners=max(1, settings.num_env_runners),
+            num_env_runners=max(1, config.num_env_runners),
             episodes_in_flight=config.max_episodes_in_flight,
             trajectories=config.group_size * config.tasks_per_iteration,
             max_turns=max(entry.max_turns for entry in config.environment_entries()),
