@@ -1,4 +1,4 @@
-"""The most memory that this process has held."""
+"""The most memory that this process has held, and what its machine has left."""
 
 from __future__ import annotations
 
@@ -24,6 +24,16 @@ class PeakMemory:
 def peak_memory() -> PeakMemory:
     """Peaks of the calling process."""
     return PeakMemory(_host(), _device())
+
+
+def available_memory() -> int | None:
+    """Bytes of host memory that new allocations can take; ``None`` where the system does not tell."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    kilobytes = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return 1024 * int(kilobytes[0]) if kilobytes else None
 
 
 def _host() -> int | None:

@@ -3,14 +3,13 @@
 import json
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from trial_ray import cli
 from trial_ray.errors import ConfigError, EngineError, UserInputError, is_user_error
-from trial_ray.experiments.checkpoints import MODEL_INSIDE_CHECKPOINT, find_model, list_checkpoints, save_checkpoint
+from trial_ray.experiments.checkpoints import MODEL_INSIDE_CHECKPOINT, find_model
 from trial_ray.experiments.sweep import Sweep, SweepResult, TrialRecord
 
 COMMANDS = ("train", "evaluate", "sweep", "reproduce", "warmstart", "inspect", "export", "data", "doctor")
@@ -138,18 +137,14 @@ def test_bad_input_exits_2_in_a_sentence_and_writes_nothing(arguments, words, ca
 
 def checkpoint(folder, iteration=3, complete=True):
     """A checkpoint as RLlib and the module lay it out, with a model of a few bytes."""
-
-    def save(path):
-        from pathlib import Path
-
-        model = Path(path) / MODEL_INSIDE_CHECKPOINT
-        model.mkdir(parents=True)
-        (model / "config.json").write_text("{}")
-        if complete:
-            (model / "model.safetensors").write_bytes(b"weights")
-        (Path(path) / "rllib_checkpoint.json").write_text("{}")
-
-    return save_checkpoint(SimpleNamespace(save_to_path=save), folder / "checkpoints", iteration)
+    path = folder / "checkpoints" / f"{iteration:06d}"
+    model = path / MODEL_INSIDE_CHECKPOINT
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    if complete:
+        (model / "model.safetensors").write_bytes(b"weights")
+    (path / "rllib_checkpoint.json").write_text("{}")
+    return path
 
 
 def test_export_copies_the_newest_model_and_never_overwrites(capsys, tmp_path):
@@ -168,17 +163,6 @@ def test_an_incomplete_checkpoint_is_refused(capsys, tmp_path):
     checkpoint(tmp_path / "run", complete=False)
     assert run("export", tmp_path / "run", tmp_path / "model") == 2
     assert "incomplete" in capsys.readouterr().err
-
-
-def test_a_checkpoint_that_fails_half_way_leaves_nothing(tmp_path):
-    def fail(path):
-        (tmp_path / path / "part").write_text("x")
-        raise EngineError("The disk is full.")
-
-    with pytest.raises(EngineError):
-        save_checkpoint(SimpleNamespace(save_to_path=fail), tmp_path / "checkpoints", 1)
-    assert list((tmp_path / "checkpoints").iterdir()) == []
-    assert list_checkpoints(tmp_path / "checkpoints") == []
 
 
 def test_errors_keep_their_kind_when_ray_hands_them_over():

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import numpy as np
 import pytest
+import ray
 import torch
 from small_learners import build_learner, update, weights
 from synthetic_groups import synthetic_groups
@@ -121,6 +125,30 @@ def test_checkpoint_restores_weights_and_optimizer(model_path, groups, tmp_path)
     assert torch.equal(weights(restored), weights(learner))
     for each in (learner, restored):
         update(each, groups, iteration=31)
+    assert torch.equal(weights(restored), weights(learner))
+
+
+def test_a_checkpoint_written_while_training_goes_on_is_of_the_moment_at_which_it_began(model_path, groups, tmp_path):
+    learner = learner_of(model_path)
+    update(learner, groups, iteration=30)
+    saved, writer = weights(learner).clone(), learner.policy_module.writer
+    assert learner.can_write_later(ray.util.get_node_ip_address())
+    assert not learner.can_write_later("192.0.2.1")
+    trained = threading.Event()
+    writer.deferring = True
+    writer.write(lambda: trained.wait(timeout=60))  # the thread has no earlier turn
+    learner.save_to_path(tmp_path / "checkpoint")
+    writer.deferring = False
+    update(learner, groups, iteration=31)
+    assert not writer.finished()
+    trained.set()
+    deadline = time.monotonic() + 60
+    while not writer.finished():
+        assert time.monotonic() < deadline
+    restored = learner_of(model_path)
+    restored.restore_from_path(tmp_path / "checkpoint")
+    assert torch.equal(weights(restored), saved)
+    update(restored, groups, iteration=31)
     assert torch.equal(weights(restored), weights(learner))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,13 @@ def optimizer_elements(learners: LearnerGroup) -> list[int]:
     return on_all(learners, count)
 
 
+def defer(deferring: bool):
+    def call(learner):
+        learner.policy_module.writer.deferring = deferring
+
+    return call
+
+
 @pytest.mark.actors
 def test_sharded_learners_train_save_export_and_go_on_as_one(sharded, model_path, groups, tmp_path):
     refs = [ray.put([group]) for group in groups]
@@ -108,12 +116,21 @@ def test_sharded_learners_train_save_export_and_go_on_as_one(sharded, model_path
         == weights_checksum(exported.float().named_parameters())
     )
 
+    # What is written while the learners train on is of the moment at which saving began.
+    on_all(sharded, defer(True))
+    later = Path(sharded.save_to_path(str(tmp_path / "later"))) / "learner"
+    on_all(sharded, lambda learner: learner.save_shards(later))
+    on_all(sharded, defer(False))
     train(2)
     uninterrupted = whole_weights(sharded)
-    sharded.restore_from_path(str(tmp_path / "group"))
-    assert torch.equal(whole_weights(sharded), trained)
-    train(2)
-    assert torch.equal(whole_weights(sharded), uninterrupted)
+    deadline = time.monotonic() + 60
+    while not all(on_all(sharded, lambda learner: learner.policy_module.writer.finished())):
+        assert time.monotonic() < deadline
+    for saved in ("group", "later"):
+        sharded.restore_from_path(str(tmp_path / saved))
+        assert torch.equal(whole_weights(sharded), trained)
+        train(2)
+        assert torch.equal(whole_weights(sharded), uninterrupted)
     with pytest.raises(CheckpointError, match="written with sharding='fsdp'"):
         alone.restore_from_path(folder)
     # Saved in a folder that some learner does not see, nothing is written.

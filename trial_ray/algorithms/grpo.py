@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.rllib.algorithms.algorithm import Algorithm
@@ -18,7 +19,7 @@ from ray.rllib.utils.metrics import (
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
 )
 from ray.tune.execution.placement_groups import PlacementGroupFactory
-from ray.util import get_current_placement_group
+from ray.util import get_current_placement_group, get_node_ip_address
 from ray.util.placement_group import remove_placement_group
 
 from trial_ray.algorithms.batch_sampler import BatchSampler
@@ -37,6 +38,7 @@ from trial_ray.evaluation.results import EvaluationResult, Rate
 from trial_ray.inference.pool import EnginePool, require_engine
 from trial_ray.learner.connectors import EFFECTIVE_SAMPLE_SIZE
 from trial_ray.learner.exchange import TrainingGroups
+from trial_ray.learner.grpo_learner import GRPOLearner
 from trial_ray.planning.machine import gpu_bytes
 from trial_ray.planning.plan import Machine, require_fit
 from trial_ray.planning.request import PlanRequest
@@ -46,6 +48,8 @@ from trial_ray.rollout.trajectory import EpisodeResult
 from trial_ray.rollout.workers import RolloutWorkers, create_engines
 
 logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 SECONDS = "seconds"
 """Key of the seconds that each phase of an iteration takes on the driver's clock."""
@@ -300,10 +304,34 @@ class GRPO(Algorithm):
         folder: str = super().save_to_path(path, **kwargs)
         if self.config.sharding != "none":
             learner_folder = Path(folder) / COMPONENT_LEARNER_GROUP / COMPONENT_LEARNER
-            ask_learners(
-                self.learner_group, lambda learner: learner.save_shards(learner_folder), self.config.num_learners
-            )
+            self._ask_learners(lambda learner: learner.save_shards(learner_folder))
         return folder
+
+    def begin_saving(self, path: str | Path) -> None:
+        """Save as :meth:`save_to_path` does, of the same moment, but let the learners write the large files while training
+        goes on, if they can; the checkpoint is complete once :meth:`saving_finished` says so."""
+        node = get_node_ip_address()
+        later = all(self._ask_learners(lambda learner: learner.can_write_later(node)))
+
+        def defer(learner: GRPOLearner, deferring: bool) -> None:
+            learner.policy_module.writer.deferring = deferring
+
+        self._ask_learners(partial(defer, deferring=later))
+        try:
+            self.save_to_path(path)
+        finally:
+            self._ask_learners(partial(defer, deferring=False))
+
+    def saving_finished(self) -> bool:
+        """Whether everything that :meth:`begin_saving` left to be written has been written.
+
+        Raises:
+            CheckpointError: a learner could not write its part.
+        """
+        return all(self._ask_learners(lambda learner: learner.policy_module.writer.finished()))
+
+    def _ask_learners(self, call: Callable[[GRPOLearner], Result]) -> list[Result]:
+        return ask_learners(self.learner_group, call, max(1, self.config.num_learners))
 
     def restore_from_path(self, path: str | Path, *args: Any, **kwargs: Any) -> None:
         """Restore, then send the restored weights to the engines, which still hold the initial ones."""

@@ -7,7 +7,6 @@ import shutil
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from trial_ray.errors import CheckpointError, UserInputError
 
@@ -20,21 +19,6 @@ CHECKPOINT_EVERY = 10
 CHECKPOINTS_KEPT = 2
 """How many of the newest are kept, unless a user says otherwise."""
 CHECKPOINT_MARK = "rllib_checkpoint.json"
-
-
-def save_checkpoint(algorithm: Any, folder: Path, iteration: int) -> Path:
-    """Save ``algorithm`` as ``folder/<iteration>``; the folder appears only once it is complete."""
-    target = folder.resolve() / f"{iteration:06d}"
-    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
-    partial.mkdir(parents=True)
-    try:
-        algorithm.save_to_path(str(partial))
-        if target.exists():
-            shutil.rmtree(target)
-        os.replace(partial, target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return target
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

@@ -12,12 +12,11 @@ from trial_ray.algorithms.methods import method_of
 from trial_ray.errors import TrainingDivergedError, is_user_error, root_cause
 from trial_ray.evaluation.comparison import paired_comparison
 from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.experiments.checkpoint_writer import CheckpointWriter
 from trial_ray.experiments.checkpoints import (
     CHECKPOINT_EVERY,
     CHECKPOINTS_KEPT,
     list_checkpoints,
-    prune_checkpoints,
-    save_checkpoint,
 )
 from trial_ray.experiments.config_record import run_labels
 from trial_ray.experiments.cost import CostMeter, LearnerHardware, cost_table
@@ -87,11 +86,16 @@ class TrainingSession:
         try:
             with ray:
                 algorithm = self._build()
+                checkpoints = CheckpointWriter(algorithm, self.folder.checkpoints, self.checkpoints_kept)
                 try:
                     self.cost.started(LearnerHardware.of(algorithm))
-                    self._run(algorithm, started)
+                    self._run(algorithm, checkpoints, started)
                     self.cost.actors = algorithm.actor_reports()
+                except Exception:
+                    self._finish_after_failure(checkpoints)
+                    raise
                 finally:
+                    checkpoints.discard()
                     if self.cost.iterations:
                         self.console.print(cost_table(self.cost.write()))
                     algorithm.stop()
@@ -123,12 +127,12 @@ class TrainingSession:
             self.console.print(f"continuing after iteration {self.iteration}", highlight=False)
         return algorithm
 
-    def _run(self, algorithm: GRPO, started: float) -> None:
+    def _run(self, algorithm: GRPO, checkpoints: CheckpointWriter, started: float) -> None:
         panels = {} if self.final_panels else algorithm.panels
         before = {
             name: self._evaluate(algorithm, _evaluation_name("before", name, panels), *panels[name]) for name in panels
         }
-        checkpoint = self._train(algorithm)
+        checkpoint = self._train(algorithm, checkpoints)
         after = {}
         if not self.interrupted:
             for name, panel in panels.items():
@@ -157,7 +161,7 @@ class TrainingSession:
         self.console.print(f"panel {name.replace('_', ' ')}: success {result.overall}", highlight=False, soft_wrap=True)
         return result
 
-    def _train(self, algorithm: GRPO) -> Path:
+    def _train(self, algorithm: GRPO, checkpoints: CheckpointWriter) -> Path:
         finished = reached(self.stop, {"training_iteration": self.iteration})
         total = self.stop.get("training_iteration")
         with (
@@ -166,36 +170,44 @@ class TrainingSession:
             GracefulInterrupt(self._announce_interrupt) as interrupt,
         ):
             while not finished and not interrupt.requested:
-                result = self._train_once(algorithm)
+                result = self._train_once(algorithm, checkpoints)
                 self.iteration = int(result["training_iteration"])
                 metrics = writers.write(self.iteration, result)
                 self.cost.iteration(metrics)
                 progress.iteration(self.iteration, metrics)
                 self.on_iteration({"training_iteration": self.iteration, **metrics})
                 finished = reached(self.stop, metrics)
-                if self.iteration % self.checkpoint_every == 0:
-                    self._save(algorithm)
+                with self.cost.phase("checkpoint"):
+                    checkpoints.poll()
+                    if self.iteration % self.checkpoint_every == 0 and not finished:
+                        checkpoints.begin(self.iteration)
         self.interrupted = interrupt.requested and not finished
-        return self._save(algorithm)
+        return self._save(checkpoints)
 
-    def _train_once(self, algorithm: GRPO) -> dict[str, Any]:
+    def _train_once(self, algorithm: GRPO, checkpoints: CheckpointWriter) -> dict[str, Any]:
         try:
             result: dict[str, Any] = algorithm.train()
         except Exception as error:
             if isinstance(root_cause(error), TrainingDivergedError):
-                self._save(algorithm)  # the weights are still those before the updates that were skipped
+                self._save(checkpoints)  # the weights are still those before the updates that were skipped
             raise
         return result
 
-    def _save(self, algorithm: GRPO) -> Path:
-        """Save the state after the current iteration, unless that was done already."""
-        saved = list_checkpoints(self.folder.checkpoints)
-        if saved and int(saved[-1].name) == self.iteration:
-            return saved[-1]
+    def _save(self, checkpoints: CheckpointWriter) -> Path:
+        """Save the state after the current iteration, unless that was done already; complete when this returns."""
         with self.cost.phase("checkpoint"):
-            path = save_checkpoint(algorithm, self.folder.checkpoints, self.iteration)
-            prune_checkpoints(self.folder.checkpoints, self.checkpoints_kept)
-        return path
+            checkpoints.finish()
+            saved = list_checkpoints(self.folder.checkpoints)
+            if saved and int(saved[-1].name) == self.iteration:
+                return saved[-1]
+            return checkpoints.save(self.iteration)
+
+    def _finish_after_failure(self, checkpoints: CheckpointWriter) -> None:
+        """Complete the checkpoint that was being written; what stopped the run stays the error that is reported."""
+        try:
+            checkpoints.finish()
+        except Exception as error:  # the learner that wrote it may be what died
+            self.console.print(f"the checkpoint being written was lost: {error}", highlight=False, soft_wrap=True)
 
     def _announce_interrupt(self) -> None:
         self.console.print("finishing the iteration under way, then saving; Ctrl-C again stops at once", soft_wrap=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from trial_ray.errors import EngineError
 from trial_ray.inference.decoding_cache import SLACK
+from trial_ray.process_memory import available_memory
 
 MOST_ROWS = 256
 """A batch so large keeps any device busy; more rows make each response slower and no more of them."""
@@ -48,9 +48,16 @@ def token_bytes(config: Any, dtype: torch.dtype) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free on a CUDA device, or on this (Linux) machine."""
+    """Bytes that are free on a CUDA device, or on this machine.
+
+    Raises:
+        EngineError: the system does not tell.
+    """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    kib = next(line.split()[1] for line in lines if line.startswith("MemAvailable:"))
-    return int(kib) * 1024
+    available = available_memory()
+    if available is None:
+        raise EngineError(
+            "This system does not tell how much memory is free, from which max_batch follows; set max_batch."
+        )
+    return available

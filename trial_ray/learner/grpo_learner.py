@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import ray
 import torch
 from ray.actor import ActorHandle
 from ray.rllib.connectors.connector_v2 import ConnectorV2
@@ -40,6 +41,7 @@ from trial_ray.learner.turn_rows import TokenBatch, TurnRows
 from trial_ray.learner.update_plan import Microbatch, Minibatch, UpdatePlan
 from trial_ray.learner.weighted_means import WeightedMeans, means
 from trial_ray.models.causal_lm_module import CausalLMModule, compute_dtype
+from trial_ray.models.deferred_writer import copies_fit
 from trial_ray.models.matmul import matmul_rate
 from trial_ray.models.sharding import gathered, local_part
 from trial_ray.process_memory import peak_memory
@@ -363,8 +365,24 @@ class GRPOLearner(TorchLearner):
         """Write RLlib's files and, unless they are sharded (see :meth:`save_shards`), weights and optimizer state."""
         folder: str = super().save_to_path(path, **kwargs)
         sharded = self.policy_module.sharded is not None
-        save_optimizers(self._named_optimizers, self.iteration, Path(folder), sharded=sharded)
+        save_optimizers(
+            self._named_optimizers, self.iteration, Path(folder), self.policy_module.writer, sharded=sharded
+        )
         return folder
+
+    def can_write_later(self, node_ip: str) -> bool:
+        """Whether files of a checkpoint may appear after :meth:`save_to_path` has returned.
+
+        They may not where the machine's memory would not hold the copies, nor where the driver fetches the folder from
+        another node as soon as that returns.
+
+        Args:
+            node_ip: address of the driver's node.
+        """
+        states = [each for optimizer in self._named_optimizers.values() for each in optimizer.state.values()]
+        tensors = [*self.policy_module.policy_parameters(), *(tensor for state in states for tensor in state.values())]
+        shared = self.policy_module.sharded is not None or ray.util.get_node_ip_address() == node_ip
+        return shared and copies_fit(sum(tensor.nbytes for tensor in tensors))
 
     def save_shards(self, folder: Path) -> None:
         """Add sharded weights and optimizer state to what the first learner wrote; every learner must call this.
@@ -380,7 +398,10 @@ class GRPOLearner(TorchLearner):
                 f"{len(missing)} of {self.exchange.num_learners} learners do not see {folder}: a sharded model is saved by "
                 "all learners together. Set the run folder to a file system that all of them share."
             )
-        save_shards(self._named_optimizers, self.policy_module.parameter_names(), folder)
+        sharded = self.policy_module.sharded
+        assert sharded is not None  # see the config's sharding
+        names, writer = self.policy_module.parameter_names(), self.policy_module.writer
+        save_shards(self._named_optimizers, names, folder, writer, sharded.file_group)
         module_folder = folder / COMPONENT_RL_MODULE / DEFAULT_MODULE_ID
         self.policy_module.save_weights(module_folder, write=self.exchange.rank == 0)
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import distributed
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from trial_ray.errors import CheckpointError
+from trial_ray.models.deferred_writer import DeferredWriter
 
 OPTIMIZER_FILE = "optimizer.pt"
 SHARDS_FOLDER = "optimizer"
@@ -22,24 +25,46 @@ Names = Mapping[torch.Tensor, str]
 """Names of the parameters, the same on every learner."""
 
 
-def save_optimizers(optimizers: Optimizers, iteration: int, folder: Path, *, sharded: bool) -> None:
+def save_optimizers(
+    optimizers: Optimizers, iteration: int, folder: Path, writer: DeferredWriter, *, sharded: bool
+) -> None:
     """Write the states to ``folder``; sharded ones without their tensors, see :func:`save_shards`."""
-    states = {name: optimizer.state_dict() for name, optimizer in optimizers.items()}
-    if sharded:
-        states = {name: {**state, "state": {}} for name, state in states.items()}
-    torch.save({"optimizers": states, "iteration": iteration, "sharded": sharded}, folder / OPTIMIZER_FILE)
+    states = {}
+    for name, optimizer in optimizers.items():
+        state = optimizer.state_dict()
+        tensors = {} if sharded else state["state"]
+        kept = {index: {key: writer.kept(each) for key, each in values.items()} for index, values in tensors.items()}
+        states[name] = {**state, "state": kept}
+    content = {"optimizers": states, "iteration": iteration, "sharded": sharded}
+    writer.write(lambda: torch.save(content, folder / OPTIMIZER_FILE))
 
 
-def save_shards(optimizers: Optimizers, names: Names, folder: Path) -> None:
-    """Write this learner's part of the states' tensors; every learner must call this."""
+def save_shards(
+    optimizers: Optimizers, names: Names, folder: Path, writer: DeferredWriter, group: distributed.ProcessGroup
+) -> None:
+    """Write this learner's part of the states' tensors; every learner must call this.
+
+    Args:
+        optimizers: by name, as they were made.
+        names: of the parameters.
+        folder: of the checkpoint.
+        writer: which says whether to write now.
+        group: of all learners, for this alone, where threads may be the ones that write.
+    """
     tensors = {
         f"{each}/{names[parameter]}/{key}": tensor
         for each, optimizer in optimizers.items()
         for parameter, state in optimizer.state.items()
         for key, tensor in state.items()
     }
-    if tensors:  # none before the first step
-        save(tensors, checkpoint_id=folder / SHARDS_FOLDER)
+    if not tensors:  # before the first step
+        return
+    if writer.deferring:
+        future = async_save(tensors, checkpoint_id=folder / SHARDS_FOLDER, process_group=group)
+        assert isinstance(future, Future)  # another answer comes only where a stager is given
+        writer.watch(future)
+    else:
+        save(tensors, checkpoint_id=folder / SHARDS_FOLDER, process_group=group)
 
 
 def load_optimizers(optimizers: Optimizers, names: Names | None, folder: Path) -> int:

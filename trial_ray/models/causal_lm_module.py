@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from trial_ray.errors import ConfigError
 from trial_ray.models import tree_attention
+from trial_ray.models.deferred_writer import DeferredWriter
 from trial_ray.models.logprobs import check_plain_head, gather_divergence, gather_logprobs, hidden_states
 from trial_ray.models.lora import ADAPTER_FOLDER, Adapter
 from trial_ray.models.model_files import load_tensors, write_model
@@ -53,6 +55,7 @@ class CausalLMModule(TorchRLModule):
         self.reference = self._load_frozen() if settings["with_reference"] and self.adapter is None else None
         self.teacher = self._load_frozen() if settings["with_teacher"] else None
         self.sharded: ShardedModels | None = None
+        self.writer = DeferredWriter()
 
     def _load_frozen(self) -> PreTrainedModel:
         """A model that is not trained, with the policy's first weights."""
@@ -187,7 +190,8 @@ class CausalLMModule(TorchRLModule):
     def save_weights(self, folder: Path, write: bool = True) -> None:
         """Write the model in Hugging Face format below ``folder``, and the lagged teacher where there is one; or the adapter.
 
-        Sharded weights are gathered one after the other, so every learner must call this; one of them writes.
+        Sharded weights are gathered one after the other, so every learner must call this; one of them writes, perhaps later
+        (see :class:`DeferredWriter`).
         """
         if self.adapter is not None:
             self.adapter.save(folder / ADAPTER_FOLDER, write)
@@ -197,7 +201,8 @@ class CausalLMModule(TorchRLModule):
                 continue
             weights = ((name, gathered(parameter)) for name, parameter in lm.named_parameters())
             if write:
-                write_model(lm, weights, folder / name)
+                kept = self.writer.kept_weights(weights)
+                self.writer.write(partial(write_model, lm, kept, folder / name))
             else:
                 for _ in weights:
                     pass

@@ -36,10 +36,14 @@ class ShardedModels:
 
     Args:
         device: where the learner computes.
+
+    Attributes:
+        file_group: the same learners once more: their threads that write files agree here, apart from the passes.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self.file_group: distributed.ProcessGroup = distributed.new_group(backend="gloo")
         self._mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
         self._models: list[PreTrainedModel] = []
         self._calls: list[Callable[..., Any]] = []

@@ -1,0 +1,128 @@
+"""Checkpoints of a run, written while training goes on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trial_ray.errors import CheckpointError
+from trial_ray.experiments.checkpoints import prune_checkpoints
+
+if TYPE_CHECKING:
+    from trial_ray.algorithms.grpo import GRPO
+
+WRITE_TIMEOUT_S = 1800.0
+"""How long the files of one checkpoint may take once nothing else is left to do."""
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class _Unfinished:
+    partial: Path
+    target: Path
+
+
+class CheckpointWriter:
+    """Saves an algorithm as ``folder/<iteration>``; a folder appears under that name only once it is complete.
+
+    At most one checkpoint is being written at a time.
+
+    Args:
+        algorithm: what is saved.
+        folder: of the run's checkpoints.
+        keep: how many of the newest are kept.
+    """
+
+    def __init__(self, algorithm: GRPO, folder: Path, keep: int) -> None:
+        self._algorithm = algorithm
+        self._folder = folder.resolve()
+        self._keep = keep
+        self._unfinished: _Unfinished | None = None
+
+    def begin(self, iteration: int) -> None:
+        """Save the present state; its large files may still be written when this returns.
+
+        Raises:
+            CheckpointError: the checkpoint before this one could not be written.
+        """
+        self.finish()
+        unfinished = self._new(iteration)
+        try:
+            self._algorithm.begin_saving(unfinished.partial)
+        except BaseException:
+            shutil.rmtree(unfinished.partial, ignore_errors=True)
+            raise
+        self._unfinished = unfinished
+
+    def save(self, iteration: int) -> Path:
+        """Save the present state and return once it is complete.
+
+        Raises:
+            CheckpointError: the checkpoint before this one could not be written.
+        """
+        self.finish()
+        unfinished = self._new(iteration)
+        try:
+            self._algorithm.save_to_path(unfinished.partial)
+            self._complete(unfinished)
+        finally:
+            shutil.rmtree(unfinished.partial, ignore_errors=True)
+        return unfinished.target
+
+    def poll(self) -> None:
+        """Give the begun checkpoint its name if all of it has been written.
+
+        Raises:
+            CheckpointError: it could not be written; it is removed.
+        """
+        if self._unfinished is None:
+            return
+        try:
+            if self._algorithm.saving_finished():
+                self._complete(self._unfinished)
+                self._unfinished = None
+        except BaseException:
+            self.discard()
+            raise
+
+    def finish(self) -> None:
+        """Wait until the begun checkpoint is complete.
+
+        Raises:
+            CheckpointError: it could not be written, or not within :data:`WRITE_TIMEOUT_S`; it is removed.
+        """
+        deadline = time.monotonic() + WRITE_TIMEOUT_S
+        self.poll()
+        while self._unfinished is not None:
+            if time.monotonic() > deadline:
+                target = self._unfinished.target
+                self.discard()
+                raise CheckpointError(
+                    f"{target} was not written within {WRITE_TIMEOUT_S:.0f} s. Check the file system of the run folder, then "
+                    "resume the run."
+                )
+            time.sleep(_POLL_S)
+            self.poll()
+
+    def discard(self) -> None:
+        """Remove what has been written of a checkpoint that is not complete."""
+        if self._unfinished is not None:
+            shutil.rmtree(self._unfinished.partial, ignore_errors=True)
+            self._unfinished = None
+
+    def _new(self, iteration: int) -> _Unfinished:
+        target = self._folder / f"{iteration:06d}"
+        partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
+        partial.mkdir(parents=True)
+        return _Unfinished(partial, target)
+
+    def _complete(self, written: _Unfinished) -> None:
+        if written.target.exists():
+            shutil.rmtree(written.target)
+        os.replace(written.partial, written.target)
+        prune_checkpoints(self._folder, self._keep)
