@@ -95,18 +95,23 @@ def tree_blocks(exits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         ``keys`` int64 ``[Q, K]``: the ancestors of each block's first node, padded with 0 in front, then its own nodes; and
         ``visible`` bool ``[Q, 1, block, K]``.
     """
-    nodes = torch.arange(len(exits), device=exits.device)
+    exits = exits.to(torch.int32)  # half the time of wider numbers
+    nodes = torch.arange(len(exits), dtype=torch.int32, device=exits.device)
     queries = nodes.view(-1, SDPA_BLOCK)
     starts = queries[:, 0]
     block, ancestor = torch.nonzero((nodes[None] < starts[:, None]) & (exits[None] > starts[:, None]), as_tuple=True)
     counts = torch.bincount(block, minlength=len(starts))
     most = int(counts.max())
-    keys = torch.full((len(starts), most), -1, device=exits.device)
-    column = torch.arange(len(block), device=exits.device) - (counts.cumsum(0) - counts)[block]
-    keys[block, most - counts[block] + column] = ancestor
-    keys = torch.cat((keys, queries), 1)
-    seen = (keys[:, None] >= 0) & (keys[:, None] <= queries[:, :, None]) & (queries[:, :, None] < exits[keys][:, None])
-    return keys.clamp(min=0), seen[:, None]
+    keys = torch.zeros(len(starts), most, dtype=torch.int64, device=exits.device)
+    ends = torch.zeros(
+        len(starts), most, dtype=torch.int32, device=exits.device
+    )  # no query lies before 0: padding is unseen
+    column = torch.arange(len(block), device=exits.device) - (counts.cumsum(0) - counts)[block] + most - counts[block]
+    keys[block, column] = ancestor
+    ends[block, column] = exits[ancestor]
+    ancestors_seen = queries[:, :, None] < ends[:, None]
+    own_seen = (queries[:, None] <= queries[:, :, None]) & (queries[:, :, None] < exits.view_as(queries)[:, None])
+    return torch.cat((keys, queries), 1), torch.cat((ancestors_seen, own_seen), 2)[:, None]
 
 
 def attention_inputs(lm: PreTrainedModel, exits: torch.Tensor) -> dict[str, torch.Tensor | BlockMask]:
@@ -116,13 +121,26 @@ def attention_inputs(lm: PreTrainedModel, exits: torch.Tensor) -> dict[str, torc
         return {"attention_mask": tree_block_mask(exits)}
     if blocks and not exits.is_cuda:
         keys, visible = tree_blocks(exits)
-        return {"attention_mask": visible, "tree_keys": keys}
+        # Every layer would make its own of a bool mask, or of one for a single query head.
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else lm.dtype
+        mask = _added_mask(visible, dtype, -torch.inf).repeat(1, 1, _heads_per_key_head(lm), 1)
+        return {"attention_mask": mask, "tree_keys": keys}
     visible = tree_mask(exits)
     if lm.config._attn_implementation != "eager":
         return {"attention_mask": visible}
-    hidden = torch.finfo(lm.dtype).min
-    mask = torch.zeros(visible.shape, dtype=lm.dtype, device=exits.device).masked_fill_(~visible, hidden)
-    return {"attention_mask": mask}
+    return {"attention_mask": _added_mask(visible, lm.dtype, torch.finfo(lm.dtype).min)}
+
+
+def _heads_per_key_head(lm: PreTrainedModel) -> int:
+    """Query heads that share a key head."""
+    config = lm.config.get_text_config()
+    heads: int = config.num_attention_heads
+    return heads // (getattr(config, "num_key_value_heads", None) or heads)
+
+
+def _added_mask(visible: torch.Tensor, dtype: torch.dtype, hidden: float) -> torch.Tensor:
+    """What is added to scores: 0 where a key is seen, ``hidden`` elsewhere."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, hidden)
 
 
 def register() -> str:
@@ -157,11 +175,14 @@ def _block_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    visible: torch.Tensor,
+    mask: torch.Tensor,
     scaling: float | None,
     keys: torch.Tensor,
 ) -> torch.Tensor:
-    """Attention of each block of queries to its own keys, ``[1, L, heads, head size]``."""
+    """Attention of each block of queries to its own keys, ``[1, L, heads, head size]``.
+
+    ``mask`` is added to the scores, ``[Q, 1, query heads of a key head x block, K]``.
+    """
     (num_blocks, width), num_heads, num_key_heads = keys.shape, query.shape[1], key.shape[1]
 
     def of_blocks(values: torch.Tensor) -> torch.Tensor:
@@ -173,7 +194,7 @@ def _block_attention(
     queries = query[0].unflatten(1, (num_blocks, -1)).transpose(0, 1)  # [Q, heads, block, head size]
     queries = queries.unflatten(1, (num_key_heads, group)).flatten(2, 3)
     output: torch.Tensor = scaled_dot_product_attention(
-        queries, of_blocks(key), of_blocks(value), attn_mask=visible.repeat(1, 1, group, 1), scale=scaling
+        queries, of_blocks(key), of_blocks(value), attn_mask=mask.to(query.dtype), scale=scaling
     )
     output = output.unflatten(2, (group, -1)).flatten(1, 2)
     return output.transpose(1, 2).flatten(0, 1)[None]
