@@ -279,8 +279,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engines", nargs="+", default=["transformers", "vllm"])
     parser.add_argument("--games", nargs="+", choices=WORKLOADS, default=WORKLOADS)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--turns", type=int, default=20, help="most turns of an official game")
+    parser.add_argument("--repeats", type=int, default=3, help="of the quickstart's games")
+    parser.add_argument("--official-repeats", type=int, default=2, help="of official games")
+    parser.add_argument("--turns", type=int, default=12, help="most turns of an official game")
     parser.add_argument("--mean-tokens", type=float, default=24.0, help="of a response in official games")
     parser.add_argument("--model-path", default=None, help="policy of the quickstart's games")
     parser.add_argument("--data", default=None)
@@ -305,13 +306,13 @@ def main() -> None:
             config, num_groups, mean_tokens = workloads[games]()
             for engine in args.engines:
                 config = config.copy(copy_frozen=False).engines(engine=engine)
-                results.append(
-                    {"engine": engine, "games": games, **measure(config, num_groups, mean_tokens, args.repeats)}
-                )
+                repeats = args.repeats if games == "quickstart" else args.official_repeats
+                results.append({"engine": engine, "games": games, **measure(config, num_groups, mean_tokens, repeats)})
                 print(json.dumps(results[-1], indent=1), flush=True)
         ray.shutdown()
     settings = {
         "repeats": args.repeats,
+        "official_repeats": args.official_repeats,
         "turns": args.turns,
         "mean_tokens": args.mean_tokens,
         "official_games": data is not None,

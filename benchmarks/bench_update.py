@@ -2,7 +2,8 @@
 
     python benchmarks/bench_update.py --json benchmarks/results/update.json
 
-Rows are those of the quickstart's first iteration (``quickstart_rows.py``). The plain loop (``plain_loop.py``) has the batch
+Rows are those of the quickstart's first iteration (``quickstart_rows.py``). Its minibatches take a slice of each of eight shards,
+as published runs on eight devices do, and so hold parts of all tasks; a second case takes them in task order. The plain loop (``plain_loop.py``) has the batch
 size that is fastest here. With SmolLM2-135M the same prompts and responses are tokenised anew with its tokenizer and chat template.
 Its passes are 300 times as much work, so that only whole trajectories of one game are taken, up to ``--smollm2-rows`` rows: as
 many as a minibatch takes of one shard, whose other shards are other games. The note says how many distinct tokens whole
@@ -234,7 +235,10 @@ def cases(names: Sequence[str], smollm2_rows: int) -> list[Case]:
     if "quickstart" in names:
         budgets = (1024, 2048, 4096, 8192)
         found.append(
-            Case("quickstart", quickstart.model_path, quickstart.groups, 1.3, 2e-6, budgets, rounds=7, training={})
+            Case("quickstart", quickstart.model_path, quickstart.groups, 1.3, 2e-6, budgets, rounds=5, training={})
+        )
+        found.append(
+            replace(found[-1], name="quickstart, minibatches of whole tasks", budgets=(4096,), training={"batch_shards": 1})
         )
     if "smollm2" in names:
         folder = prepare_smollm2(cache_root() / "models")
