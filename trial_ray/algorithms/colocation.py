@@ -6,13 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup
 
-from trial_ray.errors import ConfigError, InfrastructureError
+from trial_ray.algorithms.resources import Bundle, reserve
+from trial_ray.errors import ConfigError
 from trial_ray.learner.settings import LearnerSettings
-
-Bundle = dict[str, float]
 
 _LEARNERS: ContextVar[PlacementGroup | None] = ContextVar("placement group of the learners", default=None)
 
@@ -51,19 +49,11 @@ def reserve_pairs(bundles: list[Bundle], config: LearnerSettings) -> PlacementGr
         ``None`` where nothing is shared, or with a learner inside this process, whose device Ray does not manage.
 
     Raises:
-        InfrastructureError: the cluster did not offer them within ``engine_start_timeout_s``.
+        InfrastructureError: the cluster did not offer them within ``resource_timeout_s`` seconds.
     """
     if not config.colocate or config.num_learners == 0:
         return None
-    pairs = [{name: amount for name, amount in bundle.items() if amount} for bundle in bundles[-config.num_engines :]]
-    group: PlacementGroup = placement_group(pairs, strategy=config.placement_strategy)
-    if not group.wait(config.engine_start_timeout_s):
-        remove_placement_group(group)
-        raise InfrastructureError(
-            f"The cluster did not offer {len(pairs)} times {pairs[0]} for engines and learners within "
-            f"engine_start_timeout_s={config.engine_start_timeout_s:g} s; it has {ray.cluster_resources()}."
-        )
-    return group
+    return reserve(bundles[-config.num_engines :], config.placement_strategy, config.resource_timeout_s)
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from trial_ray.algorithms.colocation import first_engine_bundle, learners_in, re
 from trial_ray.algorithms.grpo_config import GRPOConfig
 from trial_ray.algorithms.initial_policy import initial_policy
 from trial_ray.algorithms.overlapping_sampler import OverlappingSampler
+from trial_ray.algorithms.resources import require_resources
 from trial_ray.algorithms.task_sampler import TaskSampler
 from trial_ray.algorithms.weight_sync import WeightSync, ask_learners
 from trial_ray.environments.check import check_environment
@@ -92,7 +93,11 @@ class GRPO(Algorithm):
         self._require_room()
         self.weight_version = 0
         bundles = type(self).default_resource_request(self.config).bundles
-        self.pairs = None if get_current_placement_group() is not None else reserve_pairs(bundles, self.config)
+        self.pairs = None
+        if get_current_placement_group() is None:  # else Tune has reserved all of the trial's
+            remote = bundles[1:]  # this process takes nothing from Ray
+            require_resources(remote, self.config.placement_strategy, self.config.resource_timeout_s)
+            self.pairs = reserve_pairs(bundles, self.config)
         try:
             # Before RLlib's own actors, so that no unpinned learner can take an engine's bundle.
             self.engine_pool = self._create_engine_pool(bundles)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 import uuid
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trial_ray.errors import CheckpointError
+from trial_ray.experiments.checkpoint_manifest import name_checkpoint, write_manifest
 from trial_ray.experiments.checkpoints import prune_checkpoints
 
 if TYPE_CHECKING:
@@ -21,10 +22,11 @@ WRITE_TIMEOUT_S = 1800.0
 _POLL_S = 0.05
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Unfinished:
     partial: Path
     target: Path
+    manifest: Future[None] | None = None
 
 
 class CheckpointWriter:
@@ -43,6 +45,7 @@ class CheckpointWriter:
         self._folder = folder.resolve()
         self._keep = keep
         self._unfinished: _Unfinished | None = None
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="manifest")
 
     def begin(self, iteration: int) -> None:
         """Save the present state; its large files may still be written when this returns.
@@ -69,6 +72,7 @@ class CheckpointWriter:
         unfinished = self._new(iteration)
         try:
             self._algorithm.save_to_path(unfinished.partial)
+            write_manifest(unfinished.partial)
             self._complete(unfinished)
         finally:
             shutil.rmtree(unfinished.partial, ignore_errors=True)
@@ -80,11 +84,17 @@ class CheckpointWriter:
         Raises:
             CheckpointError: it could not be written; it is removed.
         """
-        if self._unfinished is None:
+        unfinished = self._unfinished
+        if unfinished is None:
             return
         try:
-            if self._algorithm.saving_finished():
-                self._complete(self._unfinished)
+            if unfinished.manifest is None:
+                if self._algorithm.saving_finished():
+                    unfinished.manifest = self._thread.submit(write_manifest, unfinished.partial)
+            elif unfinished.manifest.done():
+                if error := unfinished.manifest.exception():
+                    raise CheckpointError(f"{unfinished.target} could not be written: {error}") from error
+                self._complete(unfinished)
                 self._unfinished = None
         except BaseException:
             self.discard()
@@ -124,5 +134,5 @@ class CheckpointWriter:
     def _complete(self, written: _Unfinished) -> None:
         if written.target.exists():
             shutil.rmtree(written.target)
-        os.replace(written.partial, written.target)
+        name_checkpoint(written.partial, written.target)
         prune_checkpoints(self._folder, self._keep)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trial_ray.errors import CheckpointError, UserInputError
+from trial_ray.experiments.checkpoint_manifest import require_whole
 
 MODULE_INSIDE_CHECKPOINT = Path("learner_group/learner/rl_module/default_policy")
 MODEL_INSIDE_CHECKPOINT = MODULE_INSIDE_CHECKPOINT / "hf"
@@ -32,6 +33,28 @@ def prune_checkpoints(folder: Path, keep: int) -> None:
     """Delete all but the newest ``keep`` checkpoints."""
     for path in list_checkpoints(folder)[:-keep]:
         shutil.rmtree(path)
+
+
+def newest_whole_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint in a ``checkpoints`` folder that is not damaged, and what is wrong with those after it.
+
+    Damaged ones are renamed, so that nothing takes them for checkpoints any more.
+
+    Raises:
+        CheckpointError: all of them are damaged.
+    """
+    damages: list[str] = []
+    for path in reversed(list_checkpoints(folder)):
+        try:
+            require_whole(path)
+        except CheckpointError as error:
+            damages.append(str(error))
+            path.rename(path.with_name(f"{path.name}.damaged-{uuid.uuid4().hex[:8]}"))
+        else:
+            return path, damages
+    if damages:
+        raise CheckpointError(f"No checkpoint in {folder} is whole. {' '.join(damages)} Begin the run again.")
+    return None, damages
 
 
 def find_checkpoint(path: Path | str) -> Path:
@@ -59,7 +82,7 @@ def find_model(path: Path | str) -> Path:
     A checkpoint that holds an adapter is given the model that the adapter makes, once, beside it.
 
     Raises:
-        CheckpointError: there is none, it is incomplete, or it is an adapter whose base model is missing.
+        CheckpointError: there is none, it is incomplete or damaged, or it is an adapter whose base model is missing.
     """
     path = Path(path).expanduser().resolve()
     if _is_model(path):
@@ -67,7 +90,10 @@ def find_model(path: Path | str) -> Path:
     checkpoint = find_checkpoint(path)
     model, adapter = checkpoint / MODEL_INSIDE_CHECKPOINT, checkpoint / ADAPTER_INSIDE_CHECKPOINT
     if not _is_model(model) and (adapter / ADAPTER_MARK).is_file():
+        require_whole(checkpoint, ADAPTER_INSIDE_CHECKPOINT)
         _copy_whole(model, lambda partial: _merge(adapter, partial))
+    else:
+        require_whole(checkpoint, MODEL_INSIDE_CHECKPOINT)
     if not _is_model(model):
         raise CheckpointError(f"{model} lacks config.json or *.safetensors: the checkpoint is incomplete.")
     return model

@@ -17,6 +17,7 @@ from trial_ray.experiments.checkpoints import (
     CHECKPOINT_EVERY,
     CHECKPOINTS_KEPT,
     list_checkpoints,
+    newest_whole_checkpoint,
 )
 from trial_ray.experiments.config_record import run_labels
 from trial_ray.experiments.cost import CostMeter, LearnerHardware, cost_table
@@ -111,7 +112,11 @@ class TrainingSession:
 
     def _build(self) -> GRPO:
         # A run that was stopped before its first checkpoint begins again.
-        checkpoint = next(reversed(list_checkpoints(self.folder.checkpoints)), None) if self.resume else None
+        checkpoint = None
+        if self.resume:
+            checkpoint, damages = newest_whole_checkpoint(self.folder.checkpoints)
+            for damage in damages:
+                self.console.print(f"left out: {damage}", highlight=False, soft_wrap=True)
         with self.console.status("starting Ray actors, engines and the learner"):
             algorithm: GRPO = self.config.build_algo()
             if checkpoint is not None:

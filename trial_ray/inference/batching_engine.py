@@ -21,6 +21,8 @@ from trial_ray.inference.protocol import EnginePart, RequestBatch, Response, Res
 from trial_ray.inference.weights import Weights
 from trial_ray.process_memory import peak_memory
 
+STEP_TIMEOUT_S = 300.0
+"""A step that takes longer hangs: the engine then says that it cannot serve, and is replaced."""
 DRAIN_TIMEOUT_S = 600.0
 """Deadline of the responses under way before weights change or the engine sleeps."""
 
@@ -119,6 +121,7 @@ class BatchingEngine(ABC):
         self._opening: asyncio.Task[dict[str, Any]] | None = None
         self._info: dict[str, Any] = {}
         self._failure = "it was not started; call ready first"
+        self._step_began: float | None = None
         self._usage = EngineUsage()
 
     async def ready(self) -> dict[str, Any]:
@@ -201,7 +204,7 @@ class BatchingEngine(ABC):
         """Version now held; -1 before the first ``load_weights``.
 
         Raises:
-            EngineError: the engine failed and cannot serve any more.
+            EngineError: the engine failed, or hangs, and cannot serve any more.
         """
         self._check_alive()
         return self._gate.version
@@ -250,6 +253,10 @@ class BatchingEngine(ABC):
     def _check_alive(self) -> None:
         if self._failure:
             raise EngineError(f"the engine cannot serve: {self._failure}")
+        # The event loop answers even where the thread that computes hangs.
+        began = self._step_began
+        if began is not None and (seconds := time.monotonic() - began) > STEP_TIMEOUT_S:
+            raise EngineError(f"the engine cannot serve: a step has been running for {seconds:.0f} s")
 
     async def _start(self) -> dict[str, Any]:
         self._loop = asyncio.get_running_loop()
@@ -291,7 +298,7 @@ class BatchingEngine(ABC):
                 return items
 
     def _advance(self, joining: list[Request]) -> None:
-        began = time.monotonic()
+        began = self._step_began = time.monotonic()
         try:
             finished = self._step(joining)
         except Exception as error:  # whatever the step raises reaches every client that waits for it
@@ -301,6 +308,8 @@ class BatchingEngine(ABC):
                 self._failure = f"a step failed: {fatal!r}"
             self._fail_requests(f"a step of the engine failed: {error!r}")
             return
+        finally:
+            self._step_began = None
         self._usage.add(finished, time.monotonic() - began)
         if finished:
             self._in_flight.difference_update(finished)

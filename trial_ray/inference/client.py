@@ -26,7 +26,7 @@ class EngineClient:
 
     Args:
         handles: engine actors, as from ``EnginePool.handles``.
-        timeout_s: deadline of one request over all attempts, in seconds.
+        timeout_s: deadline of one request over all attempts, in seconds; each attempt has an equal share of what is left.
     """
 
     def __init__(self, handles: Sequence[ActorHandle[Any]], *, timeout_s: float = 600.0) -> None:
@@ -59,13 +59,15 @@ class EngineClient:
         links, deadline = self._links, time.monotonic() + self._timeout_s
         first = self._engine_of(affinity, preferred)
         failures: list[str] = []
-        for attempt in range(min(ATTEMPTS, len(links))):
+        attempts = min(ATTEMPTS, len(links))
+        for attempt in range(attempts):
             index = (first + attempt) % len(links)
             left = deadline - time.monotonic()
             if left <= 0:
                 break
             try:
-                async with asyncio.timeout(left):
+                # A share of what is left, so that an engine that hangs leaves time for the others.
+                async with asyncio.timeout(left / (attempts - attempt)):
                     return await links[index].ask(prompt_ids, params)
             except InvalidRequestError:
                 raise

@@ -63,6 +63,9 @@ class EnginePool:
 
     Engine ``i`` keeps its index in ``handles`` when it is replaced. Ray never restarts or retries by itself: a
     restarted engine would answer with the weights on disk.
+
+    Attributes:
+        replacements: how many engines were replaced so far; who holds ``handles`` asks for them again when it has grown.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class EnginePool:
         self._options = options
         self._weights: Weights | None = None
         self._send_again: Callable[[], Weights] | None = None
+        self.replacements = 0
         self._handles = [self._spawn(index) for index in range(len(options))]
 
     @classmethod
@@ -207,7 +211,7 @@ class EnginePool:
         """Replace engines that are dead or do not answer, and give them the weights of the last :meth:`sync`.
 
         Returns:
-            Indices of the engines that were replaced; give the new ``handles`` to every client when there are any.
+            Indices of the engines that were replaced.
 
         Raises:
             EngineError, WeightSyncError: a replacement did not come up.
@@ -248,6 +252,7 @@ class EnginePool:
         for index in indices:
             ray.kill(self._handles[index], no_restart=True)
             self._handles[index] = self._spawn(index)
+            self.replacements += 1
         for index in indices:
             self._result(self._handles[index].ready.remote(), index, "start", LOAD_TIMEOUT_S)
         if indices and self._weights is not None:

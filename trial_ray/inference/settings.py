@@ -23,6 +23,12 @@ class EngineSettings(Settings):
     )
     num_cpus_per_engine: float = setting(1.0, "CPUs that Ray reserves for each", at_least=0)
     num_gpus_per_engine: float = setting(0.0, "GPUs that Ray reserves for each", at_least=0)
+    resource_timeout_s: float = setting(
+        60.0,
+        "how long to wait for CPUs and GPUs that the cluster does not have or others use, in seconds; more where an autoscaler "
+        "starts nodes",
+        above=0,
+    )
     engine_start_timeout_s: float = setting(600.0, "deadline of the start of the whole pool, in seconds", above=0)
     colocate: bool = setting(
         False,

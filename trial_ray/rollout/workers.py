@@ -76,23 +76,24 @@ class RolloutWorkers:
         self._losses: list[str] = []
         self._unfinished: dict[int, int] = {}
         self._takes: dict[ObjectRef[Batch], int] = {}
-        self._connect()
+        self._connected = -1
+        self._connect_to_replacements()
 
     def sample_groups(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> list[Batch]:
         """Hand the requests out to the env runners, whole groups each; what a lost runner had is missing.
 
         Raises:
             RayTaskError: a runner raised; it is of the class of what was raised, too.
+            InfrastructureError: no env runner is left, and none was restarted within :data:`RESTART_TIMEOUT_S` seconds.
         """
         batches = self._sample(requests, settings)
         _warn_of_failed([sample for samples, _ in batches for sample in samples])
         return batches
 
     def _sample(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> list[Batch]:
-        runner_ids = self._healthy()
-        if not runner_ids:
-            local: TextEnvRunner | None = self._runners.local_env_runner
-            return [local.sample_groups(list(requests), settings)] if local is not None else []
+        runner_ids = self._await_runners()
+        if (local := self._local()) is not None:
+            return [local.sample_groups(list(requests), settings)]
         # Not through RLlib's foreach_env_runner, which ends a runner that raises, and loses what it raised.
         calls: dict[ObjectRef[Batch], int] = {
             self._actor(runner_id).sample_groups.remote(shard, settings): runner_id
@@ -100,7 +101,7 @@ class RolloutWorkers:
         }
         ready, late = ray.wait(list(calls), num_returns=len(calls), timeout=self._config.sample_timeout_s)
         for call in late:
-            self._lose(calls[call], f"did not answer within sample_timeout_s={self._config.sample_timeout_s:g} s")
+            self._replace(calls[call], f"did not answer within sample_timeout_s={self._config.sample_timeout_s:g} s")
             self._runners._num_env_runners_dropped_lifetime += 1
         batches = []
         for call in ready:
@@ -109,20 +110,19 @@ class RolloutWorkers:
             except RayTaskError:
                 raise
             except RayError as error:
-                self._lose(calls[call], f"died: {error}", dead=True)
+                self._lose(calls[call], f"died: {error}")
         return batches
 
     def stream_groups(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> Iterator[GroupSample]:
         """Play the requests like :meth:`sample_groups`, but yield every group as soon as it has ended, in any order.
 
         Raises:
-            InfrastructureError: no group ended within ``sample_timeout_s`` seconds.
+            InfrastructureError: no group ended within ``sample_timeout_s`` seconds, or no env runner is left, and none was
+                restarted within :data:`RESTART_TIMEOUT_S` seconds.
         """
-        runner_ids = self._healthy()
-        if not runner_ids:
-            local: TextEnvRunner | None = self._runners.local_env_runner
-            if local is not None:
-                yield from local.stream_groups(list(requests), settings)
+        runner_ids = self._await_runners()
+        if (local := self._local()) is not None:
+            yield from local.stream_groups(list(requests), settings)
             return
         streams: dict[ObjectRefGenerator, int] = {
             self._actor(runner_id).stream_groups.remote(shard, settings): runner_id
@@ -141,7 +141,7 @@ class RolloutWorkers:
             except StopIteration:
                 del streams[stream]
             except RayActorError as error:
-                self._lose(streams.pop(stream), f"died: {error}", dead=True)
+                self._lose(streams.pop(stream), f"died: {error}")
 
     def reports(self, timeout_s: float) -> list[dict[str, Any] | None]:
         """Peak memory of each env-runner actor (fields of ``PeakMemory``); ``None`` of one that does not answer in time."""
@@ -159,14 +159,7 @@ class RolloutWorkers:
         Raises:
             InfrastructureError: no env runner is left, and none was restarted within :data:`RESTART_TIMEOUT_S` seconds.
         """
-        deadline = time.monotonic() + RESTART_TIMEOUT_S
-        while not (runner_ids := self._healthy()):
-            if time.monotonic() > deadline:
-                raise InfrastructureError(
-                    f"No env runner was left to play {len(requests)} groups of rollouts, and none was restarted within "
-                    f"{RESTART_TIMEOUT_S:.0f} s."
-                )
-            time.sleep(0.5)
+        runner_ids = self._await_runners()
         shards: dict[int, list[GroupRequest]] = {runner_id: [] for runner_id in runner_ids}
         unfinished = list(self._unfinished.values())
         loads = {runner_id: unfinished.count(runner_id) for runner_id in runner_ids}
@@ -208,7 +201,7 @@ class RolloutWorkers:
             except RayTaskError:
                 raise
             except RayError as error:
-                self._lose(runner_id, f"died: {error}", dead=True)
+                self._lose(runner_id, f"died: {error}")
                 dead.append(runner_id)
         samples = [sample for samples, _ in batches for sample in samples]
         ended = {sample.request.index for sample in samples}
@@ -227,10 +220,11 @@ class RolloutWorkers:
             self._takes[self._actor(runner_id).take_groups.remote(iteration, TAKE_SECONDS)] = runner_id
 
     def abandon_late(self) -> list[int]:
-        """End the groups of every env runner that has unfinished ones, without waiting; returns these groups' indices."""
+        """Replace every env runner that has unfinished groups, without waiting; returns these groups' indices."""
         for runner_id in {*self._unfinished.values()}:
-            self._lose(runner_id, f"ended no group within sample_timeout_s={self._config.sample_timeout_s:g} s")
-        return self.abandon_groups()
+            self._replace(runner_id, f"ended no group within sample_timeout_s={self._config.sample_timeout_s:g} s")
+        indices, self._unfinished = list(self._unfinished), {}
+        return indices
 
     def abandon_groups(self) -> list[int]:
         """End all unfinished groups where they are, without waiting; returns their indices."""
@@ -249,8 +243,8 @@ class RolloutWorkers:
 
     def repair(self) -> None:
         """Replace dead engines and runners; replacements get the current weights and engines."""
-        if self._engines.probe_and_restart():
-            self._connect()
+        self._engines.probe_and_restart()
+        self._connect_to_replacements()
         self.restore_runners()
 
     def restore_runners(self) -> list[int]:
@@ -260,17 +254,49 @@ class RolloutWorkers:
             self._connect(restored)
         return restored
 
-    def _healthy(self) -> list[int]:
-        runner_ids: list[int] = self._runners.healthy_env_runner_ids()
-        if runner_ids or self._runners.local_env_runner is not None:
-            return runner_ids
-        return self.restore_runners()
+    def _local(self) -> TextEnvRunner | None:
+        """The env runner in this process, where the config asks for no remote ones."""
+        local: TextEnvRunner | None = self._runners.local_env_runner
+        return None if self._runners.num_remote_env_runners() else local
 
-    def _lose(self, runner_id: int, reason: str, dead: bool = False) -> None:
+    def _await_runners(self) -> list[int]:
+        """Ids of the remote runners that can play; waits for Ray to restart one where all have died.
+
+        Raises:
+            InfrastructureError: none was restarted within :data:`RESTART_TIMEOUT_S` seconds.
+        """
+        self._connect_to_replacements()
+        if self._local() is not None:
+            return []
+        deadline = time.monotonic() + RESTART_TIMEOUT_S
+        runner_ids: list[int] = self._runners.healthy_env_runner_ids()
+        while not runner_ids:
+            if time.monotonic() > deadline:
+                raise InfrastructureError(
+                    f"No env runner is left, and none was restarted within {RESTART_TIMEOUT_S:.0f} s. What happened to the "
+                    f"last ones: {'; '.join(self._losses[-2:]) or 'see the logs of Ray'}. Resume from the last checkpoint."
+                )
+            time.sleep(0.5)
+            runner_ids = self.restore_runners()
+        return runner_ids
+
+    def _connect_to_replacements(self) -> None:
+        """Tell the env runners of engines that were replaced since they were last told, whoever replaced them."""
+        if self._connected != self._engines.replacements:
+            self._connect()
+            self._connected = self._engines.replacements
+
+    def _replace(self, runner_id: int, reason: str) -> None:
+        """End an env runner that hangs; Ray starts another one in its place."""
+        self._lose(runner_id, reason)
+        self._takes = {call: other for call, other in self._takes.items() if other != runner_id}
+        ray.kill(self._actor(runner_id), no_restart=False)
+
+    def _lose(self, runner_id: int, reason: str) -> None:
+        """Give an env runner nothing more to do until Ray has restarted it."""
         logger.warning("env runner %d %s", runner_id, reason)
         self._losses.append(f"env runner {runner_id} {reason}".splitlines()[0])
-        if dead:
-            self._runners._worker_manager.set_actor_state(runner_id, healthy=False)
+        self._runners._worker_manager.set_actor_state(runner_id, healthy=False)
 
     def _actor(self, runner_id: int) -> ActorHandle[TextEnvRunner]:
         handle: ActorHandle[TextEnvRunner] = self._runners._worker_manager.actors()[runner_id]

@@ -1,0 +1,95 @@
+"""No wait without a deadline: every call that may block for ever is given a timeout, or is named here with its reason."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("trial_ray", "envs/trial_envs")
+
+BARE = {"join", "get", "result", "wait", "acquire"}
+"""Methods that wait for ever when they are called without an argument."""
+TIMED = {
+    "ray.get": "timeout",
+    "ray.wait": "timeout",
+    "subprocess.run": "timeout",
+    "subprocess.check_call": "timeout",
+    "subprocess.check_output": "timeout",
+    "foreach_actor": "timeout_seconds",
+    "foreach_env_runner": "timeout_seconds",
+    "foreach_learner": "timeout_seconds",
+    "communicate": "timeout",
+}
+"""Calls that need this keyword argument."""
+
+ALLOWED = {
+    ("rollout/workers.py", "_sample", "ray.get"): "of calls that ray.wait found ready",
+    ("rollout/workers.py", "stream_groups", "ray.get"): "of an item that ray.wait found ready",
+    ("rollout/workers.py", "take_groups", "ray.get"): "of calls that ray.wait found ready",
+    ("inference/pool.py", "answers", "ray.get"): "of calls that ray.wait found ready",
+    ("algorithms/weight_sync.py", "ask_learners", "result.get"): "RLlib's result of a call that has ended",
+    ("algorithms/grpo.py", "actor_reports", "each.get"): "RLlib's result of a call that has ended",
+    ("algorithms/colocation.py", "learner_placement_group", "_LEARNERS.get"): "a context variable",
+    (
+        "inference/batching_engine.py",
+        "_take",
+        "self._inbox.get",
+    ): "an idle engine's thread waits for work; None ends it",
+    ("inference/admission.py", "_until_open", "self._open.wait"): "the client's request has a deadline",
+    ("inference/admission.py", "_drain", "self._idle.wait"): "inside asyncio.wait_for",
+    ("rollout/background_groups.py", "__init__", "running.result"): "set by the thread's first statement",
+    ("rollout/background_groups.py", "_run", "self._stop.wait"): "a daemon thread's loop, until close() ends it",
+    (
+        "rollout/env_runner.py",
+        "stream_groups",
+        "ended.get",
+    ): "ends with the task that plays, whose requests have deadlines",
+    ("rollout/env_runner.py", "stream_groups", "playing.result"): "of a task that has ended",
+    ("alfworld/engine.py", "__init__", "LIBRARIES.acquire"): "takes a copy of a library, and waits for nothing",
+    ("rollout/env_runner.py", "_play_groups", "slots.acquire"): "freed by rollouts, whose requests have deadlines",
+}
+
+
+def dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else "(...)"
+
+
+def waits(tree: ast.AST, function: str = "module") -> Iterator[tuple[str, str]]:
+    """Function and call of each wait without a deadline."""
+    for node in ast.iter_child_nodes(tree):
+        inner = node.name if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else function
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            name, last = dotted(node.func), node.func.attr
+            needed = TIMED.get(name) or TIMED.get(last)
+            given = {keyword.arg for keyword in node.keywords}
+            bare = last in BARE and not node.args and not node.keywords
+            if bare or (needed and needed not in given and None not in given):
+                yield inner, name
+        yield from waits(node, inner)
+
+
+def found() -> set[tuple[str, str, str]]:
+    return {
+        (str(path.relative_to(ROOT / package)), function, call)
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for function, call in waits(ast.parse(path.read_text(encoding="utf-8")))
+    }
+
+
+def test_every_wait_has_a_deadline_or_a_reason():
+    new = found() - set(ALLOWED)
+    assert not new, f"these may wait for ever: give them a timeout, or name them in ALLOWED with the reason: {new}"
+
+
+def test_reasons_are_of_waits_that_exist():
+    assert set(ALLOWED) <= found()
+
+
+def test_a_wait_without_a_deadline_is_found():
+    source = 'def f(q, refs, group):\n    ray.get(refs)\n    q.get()\n    group.foreach_learner(call)\n    ", ".join(refs)\n    q.get(timeout=3)'
+    assert set(waits(ast.parse(source))) == {("f", "ray.get"), ("f", "q.get"), ("f", "group.foreach_learner")}
