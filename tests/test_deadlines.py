@@ -91,5 +91,6 @@ def test_reasons_are_of_waits_that_exist():
 
 
 def test_a_wait_without_a_deadline_is_found():
-    source = 'def f(q, refs, group):\n    ray.get(refs)\n    q.get()\n    group.foreach_learner(call)\n    ", ".join(refs)\n    q.get(timeout=3)'
+    lines = ["ray.get(refs)", "q.get()", "group.foreach_learner(call)", "', '.join(refs)", "q.get(timeout=3)"]
+    source = "def f():\n" + "".join(f"    {line}\n" for line in lines)
     assert set(waits(ast.parse(source))) == {("f", "ray.get"), ("f", "q.get"), ("f", "group.foreach_learner")}

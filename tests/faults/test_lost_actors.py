@@ -1,0 +1,115 @@
+"""Actors that are killed, hang, or never get what they ask for: training goes on in time, or says why it cannot."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+import ray
+from faulty_env import CountingEnv
+from user_env import registered
+
+from trial_ray.algorithms.grpo_config import GRPOConfig
+from trial_ray.errors import InfrastructureError
+
+pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(600)]
+GROUPS, ROLLOUTS, TURNS = 2, 4, 3
+SAMPLE_TIMEOUT_S = 30.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment(ray_session):
+    with registered(CountingEnv):
+        yield
+
+
+def config_of(model_path: str) -> GRPOConfig:
+    return (
+        GRPOConfig()
+        .environment(CountingEnv.ENV_ID, env_config={"split": "train"})
+        .policy(model_path=model_path)
+        .training(
+            lr=1e-3, group_size=ROLLOUTS, tasks_per_iteration=GROUPS, minibatch_rows=12, microbatch_rows=6, kl_coeff=0.0
+        )
+        .rollouts(max_prompt_tokens=200, max_response_tokens=4, prompt_style="plain", max_group_redraws=2)
+        .engines(engine="transformers", num_cpus_per_engine=0.25)
+        .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25, sample_timeout_s=SAMPLE_TIMEOUT_S)
+        .learners(num_learners=0, num_cpus_per_learner=0.25)
+        .resources(num_cpus_for_main_process=0.25)
+        .panel(split="train", num_tasks=2)
+        .fault_tolerance(delay_between_env_runner_restarts_s=0)
+        .debugging(seed=1)
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def algo(environment, model_path):
+    algo = config_of(model_path).build_algo()
+    yield algo
+    algo.stop()
+
+
+def runner_pid(algo) -> int:
+    [pid] = algo.env_runner_group.foreach_env_runner(lambda runner: os.getpid(), local_env_runner=False)
+    return pid
+
+
+def train_all(algo) -> None:
+    """One iteration, in which every rollout is trained on once, under one version of the weights."""
+    result = algo.train()
+    assert result["groups"]["num_trained"] == GROUPS
+    assert result["groups"]["num_dropped"] == 0
+    assert result["rows"]["given_to_learners"] == GROUPS * ROLLOUTS * TURNS
+    rows = result["learners"]["default_policy"]["rows"]
+    assert rows["skipped"] == rows["lost_groups"] == 0
+    versions = ray.get([engine.weight_version.remote() for engine in algo.engine_pool.handles], timeout=30)
+    assert versions == [algo.weight_version]
+
+
+def test_the_only_env_runner_is_killed(algo):
+    train_all(algo)
+    before = runner_pid(algo)
+    os.kill(before, signal.SIGKILL)
+    train_all(algo)
+    assert runner_pid(algo) != before
+
+
+def test_the_only_engine_is_killed_between_sampling_and_sync(algo):
+    [engine] = algo.engine_pool.start()
+    os.kill(engine["pid"], signal.SIGKILL)
+    algo._sync_weights()  # as at the end of an iteration: the engine is replaced here, and nobody draws again
+    train_all(algo)
+    assert algo.engine_pool.replacements == 1
+
+
+def test_the_only_engine_is_killed_before_sampling(algo):
+    before = algo.engine_pool.replacements
+    [engine] = algo.engine_pool.start()
+    os.kill(engine["pid"], signal.SIGKILL)
+    train_all(algo)
+    assert algo.engine_pool.replacements == before + 1
+
+
+def test_the_only_env_runner_hangs(algo):
+    hung = runner_pid(algo)
+    os.kill(hung, signal.SIGSTOP)
+    began = time.monotonic()
+    try:
+        train_all(algo)
+    finally:
+        with pytest.raises(ProcessLookupError):  # ended, and not left behind
+            os.kill(hung, signal.SIGCONT)
+    assert time.monotonic() - began < SAMPLE_TIMEOUT_S + 90
+    assert runner_pid(algo) != hung
+
+
+def test_what_the_cluster_does_not_have_is_an_error_in_time(algo, model_path):
+    began = time.monotonic()
+    config = config_of(model_path).engines(num_cpus_per_engine=1000, resource_timeout_s=2)
+    with pytest.raises(
+        InfrastructureError, match=r"CPU: 1000\.25 asked for in bundles of up to 1000, \d+ in the cluster"
+    ):
+        config.build_algo()
+    assert time.monotonic() - began < 60
