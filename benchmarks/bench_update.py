@@ -2,13 +2,13 @@
 
     python benchmarks/bench_update.py --json benchmarks/results/update.json
 
-Rows are those of the quickstart's first iteration (``quickstart_rows.py``). Its minibatches take a slice of each of eight shards,
-as published runs on eight devices do, and so hold parts of all tasks; a second case takes them in task order. The plain loop (``plain_loop.py``) has the batch
-size that is fastest here. With SmolLM2-135M the same prompts and responses are tokenised anew with its tokenizer and chat template.
-Its passes are 300 times as much work, so that only whole trajectories of one game are taken, up to ``--smollm2-rows`` rows: as
-many as a minibatch takes of one shard, whose other shards are other games. The note says how many distinct tokens whole
-minibatches would have. Times are medians of rounds in which both contestants run in turn. Leaves out: the optimizer's step, which
-is the same for both.
+Rows are those of the quickstart's first iteration (``quickstart_rows.py``). Its minibatches take a slice of each of eight
+shards, as published runs on eight devices do, and so hold parts of all tasks; a second case takes them in task order. The plain
+loop (``plain_loop.py``) has the batch size that is fastest here. With SmolLM2-135M the same prompts and responses are tokenised
+anew with its tokenizer and chat template. Its passes are 300 times as much work, so that only whole trajectories of one game
+are taken, up to ``--smollm2-rows`` rows: as many as a minibatch takes of one shard, whose other shards are other games. The
+note says how many distinct tokens whole minibatches would have. Times are medians of rounds in which both contestants run in
+turn. Leaves out: the optimizer's step, which is the same for both.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import pytest
 from ray.exceptions import RayActorError
 
 from trial_ray.errors import EngineError
+from trial_ray.inference import batching_engine
 from trial_ray.inference import outbox as outbox_module
 from trial_ray.inference.batching_engine import BatchingEngine
 from trial_ray.inference.client import ATTEMPTS, EngineClient
@@ -221,6 +222,30 @@ def test_when_every_engine_fails_the_error_names_each():
 def test_an_engine_that_hangs_meets_the_deadline():
     with pytest.raises(EngineError, match="TimeoutError"):
         ask([Handle()], [0], timeout_s=0.05)
+
+
+def test_an_engine_that_hangs_leaves_time_for_another():
+    handles = [Handle(), *healthy()]
+    [response] = ask(handles, [0], timeout_s=2.0)
+    assert response.finish_reason == "length"
+    assert len(handles[1].served) == 1
+
+
+def test_an_engine_whose_step_does_not_end_says_that_it_cannot_serve(monkeypatch):
+    """Its event loop answers all the same, so that a probe would take it for healthy."""
+    monkeypatch.setattr(batching_engine, "STEP_TIMEOUT_S", 0.05)
+    handles = [Handle(CountingEngine(step_s=1.0))]
+
+    async def probe():
+        client = EngineClient(handles)
+        request = asyncio.ensure_future(client.generate(PROMPT, SamplingParams(max_tokens=1), 0))
+        await asyncio.sleep(0.5)
+        with pytest.raises(EngineError, match=r"cannot serve: a step has been running for"):
+            await handles[0].engine.weight_version()
+        await request
+        return await handles[0].engine.weight_version()
+
+    assert run(handles, probe) == 3
 
 
 def test_attempts_are_bounded():
