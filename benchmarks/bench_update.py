@@ -238,7 +238,9 @@ def cases(names: Sequence[str], smollm2_rows: int) -> list[Case]:
             Case("quickstart", quickstart.model_path, quickstart.groups, 1.3, 2e-6, budgets, rounds=5, training={})
         )
         found.append(
-            replace(found[-1], name="quickstart, minibatches of whole tasks", budgets=(4096,), training={"batch_shards": 1})
+            replace(
+                found[-1], name="quickstart, minibatches of whole tasks", budgets=(4096,), training={"batch_shards": 1}
+            )
         )
     if "smollm2" in names:
         folder = prepare_smollm2(cache_root() / "models")
