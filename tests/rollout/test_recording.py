@@ -186,9 +186,19 @@ def test_groups_are_found_in_the_order_asked_for_and_in_earlier_iterations(tmp_p
         read_groups(tmp_path, [groups[0].group_id, groups[3].group_id], iteration=1)
 
 
-def test_files_are_compressed_with_zstd(tmp_path):
+def test_files_are_compressed_with_zstd_and_repeat_no_text(tmp_path):
     path = write_groups(tmp_path, 0, [make_group(0)], "w")
-    assert pq.ParquetFile(path).metadata.row_group(0).column(0).compression == "ZSTD"
+    columns = pq.ParquetFile(path).metadata.row_group(0).to_dict()["columns"]
+    assert {column["compression"] for column in columns} == {"ZSTD"}
+    plain = {column["path_in_schema"] for column in columns if not column["has_dictionary_page"]}
+    assert plain == {
+        "score",
+        "reward",
+        "logprobs.list.element",
+        "success",
+        "valid",
+        "invalid_action",
+    }  # bools have none
 
 
 def test_an_empty_folder_is_a_clear_error(tmp_path):

@@ -318,6 +318,17 @@ class GRPOLearner(TorchLearner):
             )
         return finite
 
+    def take_optimizer_settings(self, env_steps: int) -> None:
+        """Give the optimizers the rate, betas and weight decay of the config, where a checkpoint has brought those of a run.
+
+        Args:
+            env_steps: sampled before the last update, to which a schedule of the rate refers.
+        """
+        for optimizer in self._named_optimizers.values():
+            for group in optimizer.param_groups:
+                group |= {"betas": tuple(self.config.adam_betas), "weight_decay": self.config.weight_decay}
+            self._set_optimizer_lr(optimizer, lr=self._optimizer_lr_schedules[optimizer].update(timestep=env_steps))
+
     # -- what it costs -----------------------------------------------------------------------------------------------
 
     def report(self) -> dict[str, Any]:

@@ -73,11 +73,21 @@ def write_rows(
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_name(f".{stem}.unfinished")
     try:
-        pq.write_table(table, unfinished, compression="zstd")
+        pq.write_table(table, unfinished, compression="zstd", use_dictionary=_repeating(schema))
         unfinished.replace(target)
     finally:
         unfinished.unlink(missing_ok=True)
     return target
+
+
+def _repeating(schema: pa.Schema) -> list[str]:
+    """Columns whose values repeat, by their paths in a file; a dictionary of log-probabilities would make files larger."""
+    kinds = {field.name: field.type.value_type if pa.types.is_list(field.type) else field.type for field in schema}
+    return [
+        f"{name}.list.element" if pa.types.is_list(schema.field(name).type) else name
+        for name, kind in kinds.items()
+        if not pa.types.is_floating(kind)
+    ]
 
 
 def read_rows(
