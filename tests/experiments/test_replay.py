@@ -85,6 +85,15 @@ def test_what_is_missing_is_said(run):
     assert main(["replay", str(run.path / "nowhere"), "--iteration", "2"]) == 2
 
 
+def test_a_state_that_the_checkpoint_lacks_is_said(run):
+    with pytest.raises(CheckpointError, match=r"asks for a lagged teacher .*Set teacher_sync_iterations=None"):
+        Replay.of(run, 2, "serl")
+    assert Replay.of(run, 1, "serl").config.teacher_sync_iterations == 10
+    assert Replay.of(run, 2, "serl", ["teacher_sync_iterations=None"]).config.teacher_sync_iterations is None
+    with pytest.raises(CheckpointError, match="lora_rank is 4"):
+        Replay.of(run, 2, overrides=["lora_rank=4"])
+
+
 def test_a_method_with_a_file_of_its_own_is_run_only_if_it_is_named(run, tmp_path):
     mine = tmp_path / "mine.py"
     mine.write_text(

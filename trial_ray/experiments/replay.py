@@ -120,6 +120,8 @@ class Replay:
         config.engines(colocate=False, weight_transfer="object_store")
         record = UpdateRecord.read(run.training, iteration)
         checkpoint = _checkpoint_before(run, iteration)
+        if checkpoint is not None:
+            _require_same_state(recorded, config, checkpoint)
         groups = read_groups(run.trajectories, record.group_ids, iteration)
         changed = bool(overrides) or type(config) is not type(recorded)
         return cls(run, record, groups, checkpoint, recorded, config, changed)
@@ -197,12 +199,18 @@ class Replay:
             torch.set_num_threads(threads)
 
     def _require_devices(self) -> None:
-        wanted = self.config.num_gpus_per_learner * max(1, self.config.num_learners)
-        if wanted > (found := ray.cluster_resources().get("GPU", 0)):
-            raise ConfigError(
-                f"The update needs {wanted:g} GPUs for its learners; {found:g} are here. Replay it where it was made, or with "
-                "--set num_gpus_per_learner=0 on the CPU, where the weights will differ in their last bits."
-            )
+        """RLlib would wait without end for what is not here."""
+        config, found = self.config, ray.cluster_resources()
+        # "auto" is one CPU for a learner without a GPU.
+        cpus = config.num_cpus_per_learner if config.num_cpus_per_learner != "auto" else not config.num_gpus_per_learner
+        wanted = {"GPU": config.num_gpus_per_learner * max(1, config.num_learners), "CPU": cpus * config.num_learners}
+        for device, number in wanted.items():
+            if number > found.get(device, 0):
+                raise ConfigError(
+                    f"The update needs {number:g} {device}s for its learners; {found.get(device, 0):g} are here. Replay it where it "
+                    "was made, or with --set num_learners=0 --set num_gpus_per_learner=0 in one process on the CPU, where weights "
+                    "may differ in their last bits."
+                )
 
     def _checksum(self, learners: LearnerGroup) -> str:
         """Checksum of the learners' weights as the run's engines got them."""
@@ -243,6 +251,21 @@ def _checkpoint_before(run: RunFolder, iteration: int) -> Path | None:
         f"Iterations that can be replayed: {', '.join(found) or 'none'}. A run keeps more with `trial-ray train "
         "--checkpoint-every 1 --keep-checkpoints N`."
     )
+
+
+def _require_same_state(recorded: GRPOConfig, config: GRPOConfig, checkpoint: Path) -> None:
+    """Refuse a config for which the checkpoint lacks something."""
+    if config.teacher_sync_iterations is not None and recorded.teacher_sync_iterations is None:
+        raise CheckpointError(
+            f"{type(config).__name__} asks for a lagged teacher (teacher_sync_iterations={config.teacher_sync_iterations}), which "
+            f"{checkpoint} lacks: the run had none. Set teacher_sync_iterations=None, so that the policy before the update scores "
+            "the privileged view, or replay iteration 1."
+        )
+    if config.lora_rank != recorded.lora_rank:
+        raise CheckpointError(
+            f"lora_rank is {config.lora_rank}, but {checkpoint} was written with {recorded.lora_rank}. Leave it, or replay "
+            "iteration 1."
+        )
 
 
 def _of_update(metrics: dict[str, float]) -> dict[str, float]:
