@@ -207,9 +207,9 @@ class Replay:
         for device, number in wanted.items():
             if number > found.get(device, 0):
                 raise ConfigError(
-                    f"The update needs {number:g} {device}s for its learners; {found.get(device, 0):g} are here. Replay it where it "
-                    "was made, or with --set num_learners=0 --set num_gpus_per_learner=0 in one process on the CPU, where weights "
-                    "may differ in their last bits."
+                    f"The update needs {number:g} {device}s for its learners; {found.get(device, 0):g} are here. Replay it where "
+                    "it was made, or with --set num_learners=0 --set num_gpus_per_learner=0 in one process on the CPU, where "
+                    "weights may differ in their last bits."
                 )
 
     def _checksum(self, learners: LearnerGroup) -> str:
