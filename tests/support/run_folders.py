@@ -50,7 +50,7 @@ def make_run(
     lines = [_metrics(number, method, draw) for number in range(1, iterations + 1)]
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     _evaluate(path / "evaluations" / "before.json", 0.24, tasks, random.Random(7))
-    _evaluate(path / "evaluations" / f"after_{iterations:06d}.json", 0.24 + 0.02 * iterations, tasks, draw)
+    _evaluate(path / "evaluations" / f"after_{iterations:06d}.json", 0.24 + 0.22 * _learned(iterations), tasks, draw)
     _cost(path / "cost.json", lines)
     if training and method != "grpo":
         _record(path, iterations, draw)
@@ -62,8 +62,12 @@ def _write(path: Path, value: object) -> None:
     path.write_text(json.dumps(value))
 
 
+def _learned(iteration: int) -> float:
+    return 1 - math.exp(-iteration / 8)
+
+
 def _metrics(iteration: int, method: str, draw: random.Random) -> dict[str, float]:
-    learned = 1 - math.exp(-iteration / 8)
+    learned = _learned(iteration)
     line = {
         "iteration": iteration,
         "env_runners/success_rate": 0.24 + 0.25 * learned + draw.gauss(0, 0.03),
@@ -103,7 +107,13 @@ def _evaluate(path: Path, rate: float, tasks: int, draw: random.Random) -> None:
 
 def _cost(path: Path, lines: list[dict[str, float]]) -> None:
     number = len(lines)
-    seconds = {"start": 20.0, "sampling": 6.0 * number, "scoring": 1.0 * number, "update": 2.5 * number, "sync": 0.2 * number}
+    seconds = {
+        "start": 20.0,
+        "sampling": 6.0 * number,
+        "scoring": 1.0 * number,
+        "update": 2.5 * number,
+        "sync": 0.2 * number,
+    }
     seconds |= {"evaluation": 12.0, "checkpoint": 1.0, "other": 2.0}
     part = {
         "iterations": number,
@@ -120,7 +130,8 @@ def _cost(path: Path, lines: list[dict[str, float]]) -> None:
 def _record(path: Path, iteration: int, draw: random.Random) -> None:
     """Trajectories of one iteration, and the weights that training gave to their turns."""
     groups = [
-        TrajectoryGroup(f"game-{task}", [_trajectory(f"game-{task}", task % 2, draw) for _ in range(4)]) for task in range(4)
+        TrajectoryGroup(f"game-{task}", [_trajectory(f"game-{task}", task % 2, draw) for _ in range(4)])
+        for task in range(4)
     ]
     file = write_groups(path / "trajectories", iteration, groups, "runner001")
     turns = pq.read_table(file, columns=["group_id", "rollout_index", "turn_index"], partitioning=None).to_pylist()
@@ -137,7 +148,9 @@ def _trajectory(task: str, family: int, draw: random.Random) -> Trajectory:
     ids = np.zeros(4, np.int32)
     actions = [draw.choice(ACTIONS) for _ in range(10)]
     turns = [
-        Turn(ids, ids, ids.astype(np.float32), 0, 0, "You are in a room.", action, True, "You see a mug 1.", 0.0, "stop")
+        Turn(
+            ids, ids, ids.astype(np.float32), 0, 0, "You are in a room.", action, True, "You see a mug 1.", 0.0, "stop"
+        )
         for action in actions
     ]
     won = draw.random() < 0.6

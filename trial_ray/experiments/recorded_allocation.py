@@ -50,13 +50,14 @@ def _weights(partition: Path) -> dict[tuple[str, int, int], tuple[float, float]]
     found = {}
     for file in sorted(partition.glob("*.parquet")):
         try:
+            present = pq.read_schema(file).names
+            if missing := [name for name in (*KEYS, *VALUES) if name not in present]:
+                raise UserInputError(f"Turn weights cannot be read: {file.name} lacks the column {missing[0]}.")
             table = pq.read_table(file, columns=[*KEYS, *VALUES], partitioning=None)
-        except (OSError, ValueError, pa.ArrowException) as error:
+        except (OSError, pa.ArrowException) as error:
             raise UserInputError(
                 f"Turn weights cannot be read: {file.name} in {partition.name} ({_first_line(error)})."
             ) from error
-        if missing := [name for name in (*KEYS, *VALUES) if name not in table.column_names]:
-            raise UserInputError(f"Turn weights cannot be read: {file.name} lacks the column {missing[0]}.")
         for row in table.to_pylist():
             if None not in row.values():
                 found[row["group_id"], row["rollout_index"], row["turn_index"]] = (

@@ -9,15 +9,13 @@ from typing import Any
 import numpy as np
 
 from trial_ray.environments.adapter import ACTION_CLASSES
-from trial_ray.evaluation.intervals import bootstrap_mean
+from trial_ray.evaluation.intervals import bootstrap_curve
 from trial_ray.reports.dynamics import PANEL_SUCCESS, PROFILE_STD, TURN_SCORE, curve, windows
 from trial_ray.reports.run_groups import RunGroup, run_label
 from trial_ray.reports.run_record import RunRecord
 from trial_ray.reports.traces import class_means, readable_trace
 
 LEARNER = "learners/default_policy"
-RESAMPLES = 1_000
-"""Of the bootstrap over seeds, which is made for every point of every curve."""
 SIGNIFICANT = 6
 """Digits of a number in the page."""
 
@@ -55,7 +53,7 @@ CURVES = (
         "learning",
         "Success on the panel",
         "success",
-        "Held-out tasks that were solved, played during training.",
+        "Share of the held-out tasks that were solved, before, during and after training.",
         PANEL_SUCCESS,
         percent=True,
     ),
@@ -213,15 +211,15 @@ def _series(spec: Curve, index: int, group: RunGroup) -> dict[str, Any] | None:
     if not curves:
         return None
     shared = sorted(set.intersection(*(set(points) for _, points in curves)))
-    values = [[points[x] for _, points in curves] for x in shared]
-    intervals = [seed_interval(at) for at in values] if len(curves) > 1 else None
+    values = np.array([[points[x] for x in shared] for _, points in curves])
+    bounds = bootstrap_curve(values) if len(curves) > 1 else None
     return {
         "group": index,
         "name": group.title,
         "x": [rounded(x) for x in shared],
-        "mean": [rounded(float(np.mean(at))) for at in values],
-        "low": None if intervals is None else [rounded(low) for low, _ in intervals],
-        "high": None if intervals is None else [rounded(high) for _, high in intervals],
+        "mean": [rounded(mean) for mean in values.mean(0)],
+        "low": None if bounds is None else [rounded(low) for low, _ in bounds],
+        "high": None if bounds is None else [rounded(high) for _, high in bounds],
         "runs": [
             {"name": label, "x": [rounded(x) for x in points], "y": [rounded(y) for y in points.values()]}
             for label, points in curves
@@ -232,13 +230,12 @@ def _series(spec: Curve, index: int, group: RunGroup) -> dict[str, Any] | None:
 def _points(spec: Curve, run: RunRecord) -> dict[float, float]:
     if spec.windowed:
         return {(window.first + window.last) / 2: window.mean for window in windows(run.metrics, spec.key)}
-    return dict(curve(run.metrics, spec.key))
-
-
-def seed_interval(values: Sequence[float]) -> tuple[float, float]:
-    """95 % bootstrap interval over seeds of a mean; with few seeds it is too narrow, with two it is their range."""
-    found = bootstrap_mean(np.array(values)[:, None], resamples=RESAMPLES)
-    return found.low, found.high
+    points: dict[float, float] = dict(curve(run.metrics, spec.key))
+    if spec.key == PANEL_SUCCESS:
+        for iteration, played in ((0, run.before), (run.iterations, run.after)):
+            if "" in played and played[""].counted:  # of the run's only panel
+                points[iteration] = played[""].success_rate
+    return dict(sorted(points.items()))
 
 
 def class_chart(groups: Sequence[RunGroup]) -> dict[str, Any] | None:

@@ -10,9 +10,8 @@ import numpy as np
 
 from trial_ray.errors import UserInputError
 from trial_ray.evaluation.comparison import ComparisonError, paired_comparison
-from trial_ray.evaluation.intervals import bootstrap_mean, paired_bootstrap
+from trial_ray.evaluation.intervals import bootstrap_curve, bootstrap_mean, paired_bootstrap
 from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.reports.charts import seed_interval
 from trial_ray.reports.dynamics import WINDOW
 from trial_ray.reports.run_groups import RunGroup
 from trial_ray.reports.run_record import RunRecord
@@ -54,9 +53,12 @@ class Difference:
         )
 
 
-def summary_sentences(groups: Sequence[RunGroup]) -> list[str]:
-    """One sentence a group and environment: success of the trained policy, and its paired change since the start."""
-    return [sentence for group in groups for sentence in _group_sentences(group)]
+def summary_sentences(groups: Sequence[RunGroup], differences: Sequence[Difference]) -> list[str]:
+    """Success of every group's trained policy and its paired change since the start, then the differences of the groups."""
+    return [
+        *(sentence for group in groups for sentence in _group_sentences(group)),
+        *(f"After training, {one.second} differs from {one.first} by {one}." for one in differences),
+    ]
 
 
 def _group_sentences(group: RunGroup) -> list[str]:
@@ -68,19 +70,19 @@ def _group_sentences(group: RunGroup) -> list[str]:
 
 def _panel_sentence(group: RunGroup, name: str) -> str:
     played = [run for run in group.runs if name in run.after]
-    where = place(played[0], played[0].after[name])
-    sentence = (
-        f"{group.title}: {_rate([run.after[name] for run in played])} of the held-out tasks of {where} are solved"
-    )
-    both = [(run, run.before[name]) for run in played if name in run.before]
-    if not both:
-        return f"{sentence}; the policy was not evaluated before training."
+    results = [run.after[name] for run in played]
+    where = place(played[0], results[0])
+    iterations = max(run.iterations for run in group.runs)
+    trained = f" after {iterations} iteration{'s' if iterations != 1 else ''}" if iterations else ""
+    sentence = f"{group.title} solves {_rate(results)} of {len(results[0].episodes)} held-out tasks ({where}){trained}"
+    pairs = [(run.before[name], run.after[name]) for run in played if name in run.before]
+    if not pairs:
+        return f"{sentence}. It was not evaluated before training."
     try:
-        pairs = [(before, run.after[name]) for run, before in both]
         change = compare("before", "after", where, pairs)
     except ComparisonError as error:
-        return f"{sentence}; before and after cannot be compared: {error}"
-    return f"{sentence}, {_rate([before for before, _ in pairs])} were before training: {change}."
+        return f"{sentence}. Before and after cannot be compared: {error}"
+    return f"{sentence}, {_rate([before for before, _ in pairs])} before training. Change: {change}."
 
 
 def _rate(results: Sequence[EvaluationResult]) -> str:
@@ -105,7 +107,7 @@ def _training_sentence(group: RunGroup) -> str:
     mean = f"{np.mean(rates):.1%}"
     said = f"{group.title}: success in training was {mean} over the last {WINDOW} iterations"
     if len(rates) > 1:
-        low, high = seed_interval(rates)
+        ((low, high),) = bootstrap_curve(np.array(rates)[:, None])
         return f"{said} [{low:.1%}, {high:.1%} over {len(rates)} seeds]; no held-out tasks were played after training."
     return f"{said}; no held-out tasks were played after training, and a single seed gives no interval."
 

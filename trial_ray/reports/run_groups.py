@@ -90,8 +90,8 @@ def _without_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _names(groups: Sequence[Sequence[RunRecord]]) -> list[str]:
     firsts = [group[0] for group in groups]
-    methods = [run.method or run.name for run in firsts]
-    if len(set(methods)) == len(methods):
+    methods = [run.method or ("" if run.parameters else run.name) for run in firsts]
+    if len(set(methods)) == len(methods) and "" not in methods:
         return methods
     differing = differing_settings(firsts)
     names = []
@@ -99,8 +99,8 @@ def _names(groups: Sequence[Sequence[RunRecord]]) -> list[str]:
         alike = [other for other, title in zip(firsts, methods, strict=True) if title == method]
         own = [key for key in differing if len({_text(_setting(other, key)) for other in alike}) > 1]
         values = ", ".join(f"{key} {setting_text(run, key)}" for key in own[:3])
-        names.append(", ".join(part for part in (run.method, values) if part) if own else method)
-    if len(set(names)) < len(names):
+        names.append(", ".join(part for part in (method, values) if part))
+    if len(set(names)) < len(names) or "" in names:
         names = [run.name for run in firsts]
     return names if len(set(names)) == len(names) else [str(run.path) for run in firsts]
 

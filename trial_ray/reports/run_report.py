@@ -9,7 +9,13 @@ from typing import Any
 
 from trial_ray import __version__
 from trial_ray.reports.charts import all_charts, describe_chart
-from trial_ray.reports.findings import family_rows, last_training_success, paired_differences, summary_sentences
+from trial_ray.reports.findings import (
+    Difference,
+    family_rows,
+    last_training_success,
+    paired_differences,
+    summary_sentences,
+)
 from trial_ray.reports.page import render_page
 from trial_ray.reports.run_groups import RunGroup, differing_settings, run_label, setting_text
 from trial_ray.reports.run_record import RunRecord
@@ -48,13 +54,16 @@ class Section:
 def report_page(groups: Sequence[RunGroup], title: str) -> str:
     """The page of some groups of runs, as HTML."""
     charts = all_charts(groups)
+    differences, missing_differences = paired_differences(groups)
     sections = _sections(groups, charts)
+    if len(groups) > 1:
+        sections.insert(2, _differences_section(differences, missing_differences))
     runs = [run for group in groups for run in group.runs]
     content = {
         "title": title,
         "subtitle": _subtitle(runs),
         "version": __version__,
-        "sentences": summary_sentences(groups),
+        "sentences": summary_sentences(groups, differences),
         "missing": list(_missing(runs)),
         "runs": _runs_table(groups),
         "choices": [group.title for group in groups] if len(groups) > 1 or len(runs) > 1 else [],
@@ -107,8 +116,6 @@ def _sections(groups: Sequence[RunGroup], charts: Mapping[str, Sequence[Mapping[
             section.notes.append(_why_empty(section, weighed))
     sections[-1].tables = [_cost_table(run, group) for group in groups for run in group.runs if run.cost]
     sections[1].tables = _family_tables(groups)
-    if len(groups) > 1:
-        sections.insert(2, _differences(groups))
     sections.append(_configuration(groups))
     return sections
 
@@ -236,8 +243,7 @@ def _family_tables(groups: Sequence[RunGroup]) -> list[Table]:
     return [Table(caption, ["family", "runs", "played", "success", "episodes"], rows)] if rows else []
 
 
-def _differences(groups: Sequence[RunGroup]) -> Section:
-    found, missing = paired_differences(groups)
+def _differences_section(found: Sequence[Difference], missing: Sequence[str]) -> Section:
     rows = [
         [
             f"{one.second} − {one.first}",
@@ -256,11 +262,11 @@ def _differences(groups: Sequence[RunGroup]) -> Section:
         "are two-sided and not corrected for the number of comparisons."
         if rows
         else "",
-        missing,
+        list(missing),
     )
     if rows:
         head = ["difference", "played", "points", "p", "seeds × tasks", "test"]
-        section.tables = [Table(f"{len(rows)} comparison{'s' if len(rows) > 1 else ''}", head, rows)]
+        section.tables = [Table("Differences of success after training", head, rows)]
     elif not missing:
         section.notes.append("No held-out tasks were played after training by runs of different groups.")
     return section

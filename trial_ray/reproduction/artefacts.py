@@ -84,7 +84,7 @@ def _figure2(runs: Sequence[PlannedRun], folder: Path) -> list[Path]:
     for name, key in (("turn_score", TURN_SCORE), ("profile_std", PROFILE_STD)):
         means = {method: mean_over_runs([windows(run, key) for run in found]) for method, found in metrics.items()}
         data[name] = {method: found for method, found in means.items() if found}
-    return [write_json(folder / "figure2.json", data), plot_dynamics(data, folder / "figure2.png")]
+    return [write_json(folder / "figure2.json", data), *plot_dynamics(data, folder / "figure2.png")]
 
 
 def _hindsight_start(runs: Sequence[PlannedRun]) -> int:
@@ -122,7 +122,7 @@ def _figure3(runs: Sequence[PlannedRun], folder: Path) -> list[Path]:
         "trajectories": [trace.to_dict() for trace in traces],
         "paired": _paired_traces(runs, family),
     }
-    written = [write_json(folder / "figure3.json", data), plot_allocation(data, folder / "figure3.png")]
+    written = [write_json(folder / "figure3.json", data), *plot_allocation(data, folder / "figure3.png")]
     return [*written, write_text(folder / "figure3_paired.md", paired_markdown(data["paired"]))]
 
 

@@ -25,9 +25,8 @@
 
   function shown() {
     if (!form) return { group: () => true, single: true };
-    const boxes = [...form.elements.namedItem("group")[Symbol.iterator] ? form.elements.namedItem("group") : [form.elements.namedItem("group")]];
-    const on = new Set(boxes.filter((box) => box.checked).map((box) => Number(box.value)));
-    const single = form.elements.namedItem("single");
+    const on = new Set([...form.querySelectorAll("[name=group]:checked")].map((box) => Number(box.value)));
+    const single = form.querySelector("[name=single]");
     return { group: (index) => on.has(index), single: !single || single.checked };
   }
 
@@ -37,8 +36,8 @@
     };
     return {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: colour("text"), size: 12 },
-      margin: { l: 55, r: 12, t: 12, b: 40 }, hoverlabel: { bgcolor: colour("page"), font: { color: colour("text") } },
-      legend: { orientation: "h", yanchor: "bottom", y: 1.02, x: 0 }, showlegend: false,
+      margin: { l: 55, r: 12, t: 32, b: 40 }, hoverlabel: { bgcolor: colour("page"), font: { color: colour("text") } },
+      legend: { orientation: "h", yref: "container", yanchor: "bottom", y: 0, x: 0 }, showlegend: false,
       modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("quiet"), activecolor: colour("link") },
       xaxis: { ...axis }, yaxis: { ...axis, title: { text: escaped(chart.axis) } },
     };
@@ -79,14 +78,14 @@
     layout.hovermode = "x unified";
     layout.xaxis.title = { text: "iteration" };
     layout.xaxis.hoverformat = "~g";
-    layout.xaxis.range = [0.5, data.iterations + 0.5];
-    layout.yaxis.tickformat = chart.percent ? ".0%" : "";
+    layout.xaxis.range = [Math.min(0.5, ...traces.flatMap((trace) => trace.x.map((x) => x - 0.5))), data.iterations + 0.5];
+    layout.yaxis.tickformat = chart.percent ? ".1~%" : "";
     layout.yaxis.rangemode = chart.percent ? "tozero" : "normal";
     layout.shapes = [];
     if (chart.warm_up.length) {
       const first = Math.min(...chart.warm_up);
       layout.shapes.push({
-        type: "rect", x0: 0.5, x1: first - 0.5, y0: 0, y1: 1, yref: "paper", fillcolor: colour("shade"), line: { width: 0 },
+        type: "rect", x0: layout.xaxis.range[0], x1: first - 0.5, y0: 0, y1: 1, yref: "paper", fillcolor: colour("shade"), line: { width: 0 },
         layer: "below",
       });
       for (const start of chart.warm_up) {
@@ -96,11 +95,10 @@
         });
       }
       layout.annotations = [{
-        x: 0.5, y: 1, yref: "paper", xanchor: "left", yanchor: "bottom", text: "warm-up", showarrow: false,
+        x: layout.xaxis.range[0], y: 1, yref: "paper", xanchor: "left", yanchor: "bottom", text: "warm-up", showarrow: false,
         font: { size: 11, color: colour("quiet") },
       }];
-      layout.margin.t = 20;
-    }
+      }
     return [traces, layout];
   }
 
@@ -122,11 +120,11 @@
 
   function drawProfile(chart) {
     const layout = baseLayout(chart);
-    const length = narrow.matches ? 16 : 44;
+    const length = narrow.matches ? 16 : 26;
     const traces = chart.classes.map((name, index) => {
       const turns = chart.turns.map((turn, at) => [turn, at]).filter(([turn]) => turn.class === name);
       return {
-        type: "bar", orientation: "h", name: escaped(name), marker: { color: groupColour(index) },
+        type: "bar", orientation: "h", width: 0.75, name: escaped(name), marker: { color: groupColour(index) },
         x: turns.map(([turn]) => turn.weight), y: turns.map(([, at]) => at),
         customdata: turns.map(([turn, at]) => [at + 1, short(turn.action, 60), turn.score, turn.tokens, short(turn.outcome, 80)]),
         hovertemplate: "turn %{customdata[0]}: %{customdata[1]}<br>multiplier %{x:.3f}, score %{customdata[2]:.3f} nats, " +
@@ -134,9 +132,8 @@
       };
     }).filter((trace) => trace.x.length);
     layout.barmode = "overlay";
-    layout.bargap = 0.25;
     layout.showlegend = true;
-    layout.height = 110 + 24 * chart.turns.length;
+    layout.height = (narrow.matches ? 180 : 150) + 24 * chart.turns.length;
     layout.xaxis.title = { text: escaped(chart.axis) };
     layout.yaxis = {
       ...layout.yaxis, title: { text: "" }, autorange: "reversed", tickvals: chart.turns.map((_, at) => at),
@@ -179,7 +176,7 @@
       const [traces, layout] = draw[chart.kind](chart, show);
       if (layout.height) plot.style.minHeight = layout.height + "px";
       Plotly.react(plot, traces, layout, {
-        responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"],
+        responsive: true, displaylogo: false, modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
         toImageButtonOptions: { filename: chart.name, format: "svg" },
       });
     }
@@ -188,6 +185,7 @@
   try {
     await loadLibrary();
     drawAll();
+    document.documentElement.dataset.ready = "yes";
   } catch (error) {
     document.getElementById("no-charts").hidden = false;
     throw error;
