@@ -22,6 +22,12 @@ from trial_ray.reports.run_record import CostRow, Environment, RunRecord
 TRIAL_RESULTS = "result.json"
 """Tune's metrics of a trial, one nested JSON object an iteration."""
 SWEEP_TABLE = "sweep.json"
+UNFINISHED = {
+    "running": "The run has not ended, or was killed.",
+    "interrupted": "The run was interrupted; `trial-ray train --resume` continues it.",
+    "failed": "The run failed; error.log in its folder says why.",
+}
+"""What a run lacks that did not come to its end, by its state."""
 RUN_FILES = ("run.json", "resolved_config.json", "metrics.jsonl")
 
 
@@ -49,14 +55,14 @@ def read_run(folder: Path) -> RunRecord:
     _read_config(run)
     about = _json(run, "run.json")
     run.state = str(about.get("state", ""))
+    if run.state in UNFINISHED:
+        run.missing.append(UNFINISHED[run.state])
     versions = about.get("versions")
     run.versions = {**(versions if isinstance(versions, dict) else {}), **_platform(about)}
     _read_metrics(run)
     _read_evaluations(run)
     card = _json(run, "cost.json")
     _try(run, "cost.json", lambda: _read_cost(run, card))
-    if not run.metrics and (folder / "error.log").is_file():
-        run.missing.append("The run failed; error.log in its folder says why.")
     if run.hindsight_start is not None:
         _try(run, "", lambda: setattr(run, "allocation", read_allocation(folder, run.environments)))
     return run

@@ -260,12 +260,15 @@ def class_chart(groups: Sequence[RunGroup]) -> dict[str, Any] | None:
             )
     if not series:
         return None
+    runs = [run for group in groups for run in group.runs if run.allocation]
+    all_counted = [run.name for run in runs if run.allocation and not any(t.success for t in run.allocation.traces)]
     return {
         "name": "classes",
         "kind": "classes",
         "title": "Multiplier by class of action",
         "axis": "mean multiplier",
-        "text": "Mean over trajectories of their class means; error bars are standard errors. 1 is the mean of a trajectory.",
+        "text": "Mean over successful trajectories of their class means; error bars are standard errors. 1 is the mean of a "
+        "trajectory." + (f" Where none succeeded, all are counted: {', '.join(all_counted)}." if all_counted else ""),
         "classes": list(ACTION_CLASSES),
         "series": series,
     }

@@ -37,7 +37,6 @@ class Allocation:
     Attributes:
         iteration: the training iteration.
         traces: every trajectory that was trained.
-        successful: how many of them succeeded.
     """
 
     iteration: int
@@ -120,7 +119,3 @@ class RunRecord:
     def empty(self) -> bool:
         """Whether there is nothing to show: no iteration and no evaluation."""
         return not (self.metrics or self.before or self.after)
-
-    def environment_title(self, env_id: str) -> str:
-        """Title of an environment by its id."""
-        return next((known.title for known in self.environments if known.adapter.env_id == env_id), env_id)

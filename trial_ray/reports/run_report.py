@@ -31,12 +31,13 @@ BANDS = (
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of texts; ``folded`` ones are opened by the reader."""
+    """A table of texts; ``folded`` ones are opened by the reader, those with ``long`` texts wrap them."""
 
     caption: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     folded: bool = False
+    long: bool = False
 
 
 @dataclass(slots=True)
@@ -104,7 +105,7 @@ def _sections(groups: Sequence[RunGroup], charts: Mapping[str, Sequence[Mapping[
         Section(
             "allocation",
             "Allocation over turns",
-            "The paper's Figure 3, of successful trajectories." if weighed else "",
+            "The paper's Figure 3." if weighed else "",
         ),
         Section("policy", "Policy"),
         Section("engine", "Engine and learner", "How far the policy that sampled is from the one that is updated."),
@@ -286,16 +287,16 @@ def _configuration(groups: Sequence[RunGroup]) -> Section:
     if len(groups) > 1:
         head = ["setting", *(group.name for group in groups)]
         rows = [[key, *(setting_text(run, key) for run in firsts)] for key in differing_settings(firsts)]
-        section.tables.append(Table("Settings in which the groups differ", head, rows))
+        section.tables.append(Table("Settings in which the groups differ", head, rows, long=True))
     for group, run in zip(groups, firsts, strict=True):
         settings = {**run.settings, **run.parameters}
         rows = [[key, setting_text(run, key)] for key in sorted(settings)]
         if rows:
-            section.tables.append(Table(f"Every setting of {group.title}", ["setting", "value"], rows, folded=True))
+            section.tables.append(Table(f"Every setting of {group.title}", ["setting", "value"], rows, True, True))
     names = dict.fromkeys(name for run in runs for name in run.versions)
     if names:
         rows = [[name, ", ".join(dict.fromkeys(run.versions.get(name, DASH) for run in runs))] for name in names]
-        section.tables.append(Table("Versions and machine", ["what", "version"], rows))
+        section.tables.append(Table("Versions and machine", ["what", "version"], rows, long=True))
     if not section.tables:
         section.notes.append("No configuration was recorded.")
     return section

@@ -37,7 +37,7 @@
     return {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: colour("text"), size: 12 },
       margin: { l: 55, r: 12, t: 32, b: 40 }, hoverlabel: { bgcolor: colour("page"), font: { color: colour("text") } },
-      legend: { orientation: "h", yref: "container", yanchor: "bottom", y: 0, x: 0 }, showlegend: false,
+      legend: { orientation: "h", yref: "container", yanchor: "bottom", y: 0, x: 0, traceorder: "normal" }, showlegend: false,
       modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("quiet"), activecolor: colour("link") },
       xaxis: { ...axis }, yaxis: { ...axis, title: { text: escaped(chart.axis) } },
     };
