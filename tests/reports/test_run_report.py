@@ -169,6 +169,7 @@ DAMAGES = {
     "half a config": ("resolved_config.json", lambda text: text[:99], "resolved_config.json cannot be read"),
     "a list": ("run.json", lambda text: "[1]", "run.json holds no JSON object"),
     "half an evaluation": ("evaluations/before.json", lambda text: text[:99], "Cannot read the evaluation"),
+    "killed": ("run.json", lambda text: text.replace('"done"', '"running"'), "The run has not ended, or was killed"),
     "no metrics": ("metrics.jsonl", None, "Cannot read the metrics"),
 }
 

@@ -187,7 +187,12 @@ def read_sweep(folder: Path, trials: list[Path]) -> list[RunRecord]:
 
 
 def _trial(path: Path, row: Mapping[str, Any]) -> RunRecord:
-    run = RunRecord(path, state=str(row.get("status", "")), parameters=dict(row.get("parameters") or {}))
+    run = RunRecord(
+        path,
+        title=str(row.get("name", "")),
+        state=str(row.get("status", "")),
+        parameters=dict(row.get("parameters") or {}),
+    )
     seed = run.parameters.get("seed")
     run.seed = seed if isinstance(seed, int) else None
     if run.state == "failed":

@@ -17,6 +17,8 @@ from trial_ray.reports.run_groups import RunGroup
 from trial_ray.reports.run_record import RunRecord
 
 TRAINING_SUCCESS = "env_runners/success_rate"
+MOST_GROUPS = 6
+"""Groups that are all named in the summary, and compared in pairs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +56,22 @@ class Difference:
 
 
 def summary_sentences(groups: Sequence[RunGroup], differences: Sequence[Difference]) -> list[str]:
-    """Success of every group's trained policy and its paired change since the start, then the differences of the groups."""
-    return [
-        *(sentence for group in groups for sentence in _group_sentences(group)),
-        *(f"After training, {one.second} differs from {one.first} by {one}." for one in differences),
-    ]
+    """Success of every group's trained policy and its paired change since the start, then the differences of the groups.
+
+    Of more than :data:`MOST_GROUPS` groups, the best ones are named.
+    """
+    named = groups if len(groups) <= MOST_GROUPS else sorted(groups, key=_success_of, reverse=True)[:MOST_GROUPS]
+    sentences = [sentence for group in named for sentence in _group_sentences(group)]
+    if len(groups) > len(named):
+        return [f"The {len(named)} best of {len(groups)} groups of runs:", *sentences]
+    return [*sentences, *(f"After training, {one.second} differs from {one.first} by {one}." for one in differences)]
+
+
+def _success_of(group: RunGroup) -> float:
+    """What groups are ranked by: success after training, else in the last iterations; -1 where neither is known."""
+    rates = [result.success_rate for run in group.runs for result in run.after.values() if result.counted]
+    rates = rates or [rate for run in group.runs if (rate := last_training_success(run)) is not None]
+    return float(np.mean(rates)) if rates else -1.0
 
 
 def _group_sentences(group: RunGroup) -> list[str]:
@@ -104,12 +117,11 @@ def _training_sentence(group: RunGroup) -> str:
     rates = [rate for run in group.runs if (rate := last_training_success(run)) is not None]
     if not rates:
         return f"{group.title}: neither an evaluation nor success in training was recorded."
-    mean = f"{np.mean(rates):.1%}"
-    said = f"{group.title}: success in training was {mean} over the last {WINDOW} iterations"
+    said = f"{group.title}: no held-out tasks were played after training. Success in its last {WINDOW} iterations:"
     if len(rates) > 1:
         ((low, high),) = bootstrap_curve(np.array(rates)[:, None])
-        return f"{said} [{low:.1%}, {high:.1%} over {len(rates)} seeds]; no held-out tasks were played after training."
-    return f"{said}; no held-out tasks were played after training, and a single seed gives no interval."
+        return f"{said} {np.mean(rates):.1%} [{low:.1%}, {high:.1%}] (bootstrap over {len(rates)} runs)."
+    return f"{said} {rates[0]:.1%}; a single run gives no interval."
 
 
 def last_training_success(run: RunRecord) -> float | None:
@@ -128,9 +140,13 @@ def place(run: RunRecord, result: EvaluationResult) -> str:
 
 
 def paired_differences(groups: Sequence[RunGroup]) -> tuple[list[Difference], list[str]]:
-    """Differences between groups after training, for every pair of them, and why pairs that are missing could not be made."""
+    """Differences between groups after training, and why those that are missing could not be made.
+
+    Every pair is compared; of more than :data:`MOST_GROUPS` groups, each with the first.
+    """
     found, missing = [], []
-    for first, second in combinations(groups, 2):
+    pairs = combinations(groups, 2) if len(groups) <= MOST_GROUPS else ((groups[0], other) for other in groups[1:])
+    for first, second in pairs:
         for name in dict.fromkeys(name for run in first.runs for name in run.after):
             one, other = _by_seed(first, name), _by_seed(second, name)
             seeds = [seed for seed in one if seed in other]

@@ -69,6 +69,7 @@ class RunRecord:
 
     Attributes:
         path: its folder.
+        title: of a trial, Tune's id of it.
         method: the method's title; empty where it is not recorded.
         backbone: what the first policy is called; empty where it is not recorded.
         seed: ``None`` where it is not recorded.
@@ -88,6 +89,7 @@ class RunRecord:
     """
 
     path: Path
+    title: str = ""
     method: str = ""
     backbone: str = ""
     seed: int | None = None
@@ -107,8 +109,8 @@ class RunRecord:
 
     @property
     def name(self) -> str:
-        """The folder's name."""
-        return self.path.name
+        """How the report calls it: by its title, else by its folder."""
+        return self.title or self.path.name
 
     @property
     def iterations(self) -> int:

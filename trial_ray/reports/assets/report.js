@@ -78,6 +78,7 @@
     layout.hovermode = "x unified";
     layout.xaxis.title = { text: "iteration" };
     layout.xaxis.hoverformat = "~g";
+    if (data.iterations <= 12) layout.xaxis.dtick = 1;
     layout.xaxis.range = [Math.min(0.5, ...traces.flatMap((trace) => trace.x.map((x) => x - 0.5))), data.iterations + 0.5];
     layout.yaxis.tickformat = chart.percent ? ".1~%" : "";
     layout.yaxis.rangemode = chart.percent ? "tozero" : "normal";
