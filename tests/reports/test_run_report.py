@@ -12,6 +12,7 @@ from pathlib import Path
 
 import chromium
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from run_folders import ACTIONS, START, make_run
 
@@ -107,6 +108,9 @@ def test_multipliers_come_from_what_training_recorded(runs):
     groups = load_groups(runs)
     weights = {name: [] for name in class_chart(groups)["classes"]}
     for run in groups[1].runs:
+        (file,) = run.path.glob("training/*/*.parquet")
+        recorded = pq.read_table(file, columns=["turn_weight"], partitioning=None)["turn_weight"].to_pylist()
+        assert [turn.weight for trace in run.allocation.traces for turn in trace.turns] == recorded
         for trace in run.allocation.traces:
             if trace.success:
                 for name in weights:
@@ -190,8 +194,6 @@ def test_a_partial_run_says_what_is_missing(run, damage, capsys):
 
 
 def test_turn_weights_that_cannot_be_read_are_missing_and_the_rest_is_there(run):
-    import pyarrow.parquet as pq
-
     (training,) = run.glob("training/*/*.parquet")
     table = pq.read_table(training, partitioning=None)
     pq.write_table(table.drop_columns(["turn_weight"]), training)
@@ -285,7 +287,8 @@ def test_the_page_draws_and_runs_nothing_of_a_hostile_run(runs, tmp_path):
     for trace in groups[0].runs[0].allocation.traces:
         object.__setattr__(trace, "task_id", HOSTILE)
         for turn in trace.turns:
-            object.__setattr__(turn, "action", f"{HOSTILE}<a href='javascript:window.hit=1'>x</a>")
+            object.__setattr__(turn, "action", "<b>x</b>")
+            object.__setattr__(turn, "outcome", f"{HOSTILE}<a href='javascript:window.hit=1'>x</a>")
     file = tmp_path / "hostile.html"
     file.write_text(report_page(groups, HOSTILE))
     with chromium.Chromium() as browser:
@@ -294,6 +297,9 @@ def test_the_page_draws_and_runs_nothing_of_a_hostile_run(runs, tmp_path):
         plots = browser.evaluate("document.querySelectorAll('[data-chart]').length")
         assert plots == browser.evaluate("document.querySelectorAll('[data-chart] .main-svg:first-child').length") >= 15
         assert browser.evaluate("document.title") == HOSTILE
+        assert (
+            browser.evaluate("document.querySelector('[data-chart=profile] .ytick text').textContent") == "T1 <b>x</b>"
+        )
         assert browser.evaluate("window.hit") is None
         assert browser.evaluate("document.querySelectorAll('[data-chart] a, img').length") == 0
         assert browser.evaluate("document.documentElement.scrollWidth") <= 390
