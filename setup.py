@@ -10,7 +10,7 @@ from setuptools import find_packages, setup
 ALFWORLD = ["alfworld==0.4.2", "textworld==1.7.0", "fast-downward-textworld==20.6.4", "TatSu==5.8.3"]
 WEBSHOP = ["rapidfuzz>=3.14", "regex>=2025.9"]
 TUNE = ["ray[tune]==2.60.0"]
-REPORTS = ["matplotlib>=3.10", "tensorboard>=2.20"]
+REPORTS = ["matplotlib>=3.10", "plotly>=7", "tensorboard>=2.20"]
 
 # In a clone the examples stand at the top, where they are found first; a wheel carries them inside the package.
 EXAMPLES = {
@@ -29,7 +29,10 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["trial_ray", "trial_ray.*"]) + find_packages("envs") + list(EXAMPLES),
     package_dir={"trial_envs": "envs/trial_envs", **EXAMPLES},
-    package_data={"trial_ray": ["py.typed", "evaluation/panels/*.json"], "trial_envs": ["py.typed"]},
+    package_data={
+        "trial_ray": ["py.typed", "evaluation/panels/*.json", "reports/assets/*"],
+        "trial_envs": ["py.typed"],
+    },
     install_requires=[
         "ray[rllib]==2.60.0",
         "torch>=2.9",
@@ -39,6 +42,7 @@ setup(
         "pyarrow>=20",
         "numpy>=2",
         "rich>=14",
+        "Jinja2>=3.1",
         "tensorboardX>=2.6",
         "PyYAML>=6",
     ],

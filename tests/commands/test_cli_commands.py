@@ -12,7 +12,7 @@ from trial_ray.errors import ConfigError, EngineError, UserInputError, is_user_e
 from trial_ray.experiments.checkpoints import MODEL_INSIDE_CHECKPOINT, find_model
 from trial_ray.experiments.sweep import Sweep, SweepResult, TrialRecord
 
-COMMANDS = ("train", "evaluate", "sweep", "reproduce", "warmstart", "inspect", "export", "data", "doctor")
+COMMANDS = ("train", "evaluate", "sweep", "reproduce", "report", "warmstart", "inspect", "export", "data", "doctor")
 
 
 def run(*arguments):

@@ -69,6 +69,18 @@ def test_a_run_leaves_everything_it_promises(train, capsys):
     assert sum(cost["seconds"].values()) == pytest.approx(cost["wall_seconds"])
     assert cost["peak_memory_bytes"]["driver"]["host"] == 1 << 30
     assert "+60.0%" in printed
+    assert printed.rstrip().endswith(f"report: {train.out / 'report.html'}")
+    assert "+60.0 points" in (train.out / "report.html").read_text()
+
+
+def test_a_report_that_cannot_be_written_does_not_fail_the_run(train, capsys, monkeypatch):
+    def fail(*arguments):
+        raise OSError("No space left on device\nand more")
+
+    monkeypatch.setattr("trial_ray.experiments.run_report.write_text", fail)
+    assert train("--out", train.out) == 0
+    assert state(train.out) == "done"
+    assert capsys.readouterr().out.splitlines()[-1] == "no report was written: No space left on device"
 
 
 def test_resume_continues_and_compares_with_the_beginning(train):

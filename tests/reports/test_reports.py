@@ -8,9 +8,9 @@ import pytest
 from trial_ray.environments import alfworld, webshop
 from trial_ray.environments.adapter import ACTION_CLASSES, EnvironmentAdapter
 from trial_ray.errors import MissingDependencyError, UserInputError
-from trial_ray.reports.allocation import Trace, TracedTurn, choose_trajectories, class_means, readable_trace
 from trial_ray.reports.dynamics import curve, mean_over_runs, read_metrics, windows
 from trial_ray.reports.plots import plot_allocation, plot_dynamics
+from trial_ray.reports.traces import Trace, TracedTurn, choose_trajectories, class_means, readable_trace
 from trial_ray.rollout.trajectory import Trajectory, Turn
 
 HOME, SHOP = alfworld.ADAPTER, webshop.ADAPTER
@@ -147,7 +147,7 @@ def allocation():
 
 @pytest.mark.parametrize(("plot", "data"), [(plot_dynamics, dynamics()), (plot_allocation, allocation())])
 def test_figures_are_png(plot, data, tmp_path):
-    path = plot(data, tmp_path / "deep" / "figure.png")
+    (path,) = plot(data, tmp_path / "deep" / "figure.png")
     assert path.read_bytes().startswith(b"\x89PNG")
 
 

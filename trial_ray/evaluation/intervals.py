@@ -136,6 +136,23 @@ def bootstrap_mean(values: np.ndarray, resamples: int = RESAMPLES, seed: int = 0
     return BootstrapInterval(float(values.mean()), float(low), float(high), p_value, num_seeds, num_tasks)
 
 
+def bootstrap_curve(values: np.ndarray, resamples: int = CHUNK, seed: int = 0) -> np.ndarray:
+    """95 % percentile intervals of means over seeds, point by point of a curve; with few seeds they are too narrow.
+
+    Args:
+        values: float ``[S, P]``, one row a training seed, one column a point.
+        resamples: how many; the same seeds are drawn for every point.
+        seed: of the resampling.
+
+    Returns:
+        Float ``[P, 2]``, lower and upper bounds.
+    """
+    num_seeds = len(values)
+    by_seed = np.random.default_rng(seed).multinomial(num_seeds, np.full(num_seeds, 1 / num_seeds), size=resamples)
+    bounds: np.ndarray = np.quantile(by_seed @ values / num_seeds, [0.025, 0.975], axis=0).T
+    return bounds
+
+
 def paired_bootstrap(
     first: np.ndarray, second: np.ndarray, resamples: int = RESAMPLES, seed: int = 0
 ) -> BootstrapInterval:

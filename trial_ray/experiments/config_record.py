@@ -6,7 +6,7 @@ Beside it, what tables and figures call a run: its method, backbone and seed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,6 +17,7 @@ from trial_ray.experiments.overrides import settable_names
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.grpo_config import GRPOConfig
+    from trial_ray.environments.entry import EnvironmentEntry
 
 SCHEMA = "trial_ray/config"
 SCHEMA_VERSION = 2
@@ -26,8 +27,8 @@ Read = TypeVar("Read")
 def to_record(config: GRPOConfig) -> dict[str, Any]:
     """Every setting of ``config`` that JSON can hold, and under ``other`` how the rest would print.
 
-    Of the environments it holds, under ``environments``, what decides their tasks and prompts; the code of a user's adapter is
-    in the file that defines it.
+    Of the environments it holds, under ``environments``, what decides their tasks and prompts, and what reports call them; the
+    code of a user's adapter is in the file that defines it.
     """
     settings, other = {}, {}
     names = settable_names(vars(config))
@@ -44,11 +45,15 @@ def to_record(config: GRPOConfig) -> dict[str, Any]:
         "method": method_of(config),
         # Keyword arguments may be objects, such as paths.
         "environments": json.loads(
-            json.dumps([entry.describe() for entry in config.environment_entries()], default=repr)
+            json.dumps([_describe(entry) for entry in config.environment_entries()], default=repr)
         ),
         "settings": settings,
         "other": other,
     }
+
+
+def _describe(entry: EnvironmentEntry) -> dict[str, Any]:
+    return {**entry.describe(), "name": entry.name, "labels": entry.adapter.labels()}
 
 
 def from_record(record: Any, adapters: Sequence[EnvironmentAdapter] = (), method_file: str | None = None) -> GRPOConfig:
@@ -119,10 +124,16 @@ def run_labels(config: GRPOConfig) -> dict[str, Any]:
 
 def backbone_of(config: GRPOConfig) -> str:
     """What a run's first policy is called."""
-    if config.warm_start is not None:
-        base = config.warm_start.get("model_path")
-        return f"warm-started {_last_part(base) if base else config.warm_start.get('size', 'tiny')}"
-    return _last_part(str(config.model_path))
+    return backbone_of_settings({"warm_start": config.warm_start, "model_path": config.model_path})
+
+
+def backbone_of_settings(settings: Mapping[str, Any]) -> str:
+    """The same, out of recorded settings."""
+    warm_start = settings.get("warm_start")
+    if warm_start is not None:
+        base = warm_start.get("model_path")
+        return f"warm-started {_last_part(base) if base else warm_start.get('size', 'tiny')}"
+    return _last_part(str(settings.get("model_path")))
 
 
 def _last_part(path: str) -> str:

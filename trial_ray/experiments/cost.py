@@ -192,6 +192,26 @@ def total_cost(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def cost_sections(card: Mapping[str, Any]) -> list[list[tuple[str, str, str]]]:
+    """The card in words, in three sections (time, rates, memory) of label, figure and share of the time."""
+    rates, busy = card["tokens_per_second"], card["busy_shares"]
+    measured = (
+        ("tokens sampled a second of sampling", rates["sampled"], "{:,.0f}"),
+        ("of them response tokens", rates["responses_sampled"], "{:,.0f}"),
+        ("tokens trained a second of scoring and update", rates["trained"], "{:,.0f}"),
+        ("tokens forwarded by the learner / distinct ones", card["distinct_token_ratio"], "{:.2f}"),
+        ("prompt tokens from the engines' prefix cache", card["prefix_cache_hit_share"], "{:.1%}"),
+        ("model FLOPs utilisation of the learner's passes", card["model_flops_utilisation"], "{:.1%}"),
+        ("learners computing, of the whole time", busy["learners"], "{:.1%}"),
+        ("engines computing, of the whole time", busy["engines"], "{:.1%}"),
+    )
+    return [
+        [(label, f"{card['seconds'][phase]:.1f} s", f"{card['shares'][phase]:.1%}") for phase, label in PHASES.items()],
+        [(label, "not measured" if value is None else form.format(value), "") for label, value, form in measured],
+        [(f"peak memory, {actor}", _memory(peak), "") for actor, peak in card["peak_memory_bytes"].items()],
+    ]
+
+
 def cost_table(card: Mapping[str, Any]) -> Table:
     """The card as a table for a person."""
     from rich.table import Table
@@ -204,24 +224,10 @@ def cost_table(card: Mapping[str, Any]) -> Table:
     table.add_column("measure")
     table.add_column("figure", justify="right")
     table.add_column("share", justify="right")
-    for phase, label in PHASES.items():
-        table.add_row(label, f"{card['seconds'][phase]:.1f} s", f"{card['shares'][phase]:.1%}")
-    table.add_section()
-    rates, busy = card["tokens_per_second"], card["busy_shares"]
-    for label, value, form in (
-        ("tokens sampled a second of sampling", rates["sampled"], "{:,.0f}"),
-        ("of them response tokens", rates["responses_sampled"], "{:,.0f}"),
-        ("tokens trained a second of scoring and update", rates["trained"], "{:,.0f}"),
-        ("tokens forwarded by the learner / distinct ones", card["distinct_token_ratio"], "{:.2f}"),
-        ("prompt tokens from the engines' prefix cache", card["prefix_cache_hit_share"], "{:.1%}"),
-        ("model FLOPs utilisation of the learner's passes", card["model_flops_utilisation"], "{:.1%}"),
-        ("learners computing, of the whole time", busy["learners"], "{:.1%}"),
-        ("engines computing, of the whole time", busy["engines"], "{:.1%}"),
-    ):
-        table.add_row(label, "not measured" if value is None else form.format(value))
-    table.add_section()
-    for actor, peak in card["peak_memory_bytes"].items():
-        table.add_row(f"peak memory, {actor}", _memory(peak))
+    for section in cost_sections(card):
+        for row in section:
+            table.add_row(*row)
+        table.add_section()
     return table
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -42,13 +43,40 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     Raises:
         UserInputError: the file is missing or damaged.
     """
+    metrics, damaged = read_whole_lines(path)
+    if damaged:
+        raise UserInputError(f"Cannot read the metrics {path}: {damaged} of its lines are damaged.")
+    return metrics
+
+
+def read_whole_lines(path: Path) -> tuple[list[dict[str, float]], int]:
+    """The iterations that can be read, in order, and how many lines cannot: a run that is killed may leave half a line.
+
+    Of an iteration that occurs twice the later line counts. What is not a finite number is left out.
+
+    Raises:
+        UserInputError: the file is missing or no text.
+    """
     try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
         raise UserInputError(f"Cannot read the metrics {path}: {error}.") from error
+    found: dict[int, dict[str, float]] = {}
+    damaged = 0
+    for line in lines:
+        try:
+            values = json.loads(line)
+            found[int(values["iteration"])] = {key: value for key, value in values.items() if _is_number(value)}
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            damaged += 1
+    return [found[iteration] for iteration in sorted(found)], damaged
 
 
-def windows(metrics: Sequence[dict[str, float]], key: str) -> list[Window]:
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def windows(metrics: Sequence[Mapping[str, float]], key: str) -> list[Window]:
     """Non-overlapping means of ``key`` over :data:`WINDOW` iterations; windows in which it was not logged are left out."""
     found: dict[int, list[float]] = {}
     last = 0
@@ -63,7 +91,7 @@ def windows(metrics: Sequence[dict[str, float]], key: str) -> list[Window]:
     ]
 
 
-def curve(metrics: Sequence[dict[str, float]], key: str) -> list[tuple[int, float]]:
+def curve(metrics: Sequence[Mapping[str, float]], key: str) -> list[tuple[int, float]]:
     """``(iteration, value)`` of every iteration that logged ``key``."""
     return [(int(line["iteration"]), line[key]) for line in metrics if key in line]
 
@@ -77,3 +105,14 @@ def mean_over_runs(runs: Sequence[Sequence[Window]]) -> list[dict[str, Any]]:
         std = statistics.stdev(means) if len(means) > 1 else None
         result.append({"first": first, "last": last, "mean": statistics.fmean(means), "std": std, "runs": len(means)})
     return result
+
+
+def panel_curve(runs: Sequence[Sequence[Mapping[str, float]]], key: str) -> list[dict[str, Any]]:
+    """Per iteration at which all runs logged ``key``: their mean, and every run's value."""
+    curves = [dict(curve(metrics, key)) for metrics in runs]
+    shared = sorted(set.intersection(*map(set, curves)))
+    return [
+        {"iteration": iteration, "mean": statistics.fmean(values), "runs": values}
+        for iteration in shared
+        if (values := [found[iteration] for found in curves])
+    ]

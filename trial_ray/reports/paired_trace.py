@@ -18,7 +18,8 @@ from trial_ray.inference.protocol import Response, SamplingParams
 from trial_ray.inference.sampling import stop_token_ids
 from trial_ray.learner.settings import LearnerSettings
 from trial_ray.models.causal_lm_module import load_causal_lm, load_tokenizer
-from trial_ray.reports.allocation import Trace, trace_trajectories
+from trial_ray.reports.allocation import trace_trajectories
+from trial_ray.reports.traces import Trace
 from trial_ray.rollout.conversation import prompt_writer
 from trial_ray.rollout.episode import PolicyPlayer, play_episode
 

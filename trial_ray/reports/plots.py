@@ -1,8 +1,9 @@
-"""The figures as PNG; everything they show is in the JSON beside them."""
+"""The figures as PNG or SVG, as the name of the file says."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,19 @@ LONGEST_ACTION = 34
 """Characters of an action in a figure."""
 
 
-def plot_dynamics(data: Mapping[str, Any], path: Path) -> Path:
+def plot_dynamics(data: Mapping[str, Any], *paths: Path) -> list[Path]:
     """Figure 2: (a) success on the panel by method, (b) mean turn score, (c) spread of the profile.
 
     Args:
         data: ``panel`` (by method a list of ``{iteration, mean, runs: [values]}``), ``turn_score`` and ``profile_std`` (by
             method a list of windows), ``hindsight_start_iteration``, ``iterations``, ``title``.
-        path: of the PNG.
+        paths: files to write.
     """
     plt = _pyplot()
     figure, axes = plt.subplots(1, 3, figsize=(12, 3.4), layout="constrained")
-    for colour, (method, points) in zip(COLOURS, data["panel"].items(), strict=False):
+    colours = dict(zip(data["panel"], cycle(COLOURS), strict=False))
+    for method, points in data["panel"].items():
+        colour = colours[method]
         iterations = [point["iteration"] for point in points]
         runs = list(zip(*(point["runs"] for point in points), strict=True))
         for values in runs if len(runs) > 1 else ():
@@ -36,22 +39,23 @@ def plot_dynamics(data: Mapping[str, Any], path: Path) -> Path:
         (axes[1], "turn_score", "(b) mean turn score (nats)"),
         (axes[2], "profile_std", "(c) standard deviation of the profile"),
     ):
-        for colour, (method, found) in zip(COLOURS[1:], data[key].items(), strict=False):
+        for method, found in data[key].items():
             centres = [(window["first"] + window["last"]) / 2 for window in found]
             means = [window["mean"] for window in found]
             errors = [window["std"] or 0.0 for window in found]
-            axis.errorbar(centres, means, yerr=errors, color=colour, marker="s", markersize=3, capsize=2, label=method)
+            style = {"color": colours[method], "marker": "s", "markersize": 3, "capsize": 2}
+            axis.errorbar(centres, means, yerr=errors, label=method, **style)
         _finish(axis, title, data)
     figure.suptitle(data["title"], fontsize=10)
-    return _save(figure, path)
+    return _save(figure, paths)
 
 
-def plot_allocation(data: Mapping[str, Any], path: Path) -> Path:
+def plot_allocation(data: Mapping[str, Any], *paths: Path) -> list[Path]:
     """Figure 3: (a) the weights of one trajectory, turn by turn, (b) mean weight of every class of decision.
 
     Args:
         data: ``example`` (a trace), ``classes`` (by class ``mean``, ``sem``, ``trajectories``), ``title``.
-        path: of the PNG.
+        paths: files to write.
     """
     plt = _pyplot()
     turns, classes = data["example"]["turns"], data["classes"]
@@ -74,7 +78,33 @@ def plot_allocation(data: Mapping[str, Any], path: Path) -> Path:
     axes[1].axhline(1.0, color="black", linewidth=0.8, linestyle="--")
     axes[1].set_title("(b) mean weight by class of decision, SEM over trajectories", fontsize=9)
     figure.suptitle(data["title"], fontsize=10)
-    return _save(figure, path)
+    return _save(figure, paths)
+
+
+def plot_curve(chart: Mapping[str, Any], *paths: Path) -> list[Path]:
+    """One metric over iterations, a line and a band for each group of runs.
+
+    Args:
+        chart: of :func:`trial_ray.reports.charts.curve_chart`.
+        paths: files to write.
+    """
+    plt = _pyplot()
+    figure, axis = plt.subplots(figsize=(5, 3.2), layout="constrained")
+    scale = 100 if chart["percent"] else 1
+    for colour, series in zip(cycle(COLOURS), chart["series"], strict=False):
+        x, mean = series["x"], [scale * value for value in series["mean"]]
+        axis.plot(x, mean, color=colour, marker="o", markersize=2.5, linewidth=1.2, label=_short(series["name"]))
+        if series["low"]:
+            bounds = ([scale * value for value in series[name]] for name in ("low", "high"))
+            axis.fill_between(x, *bounds, color=colour, alpha=0.2, linewidth=0)
+    for start in chart["warm_up"]:
+        axis.axvline(start - 0.5, color="0.4", linewidth=0.8, linestyle="--")
+    if chart["warm_up"]:
+        axis.axvspan(axis.get_xlim()[0], min(chart["warm_up"]) - 0.5, color="0.92", zorder=0)
+        axis.margins(x=0)
+    axis.set_ylabel(f"{chart['axis']} (%)" if chart["percent"] else chart["axis"], fontsize=8)
+    _label(axis, chart["title"])
+    return _save(figure, paths)
 
 
 def _finish(axis: Any, title: str, data: Mapping[str, Any]) -> None:
@@ -82,6 +112,10 @@ def _finish(axis: Any, title: str, data: Mapping[str, Any]) -> None:
     axis.axvspan(0.5, start - 0.5, color="0.92", zorder=0)
     axis.axvline(start - 0.5, color="0.4", linewidth=0.8, linestyle="--")
     axis.set_xlim(0.5, data["iterations"] + 0.5)
+    _label(axis, title)
+
+
+def _label(axis: Any, title: str) -> None:
     axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set_xlabel("iteration", fontsize=8)
     axis.set_title(title, fontsize=9)
@@ -96,10 +130,11 @@ def _short(text: str) -> str:
     return text if len(text) <= LONGEST_ACTION else text[: LONGEST_ACTION - 1] + "…"
 
 
-def _save(figure: Any, path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    return path
+def _save(figure: Any, paths: Sequence[Path]) -> list[Path]:
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)
+    return list(paths)
 
 
 def _pyplot() -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from trial_ray.rollout.trajectory import EpisodeResult
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.methods.trial import TRIALConfig
-    from trial_ray.reports.allocation import Trace
+    from trial_ray.reports.traces import Trace
 
 REFERENCE, SUBJECT = "grpo", "trial"
 FAMILY = "pick_two_obj_and_place"
@@ -61,7 +60,15 @@ def _rows(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
 
 
 def _figure2(runs: Sequence[PlannedRun], folder: Path) -> list[Path]:
-    from trial_ray.reports.dynamics import PANEL_SUCCESS, PROFILE_STD, TURN_SCORE, mean_over_runs, read_metrics, windows
+    from trial_ray.reports.dynamics import (
+        PANEL_SUCCESS,
+        PROFILE_STD,
+        TURN_SCORE,
+        mean_over_runs,
+        panel_curve,
+        read_metrics,
+        windows,
+    )
     from trial_ray.reports.plots import plot_dynamics
 
     metrics: dict[str, list[list[dict[str, float]]]] = {}
@@ -77,20 +84,7 @@ def _figure2(runs: Sequence[PlannedRun], folder: Path) -> list[Path]:
     for name, key in (("turn_score", TURN_SCORE), ("profile_std", PROFILE_STD)):
         means = {method: mean_over_runs([windows(run, key) for run in found]) for method, found in metrics.items()}
         data[name] = {method: found for method, found in means.items() if found}
-    return [write_json(folder / "figure2.json", data), plot_dynamics(data, folder / "figure2.png")]
-
-
-def panel_curve(runs: Sequence[Sequence[dict[str, float]]], key: str) -> list[dict[str, Any]]:
-    """Per iteration at which all runs logged ``key``: their mean, and every run's value."""
-    from trial_ray.reports.dynamics import curve
-
-    curves = [dict(curve(metrics, key)) for metrics in runs]
-    shared = sorted(set.intersection(*map(set, curves)))
-    return [
-        {"iteration": iteration, "mean": statistics.fmean(values), "runs": values}
-        for iteration in shared
-        if (values := [found[iteration] for found in curves])
-    ]
+    return [write_json(folder / "figure2.json", data), *plot_dynamics(data, folder / "figure2.png")]
 
 
 def _hindsight_start(runs: Sequence[PlannedRun]) -> int:
@@ -111,8 +105,8 @@ def _seeds(runs: Sequence[PlannedRun]) -> str:
 
 def _figure3(runs: Sequence[PlannedRun], folder: Path) -> list[Path]:
     from trial_ray.environments.adapter import ACTION_CLASSES
-    from trial_ray.reports.allocation import class_means, readable_trace
     from trial_ray.reports.plots import plot_allocation
+    from trial_ray.reports.traces import class_means, readable_trace
 
     trained = [run for run in runs if run.method == "trial"]
     if not trained:
@@ -128,7 +122,7 @@ def _figure3(runs: Sequence[PlannedRun], folder: Path) -> list[Path]:
         "trajectories": [trace.to_dict() for trace in traces],
         "paired": _paired_traces(runs, family),
     }
-    written = [write_json(folder / "figure3.json", data), plot_allocation(data, folder / "figure3.png")]
+    written = [write_json(folder / "figure3.json", data), *plot_allocation(data, folder / "figure3.png")]
     return [*written, write_text(folder / "figure3_paired.md", paired_markdown(data["paired"]))]
 
 
@@ -136,7 +130,8 @@ def _allocation_traces(run: PlannedRun) -> tuple[list[Trace], str | None]:
     """The last recorded training batch, scored by the run's final policy."""
     from trial_ray.experiments.checkpoints import find_model
     from trial_ray.models.causal_lm_module import load_causal_lm, load_tokenizer
-    from trial_ray.reports.allocation import choose_trajectories, trace_trajectories
+    from trial_ray.reports.allocation import trace_trajectories
+    from trial_ray.reports.traces import choose_trajectories
     from trial_ray.rollout.recording import read_trajectories
 
     recorded = RunFolder(run.folder)

@@ -1,0 +1,312 @@
+"""The report page: what it says, what it does with damaged folders and hostile texts, and how it draws in a browser."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+import shutil
+from pathlib import Path
+
+import chromium
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from run_folders import ACTIONS, START, make_run
+
+from trial_ray import cli
+from trial_ray.environments import alfworld
+from trial_ray.environments.adapter import EnvironmentAdapter
+from trial_ray.evaluation.comparison import paired_comparison
+from trial_ray.evaluation.intervals import bootstrap_mean, paired_bootstrap
+from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.experiments.recorded_run import read_run
+from trial_ray.experiments.run_report import load_groups
+from trial_ray.reports import figures, page
+from trial_ray.reports.charts import CURVES, class_chart, curve_chart, profile_chart
+from trial_ray.reports.run_report import report_page
+
+HOSTILE = "</script><script>window.hit=1</script><img src=x onerror=window.hit=1>"
+SUCCESS = next(spec for spec in CURVES if spec.name == "success")
+TURN_SCORE = next(spec for spec in CURVES if spec.name == "turn_score")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two methods, two seeds each."""
+    root = tmp_path_factory.mktemp("runs")
+    return [make_run(root / f"{method}-{seed}", method, seed) for method in ("grpo", "trial") for seed in (0, 1)]
+
+
+@pytest.fixture
+def run(runs, tmp_path):
+    """A copy of one run, to damage."""
+    return Path(shutil.copytree(runs[2], tmp_path / "damaged", ignore=shutil.ignore_patterns("report.html")))
+
+
+def report(*arguments) -> int:
+    return cli.main(["report", *map(str, arguments)])
+
+
+def text_of(path: Path) -> str:
+    """What a reader sees, without the scripts."""
+    source = re.sub(r"<(script|style)\b.*?</\1>", "", path.read_text(), flags=re.S)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", source)).split())
+
+
+def after(folder: Path) -> EvaluationResult:
+    return EvaluationResult.load(next((folder / "evaluations").glob("after*")))
+
+
+def test_runs_that_differ_by_seed_alone_are_one_curve_with_an_interval(runs):
+    groups = load_groups(runs)
+    assert [group.title for group in groups] == ["GRPO (2 seeds)", "TRIAL (2 seeds)"]
+    chart = curve_chart(SUCCESS, groups)
+    lines = [[json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in runs[2:]]
+    values = np.array([[line[SUCCESS.key] for line in run] for run in lines])
+    series = chart["series"][1]
+    assert series["mean"] == pytest.approx(values.mean(0), rel=1e-5)
+    found = bootstrap_mean(values[:, 3:4], resamples=1000)
+    assert (series["low"][3], series["high"][3]) == pytest.approx((found.low, found.high), rel=1e-5)
+    assert [run["name"] for run in series["runs"]] == ["seed 0", "seed 1"]
+    assert chart["warm_up"] == [START]
+
+
+def test_the_turn_score_is_of_methods_with_a_hindsight_view_in_windows(runs):
+    chart = curve_chart(TURN_SCORE, load_groups(runs))
+    assert [series["group"] for series in chart["series"]] == [1]
+    assert chart["series"][0]["x"] == [3, 8, 11.5]
+
+
+def test_the_summary_gives_every_interval(runs, tmp_path):
+    assert report(*runs, "--output", tmp_path / "page.html") == 0
+    said = text_of(tmp_path / "page.html")
+    results = [after(run) for run in runs]
+    success = np.array([[float(episode.success) for episode in result.episodes] for result in results])
+    mean = bootstrap_mean(success[2:])
+    assert f"TRIAL (2 seeds) solves {mean.mean:.1%} [{mean.low:.1%}, {mean.high:.1%}] of 64 held-out tasks" in said
+    change = paired_bootstrap(success[:2], success[2:])
+    expected = f"{100 * change.mean:+.1f} points [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
+    assert f"After training, TRIAL differs from GRPO by {expected}" in said
+    assert "ALFWorld, split generated" in said
+    assert "cost.json" not in said
+
+
+def test_one_run_is_compared_with_its_own_beginning(runs, capsys):
+    assert report(runs[2]) == 0
+    before = EvaluationResult.load(runs[2] / "evaluations" / "before.json")
+    pair = paired_comparison(before, after(runs[2]))
+    low, high = pair.interval
+    said = text_of(runs[2] / "report.html")
+    assert f"Change: {100 * pair.difference:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}]" in said
+    assert f"report.html ({(runs[2] / 'report.html').stat().st_size:,} bytes)" in capsys.readouterr().out
+
+
+def test_multipliers_come_from_what_training_recorded(runs):
+    groups = load_groups(runs)
+    weights = {name: [] for name in class_chart(groups)["classes"]}
+    for run in groups[1].runs:
+        (file,) = run.path.glob("training/*/*.parquet")
+        recorded = pq.read_table(file, columns=["turn_weight"], partitioning=None)["turn_weight"].to_pylist()
+        assert [turn.weight for trace in run.allocation.traces for turn in trace.turns] == recorded
+        for trace in run.allocation.traces:
+            if trace.success:
+                for name in weights:
+                    own = [turn.weight for turn in trace.turns if turn.action_class == name]
+                    weights[name] += [np.mean(own)] if own else []
+    (series,) = class_chart(groups)["series"]
+    assert series["mean"] == pytest.approx([np.mean(weights[name]) for name in weights], rel=1e-5)
+    sems = [np.std(values, ddof=1) / len(values) ** 0.5 for values in weights.values()]
+    assert series["sem"] == pytest.approx(sems, rel=1e-5)
+    assert {turn["action"] for turn in profile_chart(groups)["turns"]} <= set(ACTIONS)
+
+
+def test_settings_name_groups_of_one_method(tmp_path):
+    folders = [
+        make_run(tmp_path / f"run{index}", clamp_alpha=alpha, iterations=2) for index, alpha in enumerate((0.5, 1.0))
+    ]
+    assert [group.name for group in load_groups(folders)] == ["TRIAL, clamp_alpha 0.5", "TRIAL, clamp_alpha 1.0"]
+
+
+def test_an_environment_is_called_by_the_title_that_its_user_gave(tmp_path):
+    adapter = EnvironmentAdapter(
+        "trial/ALFWorld-v0",
+        title="My <b>Kitchen</b>",
+        templates=alfworld.ADAPTER.templates,
+        family_titles={"pick_and_place_simple": "Put away"},
+        split_titles={"generated": "My kitchen's games"},
+        action_patterns=[("take", "acquisition")],
+    )
+    folder = make_run(tmp_path / "run", adapter=adapter, iterations=2)
+    assert report(folder) == 0
+    said = text_of(folder / "report.html")
+    assert "My <b>Kitchen</b>" in said
+    assert "Put away" in said
+    assert "(My kitchen's games)" in said
+    assert "trial/ALFWorld-v0" not in said.partition("Every setting")[0]
+    classes = {turn.action_class for trace in read_run(folder).allocation.traces for turn in trace.turns}
+    assert classes == {"acquisition", "completion", "inspection/other"}
+
+
+def test_a_policy_admits_nothing_but_the_scripts_and_styles_of_the_page(runs, tmp_path):
+    assert report(runs[0], "--output", tmp_path / "page.html") == 0
+    source = (tmp_path / "page.html").read_text()
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', source)[1]
+    policy = html.unescape(policy)
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
+    script = re.findall(r"<script>(.*?)</script>", source, re.S)
+    assert len(script) == 1
+    digest = base64.b64encode(hashlib.sha256(script[0].encode()).digest()).decode()
+    assert f"'sha256-{digest}'" in policy
+    assert not re.search(r"""(?:src|href)=["'](?!#)""", source)
+    assert not re.search(r"\son\w+=", re.sub(r"<script.*?</script>", "", source, flags=re.S))
+
+
+DAMAGES = {
+    "half a line": ("metrics.jsonl", lambda text: text[: len(text) - 40], "1 line is of metrics.jsonl cut off"),
+    "no cost": ("cost.json", None, "cost.json is missing"),
+    "cost of another kind": ("cost.json", lambda text: '{"seconds": 3}', "cost.json is not what this version writes"),
+    "no config": ("resolved_config.json", None, "resolved_config.json is missing"),
+    "half a config": ("resolved_config.json", lambda text: text[:99], "resolved_config.json cannot be read"),
+    "a list": ("run.json", lambda text: "[1]", "run.json holds no JSON object"),
+    "half an evaluation": ("evaluations/before.json", lambda text: text[:99], "Cannot read the evaluation"),
+    "killed": ("run.json", lambda text: text.replace('"done"', '"running"'), "The run has not ended, or was killed"),
+    "no metrics": ("metrics.jsonl", None, "Cannot read the metrics"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_partial_run_says_what_is_missing(run, damage, capsys):
+    name, change, expected = DAMAGES[damage]
+    file = run / name
+    if change is None:
+        file.unlink()
+    else:
+        file.write_text(change(file.read_text()))
+    assert report(run) == 0
+    assert expected in capsys.readouterr().out
+    said = text_of(run / "report.html")
+    assert "What is missing" in said
+    assert expected.split(" of ")[0] in said
+
+
+def test_turn_weights_that_cannot_be_read_are_missing_and_the_rest_is_there(run):
+    (training,) = run.glob("training/*/*.parquet")
+    table = pq.read_table(training, partitioning=None)
+    pq.write_table(table.drop_columns(["turn_weight"]), training)
+    assert "lacks the column turn_weight" in " ".join(read_run(run).missing)
+    training.write_bytes(b"PAR1 cut")
+    assert "Turn weights cannot be read" in " ".join(read_run(run).missing)
+    pq.write_table(table, training)
+    assert read_run(run).missing == []
+    (trajectories,) = run.glob("trajectories/*/*.parquet")
+    older = pq.read_table(trajectories, partitioning=None).replace_schema_metadata({"trial_ray.schema_version": "3"})
+    pq.write_table(older, trajectories)
+    assert "schema version 3" in " ".join(read_run(run).missing)
+    shutil.rmtree(run / "training")
+    assert "RUN/training was not recorded" in " ".join(read_run(run).missing)
+    assert report(run) == 0
+
+
+def test_where_nothing_can_be_shown_the_exit_code_is_2(run, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    assert report(tmp_path / "empty") == 2
+    assert "it is empty" in capsys.readouterr().err
+    assert report(tmp_path / "absent") == 2
+    assert "does not exist" in capsys.readouterr().err
+    shutil.rmtree(run / "evaluations")
+    (run / "metrics.jsonl").write_text('{"iteration": 1, "x')
+    assert report(run) == 2
+    assert "nothing to show" in capsys.readouterr().err
+    assert not (run / "report.html").exists()
+
+
+def make_sweep(folder: Path, failed: bool) -> Path:
+    trials = []
+    for index, alpha in enumerate((0.5, 1.0)):
+        name = f"abc_0000{index}"
+        trial = folder / f"TRIAL_env_{name}_{index}"
+        trial.mkdir(parents=True)
+        lines = [
+            {"training_iteration": n, "env_runners": {"success_rate": 0.1 * n}, "config": {"a": 1}} for n in (1, 2)
+        ]
+        (trial / "result.json").write_text(
+            "" if failed else "".join(json.dumps(line) + "\n" for line in lines) + '{"tr'
+        )
+        status = "failed" if failed else "done"
+        trials.append({"name": name, "parameters": {"clamp_alpha": alpha, "seed": index}, "status": status})
+    (folder / "sweep.json").write_text(json.dumps({"metric": "x", "mode": "max", "trials": trials}))
+    return folder
+
+
+def test_a_sweep_is_one_curve_a_trial(tmp_path, capsys):
+    folder = make_sweep(tmp_path / "sweep", failed=False)
+    groups = load_groups([folder])
+    assert [(group.title, group.runs[0].iterations) for group in groups] == [
+        ("clamp_alpha 0.5 (seed 0)", 2),
+        ("clamp_alpha 1.0 (seed 1)", 2),
+    ]
+    assert report(folder) == 0
+    assert "1 line is of result.json cut off" in capsys.readouterr().out
+
+
+def test_a_sweep_in_which_every_trial_failed_has_nothing_to_show(tmp_path, capsys):
+    assert report(make_sweep(tmp_path / "sweep", failed=True)) == 2
+    assert "The trial failed; error.txt" in capsys.readouterr().err
+
+
+def test_without_the_library_the_page_has_its_tables(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(page, "plotly_source", lambda: "")
+    assert report(runs[2], "--output", tmp_path / "page.html") == 0
+    source = (tmp_path / "page.html").read_text()
+    assert "script-src 'none'" in html.unescape(source)
+    assert "Numbers of “Success in training”" in text_of(tmp_path / "page.html")
+
+
+def test_figures_for_papers(runs, tmp_path, monkeypatch):
+    needed = ("panel", "turn_score", "profile_std")
+    monkeypatch.setattr(figures, "CURVES", [spec for spec in CURVES if spec.name in needed])
+    monkeypatch.setattr(figures, "FORMATS", ("svg",))
+    assert report(*runs[1:3], "--output", tmp_path / "page.html", "--figures", tmp_path / "figures") == 0
+    written = sorted(path.name for path in (tmp_path / "figures").iterdir())
+    assert written == ["figure2.svg", "figure3.svg", "panel.svg", "profile_std.svg", "turn_score.svg"]
+    assert (tmp_path / "figures" / "figure3.svg").read_text().startswith("<?xml")
+
+
+@pytest.mark.skipif(chromium.PROGRAM is None, reason="needs Chromium")
+def test_the_page_draws_and_runs_nothing_of_a_hostile_run(runs, tmp_path):
+    hostile = Path(shutil.copytree(runs[2], tmp_path / "<img src=x onerror=window.hit=1>"))
+    record = json.loads((hostile / "resolved_config.json").read_text())
+    record["method"] = record["environments"][0]["labels"]["title"] = record["settings"]["model_path"] = HOSTILE
+    record["settings"]["lr"] = HOSTILE
+    (hostile / "resolved_config.json").write_text(json.dumps(record))
+    groups = load_groups([hostile, runs[3]])
+    for trace in groups[0].runs[0].allocation.traces:
+        object.__setattr__(trace, "task_id", HOSTILE)
+        for turn in trace.turns:
+            object.__setattr__(turn, "action", "<b>x</b>")
+            object.__setattr__(turn, "outcome", f"{HOSTILE}<a href='javascript:window.hit=1'>x</a>")
+    file = tmp_path / "hostile.html"
+    file.write_text(report_page(groups, HOSTILE))
+    with chromium.Chromium() as browser:
+        browser.look(390, 844, dark=True)
+        browser.open(file.as_uri())
+        plots = browser.evaluate("document.querySelectorAll('[data-chart]').length")
+        assert plots == browser.evaluate("document.querySelectorAll('[data-chart] .main-svg:first-child').length") >= 15
+        assert browser.evaluate("document.title") == HOSTILE
+        assert (
+            browser.evaluate("document.querySelector('[data-chart=profile] .ytick text').textContent") == "T1 <b>x</b>"
+        )
+        assert browser.evaluate("window.hit") is None
+        assert browser.evaluate("document.querySelectorAll('[data-chart] a, img').length") == 0
+        assert browser.evaluate("document.documentElement.scrollWidth") <= 390
+        assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 27)"
+        count = "document.querySelectorAll('[data-chart=success] .scatterlayer .trace').length"
+        before = browser.evaluate(count)
+        browser.evaluate("document.querySelector('[name=group]').click()")
+        assert browser.evaluate(count) < before
+        outside = [event for event in browser.events if "http" in json.dumps(event).replace("http://www.w3.org", "")]
+        assert outside == []

@@ -1,0 +1,217 @@
+"""Reads what a report shows out of a run folder or the folder of a sweep: whatever is there, and what is missing by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trial_ray.algorithms.methods import method_title
+from trial_ray.environments.adapter import EnvironmentAdapter
+from trial_ray.environments.entry import find_adapter
+from trial_ray.errors import UserInputError
+from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.experiments.config_record import backbone_of_settings
+from trial_ray.experiments.cost import PHASES, cost_sections
+from trial_ray.experiments.metrics import flatten
+from trial_ray.experiments.recorded_allocation import read_allocation
+from trial_ray.reports.dynamics import read_whole_lines
+from trial_ray.reports.run_record import CostRow, Environment, RunRecord
+
+TRIAL_RESULTS = "result.json"
+"""Tune's metrics of a trial, one nested JSON object an iteration."""
+SWEEP_TABLE = "sweep.json"
+UNFINISHED = {
+    "running": "The run has not ended, or was killed.",
+    "interrupted": "The run was interrupted; `trial-ray train --resume` continues it.",
+    "failed": "The run failed; error.log in its folder says why.",
+}
+"""What a run lacks that did not come to its end, by its state."""
+RUN_FILES = ("run.json", "resolved_config.json", "metrics.jsonl")
+
+
+def read_runs(folder: Path) -> list[RunRecord]:
+    """The run of a run folder, or the trials of a sweep's folder.
+
+    Raises:
+        UserInputError: it is neither.
+    """
+    folder = folder.expanduser().resolve()
+    if any((folder / name).is_file() for name in RUN_FILES):
+        return [read_run(folder)]
+    trials = sorted(path.parent for path in folder.glob(f"*/{TRIAL_RESULTS}"))
+    if trials or (folder / SWEEP_TABLE).is_file():
+        return read_sweep(folder, trials)
+    if not folder.is_dir():
+        raise UserInputError(f"{folder} does not exist. Name the folder of a run or of a sweep.")
+    empty = "is empty" if not any(folder.iterdir()) else f"has none of {', '.join(RUN_FILES)} or {SWEEP_TABLE}"
+    raise UserInputError(f"{folder} is not the folder of a run or of a sweep: it {empty}. Name one.")
+
+
+def read_run(folder: Path) -> RunRecord:
+    """What a run folder holds; a file that is missing or damaged is named in ``missing``."""
+    run = RunRecord(folder)
+    _read_config(run)
+    about = _json(run, "run.json")
+    run.state = str(about.get("state", ""))
+    if run.state in UNFINISHED:
+        run.missing.append(UNFINISHED[run.state])
+    versions = about.get("versions")
+    run.versions = {**(versions if isinstance(versions, dict) else {}), **_platform(about)}
+    _read_metrics(run)
+    _read_evaluations(run)
+    card = _json(run, "cost.json")
+    _try(run, "cost.json", lambda: _read_cost(run, card))
+    if run.hindsight_start is not None:
+        _try(run, "", lambda: setattr(run, "allocation", read_allocation(folder, run.environments)))
+    return run
+
+
+def _platform(about: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(about[name]) for name in ("python", "platform", "cores", "started", "updated") if name in about}
+
+
+def _json(run: RunRecord, name: str) -> dict[str, Any]:
+    """The object in a file of the run's folder; empty where there is none, which is noted."""
+    try:
+        value = json.loads((run.path / name).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        run.missing.append(f"{name} is missing.")
+        return {}
+    except (OSError, ValueError) as error:
+        run.missing.append(f"{name} cannot be read ({error}).")
+        return {}
+    if isinstance(value, dict):
+        return value
+    run.missing.append(f"{name} holds no JSON object.")
+    return {}
+
+
+def _try(run: RunRecord, name: str, read: Callable[[], None]) -> None:
+    """Read a part of a run that may be of another version, or changed by hand."""
+    try:
+        read()
+    except UserInputError as error:
+        run.missing.append(str(error))
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
+        run.missing.append(f"{name} is not what this version writes ({type(error).__name__}: {error}).".lstrip())
+
+
+def _read_config(run: RunRecord) -> None:
+    record = _json(run, "resolved_config.json")
+    if record:
+        _try(run, "resolved_config.json", lambda: _apply_config(run, record))
+
+
+def _apply_config(run: RunRecord, record: Mapping[str, Any]) -> None:
+    settings = dict(record["settings"])
+    run.method = method_title(str(record["method"]))
+    run.settings, run.seed = settings, settings.get("seed")
+    if settings.get("hindsight_coeff"):
+        run.hindsight_start = int(settings.get("hindsight_start_iteration", 1))
+    run.backbone = backbone_of_settings(settings)
+    run.environments = [_environment(described) for described in record["environments"]]
+
+
+def _environment(described: Mapping[str, Any]) -> Environment:
+    env_id = str(described["env_id"])
+    labels = described.get("labels")
+    adapter = EnvironmentAdapter(env_id, **labels) if labels else find_adapter(env_id)
+    return Environment(str(described.get("name", env_id.rpartition("/")[2])), adapter)
+
+
+def _read_metrics(run: RunRecord) -> None:
+    try:
+        run.metrics, damaged = read_whole_lines(run.path / "metrics.jsonl")
+    except UserInputError as error:
+        run.missing.append(str(error))
+        return
+    if damaged:
+        run.missing.append(f"{_lines(damaged)} of metrics.jsonl cut off or damaged, and left out.")
+    if not run.metrics:
+        run.missing.append("metrics.jsonl holds no iteration.")
+
+
+def _lines(number: int) -> str:
+    return "1 line is" if number == 1 else f"{number} lines are"
+
+
+def _read_evaluations(run: RunRecord) -> None:
+    before: dict[str, EvaluationResult] = {}
+    after: dict[str, EvaluationResult] = {}
+    # Iterations have as many digits as it takes, so that the newest evaluation comes last.
+    for path in sorted((run.path / "evaluations").glob("*.json")):
+        try:
+            result = EvaluationResult.load(path)
+        except UserInputError as error:
+            run.missing.append(str(error))
+            continue
+        name, _, iteration = path.stem.rpartition("_")
+        name = name if iteration.isdigit() else path.stem
+        when, _, environment = name.partition("_")
+        if when == "before":
+            before[environment] = result
+        else:
+            after[environment if when == "after" else name] = result
+    run.before, run.after = before, after
+
+
+def _read_cost(run: RunRecord, card: Mapping[str, Any]) -> None:
+    if card:
+        sections = [[CostRow(*row) for row in section] for section in cost_sections(card)]
+        run.seconds = {PHASES[phase]: float(value) for phase, value in card["seconds"].items()}
+        run.cost = sections
+
+
+def read_sweep(folder: Path, trials: list[Path]) -> list[RunRecord]:
+    """The trials of a sweep, in the order of its table where it has one.
+
+    Args:
+        folder: of the sweep.
+        trials: folders that hold the metrics of a trial.
+    """
+    table = RunRecord(folder)
+    rows = _json(table, SWEEP_TABLE).get("trials", [])
+    runs = []
+    for row in rows if isinstance(rows, list) else []:
+        path = next((path for path in trials if str(row["name"]) in path.name), folder / str(row["name"]))
+        runs.append(_trial(path, row))
+    known = {run.path for run in runs}
+    runs += [_trial(path, {}) for path in trials if path not in known]
+    if not runs:
+        runs = [table]
+    elif table.missing:
+        runs[0].missing += [f"The sweep has no table: {reason}" for reason in table.missing]
+    return runs
+
+
+def _trial(path: Path, row: Mapping[str, Any]) -> RunRecord:
+    run = RunRecord(
+        path,
+        title=str(row.get("name", "")),
+        state=str(row.get("status", "")),
+        parameters=dict(row.get("parameters") or {}),
+    )
+    seed = run.parameters.get("seed")
+    run.seed = seed if isinstance(seed, int) else None
+    if run.state == "failed":
+        run.missing.append("The trial failed; error.txt in its folder says why.")
+    try:
+        lines = (path / TRIAL_RESULTS).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        run.missing.append(f"{TRIAL_RESULTS} cannot be read ({error}).")
+        return run
+    metrics = [flat for line in lines if (flat := _trial_metrics(line))]
+    if len(metrics) < len(lines):
+        run.missing.append(f"{_lines(len(lines) - len(metrics))} of {TRIAL_RESULTS} cut off or damaged, and left out.")
+    run.metrics = metrics
+    return run
+
+
+def _trial_metrics(line: str) -> dict[str, float]:
+    try:
+        flat = flatten(json.loads(line))
+        return {"iteration": int(flat["training_iteration"]), **flat}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}

@@ -1,0 +1,109 @@
+"""Runs that differ by seed alone are one group: a curve with an interval, and one row of a comparison."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trial_ray.reports.run_record import RunRecord
+
+OF_A_RUN = frozenset({"seed", "trajectories_folder", "training_folder"})
+"""Settings in which runs of one group may differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunGroup:
+    """Runs with equal settings.
+
+    Attributes:
+        name: unique among the groups of a report.
+        runs: in the order of their seeds.
+    """
+
+    name: str
+    runs: Sequence[RunRecord]
+
+    @property
+    def seeds(self) -> str:
+        """``seed 0``, ``3 seeds``, or nothing where none is known."""
+        seeds = {run.seed for run in self.runs}
+        if len(self.runs) > 1:
+            return f"{len(seeds)} seeds" if len(seeds) == len(self.runs) else f"{len(self.runs)} runs"
+        return "" if seeds == {None} else f"seed {self.runs[0].seed}"
+
+    @property
+    def title(self) -> str:
+        """Name and seeds."""
+        return f"{self.name} ({self.seeds})" if self.seeds else self.name
+
+    @property
+    def hindsight_start(self) -> int | None:
+        """Iteration from which the dense term acts."""
+        return self.runs[0].hindsight_start
+
+
+def group_runs(runs: Sequence[RunRecord]) -> list[RunGroup]:
+    """Groups in the order in which their first runs come.
+
+    A group is named by its method; where that is not enough, by the settings in which groups differ; else by the folder.
+    """
+    found: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        found.setdefault(_identity(run), []).append(run)
+    members = [sorted(group, key=lambda run: -1 if run.seed is None else run.seed) for group in found.values()]
+    return [RunGroup(name, group) for name, group in zip(_names(members), members, strict=True)]
+
+
+def run_label(run: RunRecord, group: RunGroup) -> str:
+    """How a run of a group is called in a chart: by its seed where that tells it from the others, else by its folder."""
+    alone = sum(other.seed == run.seed for other in group.runs) == 1
+    return f"seed {run.seed}" if alone and run.seed is not None else run.name
+
+
+def differing_settings(runs: Sequence[RunRecord]) -> list[str]:
+    """Settings that not all of the runs have alike, in alphabetical order."""
+    keys = sorted({key for run in runs for key in (*run.settings, *run.parameters)} - OF_A_RUN)
+    return [key for key in keys if len({_text(_setting(run, key)) for run in runs}) > 1]
+
+
+def setting_text(run: RunRecord, key: str) -> str:
+    """A setting's value as a reader would write it; a dash where the run has none of the name."""
+    value = _setting(run, key)
+    return "–" if value is None else value if isinstance(value, str) else _text(value)
+
+
+def _setting(run: RunRecord, key: str) -> Any:
+    return run.parameters.get(key, run.settings.get(key))
+
+
+def _identity(run: RunRecord) -> str:
+    if not run.settings and not run.parameters:
+        return str(run.path)  # nothing says that another run was like it
+    return _text([run.method, run.backbone, _without_seed(run.settings), _without_seed(run.parameters)])
+
+
+def _without_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key not in OF_A_RUN}
+
+
+def _names(groups: Sequence[Sequence[RunRecord]]) -> list[str]:
+    firsts = [group[0] for group in groups]
+    methods = [run.method or ("" if run.parameters else run.name) for run in firsts]
+    if len(set(methods)) == len(methods) and "" not in methods:
+        return methods
+    differing = differing_settings(firsts)
+    names = []
+    for run, method in zip(firsts, methods, strict=True):
+        alike = [other for other, title in zip(firsts, methods, strict=True) if title == method]
+        own = [key for key in differing if len({_text(_setting(other, key)) for other in alike}) > 1]
+        values = ", ".join(f"{key} {setting_text(run, key)}" for key in own[:3])
+        names.append(", ".join(part for part in (method, values) if part))
+    if len(set(names)) < len(names) or "" in names:
+        names = [run.name for run in firsts]
+    return names if len(set(names)) == len(names) else [str(run.path) for run in firsts]
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
