@@ -22,7 +22,7 @@ def plot_dynamics(data: Mapping[str, Any], path: Path) -> Path:
             method a list of windows), ``hindsight_start_iteration``, ``iterations``, ``title``.
         path: of the PNG.
     """
-    plt = _pyplot()
+    plt = pyplot()
     figure, axes = plt.subplots(1, 3, figsize=(12, 3.4), layout="constrained")
     for colour, (method, points) in zip(COLOURS, data["panel"].items(), strict=False):
         iterations = [point["iteration"] for point in points]
@@ -53,7 +53,7 @@ def plot_allocation(data: Mapping[str, Any], path: Path) -> Path:
         data: ``example`` (a trace), ``classes`` (by class ``mean``, ``sem``, ``trajectories``), ``title``.
         path: of the PNG.
     """
-    plt = _pyplot()
+    plt = pyplot()
     turns, classes = data["example"]["turns"], data["classes"]
     height = max(2.8, 0.27 * len(turns) + 1.2)
     figure, axes = plt.subplots(1, 2, figsize=(12, height), width_ratios=(1.5, 1), layout="constrained")
@@ -102,7 +102,12 @@ def _save(figure: Any, path: Path) -> Path:
     return path
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
+    """Matplotlib's pyplot, drawing into files, without the figures of earlier calls.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
     try:
         import matplotlib
     except ImportError as error:
