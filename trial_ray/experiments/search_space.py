@@ -67,6 +67,17 @@ def value_at(settings: Mapping[str, Any], path: Iterable[str]) -> Any:
     return value
 
 
+def nested(values: Mapping[SettingPath, Any]) -> dict[str, Any]:
+    """Values by their paths as dicts in dicts."""
+    found: dict[str, Any] = {}
+    for path, value in values.items():
+        inner = found
+        for name in path[:-1]:
+            inner = inner.setdefault(name, {})
+        inner[path[-1]] = value
+    return found
+
+
 def dotted(path: SettingPath) -> str:
     """A path as ``--set`` takes it."""
     return ".".join(path)

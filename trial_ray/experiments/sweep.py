@@ -16,7 +16,7 @@ from ray.tune.search.repeater import TRIAL_INDEX
 
 from trial_ray.errors import CheckpointError, UserInputError
 from trial_ray.experiments.metrics import flatten
-from trial_ray.experiments.search_space import SettingPath, dotted, value_at
+from trial_ray.experiments.search_space import SettingPath, dotted, nested, search_space, value_at
 from trial_ray.experiments.sweep_callbacks import PopulationCheckpoints, StopCriteria, SweepReporter, TrialTrackers
 from trial_ray.experiments.sweep_capacity import Capacity
 from trial_ray.experiments.sweep_file import SweepFile, is_population_based
@@ -24,6 +24,14 @@ from trial_ray.experiments.sweep_result import DONE, FAILED, UNFINISHED, SweepRe
 
 CHECKPOINT_EVERY = 5
 """Iterations between two checkpoints of a trial."""
+TUNE_ENVIRONMENT = {
+    # Tune ends the whole sweep without saying which metrics there are; StopCriteria says it.
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
+    # Data folders may be given relative to where the command was started.
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    # The newer output prints a banner that "verbose=0" does not turn off.
+    "RAY_AIR_NEW_OUTPUT": "0",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +76,7 @@ class Sweep:
             ConfigError: no trial reports the metric, or a key of ``stop``.
             CheckpointError: what is to be continued cannot be read.
         """
-        # Tune ends the whole sweep without saying which metrics there are; StopCriteria says it.
-        os.environ["TUNE_DISABLE_STRICT_METRIC_CHECKING"] = "1"
-        # Data folders may be given relative to where the command was started.
-        os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"
+        os.environ.update(TUNE_ENVIRONMENT)
         tuner = self._restored() if resume else self._new(at_once)
         try:
             results = tuner.fit()
@@ -135,7 +140,7 @@ class Sweep:
     def _search_alg(self) -> Any:
         searcher, seeds = self.file.search_alg, self.file.seeds
         if searcher is not None:
-            return EverySeed(searcher, seeds) if seeds else searcher
+            return EverySeed(searcher, seeds)
         # Each draw is trained with every seed.
         return BasicVariantGenerator(constant_grid_search=True) if seeds and self.file.draws_values else None
 
@@ -152,20 +157,27 @@ class Sweep:
 class EverySeed(Repeater):
     """Trains each suggestion of a searcher with every seed, and tells the searcher their mean.
 
+    The searcher is shown what it chooses and nothing else: Tune's would take ids of environments for paths into the config.
+
     Args:
         searcher: Ray Tune's.
-        seeds: of each suggestion.
+        seeds: of each suggestion; none: the config's.
     """
 
     def __init__(self, searcher: Any, seeds: Sequence[int]) -> None:
-        super().__init__(searcher, repeat=len(seeds), set_index=True)
+        super().__init__(searcher, repeat=max(1, len(seeds)), set_index=True)
         self.seeds = list(seeds)
+
+    def set_search_properties(self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any) -> bool:
+        """Take over what is searched."""
+        return bool(super().set_search_properties(metric, mode, nested(dict(search_space(config))), **spec))
 
     def suggest(self, trial_id: str) -> Any:
         """Parameters of the next trial; what else Tune expects where there is none."""
         suggested = super().suggest(trial_id)
         if isinstance(suggested, dict):
-            suggested["seed"] = self.seeds[suggested.pop(TRIAL_INDEX)]
+            index = suggested.pop(TRIAL_INDEX)
+            suggested |= {"seed": self.seeds[index]} if self.seeds else {}
         return suggested
 
 

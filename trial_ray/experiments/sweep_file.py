@@ -21,6 +21,7 @@ from trial_ray.experiments.search_space import (
     dotted,
     grid_size,
     is_grid,
+    nested,
     points,
     search_space,
 )
@@ -177,7 +178,7 @@ class SweepFile:
             return
         for path, each in space.items():
             try:
-                convert({dotted(path): each})
+                convert(nested({path: each}))
             except (ValueError, NotImplementedError, TypeError) as error:
                 raise ConfigError(
                     f"{type(self.search_alg).__name__} cannot search over {dotted(path)}: {str(error).splitlines()[0]}"

@@ -174,7 +174,7 @@ class SweepResult:
         if len(points) == len(self.trials):
             return None
         names = [name for name in self.names if name != dotted(SEED)]
-        table = Table(title=f"{len(points)} points by {self.metric} ({self.mode}): mean ± 95 % interval over seeds")
+        table = Table(title=f"{len(points)} points: mean ± 95 % interval over seeds")
         for name in (*names, self.metric.rpartition("/")[2], "iterations", "failed"):
             table.add_column(name, justify="right")
         for index, point in enumerate(points):

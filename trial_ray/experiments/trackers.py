@@ -81,7 +81,7 @@ class WandbTracker:
             config=without_secrets(run.settings),
             dir=run.folder,
             settings=wandb.Settings(
-                console="off", quiet=True, silent=True, save_code=False, disable_git=True, x_disable_meta=True
+                console="off", quiet=True, silent=True, save_code=False, disable_git=True, x_disable_meta=True, x_save_requirements=False
             ),
         )
 
@@ -164,7 +164,8 @@ class TrackioTracker:
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Send an iteration's metrics."""
-        self._run.log(dict(metrics), step=iteration)
+        # Trackio puts a time of its own under this name, and warns.
+        self._run.log({name: value for name, value in metrics.items() if name != "timestamp"}, step=iteration)
 
     def close(self, state: str) -> None:
         """Finish; trackio knows no states."""
