@@ -81,7 +81,13 @@ class WandbTracker:
             config=without_secrets(run.settings),
             dir=run.folder,
             settings=wandb.Settings(
-                console="off", quiet=True, silent=True, save_code=False, disable_git=True, x_disable_meta=True, x_save_requirements=False
+                console="off",
+                quiet=True,
+                silent=True,
+                save_code=False,
+                disable_git=True,
+                x_disable_meta=True,
+                x_save_requirements=False,
             ),
         )
 
