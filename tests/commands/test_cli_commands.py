@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from trial_ray import cli
-from trial_ray.errors import ConfigError, EngineError, UserInputError, is_user_error
+from trial_ray.errors import ConfigError, EngineError, is_user_error
 from trial_ray.experiments.checkpoints import MODEL_INSIDE_CHECKPOINT, find_model
-from trial_ray.experiments.sweep import Sweep, SweepResult, TrialRecord
 
 COMMANDS = ("train", "evaluate", "sweep", "reproduce", "report", "warmstart", "inspect", "export", "data", "doctor")
 
@@ -225,49 +224,3 @@ def test_a_resumed_run_forgets_what_it_will_sample_again(tmp_path):
     folder = RunFolder.reopen(recorded_run(tmp_path))
     folder.drop_records_after(1)
     assert folder.recorded_iterations() == [1]
-
-
-SWEEP = """
-from ray import tune
-from trial_ray.algorithms import TRIALConfig
-config = (
-    TRIALConfig()
-    .environment("trial/ALFWorld-v0", env_config={"difficulty": tune.grid_search(["tiny", "small"])})
-    .policy(model_path="some/model")
-    .training(hindsight_coeff=tune.grid_search([0.01, COEFF]), hindsight_start_iteration=2)
-)
-stop = {"training_iteration": 2}
-"""
-
-
-def sweep_file(folder, coefficient, extra=""):
-    file = folder / "sweep.py"
-    file.write_text(SWEEP.replace("COEFF", coefficient) + extra)
-    return file
-
-
-def test_every_value_of_a_grid_is_checked_before_anything_starts(tmp_path):
-    assert Sweep.load(sweep_file(tmp_path, "0.1"), None, []).metric == "env_runners/success_rate"
-    with pytest.raises(ConfigError, match=r"hindsight_coeff is -0\.1"):
-        Sweep.load(sweep_file(tmp_path, "-0.1"), None, [])
-    with pytest.raises(ConfigError, match="hindsight_start_iteration is 2, but training ends after iteration 1"):
-        Sweep.load(sweep_file(tmp_path, "0.1"), 1, [])
-    with pytest.raises(ConfigError, match="mode"):
-        Sweep.load(sweep_file(tmp_path, "0.1", "mode = 'best'"), None, [])
-    with pytest.raises(UserInputError, match="searches over nothing"):
-        Sweep.load(sweep_file(tmp_path, "0.1"), None, ["hindsight_coeff=0.1", "env_config.difficulty=tiny"])
-
-
-def test_sweep_outcome_puts_the_best_first_and_counts_what_is_missing():
-    outcome = SweepResult(
-        "env_runners/success_rate",
-        "max",
-        [
-            TrialRecord("a", {"lr": 1}, "failed", 0, None, 0.0),
-            TrialRecord("b", {"lr": 2}, "done", 2, 0.25, 9.0),
-            TrialRecord("c", {"lr": 3}, "unfinished", 1, 0.5, 4.0),
-        ],
-    )
-    assert [trial.name for trial in outcome.trials] == ["c", "b", "a"]
-    assert (outcome.failed, outcome.unfinished) == (1, 1)
-    assert outcome.table().row_count == 3

@@ -10,6 +10,7 @@ from cli_fakes import EXPERIMENT, FakeAlgorithm
 
 from trial_ray import cli
 from trial_ray.errors import CheckpointError, EngineError, TrainingDivergedError
+from trial_ray.experiments.trackers import TRACKERS
 
 
 @pytest.fixture
@@ -289,3 +290,29 @@ def test_method_carries_over_what_the_file_changed(train):
     assert train.config.model_path == "some/model"
     assert train.config.env_config == {"split": "train"}
     assert train.config.tasks_per_iteration == 5
+
+
+@pytest.mark.parametrize("end", ["done", "failed", "interrupted"])
+def test_a_service_is_told_of_every_iteration_and_how_the_run_ended(train, monkeypatch, end):
+    calls = []
+
+    class Notes:
+        def __init__(self, run):
+            calls.append((run.name, run.resumed, run.settings["settings"]["lr"]))
+
+        def log(self, iteration, metrics):
+            calls.append((iteration, metrics["training_iteration"]))
+
+        def close(self, state):
+            calls.append(state)
+
+    def press(iteration):
+        if iteration == 2 and end == "interrupted":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setitem(TRACKERS, "wandb", Notes)
+    fake = {"fail_at": 3, "error": EngineError("died")} if end == "failed" else {}
+    train("--out", train.out, "--set", "lr=0.5", "--log-to", "wandb", on_train=press, **fake)
+    assert calls[:3] == [("run", False, 0.5), (1, 1), (2, 2)]
+    assert calls[-1] == end
+    assert len(calls) == (5 if end == "done" else 4)

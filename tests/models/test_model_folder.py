@@ -14,6 +14,7 @@ from trial_ray.algorithms import GRPOConfig
 from trial_ray.algorithms.initial_policy import initial_policy
 from trial_ray.errors import ConfigError
 from trial_ray.inference.sampling import stop_token_ids
+from trial_ray.models.causal_lm_module import load_causal_lm, load_tokenizer
 from trial_ray.models.model_folder import model_folder
 
 EXTRA_STOP_ID = 11
@@ -79,6 +80,13 @@ def test_a_name_that_cannot_be_fetched_fails_at_once_with_one_line(hub_cache, mo
     assert f"hf download {NAME}" in message
     assert "\n" not in message
     assert not caplog.records  # no retries, which are logged
+
+
+@pytest.mark.parametrize("load", [load_tokenizer, lambda name: load_causal_lm(name, "float32")])
+def test_loading_by_name_without_a_hub_asks_once_and_fails_with_one_line(hub_cache, capfd, load):
+    with pytest.raises(ConfigError, match=f"no folder '{NAME}'"):
+        load(NAME)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_cached_model_without_weights_is_not_taken_for_a_model(hub_cache, folder, monkeypatch):

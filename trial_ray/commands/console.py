@@ -69,6 +69,17 @@ def add_set_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_log_to_option(parser: argparse.ArgumentParser) -> None:
+    """``--log-to SERVICE``, any number of times."""
+    parser.add_argument(
+        "--log-to",
+        action="append",
+        default=[],
+        choices=["wandb", "mlflow", "trackio"],
+        help="log to Weights & Biases, MLflow or trackio too, beside TensorBoard; may be repeated (docs/sweeps.md)",
+    )
+
+
 def add_env_adapter_option(parser: argparse.ArgumentParser) -> None:
     """``--env-adapter FILE.py``, any number of times."""
     parser.add_argument(

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trial_ray.commands import console as terminal
 from trial_ray.commands.train import default_folder
-from trial_ray.errors import InfrastructureError
+from trial_ray.errors import ConfigError, InfrastructureError
 from trial_ray.experiments.experiment import experiment_file
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from trial_ray.experiments.sweep import Sweep
+    from trial_ray.experiments.sweep_result import SweepResult
 
 EPILOG = """examples:
   trial-ray sweep tuned_examples/sweeps/lambda_alpha.py     or sweeps/lambda_alpha, which an installed package has, too
   trial-ray sweep tuned_examples/sweeps/lambda_alpha.py --iterations 2 --out sweeps/first --set num_engines=1
   trial-ray sweep tuned_examples/sweeps/lambda_alpha.py --resume sweeps/first
+  trial-ray sweep tuned_examples/sweeps/lambda_alpha_optuna.py --log-to wandb --log-to mlflow
 
 FILE is Python that defines, as an experiment file does, `config` and `stop`; values of the config may be
 tune.grid_search([...]) or tune.choice, tune.uniform, ... It may also define
   metric = "env_runners/success_rate", mode = "max"   which trial is best (these are the defaults)
   num_samples = 1                                     draws from the random values, or repeats of the grid
-  scheduler                                           a Ray Tune scheduler, such as ASHAScheduler
-  max_concurrent_trials                               else as many as the cluster holds
-Every trial reserves its env runners, learners and engines together, so it starts only when all of them fit.
+  scheduler                                           a Ray Tune scheduler: ASHAScheduler, PopulationBasedTraining
+  search_alg                                          a Ray Tune searcher, such as OptunaSearch
+  max_concurrent_trials                               else as many as fit the machine
+A grid of seeds, .debugging(seed=tune.grid_search([0, 1, 2])), makes every point a mean with an interval.
+Every trial reserves its env runners, learners and engines together, so it starts only when all of them fit. DIR holds at
+the end results.csv, pictures, and best.py, which `trial-ray train` takes.
 """
 
 
@@ -40,32 +50,62 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--iterations", type=terminal.positive, metavar="N", help="iterations of a trial at most")
     folder = parser.add_mutually_exclusive_group()
     folder.add_argument("--out", type=Path, metavar="DIR", help="sweep folder (default: runs/<file>-<time>)")
-    folder.add_argument("--resume", type=Path, metavar="DIR", help="continue the sweep in DIR")
+    folder.add_argument("--resume", type=Path, metavar="DIR", help="continue the sweep in DIR, as it was begun")
+    terminal.add_log_to_option(parser)
     terminal.add_set_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Search; see the module's docstring."""
-    from trial_ray.experiments.ray_session import ray_session
-    from trial_ray.experiments.run_report import leave_report
-    from trial_ray.experiments.sweep import Sweep
+    import os
 
-    sweep = Sweep.load(args.file, args.iterations, args.overrides)
+    import ray
+
+    from trial_ray.experiments.ray_session import ray_session
+    from trial_ray.experiments.sweep import Sweep
+    from trial_ray.experiments.sweep_capacity import Capacity
+    from trial_ray.experiments.sweep_file import SweepFile
+    from trial_ray.experiments.trackers import require_trackers
+
+    _check_resume(args)
+    require_trackers(args.log_to)
+    file = SweepFile.load(args.file, args.iterations, args.overrides)
     folder = (args.resume or args.out or default_folder(args.file)).expanduser().resolve()
-    sweep.require_folder(folder, resume=args.resume is not None)
+    sweep = Sweep(file, folder, tuple(args.log_to))
+    sweep.require_folder(resume=args.resume is not None)
     console = terminal.output()
     console.print(f"sweep folder: {folder}", highlight=False, soft_wrap=True)
     with ray_session(args.verbose):
-        result = sweep.fit(folder, resume=args.resume is not None)
+        capacity = Capacity.of(file.configs(), ray.cluster_resources())
+        capacity.require_one(local="RAY_ADDRESS" not in os.environ)
+        at_once = sweep.at_once(capacity)
+        console.print(capacity.describe(file.num_trials, at_once), highlight=False, soft_wrap=True)
+        result = sweep.fit(at_once, resume=args.resume is not None)
+    return _conclude(sweep, result, console)
+
+
+def _check_resume(args: argparse.Namespace) -> None:
+    given = {"--iterations": args.iterations, "--set": args.overrides, "--log-to": args.log_to}
+    if args.resume and (names := [name for name, value in given.items() if value]):
+        raise ConfigError(f"A sweep continues as it was begun: leave out {' and '.join(names)}, or begin a new one.")
+
+
+def _conclude(sweep: Sweep, result: SweepResult, console: Console) -> int:
+    from trial_ray.experiments.run_report import leave_report
+    from trial_ray.experiments.sweep_outputs import write_outputs
+
     console.print(result.table())
-    result.save(folder / "sweep.json")
-    leave_report(folder, console)
+    if points := result.points_table():
+        console.print(points)
+    for line in write_outputs(sweep.file, result, sweep.folder):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    leave_report(sweep.folder, console)
     if result.unfinished:
-        console.print(f"{result.unfinished} trial(s) unfinished; continue with --resume {folder}", soft_wrap=True)
+        console.print(f"{result.unfinished} trial(s) unfinished; continue with --resume {sweep.folder}", soft_wrap=True)
         return terminal.INTERRUPTED
     if result.failed:
         raise InfrastructureError(
-            f"{result.failed} of {len(result.trials)} trials failed; their errors are in {folder}."
+            f"{result.failed} of {len(result.trials)} trials failed; their errors are in {sweep.folder}."
         )
     return terminal.DONE

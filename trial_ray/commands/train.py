@@ -25,6 +25,7 @@ EPILOG = """examples:
   trial-ray train tuned_examples/alfworld_quickstart.py --iterations 40 --resume runs/grpo-1
   trial-ray train FILE --set lr=1e-4 --set env_config.split=train
   trial-ray train FILE --env-adapter my_adapter.py
+  trial-ray train FILE --log-to wandb --log-to mlflow
 
 FILE is Python that defines `config` (an RLlib AlgorithmConfig) and `stop` (such as {"training_iteration": 20}), or the
 name of one in tuned_examples/ without its .py, which an installed package has, too.
@@ -71,6 +72,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     folder = parser.add_mutually_exclusive_group()
     folder.add_argument("--out", type=Path, metavar="DIR", help="run folder (default: runs/<file>-<time>)")
     folder.add_argument("--resume", type=Path, metavar="DIR", help="continue the run in DIR from its last checkpoint")
+    terminal.add_log_to_option(parser)
     terminal.add_env_adapter_option(parser)
     terminal.add_set_option(parser)
     parser.set_defaults(run=run)
@@ -82,8 +84,10 @@ def run(args: argparse.Namespace) -> int:
     from trial_ray.experiments.ray_session import ray_session
     from trial_ray.experiments.run_folder import RunFolder
     from trial_ray.experiments.run_report import leave_report
+    from trial_ray.experiments.trackers import require_trackers
     from trial_ray.experiments.training_session import TrainingSession
 
+    require_trackers(args.log_to)
     experiment = load_experiment(args.file)
     stop = {**experiment.stop, "training_iteration": args.iterations} if args.iterations else experiment.stop
     if not stop:
@@ -109,6 +113,7 @@ def run(args: argparse.Namespace) -> int:
         resume=args.resume is not None,
         checkpoint_every=args.checkpoint_every,
         checkpoints_kept=args.keep_checkpoints,
+        log_to=args.log_to,
     )
     session.run(ray_session(args.verbose))
     leave_report(folder.path, console)

@@ -146,6 +146,10 @@ class RunFolder:
         """How the run stands; see :meth:`set_state`."""
         return str(json.loads((self.path / "run.json").read_text(encoding="utf-8"))["state"])
 
+    def started(self) -> str:
+        """When the run was begun, however often it was continued since."""
+        return str(json.loads((self.path / "run.json").read_text(encoding="utf-8"))["started"])
+
     def set_state(self, state: str) -> None:
         """Record how the run stands: ``running``, ``done``, ``interrupted`` or ``failed``."""
         self._write_run(state)

@@ -1,252 +1,215 @@
-"""A sweep: the search space in a config, Ray Tune's run over it, and the table that it ends with."""
+"""A sweep: Ray Tune's run over a sweep file's search space."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ray import tune
-from rich.console import Console
-from rich.table import Table
+from ray.tune.error import TuneError
+from ray.tune.search import BasicVariantGenerator, Repeater
+from ray.tune.search.repeater import TRIAL_INDEX
 
-from trial_ray.errors import CheckpointError, ConfigError, UserInputError
-from trial_ray.experiments.experiment import Experiment, load_experiment
+from trial_ray.errors import CheckpointError, UserInputError
 from trial_ray.experiments.metrics import flatten
-from trial_ray.experiments.overrides import apply_overrides
-from trial_ray.experiments.progress import describe
-from trial_ray.files import write_json
-from trial_ray.settings import is_search
+from trial_ray.experiments.search_space import SettingPath, dotted, nested, search_space, value_at
+from trial_ray.experiments.sweep_callbacks import PopulationCheckpoints, StopCriteria, SweepReporter, TrialTrackers
+from trial_ray.experiments.sweep_capacity import Capacity
+from trial_ray.experiments.sweep_file import SweepFile, is_population_based
+from trial_ray.experiments.sweep_result import DONE, FAILED, UNFINISHED, SweepResult, TrialRecord
 
 CHECKPOINT_EVERY = 5
-
-
-@dataclass(frozen=True, slots=True)
-class TrialRecord:
-    """One trial as it ended.
-
-    Attributes:
-        name: Tune's id of the trial, also the end of its folder's name.
-        parameters: what the sweep chose for it.
-        status: ``done``, ``failed``, or ``unfinished`` because the sweep was interrupted.
-        iterations: iterations that it trained.
-        metric: last value of the sweep's metric; ``None`` if it was never reported.
-        seconds: time that it trained.
-    """
-
-    name: str
-    parameters: dict[str, Any]
-    status: str
-    iterations: int
-    metric: float | None
-    seconds: float
-
-
-@dataclass(slots=True)
-class SweepResult:
-    """Trials of a sweep, the best one first."""
-
-    metric: str
-    mode: str
-    trials: list[TrialRecord] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        sign = -1 if self.mode == "max" else 1
-        self.trials.sort(key=lambda trial: (trial.metric is None, sign * (trial.metric or 0.0), trial.name))
-
-    @property
-    def failed(self) -> int:
-        """Trials that ended with an error."""
-        return sum(trial.status == "failed" for trial in self.trials)
-
-    @property
-    def unfinished(self) -> int:
-        """Trials that an interrupt kept from ending."""
-        return sum(trial.status == "unfinished" for trial in self.trials)
-
-    def table(self) -> Table:
-        """A rich table: one row a trial."""
-        names = sorted({name for trial in self.trials for name in trial.parameters})
-        table = Table(title=f"{len(self.trials)} trials by {self.metric} ({self.mode})")
-        table.add_column("trial")
-        for name in (*names, self.metric.rpartition("/")[2], "iterations", "seconds"):
-            table.add_column(name, justify="right")
-        table.add_column("status")
-        for index, trial in enumerate(self.trials):
-            metric = "-" if trial.metric is None else f"{trial.metric:.4g}"
-            values = [str(trial.parameters.get(name, "")) for name in names]
-            row = [trial.name, *values, metric, str(trial.iterations), f"{trial.seconds:.0f}", trial.status]
-            table.add_row(*row, style="bold" if index == 0 and trial.metric is not None else None)
-        return table
-
-    def save(self, path: Path) -> Path:
-        """Write the result as JSON."""
-        return write_json(path, {"metric": self.metric, "mode": self.mode, "trials": [asdict(t) for t in self.trials]})
+"""Iterations between two checkpoints of a trial."""
+TUNE_ENVIRONMENT = {
+    # Tune ends the whole sweep without saying which metrics there are; StopCriteria says it.
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
+    # Data folders may be given relative to where the command was started.
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    # The newer output prints a banner that "verbose=0" does not turn off.
+    "RAY_AIR_NEW_OUTPUT": "0",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What a sweep file defines, checked.
+    """One sweep in its folder.
 
     Attributes:
-        experiment: config (with the search space inside) and stop criteria.
-        metric: ``/``-joined result key that ranks the trials.
-        mode: ``"max"`` or ``"min"``.
+        file: what is searched, and how.
+        folder: of the sweep; a folder a trial.
+        log_to: services that every trial is logged to.
     """
 
-    experiment: Experiment
-    metric: str
-    mode: str
+    file: SweepFile
+    folder: Path
+    log_to: tuple[str, ...] = ()
 
-    @classmethod
-    def load(cls, file: Path, iterations: int | None, overrides: list[str]) -> Sweep:
-        """Read a sweep file and check every point of its grid.
-
-        Raises:
-            UserInputError: the file is no sweep.
-            ConfigError: ``mode`` or ``stop`` is wrong, or the config is at some point of the grid.
-        """
-        experiment = load_experiment(file)
-        stop = {**experiment.stop, "training_iteration": iterations} if iterations else experiment.stop
-        if not stop:
-            raise ConfigError(f"{file} defines no `stop`; define it, or give --iterations N.")
-        config = apply_overrides(experiment.config, overrides)
-        mode = experiment.names.get("mode", "max")
-        if mode not in ("min", "max"):
-            raise ConfigError(f"{file} defines mode = {mode!r}; expected 'max' or 'min'.")
-        checked = Experiment(file, config, stop, experiment.names)
-        searched = dict(search_space(vars(config)))
-        if not searched:
-            raise UserInputError(f"{file} searches over nothing: give a setting tune.grid_search([...]), or use train.")
-        for point in _points(searched):
-            chosen = _at(config, point)
-            chosen.validate()
-            if "training_iteration" in stop:
-                chosen.require_schedules_within(stop["training_iteration"])
-        return cls(checked, experiment.names.get("metric", "env_runners/success_rate"), mode)
-
-    def require_folder(self, folder: Path, resume: bool) -> None:
-        """Check that the sweep may use ``folder``.
+    def require_folder(self, resume: bool) -> None:
+        """Check that the folder may be used.
 
         Raises:
             UserInputError: a new sweep's folder is not empty.
             CheckpointError: there is nothing to continue.
         """
+        folder = self.folder
         if resume and not tune.Tuner.can_restore(str(folder)):
             raise CheckpointError(f"{folder} holds no sweep to continue.")
         if not resume and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserInputError(f"{folder} exists and is not empty. Name a new folder, or continue with --resume.")
 
-    def fit(self, folder: Path, resume: bool = False) -> SweepResult:
-        """Run, or continue, every trial; print a line an iteration."""
-        results = self._tuner(folder, resume).fit()
-        space = [path for path, _ in search_space(vars(self.experiment.config))]
-        return SweepResult(self.metric, self.mode, [_record(result, space, self.metric) for result in results])
+    def at_once(self, capacity: Capacity) -> int:
+        """Trials at a time: as many as fit, and no more than the file allows."""
+        return min(capacity.trials, self.file.max_concurrent_trials or capacity.trials)
 
-    def _tuner(self, folder: Path, resume: bool) -> Any:
-        names, config = self.experiment.names, self.experiment.config
-        if resume:
+    def fit(self, at_once: int, resume: bool = False) -> SweepResult:
+        """Run, or continue, every trial; print a line an iteration. Ray must be connected.
+
+        Args:
+            at_once: trials at a time, at most.
+            resume: continue what is in the folder, with as many trials at a time as it was begun with.
+
+        Raises:
+            ConfigError: no trial reports the metric, or a key of ``stop``.
+            CheckpointError: what is to be continued cannot be read.
+        """
+        os.environ.update(TUNE_ENVIRONMENT)
+        tuner = self._restored() if resume else self._new(at_once)
+        try:
+            results = tuner.fit()
+        except TuneError as error:
+            if isinstance(error.__context__, UserInputError):
+                raise error.__context__ from None
+            raise
+        return SweepResult(
+            self.file.metric,
+            self.file.mode,
+            [_record(results[index], self.file.searched, self.file.metric) for index in range(len(results))],
+        )
+
+    def _restored(self) -> tune.Tuner:
+        try:
             return tune.Tuner.restore(
-                str(folder),
-                trainable=config.algo_class,
-                param_space=config,
+                str(self.folder),
+                trainable=self.file.config.algo_class,
+                param_space=self.file.config,
                 resume_unfinished=True,
                 restart_errored=True,
             )
+        except Exception as error:  # whatever unpickling a damaged file raises
+            raise CheckpointError(
+                f"The sweep in {self.folder} cannot be continued: {type(error).__name__}: {error}. Begin it anew in another folder."
+            ) from error
+
+    def _new(self, at_once: int) -> tune.Tuner:
+        file = self.file
+        population = is_population_based(file.scheduler)
+        seeds = len(file.seeds) if file.search_alg is not None else 1
+        config = file.config
+        if file.search_alg is not None and file.seeds:
+            config = config.copy(copy_frozen=False).debugging(seed=file.seeds[0])
         return tune.Tuner(
-            config.algo_class,
+            file.config.algo_class,
             param_space=config,
             tune_config=tune.TuneConfig(
-                metric=self.metric,
-                mode=self.mode,
-                num_samples=names.get("num_samples", 1),
-                scheduler=names.get("scheduler"),
-                max_concurrent_trials=names.get("max_concurrent_trials"),
+                metric=file.metric,
+                mode=file.mode,
+                num_samples=file.num_samples * max(1, seeds),
+                scheduler=file.scheduler,
+                search_alg=self._search_alg(),
+                # The members of a population take turns: each is begun before any has ended.
+                max_concurrent_trials=None if population else at_once,
             ),
             run_config=tune.RunConfig(
-                name=folder.name,
-                storage_path=str(folder.parent),
-                stop=self.experiment.stop,
-                callbacks=[SweepReporter()],
+                name=self.folder.name,
+                storage_path=str(self.folder.parent),
+                stop=StopCriteria(file.stop, file.metric),
+                callbacks=list(self._callbacks()),
                 checkpoint_config=tune.CheckpointConfig(
-                    checkpoint_frequency=CHECKPOINT_EVERY, checkpoint_at_end=True, num_to_keep=1
+                    checkpoint_frequency=CHECKPOINT_EVERY,
+                    checkpoint_at_end=True,
+                    num_to_keep=None if population else 1,
                 ),
                 verbose=0,
             ),
         )
 
+    def _search_alg(self) -> Any:
+        searcher, seeds = self.file.search_alg, self.file.seeds
+        if searcher is not None:
+            return EverySeed(searcher, seeds)
+        # Each draw is trained with every seed.
+        return BasicVariantGenerator(constant_grid_search=True) if seeds and self.file.draws_values else None
 
-class SweepReporter(tune.Callback):
-    """Prints as trials progress. Tune stores its callbacks beside the sweep, so this one holds nothing."""
-
-    def on_trial_result(
-        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
-    ) -> None:
-        """A trial finished an iteration."""
-        _print(f"{_name(trial)}  iteration {result['training_iteration']}  {describe(flatten(result))}")
-
-    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """A trial failed."""
-        _print(f"{_name(trial)}  failed")
-
-
-def search_space(settings: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Paths to every value that Tune chooses, and the grid or distribution that it chooses from."""
-    for name, value in settings.items():
-        if is_search(value):
-            yield (name,), value
-        elif isinstance(value, dict) and not name.startswith("_"):
-            yield from (((name, *path), inner) for path, inner in search_space(value))
+    def _callbacks(self) -> Iterable[tune.Callback]:
+        yield SweepReporter()
+        scheduler = self.file.scheduler
+        # Of an interval in another unit nobody knows how many checkpoints are written in it; then all are kept.
+        if is_population_based(scheduler) and scheduler._time_attr == "training_iteration":
+            yield PopulationCheckpoints(kept=2 + math.ceil(scheduler._perturbation_interval / CHECKPOINT_EVERY))
+        if self.log_to:
+            yield TrialTrackers(self.log_to, self.folder.name)
 
 
-def _points(searched: dict[tuple[str, ...], Any]) -> Iterator[dict[tuple[str, ...], Any]]:
-    """Enough points to meet every value of the grid once: ranges of settings are checked one by one."""
-    choices = {
-        path: space["grid_search"] if isinstance(space, dict) else [space.sample()] for path, space in searched.items()
-    }
-    empty = [".".join(path) for path, values in choices.items() if not values]
-    if empty:
-        raise ConfigError(f"tune.grid_search of {empty[0]} is empty.")
-    for index in range(max(len(values) for values in choices.values())):
-        yield {path: values[min(index, len(values) - 1)] for path, values in choices.items()}
+class EverySeed(Repeater):
+    """Trains each suggestion of a searcher with every seed, and tells the searcher their mean.
+
+    The searcher is shown what it chooses and nothing else: Tune's would take ids of environments for paths into the config.
+
+    Args:
+        searcher: Ray Tune's.
+        seeds: of each suggestion; none: the config's.
+    """
+
+    def __init__(self, searcher: Any, seeds: Sequence[int]) -> None:
+        super().__init__(searcher, repeat=max(1, len(seeds)), set_index=True)
+        self.seeds = list(seeds)
+
+    def set_search_properties(self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any) -> bool:
+        """Take over what is searched."""
+        return bool(super().set_search_properties(metric, mode, nested(dict(search_space(config))), **spec))
+
+    def suggest(self, trial_id: str) -> Any:
+        """Parameters of the next trial; what else Tune expects where there is none."""
+        suggested = super().suggest(trial_id)
+        if isinstance(suggested, dict):
+            index = suggested.pop(TRIAL_INDEX)
+            suggested |= {"seed": self.seeds[index]} if self.seeds else {}
+        return suggested
 
 
-def _at(config: Any, point: dict[tuple[str, ...], Any]) -> Any:
-    chosen = config.copy(copy_frozen=False)
-    for (name, *path), value in point.items():
-        setattr(chosen, name, _replaced(getattr(chosen, name), path, value))
-    return chosen
-
-
-def _replaced(values: Any, path: list[str], value: Any) -> Any:
-    if not path:
-        return value
-    return {**values, path[0]: _replaced(values[path[0]], path[1:], value)}
-
-
-def _record(result: Any, space: list[tuple[str, ...]], metric: str) -> TrialRecord:
+def _record(result: Any, searched: Iterable[SettingPath], metric: str) -> TrialRecord:
     metrics, config = result.metrics or {}, result.config or {}  # both absent in a trial that never started
-    status = "failed" if result.error else "done" if metrics.get("done") else "unfinished"
+    status = FAILED if result.error else DONE if metrics.get("done") else UNFINISHED
     return TrialRecord(
         name=metrics.get("trial_id") or Path(result.path).name,
-        parameters={".".join(path): _value_at(config, path) for path in space if config},
+        parameters={dotted(path): value_at(config, path) for path in searched if config},
         status=status,
         iterations=int(metrics.get("training_iteration", 0)),
-        metric=flatten(metrics).get(metric),
+        metric=_last_value(result, metrics, metric),
         seconds=float(metrics.get("time_total_s", 0.0)),
+        error=_first_line(result.error) if result.error else "",
     )
 
 
-def _value_at(config: Any, path: tuple[str, ...]) -> Any:
-    for name in path:
-        config = config[name]
-    return config
+def _last_value(result: Any, metrics: dict[str, Any], metric: str) -> float | None:
+    """The metric of the last iteration, or of the last one that had it: a panel is not played in each."""
+    value = flatten(metrics).get(metric)
+    history = result.metrics_dataframe
+    if value is None and history is not None and metric in history:
+        reported = history[metric].dropna()
+        value = float(reported.iloc[-1]) if len(reported) else None
+    return value
 
 
-def _name(trial: Any) -> str:
-    return str(trial.custom_trial_name or trial.trial_id)
-
-
-def _print(line: str) -> None:
-    Console().print(line, highlight=False, soft_wrap=True, markup=False)
+def _first_line(error: BaseException) -> str:
+    """What a trial's error says, without the tracebacks of the actors that handed it on."""
+    cause = getattr(error, "cause", None)
+    text = str(cause if isinstance(cause, BaseException) else error).strip()
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    # A traceback ends with the error itself.
+    chosen = lines[-1] if len(lines) > 1 and "Traceback" in text else (lines or [type(error).__name__])[0]
+    return chosen[:300]

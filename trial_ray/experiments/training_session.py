@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,12 +19,13 @@ from trial_ray.experiments.checkpoints import (
     list_checkpoints,
     newest_whole_checkpoint,
 )
-from trial_ray.experiments.config_record import run_labels
+from trial_ray.experiments.config_record import run_labels, to_record
 from trial_ray.experiments.cost import CostMeter, LearnerHardware, cost_table
 from trial_ray.experiments.experiment import reached
 from trial_ray.experiments.interrupt import GracefulInterrupt
 from trial_ray.experiments.metrics import MetricWriters
 from trial_ray.experiments.progress import TrainingProgress
+from trial_ray.experiments.trackers import DONE, INTERRUPTED, TrackedRun, Trackers, identifier
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,6 +51,7 @@ class TrainingSession:
         on_iteration: told of every iteration's metrics.
         checkpoint_every: iterations between checkpoints; the last iteration is always saved.
         checkpoints_kept: how many of the newest are kept.
+        log_to: services that the metrics are sent to (:mod:`trial_ray.experiments.trackers`).
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class TrainingSession:
         on_iteration: Callable[[dict[str, float]], None] = lambda metrics: None,
         checkpoint_every: int = CHECKPOINT_EVERY,
         checkpoints_kept: int = CHECKPOINTS_KEPT,
+        log_to: Sequence[str] = (),
     ) -> None:
         self.config = config
         self.stop = stop
@@ -73,6 +76,7 @@ class TrainingSession:
         self.on_iteration = on_iteration
         self.checkpoint_every = checkpoint_every
         self.checkpoints_kept = checkpoints_kept
+        self.log_to = log_to
         self.iteration = 0
         self.interrupted = False
         self.cost = CostMeter(folder.cost)
@@ -85,13 +89,14 @@ class TrainingSession:
         """
         started = time.monotonic()
         try:
-            with ray:
+            with self._trackers() as self.trackers, ray:
                 algorithm = self._build()
                 checkpoints = CheckpointWriter(algorithm, self.folder.checkpoints, self.checkpoints_kept)
                 try:
                     self.cost.started(LearnerHardware.of(algorithm))
                     self._run(algorithm, checkpoints, started)
                     self.cost.actors = algorithm.actor_reports()
+                    self.trackers.close(INTERRUPTED if self.interrupted else DONE)
                 except Exception:
                     self._finish_after_failure(checkpoints)
                     raise
@@ -109,6 +114,16 @@ class TrainingSession:
             self._record_failure(error)
             raise
         self.folder.set_state("interrupted" if self.interrupted else "done")
+
+    def _trackers(self) -> Trackers:
+        run = TrackedRun(
+            name=self.folder.path.name,
+            key=identifier(f"{self.folder.path.name}-{self.folder.started()}"),
+            settings=to_record(self.config),
+            folder=self.folder.path,
+            resumed=self.resume,
+        )
+        return Trackers(self.log_to, run, lambda line: self.console.print(line, highlight=False, markup=False))
 
     def _build(self) -> GRPO:
         # A run that was stopped before its first checkpoint begins again.
@@ -178,6 +193,7 @@ class TrainingSession:
                 result = self._train_once(algorithm, checkpoints)
                 self.iteration = int(result["training_iteration"])
                 metrics = writers.write(self.iteration, result)
+                self.trackers.log(self.iteration, metrics)
                 self.cost.iteration(metrics)
                 progress.iteration(self.iteration, metrics)
                 self.on_iteration({"training_iteration": self.iteration, **metrics})

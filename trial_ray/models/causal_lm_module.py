@@ -19,6 +19,7 @@ from trial_ray.models.deferred_writer import DeferredWriter
 from trial_ray.models.logprobs import check_plain_head, gather_divergence, gather_logprobs, hidden_states
 from trial_ray.models.lora import ADAPTER_FOLDER, Adapter
 from trial_ray.models.model_files import load_tensors, write_model
+from trial_ray.models.model_folder import model_folder
 from trial_ray.models.prefix_tree import PackedSequences
 from trial_ray.models.sharding import ShardedModels, gathered
 
@@ -242,26 +243,29 @@ def hold_matrices_at(lm: PreTrainedModel, dtype: torch.dtype | None) -> None:
 
 
 def load_tokenizer(model_path: str) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model.
+    """Load the tokenizer of a model: of a folder, or of a name on the model hub.
 
     Raises:
         ConfigError: there is none at ``model_path``.
     """
+    # Not by transformers: without a network it asks for each file six times, and says so each time.
+    folder = model_path if Path(model_path).is_dir() else model_folder(model_path)
     try:
-        return AutoTokenizer.from_pretrained(model_path)
+        return AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
         raise ConfigError(f"No tokenizer could be loaded from {model_path!r}: {_first_line(error)}") from error
 
 
 def load_causal_lm(model_path: str, dtype: str) -> PreTrainedModel:
-    """Load a causal LM in evaluation mode at ``dtype`` (torch's name of it), without dropout.
+    """Load a causal LM in evaluation mode at ``dtype`` (torch's name of it), without dropout: of a folder or a hub name.
 
     Raises:
         ConfigError: there is none at ``model_path``.
     """
+    folder = model_path if Path(model_path).is_dir() else model_folder(model_path)
     try:
         lm = AutoModelForCausalLM.from_pretrained(
-            model_path, dtype=getattr(torch, dtype), attn_implementation=tree_attention.register()
+            folder, dtype=getattr(torch, dtype), attn_implementation=tree_attention.register()
         )
     except (OSError, ValueError) as error:
         raise ConfigError(f"No causal LM could be loaded from {model_path!r}: {_first_line(error)}") from error

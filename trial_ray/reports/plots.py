@@ -23,7 +23,7 @@ def plot_dynamics(data: Mapping[str, Any], *paths: Path) -> list[Path]:
             method a list of windows), ``hindsight_start_iteration``, ``iterations``, ``title``.
         paths: files to write.
     """
-    plt = _pyplot()
+    plt = pyplot()
     figure, axes = plt.subplots(1, 3, figsize=(12, 3.4), layout="constrained")
     colours = dict(zip(data["panel"], cycle(COLOURS), strict=False))
     for method, points in data["panel"].items():
@@ -57,7 +57,7 @@ def plot_allocation(data: Mapping[str, Any], *paths: Path) -> list[Path]:
         data: ``example`` (a trace), ``classes`` (by class ``mean``, ``sem``, ``trajectories``), ``title``.
         paths: files to write.
     """
-    plt = _pyplot()
+    plt = pyplot()
     turns, classes = data["example"]["turns"], data["classes"]
     height = max(2.8, 0.27 * len(turns) + 1.2)
     figure, axes = plt.subplots(1, 2, figsize=(12, height), width_ratios=(1.5, 1), layout="constrained")
@@ -137,7 +137,12 @@ def _save(figure: Any, paths: Sequence[Path]) -> list[Path]:
     return list(paths)
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
+    """Matplotlib's pyplot, drawing into files, without the figures of earlier calls.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
     try:
         import matplotlib
     except ImportError as error:

@@ -27,7 +27,7 @@ def execute(runs: Sequence[PlannedRun], scale_file: Path, folder: Path) -> list[
     """
     from ray import tune
 
-    from trial_ray.experiments.sweep import SweepReporter
+    from trial_ray.experiments.sweep_callbacks import SweepReporter
 
     waiting = {run.name: run for run in runs if run.state() != "done"}
     if not waiting:

@@ -1,0 +1,195 @@
+"""What a sweep's trials are put together to: points over seeds, tables, files, capacity, checkpoints of a population."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from trial_ray.algorithms import TRIAL, TRIALConfig
+from trial_ray.errors import CheckpointError, ConfigError
+from trial_ray.experiments.config_record import to_record
+from trial_ray.experiments.experiment import examples_folder, load_experiment
+from trial_ray.experiments.experiment_writer import write_experiment
+from trial_ray.experiments.sweep import _first_line
+from trial_ray.experiments.sweep_callbacks import PopulationCheckpoints, StopCriteria
+from trial_ray.experiments.sweep_capacity import Capacity
+from trial_ray.experiments.sweep_file import SweepFile
+from trial_ray.experiments.sweep_outputs import write_outputs
+from trial_ray.experiments.sweep_result import SweepResult, TrialRecord
+
+METRIC = "env_runners/success_rate"
+EXAMPLES = examples_folder()
+
+
+def trial(name, coefficient, seed, metric, status="done", error=""):
+    return TrialRecord(name, {"hindsight_coeff": coefficient, "seed": seed}, status, 2, metric, 9.0, error)
+
+
+def result(mode="max"):
+    return SweepResult(
+        METRIC,
+        mode,
+        [
+            trial("a", 0.1, 0, 0.2),
+            trial("b", 0.1, 1, 0.4),
+            trial("c", 0.1, 2, 0.6),
+            trial("d", 0.2, 0, 0.7),
+            trial("e", 0.2, 1, None, "failed", "[red]EngineError: died"),
+            trial("f", 0.3, 0, 0.5, "unfinished"),
+        ],
+    )
+
+
+def printed(table) -> str:
+    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(table)
+    return console.export_text()
+
+
+def test_points_are_means_over_seeds_with_students_interval():
+    first, second, third = result().points()
+    assert (first.parameters, first.values, first.failed) == ({"hindsight_coeff": 0.2}, (0.7,), 1)
+    assert first.half_width is None
+    assert second.parameters == {"hindsight_coeff": 0.3}
+    assert third.mean == pytest.approx(0.4)
+    # t(0.975, 2 degrees of freedom) = 4.3027, standard deviation 0.2
+    assert third.half_width == pytest.approx(4.3027 * 0.2 / 3**0.5, rel=1e-4)
+    assert result("min").points()[0].parameters == {"hindsight_coeff": 0.1}
+    assert result().best().name == "d"
+    assert SweepResult(METRIC, "max", [trial("e", 0.2, 1, None, "failed")]).best() is None
+
+
+def test_tables_put_the_best_first_and_tell_why_trials_failed():
+    outcome = result()
+    assert [each.name for each in outcome.trials] == ["d", "c", "f", "b", "a", "e"]
+    assert (outcome.failed, outcome.unfinished) == (1, 1)
+    assert "[red]EngineError: died" in printed(outcome.table())
+    assert "0.4 ± 0.5 (n=3)" in printed(outcome.points_table())
+    assert SweepResult(METRIC, "max", [trial("a", 0.1, 0, 0.2)]).points_table() is None
+
+
+def test_the_dataframe_has_a_row_a_trial_and_the_files_give_the_same(tmp_path):
+    import pandas
+
+    outcome = result()
+    frame = outcome.dataframe()
+    columns = ["trial", "hindsight_coeff", "seed", METRIC, "status", "iterations", "seconds", "error"]
+    assert list(frame) == columns
+    assert frame.groupby("hindsight_coeff")[METRIC].mean()[0.1] == pytest.approx(0.4)
+    outcome.save(tmp_path)
+    pandas.testing.assert_frame_equal(
+        pandas.read_csv(tmp_path / "results.csv").fillna(0), frame.replace("", 0).fillna(0), check_dtype=False
+    )
+    assert SweepResult.load(tmp_path) == outcome
+
+
+def test_a_folder_that_was_cut_off_or_is_another_versions_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="cut off"):
+        SweepResult.load(tmp_path)
+    (tmp_path / "sweep.json").write_text('{"schema": "trial_ray/sweep", "schema_ve')
+    with pytest.raises(CheckpointError, match="Cannot read"):
+        SweepResult.load(tmp_path)
+    (tmp_path / "sweep.json").write_text('{"schema": "trial_ray/sweep", "schema_version": 99}')
+    with pytest.raises(CheckpointError, match="another version"):
+        SweepResult.load(tmp_path)
+
+
+def test_the_best_point_becomes_a_file_that_training_accepts(tmp_path):
+    file = SweepFile.load(EXAMPLES / "sweeps" / "lambda_alpha_seeds.py")
+    chosen = {"hindsight_coeff": 0.02, "clamp_alpha": 0.5, "seed": 1}
+    outcome = SweepResult(METRIC, "max", [TrialRecord("a", chosen, "done", 2, 0.5, 9.0)])
+    lines = list(write_outputs(file, outcome, tmp_path))
+    assert f"trial-ray train {tmp_path / 'best.py'}" in lines[-1]
+    written = load_experiment(tmp_path / "best.py")
+    expected = file.config.copy(copy_frozen=False).training(hindsight_coeff=0.02, clamp_alpha=0.5).debugging(seed=1)
+    assert to_record(written.config)["settings"] == to_record(expected)["settings"]
+    assert written.stop == file.stop
+    written.config.validate()
+    assert "0.5" in (tmp_path / "best.py").read_text().splitlines()[0]
+    assert list(write_outputs(file, SweepResult(METRIC, "max", []), tmp_path / "none"))  # nothing was ever reported
+
+
+@pytest.mark.parametrize("name", ["alfworld_qwen3_1.7b", "own_environment", "webshop_smollm2_135m"])
+def test_a_written_experiment_is_the_one_that_was_read(name, tmp_path):
+    experiment = load_experiment(EXAMPLES / f"{name}.py")
+    config = experiment.config.copy(copy_frozen=False).training(lr=0.25)
+    write_experiment(tmp_path / "best.py", config, experiment.stop, 'A "summary".', experiment.path, ["lr"])
+    written = load_experiment(tmp_path / "best.py")
+    assert to_record(written.config)["settings"] == to_record(config)["settings"]
+    assert to_record(written.config)["environments"] == to_record(config)["environments"]
+    assert written.stop == experiment.stop
+
+
+# -- what fits ---------------------------------------------------------------------------------------------------------
+
+SMALL = {"CPU": 2.0, "memory": 14e9, "object_store_memory": 6e9}
+
+
+def test_as_many_trials_run_as_have_cpus_and_memory():
+    configs = list(SweepFile.load(EXAMPLES / "sweeps" / "lambda_alpha.py").configs())
+    assert (
+        Capacity.of(configs, {**SMALL, "CPU": 64}).trials == Capacity.of(configs, {**SMALL, "CPU": 64}).by_memory == 5
+    )
+    found = Capacity.of(configs, SMALL)
+    assert (found.by_resources, found.trials) == (1, 1)
+    assert found.describe(4, 1).startswith("4 trials, 1 at a time: each takes 1.5 of 2 CPUs, about 3.")
+    with pytest.raises(ConfigError, match=r"reserves 1\.5 of 1 CPUs"):
+        Capacity.of(configs, {**SMALL, "CPU": 1}).require_one(local=True)
+    Capacity.of(configs, {**SMALL, "CPU": 1}).require_one(local=False)  # a cluster may grow
+    configs[0].engines(num_gpus_per_engine=1)
+    assert "1 of 0 GPUs" in Capacity.of(configs, SMALL).describe(4, 1)
+
+
+def test_engines_are_reserved_with_a_trial_however_the_config_is_given():
+    plain = {"env": "trial/ALFWorld-v0", "model_path": "some/model", "num_engines": 3, "num_cpus_per_engine": 0.5}
+    config = TRIALConfig().environment(plain["env"]).policy(model_path=plain["model_path"])
+    config.engines(num_engines=3, num_cpus_per_engine=0.5)
+    for given in (config, config.to_dict(), plain):
+        assert TRIAL.default_resource_request(given).bundles[-3:] == [{"CPU": 0.5}] * 3
+
+
+# -- beside the trials -------------------------------------------------------------------------------------------------
+
+
+def test_a_copied_checkpoint_stays_until_the_copy_has_one_of_its_own(tmp_path):
+    def wrote(owner, number):
+        folder = tmp_path / owner.name / f"checkpoint_{number}"
+        folder.mkdir(parents=True)
+        owner.checkpoint = SimpleNamespace(path=str(folder))
+        owner.run_metadata.checkpoint_manager._checkpoint_results.append(SimpleNamespace(checkpoint=owner.checkpoint))
+        callback.on_checkpoint(0, [one, other], owner, owner.checkpoint)
+
+    def trial_of(name):
+        manager = SimpleNamespace(_checkpoint_results=[])
+        return SimpleNamespace(name=name, checkpoint=None, run_metadata=SimpleNamespace(checkpoint_manager=manager))
+
+    callback = PopulationCheckpoints(kept=2)
+    one, other = trial_of("one"), trial_of("other")
+    wrote(one, 0)
+    other.checkpoint = one.checkpoint  # it is to begin again from there
+    for number in (1, 2, 3):
+        wrote(one, number)
+    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == [
+        "checkpoint_0",
+        "checkpoint_2",
+        "checkpoint_3",
+    ]
+    wrote(other, 0)
+    wrote(one, 4)
+    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == ["checkpoint_3", "checkpoint_4"]
+
+
+def test_stop_criteria_refuse_what_the_first_result_does_not_hold():
+    ends = StopCriteria({"training_iteration": 2}, METRIC)
+    assert not ends("a", {"training_iteration": 1, "env_runners": {"success_rate": 0.5}})
+    assert ends("a", {"training_iteration": 2, "env_runners": {"success_rate": 0.5}})
+    with pytest.raises(ConfigError, match="a key of stop is 'iterations'"):
+        StopCriteria({"iterations": 2}, METRIC)("a", {"env_runners": {"success_rate": 0.5}})
+
+
+def test_of_an_actors_traceback_the_error_itself_is_kept():
+    text = "ray::TRIAL.train()\nTraceback (most recent call last):\n  File x, line 1\ntrial_ray.errors.EngineError: it died\n"
+    assert _first_line(RuntimeError(text)) == "trial_ray.errors.EngineError: it died"
+    assert _first_line(RuntimeError("")) == "RuntimeError"

@@ -1,0 +1,54 @@
+"""The pictures of a sweep: what they are of, and what they say."""
+
+from __future__ import annotations
+
+import pytest
+
+from trial_ray.reports.sweep_plots import plot_map, plot_parallel
+
+METRIC = "env_runners/success_rate"
+
+
+@pytest.fixture(autouse=True)
+def words_as_text():
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        yield
+
+
+def words(files) -> str:
+    png, svg = files
+    assert png.read_bytes()[:4] == b"\x89PNG"
+    return svg.read_text(encoding="utf-8")
+
+
+def grid(**more):
+    chosen = [(coefficient, alpha) for coefficient in (0.0, 0.02) for alpha in (0.5, 1.0)]
+    return [
+        ({"hindsight_coeff": coefficient, "clamp_alpha": alpha, **more}, coefficient + alpha, 0.125)
+        for coefficient, alpha in chosen
+    ]
+
+
+def test_a_grid_is_shown_as_cells_with_intervals(tmp_path):
+    text = words(plot_map(grid(), METRIC, tmp_path / "map"))
+    for part in ("λ (hindsight_coeff)", "α (clamp_alpha)", "success_rate", ">1.02<", ">± 0.12<", "95 % interval"):
+        assert part in text
+
+
+def test_drawn_values_are_shown_as_dots_and_one_setting_alone_not_at_all(tmp_path):
+    points = [({"a": 10.0**-index, "b": index % 7 + 0.5}, index / 20, None) for index in range(20)]
+    text = words(plot_map(points, METRIC, tmp_path / "map"))
+    assert "interval" not in text
+    assert plot_map([({"a": index, "view": "x"}, 0.5, None) for index in range(3)], METRIC, tmp_path / "none") == []
+    assert plot_map([], METRIC, tmp_path / "none") == []
+
+
+def test_every_setting_that_took_several_values_has_an_axis(tmp_path):
+    points = [*grid(view="skill", lr=0.1), *grid(view="outcome", lr=0.1)]
+    text = words(plot_parallel(points, METRIC, tmp_path / "parallel"))
+    for part in ("λ (hindsight_coeff)", "view", ">skill<", ">outcome<", "success_rate"):
+        assert part in text
+    assert ">lr<" not in text
+    assert plot_parallel(points[:1], METRIC, tmp_path / "none") == []

@@ -1,0 +1,150 @@
+"""A config as an experiment file: Python that builds it again, for ``trial-ray train``."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trial_ray.algorithms.methods import method_names, method_of
+from trial_ray.experiments.overrides import settable_names
+from trial_ray.files import write_text
+from trial_ray.settings import fields_of, sections_of
+
+if TYPE_CHECKING:
+    from trial_ray.algorithms.grpo_config import GRPOConfig
+
+FIRST_SECTIONS = ("environment", "policy", "training")
+"""How experiment files begin; the other sections follow by name."""
+DERIVED = frozenset({"algo_class", "env_specs", "policies"})
+"""What constructor, sections and validation set by themselves."""
+WIDTH = 120
+
+
+def write_experiment(
+    path: Path, config: GRPOConfig, stop: dict[str, float], summary: str, source: Path, chosen: Iterable[str]
+) -> None:
+    """Write an experiment file that gives ``config`` and ``stop``.
+
+    It states every setting that differs from its default. Where some of them are objects, such as an adapter of the user's
+    own, it takes the config of the file that made them, and states what was chosen.
+
+    Args:
+        path: of the file.
+        config: without search values.
+        stop: as in an experiment file.
+        summary: the file's docstring.
+        source: the file that ``config`` was made from.
+        chosen: names of the settings in which it differs from what is in ``source``.
+    """
+    body = _from_source(config, source, chosen) if _has_objects(config) else _whole(config)
+    docstring = textwrap.fill(summary.replace("\\", "\\\\").replace('"', "'"), WIDTH - 6)
+    write_text(path, "\n".join([f'"""{docstring}"""', "", *body, f"stop = {literal(stop)}", ""]))
+
+
+def _from_source(config: GRPOConfig, source: Path, chosen: Iterable[str]) -> list[str]:
+    settings = {name: getattr(config, name) for name in sorted(set(chosen))}
+    return [
+        "import runpy",
+        "",
+        f'config = runpy.run_path({literal(str(source.resolve()))})["config"].copy(copy_frozen=False)',
+        f"config.update_from_dict({literal(settings)})",
+    ]
+
+
+def _whole(config: GRPOConfig) -> list[str]:
+    sections, rest = _by_section(config)
+    if method_of(config) in method_names():
+        made = [f"from {type(config).__module__} import {type(config).__name__}", ""]
+        made += ["config = (", f"    {type(config).__name__}()"]
+    else:
+        made = ["from trial_ray.algorithms.methods import new_config", ""]
+        made += ["config = (", f"    new_config({literal(method_of(config))})"]
+    for name, settings in sections.items():
+        made.append(f"    .{name}(")
+        made += [f"        {keyword}={literal(value, 8)}," for keyword, value in settings.items()]
+        made.append("    )")
+    # Settings of RLlib's that no section takes.
+    return [*made, ")", *([f"config.update_from_dict({literal(rest)})"] if rest else [])]
+
+
+def _has_objects(config: GRPOConfig) -> bool:
+    """Whether a setting that differs from its default cannot be written down."""
+    defaults = vars(type(config)())
+    return any(
+        not _plain(value) and repr(value) != repr(defaults[name])
+        for name, value in vars(config).items()
+        if not name.startswith("_") and name not in DERIVED and name in defaults
+    )
+
+
+def _plain(value: Any) -> bool:
+    """Whether JSON holds it, and so Python's literals do."""
+    try:
+        return bool(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError):
+        return False
+
+
+def _by_section(config: GRPOConfig) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """Keywords of the fluent methods that set what differs from the defaults, and settings that none of them sets."""
+    methods = _keywords(type(config))
+    played = ("environments",) if config.environments else ("env", "env_config")
+    chosen = {name: getattr(config, name) for name in played}
+    # An environment brings defaults of its own.
+    defaults = vars(type(config)().environment(**chosen))
+    plain = [name for name in settable_names(vars(config)) if name in defaults and name not in DERIVED]
+    changed = {
+        name: value for name, value in vars(config).items() if name in plain and value != defaults[name]
+    } | chosen
+    found: dict[str, dict[str, Any]] = {}
+    for name in changed.keys() & methods.keys():
+        method, keyword = methods[name]
+        found.setdefault(method, {})[keyword] = changed[name]
+    order = {name: index for index, name in enumerate(FIRST_SECTIONS)}
+    names = sorted(found, key=lambda name: (order.get(name, len(order)), name))
+    rest = {name: value for name, value in changed.items() if name not in methods}
+    return {name: dict(sorted(found[name].items())) for name in names}, rest
+
+
+def _keywords(cls: type) -> dict[str, tuple[str, str]]:
+    """Fluent method and keyword of every setting: of RLlib's sections, then of this package's."""
+    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+
+    methods: dict[str, tuple[str, str]] = {}
+    for name, function in vars(AlgorithmConfig).items():
+        if inspect.isfunction(function) and not name.startswith("_"):
+            parameters = inspect.signature(function).parameters.values()
+            methods |= {each.name: (name, each.name) for each in parameters if each.kind is each.KEYWORD_ONLY}
+    methods |= {name: ("environment", name) for name in ("env", "env_config", "environments")}
+    for section in sections_of(cls):
+        methods |= {field.name: (section.name, keyword) for keyword, field in section.keywords(cls).items()}
+    return {name: found for name, found in methods.items() if name in {*fields_of(cls), *vars(cls())}}
+
+
+def literal(value: Any, indent: int = 0) -> str:
+    """Plain values as Python, on one line if it is short, else one element a line.
+
+    Args:
+        value: what JSON can hold, or a tuple.
+        indent: characters before the line that it begins on.
+    """
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, dict | list | tuple) or not value:
+        return repr(value)
+    opening, closing = {dict: ("{", "}"), list: ("[", "]"), tuple: ("(", ")")}[type(value)]
+    for inner in (0, indent + 4):
+        if isinstance(value, dict):
+            parts = [f"{literal(key)}: {literal(each, inner)}" for key, each in value.items()]
+        else:
+            parts = [literal(each, inner) for each in value]
+        comma = "," if isinstance(value, tuple) and len(value) == 1 else ""
+        line = f"{opening}{', '.join(parts)}{comma}{closing}"
+        if not inner and "\n" not in line and len(line) + indent < WIDTH - 30:
+            return line
+    spaces = " " * (indent + 4)
+    return "\n".join([opening, *(f"{spaces}{part}," for part in parts), " " * indent + closing])

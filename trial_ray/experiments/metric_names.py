@@ -1,0 +1,128 @@
+"""Names that a sweep may rank its trials by or stop at: what a name that nothing logs was meant to be."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from trial_ray.algorithms.methods import method_names, method_of
+from trial_ray.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trial_ray.algorithms.grpo_config import GRPOConfig
+
+EVALUATION = "evaluation/env_runners/"
+LEARNER = "learners/default_policy/"
+PROGRESS = ("training_iteration", "time_total_s", "time_this_iter_s", "num_env_steps_sampled_lifetime")
+"""Tune's and RLlib's own that runs are commonly stopped at."""
+EPISODES = (
+    "success_rate",
+    "score_mean",
+    "episode_return_mean",
+    "episode_len_mean",
+    "num_episodes",
+    "num_env_steps_sampled",
+    "num_env_steps_sampled_lifetime",
+    "truncated_rate",
+    "invalid_response_rate",
+    "invalid_action_rate",
+    "cut_response_rate",
+    "cut_history_rate",
+    "cut_observation_rate",
+    "num_prompt_tokens",
+    "num_response_tokens",
+    "num_failed_episodes",
+)
+"""Logged under ``env_runners/``."""
+PANEL = ("success_rate", "score_mean", "episode_len_mean", "num_episodes")
+"""Logged under :data:`EVALUATION`, in iterations that play the panel."""
+LEARNING = (
+    "trial/turn_score_mean",
+    "trial/turn_weight_std",
+    "trial/gap_mean",
+    "trial/dense_loss",
+    "trial/clamp_saturated_fraction",
+    "grpo/surrogate_loss",
+    "grpo/clip_fraction",
+    "grpo/kl",
+    "grpo/entropy",
+    "engine/logprob_gap",
+    "engine/effective_sample_size",
+    "total_loss",
+)
+"""Logged under :data:`LEARNER`: those that tell how well a policy learns."""
+KNOWN = (
+    *PROGRESS,
+    *(f"env_runners/{name}" for name in EPISODES),
+    *(f"{EVALUATION}{name}" for name in PANEL),
+    *(f"{LEARNER}{name}" for name in LEARNING),
+)
+NEAR = 0.8
+"""Similarity, between 0 and 1, from which a part of a name is taken for a misspelling of another."""
+
+
+def check_metric(name: str, role: str, config: GRPOConfig) -> None:
+    """Refuse, before anything runs, a name that is surely wrong; one that is merely unknown may be a method's own.
+
+    Args:
+        name: ``/``-joined key of a result.
+        role: what the name is for, for the message.
+        config: of the trials.
+
+    Raises:
+        ConfigError: it is a misspelling of a known name, or of a panel that is never played.
+    """
+    if name.startswith(EVALUATION) and not (config.evaluation_interval and config.panel_split):
+        raise ConfigError(
+            f"{role} is {name!r}, but no panel is played while training: set .panel(split=..., num_tasks=...) and "
+            ".evaluation(evaluation_interval=1)."
+        )
+    if name in KNOWN or (name.startswith("learners/") and method_of(config) not in method_names()):
+        return
+    if near := [known for known in KNOWN if _misspelt(name, known)]:
+        raise ConfigError(f"{role} is {name!r}, which nothing logs. Did you mean {_either(near)}?")
+
+
+def check_reported(name: str, role: str, result: Mapping[str, Any]) -> None:
+    """Refuse a name that a trial's first result does not hold; what a panel gives may come later.
+
+    Args:
+        name: ``/``-joined key.
+        role: what the name is for, for the message.
+        result: nested, as an algorithm's ``train()`` returns it.
+
+    Raises:
+        ConfigError: names the nearest keys of the result.
+    """
+    keys = set(_numbers(result))
+    if name in keys or name.startswith(EVALUATION):
+        return
+    last = name.rpartition("/")[2]
+    near = [key for key in sorted(keys) if key.rpartition("/")[2] == last]
+    near += [key for key in difflib.get_close_matches(name, sorted(keys), n=3, cutoff=0.6) if key not in near]
+    hint = f" Did you mean {_either(near[:3])}?" if near else " docs/algorithm.md lists what is logged."
+    raise ConfigError(f"{role} is {name!r}, which a trial's result does not hold.{hint}")
+
+
+def _numbers(result: Mapping[str, Any], prefix: str = "") -> Iterable[str]:
+    """Keys of a nested result, values that are not finite included."""
+    for key, value in result.items():
+        if isinstance(value, Mapping):
+            if key != "config":
+                yield from _numbers(value, f"{prefix}{key}/")
+        elif not isinstance(value, str):
+            yield f"{prefix}{key}"
+
+
+def _misspelt(name: str, known: str) -> bool:
+    """Whether both have the same number of parts, each like its counterpart."""
+    parts, others = name.split("/"), known.split("/")
+    return len(parts) == len(others) and all(
+        part == other or difflib.SequenceMatcher(None, part, other).ratio() >= NEAR
+        for part, other in zip(parts, others, strict=True)
+    )
+
+
+def _either(names: list[str]) -> str:
+    return " or ".join(repr(name) for name in names)
