@@ -38,7 +38,7 @@ setup(
         "gymnasium==1.2.2",
         "pyarrow>=20",
         "numpy>=2",
-        "rich>=14",
+        "rich>=14.1",
         "tensorboardX>=2.6",
         "PyYAML>=6",
     ],

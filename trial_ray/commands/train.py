@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +80,8 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train; see the module's docstring."""
     from trial_ray.experiments.experiment import load_experiment
+    from trial_ray.experiments.library_log import library_log
+    from trial_ray.experiments.overview import print_overview
     from trial_ray.experiments.ray_session import ray_session
     from trial_ray.experiments.run_folder import RunFolder
     from trial_ray.experiments.training_session import TrainingSession
@@ -99,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     elif "training_iteration" in stop:
         config.require_schedules_within(stop["training_iteration"])
     folder = reopen_for(config, args.resume) if args.resume else RunFolder.create(path, config, args.file, sys.argv)
-    console.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
+    print_overview(console, config, stop, folder, logged=not args.verbose)
     session = TrainingSession(
         config,
         stop,
@@ -109,7 +112,8 @@ def run(args: argparse.Namespace) -> int:
         checkpoint_every=args.checkpoint_every,
         checkpoints_kept=args.keep_checkpoints,
     )
-    session.run(ray_session(args.verbose))
+    with nullcontext() if args.verbose else library_log(folder.library_log, console):
+        session.run(ray_session(show=True))
     return terminal.INTERRUPTED if session.interrupted else terminal.DONE
 
 

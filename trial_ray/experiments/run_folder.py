@@ -42,7 +42,7 @@ class RunFolder:
 
     Layout: ``run.json`` (command line, versions, state), ``resolved_config.json``, ``experiment.py`` (the file that was
     run), ``metrics.jsonl``, ``tensorboard/``, ``trajectories/`` (Parquet), ``evaluations/`` (JSON), ``checkpoints/``,
-    ``summary.json``, ``cost.json`` and, after a failure, ``error.log``.
+    ``summary.json``, ``cost.json``, ``logs/`` and, after a failure, ``error.log``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -110,6 +110,11 @@ class RunFolder:
     def tensorboard(self) -> Path:
         """Folder of TensorBoard events."""
         return self.path / "tensorboard"
+
+    @property
+    def library_log(self) -> Path:
+        """What Ray, the engines and other libraries wrote."""
+        return self.path / "logs" / "libraries.log"
 
     @property
     def cost(self) -> Path:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trial_ray.algorithms.methods import method_of
 from trial_ray.errors import TrainingDivergedError, is_user_error, root_cause
-from trial_ray.evaluation.comparison import paired_comparison
+from trial_ray.evaluation.comparison import PairedComparison, paired_comparison
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.experiments.checkpoint_writer import CheckpointWriter
 from trial_ray.experiments.checkpoints import (
@@ -21,9 +21,9 @@ from trial_ray.experiments.checkpoints import (
 from trial_ray.experiments.config_record import run_labels
 from trial_ray.experiments.cost import CostMeter, LearnerHardware, cost_table
 from trial_ray.experiments.experiment import reached
-from trial_ray.experiments.interrupt import GracefulInterrupt
+from trial_ray.experiments.interrupt import GracefulInterrupt, termination_as_interrupt
 from trial_ray.experiments.metrics import MetricWriters
-from trial_ray.experiments.progress import TrainingProgress
+from trial_ray.experiments.progress import TrainingProgress, waiting
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -75,6 +75,8 @@ class TrainingSession:
         self.iteration = 0
         self.interrupted = False
         self.cost = CostMeter(folder.cost)
+        self.comparisons: dict[str, PairedComparison] = {}
+        self.checkpoint: Path | None = None
 
     def run(self, ray: AbstractContextManager[None]) -> None:
         """Run to the end, or to the interrupt; the run folder records how it ended.
@@ -84,7 +86,8 @@ class TrainingSession:
         """
         started = time.monotonic()
         try:
-            with ray:
+            # Ray sets a handler of SIGTERM, under which the process would end without a record.
+            with termination_as_interrupt(), ray, termination_as_interrupt():
                 algorithm = self._build()
                 checkpoints = CheckpointWriter(algorithm, self.folder.checkpoints, self.checkpoints_kept)
                 try:
@@ -102,17 +105,19 @@ class TrainingSession:
         except KeyboardInterrupt:
             self.folder.set_state("interrupted")
             saved = list_checkpoints(self.folder.checkpoints)
-            self.console.print(f"stopped at once; last checkpoint: {saved[-1] if saved else 'none'}", soft_wrap=True)
+            self._tell(f"stopped at once; last checkpoint: {saved[-1] if saved else 'none'}")
             raise
         except Exception as error:
             self._record_failure(error)
             raise
         self.folder.set_state("interrupted" if self.interrupted else "done")
+        self._tell_outcome()
 
     def _build(self) -> GRPO:
         # A run that was stopped before its first checkpoint begins again.
         checkpoint = next(reversed(list_checkpoints(self.folder.checkpoints)), None) if self.resume else None
-        with self.console.status("starting Ray actors, engines and the learner"):
+        started = time.monotonic()
+        with waiting(self.console, "preparing the policy and starting Ray's actors"):
             algorithm: GRPO = self.config.build_algo()
             if checkpoint is not None:
                 try:
@@ -124,7 +129,8 @@ class TrainingSession:
         if self.resume:
             self.folder.drop_trajectories_after(self.iteration)
             self.folder.set_state("running")
-            self.console.print(f"continuing after iteration {self.iteration}", highlight=False)
+            self._tell(f"continuing after iteration {self.iteration}")
+        self._tell(f"ready after {time.monotonic() - started:.0f} s")
         return algorithm
 
     def _run(self, algorithm: GRPO, checkpoints: CheckpointWriter, started: float) -> None:
@@ -152,13 +158,13 @@ class TrainingSession:
         if path.exists():  # a resumed run is compared with its own beginning
             result = EvaluationResult.load(path)
         else:
-            status = self.console.status(f"playing the panel: {len(panel)} held-out tasks")
+            status = waiting(self.console, f"playing the panel: {len(panel)} held-out tasks")
             with status, self.cost.phase("evaluation"):
                 result = algorithm.evaluate_panel(panel, entry)
             result.policy = f"{self.folder.path.name}, iteration {self.iteration}"
             result.labels = run_labels(self.config)
             result.save(path)
-        self.console.print(f"panel {name.replace('_', ' ')}: success {result.overall}", highlight=False, soft_wrap=True)
+        self._tell(f"panel {name.replace('_', ' ')}: success {result.overall}")
         return result
 
     def _train(self, algorithm: GRPO, checkpoints: CheckpointWriter) -> Path:
@@ -207,10 +213,13 @@ class TrainingSession:
         try:
             checkpoints.finish()
         except Exception as error:  # the learner that wrote it may be what died
-            self.console.print(f"the checkpoint being written was lost: {error}", highlight=False, soft_wrap=True)
+            self._tell(f"the checkpoint being written was lost: {error}")
 
     def _announce_interrupt(self) -> None:
-        self.console.print("finishing the iteration under way, then saving; Ctrl-C again stops at once", soft_wrap=True)
+        self._tell("finishing the iteration under way, then saving; Ctrl-C again stops at once")
+
+    def _tell(self, line: str) -> None:
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _summarise(
         self,
@@ -220,9 +229,8 @@ class TrainingSession:
         seconds: float,
     ) -> None:
         comparisons = {name: paired_comparison(before[name], after[name]) for name in after}
-        for name, comparison in comparisons.items():
-            of = f" in {name}" if len(comparisons) > 1 else ""
-            self.console.print(f"change{of}: {comparison}", highlight=False, soft_wrap=True)
+        self.comparisons = comparisons
+        self.checkpoint = checkpoint
         self.folder.write_summary(
             {
                 "method": method_of(self.config),
@@ -236,7 +244,17 @@ class TrainingSession:
                 "comparison": _only_or_all({name: found.to_dict() for name, found in comparisons.items()}),
             }
         )
-        self.console.print(f"checkpoint: {checkpoint}", highlight=False, soft_wrap=True)
+
+    def _tell_outcome(self) -> None:
+        """What was learned and where it is, after the cost, so that it is what stands at the end."""
+        for name, comparison in self.comparisons.items():
+            of = f" in {name}" if len(self.comparisons) > 1 else ""
+            self._tell(f"learned{of}: success {comparison.before:.1%} → {comparison.after:.1%}, change {comparison}")
+        if self.interrupted:
+            self._tell(
+                f"stopped after iteration {self.iteration}; the same command continues with --resume {self.folder.path}"
+            )
+        self._tell(f"checkpoint: {self.checkpoint}")
 
     def _record_failure(self, error: Exception) -> None:
         began = self.resume or self.iteration or any(self.folder.evaluations.iterdir())

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import rich
 import torch
 import transformers
 from gymnasium.envs.registration import EnvSpec, load_env_creator
-from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import trial_envs
@@ -133,7 +133,7 @@ def warm_start(
         seconds=record["seconds"],
     )
     if progress:
-        Console().print(str(result), highlight=False)
+        rich.get_console().print(str(result), highlight=False)
     return result
 
 
