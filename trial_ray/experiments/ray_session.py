@@ -10,6 +10,11 @@ from typing import Any
 
 from trial_ray.errors import ConfigError, InfrastructureError
 
+ATTEMPTS = 3
+"""Starts of a local Ray, which gives itself 30 s: on a busy machine the first may take longer."""
+
+logger = logging.getLogger(__name__)
+
 
 @contextmanager
 def ray_session(show: bool = False) -> Iterator[None]:
@@ -37,15 +42,21 @@ def _connect(**logs: Any) -> None:
     import ray
 
     address = os.environ.get("RAY_ADDRESS")
-    try:
-        # "local" keeps a cluster that somebody else runs on this machine out of it.
-        ray.init(**logs, **({} if address else {"address": "local", "include_dashboard": False}))
-    except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        if address:
-            raise ConfigError(
-                f"RAY_ADDRESS is {address}, and that Ray cluster took no connection: {reason}. Correct or unset RAY_ADDRESS."
-            ) from error
-        raise InfrastructureError(
-            f"Ray did not start on this machine: {reason}. `trial-ray doctor` checks what it needs."
-        ) from error
+    # "local" keeps a cluster that somebody else runs on this machine out of it.
+    own: dict[str, Any] = {} if address else {"address": "local", "include_dashboard": False}
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            ray.init(**logs, **own)
+            return
+        except Exception as error:
+            ray.shutdown()
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+            if address:
+                raise ConfigError(
+                    f"RAY_ADDRESS is {address}, and that Ray cluster took no connection: {reason}. Correct it or unset it."
+                ) from error
+            if attempt == ATTEMPTS or "timed out" not in reason:
+                raise InfrastructureError(
+                    f"Ray did not start on this machine: {reason}. `trial-ray doctor` checks what it needs."
+                ) from error
+            logger.warning("Ray did not start within its 30 s; attempt %d of %d follows", attempt + 1, ATTEMPTS)
