@@ -1,7 +1,7 @@
 """MkDocs hook: pages out of files that stand outside of docs/, and links that lead there.
 
-The files of ``PAGES`` become pages of their own, and so do the notebooks of docs/. Any other file of the repository that a page links to becomes a page
-that shows its source, so that no link of the site needs the repository beside it.
+The files of ``PAGES`` become pages of their own, and so do the notebooks of docs/. Any other file of the repository that a
+page links to becomes a page that shows its source, so that no link of the site needs the repository beside it.
 """
 
 from __future__ import annotations

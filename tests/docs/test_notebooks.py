@@ -46,7 +46,12 @@ def test_a_first_run_trains_looks_and_compares(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TRIAL_RAY_CACHE", str(tmp_path / "cache"))
     printed = texts(run(DOCS / "notebooks" / "first_run.ipynb", tmp_path))
-    shown = ("Find the number.", "held-out games won after 80 updates", "trial, iteration 3: success", "turn_weight_std: 0.")
+    shown = (
+        "Find the number.",
+        "held-out games won after 80 updates",
+        "trial, iteration 3: success",
+        "turn_weight_std: 0.",
+    )
     for part in (*shown, "trajectories won", "grpo, iteration 3: success", "on the same 64 tasks"):
         assert part in printed, printed
 

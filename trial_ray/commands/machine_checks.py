@@ -167,16 +167,16 @@ def _is_free(port: int) -> bool:
 
 def cluster() -> Check:
     """The cluster that ``RAY_ADDRESS`` names answers."""
-    address = os.environ.get("RAY_ADDRESS", "")
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not address or not port.isdigit():
-        return Check("Ray cluster", address or "none set (RAY_ADDRESS); commands start a local one")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
-    except OSError as error:
-        found = f"{address} does not answer: {error.strerror or error}"
+    from trial_ray.experiments.ray_session import unreachable
+
+    address = os.environ.get("RAY_ADDRESS")
+    if not address:
+        return Check("Ray cluster", "none set (RAY_ADDRESS); commands start a local one")
+    silence = unreachable(address)
+    if silence:
+        found = f"{address} does not answer: {silence}"
         return Check("Ray cluster", found, Level.STOPS, "unset RAY_ADDRESS    # commands then start a local one")
-    return Check("Ray cluster", f"{address} answers")
+    return Check("Ray cluster", f"{address} (RAY_ADDRESS)")
 
 
 def gpus() -> Check:
