@@ -82,11 +82,14 @@ def run(args: argparse.Namespace) -> int:
     from trial_ray.experiments.experiment import load_experiment
     from trial_ray.experiments.library_log import library_log
     from trial_ray.experiments.overview import print_overview
+    from trial_ray.experiments.progress import waiting
     from trial_ray.experiments.ray_session import ray_session
     from trial_ray.experiments.run_folder import RunFolder
     from trial_ray.experiments.training_session import TrainingSession
 
-    experiment = load_experiment(args.file)
+    console = terminal.output()
+    with waiting(console, f"reading {args.file}"):  # which imports Ray and torch
+        experiment = load_experiment(args.file)
     stop = {**experiment.stop, "training_iteration": args.iterations} if args.iterations else experiment.stop
     if not stop:
         raise ConfigError(f"{args.file} defines no `stop`; define it, or give --iterations N.")
@@ -94,7 +97,6 @@ def run(args: argparse.Namespace) -> int:
     path = args.resume or args.out or default_folder(args.file)
     config.recording(trajectories_folder=str(path.expanduser().resolve() / "trajectories"))
     config.validate()
-    console = terminal.output()
     if args.iterations:
         # A run that was cut short on purpose, to try something out, is not refused.
         for complaint in config.unfinished_schedules(args.iterations):
