@@ -1,15 +1,16 @@
 """MkDocs hook: pages out of files that stand outside of docs/, and links that lead there.
 
-The files of ``PAGES`` become pages of their own. Any other file of the repository that a page links to becomes a page
-that shows its source, so that no link of the site needs the repository beside it.
+The files of ``PAGES`` become pages of their own, and so do the notebooks of docs/. Any other file of the repository that a
+page links to becomes a page that shows its source, so that no link of the site needs the repository beside it.
 """
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, InclusionLevel
@@ -28,6 +29,7 @@ PAGES = {
     "cluster/README.md": "cluster_files.md",
 }
 """Path in the repository to path on the site."""
+NOTEBOOK = ".ipynb"
 SOURCES = "repository"
 """Folder of the site with the pages that show source files."""
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".sh": "bash", ".toml": "toml", ".json": "json"}
@@ -45,7 +47,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages of ``PAGES`` and of every file that a page links to.
+    """Add the pages of ``PAGES``, of notebooks and of every file that a page links to.
 
     Raises:
         PluginError: a link leads to nothing or to a folder.
@@ -53,6 +55,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     root = Path(config.config_file_path).parent
     for origin, uri in PAGES.items():
         files.append(File.generated(config, uri, content=(root / origin).read_text(encoding="utf-8")))
+    for notebook in [file for file in files if file.src_uri.endswith(NOTEBOOK)]:
+        uri = notebook.src_uri.removesuffix(NOTEBOOK) + ".md"
+        files.append(File.generated(config, uri, content=_notebook_page(notebook)))
     for page in list(files.documentation_pages()):
         origin = _origin(page.src_uri)
         for path in _outside_paths(origin, page.content_string):
@@ -91,7 +96,10 @@ def _site_uri(path: str) -> str:
     """Path on the site of a file of the repository."""
     if path in PAGES:
         return PAGES[path]
-    return path.removeprefix("docs/") if path.startswith("docs/") else f"{SOURCES}/{path}.md"
+    if not path.startswith("docs/"):
+        return f"{SOURCES}/{path}.md"
+    path = path.removeprefix("docs/")
+    return path.removesuffix(NOTEBOOK) + ".md" if path.endswith(NOTEBOOK) else path
 
 
 def _outside_paths(origin: str, markdown: str) -> set[str]:
@@ -99,6 +107,23 @@ def _outside_paths(origin: str, markdown: str) -> set[str]:
     found = {match["path"] for match in _LINK.finditer(markdown)} - {None}
     paths = {posixpath.normpath(posixpath.join(posixpath.dirname(origin), path)) for path in found}
     return {path for path in paths if not path.startswith("docs/")}
+
+
+def _notebook_page(file: File) -> str:
+    """A notebook's texts, code and what the code printed, with a link to the file itself."""
+    name = posixpath.basename(file.src_uri)
+    title, *parts = [part for cell in json.loads(file.content_string)["cells"] for part in _cell(cell)]
+    heading, _, rest = title.partition("\n")
+    link = f'<a href="{name}" download>The notebook itself</a>, to run it in Jupyter.'
+    return "\n\n".join([heading, link, rest.strip(), *parts]) + "\n"
+
+
+def _cell(cell: dict[str, Any]) -> list[str]:
+    source = "".join(cell["source"])
+    if cell["cell_type"] == "markdown":
+        return [source]
+    printed = "".join("".join(output.get("text", "")) for output in cell["outputs"])
+    return [f"```python\n{source}\n```"] + ([f"```text\n{printed.rstrip()}\n```"] if printed else [])
 
 
 def _source_page(config: MkDocsConfig, file: Path, path: str, uri: str) -> File:

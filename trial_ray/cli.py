@@ -10,6 +10,7 @@ from functools import partial
 
 from trial_ray import __version__
 from trial_ray.commands import (
+    completion,
     console,
     data,
     doctor,
@@ -45,6 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=16),
     )
     parser.add_argument("--version", action="version", version=f"trial-ray {__version__}")
+    completion.add_option(parser)
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     common = console.common_options()
     for command in COMMANDS:

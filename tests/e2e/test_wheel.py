@@ -106,7 +106,11 @@ def test_commands_explain_themselves_and_plan_without_a_checkout(call):
     assert "tuned example" in call("trial-ray", "train", "--help")
     assert "table3" in call("trial-ray", "reproduce", "--help")
     assert "20 new" in call("trial-ray", "reproduce", "table3", "--scale", "tiny", "--dry-run")
-    assert "transformers" in call("trial-ray", "doctor")
+    found = call("trial-ray", "doctor")
+    assert "transformers" in found
+    assert "trial-ray from an installed package" in " ".join(found.split())
+    assert "make setup" not in found
+    assert call("trial-ray", "--print-completion", "zsh").startswith("#compdef trial-ray")
     assert "key-value cache" in call("trial-ray", "plan", "alfworld_qwen3_1.7b", "--gpus", 8, "--gpu-memory", 80)
 
 

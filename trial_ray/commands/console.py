@@ -16,11 +16,12 @@ DONE, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
 
 
 def output() -> Console:
-    """Console of results and progress."""
-    from rich.console import Console
+    """The console of results and progress: rich's own, so that what any part of a command shows comes in one order."""
+    import rich
 
     # Off a terminal rich assumes 80 columns, which cuts tables that go into a file or a log.
-    return Console(width=None if sys.stdout.isatty() else 140)
+    rich.reconfigure(width=None if sys.stdout.isatty() else 140)
+    return rich.get_console()
 
 
 def errors() -> Console:
@@ -47,6 +48,8 @@ def report(error: Exception, verbose: bool) -> int:
         text = f"{type(cause).__name__}: {text.splitlines()[0]}"
     hint = "" if known or verbose else " (--verbose shows the traceback)"
     console.print(f"[bold red]{'error' if user else 'failed'}:[/] {escape(text)}{hint}", highlight=False)
+    for note in getattr(error, "__notes__", ()):
+        console.print(note, markup=False, highlight=False)
     return USER_ERROR if user else FAILED
 
 

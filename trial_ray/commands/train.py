@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +82,9 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train; see the module's docstring."""
     from trial_ray.experiments.experiment import load_experiment
+    from trial_ray.experiments.library_log import library_log
+    from trial_ray.experiments.overview import print_overview
+    from trial_ray.experiments.progress import waiting
     from trial_ray.experiments.ray_session import ray_session
     from trial_ray.experiments.run_folder import RunFolder
     from trial_ray.experiments.run_report import leave_report
@@ -88,7 +92,9 @@ def run(args: argparse.Namespace) -> int:
     from trial_ray.experiments.training_session import TrainingSession
 
     require_trackers(args.log_to)
-    experiment = load_experiment(args.file)
+    console = terminal.output()
+    with waiting(console, f"reading {args.file}"):  # which imports Ray and torch
+        experiment = load_experiment(args.file)
     stop = {**experiment.stop, "training_iteration": args.iterations} if args.iterations else experiment.stop
     if not stop:
         raise ConfigError(f"{args.file} defines no `stop`; define it, or give --iterations N.")
@@ -96,7 +102,6 @@ def run(args: argparse.Namespace) -> int:
     path = args.resume or args.out or default_folder(args.file)
     RunFolder(path.expanduser().resolve()).configure(config)
     config.validate()
-    console = terminal.output()
     if args.iterations:
         # A run that was cut short on purpose, to try something out, is not refused.
         for complaint in config.unfinished_schedules(args.iterations):
@@ -104,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     elif "training_iteration" in stop:
         config.require_schedules_within(stop["training_iteration"])
     folder = reopen_for(config, args.resume) if args.resume else RunFolder.create(path, config, args.file, sys.argv)
-    console.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
+    print_overview(console, config, stop, folder, logged=not args.verbose)
     session = TrainingSession(
         config,
         stop,
@@ -115,7 +120,8 @@ def run(args: argparse.Namespace) -> int:
         checkpoints_kept=args.keep_checkpoints,
         log_to=args.log_to,
     )
-    session.run(ray_session(args.verbose))
+    with nullcontext() if args.verbose else library_log(folder.library_log, console):
+        session.run(ray_session(show=True))
     leave_report(folder.path, console)
     return terminal.INTERRUPTED if session.interrupted else terminal.DONE
 

@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any
+
+
+@contextmanager
+def termination_as_interrupt() -> Iterator[None]:
+    """While entered, SIGTERM raises ``KeyboardInterrupt``, as Ctrl-C does, so that the end is recorded and actors are stopped."""
+    if threading.current_thread() is not threading.main_thread():  # Python allows handlers nowhere else
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 class GracefulInterrupt(AbstractContextManager["GracefulInterrupt"]):

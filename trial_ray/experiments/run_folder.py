@@ -43,7 +43,7 @@ class RunFolder:
 
     Layout: ``run.json`` (command line, versions, state), ``resolved_config.json``, ``experiment.py`` (the file that was
     run), ``metrics.jsonl``, ``tensorboard/``, ``trajectories/`` and ``training/`` (Parquet), ``evaluations/`` (JSON),
-    ``checkpoints/``, ``summary.json``, ``cost.json`` and, after a failure, ``error.log``.
+    ``checkpoints/``, ``summary.json``, ``cost.json``, ``report.html``, ``logs/`` and, after a failure, ``error.log``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -120,6 +120,11 @@ class RunFolder:
     def tensorboard(self) -> Path:
         """Folder of TensorBoard events."""
         return self.path / "tensorboard"
+
+    @property
+    def library_log(self) -> Path:
+        """What Ray, the engines and other libraries wrote."""
+        return self.path / "logs" / "libraries.log"
 
     @property
     def cost(self) -> Path:

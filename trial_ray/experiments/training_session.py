@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trial_ray.algorithms.methods import method_of
 from trial_ray.errors import TrainingDivergedError, is_user_error, root_cause
-from trial_ray.evaluation.comparison import paired_comparison
+from trial_ray.evaluation.comparison import PairedComparison, paired_comparison
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.experiments.checkpoint_writer import CheckpointWriter
 from trial_ray.experiments.checkpoints import (
@@ -22,9 +22,9 @@ from trial_ray.experiments.checkpoints import (
 from trial_ray.experiments.config_record import run_labels, to_record
 from trial_ray.experiments.cost import CostMeter, LearnerHardware, cost_table
 from trial_ray.experiments.experiment import reached
-from trial_ray.experiments.interrupt import GracefulInterrupt
+from trial_ray.experiments.interrupt import GracefulInterrupt, termination_as_interrupt
 from trial_ray.experiments.metrics import MetricWriters
-from trial_ray.experiments.progress import TrainingProgress
+from trial_ray.experiments.progress import TrainingProgress, waiting
 from trial_ray.experiments.trackers import DONE, INTERRUPTED, TrackedRun, Trackers, identifier
 
 if TYPE_CHECKING:
@@ -80,6 +80,8 @@ class TrainingSession:
         self.iteration = 0
         self.interrupted = False
         self.cost = CostMeter(folder.cost)
+        self.comparisons: dict[str, PairedComparison] = {}
+        self.checkpoint: Path | None = None
 
     def run(self, ray: AbstractContextManager[None]) -> None:
         """Run to the end, or to the interrupt; the run folder records how it ended.
@@ -89,7 +91,8 @@ class TrainingSession:
         """
         started = time.monotonic()
         try:
-            with self._trackers() as self.trackers, ray:
+            # Ray sets a handler of SIGTERM, under which the process would end without a record.
+            with termination_as_interrupt(), self._trackers() as self.trackers, ray, termination_as_interrupt():
                 algorithm = self._build()
                 checkpoints = CheckpointWriter(algorithm, self.folder.checkpoints, self.checkpoints_kept)
                 try:
@@ -108,12 +111,13 @@ class TrainingSession:
         except KeyboardInterrupt:
             self.folder.set_state("interrupted")
             saved = list_checkpoints(self.folder.checkpoints)
-            self.console.print(f"stopped at once; last checkpoint: {saved[-1] if saved else 'none'}", soft_wrap=True)
+            self._tell(f"stopped at once; last checkpoint: {saved[-1] if saved else 'none'}")
             raise
         except Exception as error:
             self._record_failure(error)
             raise
         self.folder.set_state("interrupted" if self.interrupted else "done")
+        self._tell_outcome()
 
     def _trackers(self) -> Trackers:
         run = TrackedRun(
@@ -128,11 +132,12 @@ class TrainingSession:
     def _build(self) -> GRPO:
         # A run that was stopped before its first checkpoint begins again.
         checkpoint = None
+        started = time.monotonic()
         if self.resume:
             checkpoint, damages = newest_whole_checkpoint(self.folder.checkpoints)
             for damage in damages:
-                self.console.print(f"left out: {damage}", highlight=False, soft_wrap=True)
-        with self.console.status("starting Ray actors, engines and the learner"):
+                self._tell(f"left out: {damage}")
+        with waiting(self.console, "preparing the policy and starting Ray's actors"):
             algorithm: GRPO = self.config.build_algo()
             if checkpoint is not None:
                 try:
@@ -144,7 +149,8 @@ class TrainingSession:
         if self.resume:
             self.folder.drop_records_after(self.iteration)
             self.folder.set_state("running")
-            self.console.print(f"continuing after iteration {self.iteration}", highlight=False)
+            self._tell(f"continuing after iteration {self.iteration}")
+        self._tell(f"ready after {time.monotonic() - started:.0f} s")
         return algorithm
 
     def _run(self, algorithm: GRPO, checkpoints: CheckpointWriter, started: float) -> None:
@@ -172,13 +178,13 @@ class TrainingSession:
         if path.exists():  # a resumed run is compared with its own beginning
             result = EvaluationResult.load(path)
         else:
-            status = self.console.status(f"playing the panel: {len(panel)} held-out tasks")
+            status = waiting(self.console, f"playing the panel: {len(panel)} held-out tasks")
             with status, self.cost.phase("evaluation"):
                 result = algorithm.evaluate_panel(panel, entry)
             result.policy = f"{self.folder.path.name}, iteration {self.iteration}"
             result.labels = run_labels(self.config)
             result.save(path)
-        self.console.print(f"panel {name.replace('_', ' ')}: success {result.overall}", highlight=False, soft_wrap=True)
+        self._tell(f"panel {name.replace('_', ' ')}: success {result.overall}")
         return result
 
     def _train(self, algorithm: GRPO, checkpoints: CheckpointWriter) -> Path:
@@ -228,10 +234,13 @@ class TrainingSession:
         try:
             checkpoints.finish()
         except Exception as error:  # the learner that wrote it may be what died
-            self.console.print(f"the checkpoint being written was lost: {error}", highlight=False, soft_wrap=True)
+            self._tell(f"the checkpoint being written was lost: {error}")
 
     def _announce_interrupt(self) -> None:
-        self.console.print("finishing the iteration under way, then saving; Ctrl-C again stops at once", soft_wrap=True)
+        self._tell("finishing the iteration under way, then saving; Ctrl-C again stops at once")
+
+    def _tell(self, line: str) -> None:
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _summarise(
         self,
@@ -241,9 +250,8 @@ class TrainingSession:
         seconds: float,
     ) -> None:
         comparisons = {name: paired_comparison(before[name], after[name]) for name in after}
-        for name, comparison in comparisons.items():
-            of = f" in {name}" if len(comparisons) > 1 else ""
-            self.console.print(f"change{of}: {comparison}", highlight=False, soft_wrap=True)
+        self.comparisons = comparisons
+        self.checkpoint = checkpoint
         self.folder.write_summary(
             {
                 "method": method_of(self.config),
@@ -257,7 +265,17 @@ class TrainingSession:
                 "comparison": _only_or_all({name: found.to_dict() for name, found in comparisons.items()}),
             }
         )
-        self.console.print(f"checkpoint: {checkpoint}", highlight=False, soft_wrap=True)
+
+    def _tell_outcome(self) -> None:
+        """What was learned and where it is, after the cost, so that it is what stands at the end."""
+        for name, comparison in self.comparisons.items():
+            of = f" in {name}" if len(self.comparisons) > 1 else ""
+            self._tell(f"learned{of}: success {comparison.before:.1%} → {comparison.after:.1%}, change {comparison}")
+        if self.interrupted:
+            self._tell(
+                f"stopped after iteration {self.iteration}; the same command continues with --resume {self.folder.path}"
+            )
+        self._tell(f"checkpoint: {self.checkpoint}")
 
     def _record_failure(self, error: Exception) -> None:
         began = self.resume or self.iteration or any(self.folder.evaluations.iterdir())

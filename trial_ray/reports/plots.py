@@ -88,7 +88,7 @@ def plot_curve(chart: Mapping[str, Any], *paths: Path) -> list[Path]:
         chart: of :func:`trial_ray.reports.charts.curve_chart`.
         paths: files to write.
     """
-    plt = _pyplot()
+    plt = pyplot()
     figure, axis = plt.subplots(figsize=(5, 3.2), layout="constrained")
     scale = 100 if chart["percent"] else 1
     for colour, series in zip(cycle(COLOURS), chart["series"], strict=False):

