@@ -86,6 +86,7 @@ class EnginePool:
         engine_kwargs: dict[str, Any] | None = None,
         num_cpus_per_engine: float = 1,
         num_gpus_per_engine: float = 0,
+        custom_resources_per_engine: dict[str, float] | None = None,
         placement_group: PlacementGroup | None = None,
         placement_group_bundle_offset: int | None = None,
     ) -> EnginePool:
@@ -99,6 +100,7 @@ class EnginePool:
                 fields of its own ``EngineArgs`` too.
             num_cpus_per_engine: Ray CPUs of one engine.
             num_gpus_per_engine: Ray GPUs of one engine.
+            custom_resources_per_engine: what else one engine takes of the resources that nodes declare.
             placement_group: where the engines' resources are reserved; ``None`` takes the one of this process, if it
                 is in any.
             placement_group_bundle_offset: inside a placement group, engine ``i`` takes bundle ``offset + i``;
@@ -118,6 +120,7 @@ class EnginePool:
             {
                 "num_cpus": num_cpus_per_engine,
                 "num_gpus": num_gpus_per_engine,
+                "resources": custom_resources_per_engine or {},
                 "max_concurrency": MAX_CONCURRENCY,
                 "max_restarts": 0,
                 "max_task_retries": 0,
