@@ -26,6 +26,8 @@ ENGINES = ("transformers", "vllm")
 MAX_CONCURRENCY = 1024
 LOAD_TIMEOUT_S = 900.0
 """Deadline of an engine that loads weights, falls asleep, wakes, or starts in place of another."""
+REPLACEMENT_ATTEMPTS = 3
+"""Starts of an engine in place of one that died: Ray needs a while to see that a node is gone, and places new actors on it."""
 PROBE_TIMEOUT_S = 30.0
 """An engine that does not answer for so long is taken for dead; one that is shut down is killed after it."""
 
@@ -252,11 +254,22 @@ class EnginePool:
             ray.kill(self._handles[index], no_restart=True)
             self._handles[index] = self._spawn(index)
         for index in indices:
-            self._result(self._handles[index].ready.remote(), index, "start", LOAD_TIMEOUT_S)
+            self._wait_for_replacement(index)
         if indices and self._weights is not None:
             sent = self._weights if self._send_again is None else self._send_again()
             for index in indices:
                 self._confirm(index, self._handles[index].load_weights.remote(sent), self._weights)
+
+    def _wait_for_replacement(self, index: int) -> None:
+        for attempt in range(1, REPLACEMENT_ATTEMPTS + 1):
+            try:
+                self._result(self._handles[index].ready.remote(), index, "start", LOAD_TIMEOUT_S)
+                return
+            except _EngineDied as error:
+                if attempt == REPLACEMENT_ATTEMPTS:
+                    raise
+                logger.warning("%s; it is started once more", error)
+                self._handles[index] = self._spawn(index)
 
     def _confirm(self, index: int, ref: ObjectRef[Any], sent: Weights) -> None:
         checksum = self._result(ref, index, "load weights", LOAD_TIMEOUT_S)
