@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 from ray_nodes import RayNodes
 
+from trial_ray.cli import main
+
 ROOT = Path(__file__).parents[2]
 EXPERIMENT = "tuned_examples/alfworld_quickstart.py"
 SWEEP = "tuned_examples/sweeps/lambda_alpha.py"
-RUNNER, ENGINE, LEARNER = "TextEnvRunner", "TransformersEngine", "RayTrainWorker"
-NODES = {RUNNER: "head", ENGINE: "worker1", LEARNER: "worker2"}
+# Names of actors' classes in Ray's state API; RLlib wraps learners.
+RUNNER, ENGINE, LEARNER = KINDS = ("TextEnvRunner", "TransformersEngine", "_WrappedExecutable")
 JOB_S = 400.0
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -31,7 +33,8 @@ def nodes() -> Iterator[RayNodes]:
             cluster.start_head("head")
             cluster.start_worker("worker1")
             cluster.start_worker("worker2")
-            cluster.wait_until_ready()
+            cluster.wait_for_nodes()
+            cluster.wait_for_jobs()
             yield cluster
         finally:
             cluster.stop()
@@ -66,3 +69,79 @@ def command(*arguments: str) -> list[str]:
 
 def submit(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(*arguments), env=environment, capture_output=True, text=True, timeout=JOB_S)
+
+
+def test_a_run_on_three_nodes_survives_the_loss_of_its_engines_node(nodes, settings, tmp_path):
+    run, log = tmp_path / "run", tmp_path / "job.log"
+    words = ("train", EXPERIMENT, "--out", str(run), "--iterations", "3", *settings)
+    with log.open("w") as output:
+        job = subprocess.Popen(
+            command("--id", "three-nodes", *words), env=nodes.environment, stdout=output, stderr=subprocess.STDOUT
+        )
+    wait_for_iterations(1, run, job, log)
+    lost = nodes.resources()["worker1"]
+    nodes.kill("worker1")
+    nodes.start_worker("worker1")
+    nodes.wait_for_nodes()
+    assert job.wait(timeout=JOB_S) == 0, log.read_text()
+    # What the client saw: the run's own lines, as they were printed, then the end of the job.
+    followed = log.read_text()
+    assert "iteration 3/3" in followed
+    assert "'three-nodes' succeeded" in followed
+
+    living = nodes.resources()
+    used = {kind: {actor["node_id"] for actor in nodes.actors() if kind in actor["class_name"]} for kind in KINDS}
+    assert used[RUNNER] == {living["head"]}
+    assert used[LEARNER] == {living["worker2"]}
+    assert used[ENGINE] == {lost, living["worker1"]}
+    assert len({lost, *living.values()}) == 4
+
+    exported = tmp_path / "exported"
+    assert main(["export", str(run), str(exported)]) == 0
+    assert (exported / "model.safetensors").is_file()
+
+
+def wait_for_iterations(count: int, run: Path, job: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until a run has finished so many iterations."""
+    deadline, metrics = time.monotonic() + JOB_S, run / "metrics.jsonl"
+    while not metrics.is_file() or len(metrics.read_text().splitlines()) < count:
+        assert job.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.1)
+
+
+def test_a_sweep_is_submitted_in_the_same_way(nodes, settings, tmp_path):
+    # One of the file's two grids is left: two trials, which run one after the other.
+    sweep = ("sweep", SWEEP, "--out", str(tmp_path / "sweep"), "--iterations", "1", "--set", "clamp_alpha=1.0")
+    done = submit(nodes.environment, *sweep, *settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    trials = json.loads((tmp_path / "sweep" / "sweep.json").read_text())["trials"]
+    assert [(trial["status"], trial["iterations"]) for trial in trials] == [("done", 1)] * 2
+    living = nodes.resources()
+    trained = [actor for actor in nodes.actors() if ENGINE in actor["class_name"]][-2:]
+    assert {actor["node_id"] for actor in trained} == {living["worker1"]}
+
+
+def test_a_failed_run_fails_the_submission(nodes, tmp_path):
+    words = ("train", EXPERIMENT, "--out", str(tmp_path / "run"), "--set", "no_such_setting=1")
+    done = submit(nodes.environment, *words)
+    assert done.returncode == 1
+    assert "no_such_setting" in done.stdout + done.stderr
+
+
+def test_a_client_without_the_token_is_turned_away(nodes, tmp_path):
+    words = ("train", EXPERIMENT, "--out", str(tmp_path / "run"))
+    done = submit({**nodes.environment, "RAY_AUTH_TOKEN": secrets.token_hex(32)}, *words)
+    assert done.returncode == 2
+    assert "refuses the token" in done.stderr
+
+
+def test_a_command_without_the_token_is_turned_away(nodes, settings, tmp_path):
+    environment = {**nodes.environment, "RAY_ADDRESS": nodes.address, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    done = subprocess.run(
+        ["trial-ray", "train", EXPERIMENT, "--out", str(tmp_path / "run"), *settings],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=JOB_S,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "refuses the token" in done.stderr
+    assert not (tmp_path / "run").exists()

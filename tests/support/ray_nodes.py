@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-START_S = 120.0
+START_S = 180.0
 CPUS_PER_NODE = 1
 STORE_BYTES = 100_000_000
 
@@ -54,10 +54,10 @@ class RayNodes:
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{self._dashboard}",
         }
-        self._nodes: dict[str, subprocess.Popen[bytes]] = {}
+        self._nodes: dict[str, tuple[subprocess.Popen[bytes], str]] = {}
 
     def start_head(self, name: str) -> None:
-        """Start the head; wait with :meth:`wait_until_ready`."""
+        """Start the head, without waiting for it."""
         (client,) = free_ports(1)
         port = self.address.rpartition(":")[2]
         self._start(
@@ -67,36 +67,50 @@ class RayNodes:
         )
 
     def start_worker(self, name: str) -> None:
-        """Start a worker node; jobs may be submitted before it is there."""
+        """Start a worker node, without waiting for it."""
         self._start(name, f"--address={self.address}")
 
     def kill(self, name: str) -> None:
         """End a node as a power failure would: its raylet gets SIGKILL, and takes the actors on it along."""
-        node = self._nodes.pop(name)
+        node, _ = self._nodes.pop(name)
         (raylet,) = [child for child in psutil.Process(node.pid).children() if child.name() == "raylet"]
         raylet.send_signal(signal.SIGKILL)
         node.wait(timeout=60)
 
     def stop(self) -> None:
         """Stop every node, the head last."""
-        for node in reversed(self._nodes.values()):
+        for node, _ in reversed(self._nodes.values()):
             node.send_signal(signal.SIGTERM)
             node.wait(timeout=60)
 
-    def wait_until_ready(self) -> None:
-        """Wait until all nodes have joined and the head takes jobs; its dashboard answers before the agent that starts them."""
+    def wait_for_nodes(self) -> None:
+        """Wait until all nodes have joined; start again those that a busy machine kept longer than Ray's 30 s."""
         deadline, answer = time.monotonic() + START_S, ""
         while time.monotonic() < deadline:
-            for name, node in self._nodes.items():
-                assert node.poll() is None, f"{name} ended: {self._log(name).read_text()}"
+            for name, (node, arguments) in list(self._nodes.items()):
+                if node.poll() is not None:
+                    said = self._log(name).read_text()
+                    assert "timed out during startup" in said, f"{name} ended: {said}"
+                    self._start(name, arguments)
             try:
                 if self.resources().keys() >= self._nodes.keys():
-                    self._request("/api/jobs/", {"entrypoint": "true"})
                     return
             except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
                 answer = str(error)
             time.sleep(0.5)
-        raise TimeoutError(f"the cluster takes no jobs: {answer}")
+        raise TimeoutError(f"not all nodes have joined: {answer}")
+
+    def wait_for_jobs(self) -> None:
+        """Wait until the head takes jobs: its dashboard answers before the agent that starts them does."""
+        deadline = time.monotonic() + START_S
+        while True:
+            try:
+                self._request("/api/jobs/", {"entrypoint": "true"})
+                return
+            except urllib.error.HTTPError as error:
+                if time.monotonic() > deadline:
+                    raise TimeoutError("the head takes no jobs") from error
+            time.sleep(0.5)
 
     def resources(self) -> dict[str, str]:
         """Names of the custom resources that living nodes declare, and those nodes' ids."""
@@ -130,12 +144,13 @@ class RayNodes:
             f"--dashboard-agent-listen-port={agent} --min-worker-port=0 --max-worker-port=0"
         )
         with self._log(name).open("w") as output:
-            self._nodes[name] = subprocess.Popen(
+            node = subprocess.Popen(
                 ["ray", "start", *common.split(), f"--resources={json.dumps({name: 1})}", *arguments.split()],
                 env=self.environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
+        self._nodes[name] = (node, arguments)
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}.log"

@@ -68,7 +68,9 @@ def require_cluster(address: str) -> None:
     except (OSError, OverflowError) as error:
         raise ClusterError(f"No Ray cluster answers at RAY_ADDRESS={address} ({error}). {mend}") from error
     if not speaks:
-        raise ClusterError(f"What answers at RAY_ADDRESS={address} is no Ray head: the port is another program's. {mend}")
+        raise ClusterError(
+            f"What answers at RAY_ADDRESS={address} is no Ray head: the port is another program's. {mend}"
+        )
     try:
         GcsClient(address=address)
     except AuthenticationError as error:
