@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 EXPERIMENT = "tuned_examples/alfworld_quickstart.py"
 SWEEP = "tuned_examples/sweeps/lambda_alpha.py"
 # Names of actors' classes in Ray's state API; RLlib wraps learners.
-RUNNER, ENGINE, LEARNER = KINDS = ("TextEnvRunner", "TransformersEngine", "_WrappedExecutable")
+RUNNER, ENGINE, LEARNER = ("TextEnvRunner", "TransformersEngine", "_WrappedExecutable")
 JOB_S = 400.0
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -73,32 +73,37 @@ def submit(environment: dict[str, str], *arguments: str) -> subprocess.Completed
 
 def test_a_run_on_three_nodes_survives_the_loss_of_its_engines_node(nodes, settings, tmp_path):
     run, log = tmp_path / "run", tmp_path / "job.log"
-    words = ("train", EXPERIMENT, "--out", str(run), "--iterations", "3", *settings)
+    words = ("train", EXPERIMENT, "--out", str(run), "--iterations", "8", *settings)
     with log.open("w") as output:
         job = subprocess.Popen(
             command("--id", "three-nodes", *words), env=nodes.environment, stdout=output, stderr=subprocess.STDOUT
         )
     wait_for_iterations(1, run, job, log)
-    lost = nodes.resources()["worker1"]
+    before = nodes.ids
     nodes.kill("worker1")
     nodes.start_worker("worker1")
     nodes.wait_for_nodes()
     assert job.wait(timeout=JOB_S) == 0, log.read_text()
     # What the client saw: the run's own lines, as they were printed, then the end of the job.
     followed = log.read_text()
-    assert "iteration 3/3" in followed
+    assert "iteration 8/8" in followed
     assert "'three-nodes' succeeded" in followed
 
-    living = nodes.resources()
-    used = {kind: {actor["node_id"] for actor in nodes.actors() if kind in actor["class_name"]} for kind in KINDS}
-    assert used[RUNNER] == {living["head"]}
-    assert used[LEARNER] == {living["worker2"]}
-    assert used[ENGINE] == {lost, living["worker1"]}
-    assert len({lost, *living.values()}) == 4
+    assert len({*before.values(), *nodes.ids.values()}) == 4
+    assert where_actors_ran(nodes, RUNNER) == {nodes.ids["head"]}
+    assert where_actors_ran(nodes, LEARNER) == {nodes.ids["worker2"]}
+    assert where_actors_ran(nodes, ENGINE) == {before["worker1"], nodes.ids["worker1"]}
 
     exported = tmp_path / "exported"
     assert main(["export", str(run), str(exported)]) == 0
     assert (exported / "model.safetensors").is_file()
+
+
+def where_actors_ran(nodes: RayNodes, kind: str) -> set[str]:
+    """Ids of the nodes on which, by Ray's state API, actors of a class ran in the newest job that had any."""
+    actors = [actor for actor in nodes.actors() if kind in actor["class_name"]]
+    newest = max(actor["job_id"] for actor in actors)
+    return {actor["node_id"] for actor in actors if actor["job_id"] == newest} - {None}
 
 
 def wait_for_iterations(count: int, run: Path, job: subprocess.Popen[bytes], log: Path) -> None:
@@ -117,9 +122,8 @@ def test_a_sweep_is_submitted_in_the_same_way(nodes, settings, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     trials = json.loads((tmp_path / "sweep" / "sweep.json").read_text())["trials"]
     assert [(trial["status"], trial["iterations"]) for trial in trials] == [("done", 1)] * 2
-    living = nodes.resources()
-    trained = [actor for actor in nodes.actors() if ENGINE in actor["class_name"]][-2:]
-    assert {actor["node_id"] for actor in trained} == {living["worker1"]}
+    ran = [where_actors_ran(nodes, kind) for kind in (RUNNER, ENGINE, LEARNER)]
+    assert ran == [{nodes.ids[name]} for name in ("head", "worker1", "worker2")]
 
 
 def test_a_failed_run_fails_the_submission(nodes, tmp_path):

@@ -41,6 +41,7 @@ class RayNodes:
     Attributes:
         environment: of a client that holds the token.
         address: where ``ray.init`` connects.
+        ids: of the nodes by name, as of the last :meth:`wait_for_nodes`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -54,6 +55,8 @@ class RayNodes:
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{self._dashboard}",
         }
+        self.ids: dict[str, str] = {}
+        self._killed: set[str] = set()
         self._nodes: dict[str, tuple[subprocess.Popen[bytes], str]] = {}
 
     def start_head(self, name: str) -> None:
@@ -75,6 +78,7 @@ class RayNodes:
         node, _ = self._nodes.pop(name)
         (raylet,) = [child for child in psutil.Process(node.pid).children() if child.name() == "raylet"]
         raylet.send_signal(signal.SIGKILL)
+        self._killed.add(self.ids[name])
         node.wait(timeout=60)
 
     def stop(self) -> None:
@@ -93,7 +97,9 @@ class RayNodes:
                     assert "timed out during startup" in said, f"{name} ended: {said}"
                     self._start(name, arguments)
             try:
-                if self.resources().keys() >= self._nodes.keys():
+                declared = self._declared()
+                if declared.keys() >= self._nodes.keys():
+                    self.ids = {name: declared[name] for name in self._nodes}
                     return
             except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
                 answer = str(error)
@@ -112,14 +118,15 @@ class RayNodes:
                     raise TimeoutError("the head takes no jobs") from error
             time.sleep(0.5)
 
-    def resources(self) -> dict[str, str]:
-        """Names of the custom resources that living nodes declare, and those nodes' ids."""
-        nodes = self._listed("nodes?detail=1&filter_keys=state&filter_predicates=%3D&filter_values=ALIVE")
-        return {name: node["node_id"] for node in nodes for name in node["resources_total"]}
-
     def actors(self) -> list[dict[str, Any]]:
         """What the state API tells of every actor, dead ones included."""
         return self._listed("actors?detail=1&limit=1000")
+
+    def _declared(self) -> dict[str, str]:
+        """Names of the resources that living nodes declare, and those nodes' ids; Ray takes a while to see that one is dead."""
+        nodes = self._listed("nodes?detail=1&filter_keys=state&filter_predicates=%3D&filter_values=ALIVE")
+        living = [node for node in nodes if node["node_id"] not in self._killed]
+        return {name: node["node_id"] for node in living for name in node["resources_total"]}
 
     def _listed(self, query: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self._request(f"/api/v0/{query}")["data"]["result"]["result"]
