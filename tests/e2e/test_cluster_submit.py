@@ -31,6 +31,7 @@ def nodes() -> Iterator[RayNodes]:
         cluster = RayNodes(Path(folder))
         try:
             cluster.start_head("head")
+            cluster.wait_for_nodes()
             cluster.start_worker("worker1")
             cluster.start_worker("worker2")
             cluster.wait_for_nodes()

@@ -150,7 +150,7 @@ class RayNodes:
             f"--block --num-cpus={CPUS_PER_NODE} --object-store-memory={STORE_BYTES} "
             f"--dashboard-agent-listen-port={agent} --min-worker-port=0 --max-worker-port=0"
         )
-        with self._log(name).open("w") as output:
+        with self._log(name).open("wb") as output:
             node = subprocess.Popen(
                 ["ray", "start", *common.split(), f"--resources={json.dumps({name: 1})}", *arguments.split()],
                 env=self.environment,
