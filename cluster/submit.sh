@@ -1,43 +1,60 @@
 #!/usr/bin/env bash
-# Submit a training run to a Ray cluster and follow its log; the exit status is the run's.
+# Submit a command of trial-ray to a Ray cluster and follow its log; the exit status is the job's.
 set -euo pipefail
 
 usage() {
   cat >&2 <<'USAGE'
-usage: cluster/submit.sh [--address URL] [--id NAME] [--no-wait] FILE [-- TRIAL_RAY_TRAIN_ARGUMENTS...]
+usage: cluster/submit.sh [--address URL] [--id NAME] [--no-wait] train|sweep FILE (--out|--resume) DIR [ARGUMENTS...]
 
-  FILE         an experiment inside this checkout, such as tuned_examples/alfworld_qwen3_1.7b.py
+  FILE         an experiment or sweep inside this checkout, such as tuned_examples/alfworld_qwen3_1.7b.py
+  DIR          absolute path of a folder that every node sees
+  ARGUMENTS    further ones of trial-ray train or trial-ray sweep
   --address    the dashboard, such as http://127.0.0.1:8265 (else RAY_API_SERVER_ADDRESS, else RAY_ADDRESS)
   --id         name of the job (else Ray chooses one)
-  --no-wait    return as soon as the job is accepted
+  --no-wait    return as soon as the job is accepted; then `ray job logs --follow NAME`
 
 Clusters with token authentication: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH).
+Exit status: the job's (0 done, 1 failed); 2 where nothing was submitted.
 USAGE
   exit 2
 }
 
+refuse() {
+  echo "cluster/submit.sh: $1" >&2
+  exit 2
+}
+
+address=${RAY_API_SERVER_ADDRESS:-${RAY_ADDRESS:-}}
 options=()
 while [[ $# -gt 0 ]]; do
   case $1 in
-    --address) [[ $# -ge 2 ]] || usage; options+=(--address "$2"); shift 2 ;;
+    --address) [[ $# -ge 2 ]] || usage; address=$2; shift 2 ;;
     --id) [[ $# -ge 2 ]] || usage; options+=(--submission-id "$2"); shift 2 ;;
     --no-wait) options+=(--no-wait); shift ;;
-    -*) usage ;;
-    *) break ;;
+    train | sweep) break ;;
+    *) usage ;;
   esac
 done
-[[ $# -ge 1 ]] || usage
-file=$1
-shift
-if [[ $# -gt 0 ]]; then
-  [[ $1 == -- ]] || usage
-  shift
-fi
+[[ $# -ge 2 ]] || usage
+command=$1
+file=$2
+shift 2
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-if [[ ! -f $file ]]; then
-  echo "cluster/submit.sh: no such file in $PWD: $file" >&2
-  exit 2
-fi
-exec ray job submit "${options[@]}" --runtime-env cluster/runtime_env.yaml -- \
-  trial-ray train "$file" "$@"
+[[ -f $file ]] || refuse "no such file in $PWD: $file"
+# The job runs in a copy of the checkout, which goes when the cluster no longer needs it.
+folder=
+previous=
+for word in "$@"; do
+  case $word in
+    --out=* | --resume=*) folder=${word#*=} ;;
+    *) [[ $previous != --out && $previous != --resume ]] || folder=$word ;;
+  esac
+  previous=$word
+done
+[[ $folder == /* ]] || refuse "give --out (or --resume) the absolute path of a folder that every node sees; found '$folder'"
+[[ $address == http://* || $address == https://* ]] ||
+  refuse "expected the dashboard's address, such as --address http://127.0.0.1:8265; found '$address'"
+python3 cluster/check_dashboard.py "$address"
+exec ray job submit --address "$address" "${options[@]}" --runtime-env cluster/runtime_env.yaml -- \
+  trial-ray "$command" "$file" "$@"

@@ -35,6 +35,10 @@ class MissingDependencyError(UserInputError):
     """A package that the configuration asks for is not installed."""
 
 
+class ClusterError(UserInputError):
+    """The Ray cluster that was named does not answer, refuses the token, or cannot be used from here."""
+
+
 class PromptTooLongError(UserInputError):
     """A prompt does not fit its limit even after everything that may be cut was cut."""
 

@@ -191,10 +191,16 @@ class _Stub:
         self.config = config
 
 
+def test_the_clean_up_after_a_setup_that_failed_early_hides_no_error():
+    object.__new__(GRPO).cleanup()
+
+
 def test_engines_are_part_of_a_trials_resources():
-    config = valid_config().engines(num_engines=2, num_gpus_per_engine=1, num_cpus_per_engine=3)
+    config = valid_config().engines(
+        num_engines=2, num_gpus_per_engine=1, num_cpus_per_engine=3, custom_resources_per_engine={"big": 0.5}
+    )
     bundles = TRIAL.default_resource_request(config.env_runners(num_env_runners=4)).bundles
-    assert bundles[-2:] == [{"CPU": 3, "GPU": 1}] * 2
+    assert bundles[-2:] == [{"CPU": 3, "GPU": 1, "big": 0.5}] * 2
     main, *env_runners = bundles[:-2]
     assert main
     assert len(env_runners) == 4

@@ -1,11 +1,16 @@
 """The files in cluster/ hold against their schemas, and each schema against a typing mistake."""
 
 import copy
+import json
 import os
 import re
 import shutil
+import socket
 import subprocess
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import jsonschema
 import kubernetes_validate
@@ -13,15 +18,18 @@ import pytest
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.runtime_env import RuntimeEnv
+from ray_nodes import free_ports
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = ROOT / "cluster"
 RAY_VERSION = re.search(r"ray\[rllib\]==([\d.]+)", (ROOT / "setup.py").read_text()).group(1)
 KUBERNETES = "1.31"
+IMAGE = re.search(r"^export TRIAL_RAY_IMAGE=(\S+)$", (CLUSTER / "image.sh").read_text(), re.MULTILINE).group(1)
 
 
 def load(name):
-    return yaml.safe_load((CLUSTER / name).read_text(encoding="utf-8"))
+    """A file as it is applied: with the image's name put in, as ``envsubst '$TRIAL_RAY_IMAGE'`` does."""
+    return yaml.safe_load((CLUSTER / name).read_text(encoding="utf-8").replace("${TRIAL_RAY_IMAGE}", IMAGE))
 
 
 def strict_object(required, **properties):
@@ -164,11 +172,23 @@ def test_every_image_and_version_is_the_pinned_ray():
     assert cluster_spec(load("raycluster.yaml"))["rayVersion"] == RAY_VERSION
     images = [container["image"] for t in pod_templates(load("rayjob.yaml")) for container in t["spec"]["containers"]]
     images += [load(name)["docker"]["image"] for name in ("ray-up.yaml", "ray-up-static.yaml")]
-    assert len(set(images)) == 1
-    assert images[0].endswith(f"-ray{RAY_VERSION}")
-    dockerfile = (CLUSTER / "Dockerfile").read_text()
-    assert f"FROM rayproject/ray:{RAY_VERSION}-py311-gpu\n" in dockerfile
-    assert images[0] in dockerfile
+    assert set(images) == {IMAGE}
+    assert IMAGE.endswith(f"-ray{RAY_VERSION}")
+    assert f"FROM rayproject/ray:{RAY_VERSION}-py311-gpu\n" in (CLUSTER / "Dockerfile").read_text()
+
+
+def test_the_image_is_named_in_one_file():
+    files = [*CLUSTER.iterdir(), *(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
+    repository, _, tag = IMAGE.rpartition(":")
+    naming = [path.name for path in files for name in (repository, tag) if path.is_file() and name in path.read_text()]
+    assert naming == ["image.sh"] * 2
+
+
+def test_a_shell_that_reads_the_image_file_exports_its_name():
+    done = subprocess.run(
+        ["bash", "-uc", f"source {CLUSTER / 'image.sh'}; printenv TRIAL_RAY_IMAGE"], capture_output=True, text=True
+    )
+    assert done.stdout.strip() == IMAGE
 
 
 def test_the_image_installs_extras_that_exist():
@@ -246,37 +266,139 @@ def run_script(name, *arguments, env=None, cwd=None):
     return subprocess.run([CLUSTER / name, *arguments], env=env, cwd=cwd, capture_output=True, text=True, timeout=60)
 
 
-def test_submit_hands_the_experiment_and_its_arguments_on_word_for_word(fake_command, tmp_path):
-    experiment = "tuned_examples/alfworld_qwen3_1.7b.py"
-    arguments = ("--iterations", "2", "--set", "a=b c")
+EXPERIMENT = "tuned_examples/alfworld_qwen3_1.7b.py"
+
+
+class Dashboard(BaseHTTPRequestHandler):
+    """Answers as Ray's dashboard does; ``token`` is the one that it asks for."""
+
+    token = ""
+
+    def do_GET(self):
+        given = self.headers.get("Authorization", "")
+        status = 200 if not self.token or given == f"Bearer {self.token}" else 403 if given else 401
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps({"ray_version": RAY_VERSION}).encode() if status == 200 else b"Unauthorized")
+
+    def log_message(self, *arguments):
+        """Say nothing."""
+
+
+@pytest.fixture
+def serve():
+    """Start an HTTP server with a handler; returns its address."""
+    with ExitStack() as stack:
+
+        def start(handler):
+            server = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), handler))
+            Thread(target=server.serve_forever, daemon=True).start()
+            stack.callback(server.shutdown)
+            return f"http://127.0.0.1:{server.server_port}"
+
+        yield start
+
+
+@pytest.mark.parametrize("command", ["train", "sweep"])
+def test_submit_hands_the_command_on_word_for_word(fake_command, tmp_path, serve, command):
+    address = serve(Dashboard)
+    words = (command, EXPERIMENT, "--out", "/shared/a run", "--set", "a=b c")
     done = run_script(
-        "submit.sh", "--address", "http://h:1", "--no-wait", experiment, "--", *arguments,
-        env=fake_command("ray"), cwd=tmp_path,
+        "submit.sh", "--address", address, "--no-wait", *words, env=fake_command("ray"), cwd=tmp_path
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    words = done.stdout.splitlines()
-    assert words[:5] == ["job", "submit", "--address", "http://h:1", "--no-wait"]
-    assert words[words.index("--") + 1 :] == ["trial-ray", "train", experiment, *arguments]
+    sent = done.stdout.splitlines()
+    assert sent[:5] == ["job", "submit", "--address", address, "--no-wait"]
+    assert sent[sent.index("--") + 1 :] == ["trial-ray", *words]
+
+
+OUT = ("--out", "/shared/run")
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [(), ("--adress", "x", "tuned_examples/alfworld_qwen3_1.7b.py"), ("no/such/file.py",), ("README.md", "stray")],
+    ("arguments", "told"),
+    [
+        ((), "usage"),
+        (("--adress", "x", "train", EXPERIMENT, *OUT), "usage"),
+        ((EXPERIMENT, *OUT), "usage"),
+        (("train",), "usage"),
+        (("train", "no/such/file.py", *OUT), "no such file"),
+        (("train", EXPERIMENT), "--out"),
+        (("sweep", EXPERIMENT, "--out", "runs/relative"), "'runs/relative'"),
+        (("train", EXPERIMENT, *OUT), "--address"),
+        (("--address", "127.0.0.1:6379", "train", EXPERIMENT, *OUT), "'127.0.0.1:6379'"),
+        (("--address", "http://127.0.0.1:1", "train", EXPERIMENT, *OUT), "no Ray dashboard answers"),
+    ],
 )
-def test_submit_refuses_wrong_use_with_status_2_before_anything_is_sent(fake_command, arguments):
-    done = run_script("submit.sh", *arguments, env=fake_command("ray", "exit 77"))
+def test_submit_refuses_wrong_use_with_status_2_before_anything_is_sent(fake_command, arguments, told):
+    env = fake_command("ray", "exit 77")
+    env = {name: value for name, value in env.items() if name not in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")}
+    done = run_script("submit.sh", *arguments, env=env)
     assert done.returncode == 2
     assert "submit.sh" in done.stderr
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
 
 
-def test_slurm_starts_the_run_once_with_one_task_a_node(fake_command):
-    fake_command("scontrol", "printf 'node1\\nnode2\\n'")
-    env = fake_command("srun") | {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "2"}
-    words = run_script("slurm.sh", "file.py", "--out", "/a b", env=env).stdout.splitlines()
+@pytest.mark.parametrize(
+    ("client", "told"),
+    [
+        ({}, "asks for a token"),
+        ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "wrong"}, "refuses the token"),
+        ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "right"}, None),
+    ],
+)
+def test_submit_tells_of_a_token_that_is_missing_or_wrong(fake_command, serve, tmp_path, client, told):
+    env = fake_command("ray") | {"RAY_ADDRESS": serve(type("Guarded", (Dashboard,), {"token": "right"}))}
+    env = {name: value for name, value in env.items() if not name.startswith("RAY_AUTH")} | {"HOME": str(tmp_path)}
+    done = run_script("submit.sh", "train", EXPERIMENT, *OUT, env=env | client)
+    assert done.returncode == (2 if told else 0)
+    assert (told or "") in done.stderr
+
+
+def test_submit_tells_of_a_port_that_another_program_has(fake_command, serve):
+    class Other(Dashboard):
+        def do_GET(self):
+            self.send_error(404)
+
+    done = run_script("submit.sh", "--address", serve(Other), "train", EXPERIMENT, *OUT, env=fake_command("ray"))
+    assert done.returncode == 2
+    assert "no Ray dashboard (HTTP status 404)" in done.stderr
+
+
+@pytest.fixture
+def allocation(fake_command):
+    """Environment of a batch script on two Slurm nodes, the first being this machine."""
+    fake_command("scontrol", "printf '127.0.0.1\\nnode2\\n'")
+    return fake_command("srun") | {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "2"}
+
+
+def test_slurm_starts_the_run_once_with_one_task_a_node(allocation):
+    (port,) = free_ports(1)
+    done = run_script(
+        "slurm.sh", "train", "file.py", "--out", "/a b", env=allocation | {"TRIAL_RAY_PORT": str(port)}
+    )  # fmt: skip
+    words = done.stdout.splitlines()
     assert words[words.index("ray") :] == [
-        "ray", "symmetric-run", "--address", "node1:6379", "--min-nodes", "2", "--",
-        "trial-ray", "train", "file.py", "--out", "/a b",
+        "ray", "symmetric-run", "--address", f"127.0.0.1:{port}", "--min-nodes", "2", "--",
+        "env", f"RAY_ADDRESS=127.0.0.1:{port}", "trial-ray", "train", "file.py", "--out", "/a b",
     ]  # fmt: skip
+
+
+def test_slurm_refuses_a_port_in_use(allocation):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run_script("slurm.sh", "train", "file.py", env=allocation | {"TRIAL_RAY_PORT": str(port)})
+    assert done.returncode == 2
+    assert f"port {port} is in use" in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("arguments", [(), ("file.py",), ("train",)])
+def test_slurm_refuses_wrong_use(allocation, arguments):
+    done = run_script("slurm.sh", *arguments, env=allocation)
+    assert done.returncode == 2
+    assert "usage" in done.stderr
 
 
 def test_the_readme_lists_every_file():

@@ -1,99 +1,50 @@
-"""``cluster/submit.sh`` against a local head with token authentication: one training iteration as a submitted job."""
+"""Jobs that ``cluster/submit.sh`` sends to a cluster of three nodes with token authentication, one of which is lost on the way."""
 
 from __future__ import annotations
 
 import json
-import os
 import secrets
-import signal
-import socket
 import subprocess
-import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
+from ray_nodes import RayNodes
+
+from trial_ray.cli import main
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENT = "tuned_examples/alfworld_quickstart.py"
+SWEEP = "tuned_examples/sweeps/lambda_alpha.py"
+# Names of actors' classes in Ray's state API; RLlib wraps learners.
+RUNNER, ENGINE, LEARNER = ("TextEnvRunner", "TransformersEngine", "_WrappedExecutable")
+JOB_S = 400.0
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on; held together until all are known, so that they differ."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(closing(socket.socket())) for _ in range(count)]
-        for held in sockets:
-            held.bind(("127.0.0.1", 0))
-        return [held.getsockname()[1] for held in sockets]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[dict[str, str]]:
-    """Environment of a client of a local head that shares neither ports nor files with any other Ray here."""
-    port, dashboard, agent, ray_client = free_ports(4)
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}",
-    }
-    # Ray's sockets live under this folder, and their paths must stay short.
+def nodes() -> Iterator[RayNodes]:
     with tempfile.TemporaryDirectory(prefix="r", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        arguments = (
-            f"--head --block --num-cpus=2 --object-store-memory=200000000 --disable-usage-stats --temp-dir={folder} "
-            f"--port={port} --dashboard-host=127.0.0.1 --dashboard-port={dashboard} "
-            f"--dashboard-agent-listen-port={agent} --ray-client-server-port={ray_client} "
-            "--min-worker-port=0 --max-worker-port=0"
-        )
-        log = Path(folder) / "start.log"
-        with log.open("w") as output:
-            head = subprocess.Popen(
-                ["ray", "start", *arguments.split()], env=environment, stdout=output, stderr=subprocess.STDOUT
-            )
+        cluster = RayNodes(Path(folder))
         try:
-            wait_for_job_agent(environment, head, log)
-            yield environment
+            cluster.start_head("head")
+            cluster.wait_for_nodes()
+            cluster.start_worker("worker1")
+            cluster.start_worker("worker2")
+            cluster.wait_for_nodes()
+            cluster.wait_for_jobs()
+            yield cluster
         finally:
-            head.send_signal(signal.SIGTERM)
-            head.wait(timeout=60)
+            cluster.stop()
 
 
-def wait_for_job_agent(environment: dict[str, str], head: subprocess.Popen[bytes], log: Path) -> None:
-    """The dashboard answers before the agent that starts jobs is up; until then it refuses them."""
-    request = urllib.request.Request(
-        environment["RAY_API_SERVER_ADDRESS"] + "/api/jobs/",
-        data=json.dumps({"entrypoint": "true"}).encode(),
-        headers={"Authorization": f"Bearer {environment['RAY_AUTH_TOKEN']}", "Content-Type": "application/json"},
-    )
-    deadline, answer = time.monotonic() + 120, ""
-    while time.monotonic() < deadline:
-        assert head.poll() is None, log.read_text()
-        try:
-            with urllib.request.urlopen(request, timeout=60):
-                return
-        except (urllib.error.URLError, TimeoutError) as error:
-            answer = str(error)
-        time.sleep(1)
-    pytest.fail(f"the local head takes no jobs: {answer}\n{log.read_text()}")
-
-
-def submit(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [ROOT / "cluster" / "submit.sh", *arguments], env=environment, capture_output=True, text=True, timeout=400
-    )
-
-
-def test_a_submitted_job_trains_and_leaves_its_checkpoint(client, model_path, tmp_path):
-    run = tmp_path / "run"
-    settings = {
+@pytest.fixture(scope="module")
+def settings(model_path: str) -> list[str]:
+    """A tiny run whose env runner, engine and learner ask for what one node each declares."""
+    chosen = {
         "warm_start": None,
         "model_path": model_path,
         "engine": "transformers",
@@ -101,23 +52,101 @@ def test_a_submitted_job_trains_and_leaves_its_checkpoint(client, model_path, tm
         "tasks_per_iteration": 2,
         "group_size": 2,
         "hindsight_start_iteration": 1,
+        "num_learners": 1,
+        "num_cpus_per_env_runner": 0.2,
+        "num_cpus_per_engine": 0.2,
+        "num_cpus_per_learner": 0.2,
+        "num_cpus_for_main_process": 0.2,
+        "custom_resources_per_env_runner": {"head": 0.1},
+        "custom_resources_per_engine": {"worker1": 0.1},
+        "custom_resources_per_learner": {"worker2": 0.1},
     }
-    overrides = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
-    done = submit(client, "--id", "one-iteration", EXPERIMENT, "--", "--iterations", "1", "--out", str(run), *overrides)
+    return [part for name, value in chosen.items() for part in ("--set", f"{name}={value}")]
+
+
+def command(*arguments: str) -> list[str]:
+    return [str(ROOT / "cluster" / "submit.sh"), *arguments]
+
+
+def submit(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), env=environment, capture_output=True, text=True, timeout=JOB_S)
+
+
+def test_a_run_on_three_nodes_survives_the_loss_of_its_engines_node(nodes, settings, tmp_path):
+    run, log = tmp_path / "run", tmp_path / "job.log"
+    words = ("train", EXPERIMENT, "--out", str(run), "--iterations", "8", *settings)
+    with log.open("w") as output:
+        job = subprocess.Popen(
+            command("--id", "three-nodes", *words), env=nodes.environment, stdout=output, stderr=subprocess.STDOUT
+        )
+    wait_for_iterations(1, run, job, log)
+    before = nodes.ids
+    nodes.kill("worker1")
+    nodes.start_worker("worker1")
+    nodes.wait_for_nodes()
+    assert job.wait(timeout=JOB_S) == 0, log.read_text()
+    # What the client saw: the run's own lines, as they were printed, then the end of the job.
+    followed = log.read_text()
+    assert "iteration 8/8" in followed
+    assert "'three-nodes' succeeded" in followed
+
+    assert len({*before.values(), *nodes.ids.values()}) == 4
+    assert where_actors_ran(nodes, RUNNER) == {nodes.ids["head"]}
+    assert where_actors_ran(nodes, LEARNER) == {nodes.ids["worker2"]}
+    assert where_actors_ran(nodes, ENGINE) == {before["worker1"], nodes.ids["worker1"]}
+
+    exported = tmp_path / "exported"
+    assert main(["export", str(run), str(exported)]) == 0
+    assert (exported / "model.safetensors").is_file()
+
+
+def where_actors_ran(nodes: RayNodes, kind: str) -> set[str]:
+    """Ids of the nodes on which, by Ray's state API, actors of a class ran in the newest job that had any."""
+    actors = [actor for actor in nodes.actors() if kind in actor["class_name"]]
+    newest = max(actor["job_id"] for actor in actors)
+    return {actor["node_id"] for actor in actors if actor["job_id"] == newest} - {None}
+
+
+def wait_for_iterations(count: int, run: Path, job: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until a run has finished so many iterations."""
+    deadline, metrics = time.monotonic() + JOB_S, run / "metrics.jsonl"
+    while not metrics.is_file() or len(metrics.read_text().splitlines()) < count:
+        assert job.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.1)
+
+
+def test_a_sweep_is_submitted_in_the_same_way(nodes, settings, tmp_path):
+    # One of the file's two grids is left: two trials, which run one after the other.
+    sweep = ("sweep", SWEEP, "--out", str(tmp_path / "sweep"), "--iterations", "1", "--set", "clamp_alpha=1.0")
+    done = submit(nodes.environment, *sweep, *settings)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "'one-iteration' succeeded" in done.stdout
-    assert (run / "summary.json").is_file()
-    checkpoints = list((run / "checkpoints").iterdir())
-    assert list(checkpoints[0].rglob("model.safetensors")), checkpoints
+    trials = json.loads((tmp_path / "sweep" / "sweep.json").read_text())["trials"]
+    assert [(trial["status"], trial["iterations"]) for trial in trials] == [("done", 1)] * 2
+    ran = [where_actors_ran(nodes, kind) for kind in (RUNNER, ENGINE, LEARNER)]
+    assert ran == [{nodes.ids[name]} for name in ("head", "worker1", "worker2")]
 
 
-def test_a_failed_run_fails_the_submission(client, tmp_path):
-    done = submit(client, EXPERIMENT, "--", "--out", str(tmp_path / "run"), "--set", "no_such_setting=1")
-    assert done.returncode != 0
+def test_a_failed_run_fails_the_submission(nodes, tmp_path):
+    words = ("train", EXPERIMENT, "--out", str(tmp_path / "run"), "--set", "no_such_setting=1")
+    done = submit(nodes.environment, *words)
+    assert done.returncode == 1
     assert "no_such_setting" in done.stdout + done.stderr
 
 
-def test_a_client_without_the_token_is_turned_away(client):
-    done = submit({**client, "RAY_AUTH_TOKEN": secrets.token_hex(32)}, EXPERIMENT)
-    assert done.returncode != 0
-    assert "token" in (done.stdout + done.stderr).lower()
+def test_a_client_without_the_token_is_turned_away(nodes, tmp_path):
+    words = ("train", EXPERIMENT, "--out", str(tmp_path / "run"))
+    done = submit({**nodes.environment, "RAY_AUTH_TOKEN": secrets.token_hex(32)}, *words)
+    assert done.returncode == 2
+    assert "refuses the token" in done.stderr
+
+
+def test_a_command_without_the_token_is_turned_away(nodes, settings, tmp_path):
+    environment = {**nodes.environment, "RAY_ADDRESS": nodes.address, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    done = subprocess.run(
+        ["trial-ray", "train", EXPERIMENT, "--out", str(tmp_path / "run"), *settings],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=JOB_S,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "refuses the token" in done.stderr
+    assert not (tmp_path / "run").exists()

@@ -1,9 +1,15 @@
-"""How a command connects to Ray: which errors are whose, and what a busy machine is given."""
+"""How a command gets its Ray: what a busy machine is given, and what is said where the cluster named cannot be used."""
+
+from __future__ import annotations
+
+import socket
+from threading import Thread
 
 import pytest
 import ray
 
-from trial_ray.errors import ConfigError, InfrastructureError
+from trial_ray.cli import main
+from trial_ray.errors import ClusterError, InfrastructureError
 from trial_ray.experiments.ray_session import ray_session
 
 TIMED_OUT = "The current node timed out during startup. This could happen because"
@@ -45,12 +51,49 @@ def test_a_ray_that_does_not_start_is_an_infrastructure_error(starts, message, a
     assert len(seen) == attempts
 
 
-def test_a_cluster_that_takes_no_connection_is_the_users_to_name(starts, monkeypatch):
-    monkeypatch.setenv("RAY_ADDRESS", "10.1.2.3:6379")
-    seen = starts(ConnectionError("Could not find any running Ray instance."))
-    with (
-        pytest.raises(ConfigError, match=r"RAY_ADDRESS is 10\.1\.2\.3:6379, .* Could not find any running"),
-        ray_session(),
-    ):
+@pytest.fixture
+def other_program():
+    """``HOST:PORT`` of a program that answers every client in words of its own."""
+
+    def answer(server):
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            with connection:
+                connection.sendall(b"-ERR unknown command 'PRI'\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        Thread(target=answer, args=(server,), daemon=True).start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def complaint(monkeypatch, address):
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ClusterError) as caught, ray_session():
         pass
-    assert "address" not in seen[0]
+    return str(caught.value)
+
+
+def test_an_address_where_nothing_answers(monkeypatch):
+    assert "No Ray cluster answers at RAY_ADDRESS=127.0.0.1:1 " in complaint(monkeypatch, "127.0.0.1:1")
+
+
+def test_a_port_that_another_program_has(monkeypatch, other_program):
+    assert "the port is another program's" in complaint(monkeypatch, other_program)
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:8265", "nonsense"])
+def test_what_is_no_address_of_a_head_is_told_in_rays_words(monkeypatch, address):
+    assert f"Ray cannot use RAY_ADDRESS={address}: Invalid" in complaint(monkeypatch, address)
+
+
+def test_a_command_ends_with_status_2_and_leaves_no_folder(monkeypatch, tmp_path, capsys, model_path):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    settings = ("warm_start=None", f"model_path={model_path}", "engine=transformers")
+    overrides = [part for setting in settings for part in ("--set", setting)]
+    assert main(["train", "alfworld_quickstart", "--out", str(tmp_path / "run"), *overrides]) == 2
+    assert "error: No Ray cluster answers at RAY_ADDRESS=127.0.0.1:1" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -114,6 +114,24 @@ def test_a_sync_replaces_an_engine_that_died_unnoticed(pool, infos, parameters):
     assert versions(pool) == [10, 10]
 
 
+def test_a_replacement_that_dies_with_its_node_is_started_once_more(pool, infos, parameters, monkeypatch):
+    shards = pack_weights(parameters, 10, dtype=torch.bfloat16)
+    pool.sync(shards)
+    spawn, spawned = pool._spawn, []
+
+    def first_one_is_lost(index):
+        spawned.append(spawn(index))
+        if len(spawned) == 1:
+            ray.kill(spawned[0])
+        return spawned[-1]
+
+    monkeypatch.setattr(pool, "_spawn", first_one_is_lost)
+    kill(infos[0]["pid"])
+    assert pool.probe_and_restart() == [0]
+    assert len(spawned) == 2
+    assert versions(pool) == [10, 10]
+
+
 def test_engines_that_sleep_refuse_requests_and_serve_the_same_weights_when_awake(pool, infos, parameters):
     pool.sync(pack_weights(parameters, 11, dtype=torch.bfloat16))
     client = EngineClient(pool.handles, timeout_s=60)

@@ -24,6 +24,7 @@ def with_engines(bundles: list[Bundle], config: LearnerSettings) -> list[Bundle]
     engine: Bundle = {"CPU": config.num_cpus_per_engine}
     if config.num_gpus_per_engine:
         engine["GPU"] = config.num_gpus_per_engine
+    engine |= config.custom_resources_per_engine
     if not config.colocate:
         return bundles + [engine] * config.num_engines
     first = first_engine_bundle(bundles, config)

@@ -175,7 +175,7 @@ class GRPO(Algorithm):
 
     def cleanup(self) -> None:
         """Stop every actor."""
-        if hasattr(self, "workers"):
+        if "workers" in vars(self):  # RLlib's class has a method of that name
             self.workers.abandon_groups()
         if hasattr(self, "engine_pool"):
             self.engine_pool.stop()

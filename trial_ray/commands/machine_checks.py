@@ -167,15 +167,16 @@ def _is_free(port: int) -> bool:
 
 def cluster() -> Check:
     """The cluster that ``RAY_ADDRESS`` names answers."""
-    from trial_ray.experiments.ray_session import unreachable
+    from trial_ray.errors import ClusterError
+    from trial_ray.experiments.ray_session import require_cluster
 
     address = os.environ.get("RAY_ADDRESS")
     if not address:
         return Check("Ray cluster", "none set (RAY_ADDRESS); commands start a local one")
-    silence = unreachable(address)
-    if silence:
-        found = f"{address} does not answer: {silence}"
-        return Check("Ray cluster", found, Level.STOPS, "unset RAY_ADDRESS    # commands then start a local one")
+    try:
+        require_cluster(address)
+    except ClusterError as error:
+        return Check("Ray cluster", str(error), Level.STOPS, "unset RAY_ADDRESS    # commands then start a local one")
     return Check("Ray cluster", f"{address} (RAY_ADDRESS)")
 
 

@@ -9,11 +9,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from trial_ray.errors import ConfigError, InfrastructureError
+from trial_ray.errors import ClusterError, InfrastructureError
 
 ATTEMPTS = 3
 """Starts of a local Ray, which gives itself 30 s: on a busy machine the first may take longer."""
-CONNECT_S = 5.0
+ANSWER_S = 10.0
+"""How long a cluster may take to answer."""
+# What an HTTP/2 client says first, with empty settings; a server, as that of every gRPC service, answers with its own.
+HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
+HTTP2_SETTINGS = 4
 
 logger = logging.getLogger(__name__)
 
@@ -26,37 +30,45 @@ def ray_session(show: bool = False) -> Iterator[None]:
         show: write Ray's own messages and the output of actors to stdout and stderr.
 
     Raises:
-        ConfigError: the cluster that ``RAY_ADDRESS`` names took no connection.
+        ClusterError: the cluster that ``RAY_ADDRESS`` names does not answer, refuses the token, or has other versions.
         InfrastructureError: no local cluster could be started.
     """
     import ray
 
     if not os.isatty(1):
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # else Ray colours the names of actors in files too
+    logs: dict[str, Any] = {"log_to_driver": show, "logging_level": logging.INFO if show else logging.ERROR}
     try:
-        _connect(log_to_driver=show, logging_level=logging.INFO if show else logging.ERROR)
+        if address := os.environ.get("RAY_ADDRESS"):
+            _join(address, logs)
+        else:
+            _start(logs)
         yield
     finally:
         ray.shutdown()
 
 
-def _connect(**logs: Any) -> None:
+def _join(address: str, logs: dict[str, Any]) -> None:
     import ray
 
-    address = os.environ.get("RAY_ADDRESS")
-    if address and (silence := unreachable(address)):
-        raise _no_connection(address, silence)
-    # "local" keeps a cluster that somebody else runs on this machine out of it.
-    own: dict[str, Any] = {} if address else {"address": "local", "include_dashboard": False}
+    require_cluster(address)
+    try:
+        ray.init(**logs)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ClusterError(f"Ray cannot use RAY_ADDRESS={address}: {error}") from error
+
+
+def _start(logs: dict[str, Any]) -> None:
+    import ray
+
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            ray.init(**logs, **own)
+            # "local" keeps a cluster that somebody else runs on this machine out of it.
+            ray.init(address="local", include_dashboard=False, **logs)
             return
         except Exception as error:
             ray.shutdown()
             reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-            if address:
-                raise _no_connection(address, reason) from error
             if attempt == ATTEMPTS or "timed out" not in reason:
                 raise InfrastructureError(
                     f"Ray did not start on this machine: {reason}. `trial-ray doctor` checks what it needs."
@@ -64,22 +76,45 @@ def _connect(**logs: Any) -> None:
             logger.warning("Ray did not start within its 30 s; attempt %d of %d follows", attempt + 1, ATTEMPTS)
 
 
-def _no_connection(address: str, reason: str) -> ConfigError:
-    return ConfigError(
-        f"RAY_ADDRESS is {address}, and that Ray cluster took no connection: {reason}. Correct it or unset it."
-    )
+def require_cluster(address: str) -> None:
+    """Check that a Ray head answers at ``HOST:PORT`` and takes this process's token; Ray itself would try for two minutes.
 
+    Other kinds of addresses (``auto``, ``local``, ``ray://...``) are left to Ray.
 
-def unreachable(address: str) -> str:
-    """Why nothing answers at a cluster's address; empty where something does, or where the address names no port.
-
-    Ray itself goes on trying for minutes, and may end the process without an exception.
+    Raises:
+        ClusterError: says what is wrong, and what to set.
     """
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not port.isdigit():
-        return ""
+    from ray._raylet import GcsClient
+    from ray.exceptions import AuthenticationError, RpcError
+
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal():
+        return
+    mend = "Start the cluster, correct the address, or unset RAY_ADDRESS to run on this machine alone."
     try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
+        speaks = _speaks_http2(host.strip("[]"), int(port))
+    except (OSError, OverflowError) as error:
+        raise ClusterError(f"No Ray cluster answers at RAY_ADDRESS={address} ({error}). {mend}") from error
+    if not speaks:
+        raise ClusterError(
+            f"What answers at RAY_ADDRESS={address} is no Ray head: the port is another program's. {mend}"
+        )
+    try:
+        GcsClient(address=address)
+    except AuthenticationError as error:
+        raise ClusterError(
+            f"The Ray cluster at RAY_ADDRESS={address} refuses the token of this process. Set RAY_AUTH_MODE=token, and "
+            "RAY_AUTH_TOKEN to the cluster's token (`ray get-auth-token` on the head shows it)."
+        ) from error
+    except RpcError as error:
+        raise ClusterError(f"What answers at RAY_ADDRESS={address} is no Ray head ({error}). {mend}") from error
+
+
+def _speaks_http2(host: str, port: int) -> bool:
+    """Whether a server answers that may be Ray's; with TLS, which hides that, whether any does."""
+    with socket.create_connection((host, port), timeout=ANSWER_S) as connection:
+        if os.environ.get("RAY_USE_TLS", "0") in ("1", "true"):
+            return True
+        connection.sendall(HTTP2_GREETING)
+        answer = connection.recv(9)
+    return len(answer) > 3 and answer[3] == HTTP2_SETTINGS

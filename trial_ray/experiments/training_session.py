@@ -284,6 +284,13 @@ class TrainingSession:
             return
         self.folder.write_error(error)
         self.folder.set_state("failed")
+        saved = list_checkpoints(self.folder.checkpoints)
+        if saved:
+            self.console.print(
+                f"last checkpoint: {saved[-1]}; continue with --resume {self.folder.path}",
+                highlight=False,
+                soft_wrap=True,
+            )
 
 
 def _evaluation_name(when: str, environment: str, panels: Mapping[str, Any]) -> str:

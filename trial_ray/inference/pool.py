@@ -26,6 +26,8 @@ ENGINES = ("transformers", "vllm")
 MAX_CONCURRENCY = 1024
 LOAD_TIMEOUT_S = 900.0
 """Deadline of an engine that loads weights, falls asleep, wakes, or starts in place of another."""
+REPLACEMENT_ATTEMPTS = 3
+"""Starts of an engine in place of one that died: Ray needs a while to see that a node is gone, and places new actors on it."""
 PROBE_TIMEOUT_S = 30.0
 """An engine that does not answer for so long is taken for dead; one that is shut down is killed after it."""
 
@@ -90,6 +92,7 @@ class EnginePool:
         engine_kwargs: dict[str, Any] | None = None,
         num_cpus_per_engine: float = 1,
         num_gpus_per_engine: float = 0,
+        custom_resources_per_engine: dict[str, float] | None = None,
         placement_group: PlacementGroup | None = None,
         placement_group_bundle_offset: int | None = None,
     ) -> EnginePool:
@@ -103,6 +106,7 @@ class EnginePool:
                 fields of its own ``EngineArgs`` too.
             num_cpus_per_engine: Ray CPUs of one engine.
             num_gpus_per_engine: Ray GPUs of one engine.
+            custom_resources_per_engine: what else one engine takes of the resources that nodes declare.
             placement_group: where the engines' resources are reserved; ``None`` takes the one of this process, if it
                 is in any.
             placement_group_bundle_offset: inside a placement group, engine ``i`` takes bundle ``offset + i``;
@@ -122,6 +126,7 @@ class EnginePool:
             {
                 "num_cpus": num_cpus_per_engine,
                 "num_gpus": num_gpus_per_engine,
+                "resources": custom_resources_per_engine or {},
                 "max_concurrency": MAX_CONCURRENCY,
                 "max_restarts": 0,
                 "max_task_retries": 0,
@@ -254,11 +259,22 @@ class EnginePool:
             self._handles[index] = self._spawn(index)
             self.replacements += 1
         for index in indices:
-            self._result(self._handles[index].ready.remote(), index, "start", LOAD_TIMEOUT_S)
+            self._wait_for_replacement(index)
         if indices and self._weights is not None:
             sent = self._weights if self._send_again is None else self._send_again()
             for index in indices:
                 self._confirm(index, self._handles[index].load_weights.remote(sent), self._weights)
+
+    def _wait_for_replacement(self, index: int) -> None:
+        for attempt in range(1, REPLACEMENT_ATTEMPTS + 1):
+            try:
+                self._result(self._handles[index].ready.remote(), index, "start", LOAD_TIMEOUT_S)
+                return
+            except _EngineDied as error:
+                if attempt == REPLACEMENT_ATTEMPTS:
+                    raise
+                logger.warning("%s; it is started once more", error)
+                self._handles[index] = self._spawn(index)
 
     def _confirm(self, index: int, ref: ObjectRef[Any], sent: Weights) -> None:
         checksum = self._result(ref, index, "load weights", LOAD_TIMEOUT_S)

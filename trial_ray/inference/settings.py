@@ -23,6 +23,11 @@ class EngineSettings(Settings):
     )
     num_cpus_per_engine: float = setting(1.0, "CPUs that Ray reserves for each", at_least=0)
     num_gpus_per_engine: float = setting(0.0, "GPUs that Ray reserves for each", at_least=0)
+    custom_resources_per_engine: dict[str, float] = setting(
+        factory=dict,
+        doc="custom resources that Ray reserves for each, by which engines get nodes of their own, as env runners do by RLlib's "
+        "``custom_resources_per_env_runner`` and learners by ``custom_resources_per_learner``",
+    )
     resource_timeout_s: float = setting(
         60.0,
         "how long to wait for CPUs and GPUs that the cluster does not have or others use, in seconds; more where an autoscaler "

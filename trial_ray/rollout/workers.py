@@ -52,6 +52,7 @@ def create_engines(config: PlaySettings, group: PlacementGroup | None = None, of
         engine_kwargs=arguments,
         num_cpus_per_engine=config.num_cpus_per_engine,
         num_gpus_per_engine=config.num_gpus_per_engine,
+        custom_resources_per_engine=config.custom_resources_per_engine,
         placement_group=group,
         placement_group_bundle_offset=offset,
     )

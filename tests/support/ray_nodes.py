@@ -1,0 +1,163 @@
+"""A Ray cluster of several nodes on this machine, each a ``ray start`` of its own, apart from any other Ray here."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+START_S = 180.0
+CPUS_PER_NODE = 1
+STORE_BYTES = 100_000_000
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on; held together until all are known, so that they differ."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(closing(socket.socket())) for _ in range(count)]
+        for held in sockets:
+            held.bind(("127.0.0.1", 0))
+        return [held.getsockname()[1] for held in sockets]
+
+
+class RayNodes:
+    """One head, and worker nodes by name; each declares one unit of a custom resource that bears its name.
+
+    Args:
+        folder: of Ray's files and of the nodes' logs. Ray's sockets live under it, and their paths must stay short.
+
+    Attributes:
+        environment: of a client that holds the token.
+        address: where ``ray.init`` connects.
+        ids: of the nodes by name, as of the last :meth:`wait_for_nodes`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        port, self._dashboard = free_ports(2)
+        self.address = f"127.0.0.1:{port}"
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{self._dashboard}",
+        }
+        self.ids: dict[str, str] = {}
+        self._killed: set[str] = set()
+        self._nodes: dict[str, tuple[subprocess.Popen[bytes], str]] = {}
+
+    def start_head(self, name: str) -> None:
+        """Start the head, without waiting for it."""
+        (client,) = free_ports(1)
+        port = self.address.rpartition(":")[2]
+        self._start(
+            name,
+            f"--head --port={port} --temp-dir={self.folder} --dashboard-host=127.0.0.1 "
+            f"--dashboard-port={self._dashboard} --ray-client-server-port={client} --disable-usage-stats",
+        )
+
+    def start_worker(self, name: str) -> None:
+        """Start a worker node, without waiting for it."""
+        self._start(name, f"--address={self.address}")
+
+    def kill(self, name: str) -> None:
+        """End a node as a power failure would: its raylet gets SIGKILL, and takes the actors on it along."""
+        node, _ = self._nodes.pop(name)
+        (raylet,) = [child for child in psutil.Process(node.pid).children() if child.name() == "raylet"]
+        raylet.send_signal(signal.SIGKILL)
+        self._killed.add(self.ids[name])
+        node.wait(timeout=60)
+
+    def stop(self) -> None:
+        """Stop every node, the head last."""
+        for node, _ in reversed(self._nodes.values()):
+            node.send_signal(signal.SIGTERM)
+            node.wait(timeout=60)
+
+    def wait_for_nodes(self) -> None:
+        """Wait until all nodes have joined; start again those that a busy machine kept longer than Ray's 30 s."""
+        deadline, answer = time.monotonic() + START_S, ""
+        while time.monotonic() < deadline:
+            for name, (node, arguments) in list(self._nodes.items()):
+                if node.poll() is not None:
+                    said = self._log(name).read_text()
+                    assert "timed out during startup" in said, f"{name} ended: {said}"
+                    self._start(name, arguments)
+            try:
+                declared = self._declared()
+                if declared.keys() >= self._nodes.keys():
+                    self.ids = {name: declared[name] for name in self._nodes}
+                    return
+            except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+                answer = str(error)
+            time.sleep(0.5)
+        raise TimeoutError(f"not all nodes have joined: {answer}")
+
+    def wait_for_jobs(self) -> None:
+        """Wait until the head takes jobs: its dashboard answers before the agent that starts them does."""
+        deadline = time.monotonic() + START_S
+        while True:
+            try:
+                self._request("/api/jobs/", {"entrypoint": "true"})
+                return
+            except urllib.error.HTTPError as error:
+                if time.monotonic() > deadline:
+                    raise TimeoutError("the head takes no jobs") from error
+            time.sleep(0.5)
+
+    def actors(self) -> list[dict[str, Any]]:
+        """What the state API tells of every actor, dead ones included."""
+        return self._listed("actors?detail=1&limit=1000")
+
+    def _declared(self) -> dict[str, str]:
+        """Names of the resources that living nodes declare, and those nodes' ids; Ray takes a while to see that one is dead."""
+        nodes = self._listed("nodes?detail=1&filter_keys=state&filter_predicates=%3D&filter_values=ALIVE")
+        living = [node for node in nodes if node["node_id"] not in self._killed]
+        return {name: node["node_id"] for node in living for name in node["resources_total"]}
+
+    def _listed(self, query: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._request(f"/api/v0/{query}")["data"]["result"]["result"]
+        return found
+
+    def _request(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        request = urllib.request.Request(
+            self.environment["RAY_API_SERVER_ADDRESS"] + path,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={
+                "Authorization": f"Bearer {self.environment['RAY_AUTH_TOKEN']}",
+                "Content-Type": "application/json",
+            },
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)
+
+    def _start(self, name: str, arguments: str) -> None:
+        (agent,) = free_ports(1)
+        common = (
+            f"--block --num-cpus={CPUS_PER_NODE} --object-store-memory={STORE_BYTES} "
+            f"--dashboard-agent-listen-port={agent} --min-worker-port=0 --max-worker-port=0"
+        )
+        with self._log(name).open("wb") as output:
+            node = subprocess.Popen(
+                ["ray", "start", *common.split(), f"--resources={json.dumps({name: 1})}", *arguments.split()],
+                env=self.environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        self._nodes[name] = (node, arguments)
+
+    def _log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
