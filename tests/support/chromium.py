@@ -1,0 +1,163 @@
+"""Headless Chromium over the DevTools protocol on a pipe: no port, no further package.
+
+    with Chromium() as browser:
+        browser.open(path.as_uri())
+        browser.evaluate("document.title")
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import select
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+OPTIONS = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-extensions",
+    "--disable-background-networking", "--disable-component-update", "--hide-scrollbars", "--remote-debugging-pipe",
+)  # fmt: skip
+
+
+class Chromium:
+    """One browser with one page.
+
+    Args:
+        timeout: seconds that any answer may take.
+    """
+
+    def __init__(self, timeout: float = 60.0) -> None:
+        if PROGRAM is None:
+            raise FileNotFoundError("There is no chromium on the path.")
+        self._timeout = timeout
+        self._profile = tempfile.mkdtemp(prefix="chromium")
+        theirs_in, self._out = os.pipe()
+        self._in, theirs_out = os.pipe()
+        # The protocol is spoken on the descriptors 3 and 4.
+        shell = f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}'
+        command = ["sh", "-c", shell, PROGRAM, *OPTIONS, f"--user-data-dir={self._profile}", "about:blank"]
+        self._process = subprocess.Popen(
+            command, pass_fds=(theirs_in, theirs_out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        os.close(theirs_in)
+        os.close(theirs_out)
+        self._buffer = b""
+        self._number = 0
+        self._session: str | None = None
+        self.events: list[dict[str, Any]] = []
+        """What the page reported: console messages, exceptions, dialogs, log entries."""
+        targets = self.call("Target.getTargets")["targetInfos"]
+        page = next(target["targetId"] for target in targets if target["type"] == "page")
+        self._session = self.call("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log"):
+            self.call(f"{domain}.enable")
+
+    def __enter__(self) -> Chromium:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        os.close(self._out)
+        os.close(self._in)
+        shutil.rmtree(self._profile, ignore_errors=True)
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """One command of the protocol; events that come meanwhile are kept.
+
+        Raises:
+            RuntimeError: the browser refused, or ended.
+            TimeoutError: it did not answer in time.
+        """
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": parameters}
+        if self._session is not None:
+            message["sessionId"] = self._session
+        os.write(self._out, json.dumps(message).encode() + b"\0")
+        end = time.monotonic() + self._timeout
+        while True:
+            answer = self._read(end)
+            if answer.get("id") != self._number:
+                self._keep(answer)
+            elif "error" in answer:
+                raise RuntimeError(f"{method}: {answer['error']}")
+            else:
+                return answer["result"]
+
+    def open(self, address: str, ready: str = "document.documentElement.dataset.ready === 'yes'") -> None:
+        """Load an address and wait until an expression is true."""
+        self.call("Page.navigate", url=address)
+        self.wait(ready)
+
+    def wait(self, expression: str) -> None:
+        """Wait until an expression is true.
+
+        Raises:
+            TimeoutError: it did not become so.
+        """
+        end = time.monotonic() + self._timeout
+        while not self.evaluate(expression):
+            if time.monotonic() > end:
+                raise TimeoutError(f"not true after {self._timeout:.0f} s: {expression}; the page reported {self.events}")
+            time.sleep(0.02)
+
+    def evaluate(self, expression: str) -> Any:
+        """The value of an expression on the page, promises awaited."""
+        found = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        if "exceptionDetails" in found:
+            raise RuntimeError(f"{expression}: {found['exceptionDetails']}")
+        return found["result"].get("value")
+
+    def press(self, key: str) -> None:
+        """Press one key."""
+        text = {"text": key} if len(key) == 1 else {}
+        for kind in ("keyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, **(text if kind == "keyDown" else {}))
+
+    def hover(self, selector: str) -> None:
+        """Move the mouse over the first element that a selector finds."""
+        box = self.evaluate(
+            f"(() => {{ const b = document.querySelector({json.dumps(selector)}).getBoundingClientRect();"
+            " return [b.x + b.width / 2, b.y + b.height / 2]; })()"
+        )
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=box[0], y=box[1])
+
+    def look(self, width: int, height: int, dark: bool = False) -> None:
+        """Set the size of the window in CSS pixels, and the colour scheme."""
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
+
+    def screenshot(self, path: Path) -> Path:
+        """Write what is in sight as PNG."""
+        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
+        return path
+
+    def _read(self, end: float) -> dict[str, Any]:
+        while b"\0" not in self._buffer:
+            left = end - time.monotonic()
+            if left <= 0 or not select.select([self._in], [], [], left)[0]:
+                raise TimeoutError(f"Chromium did not answer within {self._timeout:.0f} s.")
+            part = os.read(self._in, 1 << 20)
+            if not part:
+                raise RuntimeError("Chromium has ended.")
+            self._buffer += part
+        message, self._buffer = self._buffer.split(b"\0", 1)
+        found: dict[str, Any] = json.loads(message)
+        return found
+
+    def _keep(self, message: dict[str, Any]) -> None:
+        kept = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Page.javascriptDialogOpening", "Log.entryAdded")
+        if message.get("method") in kept:
+            self.events.append(message)
