@@ -29,7 +29,7 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["trial_ray", "trial_ray.*"]) + find_packages("envs") + list(EXAMPLES),
     package_dir={"trial_envs": "envs/trial_envs", **EXAMPLES},
-    package_data={"trial_ray": ["py.typed", "evaluation/panels/*.json"], "trial_envs": ["py.typed"]},
+    package_data={"trial_ray": ["py.typed", "evaluation/panels/*.json", "viewer/page/*"], "trial_envs": ["py.typed"]},
     install_requires=[
         "ray[rllib]==2.60.0",
         "torch>=2.9",

@@ -1,13 +1,14 @@
 """Headless Chromium over the DevTools protocol on a pipe: no port, no further package.
 
-    with Chromium() as browser:
-        browser.open(path.as_uri())
-        browser.evaluate("document.title")
+with Chromium() as browser:
+    browser.open(path.as_uri())
+    browser.evaluate("document.title")
 """
 
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import select
@@ -33,21 +34,26 @@ class Chromium:
         timeout: seconds that any answer may take.
     """
 
-    def __init__(self, timeout: float = 60.0) -> None:
+    def __init__(self, timeout: float = 30.0) -> None:
         if PROGRAM is None:
             raise FileNotFoundError("There is no chromium on the path.")
         self._timeout = timeout
         self._profile = tempfile.mkdtemp(prefix="chromium")
         theirs_in, self._out = os.pipe()
         self._in, theirs_out = os.pipe()
-        # The protocol is spoken on the descriptors 3 and 4.
-        shell = f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}'
-        command = ["sh", "-c", shell, PROGRAM, *OPTIONS, f"--user-data-dir={self._profile}", "about:blank"]
+        # Out of the way of the descriptors 3 and 4, on which the protocol is spoken.
+        high = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in (theirs_in, theirs_out)]
+
+        def connect() -> None:
+            os.dup2(high[0], 3)
+            os.dup2(high[1], 4)
+
+        command = [PROGRAM, *OPTIONS, f"--user-data-dir={self._profile}", "about:blank"]
         self._process = subprocess.Popen(
-            command, pass_fds=(theirs_in, theirs_out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            command, preexec_fn=connect, close_fds=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        os.close(theirs_in)
-        os.close(theirs_out)
+        for end in (theirs_in, theirs_out, *high):
+            os.close(end)
         self._buffer = b""
         self._number = 0
         self._session: str | None = None
@@ -62,7 +68,9 @@ class Chromium:
     def __enter__(self) -> Chromium:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._process.terminate()
         try:
             self._process.wait(10)
@@ -95,7 +103,7 @@ class Chromium:
             else:
                 return answer["result"]
 
-    def open(self, address: str, ready: str = "document.documentElement.dataset.ready === 'yes'") -> None:
+    def open(self, address: str, ready: str = "document.documentElement?.dataset.ready === 'yes'") -> None:
         """Load an address and wait until an expression is true."""
         self.call("Page.navigate", url=address)
         self.wait(ready)
@@ -107,9 +115,11 @@ class Chromium:
             TimeoutError: it did not become so.
         """
         end = time.monotonic() + self._timeout
-        while not self.evaluate(expression):
+        while not self.evaluate(f"Boolean({expression})"):
             if time.monotonic() > end:
-                raise TimeoutError(f"not true after {self._timeout:.0f} s: {expression}; the page reported {self.events}")
+                raise TimeoutError(
+                    f"not true after {self._timeout:.0f} s: {expression}; the page reported {self.events}"
+                )
             time.sleep(0.02)
 
     def evaluate(self, expression: str) -> Any:

@@ -1,4 +1,4 @@
-"""Run folders with invented household episodes, and what training would have recorded of them: for the viewer, without any training."""
+"""Run folders with invented household episodes and what training would have recorded of them, without any training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ OBJECTS = ("mug", "apple", "creditcard", "book", "pillow", "plate", "watch", "ke
 FURNITURE = ("countertop", "sidetable", "dresser", "shelf", "drawer", "desk", "sofa", "cabinet")
 FAMILIES = ("pick_and_place", "pick_two", "look_at_obj", "pick_heat")
 GROUP_SIZE = 8
-REASONS = ("The goal names it, so it should be near.", "Nothing here yet; the next one is close.", "It is in my hand now.")
+REASONS = (
+    "The goal names it, so it should be near.",
+    "Nothing here yet; the next one is close.",
+    "It is in my hand now.",
+)
 
 
 def make_run(folder: Path, tokenizer: Any, trajectories: int, iterations: int = 2, seed: int = 0) -> Path:
@@ -86,7 +90,9 @@ def _tensors(*arrays: np.ndarray) -> Iterator[Any]:
 def _trained(trajectory: Trajectory, tokenizer: Any, rng: np.random.Generator) -> list[dict[str, Any]]:
     last = len(trajectory.turns) - 1
     gaps = [
-        (0.06 * rng.standard_normal(len(turn.response_ids)) * rng.choice((0.3, 1.0, 2.5)) + _lean(turn)).astype(np.float32)
+        (0.06 * rng.standard_normal(len(turn.response_ids)) * rng.choice((0.3, 1.0, 2.5)) + _lean(turn)).astype(
+            np.float32
+        )
         for turn in trajectory.turns
     ]
     scores = np.array([float(np.abs(gap).mean()) for gap in gaps])
@@ -101,7 +107,9 @@ def _trained(trajectory: Trajectory, tokenizer: Any, rng: np.random.Generator) -
             "learner_logprobs": (turn.logprobs + 0.01 * rng.standard_normal(len(gap))).astype(np.float32).tolist(),
             "evidence_ids": encode_evidence(
                 outcome_view(
-                    turn.outcome, terminal=index == last and trajectory.ended == "terminated", success=trajectory.success
+                    turn.outcome,
+                    terminal=index == last and trajectory.ended == "terminated",
+                    success=trajectory.success,
                 ),
                 tokenizer,
             ).tolist(),
@@ -130,7 +138,10 @@ def _trajectory(
 ) -> Trajectory:
     success = bool(rng.random() < 0.2 + 0.6 * skill)
     place = str(rng.choice(FURNITURE))
-    plan = [(f"go to {name} 1", f"You arrive at {name} 1. On the {name} 1, you see nothing.") for name in rng.permutation(FURNITURE)]
+    plan = [
+        (f"go to {name} 1", f"You arrive at {name} 1. On the {name} 1, you see nothing.")
+        for name in rng.permutation(FURNITURE)
+    ]
     plan = plan[: rng.integers(2, 8)]
     plan.insert(rng.integers(len(plan) + 1), (f"take {thing} 2 from {goal} 1", "Nothing happens."))
     plan.append((f"go to {place} 1", f"You arrive at {place} 1. On the {place} 1, you see a {thing} 1."))
@@ -141,7 +152,8 @@ def _trajectory(
             (f"move {thing} 1 to {goal} 1", f"You move the {thing} 1 to the {goal} 1."),
         ]
     task = f"put some {thing} on {goal}."
-    shown = f"You are in the middle of a room. Looking quickly around you, you see {', '.join(f'a {name} 1' for name in FURNITURE)}.\n\nYour task is to: {task}"
+    seen = ", ".join(f"a {name} 1" for name in FURNITURE)
+    shown = f"You are in the middle of a room. Looking quickly around you, you see {seen}.\n\nYour task is to: {task}"
     turns: list[Turn] = []
     for index, (action, outcome) in enumerate(plan):
         reward = float(success and index == len(plan) - 1)
@@ -155,7 +167,14 @@ def _trajectory(
 
 
 def _turn(
-    rng: np.random.Generator, tokenizer: Any, task: str, shown: str, action: str, outcome: str, reward: float, turns: list[Turn]
+    rng: np.random.Generator,
+    tokenizer: Any,
+    task: str,
+    shown: str,
+    action: str,
+    outcome: str,
+    reward: float,
+    turns: list[Turn],
 ) -> Turn:
     history = "".join(f"[step {len(turns)}] You did: {turn.action}\n" for turn in turns[-1:])
     offered = "\n".join(f"go to {name} 1" for name in FURNITURE)
@@ -167,7 +186,8 @@ def _turn(
     before = tokenizer.encode(f"<|user|>{message}")
     prompt = np.array([*before, *tokenizer.encode("<|assistant|>")], np.int32)
     ids = np.array([*tokenizer.encode(response), tokenizer.eos_token_id], np.int32)
+    logprobs = -np.abs(rng.standard_normal(len(ids))).astype(np.float32)
     return Turn(
-        prompt, ids, -np.abs(rng.standard_normal(len(ids))).astype(np.float32), 1, len(before), shown, action, True, outcome, reward,
-        "stop", invalid_action=outcome == "Nothing happens.",
+        prompt, ids, logprobs, 1, len(before), shown, action, True, outcome, reward, "stop",
+        invalid_action=outcome == "Nothing happens.",
     )  # fmt: skip

@@ -45,7 +45,9 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the page (default: viewer in the first RUN)")
     parser.add_argument("--open", action="store_true", help="open the page in a browser where there is a display")
-    parser.add_argument("--text", action="store_true", help="list the trajectories of an iteration in the terminal instead")
+    parser.add_argument(
+        "--text", action="store_true", help="list the trajectories of an iteration in the terminal instead"
+    )
     parser.add_argument(
         "--show", type=terminal.positive, metavar="K", help="with --text: print trajectory number K of the iteration"
     )
@@ -105,7 +107,9 @@ def _write_page(runs: list[RecordedRun], target: Path, notes: list[str], wanted_
         terminal.errors().print(_safe(f"note: {note}"), highlight=False)
     opened = wanted_open and _has_display() and webbrowser.open(written.page.as_uri())
     if wanted_open and not opened:
-        terminal.errors().print("note: there is no display here; copy the folder to where there is one.", highlight=False)
+        terminal.errors().print(
+            "note: there is no display here; copy the folder to where there is one.", highlight=False
+        )
     terminal.output().print(_safe(f"{written.trajectories:,} trajectories: {written.page}"), soft_wrap=True)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.environments.entry import find_adapter
-from trial_ray.errors import CheckpointError, TrialRayError, UserInputError
+from trial_ray.errors import TrialRayError, UserInputError
 from trial_ray.experiments.checkpoints import find_tokenizer
 from trial_ray.experiments.run_folder import RunFolder
 from trial_ray.models.causal_lm_module import load_tokenizer
@@ -46,10 +46,11 @@ def open_recorded_run(
     if not recorded:
         raise UserInputError(f"{folder.path} has recorded no trajectories yet.")
     if iteration is not None and iteration not in recorded:
-        raise UserInputError(f"{folder.path} recorded no iteration {iteration}; it has {recorded[0]} to {recorded[-1]}.")
-    record, notes = _config(folder), []
-    if not folder.training.is_dir():
-        notes.append(f"{name}: turn multipliers, gaps, advantages and learner log-probabilities were not recorded.")
+        raise UserInputError(
+            f"{folder.path} recorded no iteration {iteration}; it has {recorded[0]} to {recorded[-1]}."
+        )
+    notes: list[str] = []
+    record = _config(folder, name, notes)
     tokens = None
     try:
         tokens = TokenTexts(load_tokenizer(str(find_tokenizer(folder.path))))
@@ -68,14 +69,16 @@ def open_recorded_run(
     return OpenedRun(run, notes)
 
 
-def _config(folder: RunFolder) -> dict[str, Any]:
+def _config(folder: RunFolder, name: str, notes: list[str]) -> dict[str, Any]:
+    """The resolved config as it was recorded; an empty one where it cannot be read, which notes say."""
     try:
         record = json.loads((folder.path / "resolved_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder.path} has no readable resolved_config.json ({error}).") from error
-    if not isinstance(record, dict):
-        raise CheckpointError(f"{folder.path / 'resolved_config.json'} is not a resolved config.")
-    return record
+        if isinstance(record, dict):
+            return record
+    except (OSError, ValueError):
+        pass
+    notes.append(f"{name}: classes of actions are not told apart, since there is no readable resolved_config.json.")
+    return {}
 
 
 def _adapters(

@@ -111,7 +111,7 @@ class ChunkWriter:
         )
         self._rows.append(self._row(run, recorded))
         self._tokens += sum(len(turn.response_ids) for turn, _, _ in turns)
-        self.untrained += bool(turns) and all(trained is None for trained in recorded.trained)
+        self.untrained += all(trained is None for trained in recorded.trained)
         self.count += 1
         if len(self._texts) >= MOST_IN_BLOCK or self._tokens >= MOST_TOKENS_IN_BLOCK:
             self._end_block()

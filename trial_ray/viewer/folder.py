@@ -86,9 +86,14 @@ def _write(runs: Sequence[RecordedRun], folder: Path, notes: list[str], progress
         raise UserInputError(" ".join(notes) or "There are no trajectories to show.")
     described = writer.close()
     if writer.untrained:
+        share = (
+            "No trajectory has"
+            if writer.untrained == writer.count
+            else (f"{writer.untrained:,} of {writer.count:,} trajectories do not have")
+        )
         notes.append(
-            f"{writer.untrained:,} of {writer.count:,} trajectories have no record of training: their advantages, turn "
-            "multipliers, gaps and learner log-probabilities were not recorded, or they were not trained on."
+            f"{share} a record of training: turn multipliers, gaps, advantages and learner log-probabilities were not recorded, "
+            "or the trajectories were not trained on."
         )
     described |= {"runs": [visible(run.name) for run in runs], "notes": [visible(note) for note in notes]}
     (folder / "data" / "about-0.js").write_text(script("about", 0, described), encoding="ascii")

@@ -64,7 +64,9 @@ def print_trajectory(recorded: RecordedTrajectory, tokens: TokenTexts | None) ->
         yield from _turn(index, turn, recorded.trained[index], recorded.classes[index], tokens)
 
 
-def _turn(index: int, turn: Turn, trained: TrainedTurn | None, name: str, tokens: TokenTexts | None) -> Iterator[Text | Rule]:
+def _turn(
+    index: int, turn: Turn, trained: TrainedTurn | None, name: str, tokens: TokenTexts | None
+) -> Iterator[Text | Rule]:
     flags = [
         "" if turn.valid else "invalid form",
         "not understood" if turn.invalid_action else "",
@@ -79,10 +81,10 @@ def _turn(index: int, turn: Turn, trained: TrainedTurn | None, name: str, tokens
         yield _part("observation", turn.observation)
     else:
         prompt = turn.prompt_ids.tolist()
-        before, after = (
-            "".join(tokens.texts(ids)) for ids in (prompt[: turn.insert_at], prompt[turn.insert_at :])
+        before, after = ("".join(tokens.texts(ids)) for ids in (prompt[: turn.insert_at], prompt[turn.insert_at :]))
+        evidence = (
+            "" if trained is None or trained.evidence_ids is None else "".join(tokens.texts(trained.evidence_ids))
         )
-        evidence = "" if trained is None or trained.evidence_ids is None else "".join(tokens.texts(trained.evidence_ids))
         yield Text.assemble(
             (f"prompt, {len(prompt)} tokens{' (evidence of the hindsight view in bold)' if evidence else ''}\n", "dim"),
             visible(before),

@@ -76,9 +76,14 @@ class RecordedRun:
                 is of other responses.
         """
         try:
-            turns, trajectories = read_turns(self.trajectories, iteration), read_trajectories(self.trajectories, iteration)
+            turns, trajectories = (
+                read_turns(self.trajectories, iteration),
+                read_trajectories(self.trajectories, iteration),
+            )
         except (pa.ArrowInvalid, OSError) as error:
-            raise UserInputError(f"A file of iteration {iteration} in {self.trajectories} cannot be read: {error}") from error
+            raise UserInputError(
+                f"A file of iteration {iteration} in {self.trajectories} cannot be read: {error}"
+            ) from error
         # Both come in the same order; a rollout that failed before its first turn has no rows to take its group from.
         groups, rollouts = turns["group_id"].to_pylist(), turns["rollout_index"].to_pylist()
         keys = iter(dict.fromkeys(zip(groups, rollouts, strict=True)))

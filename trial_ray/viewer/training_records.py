@@ -62,7 +62,9 @@ def read_trained_turns(
         except (pa.ArrowInvalid, OSError) as error:
             raise UserInputError(f"{file} cannot be read as Parquet ({error}); it may be cut off.") from error
         if missing := [name for name in (*_KEYS, *_COLUMNS) if name not in table.column_names]:
-            raise UserInputError(f"{file} lacks the columns {', '.join(missing)}; read it with the release that wrote it.")
+            raise UserInputError(
+                f"{file} lacks the columns {', '.join(missing)}; read it with the release that wrote it."
+            )
         rows = table.select([*_KEYS, *_COLUMNS]).filter(pc.is_in(table["group_id"], wanted))
         for row in rows.to_pylist():
             key = row["group_id"], row["rollout_index"], row["turn_index"]

@@ -91,7 +91,8 @@
     const last = Math.min(shown.length, first + Math.ceil((list.clientHeight || 600) / ROW_HEIGHT) + 8);
     inner.style.height = `${shown.length * ROW_HEIGHT}px`;
     inner.replaceChildren(...shown.slice(first, last).map((id, index) => rowElement(id, first + index)));
-    list.setAttribute("aria-activedescendant", selected < 0 ? "" : `row-${selected}`);
+    const chosen = document.getElementById(`row-${selected}`);
+    if (chosen) list.setAttribute("aria-activedescendant", chosen.id); else list.removeAttribute("aria-activedescendant");
   }
 
   function rowElement(id, position) {
@@ -106,7 +107,7 @@
       failed ? "!" : row.success ? "✓" : "✗"),
     element("span", { class: "unseen" }, `${mark}, `),
     element("bdi", { class: "task", title: row.task }, row.task || "(no task)"),
-    element("span", { class: "numbers" }, [
+    element("span", { class: "numbers", title: "D: disagreement between profile and outcome, nats a token" }, [
       viewer.about.runs.length > 1 ? viewer.about.runs[row.run] : "",
       `iteration ${row.iteration}`, `#${row.number}`, `${row.turns} turn${row.turns === 1 ? "" : "s"}`,
       row.disagreement === null ? "" : `D ${number(row.disagreement, 3)}`,
@@ -168,6 +169,8 @@
     });
     form.addEventListener("change", (event) => {
       if (event.target === search) return;
+      // Whoever asks for an order wants to read what comes first.
+      if (event.target === form.elements.order) selected = -1;
       apply();
       viewer.redraw();
     });

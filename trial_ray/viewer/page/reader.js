@@ -158,7 +158,7 @@
   // The multipliers of all turns as one row of columns, each a button.
   function profileElement(side) {
     const most = largestWeight();
-    return element("div", { class: "profile", role: "group", "aria-label": "Multipliers of all turns" },
+    const made = element("div", { class: "profile", role: "group", "aria-label": "Multipliers of all turns" },
       ...side.turns.map((turn, index) => {
         const column = element("button", {
           type: "button", "data-turn": index, title: `turn ${index + 1}: ${turn.action}`,
@@ -167,6 +167,8 @@
         column.firstChild.style.height = `${has(turn.weight) ? Math.max(2, 100 * turn.weight / most) : 6}%`;
         return column;
       }));
+    made.style.setProperty("--mean", `${100 / most}%`);
+    return made;
   }
 
   // --- A turn --------------------------------------------------------------------------------------------------------------
@@ -212,18 +214,24 @@
   const labelled = (label, ...content) => element("div", { class: "said" }, element("h4", {}, label), ...content);
   const saidElement = (label, text, kind) => labelled(label, element("p", { class: `text ${kind}`, dir: "auto" }, ...marked(text || "(nothing)")));
 
-  // The text with what was searched for marked; one node where nothing was.
-  function marked(text) {
-    const query = viewer.query();
-    if (!query) return [text];
-    const parts = [], lower = text.toLowerCase();
-    let end = 0;
+  // Where the text has what was searched for, as pairs of positions.
+  function matches(text) {
+    const query = viewer.query(), lower = text.toLowerCase(), found = [];
     // Where lower case changes the length, positions would not fit.
-    for (let at = lower.length === text.length ? lower.indexOf(query) : -1; at >= 0; at = lower.indexOf(query, end)) {
-      parts.push(text.slice(end, at), element("mark", { class: "hit" }, text.slice(at, at + query.length)));
-      end = at + query.length;
-    }
-    return [...parts, text.slice(end)].filter((part) => part !== "");
+    if (!query || lower.length !== text.length) return found;
+    for (let at = lower.indexOf(query); at >= 0; at = lower.indexOf(query, at + query.length)) found.push([at, at + query.length]);
+    return found;
+  }
+
+  // The text in nodes, with what was searched for marked.
+  function marked(text) {
+    let end = 0;
+    const parts = matches(text).flatMap(([from, to]) => {
+      const before = text.slice(end, from);
+      end = to;
+      return [before, element("mark", { class: "hit" }, text.slice(from, to))];
+    });
+    return [...parts, text.slice(end)];
   }
 
   function tokensElement(turn) {
@@ -231,6 +239,8 @@
       "aria-label": `Response: ${turn.response} Left and right arrow keys read the numbers of each token.` });
     const kind = TINTS[tint()];
     const scale = kind && viewer.about.scales[kind.scale];
+    const hits = matches(turn.response);
+    let position = 0;
     turn.tokens.forEach((text, index) => {
       // A token that holds a part of a character has no text of its own.
       const span = element("span", { "data-token": index }, text === "" ? "·" : text.replaceAll("\n", "↵\n"));
@@ -241,6 +251,9 @@
         if (strength > 0.3) span.classList.add("strong");
         span.style.setProperty("--strength", strength.toFixed(3));
       }
+      const end = position + text.length;
+      if (hits.some(([from, to]) => from < end && to > position)) span.classList.add("hit");
+      position = end;
       made.append(span);
     });
     return made;
@@ -267,10 +280,12 @@
     }
     if (document.getElementById("prompts").checked) {
       for (const made of place.querySelectorAll("article.current")) made.append(promptsElement(sides[made.dataset.side].turns[current]));
-      // The evidence stands at the end of a long prompt; both views begin there.
+      // The evidence stands at the end of a long prompt; both views show that end.
       for (const box of place.querySelectorAll(".prompts .text")) {
         const mark = box.querySelector("mark, .here");
-        if (mark) box.scrollTop = mark.offsetTop - box.clientHeight / 2;
+        if (!mark) continue;
+        const fits = mark.offsetHeight < box.clientHeight - 60;
+        box.scrollTop = fits ? mark.offsetTop + mark.offsetHeight - box.clientHeight + 40 : mark.offsetTop - 12;
       }
     }
     const article = place.querySelector("article.current");
