@@ -60,7 +60,7 @@ def open_recorded_run(
     run = RecordedRun(
         name,
         folder.trajectories,
-        folder.training,
+        folder.path / "training",
         recorded if iteration is None else [iteration],
         int(record.get("settings", {}).get("max_staleness") or 0),
         by_name,

@@ -102,11 +102,6 @@ class RunFolder:
         return self.path / "trajectories"
 
     @property
-    def training(self) -> Path:
-        """Folder of what training recorded of the trajectories; absent where it recorded nothing."""
-        return self.path / "training"
-
-    @property
     def evaluations(self) -> Path:
         """Folder of evaluation JSON."""
         return self.path / "evaluations"
