@@ -203,7 +203,7 @@ def test_inspect_lists_trajectories_and_shows_turns(capsys, tmp_path):
     assert "pick/1" in text
     assert run("inspect", folder, "--text", "--iteration", 1, "--show", 1) == 0
     out, err = capsys.readouterr()
-    for part in ("You see a mug 1.", "action (invalid form)\ntake mug 1", "outcome, reward 1\nYou take it."):
+    for part in ("You see a mug 1.", "action (invalid form)\n  take mug 1", "outcome, reward 1\n  You take it."):
         assert part in out
     assert "prompts and responses are not shown" in " ".join(err.split())
 
@@ -219,7 +219,7 @@ def test_inspect_prints_prompts_with_the_evidence_in_them(capsys, tmp_path):
     save_tokenizer(tmp_path / "run", tokenizer)
     assert run("inspect", tmp_path / "run", "--text", "--show", 8) == 0
     text = capsys.readouterr().out
-    for part in ("You are an agent who does household chores", "look⟦\n\nOutcome after the reply:\n", "⟧<|assistant|>"):
+    for part in ("You are an agent who does household chores", "  look⟦\n  \n  Outcome after the reply:\n", "⟧<|assistant|>"):
         assert part in text
     for part in ("multiplier ", "<think>", "</action><|end|>"):
         assert part in text

@@ -24,8 +24,10 @@ def list_trajectories(recorded: Sequence[RecordedTrajectory], title: str) -> Tab
     """One row a trajectory."""
     won = sum(each.trajectory.success for each in recorded)
     table = Table(title=f"{title}: {len(recorded)} trajectories, {won} successful")
-    for header in ("#", "task", "family", "turns", "return", "success", "ended", "advantage", "disagreement"):
-        table.add_column(header, justify="left" if header in ("task", "family", "success", "ended") else "right")
+    table.add_column("#", justify="right")
+    table.add_column("task", overflow="fold")
+    for header in ("family", "turns", "return", "success", "ended", "advantage", "disagreement"):
+        table.add_column(header, justify="left" if header in ("family", "success", "ended") else "right")
     for each in recorded:
         trajectory = each.trajectory
         table.add_row(
@@ -81,23 +83,28 @@ def _turn(
         yield _part("observation", turn.observation)
     else:
         prompt = turn.prompt_ids.tolist()
-        before, after = ("".join(tokens.texts(ids)) for ids in (prompt[: turn.insert_at], prompt[turn.insert_at :]))
+        parts = [prompt[: turn.insert_at], prompt[turn.insert_at :]]
+        before, after = ("".join(tokens.texts(ids)) for ids in parts)
         evidence = (
-            "" if trained is None or trained.evidence_ids is None else "".join(tokens.texts(trained.evidence_ids))
+            None if trained is None or trained.evidence_ids is None else "".join(tokens.texts(trained.evidence_ids))
         )
-        yield Text.assemble(
-            (f"prompt, {len(prompt)} tokens{' (evidence of the hindsight view in bold)' if evidence else ''}\n", "dim"),
-            visible(before),
-            (f"⟦{visible(evidence)}⟧" if evidence else "", "bold"),
-            visible(after),
-        )
+        label = f"prompt, {len(prompt)} tokens"
+        if evidence is None:
+            yield _part(label, before + after)
+        else:
+            yield _part(f"{label}; ⟦⟧ is what the hindsight view adds", f"{before}⟦{evidence}⟧{after}")
         yield _part(f"response, {len(turn.response_ids)} tokens", "".join(tokens.texts(turn.response_ids.tolist())))
     yield _part(f"action{''.join(f' ({flag})' for flag in flags if flag)}", turn.action)
     yield _part(f"outcome, reward {turn.reward:g}", turn.outcome)
 
 
 def _part(label: str, text: str) -> Text:
-    return Text.assemble((f"{label}\n", "dim"), visible(text))
+    return Text.assemble((f"{label}\n", "dim"), _indented(visible(text)))
+
+
+def _indented(text: str) -> str:
+    """Behind two blanks, so that no recorded line looks like one of this command's own."""
+    return "\n".join(f"  {line}" for line in text.split("\n"))
 
 
 def _cell(text: str) -> Text:

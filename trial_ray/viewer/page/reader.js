@@ -63,6 +63,7 @@
     viewer.redraw();
     document.getElementById("reader").scrollTop = 0;
     viewer.remember(id, current);
+    performance.mark("trajectory shown");
   };
 
   // Trajectories of the same task: those of the other run first, then other iterations, then other rollouts.
