@@ -2,8 +2,9 @@
 
     python benchmarks/bench_viewer.py --json benchmarks/results/viewer.json
 
-The run is invented (``tests/support/synthetic_run.py``): responses of about 40 tokens, prompts of about 200, 8 turns a trajectory. The
-page is opened from its folder as a file, each time in a browser that was started for it. Leaves out: other browsers, other machines.
+The run is invented (``tests/support/synthetic_run.py``): responses of about 40 tokens, prompts of about 200, 8 turns a
+trajectory. The page is opened from its folder as a file, each time in a browser that was started for it. Leaves out: other
+browsers.
 """
 
 from __future__ import annotations

@@ -219,7 +219,11 @@ def test_inspect_prints_prompts_with_the_evidence_in_them(capsys, tmp_path):
     save_tokenizer(tmp_path / "run", tokenizer)
     assert run("inspect", tmp_path / "run", "--text", "--show", 8) == 0
     text = capsys.readouterr().out
-    for part in ("You are an agent who does household chores", "  look⟦\n  \n  Outcome after the reply:\n", "⟧<|assistant|>"):
+    for part in (
+        "You are an agent who does household chores",
+        "  look⟦\n  \n  Outcome after the reply:\n",
+        "⟧<|assistant|>",
+    ):
         assert part in text
     for part in ("multiplier ", "<think>", "</action><|end|>"):
         assert part in text

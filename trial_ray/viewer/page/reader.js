@@ -61,7 +61,8 @@
     current = Math.min(turn, Math.max(0, trajectory.turns.length - 1));
     fillBeside(id);
     viewer.redraw();
-    document.getElementById("reader").scrollTop = 0;
+    if (current) markCurrent(true);
+    else document.getElementById("reader").scrollTop = 0;
     viewer.remember(id, current);
     performance.mark("trajectory shown");
   };
