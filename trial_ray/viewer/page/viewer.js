@@ -56,13 +56,13 @@
     }
     document.getElementById("more").open = window.innerWidth >= 900;
     const [, id, turn] = /^#(\d+)\.(\d+)$/.exec(location.hash) ?? [];
-    const files = Array.from({ length: about.index_files }, (_, index) => viewer.readIndex(index));
-    viewer.rows = await files[0];
-    // The first rows are shown while the others are read.
-    if (id === undefined && files.length > 1) viewer.startList(0, 0);
-    for (const rest of files.slice(1)) viewer.rows = viewer.rows.concat(await rest);
+    viewer.rows = await viewer.readIndex(0);
+    // The first rows, and the first trajectory, are shown before the others are read.
+    const early = id === undefined && about.index_files > 1;
+    if (early) viewer.startList(0, 0);
+    for (let index = 1; index < about.index_files; index++) viewer.rows = viewer.rows.concat(await viewer.readIndex(index));
     viewer.fillFilters();
-    if (id === undefined && files.length > 1) viewer.refreshList();
+    if (early) viewer.refreshList();
     else viewer.startList(Math.min(Number(id ?? 0), about.count - 1), Number(turn ?? 1) - 1);
     document.documentElement.dataset.ready = "yes";
   }
