@@ -86,6 +86,9 @@
     beside.disabled = !found.length;
   }
 
+  // After the whole index was read.
+  viewer.refreshBeside = () => { if (sides.length === 1) fillBeside(sides[0].id); };
+
   async function setBeside() {
     const own = ++asked;
     const first = sides[0];

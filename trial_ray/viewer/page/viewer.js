@@ -62,8 +62,10 @@
     if (early) viewer.startList(0, 0);
     for (let index = 1; index < about.index_files; index++) viewer.rows = viewer.rows.concat(await viewer.readIndex(index));
     viewer.fillFilters();
-    if (early) viewer.refreshList();
-    else viewer.startList(Math.min(Number(id ?? 0), about.count - 1), Number(turn ?? 1) - 1);
+    if (early) {
+      viewer.refreshList();
+      viewer.refreshBeside();
+    } else viewer.startList(Math.min(Number(id ?? 0), about.count - 1), Number(turn ?? 1) - 1);
     document.documentElement.dataset.ready = "yes";
   }
 
