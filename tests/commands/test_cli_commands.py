@@ -173,24 +173,81 @@ def recorded_run(folder, **turn):
 
 def test_inspect_lists_trajectories_and_shows_turns(capsys, tmp_path):
     folder = recorded_run(tmp_path)
-    assert run("inspect", folder) == 0
+    assert run("inspect", folder, "--text") == 0
     text = capsys.readouterr().out
     assert "iteration 2: 1 trajectories, 1 successful" in text
     assert "pick/1" in text
-    assert run("inspect", folder, "--iteration", 1, "--show", 1) == 0
+    assert run("inspect", folder, "--text", "--iteration", 1, "--show", 1) == 0
+    out, err = capsys.readouterr()
+    for part in ("You see a mug 1.", "action (invalid form)\n  take mug 1", "outcome, reward 1\n  You take it."):
+        assert part in out
+    assert "prompts and responses are not shown" in " ".join(err.split())
+
+
+def test_inspect_prints_prompts_with_the_evidence_in_them(capsys, tmp_path):
+    from synthetic_run import make_run, save_tokenizer
+
+    from trial_ray.environments.alfworld import ADAPTER
+    from trial_ray.models.tokenizer import build_tokenizer
+
+    tokenizer = build_tokenizer(ADAPTER.vocabulary)
+    make_run(tmp_path / "run", tokenizer, 8, iterations=1)
+    save_tokenizer(tmp_path / "run", tokenizer)
+    assert run("inspect", tmp_path / "run", "--text", "--show", 8) == 0
     text = capsys.readouterr().out
-    for part in ("You see a mug 1.", "take mug 1 (invalid form)", "You take it.", "3 + 3"):
+    for part in (
+        "You are an agent who does household chores",
+        "  look⟦\n  \n  Outcome after the reply:\n",
+        "⟧<|assistant|>",
+    ):
         assert part in text
-    assert run("inspect", folder, "--iteration", 3) == 2
-    assert run("inspect", folder, "--show", 2) == 2
+    for part in ("multiplier ", "<think>", "</action><|end|>"):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--iteration", 3),
+        ("--text", "--show", 2),
+        ("--show", 1),
+        ("--text", "--open"),
+        ("--text", "--out", "x"),
+        (".", "--text"),
+    ],
+)
+def test_inspect_refuses_what_it_cannot_show(tmp_path, options):
+    assert run("inspect", recorded_run(tmp_path), *options) == 2
+
+
+def test_inspect_says_what_a_folder_lacks(capsys, tmp_path):
     assert run("inspect", tmp_path / "nowhere") == 2
+    (tmp_path / "empty").mkdir()
+    assert run("inspect", tmp_path / "empty") == 2
+    (tmp_path / "run.json").write_text(json.dumps({"schema": "trial_ray/run", "schema_version": 1}))
+    assert run("inspect", tmp_path) == 2
+    assert "recorded no trajectories" in capsys.readouterr().err
+
+
+def test_inspect_writes_a_page_and_says_where(capsys, tmp_path, monkeypatch):
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    folder = recorded_run(tmp_path)
+    assert run("inspect", folder, "--open") == 0
+    out, err = capsys.readouterr()
+    assert out.strip() == f"2 trajectories: {tmp_path / 'viewer' / 'index.html'}"
+    assert "no display" in err
+    assert "No trajectory has a record of training" in " ".join(err.split())
+    assert run("inspect", folder, folder, "--out", tmp_path / "both") == 0
+    assert (tmp_path / "both" / "index.html").is_file()
 
 
 def test_inspect_shows_untrusted_text_as_text(capsys, tmp_path):
     recorded_run(tmp_path, observation="[red]markup[/red]", outcome="\x1b]0;title\x07 \x1b[2Jgone")
-    assert run("inspect", tmp_path, "--show", 1) == 0
+    assert run("inspect", tmp_path, "--text", "--show", 1) == 0
     text = capsys.readouterr().out
     assert "[red]markup[/red]" in text
+    assert "␛]0;title␇ ␛[2Jgone" in text
     assert "\x1b" not in text
     assert "\x07" not in text
 

@@ -126,3 +126,5 @@ def test_an_experiment_of_ones_own_trains(call, model_path, tmp_path):
                 raise
     assert [len(list((run / "evaluations").glob(name))) for name in ("before.json", "after_*.json")] == [1, 1]
     assert (run / "checkpoints" / "000001").is_dir()
+    call("trial-ray", "inspect", run)
+    assert (run / "viewer" / "index.html").is_file()

@@ -1,8 +1,10 @@
-"""``trial-ray inspect RUN``: the trajectories that a run recorded, and the turns of one of them."""
+"""``trial-ray inspect RUN``: a page on which a person reads what a run recorded, or the same in the terminal."""
 
 from __future__ import annotations
 
 import argparse
+import sys
+import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,109 +12,134 @@ from trial_ray.commands import console as terminal
 from trial_ray.errors import UserInputError
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.text import Text
 
-    from trial_ray.rollout.trajectory import Trajectory
+    from trial_ray.viewer.recorded_run import RecordedRun
 
-SHOWN_CHARACTERS = 300
 EPILOG = """examples:
-  trial-ray inspect runs/my-run                              trajectories of the newest iteration
-  trial-ray inspect runs/my-run --iteration 3
-  trial-ray inspect runs/my-run --iteration 3 --show 7       turns of its trajectory number 7
+  trial-ray inspect runs/my-run                              write the page RUN/viewer/index.html
+  trial-ray inspect runs/my-run --open                       and open it
+  trial-ray inspect runs/grpo runs/trial --out compared      two runs, side by side on the same tasks
+  trial-ray inspect runs/my-run --text --iteration 3         list the trajectories of an iteration in the terminal
+  trial-ray inspect runs/my-run --text --iteration 3 --show 7    print its trajectory number 7 with its prompts
 
-The files are Parquet (RUN/trajectories/iteration=...), which pandas, DuckDB and pyarrow read as well.
+The page needs no server and no network. The records are Parquet, which pandas, DuckDB and pyarrow read as well.
 """
+CHOSEN_RUNS = 2
+"""Most runs on one page: two stand side by side."""
 
 
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     """Declare the subcommand."""
     parser = subparsers.add_parser(
         "inspect",
-        help="look at the trajectories of a run",
-        description="List the trajectories that a run recorded in one iteration, or show the turns of one of them.",
+        help="read the trajectories of a run",
+        description="Write a page on which the trajectories of one or two runs are read, or print them in the terminal.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         parents=[common],
     )
-    parser.add_argument("run_folder", type=Path, metavar="RUN", help="run folder")
+    parser.add_argument("run_folders", type=Path, nargs="+", metavar="RUN", help="run folder; two to compare them")
     parser.add_argument(
-        "--iteration", type=terminal.positive, metavar="N", help="which iteration (default: the newest)"
+        "--iteration", type=terminal.positive, metavar="N", help="this one alone (default: all; with --text the newest)"
     )
-    parser.add_argument("--show", type=terminal.positive, metavar="K", help="show the turns of trajectory number K")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the page (default: viewer in the first RUN)")
+    parser.add_argument("--open", action="store_true", help="open the page in a browser where there is a display")
+    parser.add_argument(
+        "--text", action="store_true", help="list the trajectories of an iteration in the terminal instead"
+    )
+    parser.add_argument(
+        "--show", type=terminal.positive, metavar="K", help="with --text: print trajectory number K of the iteration"
+    )
+    terminal.add_env_adapter_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one table."""
-    from trial_ray.experiments.run_folder import RunFolder
-    from trial_ray.rollout.recording import read_trajectories
+    """Write the page, or print."""
+    from trial_ray.environments.user_adapters import load_adapters
+    from trial_ray.experiments.recorded_runs import open_recorded_run
 
-    folder = RunFolder.reopen(args.run_folder)
-    recorded = folder.recorded_iterations()
-    if not recorded:
-        raise UserInputError(f"{folder.path} has recorded no trajectories yet.")
-    iteration = args.iteration or recorded[-1]
-    if iteration not in recorded:
-        raise UserInputError(
-            f"{folder.path} recorded no iteration {iteration}; it has {recorded[0]} to {recorded[-1]}."
-        )
-    trajectories = read_trajectories(folder.trajectories, iteration)
-    console = terminal.output()
-    if args.show is None:
-        console.print(trajectory_table(trajectories, f"iteration {iteration}"))
-    elif args.show > len(trajectories):
-        raise UserInputError(f"Iteration {iteration} has {len(trajectories)} trajectories; found --show {args.show}.")
+    _check(args)
+    adapters = load_adapters(args.env_adapters)
+    names = _names(args.run_folders)
+    opened = [
+        open_recorded_run(folder, name, args.iteration, adapters)
+        for folder, name in zip(args.run_folders, names, strict=True)
+    ]
+    notes = [note for each in opened for note in each.notes]
+    runs = [each.run for each in opened]
+    if args.text:
+        _print(runs[0], args.show, notes)
     else:
-        console.print(turn_table(trajectories[args.show - 1]))
+        _write_page(runs, (args.out or args.run_folders[0] / "viewer").expanduser().resolve(), notes, args.open)
     return terminal.DONE
 
 
-def trajectory_table(trajectories: list[Trajectory], title: str) -> Table:
-    """One row a trajectory."""
-    from rich.table import Table
-
-    won = sum(trajectory.success for trajectory in trajectories)
-    table = Table(title=f"{title}: {len(trajectories)} trajectories, {won} successful")
-    for header in ("#", "task", "family", "turns", "return", "success", "ended"):
-        table.add_column(header, justify="right" if header in ("#", "turns", "return") else "left")
-    for number, trajectory in enumerate(trajectories, start=1):
-        table.add_row(
-            str(number),
-            readable(trajectory.task_id),
-            readable(trajectory.family),
-            str(len(trajectory.turns)),
-            f"{trajectory.episode_return:g}",
-            "yes" if trajectory.success else "",
-            readable(trajectory.error or trajectory.ended),
+def _check(args: argparse.Namespace) -> None:
+    most = 1 if args.text else CHOSEN_RUNS
+    if len(args.run_folders) > most:
+        raise UserInputError(
+            f"Expected {'one RUN with --text' if args.text else 'one or two RUN folders'}; found {len(args.run_folders)}."
         )
-    return table
+    if args.show and not args.text:
+        raise UserInputError("--show K prints a trajectory in the terminal; give --text with it.")
+    if args.text and (args.out or args.open):
+        raise UserInputError("--text prints in the terminal; --out and --open are of the page. Give one or the other.")
 
 
-def turn_table(trajectory: Trajectory) -> Table:
-    """One row a turn."""
-    from rich.table import Table
+def _names(folders: list[Path]) -> list[str]:
+    """The folders' names, or their paths where those are the same."""
+    resolved = [folder.expanduser().resolve() for folder in folders]
+    names = [folder.name for folder in resolved]
+    return names if len(set(names)) == len(names) else [str(folder) for folder in resolved]
 
-    table = Table(title=readable(trajectory.task_id), show_lines=True)
-    table.add_column("turn", justify="right")
-    for header in ("observation", "action", "outcome"):
-        table.add_column(header, overflow="fold")
-    for header in ("reward", "prompt + response tokens"):
-        table.add_column(header, justify="right")
-    for number, turn in enumerate(trajectory.turns, start=1):
-        table.add_row(
-            str(number),
-            readable(turn.observation),
-            readable(turn.action if turn.valid else f"{turn.action} (invalid form)"),
-            readable(turn.outcome),
-            f"{turn.reward:g}",
-            f"{len(turn.prompt_ids)} + {len(turn.response_ids)}",
+
+def _write_page(runs: list[RecordedRun], target: Path, notes: list[str], wanted_open: bool) -> None:
+    from rich.progress import Progress
+
+    from trial_ray.viewer.folder import write_viewer
+
+    with Progress(console=terminal.errors(), transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("iterations", total=sum(len(run.iterations) for run in runs))
+        written = write_viewer(runs, target, notes, lambda: progress.advance(task))
+    for note in written.notes:
+        terminal.errors().print(_safe(f"note: {note}"), highlight=False)
+    opened = wanted_open and _has_display() and webbrowser.open(written.page.as_uri())
+    if wanted_open and not opened:
+        terminal.errors().print(
+            "note: there is no display here; copy the folder to where there is one.", highlight=False
         )
-    return table
+    terminal.output().print(_safe(f"{written.trajectories:,} trajectories: {written.page}"), soft_wrap=True)
 
 
-def readable(text: str) -> Any:
-    """Recorded text for the terminal: cut, and never taken as markup or as control sequences of the terminal."""
+def _has_display() -> bool:
+    import os
+
+    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def _print(run: RecordedRun, show: int | None, notes: list[str]) -> None:
+    from trial_ray.viewer.printed import list_trajectories, print_trajectory
+
+    (iteration,) = run.iterations[-1:]
+    recorded = run.read(iteration)
+    console = terminal.output()
+    if show is None:
+        console.print(list_trajectories(recorded, f"iteration {iteration}"))
+    elif show > len(recorded):
+        raise UserInputError(f"Iteration {iteration} has {len(recorded)} trajectories; found --show {show}.")
+    else:
+        for part in print_trajectory(recorded[show - 1], run.tokens):
+            console.print(part, soft_wrap=True)
+    for note in notes:
+        terminal.errors().print(_safe(f"note: {note}"), highlight=False)
+
+
+def _safe(text: str) -> Text:
+    """Text for the terminal that is no markup and no control sequence, such as a path."""
     from rich.text import Text
 
-    cut = text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + " …"
-    return Text("".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in cut))
+    from trial_ray.viewer.visible_text import visible
+
+    return Text(visible(text))

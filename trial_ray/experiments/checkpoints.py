@@ -15,6 +15,7 @@ MODULE_INSIDE_CHECKPOINT = Path("learner_group/learner/rl_module/default_policy"
 MODEL_INSIDE_CHECKPOINT = MODULE_INSIDE_CHECKPOINT / "hf"
 ADAPTER_INSIDE_CHECKPOINT = MODULE_INSIDE_CHECKPOINT / "adapter"
 ADAPTER_MARK = "adapter_config.json"
+TOKENIZER_MARK = "tokenizer_config.json"
 CHECKPOINT_EVERY = 10
 """Iterations between checkpoints, unless a user says otherwise."""
 CHECKPOINTS_KEPT = 2
@@ -97,6 +98,19 @@ def find_model(path: Path | str) -> Path:
     if not _is_model(model):
         raise CheckpointError(f"{model} lacks config.json or *.safetensors: the checkpoint is incomplete.")
     return model
+
+
+def find_tokenizer(path: Path | str) -> Path:
+    """The folder inside the checkpoint or run folder ``path`` that holds the policy's tokenizer.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or none in it.
+    """
+    checkpoint = find_checkpoint(path)
+    for inside in (MODEL_INSIDE_CHECKPOINT, ADAPTER_INSIDE_CHECKPOINT):
+        if (checkpoint / inside / TOKENIZER_MARK).is_file():
+            return checkpoint / inside
+    raise CheckpointError(f"{checkpoint} holds no tokenizer: the checkpoint is incomplete.")
 
 
 def find_adapter(path: Path | str) -> Path:
