@@ -14,7 +14,7 @@ from PIL import Image
 
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parents[1] / "tests/support"))
-COLOURS = 128
+COLOURS = 256
 """Of a picture, which a page of flat colours does not need more of."""
 VIEWS = {
     "light": {"width": 1200, "height": 1500},
