@@ -22,6 +22,7 @@ from trial_ray.algorithms import GRPO, GRPOConfig
 from trial_ray.algorithms.batch_sampler import SampledBatch
 from trial_ray.algorithms.methods import method_names, new_config
 from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.experiments.metric_names import KNOWN, PROGRESS
 from trial_ray.rollout.env_runner import TextEnvRunner
 from trial_ray.rollout.requests import GroupSample
 
@@ -115,3 +116,12 @@ def test_the_tables_name_every_logged_metric_and_no_other(model_path):
     tables = documented("algorithm.md") | documented("methods.md")
     assert not logged - tables, f"logged, but in no table: {sorted(logged - tables)}"
     assert not tables - logged, f"in a table, but not logged: {sorted(tables - logged)}"
+
+
+def test_names_by_which_sweeps_tell_a_misspelling_are_those_of_the_tables():
+    tables = documented("algorithm.md")
+    known = set(KNOWN) - set(PROGRESS)
+    assert not known - tables, f"in no table: {sorted(known - tables)}"
+    for prefix in ("env_runners/", "evaluation/"):
+        missing = {name for name in tables if name.startswith(prefix)} - known
+        assert not missing, f"unknown to sweeps: {sorted(missing)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +80,10 @@ class Sweep:
         os.environ.update(TUNE_ENVIRONMENT)
         tuner = self._restored() if resume else self._new(at_once)
         try:
-            results = tuner.fit()
+            with warnings.catch_warnings():
+                # An algorithm cannot be reused for another trial.
+                warnings.filterwarnings("ignore", message="Consider boosting PBT performance")
+                results = tuner.fit()
         except TuneError as error:
             if isinstance(error.__context__, UserInputError):
                 raise error.__context__ from None
