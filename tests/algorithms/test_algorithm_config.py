@@ -191,6 +191,11 @@ class _Stub:
         self.config = config
 
 
+def test_cpus_of_an_engine_are_no_custom_resource():
+    with pytest.raises(ConfigError, match="num_cpus_per_engine"):
+        valid_config().engines(custom_resources_per_engine={"CPU": 1}).validate()
+
+
 def test_the_clean_up_after_a_setup_that_failed_early_hides_no_error():
     object.__new__(GRPO).cleanup()
 

@@ -220,6 +220,13 @@ def test_failure_while_running_exits_1_and_keeps_the_traceback(train, capsys):
     assert json.loads((train.out / "cost.json").read_text())["iterations"] == 1
 
 
+def test_a_failed_run_names_the_checkpoint_that_it_continues_from(train, capsys):
+    failure = {"fail_at": 3, "error": EngineError("Engine 0 died.")}
+    assert train("--out", train.out, "--checkpoint-every", 1, **failure) == 1
+    told = f"last checkpoint: {train.out / 'checkpoints' / '000002'}; continue with --resume {train.out}"
+    assert told in capsys.readouterr().out
+
+
 def test_an_unexpected_error_is_named_without_a_traceback(train, capsys):
     assert train("--out", train.out, fail_at=1, error=KeyError("logits")) == 1
     error = capsys.readouterr().err

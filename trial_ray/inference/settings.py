@@ -75,11 +75,15 @@ class EngineSettings(Settings):
         return int(self.engine_kwargs.get("tensor_parallel_size", 1))
 
     def check_engines(self) -> None:
-        """Refuse engines that cannot sleep where they have to, and a transfer for which they lack the device.
+        """Refuse engines that cannot sleep where they have to, a transfer for which they lack the device, and doubled resources.
 
         Raises:
             ConfigError: says what to set.
         """
+        if named := {"CPU", "GPU"} & self.custom_resources_per_engine.keys():
+            raise ConfigError(
+                f"custom_resources_per_engine holds {', '.join(sorted(named))}; set num_cpus_per_engine and num_gpus_per_engine."
+            )
         on_gpu = self.engine == "vllm" and self.num_gpus_per_engine > 0
         if self.colocate and self.engine == "vllm" and not on_gpu:
             raise ConfigError(NO_SLEEP)
