@@ -35,7 +35,11 @@ def recorded(*arguments, method="sdar", **environment):
 
 def test_a_run_with_this_packages_adapters_is_read_without_any():
     record = recorded("trial/ALFWorld-v0", env_config={"split": "generated"})
-    assert record["environments"] == [{"env_id": "trial/ALFWorld-v0", "config": {"split": "generated"}, "weight": 1.0}]
+    (environment,) = record["environments"]
+    labels = environment.pop("labels")
+    assert (labels["title"], labels["family_titles"]["look_at_obj_in_light"]) == ("ALFWorld", "Look")
+    played = {"env_id": "trial/ALFWorld-v0", "config": {"split": "generated"}, "weight": 1.0, "name": "ALFWorld-v0"}
+    assert environment == played
     config = from_record(record)
     assert (config.lr, config.env_config, config.adapters) == (0.5, {"split": "generated"}, ())
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from trial_ray.reports.run_record import RunRecord
 
-OF_A_RUN = frozenset({"seed", "trajectories_folder", "training_folder"})
+OF_A_RUN = frozenset({"seed", "trajectories_folder", "training_folder", "max_recorded_tokens"})
 """Settings in which runs of one group may differ."""
 
 
