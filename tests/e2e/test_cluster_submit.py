@@ -20,7 +20,7 @@ EXPERIMENT = "tuned_examples/alfworld_quickstart.py"
 SWEEP = "tuned_examples/sweeps/lambda_alpha.py"
 # Names of actors' classes in Ray's state API; RLlib wraps learners.
 RUNNER, ENGINE, LEARNER = ("TextEnvRunner", "TransformersEngine", "_WrappedExecutable")
-JOB_S = 400.0
+JOB_S = 600.0
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
