@@ -17,13 +17,14 @@ from trial_ray.commands import (
     export,
     inspect,
     plan,
+    replay,
     reproduce,
     sweep,
     train,
     warmstart,
 )
 
-COMMANDS = (train, evaluate, sweep, reproduce, warmstart, inspect, export, data, plan, doctor)
+COMMANDS = (train, evaluate, sweep, reproduce, warmstart, inspect, replay, export, data, plan, doctor)
 EPILOG = """start here:
   trial-ray doctor                                         what is installed, what is missing
   trial-ray train tuned_examples/alfworld_quickstart.py    a small agent on this machine

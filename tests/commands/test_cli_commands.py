@@ -280,7 +280,7 @@ def test_a_resumed_run_forgets_what_it_will_sample_again(tmp_path):
     from trial_ray.experiments.run_folder import RunFolder
 
     folder = RunFolder.reopen(recorded_run(tmp_path))
-    folder.drop_trajectories_after(1)
+    folder.drop_records_after(1)
     assert folder.recorded_iterations() == [1]
 
 

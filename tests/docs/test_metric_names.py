@@ -85,8 +85,10 @@ def driver_names() -> set[str]:
         metrics=MetricsLogger(),
         sampler=SimpleNamespace(sample=lambda iteration: SampledBatch([sample])),
         iteration=0,
-        _update=lambda samples: None,
+        weights_checksum="",
+        _update=lambda samples: {},
         _sync_weights=lambda: None,
+        _record_update=lambda timesteps, weights_before: None,
         evaluate_panels=lambda: {"ALFWorld-v0": EvaluationResult({})},
     )
     with names_logged() as found:

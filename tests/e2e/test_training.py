@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ray
 import torch
 from nano_model import save_nano_model
+from transformers import AutoModelForCausalLM
 
 from trial_ray.algorithms import GRPO, TRIAL, TRIALConfig
+from trial_ray.errors import CheckpointError
+from trial_ray.experiments.checkpoints import find_model
+from trial_ray.experiments.metrics import MetricWriters
+from trial_ray.experiments.replay import Replay
+from trial_ray.experiments.run_folder import RunFolder
 from trial_ray.inference.weights import weights_checksum
+from trial_ray.learner.training_record import read_training
 from trial_ray.models.causal_lm_module import load_tokenizer
 from trial_ray.rollout.recording import read_trajectories, read_turns
 
@@ -22,8 +31,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("ray_session")]
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory) -> str:
     """An untrained model whose logits are nevertheless far from uniform, so that a temperature shows."""
-    from transformers import AutoModelForCausalLM
-
     folder = save_nano_model(tmp_path_factory.mktemp("model") / "nano")
     model = AutoModelForCausalLM.from_pretrained(folder)
     with torch.no_grad():
@@ -70,33 +77,86 @@ def weights(algo: GRPO) -> torch.Tensor:
     return torch.cat([tensor.reshape(-1) for _, tensor in algo.learner_group._learner.policy_module.named_weights()])
 
 
-def test_resuming_gives_the_weights_of_an_uninterrupted_run(model_path, tmp_path):
-    config = small_config(model_path).recording(trajectories_folder=str(tmp_path / "trajectories"))
+@pytest.fixture(scope="module")
+def uninterrupted(ray_session, model_path, tmp_path_factory) -> SimpleNamespace:
+    """Four iterations, their results and weights, and the run folder, with checkpoints of the second and the third."""
+    config = small_config(model_path, lr=[[0, 2e-3], [60, 1e-4]])
+    run = RunFolder.create(tmp_path_factory.mktemp("runs") / "run", config, Path(__file__), [])
+    run.configure(config)
     algo = config.build_algo()
     try:
-        initial = weights(algo).clone()
-        for _ in range(2):
-            result = algo.train()
-        algo.save_to_path(str(tmp_path / "checkpoint"))
-        before = algo.evaluate_panels()
-        for _ in range(2):
-            algo.train()
-        uninterrupted = weights(algo).clone()
+        initial, results = weights(algo).clone(), []
+        with MetricWriters(run) as writers:
+            for iteration in range(1, 5):
+                results.append(algo.train())
+                writers.write(iteration, results[-1])
+                if iteration == 2:
+                    panels = algo.evaluate_panels()
+                if iteration in (2, 3):
+                    algo.save_to_path(str(run.checkpoints / f"{iteration:06d}"))
+        return SimpleNamespace(run=run, initial=initial, weights=weights(algo).clone(), results=results, panels=panels)
     finally:
         algo.stop()
-    resumed = TRIAL.from_checkpoint(str(tmp_path / "checkpoint"))
+
+
+def test_a_replay_gives_the_weights_of_the_run_bit_for_bit(uninterrupted, tmp_path):
+    run = uninterrupted.run
+    found = {iteration: Replay.of(run, iteration).play() for iteration in (1, 3)}
+    assert all(each.same_weights for each in found.values())
+    checkpoint = AutoModelForCausalLM.from_pretrained(find_model(run.checkpoints / "000003"))
+    assert found[3].weights == weights_checksum(checkpoint.named_parameters())
+    assert found[3].metrics == found[3].recorded_metrics
+    assert {"trial/dense_loss", "grpo/surrogate_loss", "engine/logprob_gap"} <= set(found[3].metrics)
+    # Recording it elsewhere changes nothing, and what is recorded is the same.
+    again = Replay.of(run, 3, overrides=[f"training_folder={tmp_path}"])
+    assert again.changed
+    assert again.play().same_weights
+    assert read_training(tmp_path).equals(read_training(run.training, 3))
+
+
+@pytest.mark.parametrize(("method", "overrides"), [("grpo", []), (None, ["lr=1e-2"]), (None, ["hindsight_coeff=0.1"])])
+def test_a_replay_with_another_method_or_setting_gives_other_weights(method, overrides, uninterrupted):
+    found = Replay.of(uninterrupted.run, 3, method, overrides).play()
+    assert not found.same_weights
+    # The same policy scores the same rollouts.
+    assert found.metrics["engine/logprob_gap"] == found.recorded_metrics["engine/logprob_gap"]
+
+
+def test_a_replay_does_not_begin_from_other_weights(uninterrupted, tmp_path):
+    copy = shutil.copytree(uninterrupted.run.path, tmp_path / "run")
+    (copy / "checkpoints" / "000002").rename(copy / "checkpoints" / "old")
+    (copy / "checkpoints" / "000003").rename(copy / "checkpoints" / "000002")
+    with pytest.raises(CheckpointError, match="those that sampled iteration 3 had"):
+        Replay.of(RunFolder.reopen(copy), 3).play()
+
+
+def test_every_trained_row_is_recorded(uninterrupted):
+    for iteration, result in enumerate(uninterrupted.results, start=1):
+        learned, rows = result["learners"]["default_policy"], read_training(uninterrupted.run.training, iteration)
+        assert len(rows) == learned["num_module_steps_trained"] + learned["rows"]["skipped"]
+        assert (
+            len(rows)
+            == result["rows"]["given_to_learners"]
+            == len(read_turns(uninterrupted.run.trajectories, iteration))
+        )
+
+
+def test_resuming_gives_the_weights_of_an_uninterrupted_run(uninterrupted):
+    run = uninterrupted.run
+    run.drop_records_after(2)
+    resumed = TRIAL.from_checkpoint(str(run.checkpoints / "000002"))
     try:
         assert resumed.iteration == 2
-        assert _episodes(resumed.evaluate_panels()) == _episodes(before)
+        assert _episodes(resumed.evaluate_panels()) == _episodes(uninterrupted.panels)
         for _ in range(2):
             resumed.train()
-        assert torch.equal(weights(resumed), uninterrupted)
-        assert not torch.equal(uninterrupted, initial)
+        assert torch.equal(weights(resumed), uninterrupted.weights)
+        assert not torch.equal(uninterrupted.weights, uninterrupted.initial)
     finally:
         resumed.stop()
-    _check_metrics(result)
-    turns = read_turns(tmp_path / "trajectories")
-    assert set(turns["iteration"].to_pylist()) == {1, 2, 3, 4}
+    _check_metrics(uninterrupted.results[1])
+    assert set(read_turns(run.trajectories)["iteration"].to_pylist()) == {1, 2, 3, 4}
+    assert Replay.of(run, 3).play().same_weights
 
 
 def _episodes(results) -> list:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import ray
 import torch
@@ -10,6 +13,7 @@ from ray.rllib.core.learner.learner_group import LearnerGroup
 
 from trial_ray.algorithms import TRIALConfig
 from trial_ray.learner.exchange import TrainingGroups
+from trial_ray.learner.training_record import read_training
 from trial_ray.rollout.env_runner import TextEnvRunner
 
 pytestmark = pytest.mark.actors
@@ -30,8 +34,8 @@ def groups():
     return synthetic_groups(vocab_size=400, num_groups=2, group_size=5, most_turns=7, seed=11)
 
 
-def updated(model_path: str, groups, num_learners: int, dtype: str) -> tuple[torch.Tensor, list[dict]]:
-    """All weights after one update, the same on every learner, and each learner's metrics."""
+def updated(model_path: str, groups, num_learners: int, dtype: str, folder: Path) -> tuple[torch.Tensor, list[dict]]:
+    """All weights after one update, the same on every learner, and each learner's metrics; rows are recorded in ``folder``."""
     config = (
         TRIALConfig()
         .environment("trial/ALFWorld-v0")
@@ -41,6 +45,7 @@ def updated(model_path: str, groups, num_learners: int, dtype: str) -> tuple[tor
             hindsight_coeff=0.3, hindsight_start_iteration=1, clamp_scope="minibatch", max_tokens_per_forward=400,
         )
         .learners(num_learners=num_learners, num_cpus_per_learner=0.5)
+        .recording(training_folder=str(folder))
     )  # fmt: skip
     spec = config.get_multi_rl_module_spec(spaces=TextEnvRunner.get_spaces(None))
     learners = LearnerGroup(config=config, module_spec=spec)
@@ -63,9 +68,9 @@ def updated(model_path: str, groups, num_learners: int, dtype: str) -> tuple[tor
 
 
 @pytest.mark.parametrize(("num_learners", "dtype"), [(3, "float64"), (2, "float32")])
-def test_several_learners_come_to_the_weights_of_one(num_learners, dtype, ray_session, model_path, groups):
-    alone, _ = updated(model_path, groups, 0, dtype)
-    together, metrics = updated(model_path, groups, num_learners, dtype)
+def test_several_learners_come_to_the_weights_of_one(num_learners, dtype, ray_session, model_path, groups, tmp_path):
+    alone, _ = updated(model_path, groups, 0, dtype, tmp_path / "alone")
+    together, metrics = updated(model_path, groups, num_learners, dtype, tmp_path / "together")
     error = ((together - alone).norm() / alone.norm()).item()
     print(f"{num_learners} learners, {dtype}: relative difference of the weights {error:.1e}")  # shown by pytest -rP
     assert error < TOLERANCES[dtype]
@@ -75,3 +80,18 @@ def test_several_learners_come_to_the_weights_of_one(num_learners, dtype, ray_se
     # Minibatches have one microbatch or two: a third learner has none and takes part with nothing.
     assert sorted(count > 0 for count in trained) == [False] * (num_learners - 2) + [True, True]
     assert len({float(each["trial"]["dense_loss"]) for each in metrics}) == 1
+    assert_same_record(tmp_path / "together", tmp_path / "alone", num_rows)
+
+
+def assert_same_record(folder: Path, other: Path, num_rows: int) -> None:
+    """Several learners write every row once, with the numbers that one writes."""
+    keys = ["group_id", "rollout_index", "turn_index"]
+    assert len(list(folder.glob("*/*.parquet"))) > 1
+    found, expected = (read_training(each).to_pandas().sort_values(keys) for each in (folder, other))
+    assert len(found) == num_rows
+    assert (found[keys].to_numpy() == expected[keys].to_numpy()).all()
+    for name in ("gap", "learner_logprobs", "evidence_ids"):
+        ours, theirs = (np.concatenate(list(frame[name])) for frame in (found, expected))
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    for name in ("turn_score", "turn_weight", "advantage"):
+        np.testing.assert_allclose(found[name], expected[name], atol=1e-4)

@@ -6,10 +6,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trial_ray.errors import UserInputError
 from trial_ray.rollout import recording
-from trial_ray.rollout.recording import SCHEMA, read_trajectories, read_turns, schema_table, write_groups
+from trial_ray.rollout.partitions import VERSION_KEY
+from trial_ray.rollout.recording import SCHEMA, read_groups, read_trajectories, read_turns, schema_table, write_groups
+from trial_ray.rollout.stored_text import escaped, unescaped
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 
 
@@ -112,25 +116,89 @@ def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
         Path(where).write_bytes(b"half")
         raise OSError("disk full")
 
-    monkeypatch.setattr(recording.pq, "write_table", fail)
+    monkeypatch.setattr(pq, "write_table", fail)
     with pytest.raises(OSError, match="disk full"):
         write_groups(tmp_path, 0, [make_group(0)], "w")
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-def test_another_schema_version_is_refused(tmp_path, monkeypatch):
+def test_another_schema_version_is_refused(tmp_path):
     path = write_groups(tmp_path, 0, [make_group(0)], "w")
-    monkeypatch.setattr(recording, "SCHEMA_VERSION", recording.SCHEMA_VERSION + 1)
-    with pytest.raises(UserInputError, match=f"schema version {recording.SCHEMA_VERSION - 1}"):
+    table = pq.read_table(path, partitioning=None)
+    for older, found in (({VERSION_KEY: b"3"}, "3"), (None, "none")):
+        pq.write_table(table.replace_schema_metadata(older), path)
+        with pytest.raises(UserInputError, match=f"schema version {found}; expected {recording.SCHEMA_VERSION}"):
+            read_turns(tmp_path)
+
+
+def test_a_file_without_a_column_or_cut_in_the_middle_is_refused(tmp_path):
+    path = write_groups(tmp_path, 0, [make_group(0)], "w")
+    pq.write_table(pq.read_table(path, partitioning=None).drop_columns(["outcome", "reward"]), path)
+    with pytest.raises(UserInputError, match="lacks columns of schema version 4: outcome, reward"):
         read_turns(tmp_path)
-    pq.write_table(pq.read_table(path).replace_schema_metadata(None), path)
-    with pytest.raises(UserInputError, match="schema version none"):
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(UserInputError, match="no complete Parquet file"):
         read_turns(tmp_path)
 
 
-def test_files_are_compressed_with_zstd(tmp_path):
+ODD_TEXTS = (
+    "a\ud800b",
+    "\udc80\ud83d",
+    "\\ud800",
+    "\\\\ud800\udfff",
+    "\\u005cud800",
+    "\\\ud800",
+    "\\uD800 \\n ☕ 😀",
+    "",
+)
+
+
+@pytest.mark.parametrize("text", ODD_TEXTS)
+def test_text_without_a_utf8_form_comes_back_as_it_was(text, tmp_path):
+    group = make_group(0, lengths=(1,))
+    (turn,) = group.trajectories[0].turns
+    group.trajectories[0].turns = [dataclasses.replace(turn, observation=text, outcome=text)]
+    group.trajectories[0].solution = (text, "look")
+    write_groups(tmp_path, 1, [group], "w")
+    assert_same(read_trajectories(tmp_path)[0], group.trajectories[0])
+
+
+@given(st.text(alphabet="\\ud80cf5\ud800\udc80\udfff☕"))
+def test_every_text_is_stored_reversibly(text):
+    stored = escaped(text)
+    stored.encode("utf-8")
+    assert unescaped(stored) == text
+
+
+def test_groups_are_found_in_the_order_asked_for_and_in_earlier_iterations(tmp_path):
+    failed = Trajectory("task/1", "pick", 3, ended="failed", error="EngineError: gone")
+    groups = [make_group(seed) for seed in range(4)]
+    groups[1].trajectories.insert(0, failed)
+    write_groups(tmp_path, 2, groups[2:], "w")
+    write_groups(tmp_path, 1, groups[:2], "w")
+    wanted = [groups[index] for index in (3, 1, 2)]
+    found = read_groups(tmp_path, [group.group_id for group in wanted], iteration=2)
+    for left, right in zip(found, wanted, strict=True):
+        assert (left.task_id, left.group_id) == (right.task_id, right.group_id)
+        for trajectory, expected in zip(left.trajectories, right.trajectories, strict=True):
+            assert_same(trajectory, expected)
+    with pytest.raises(UserInputError, match="1 of the 2 groups of iteration 1"):
+        read_groups(tmp_path, [groups[0].group_id, groups[3].group_id], iteration=1)
+
+
+def test_files_are_compressed_with_zstd_and_repeat_no_text(tmp_path):
     path = write_groups(tmp_path, 0, [make_group(0)], "w")
-    assert pq.ParquetFile(path).metadata.row_group(0).column(0).compression == "ZSTD"
+    columns = pq.ParquetFile(path).metadata.row_group(0).to_dict()["columns"]
+    assert {column["compression"] for column in columns} == {"ZSTD"}
+    plain = {column["path_in_schema"] for column in columns if not column["has_dictionary_page"]}
+    assert plain == {
+        "score",
+        "reward",
+        "logprobs.list.element",
+        "success",
+        "valid",
+        "invalid_action",
+    }  # bools have none
 
 
 def test_an_empty_folder_is_a_clear_error(tmp_path):

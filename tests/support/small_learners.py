@@ -7,9 +7,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.learner.grpo_learner import GRPOLearner
-from trial_ray.rollout.env_runner import TextEnvRunner
-
-SPACES = TextEnvRunner.get_spaces(None)
+from trial_ray.rollout.env_runner import SPACES
 
 
 def build_learner(config: GRPOConfig) -> GRPOLearner:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
+import torch
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_LEARNER_GROUP, DEFAULT_MODULE_ID
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
@@ -39,6 +40,7 @@ from trial_ray.inference.pool import EnginePool, require_engine
 from trial_ray.learner.connectors import EFFECTIVE_SAMPLE_SIZE
 from trial_ray.learner.exchange import TrainingGroups
 from trial_ray.learner.grpo_learner import GRPOLearner
+from trial_ray.learner.training_record import UpdateRecord
 from trial_ray.planning.machine import gpu_bytes
 from trial_ray.planning.plan import Machine, require_fit
 from trial_ray.planning.request import PlanRequest
@@ -184,10 +186,12 @@ class GRPO(Algorithm):
         with self.metrics.log_time((SECONDS, "sampling"), reduce="sum"):
             batch = self.sampler.sample(self.iteration + 1)
         if batch.kept:
+            sampled_by = self.weights_checksum
             with self.metrics.log_time((SECONDS, "update"), reduce="sum"):
-                self._update(batch.kept)
+                timesteps = self._update(batch.kept)
             with self.metrics.log_time((SECONDS, "sync"), reduce="sum"):
                 self._sync_weights()
+            self._record_update(timesteps, sampled_by)
         else:
             logger.warning("iteration %d trained nothing: %s", self.iteration + 1, batch.reason)
         for key, counts in batch.metrics().items():
@@ -196,26 +200,40 @@ class GRPO(Algorithm):
         zero_variance = sum(sample.zero_variance for sample in samples) / len(samples)
         self.metrics.log_value(("groups", "zero_variance_fraction"), zero_variance, window=1)
 
-    def _update(self, samples: list[GroupSample]) -> None:
+    def _update(self, samples: list[GroupSample]) -> dict[str, int]:
+        """Train on the groups; returns what the learners' schedules were told."""
         self.weight_sync.make_room()
+        steps = self.metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0)
+        timesteps = {
+            NUM_ENV_STEPS_SAMPLED_LIFETIME: int(steps),
+            "training_iteration": self.iteration + 1,
+            "weight_version": self.weight_version,
+        }
         results = self.learner_group.update(
-            training_data=TrainingGroups(episodes_refs=[sample.ref for sample in samples]),
-            timesteps={
-                NUM_ENV_STEPS_SAMPLED_LIFETIME: self.metrics.peek(
-                    (ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0
-                ),
-                "training_iteration": self.iteration + 1,
-                "weight_version": self.weight_version,
-            },
+            training_data=TrainingGroups(episodes_refs=[sample.ref for sample in samples]), timesteps=timesteps
         )
         self.metrics.aggregate(results, key=LEARNER_RESULTS)
         name = (LEARNER_RESULTS, DEFAULT_MODULE_ID, *EFFECTIVE_SAMPLE_SIZE)
         self.sampler.note_effective_sample_size(float(self.metrics.peek(name)))
+        return timesteps
 
     def _sync_weights(self) -> None:
         """Send the learner's weights to every engine, confirmed by version and checksum."""
         self.weight_version += 1
-        self.weight_sync.send(self.weight_version)
+        self.weights_checksum = self.weight_sync.send(self.weight_version)
+
+    def _record_update(self, timesteps: dict[str, int], weights_before: str) -> None:
+        """Write what a replay of this iteration's update needs besides the trajectories, where that is asked for."""
+        if (folder := self.config.training_folder) is None:
+            return
+        UpdateRecord(
+            iteration=self.iteration + 1,
+            group_ids=self._ask_learners(lambda learner: learner.trained_groups)[0],
+            timesteps=timesteps,
+            num_threads=torch.get_num_threads() if self.learner_group.is_local else None,
+            weights_before=weights_before,
+            weights_after=self.weights_checksum,
+        ).write(folder)
 
     # -- evaluation ------------------------------------------------------------------------------------------------
 

@@ -38,8 +38,8 @@ class WeightSync:
         if self._config.colocate:
             self._engines.sleep(self._config.sleep_level)
 
-    def send(self, version: int) -> None:
-        """Load the weights into every engine, which is awake then.
+    def send(self, version: int) -> str:
+        """Load the weights into every engine, which is awake then; returns their checksum (``weights_checksum``).
 
         Raises:
             WeightSyncError: an engine holds other weights than were sent, or a learner did not send them in time.
@@ -49,8 +49,9 @@ class WeightSync:
             self._all(lambda learner: learner.free_memory())
             self._engines.wake("weights")
         lasting = self._config.transfer_backend() == "object_store"
+        weights = self._offer(version)
         self._engines.sync(
-            self._offer(version),
+            weights,
             transmit=lambda: self._all(lambda learner: learner.sender.transmit()),
             send_again=None if lasting else lambda: self._offer(version, lasting=True),
         )
@@ -58,6 +59,7 @@ class WeightSync:
         if self._config.colocate:
             self._all(lambda learner: learner.free_memory())
             self._engines.wake("cache")
+        return weights.checksum
 
     def _offer(self, version: int, lasting: bool = False) -> Weights:
         dtype, engines = self._config.engine_dtype(), self._engines.handles

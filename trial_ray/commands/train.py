@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{args.file} defines no `stop`; define it, or give --iterations N.")
     config = resolve_config(experiment.config, args.method, args.seed, args.overrides, args.env_adapters)
     path = args.resume or args.out or default_folder(args.file)
-    config.recording(trajectories_folder=str(path.expanduser().resolve() / "trajectories"))
+    RunFolder(path.expanduser().resolve()).configure(config)
     config.validate()
     console = terminal.output()
     if args.iterations:

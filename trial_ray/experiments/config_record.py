@@ -51,15 +51,16 @@ def to_record(config: GRPOConfig) -> dict[str, Any]:
     }
 
 
-def from_record(record: Any, adapters: Sequence[EnvironmentAdapter] = ()) -> GRPOConfig:
+def from_record(record: Any, adapters: Sequence[EnvironmentAdapter] = (), method_file: str | None = None) -> GRPOConfig:
     """A fresh config of the recorded method with the recorded settings; what is under ``other`` keeps its default.
 
     A record is data, from wherever the run folder came: no file that it names is run. Of a method that has a file of its
-    own, the settings that it shares with GRPO are read.
+    own, the settings that it shares with GRPO are read, unless the file is given.
 
     Args:
         record: what :func:`to_record` gave.
         adapters: those of the user's that the run was played with, which only code can give again.
+        method_file: of a method that has a file of its own, that file.
 
     Raises:
         CheckpointError: not such a record, of another version, or of a run with an adapter that is not among ``adapters``.
@@ -69,7 +70,7 @@ def from_record(record: Any, adapters: Sequence[EnvironmentAdapter] = ()) -> GRP
     for environment in record["environments"]:
         _require_adapter(environment, adapters)
     method = record["method"]
-    config = new_config("grpo" if method.endswith(".py") else method)
+    config = new_config((method_file or "grpo") if method.endswith(".py") else method)
     defaults = vars(config)
     for name in settable_names(defaults):
         if name in record["settings"]:
@@ -97,13 +98,13 @@ def _require_adapter(environment: dict[str, Any], adapters: Sequence[Environment
         )
 
 
-def load_record(path: Path, adapters: Sequence[EnvironmentAdapter] = ()) -> GRPOConfig:
-    """Read the config that a run folder's ``resolved_config.json`` holds.
+def load_record(path: Path, adapters: Sequence[EnvironmentAdapter] = (), method_file: str | None = None) -> GRPOConfig:
+    """Read the config that a run folder's ``resolved_config.json`` holds; arguments as :func:`from_record`.
 
     Raises:
         CheckpointError: the file is missing or broken.
     """
-    return _reading(path, lambda record: from_record(record, adapters))
+    return _reading(path, lambda record: from_record(record, adapters, method_file))
 
 
 def load_method(path: Path) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from trial_ray.errors import CheckpointError, UserInputError
 from trial_ray.experiments.config_record import to_record
 from trial_ray.files import write_json, write_text
+from trial_ray.rollout.partitions import partitions
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.grpo_config import GRPOConfig
@@ -41,8 +42,8 @@ class RunFolder:
     """A run's folder; made by :meth:`create` or opened again by :meth:`reopen`.
 
     Layout: ``run.json`` (command line, versions, state), ``resolved_config.json``, ``experiment.py`` (the file that was
-    run), ``metrics.jsonl``, ``tensorboard/``, ``trajectories/`` (Parquet), ``evaluations/`` (JSON), ``checkpoints/``,
-    ``summary.json``, ``cost.json`` and, after a failure, ``error.log``.
+    run), ``metrics.jsonl``, ``tensorboard/``, ``trajectories/`` and ``training/`` (Parquet), ``evaluations/`` (JSON),
+    ``checkpoints/``, ``summary.json``, ``cost.json`` and, after a failure, ``error.log``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -63,8 +64,8 @@ class RunFolder:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = cls(path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial"))
         try:
-            for folder in (partial.checkpoints, partial.trajectories, partial.evaluations, partial.tensorboard):
-                folder.mkdir(parents=True)
+            for name in ("checkpoints", "trajectories", "training", "evaluations", "tensorboard"):
+                (partial.path / name).mkdir(parents=True)
             shutil.copyfile(experiment, partial.path / "experiment.py")
             write_json(partial.path / "resolved_config.json", to_record(config))
             partial._write_run("running", command=command)
@@ -102,6 +103,15 @@ class RunFolder:
         return self.path / "trajectories"
 
     @property
+    def training(self) -> Path:
+        """Folder into which the learners write what they did to each turn, as Parquet, and what a replay needs."""
+        return self.path / "training"
+
+    def configure(self, config: GRPOConfig) -> None:
+        """Let a run with ``config`` record into this folder."""
+        config.recording(trajectories_folder=str(self.trajectories), training_folder=str(self.training))
+
+    @property
     def evaluations(self) -> Path:
         """Folder of evaluation JSON."""
         return self.path / "evaluations"
@@ -123,17 +133,14 @@ class RunFolder:
 
     def recorded_iterations(self) -> list[int]:
         """Iterations of which trajectories were recorded, in ascending order."""
-        return sorted(self._partitions())
+        return list(partitions(self.trajectories))
 
-    def drop_trajectories_after(self, iteration: int) -> None:
-        """Remove what was recorded after the iteration that a run continues from; it will be sampled again."""
-        for number, folder in self._partitions().items():
-            if number > iteration:
-                shutil.rmtree(folder)
-
-    def _partitions(self) -> dict[int, Path]:
-        folders = self.trajectories.glob("iteration=*")
-        return {int(folder.name.partition("=")[2]): folder for folder in folders}
+    def drop_records_after(self, iteration: int) -> None:
+        """Remove what was recorded after the iteration that a run continues from; it will be sampled and trained again."""
+        for root in (self.trajectories, self.training):
+            for number, folder in partitions(root).items():
+                if number > iteration:
+                    shutil.rmtree(folder)
 
     def state(self) -> str:
         """How the run stands; see :meth:`set_state`."""

@@ -122,7 +122,7 @@ class TrainingSession:
                     raise
                 self.iteration = int(checkpoint.name)
         if self.resume:
-            self.folder.drop_trajectories_after(self.iteration)
+            self.folder.drop_records_after(self.iteration)
             self.folder.set_state("running")
             self.console.print(f"continuing after iteration {self.iteration}", highlight=False)
         return algorithm

@@ -341,7 +341,8 @@ class PrepareRows(ConnectorV2):
 def _require_fields(method: Method[Any], rows: TurnRows) -> None:
     """Refuse what would be taken for another turn's or token's value."""
     num_tokens = int(rows.lengths.sum())
-    for name, size in (("advantages", len(rows)), ("weights", len(rows)), ("mask", num_tokens)):
+    sizes = {"advantages": len(rows), "scores": len(rows), "weights": len(rows), "mask": num_tokens}
+    for name, size in sizes.items():
         values = getattr(rows, name)
         if values is not None and values.shape != (size,):
             raise MethodError(

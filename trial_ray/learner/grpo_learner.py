@@ -37,6 +37,7 @@ from trial_ray.learner.method import Method
 from trial_ray.learner.optimizer_files import load_optimizers, save_optimizers, save_shards
 from trial_ray.learner.passes import MicrobatchPasses, TokenCounts
 from trial_ray.learner.settings import LearnerSettings
+from trial_ray.learner.training_record import write_training
 from trial_ray.learner.turn_rows import TokenBatch, TurnRows
 from trial_ray.learner.update_plan import Microbatch, Minibatch, UpdatePlan
 from trial_ray.learner.weighted_means import WeightedMeans, means
@@ -67,6 +68,8 @@ class GRPOLearner(TorchLearner):
         self.iteration = 0
         self.weight_version: int | None = None
         self.skipped_in_a_row = 0
+        self.trained_groups: list[str] = []
+        """Ids of the groups of the last update, in order."""
         self.exchange = LearnerExchange(self.config.num_learners, self.device)
         self.sender = weight_sender(
             self.config.transfer_backend(), self.exchange.rank, self.config.workers_per_engine()
@@ -174,6 +177,8 @@ class GRPOLearner(TorchLearner):
         with self.metrics.log_time((DEFAULT_MODULE_ID, "update", "seconds"), reduce="max"):
             losses, num_rows = self._optimizer_steps(rows, plan)
         self._log_update(losses, num_rows, num_lost)
+        self.trained_groups = [group.group_id for group in groups]
+        self._record(groups, rows, plan)
         self.after_gradient_based_update(timesteps=timesteps or {})
         metrics: dict[str, Any] = self.metrics.reduce()
         return metrics
@@ -184,6 +189,12 @@ class GRPOLearner(TorchLearner):
             rl_module=self.module, batch={}, episodes=groups, shared_data=shared, metrics=self.metrics
         )
         return shared[TURN_ROWS], shared[UPDATE_PLAN]
+
+    def _record(self, groups: list[TrajectoryGroup], rows: TurnRows, plan: UpdatePlan) -> None:
+        """Write what the update did to the turns that this learner scored; the learners together scored each turn once."""
+        folder, share = self.config.training_folder, plan.scoring[self.exchange.rank]
+        if folder is not None and len(share) and int(rows.lengths.sum()) <= self.config.max_recorded_tokens:
+            write_training(folder, self.iteration, groups, rows, share, f"learner{self.exchange.rank:03d}")
 
     def _optimizer_steps(self, rows: TurnRows, plan: UpdatePlan) -> tuple[list[float], dict[str, int]]:
         """Take the steps of the plan; returns this learner's part of each loss, and its rows that were trained or skipped."""
@@ -306,6 +317,17 @@ class GRPOLearner(TorchLearner):
                 "the weights are still those before the first of them."
             )
         return finite
+
+    def take_optimizer_settings(self, env_steps: int) -> None:
+        """Give the optimizers the rate, betas and weight decay of the config, where a checkpoint has brought those of a run.
+
+        Args:
+            env_steps: sampled before the last update, to which a schedule of the rate refers.
+        """
+        for optimizer in self._named_optimizers.values():
+            for group in optimizer.param_groups:
+                group |= {"betas": tuple(self.config.adam_betas), "weight_decay": self.config.weight_decay}
+            self._set_optimizer_lr(optimizer, lr=self._optimizer_lr_schedules[optimizer].update(timestep=env_steps))
 
     # -- what it costs -----------------------------------------------------------------------------------------------
 

@@ -66,7 +66,7 @@ class Method(Generic[Config]):
 
         Args:
             rows: K turns with both views' log-probabilities under the policy before the update. ``advantages``,
-                ``weights`` and ``mask`` may be replaced.
+                ``scores``, ``weights`` and ``mask`` may be replaced.
             groups: the groups that the rows come from, in the same order.
             iteration: counted from 1.
         """

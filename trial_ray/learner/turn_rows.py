@@ -31,6 +31,7 @@ class TurnRows:
         hindsight_logprobs: float ``[T]``, log π_T(y|h⁺), or ``None``.
         reference_logprobs: float ``[T]`` under the frozen initial policy, or ``None``.
         importance_weights: float ``[T]``, truncated ratio of log π_old to the engine's policy, or ``None`` for weights of 1.
+        scores: float ``[K]``, turn scores s_k (Eq. 5), which are recorded, or ``None``.
         weights: float ``[K]``, turn weights w_k (Eq. 6), or ``None``.
         action_mask: bool ``[T]``, tokens that spell the action, or ``None``.
         mask: bool ``[T]``, the tokens to learn from; every generated token unless the method says otherwise.
@@ -44,6 +45,7 @@ class TurnRows:
     hindsight_logprobs: torch.Tensor | None = None
     reference_logprobs: torch.Tensor | None = None
     importance_weights: torch.Tensor | None = None
+    scores: torch.Tensor | None = None
     weights: torch.Tensor | None = None
     action_mask: torch.Tensor | None = None
     mask: torch.Tensor = field(init=False)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from trial_ray.algorithms.grpo_config import GRPOConfig
     from trial_ray.environments.entry import EnvironmentEntry
 
-# Where something is written does not change what a run is.
-NOT_COMPARED = ("trajectories_folder",)
+# What is written, and where, does not change what a run is.
+NOT_COMPARED = ("trajectories_folder", "training_folder", "max_recorded_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +177,6 @@ def plan_runs(
 
 def _configure(base: GRPOConfig, method: str, settings: Any, seed: int, path: Path) -> GRPOConfig:
     config: GRPOConfig = with_method(base, method).training(**settings).debugging(seed=seed)
-    config.recording(trajectories_folder=str(RunFolder(path).trajectories))
+    RunFolder(path).configure(config)
     config.validate()
     return config

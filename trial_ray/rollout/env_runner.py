@@ -41,7 +41,9 @@ from trial_ray.rollout.settings import PlaySettings
 from trial_ray.rollout.trajectory import EpisodeResult, Trajectory, TrajectoryGroup
 
 # What a gym.spaces.Text must be told although nothing here checks it: text environments define their own spaces.
-_TEXT_SPACE = Text(max_length=2**31 - 1)
+_TEXT_SPACES = (Text(max_length=2**31 - 1),) * 2
+SPACES = {INPUT_ENV_SPACES: _TEXT_SPACES, INPUT_ENV_SINGLE_SPACES: _TEXT_SPACES, DEFAULT_MODULE_ID: _TEXT_SPACES}
+"""Spaces of observations and actions under every key that RLlib looks at."""
 
 
 class TextEnvRunner(EnvRunner, Checkpointable):
@@ -244,9 +246,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
     # -- what RLlib asks of an env runner --------------------------------------------------------------------------
 
     def get_spaces(self) -> dict[str, Any]:
-        """Text spaces under every key that RLlib looks at."""
-        spaces = (_TEXT_SPACE, _TEXT_SPACE)
-        return {INPUT_ENV_SPACES: spaces, INPUT_ENV_SINGLE_SPACES: spaces, DEFAULT_MODULE_ID: spaces}
+        """:data:`SPACES`."""
+        return SPACES
 
     def assert_healthy(self) -> None:
         """The actor answers: that is all there is to check."""

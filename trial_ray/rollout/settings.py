@@ -14,13 +14,24 @@ from trial_ray.settings import Section, Settings, setting
 
 
 class RecordingSettings(Settings):
-    """What is kept of the episodes."""
+    """What is kept of the episodes, and of the updates on them."""
 
     trajectories_folder: str | None = setting(
         None, "folder below which every training trajectory is written as Parquet; ``None`` writes nothing"
     )
+    training_folder: str | None = setting(
+        None,
+        "folder below which every update writes what a replay needs and, as Parquet, what it did to each turn (weights, gaps, "
+        "log-probabilities; see docs/trajectories.md); ``None`` writes nothing",
+    )
+    max_recorded_tokens: int = setting(
+        1_000_000,
+        "with ``training_folder``, most response tokens of an update whose turns are written, about 8 MB an iteration; of a "
+        "larger update only what a replay needs is. 0 writes no turns",
+        at_least=0,
+    )
 
-    recording = Section("Choose what is kept of the training episodes.")
+    recording = Section("Choose what is kept of training.")
 
 
 class RolloutSettings(RecordingSettings):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -88,6 +89,11 @@ class Trajectory:
         """Whether an engine or the environment failed during the rollout."""
         return self.ended == "failed"
 
+    @property
+    def survived(self) -> bool:
+        """Whether it can be trained on: it did not fail, and took at least one turn."""
+        return not self.failed and bool(self.turns)
+
 
 @dataclass(frozen=True, slots=True)
 class EpisodeResult:
@@ -129,10 +135,14 @@ class EpisodeResult:
 
 @dataclass(slots=True)
 class TrajectoryGroup:
-    """The G rollouts of one task instance (same game or goal, same initial state)."""
+    """The G rollouts of one task instance (same game or goal, same initial state).
+
+    ``group_id`` is unique in a run; records name the group by it.
+    """
 
     task_id: str
     trajectories: list[Trajectory]
+    group_id: str = field(default_factory=lambda: uuid.uuid4().hex[:16], compare=False)
 
     def __len__(self) -> int:
         """Environment steps in the group (RLlib counts sampled steps by ``len``)."""
@@ -155,5 +165,5 @@ class TrajectoryGroup:
 
     @property
     def survivors(self) -> list[Trajectory]:
-        """Rollouts that did not fail and took at least one turn."""
-        return [trajectory for trajectory in self.trajectories if not trajectory.failed and trajectory.turns]
+        """Rollouts that can be trained on."""
+        return [trajectory for trajectory in self.trajectories if trajectory.survived]

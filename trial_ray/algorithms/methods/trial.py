@@ -33,6 +33,7 @@ class TrajectoryRelative(Method["TRIALConfig"]):
         """Give every turn its weight w_k (Eq. 4 to Eq. 6)."""
         gap = hindsight_gap(required(rows.hindsight_logprobs), rows.logprobs, self.config.gap_clip)
         scores, counts = turn_scores(gap, rows.mask, rows.turn_ids, len(rows))
+        rows.scores = scores
         valued = scores * step_values(groups) if self.config.value_weighting else scores
         rows.weights = self.allocate(valued, counts, rows.trajectory_ids, iteration)
         return {

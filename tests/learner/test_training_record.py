@@ -1,0 +1,191 @@
+"""What training did to each turn is recorded as it was, once a turn, and read by the usual tools."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from small_learners import build_learner, update
+from synthetic_groups import synthetic_groups
+
+from trial_ray.algorithms.methods import new_config
+from trial_ray.errors import CheckpointError, UserInputError
+from trial_ray.learner import training_record
+from trial_ray.learner.connectors import encode_views
+from trial_ray.learner.packing import score_rows
+from trial_ray.learner.training_record import UpdateRecord, read_training, training_schema_table
+from trial_ray.rollout.partitions import VERSION_KEY
+from trial_ray.rollout.recording import read_turns, write_groups
+from trial_ray.rollout.trajectory import Trajectory
+
+KEYS = ["group_id", "rollout_index", "turn_index"]
+
+
+def config_of(method, model_path, folder, **recording):
+    config = new_config(method).environment("trial/ALFWorld-v0").policy(model_path=model_path)
+    config.training(max_logprob_gap=100.0, lr=1e-2, minibatch_rows=12, microbatch_rows=6)
+    return config.recording(training_folder=str(folder), **recording)
+
+
+@pytest.fixture(scope="module")
+def groups():
+    """Groups whose first rollout failed, so that rollouts are counted with those that are not trained."""
+    groups = synthetic_groups(vocab_size=400, num_groups=3)
+    failed = Trajectory("task-1", "pick", 9, turns=groups[0].trajectories[0].turns[:1], ended="failed", error="gone")
+    groups[1].trajectories.insert(0, failed)
+    return groups
+
+
+@pytest.fixture(scope="module")
+def recorded(groups, model_path, tmp_path_factory):
+    """Folder of a run of one update, the learner's config and metrics, and both views' scores before the update."""
+    run = tmp_path_factory.mktemp("run")
+    write_groups(run / "trajectories", 3, groups, "runner001")
+    UpdateRecord(3, [group.group_id for group in groups], {}, 1, "0f-1", "1f-1").write(run / "training")
+    config = config_of("trial", model_path, run / "training")
+    learner = build_learner(config)
+    module = learner.policy_module
+    survivors = [trajectory for group in groups for trajectory in group.survivors]
+    evidence = encode_views(survivors, config, module.tokenizer)
+    rows, _ = learner._finished_rows(groups)
+    rows.evidence_ids = evidence
+    scores = score_rows(
+        module.lm,
+        rows.model_rows(range(len(rows)), with_evidence=True),
+        two_views=True,
+        max_tokens=10_000,
+        temperature=1,
+    )
+    return run, update(learner, groups, iteration=3), evidence, scores
+
+
+def test_every_trained_turn_is_recorded_once_and_joins_with_its_trajectory(recorded, groups):
+    run, metrics, _, _ = recorded
+    table = read_training(run / "training", iteration=3)
+    assert len(table) == metrics["num_module_steps_trained"] + metrics["rows"]["skipped"]
+    keys = list(zip(*(table[key].to_pylist() for key in KEYS), strict=True))
+    assert keys == [
+        (group.group_id, rollout, turn)
+        for group in groups
+        for rollout, trajectory in enumerate(group.trajectories)
+        if not trajectory.failed
+        for turn in range(len(trajectory.turns))
+    ]
+    turns = read_turns(run / "trajectories").to_pandas().set_index(KEYS)
+    for row in table.to_pylist():
+        turn = turns.loc[tuple(row[key] for key in KEYS)]
+        assert len(row["gap"]) == len(row["learner_logprobs"]) == len(turn["response_ids"])
+        assert turn["ended"] != "failed"
+
+
+def test_the_numbers_are_those_of_the_update(recorded, groups):
+    run, metrics, evidence, (ordinary, hindsight) = recorded
+    rows = read_training(run / "training").to_pylist()
+    assert [row["evidence_ids"] for row in rows] == [ids.tolist() for ids in evidence]
+    logprobs, gaps = (np.concatenate([row[name] for row in rows]) for name in ("learner_logprobs", "gap"))
+    np.testing.assert_allclose(logprobs, ordinary.numpy(), atol=1e-5)
+    np.testing.assert_allclose(gaps, (hindsight - ordinary).numpy(), atol=2e-5)
+    assert np.abs(gaps).max() > 1e-3
+    np.testing.assert_allclose(
+        [row["turn_score"] for row in rows], [np.abs(row["gap"]).mean() for row in rows], rtol=1e-4
+    )
+    assert np.mean([row["turn_score"] for row in rows]) == pytest.approx(float(metrics["trial"]["turn_score_mean"]))
+    of_trajectory = defaultdict(list)
+    for row in rows:
+        of_trajectory[row["group_id"], row["rollout_index"]].append(row)
+    for turns in of_trajectory.values():
+        tokens = [len(turn["gap"]) for turn in turns]
+        assert np.average([turn["turn_weight"] for turn in turns], weights=tokens) == pytest.approx(1, abs=1e-5)
+    for group in groups:
+        rewards = np.array([10.0 * trajectory.success for trajectory in group.survivors])
+        expected = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6) if rewards.std() else 0 * rewards
+        for advantage, (index, trajectory) in zip(
+            expected, [each for each in enumerate(group.trajectories) if not each[1].failed], strict=True
+        ):
+            found = {row["turn_index"]: row["advantage"] for row in of_trajectory[group.group_id, index]}
+            for turn, value in found.items():
+                if trajectory.turns[turn].valid:
+                    assert value == pytest.approx(advantage)
+
+
+def test_a_method_without_hindsight_leaves_its_columns_empty(model_path, groups, tmp_path):
+    update(build_learner(config_of("grpo", model_path, tmp_path)), groups)
+    table = read_training(tmp_path)
+    for name in ("gap", "evidence_ids", "turn_score", "turn_weight"):
+        assert table[name].null_count == len(table) > 0, name
+    assert table["learner_logprobs"].null_count == table["advantage"].null_count == 0
+
+
+def test_larger_updates_than_the_limit_are_not_recorded(model_path, groups, tmp_path):
+    tokens = sum(len(turn.response_ids) for group in groups for each in group.survivors for turn in each.turns)
+    update(build_learner(config_of("grpo", model_path, tmp_path, max_recorded_tokens=tokens - 1)), groups)
+    with pytest.raises(UserInputError, match=r"No record of training .* max_recorded_tokens"):
+        read_training(tmp_path)
+    update(build_learner(config_of("grpo", model_path, tmp_path, max_recorded_tokens=tokens)), groups)
+    assert len(read_training(tmp_path)) > 0
+
+
+def test_pandas_reads_it_by_the_hive_convention(recorded):
+    import pandas as pd
+
+    folder = recorded[0] / "training"
+    frame = pd.read_parquet(folder, filters=[("iteration", "=", 3)])
+    assert len(frame) == len(read_training(folder))
+    assert set(frame["iteration"]) == {3}
+    assert frame["gap"].map(len).equals(frame["learner_logprobs"].map(len))
+
+
+def test_datasets_reads_it(recorded, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    files = str(recorded[0] / "training" / "*" / "*.parquet")
+    found = datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=str(tmp_path))
+    table = read_training(recorded[0] / "training")
+    assert {*table.column_names} - {"iteration"} <= {*found.column_names}
+    assert found["gap"][:] == table["gap"].to_pylist()
+
+
+def test_duckdb_reads_it(recorded):
+    duckdb = pytest.importorskip("duckdb")
+    files = recorded[0] / "training" / "*" / "*.parquet"
+    query = f"select iteration::int, sum(len(gap)) from read_parquet('{files}', hive_partitioning = true) group by 1"
+    tokens = sum(len(gap) for gap in read_training(recorded[0] / "training")["gap"].to_pylist())
+    assert duckdb.sql(query).fetchall() == [(3, tokens)]
+
+
+def test_another_schema_or_a_missing_column_is_refused(recorded, tmp_path):
+    (file,) = (recorded[0] / "training").glob("*/*.parquet")
+    table = pq.read_table(file, partitioning=None)
+    target = tmp_path / file.parent.name / file.name
+    target.parent.mkdir()
+    pq.write_table(table.replace_schema_metadata({VERSION_KEY: b"0"}), target)
+    with pytest.raises(UserInputError, match="schema version 0; expected 1"):
+        read_training(tmp_path)
+    pq.write_table(table.drop_columns(["gap"]), target)
+    with pytest.raises(UserInputError, match="lacks columns of schema version 1: gap"):
+        read_training(tmp_path)
+
+
+def test_the_record_of_an_update_comes_back_and_a_broken_one_is_a_clear_error(tmp_path):
+    record = UpdateRecord(2, ["a", "b"], {"training_iteration": 2, "weight_version": 2}, 1, "0f-1", "1f-1")
+    path = record.write(tmp_path)
+    assert UpdateRecord.read(tmp_path, 2) == record
+    with pytest.raises(CheckpointError, match="iteration 3 was not trained"):
+        UpdateRecord.read(tmp_path, 3)
+    text = path.read_text()
+    for broken in (text[:40], "[]", text.replace('"group_ids"', '"groups"')):
+        path.write_text(broken)
+        with pytest.raises(CheckpointError, match="Cannot read the record of an update"):
+            UpdateRecord.read(tmp_path, 2)
+    path.write_text(text.replace('"schema_version": 1', '"schema_version": 9'))
+    with pytest.raises(CheckpointError, match="version 9; expected"):
+        UpdateRecord.read(tmp_path, 2)
+
+
+def test_the_documentation_lists_the_schema_as_it_is():
+    from snippets import DOCS
+
+    page = (DOCS / "trajectories.md").read_text(encoding="utf-8")
+    assert training_schema_table() in page
+    assert f"Schema version of `training/`: {training_record.TRAINING_SCHEMA_VERSION}" in page

@@ -1,0 +1,153 @@
+"""Parquet files in ``iteration=00012/`` folders, which pyarrow, pandas, DuckDB and Spark read as a partition column.
+
+Many processes write side by side: every file has a name of its own and appears whole or not at all. The version of its schema
+is in its metadata.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as pds
+import pyarrow.parquet as pq
+
+from trial_ray.errors import UserInputError
+
+VERSION_KEY = b"trial_ray.schema_version"
+"""Key of the schema's version in a file's metadata."""
+
+IDS, FLOATS = pa.list_(pa.int32()), pa.list_(pa.float32())
+
+_PARTITION = pds.partitioning(pa.schema([("iteration", pa.int32())]), flavor="hive")
+
+
+def new_schema(columns: Iterable[tuple[str, pa.DataType, str]], version: int) -> pa.Schema:
+    """A schema of columns (name, type, description) and its version; ``iteration`` comes from the folder's name."""
+    fields = [pa.field(name, kind, metadata={"description": text}) for name, kind, text in columns]
+    return pa.schema(fields, metadata={VERSION_KEY: str(version).encode()})
+
+
+def partition(folder: str | os.PathLike[str], iteration: int) -> Path:
+    """The folder of one iteration's files below ``folder``.
+
+    Raises:
+        UserInputError: ``iteration`` is negative.
+    """
+    if iteration < 0:
+        raise UserInputError(f"iteration must not be negative; got {iteration}.")
+    return Path(folder) / f"iteration={iteration:05d}"
+
+
+def partitions(folder: str | os.PathLike[str]) -> dict[int, Path]:
+    """The iterations that ``folder`` holds folders of, in ascending order."""
+    found = {int(path.name.partition("=")[2]): path for path in Path(folder).glob("iteration=*")}
+    return dict(sorted(found.items()))
+
+
+def write_rows(
+    folder: str | os.PathLike[str], iteration: int, rows: Sequence[dict[str, Any]], schema: pa.Schema, writer_id: str
+) -> Path:
+    """Write rows of one iteration as one new file, and return its path.
+
+    Args:
+        folder: root of the recording; made where missing.
+        iteration: of training.
+        rows: values by column; one that is missing is null.
+        schema: of :func:`new_schema`.
+        writer_id: who writes, such as ``"runner003"``; a part of the file's name.
+
+    Raises:
+        UserInputError: ``writer_id`` could not be part of a file name, or ``iteration`` is negative.
+    """
+    if not writer_id or not writer_id.replace("-", "").replace("_", "").isalnum():
+        raise UserInputError(f"writer_id must be letters, digits, '-' and '_'; got {writer_id!r}.")
+    # A process that was restarted counts from zero again, so its own name would not be unique.
+    stem = f"{writer_id}-{uuid.uuid4().hex[:12]}"
+    target = partition(folder, iteration) / f"{stem}.parquet"
+    table = pa.Table.from_pylist(list(rows), schema=schema)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_name(f".{stem}.unfinished")
+    try:
+        pq.write_table(table, unfinished, compression="zstd", use_dictionary=_repeating(schema))
+        unfinished.replace(target)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return target
+
+
+def _repeating(schema: pa.Schema) -> list[str]:
+    """Columns whose values repeat, by their paths in a file; a dictionary of log-probabilities would make files larger."""
+    kinds = {field.name: field.type.value_type if pa.types.is_list(field.type) else field.type for field in schema}
+    return [
+        f"{name}.list.element" if pa.types.is_list(schema.field(name).type) else name
+        for name, kind in kinds.items()
+        if not pa.types.is_floating(kind)
+    ]
+
+
+def read_rows(
+    folder: str | os.PathLike[str], iteration: int | None, schema: pa.Schema, what: str, advice: str
+) -> pa.Table:
+    """Rows of one iteration, or of all, with the columns of ``schema`` and ``iteration``.
+
+    They come in the order of iterations and of file names, and as they were written.
+
+    Args:
+        folder: root of the recording.
+        iteration: of training; ``None``: all.
+        schema: that the files must have.
+        what: was recorded, for the error where nothing was.
+        advice: what to do then.
+
+    Raises:
+        UserInputError: nothing was recorded there, or a file is cut, of another version of the schema, or lacks columns.
+    """
+    pattern = "iteration=*" if iteration is None else partition(folder, iteration).name
+    files = sorted(Path(folder).glob(f"{pattern}/*.parquet"))
+    if not files:
+        raise UserInputError(f"No {what} in {Path(folder) / pattern}; expected Parquet files. {advice}")
+    for file in files:
+        _require_schema(file, schema)
+    dataset = pds.dataset(
+        [str(file) for file in files],
+        schema=schema.append(pa.field("iteration", pa.int32())),
+        partitioning=_PARTITION,
+        format="parquet",
+        partition_base_dir=str(folder),
+    )
+    return dataset.to_table()
+
+
+def _require_schema(file: Path, schema: pa.Schema) -> None:
+    try:
+        found = pq.read_schema(file)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise UserInputError(
+            f"{file} is no complete Parquet file ({str(error).splitlines()[0]}). Copy it again from where it was written, or "
+            "remove it."
+        ) from error
+    version, expected = ((each.metadata or {}).get(VERSION_KEY, b"none").decode() for each in (found, schema))
+    if version != expected:
+        raise UserInputError(
+            f"{file} has schema version {version}; expected {expected}. Read it with the release that wrote it."
+        )
+    if missing := [name for name in schema.names if name not in found.names]:
+        raise UserInputError(
+            f"{file} lacks columns of schema version {expected}: {', '.join(missing)}. It was changed after it was written; "
+            "copy it again from where it was written."
+        )
+
+
+def columns_table(schema: pa.Schema) -> str:
+    """The columns as a Markdown table, for the documentation."""
+    lines = ["| column | type | meaning |", "| --- | --- | --- |"]
+    lines.append("| `iteration` | int32 | training iteration, from the folder's name |")
+    for field in schema:
+        kind = str(field.type).replace("element: ", "").replace("item: ", "")
+        lines.append(f"| `{field.name}` | {kind} | {field.metadata[b'description'].decode()} |")
+    return "\n".join(lines)
