@@ -124,6 +124,9 @@ def test_files_hold_what_was_recorded_and_trained(run_folder, tmp_path, tokenize
     assert (about["count"], about["runs"], len(index["rows"])) == (32, ["trial"], 32)
     found = [each for iteration in (1, 2) for each in opened.run.read(iteration)]
     assert [row[1:3] for row in index["rows"]] == [[each.iteration, each.number] for each in found]
+    gaps = [abs(gap) for each in found for row in each.trained for gap in row.gap]
+    assert about["scales"]["gap"] == pytest.approx(np.quantile(gaps, 0.98), rel=0.05)
+    assert about["scales"]["ratio"] >= 0.01
     last = found[-1]
     block = len(about["blocks"]) - 1
     text, detail = read(data / f"text-{block}.js"), read(data / f"detail-{block}.js")
@@ -223,6 +226,7 @@ def test_no_number_breaks_the_json(tmp_path):
     write_groups(tmp_path / "t", 1, [TrajectoryGroup("t", [Trajectory("t", "f", 0, [turn]), failed])], "runner001")
     run = RecordedRun("odd", tmp_path / "t", tmp_path / "none", [1], 0, {}, None)
     assert write_viewer([run], tmp_path / "viewer").trajectories == 2
+    assert read(tmp_path / "viewer" / "data" / "about-0.js")["scales"] == dict.fromkeys(("gap", "ratio", "advantage"))
     detail = read(tmp_path / "viewer" / "data" / "detail-0.js")
     assert detail["trajectories"][0]["turns"][0]["engine"] == [None, None, -1.0]
     assert detail["trajectories"][1]["error"] == "EngineError: <b>died</b>"

@@ -29,6 +29,9 @@ MOST_TOKENS_IN_BLOCK = 20_000
 """Trajectories and response tokens after which a block ends; a block is what a click loads."""
 MOST_IN_INDEX = 2000
 """Trajectories in a file of the index; the first one has to be there before anything is shown."""
+FULL_TINT_AT_LEAST = {"gap": 0.01, "ratio": 0.01, "advantage": 0.1}
+"""Magnitudes (nats; of the logarithm; of the advantage) below which no tint is full: rounding is not to look like a finding."""
+FULL_TINT_QUANTILE = 0.98
 NOT_TRAINED = TrainedTurn(None, None, None, None, None, None)
 
 
@@ -73,7 +76,7 @@ class ChunkWriter:
         self._folder = folder
         self.count = 0
         self.untrained = 0
-        self.scales = {"gap": Scale(), "ratio": Scale(), "advantage": Scale()}
+        self.scales = {name: Scale() for name in FULL_TINT_AT_LEAST}
         self._block_starts: list[int] = []
         self._index_files = 0
         self._start_block()
@@ -128,9 +131,13 @@ class ChunkWriter:
             "count": self.count,
             "blocks": self._block_starts[:-1],
             "index_files": self._index_files,
-            "scales": {name: scale.quantile(0.98) for name, scale in self.scales.items()},
+            "scales": {name: self._full_tint(name) for name in self.scales},
             "classes": list(ACTION_CLASSES),
         }
+
+    def _full_tint(self, name: str) -> float | None:
+        found = self.scales[name].quantile(FULL_TINT_QUANTILE)
+        return None if found is None else max(found, FULL_TINT_AT_LEAST[name])
 
     def _detail(
         self, turn: Turn, trained: TrainedTurn, name: str, tokens: TokenTexts | None, response: list[str] | None

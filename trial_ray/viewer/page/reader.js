@@ -250,7 +250,7 @@
       // A token that holds a part of a character has no text of its own.
       const span = element("span", { "data-token": index }, text === "" ? "·" : text.replaceAll("\n", "↵\n"));
       const value = kind?.value(turn, index);
-      if (has(value) && scale) {
+      if (value && scale) {
         span.className = value < 0 ? "down" : "up";
         const strength = Math.min(1, Math.abs(value) / scale);
         if (strength > 0.3) span.classList.add("strong");
