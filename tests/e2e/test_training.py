@@ -118,8 +118,7 @@ def test_a_replay_gives_the_weights_of_the_run_bit_for_bit(uninterrupted, tmp_pa
 def test_a_replay_with_another_method_or_setting_gives_other_weights(method, overrides, uninterrupted):
     found = Replay.of(uninterrupted.run, 3, method, overrides).play()
     assert not found.same_weights
-    # The same policy scores the same rollouts.
-    assert found.metrics["engine/logprob_gap"] == found.recorded_metrics["engine/logprob_gap"]
+    assert found.metrics["engine/logprob_gap"] < 1e-5  # it began from the weights that sampled
 
 
 def test_a_replay_does_not_begin_from_other_weights(uninterrupted, tmp_path):

@@ -20,7 +20,16 @@ import torch
 from trial_ray.errors import CheckpointError
 from trial_ray.files import write_json
 from trial_ray.learner.turn_rows import TurnRows
-from trial_ray.rollout.partitions import FLOATS, IDS, columns_table, new_schema, partition, read_rows, write_rows
+from trial_ray.rollout.partitions import (
+    FLOATS,
+    IDS,
+    columns_table,
+    new_schema,
+    partition,
+    partitions,
+    read_rows,
+    write_rows,
+)
 from trial_ray.rollout.trajectory import TrajectoryGroup
 
 TRAINING_SCHEMA_VERSION = 1
@@ -40,7 +49,8 @@ TRAINING_SCHEMA = new_schema(
         (
             "turn_score",
             pa.float64(),
-            "mean absolute gap of the turn's tokens, in nats (Eq. 5); null where the method scores no turns",
+            "mean absolute gap of the turn's tokens, each bounded by `gap_clip`, in nats (Eq. 5); null where the method scores no "
+            "turns",
         ),
         (
             "turn_weight",
@@ -189,9 +199,10 @@ class UpdateRecord:
                 )
             return cls(**values)
         except FileNotFoundError as error:
+            found = ", ".join(map(str, partitions(folder))) or "none"
             raise CheckpointError(
                 f"{path} does not exist: iteration {iteration} was not trained, trained nothing, or was trained by a release "
-                "that did not record updates."
+                f"that did not record updates. Recorded iterations: {found}."
             ) from error
         except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"Cannot read the record of an update {path}: {error}.") from error
