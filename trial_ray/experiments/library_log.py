@@ -42,7 +42,13 @@ def library_log(path: Path, console: Console) -> Iterator[None]:
         if _is_on_stdout(console):
             restored.callback(setattr, console, "file", console.file)
             console.file = restored.enter_context(
-                open(terminal[STDOUT], "w", encoding=console.file.encoding, errors="replace", closefd=False)
+                open(
+                    terminal[STDOUT],
+                    "w",
+                    encoding=getattr(console.file, "encoding", None),
+                    errors="replace",
+                    closefd=False,
+                )
             )
         warnings = _ConsoleHandler(console)
         logging.getLogger("trial_ray").addHandler(warnings)

@@ -60,7 +60,7 @@ def open_recorded_run(
     run = RecordedRun(
         name,
         folder.trajectories,
-        folder.path / "training",
+        folder.training,
         recorded if iteration is None else [iteration],
         int(record.get("settings", {}).get("max_staleness") or 0),
         by_name,

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.errors import UserInputError
@@ -75,15 +74,8 @@ class RecordedRun:
             UserInputError: a file is of another version of the schema, lacks columns or is cut off, or what training recorded
                 is of other responses.
         """
-        try:
-            turns, trajectories = (
-                read_turns(self.trajectories, iteration),
-                read_trajectories(self.trajectories, iteration),
-            )
-        except (pa.ArrowInvalid, OSError) as error:
-            raise UserInputError(
-                f"A file of iteration {iteration} in {self.trajectories} cannot be read: {error}"
-            ) from error
+        turns = read_turns(self.trajectories, iteration)
+        trajectories = read_trajectories(self.trajectories, iteration)
         # Both come in the same order; a rollout that failed before its first turn has no rows to take its group from.
         groups, rollouts = turns["group_id"].to_pylist(), turns["rollout_index"].to_pylist()
         keys = iter(dict.fromkeys(zip(groups, rollouts, strict=True)))

@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from trial_ray.errors import UserInputError
+from trial_ray.learner.training_record import read_training
+from trial_ray.rollout.partitions import partition
 
 Key = tuple[str, int | None, int]
 """``group_id``, ``rollout_index``, ``turn_index``."""
-_KEYS = ("group_id", "rollout_index", "turn_index")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +51,15 @@ def read_trained_turns(
         groups: their ``group_id``.
 
     Raises:
-        UserInputError: a file is cut off or lacks columns.
+        UserInputError: a file is cut off, of another version of the schema, or lacks columns.
     """
-    wanted, found = pa.array(groups), {}
-    for file in (file for number in iterations for file in _files(Path(folder), number)):
-        try:
-            table = pq.ParquetFile(file).read()
-        except (pa.ArrowInvalid, OSError) as error:
-            raise UserInputError(f"{file} cannot be read as Parquet ({error}); it may be cut off.") from error
-        if missing := [name for name in (*_KEYS, *_COLUMNS) if name not in table.column_names]:
-            raise UserInputError(
-                f"{file} lacks the columns {', '.join(missing)}; read it with the release that wrote it."
-            )
-        rows = table.select([*_KEYS, *_COLUMNS]).filter(pc.is_in(table["group_id"], wanted))
-        for row in rows.to_pylist():
+    wanted, found = pa.array(groups, pa.string()), {}
+    for number in iterations:
+        # Of an update with too many tokens, only what a replay needs was recorded.
+        if not any(partition(folder, number).glob("*.parquet")):
+            continue
+        table = read_training(folder, number)
+        for row in table.filter(pc.is_in(table["group_id"], wanted)).to_pylist():
             key = row["group_id"], row["rollout_index"], row["turn_index"]
             found[key] = TrainedTurn(**{name: row[name] for name in _COLUMNS})
     return found
-
-
-def _files(folder: Path, iteration: int) -> list[Path]:
-    return sorted((folder / f"iteration={iteration:05d}").glob("*.parquet"))
