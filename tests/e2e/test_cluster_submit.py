@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import subprocess
 import tempfile
@@ -17,7 +16,6 @@ from trial_ray.cli import main
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENT = "tuned_examples/alfworld_quickstart.py"
-SWEEP = "tuned_examples/sweeps/lambda_alpha.py"
 # Names of actors' classes in Ray's state API; RLlib wraps learners.
 RUNNER, ENGINE, LEARNER = ("TextEnvRunner", "TransformersEngine", "_WrappedExecutable")
 JOB_S = 600.0
@@ -114,17 +112,6 @@ def wait_for_iterations(count: int, run: Path, job: subprocess.Popen[bytes], log
         assert job.poll() is None, log.read_text()
         assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.1)
-
-
-def test_a_sweep_is_submitted_in_the_same_way(nodes, settings, tmp_path):
-    # One of the file's two grids is left: two trials, which run one after the other.
-    sweep = ("sweep", SWEEP, "--out", str(tmp_path / "sweep"), "--iterations", "1", "--set", "clamp_alpha=1.0")
-    done = submit(nodes.environment, *sweep, *settings)
-    assert done.returncode == 0, done.stdout + done.stderr
-    trials = json.loads((tmp_path / "sweep" / "sweep.json").read_text())["trials"]
-    assert [(trial["status"], trial["iterations"]) for trial in trials] == [("done", 1)] * 2
-    ran = [where_actors_ran(nodes, kind) for kind in (RUNNER, ENGINE, LEARNER)]
-    assert ran == [{nodes.ids[name]} for name in ("head", "worker1", "worker2")]
 
 
 def test_a_failed_run_fails_the_submission(nodes, tmp_path):

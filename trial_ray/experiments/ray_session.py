@@ -84,7 +84,7 @@ def require_cluster(address: str) -> None:
     Raises:
         ClusterError: says what is wrong, and what to set.
     """
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled; what ray.init itself connects with
     from ray.exceptions import AuthenticationError, RpcError
 
     host, _, port = address.rpartition(":")
