@@ -11,7 +11,9 @@ from trial_ray import cli
 from trial_ray.errors import ConfigError, EngineError, is_user_error
 from trial_ray.experiments.checkpoints import MODEL_INSIDE_CHECKPOINT, find_model
 
-COMMANDS = ("train", "evaluate", "sweep", "reproduce", "report", "warmstart", "inspect", "export", "data", "doctor")
+COMMANDS = (
+    "train", "evaluate", "sweep", "reproduce", "report", "inspect", "replay", "warmstart", "export", "data", "plan", "doctor",
+)  # fmt: skip
 
 
 def run(*arguments):

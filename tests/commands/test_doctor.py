@@ -84,7 +84,11 @@ def test_what_stops_a_run_exits_1_with_the_line_that_mends_it(capsys, monkeypatc
     disk(monkeypatch, free=1e11)
     code, text = doctor(capsys)
     assert code == 1
-    assert f"stops a run: Ray cluster: {address} does not answer: Connection refused\n    unset RAY_ADDRESS" in text
+    assert (
+        f"stops a run: Ray cluster: No Ray cluster answers at RAY_ADDRESS={address} ([Errno 111] Connection refused)"
+        in text
+    )
+    assert "    unset RAY_ADDRESS" in text
     assert text.endswith("1 of these will stop a run\n")
 
 
