@@ -25,6 +25,7 @@ TIMED = {
 """Calls that need this keyword argument."""
 
 ALLOWED = {
+    ("rollout/event_loop.py", "outside_loop", "(...).result"): "the caller's own work, in a thread of its own",
     ("rollout/workers.py", "_sample", "ray.get"): "of calls that ray.wait found ready",
     ("rollout/workers.py", "stream_groups", "ray.get"): "of an item that ray.wait found ready",
     ("rollout/workers.py", "take_groups", "ray.get"): "of calls that ray.wait found ready",
