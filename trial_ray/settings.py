@@ -116,6 +116,7 @@ class RLlibSettings:
     num_gpus_per_learner: float
     num_learners: int
     placement_strategy: str
+    restart_failed_env_runners: bool
     sample_timeout_s: float
     seed: int | None
 

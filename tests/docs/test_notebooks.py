@@ -39,7 +39,7 @@ def test_links_lead_somewhere_and_outputs_are_small_and_clean(path):
     assert "/tmp" not in texts(notebook)
 
 
-@pytest.mark.e2e
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_first_run_trains_looks_and_compares(tmp_path, monkeypatch):
     for name in ("RAY_ADDRESS", "RAY_TMPDIR"):

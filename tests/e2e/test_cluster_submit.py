@@ -20,7 +20,7 @@ EXPERIMENT = "tuned_examples/alfworld_quickstart.py"
 RUNNER, ENGINE, LEARNER = ("TextEnvRunner", "TransformersEngine", "_WrappedExecutable")
 JOB_S = 600.0
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

@@ -264,18 +264,22 @@ class RolloutWorkers:
         """Ids of the remote runners that can play; waits for Ray to restart one where all have died.
 
         Raises:
-            InfrastructureError: none was restarted within :data:`RESTART_TIMEOUT_S` seconds.
+            InfrastructureError: none was restarted within :data:`RESTART_TIMEOUT_S` seconds, or none ever is.
         """
         self._connect_to_replacements()
         if self._local() is not None:
             return []
-        deadline = time.monotonic() + RESTART_TIMEOUT_S
+        timeout_s = RESTART_TIMEOUT_S if self._config.restart_failed_env_runners else 0.0
+        deadline = time.monotonic() + timeout_s
         runner_ids: list[int] = self._runners.healthy_env_runner_ids()
         while not runner_ids:
-            if time.monotonic() > deadline:
+            if time.monotonic() >= deadline:
+                waited = (
+                    f"none was restarted within {timeout_s:.0f} s" if timeout_s else "restart_failed_env_runners is off"
+                )
                 raise InfrastructureError(
-                    f"No env runner is left, and none was restarted within {RESTART_TIMEOUT_S:.0f} s. What happened to the "
-                    f"last ones: {'; '.join(self._losses[-2:]) or 'see the logs of Ray'}. Resume from the last checkpoint."
+                    f"No env runner is left, and {waited}. What happened to the last ones: "
+                    f"{'; '.join(self._losses[-2:]) or 'see the logs of Ray'}. Resume from the last checkpoint."
                 )
             time.sleep(0.5)
             runner_ids = self.restore_runners()
