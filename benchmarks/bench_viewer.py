@@ -38,7 +38,7 @@ SORTED = """(() => { const began = performance.now(); const order = document.que
 def write_page(folder: Path) -> dict[str, Any]:
     """Make run and page; returns seconds and bytes."""
     from trial_ray.environments.alfworld import ADAPTER
-    from trial_ray.experiments.recorded_runs import open_recorded_run
+    from trial_ray.experiments.opened_run import open_recorded_run
     from trial_ray.models.tokenizer import build_tokenizer
     from trial_ray.viewer.folder import write_viewer
 

@@ -17,7 +17,7 @@ from PIL import Image
 from synthetic_run import REASONS, make_run, save_tokenizer
 
 from trial_ray.environments.alfworld import ADAPTER
-from trial_ray.experiments.recorded_runs import open_recorded_run
+from trial_ray.experiments.opened_run import open_recorded_run
 from trial_ray.models.tokenizer import build_tokenizer
 from trial_ray.viewer.folder import write_viewer
 

@@ -12,7 +12,7 @@ from synthetic_run import make_run, save_tokenizer
 
 from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.errors import UserInputError
-from trial_ray.experiments.recorded_runs import open_recorded_run
+from trial_ray.experiments.opened_run import open_recorded_run
 from trial_ray.models.tokenizer import build_tokenizer
 from trial_ray.rollout.recording import write_groups
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn

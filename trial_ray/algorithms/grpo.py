@@ -98,7 +98,7 @@ class GRPO(Algorithm):
         self.pairs = None
         if get_current_placement_group() is None:  # else Tune has reserved all of the trial's
             remote = bundles[1:]  # this process takes nothing from Ray
-            require_resources(remote, self.config.placement_strategy, self.config.resource_timeout_s)
+            require_resources(remote, self.config.resource_timeout_s)
             self.pairs = reserve_pairs(bundles, self.config)
         try:
             # Before RLlib's own actors, so that no unpinned learner can take an engine's bundle.

@@ -15,12 +15,17 @@ Bundle = dict[str, float]
 def reserve(bundles: Sequence[Bundle], strategy: str, timeout_s: float) -> PlacementGroup:
     """Reserve bundles of resources, all at once; an autoscaler may start nodes for them meanwhile.
 
+    Args:
+        bundles: at least one that asks for something.
+        strategy: how they are placed, as Ray names it.
+        timeout_s: how long to wait for them.
+
     Raises:
         InfrastructureError: the cluster did not offer them within ``timeout_s`` seconds; says what was asked for and what
             there is.
     """
-    wanted = [{name: amount for name, amount in bundle.items() if amount} for bundle in bundles]
-    group: PlacementGroup = placement_group([bundle for bundle in wanted if bundle], strategy=strategy)
+    wanted = _asking(bundles)
+    group: PlacementGroup = placement_group(wanted, strategy=strategy)
     if group.wait(timeout_s):
         return group
     remove_placement_group(group)
@@ -39,6 +44,17 @@ def reserve(bundles: Sequence[Bundle], strategy: str, timeout_s: float) -> Place
     )
 
 
-def require_resources(bundles: Sequence[Bundle], strategy: str, timeout_s: float) -> None:
-    """Check that the cluster can hold the bundles, all at once; errors as :func:`reserve`."""
-    remove_placement_group(reserve(bundles, strategy, timeout_s))
+def require_resources(bundles: Sequence[Bundle], timeout_s: float) -> None:
+    """Check that the cluster can hold the bundles, all at once and wherever they fit; errors as :func:`reserve`.
+
+    Actors that ask for nothing, as Ray allows, fit anywhere.
+    """
+    if _asking(bundles):
+        # No other strategy: outside placement groups Ray places actors one by one.
+        remove_placement_group(reserve(bundles, "PACK", timeout_s))
+
+
+def _asking(bundles: Sequence[Bundle]) -> list[Bundle]:
+    """The bundles that ask for something, without amounts of 0, which Ray refuses in a placement group."""
+    wanted = ({name: amount for name, amount in bundle.items() if amount} for bundle in bundles)
+    return [bundle for bundle in wanted if bundle]

@@ -58,7 +58,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the page, or print."""
     from trial_ray.environments.user_adapters import load_adapters
-    from trial_ray.experiments.recorded_runs import open_recorded_run
+    from trial_ray.experiments.opened_run import open_recorded_run
 
     _check(args)
     adapters = load_adapters(args.env_adapters)
