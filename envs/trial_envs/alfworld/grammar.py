@@ -10,11 +10,13 @@ from __future__ import annotations
 import ast
 import json
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, Protocol
 
+from trial_envs.alfworld.library import forkable
 from trial_envs.errors import CorruptGameError, MissingEngineError
 
 Bindings = dict[str, str]
@@ -39,6 +41,8 @@ Rules = Mapping[str, list[tuple[Literals, tuple[Symbol, ...]]]]
 
 _TASK_SENTENCE = re.compile(r'("task"\s*:\s*\[\s*\{\s*"rhs"\s*:\s*)("(?:[^"\\]|\\.)*")')
 _MAX_SYMBOLS = 1_000_000
+_PARSING = forkable(threading.Lock())
+"""Held while a grammar is parsed: TextWorld's parsers are one for all threads."""
 _MARKUP = set("#{}[]\\")
 
 
@@ -175,8 +179,13 @@ def compile_grammar(text: str) -> tuple[Grammar, str]:
     return Grammar({**shared.rules, "task": [((), (("text", sentence),))]}, shared.actions), sentence
 
 
-@lru_cache(maxsize=8)
 def _compile(text: str) -> Grammar:
+    with _PARSING:
+        return _parse(text)
+
+
+@lru_cache(maxsize=8)
+def _parse(text: str) -> Grammar:
     try:
         from textworld.envs.pddl.logic import GameLogic
     except ImportError as error:

@@ -145,7 +145,7 @@ def write_many(file: str, name: str) -> None:
 
 def test_processes_share_a_file(tmp_path):
     file = str(tmp_path / "episodes.jsonl")
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("spawn")
     writers = [context.Process(target=write_many, args=(file, name)) for name in "abcd"]
     for writer in writers:
         writer.start()
