@@ -28,8 +28,8 @@ from quickstart_rows import quickstart_config, quickstart_groups
 
 HERE = Path(__file__).parent
 PYTHON = HERE.parent / ".venv-bench" / "bin" / "python"
-BATCH_SIZES = (16, 32, 64, 128)
-ROUNDS = 5
+BATCH_SIZES = (16, 32, 64)
+ROUNDS = 3
 
 
 class TRL:

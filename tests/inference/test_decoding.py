@@ -1,5 +1,6 @@
 """Decoding in a changing batch: the cache moves and grows, rows come and go, and each response is what it would be alone."""
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ from trial_ray.inference.batch_limit import MOST_ROWS, free_memory, rows_that_fi
 from trial_ray.inference.batching_engine import Request
 from trial_ray.inference.decoding_batch import DecodingBatch, by_length
 from trial_ray.inference.protocol import SamplingParams
-from trial_ray.inference.transformers_engine import MOST_STEPS_WAITED, TransformersEngine
+from trial_ray.inference.transformers_engine import JOINING_SHARE, MOST_STEPS_WAITED, TransformersEngine
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,7 @@ def test_prompts_of_similar_length_are_prefilled_together():
 
 
 def test_few_requests_wait_for_more_to_join_them_but_not_for_long(tiny_qwen3):
-    engine = TransformersEngine(str(tiny_qwen3), max_model_len=200, max_batch=40, num_threads=1)
+    engine = TransformersEngine(str(tiny_qwen3), max_model_len=200, max_batch=80, num_threads=1)
     engine._open()
     many = [Request(np.arange(10, 20), SamplingParams(max_tokens=60, temperature=0)) for _ in range(32)]
     engine._step(many)
@@ -92,7 +93,8 @@ def test_few_requests_wait_for_more_to_join_them_but_not_for_long(tiny_qwen3):
     assert not late.response_ids
     engine._step([])
     assert len(late.response_ids) == 1
-    more = [Request(np.arange(10, 20), SamplingParams(max_tokens=60, temperature=0)) for _ in range(running // 8 + 1)]
+    enough = math.ceil(JOINING_SHARE * (running + 1))
+    more = [Request(np.arange(10, 20), SamplingParams(max_tokens=60, temperature=0)) for _ in range(enough)]
     engine._step(more)
     assert all(len(request.response_ids) == 1 for request in more)
     engine._close()

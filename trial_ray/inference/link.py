@@ -17,7 +17,7 @@ from ray.exceptions import RayError, RayTaskError
 from trial_ray.errors import EngineError
 from trial_ray.inference.protocol import RequestBatch, Response, ResponseBatch, SamplingParams
 
-SEND_AFTER_S = 0.005
+SEND_AFTER_S = 0.03
 """A request waits at most so long for others of the same pass of the event loop, whose environments step before they ask."""
 
 

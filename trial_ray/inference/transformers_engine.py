@@ -15,9 +15,9 @@ from trial_ray.inference.protocol import EnginePart
 from trial_ray.inference.sampling import stop_token_ids
 from trial_ray.inference.weights import Weights, WeightShards, iter_weights, weights_checksum
 
-FEW = 8
-"""Requests join together once they are an eighth of the rows that run, ..."""
-MOST_STEPS_WAITED = 4
+JOINING_SHARE = 2 / 3
+"""Requests join together once they are so large a share of the rows that run, ..."""
+MOST_STEPS_WAITED = 6
 """... or after so many steps, in tokens of the others."""
 
 
@@ -86,7 +86,7 @@ class TransformersEngine(BatchingEngine):
     def _take_waiting(self) -> list[Request]:
         """Requests to prefill now; few wait for more, because a forward pass costs little more for many."""
         room = self._room - len(self._batch)
-        few = len(self._waiting) * FEW < len(self._batch)
+        few = len(self._waiting) < JOINING_SHARE * len(self._batch)
         if not room or not self._waiting or (few and self._steps_waited < MOST_STEPS_WAITED):
             self._steps_waited += bool(self._waiting)
             return []
