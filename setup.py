@@ -65,6 +65,7 @@ setup(
         "dev": [
             "pytest>=8",
             "pytest-timeout>=2.4",
+            "pytest-xdist>=3.8",
             "hypothesis>=6.100",
             "ruff>=0.12",
             "mypy>=1.16",

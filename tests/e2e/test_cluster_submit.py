@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import subprocess
 import tempfile
@@ -16,6 +17,7 @@ from trial_ray.cli import main
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENT = "tuned_examples/alfworld_quickstart.py"
+SWEEP = "tuned_examples/sweeps/lambda_alpha.py"
 # Names of actors' classes in Ray's state API; RLlib wraps learners.
 RUNNER, ENGINE, LEARNER = ("TextEnvRunner", "TransformersEngine", "_WrappedExecutable")
 JOB_S = 600.0
@@ -137,3 +139,15 @@ def test_a_command_without_the_token_is_turned_away(nodes, settings, tmp_path):
     assert done.returncode == 2, done.stderr
     assert "refuses the token" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_a_sweep_is_submitted_in_the_same_way(nodes, settings, tmp_path):
+    # One of the file's two grids is left: two trials, which run one after the other.
+    sweep = ("sweep", SWEEP, "--out", str(tmp_path / "sweep"), "--iterations", "1", "--set", "clamp_alpha=1.0")
+    done = submit(nodes.environment, *sweep, *settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    trials = json.loads((tmp_path / "sweep" / "sweep.json").read_text())["trials"]
+    assert [(trial["status"], trial["iterations"]) for trial in trials] == [("done", 1)] * len(trials)
+    assert len(trials) > 1
+    ran = [where_actors_ran(nodes, kind) for kind in (RUNNER, ENGINE, LEARNER)]
+    assert ran == [{nodes.ids[name]} for name in ("head", "worker1", "worker2")]

@@ -65,7 +65,7 @@ class RayNodes:
         port = self.address.rpartition(":")[2]
         self._start(
             name,
-            f"--head --port={port} --temp-dir={self.folder} --dashboard-host=127.0.0.1 "
+            f"--head --port={port} --dashboard-host=127.0.0.1 "
             f"--dashboard-port={self._dashboard} --ray-client-server-port={client} --disable-usage-stats",
         )
 
@@ -147,7 +147,8 @@ class RayNodes:
     def _start(self, name: str, arguments: str) -> None:
         (agent,) = free_ports(1)
         common = (
-            f"--block --num-cpus={CPUS_PER_NODE} --object-store-memory={STORE_BYTES} "
+            # Files of its own, as on a machine of its own: a node removes the jobs' folders that its actors need no more.
+            f"--block --temp-dir={self.folder / name} --num-cpus={CPUS_PER_NODE} --object-store-memory={STORE_BYTES} "
             f"--dashboard-agent-listen-port={agent} --min-worker-port=0 --max-worker-port=0"
         )
         with self._log(name).open("wb") as output:

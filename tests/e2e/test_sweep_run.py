@@ -1,0 +1,152 @@
+"""Sweeps with real trials: seeds of one point, a kill and its resume, ASHA, Optuna, failed trials, and Ray Tune without the CLI."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trial_ray.algorithms import TRIAL
+from trial_ray.experiments.experiment import load_experiment
+from trial_ray.experiments.sweep_result import SweepResult
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
+
+COMMAND_S = 600.0
+CONFIG = """
+from ray import tune
+from ray.tune.schedulers import ASHAScheduler
+
+from trial_ray.algorithms import TRIALConfig
+
+config = (
+    TRIALConfig()
+    .environment("trial/ALFWorld-v0", env_config={"split": "generated", "difficulty": "tiny", "num_games": 8, "max_turns": 2})
+    .policy(model_path=MODEL)
+    .training(group_size=2, tasks_per_iteration=1, kl_coeff=0.0, hindsight_start_iteration=1)
+    .rollouts(max_prompt_tokens=400, max_response_tokens=4, prompt_style="plain")
+    .engines(engine="transformers", num_cpus_per_engine=0.25)
+    .env_runners(num_env_runners=0, num_cpus_per_env_runner=0.25)
+    .learners(num_learners=0, num_cpus_per_learner=0.25)
+    .resources(num_cpus_for_main_process=0.25)
+)
+metric = "learners/default_policy/grpo/entropy"
+"""
+
+
+def sweep_file(folder: Path, model_path: str, *lines: str) -> Path:
+    file = folder / "sweep.py"
+    file.write_text(CONFIG.replace("MODEL", repr(model_path)) + "\n".join(lines) + "\n")
+    return file
+
+
+def start(*arguments: str | Path) -> subprocess.Popen[str]:
+    """A command of its own, with a Ray of its own."""
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    command = [sys.executable, "-m", "trial_ray.cli", *map(str, arguments)]
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+def finished(*arguments: str | Path) -> tuple[int, str]:
+    """Exit code and output of a command."""
+    process = start(*arguments)
+    printed, _ = process.communicate(timeout=COMMAND_S)
+    return process.returncode, printed
+
+
+def iterations(folder: Path) -> int:
+    return sum(len(file.read_text().splitlines()) for file in folder.glob("TRIAL_*/result.json"))
+
+
+def test_a_killed_sweep_goes_on_and_its_best_point_trains(model_path, tmp_path):
+    file = sweep_file(
+        tmp_path,
+        model_path,
+        "config = config.debugging(seed=tune.grid_search([0, 1, 2]))",
+        "stop = {'training_iteration': 12}",
+        "max_concurrent_trials = 1",
+    )
+    out = tmp_path / "out"
+    sweep = start("sweep", file, "--out", out)
+    deadline = time.monotonic() + COMMAND_S
+    while iterations(out) < 15:  # the first trial has ended, the second runs
+        assert sweep.poll() is None, sweep.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    sweep.send_signal(signal.SIGKILL)
+    sweep.communicate(timeout=60)
+    assert iterations(out) < 36
+
+    code, printed = finished("sweep", file, "--resume", out)
+    assert code == 0, printed
+    result = SweepResult.load(out)
+    assert [(trial.status, trial.iterations) for trial in result.trials] == [("done", 12)] * 3
+    (point,) = result.points()
+    assert point.half_width > 0  # the seeds gave different weights, tasks and responses
+    assert sorted(result.dataframe()["seed"]) == [0, 1, 2]
+    assert load_experiment(out / "best.py").config.seed == result.best().parameters["seed"]
+    code, printed = finished("train", out / "best.py", "--out", tmp_path / "best", "--iterations", "1")
+    assert code == 0, printed
+    assert (tmp_path / "best" / "report.html").is_file()
+
+
+def test_asha_ends_trials_that_optuna_suggested(model_path, tmp_path):
+    file = sweep_file(
+        tmp_path,
+        model_path,
+        "from ray.tune.search.optuna import OptunaSearch",
+        "config = config.training(hindsight_coeff=tune.loguniform(1e-3, 0.1))",
+        "search_alg = OptunaSearch(seed=0)",
+        "scheduler = ASHAScheduler(time_attr='training_iteration', grace_period=1, max_t=4, reduction_factor=2)",
+        "num_samples = 4",
+        "stop = {'training_iteration': 4}",
+    )
+    code, printed = finished("sweep", file, "--out", tmp_path / "out")
+    assert code == 0, printed
+    trials = SweepResult.load(tmp_path / "out").trials
+    assert [trial.status for trial in trials] == ["done"] * 4
+    assert len({trial.parameters["hindsight_coeff"] for trial in trials}) == 4
+    assert min(trial.iterations for trial in trials) < 4 == max(trial.iterations for trial in trials)
+
+
+def test_a_sweep_whose_trials_all_failed_says_why(model_path, tmp_path):
+    file = sweep_file(
+        tmp_path,
+        model_path,
+        "config = config.debugging(seed=tune.grid_search([0, 1]))",
+        "class Broken(TRIALConfig().algo_class):",
+        "    def training_step(self):",
+        "        raise RuntimeError('the disk of the data is gone')",
+        "config.algo_class = Broken",
+    )
+    code, printed = finished("sweep", file, "--out", tmp_path / "out")
+    assert code == 1, printed
+    assert "2 of 2 trials failed" in printed
+    assert "the disk of the data is gone" in printed
+    trials = json.loads((tmp_path / "out" / "sweep.json").read_text())["trials"]
+    assert ["the disk of the data is gone" in trial["error"] for trial in trials] == [True, True]
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_tune_takes_the_algorithm_and_a_plain_dict(model_path, tmp_path):
+    from ray import tune
+
+    config = load_experiment(sweep_file(tmp_path, model_path)).config
+    results = tune.Tuner(
+        TRIAL,
+        param_space={**config.to_dict(), "hindsight_coeff": tune.grid_search([0.01, 0.1])},
+        tune_config=tune.TuneConfig(metric="env_runners/success_rate", mode="max"),
+        run_config=tune.RunConfig(storage_path=str(tmp_path / "tune"), stop={"training_iteration": 1}, verbose=0),
+    ).fit()
+    assert not results.errors
+    frame = results.get_dataframe()
+    assert sorted(frame["config/hindsight_coeff"]) == [0.01, 0.1]
+    assert list(frame["training_iteration"]) == [1, 1]
