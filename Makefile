@@ -21,8 +21,9 @@ export UV_FIND_LINKS
 train: setup
 	$(BIN)/trial-ray train tuned_examples/alfworld_quickstart.py $(ARGS)
 
+# Two workers, each with a file of tests at a time: a file shares engines and models, and most of the time goes by waiting for processes.
 test: setup
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 test-data: setup
 	$(BIN)/python -m pytest -m data $(ARGS)
