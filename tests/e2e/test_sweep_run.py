@@ -49,7 +49,7 @@ def sweep_file(folder: Path, model_path: str, *lines: str) -> Path:
 def start(*arguments: str | Path) -> subprocess.Popen[str]:
     """A command of its own, with a Ray of its own."""
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    command = [sys.executable, "-m", "trial_ray.cli", *map(str, arguments)]
+    command = [str(Path(sys.executable).with_name("trial-ray")), *map(str, arguments)]
     return subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
     import ray
 
+    from trial_ray.experiments.library_log import LOG_FILE, library_log
     from trial_ray.experiments.ray_session import ray_session
     from trial_ray.experiments.sweep import Sweep
     from trial_ray.experiments.sweep_capacity import Capacity
@@ -76,7 +78,12 @@ def run(args: argparse.Namespace) -> int:
     sweep.require_folder(resume=args.resume is not None)
     console = terminal.output()
     console.print(f"sweep folder: {folder}", highlight=False, soft_wrap=True)
-    with ray_session(args.verbose):
+    if not args.verbose:
+        console.print(f"log: {folder / LOG_FILE} (what Ray, the engines and other libraries write)", soft_wrap=True)
+    with (
+        nullcontext() if args.verbose else library_log(folder / LOG_FILE, console),
+        ray_session(show=True),
+    ):
         capacity = Capacity.of(file.configs(), ray.cluster_resources())
         capacity.require_one(local="RAY_ADDRESS" not in os.environ)
         at_once = sweep.at_once(capacity)

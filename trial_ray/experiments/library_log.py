@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 STDOUT, STDERR = 1, 2
+LOG_FILE = Path("logs", "libraries.log")
+"""In the folder of a run or sweep."""
 
 
 @contextmanager

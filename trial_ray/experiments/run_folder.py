@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from trial_ray.errors import CheckpointError, UserInputError
 from trial_ray.experiments.config_record import to_record
+from trial_ray.experiments.library_log import LOG_FILE
 from trial_ray.files import write_json, write_text
 from trial_ray.rollout.partitions import partitions
 
@@ -124,7 +125,7 @@ class RunFolder:
     @property
     def library_log(self) -> Path:
         """What Ray, the engines and other libraries wrote."""
-        return self.path / "logs" / "libraries.log"
+        return self.path / LOG_FILE
 
     @property
     def cost(self) -> Path:

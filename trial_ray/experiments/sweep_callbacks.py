@@ -12,7 +12,7 @@ from typing import Any
 
 from ray import tune
 from ray.tune.stopper import Stopper
-from rich.console import Console
+from rich import get_console
 
 from trial_ray.experiments.config_record import to_record
 from trial_ray.experiments.experiment import reached
@@ -156,4 +156,5 @@ def trial_name(trial: Any) -> str:
 
 
 def _print(line: str) -> None:
-    Console().print(line, highlight=False, soft_wrap=True, markup=False)
+    # Looked up now: Tune stores the callback, and no console can be stored.
+    get_console().print(line, highlight=False, soft_wrap=True, markup=False)
