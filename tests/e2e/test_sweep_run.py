@@ -126,6 +126,7 @@ def test_a_sweep_whose_trials_all_failed_says_why(model_path, tmp_path):
         "    def training_step(self):",
         "        raise RuntimeError('the disk of the data is gone')",
         "config.algo_class = Broken",
+        "stop = {'training_iteration': 1}",
     )
     code, printed = finished("sweep", file, "--out", tmp_path / "out")
     assert code == 1, printed
