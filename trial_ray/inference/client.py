@@ -27,17 +27,21 @@ class EngineClient:
     Args:
         handles: engine actors, as from ``EnginePool.handles``.
         timeout_s: deadline of one request over all attempts, in seconds; each attempt has an equal share of what is left.
+        vocab_size: of the engines' model, which bounds the token ids that are taken from them; ``None`` takes any.
     """
 
-    def __init__(self, handles: Sequence[ActorHandle[Any]], *, timeout_s: float = 600.0) -> None:
+    def __init__(
+        self, handles: Sequence[ActorHandle[Any]], *, timeout_s: float = 600.0, vocab_size: int | None = None
+    ) -> None:
         self._timeout_s = timeout_s
+        self._vocab_size = vocab_size
         self.replace_handles(handles)
 
     def replace_handles(self, handles: Sequence[ActorHandle[Any]]) -> None:
         """Use these engines from now on (after a restart)."""
         if not handles:
             raise EngineError("handles: no engine given, at least one expected")
-        self._links = [EngineLink(handle) for handle in handles]
+        self._links = [EngineLink(handle, self._vocab_size) for handle in handles]
         self._group_engine: dict[Hashable, int] = {}
 
     async def generate(

@@ -69,9 +69,9 @@ class TextEnvRunner(EnvRunner, Checkpointable):
 
     # -- sampling --------------------------------------------------------------------------------------------------
 
-    def connect(self, engines: Sequence[ActorHandle[Any]]) -> None:
-        """Use these engines from now on."""
-        self._client = EngineClient(engines, timeout_s=self.config.request_timeout_s)
+    def connect(self, engines: Sequence[ActorHandle[Any]], vocab_size: int | None = None) -> None:
+        """Use these engines, whose model has so many token ids, from now on."""
+        self._client = EngineClient(engines, timeout_s=self.config.request_timeout_s, vocab_size=vocab_size)
 
     def sample_groups(
         self, requests: Sequence[GroupRequest], settings: SampleSettings
