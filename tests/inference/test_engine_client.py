@@ -89,7 +89,7 @@ def test_a_pass_that_takes_long_does_not_hold_back_what_was_asked_for_first():
     client = EngineClient(handles)
 
     async def slow_to_ask():
-        time.sleep(0.003)  # a step of an environment
+        time.sleep(0.015)  # a step of an environment
         return await client.generate(PROMPT, PARAMS, 0)
 
     run(handles, lambda: asyncio.gather(*[slow_to_ask() for _ in range(8)]))
