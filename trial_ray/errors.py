@@ -67,6 +67,10 @@ class PolicyBrokenError(TrainingDivergedError):
     """The weights are not finite, or give log-probabilities that are not: there is nothing that would be worth saving."""
 
 
+class StorageError(TrialRayError):
+    """The file system of a run is full."""
+
+
 def root_cause(error: BaseException) -> BaseException:
     """The error that an actor raised, out of the one in which Ray hands it over."""
     cause = getattr(error, "cause", None)

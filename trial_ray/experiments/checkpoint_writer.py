@@ -48,6 +48,8 @@ class CheckpointWriter:
         self._keep = keep
         self._unfinished: _Unfinished | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="manifest")
+        for left in self._folder.glob(".*.partial"):  # by a run that was killed while it wrote
+            shutil.rmtree(left, ignore_errors=True)
 
     def begin(self, iteration: int) -> None:
         """Save the present state; its large files may still be written when this returns.

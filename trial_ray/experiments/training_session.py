@@ -25,6 +25,7 @@ from trial_ray.experiments.experiment import reached
 from trial_ray.experiments.interrupt import GracefulInterrupt, termination_as_interrupt
 from trial_ray.experiments.metrics import MetricWriters
 from trial_ray.experiments.progress import TrainingProgress, waiting
+from trial_ray.experiments.storage import storage_error
 from trial_ray.experiments.trackers import DONE, INTERRUPTED, TrackedRun, Trackers, identifier
 
 if TYPE_CHECKING:
@@ -114,7 +115,10 @@ class TrainingSession:
             self._tell(f"stopped at once; last checkpoint: {saved[-1] if saved else 'none'}")
             raise
         except Exception as error:
-            self._record_failure(error)
+            full = storage_error(error, self.folder.path)
+            self._record_failure(full or error)
+            if full is not None:
+                raise full from error
             raise
         self.folder.set_state("interrupted" if self.interrupted else "done")
         self._tell_outcome()
@@ -290,8 +294,11 @@ class TrainingSession:
         if not began and is_user_error(error):
             self.folder.discard()
             return
-        self.folder.write_error(error)
-        self.folder.set_state("failed")
+        try:
+            self.folder.write_error(error)
+            self.folder.set_state("failed")
+        except OSError as failure:
+            self._tell(f"what happened could not be recorded in {self.folder.path}: {failure}")
         saved = list_checkpoints(self.folder.checkpoints)
         if saved:
             self.console.print(
