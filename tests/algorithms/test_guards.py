@@ -6,6 +6,8 @@ import math
 
 import pytest
 
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.algorithms.guards import GUARDS, Guards
 from trial_ray.errors import TrainingDivergedError
@@ -123,3 +125,17 @@ def test_a_continued_run_counts_on():
     second.judge(4, HEALTHY | VIOLATIONS["min_entropy"][0])
     with pytest.raises(TrainingDivergedError, match="collapsed"):
         second.require_healthy()
+
+
+def test_an_iteration_is_looked_at_as_it_was_logged():
+    """Means of this iteration and not of the run, NaN included; what was never logged is nothing to complain of."""
+    metrics, made = MetricsLogger(root=True), guards()
+    for iteration, (kl, loss, expected) in enumerate([(0.1, 0.2, 0), (9.0, math.nan, 2), (0.1, 0.2, 0)], start=1):
+        learner, runner = MetricsLogger(), MetricsLogger()
+        learner.log_value(("default_policy", "grpo", "kl"), kl, reduce="mean")
+        learner.log_value(("default_policy", "total_loss"), loss, reduce="mean")
+        runner.log_value("num_response_tokens", 500, reduce="sum")
+        metrics.aggregate([learner.reduce()], key="learners")
+        metrics.aggregate([runner.reduce()], key="env_runners")
+        made.look(iteration, metrics, trained=True)
+        assert float(metrics.reduce()["guards"]["num_violated"]) == expected

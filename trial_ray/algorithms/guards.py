@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_MISSING = object()
+"""In place of a metric that was not logged; RLlib takes ``None`` for no default."""
 ARMED_BY = 10.0
 """A guard against a collapse watches once its metric has been so many times better than the limit: a policy that never was
 any better has not collapsed, it has not learned yet."""
@@ -257,10 +259,9 @@ class Guards:
         prefix = (LEARNER_RESULTS, DEFAULT_MODULE_ID)
         names = {name: (*prefix, *name.split("/")) for name in LEARNER_METRICS} if trained else {}
         names |= {name: (ENV_RUNNER_RESULTS, name) for name in RUNNER_METRICS}
-        found = {name: metrics.peek(path, default=None) for name, path in names.items()}
-        violated = self.judge(
-            iteration, {name: None if value is None else float(value) for name, value in found.items()}
-        )
+        found = {name: metrics.peek(path, default=_MISSING) for name, path in names.items()}
+        values = {name: None if value is _MISSING else float(value) for name, value in found.items()}
+        violated = self.judge(iteration, values)
         metrics.log_value(("guards", "num_violated"), violated, reduce="sum")
 
     def judge(self, iteration: int, values: Values) -> int:
