@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from trial_ray.algorithms import GRPOConfig
