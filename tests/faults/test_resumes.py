@@ -24,7 +24,8 @@ from trial_ray.rollout.recording import read_turns
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1500)]
 KILLS = 20
-ITERATIONS = 30
+NEVER = 10_000
+"""Iterations after which a run that is killed again and again would end."""
 MOMENT_TIMEOUT_S = 300.0
 TIMES = ("time", "seconds", "timestamp", "date", "memory", "throughput")
 """Parts of the names of metrics that measure the machine and not the run."""
@@ -36,15 +37,14 @@ def runs(ray_session, model_path, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     address = ray.get_runtime_context().gcs_address
     with drivers(address, folder / "drivers.log") as made:
-        start = {"model_path": model_path, "iterations": ITERATIONS}
         killed, whole = folder / "killed", folder / "whole"
-        moments = _kill_over_and_over(made, killed, start)
-        resume = (killed / "run.json").exists()
-        made.start(folder=str(killed), resume=resume, **start)
+        moments = _kill_over_and_over(made, killed, {"model_path": model_path, "iterations": NEVER})
+        end = {"model_path": model_path, "iterations": _iterations(killed) + 2}
+        made.start(folder=str(killed), resume=True, **end)
         assert made.wait() == 0, (folder / "drivers.log").read_text()[-3000:]
-        made.start(folder=str(whole), resume=False, **start)
+        made.start(folder=str(whole), resume=False, **end)
         assert made.wait() == 0
-        return SimpleNamespace(killed=killed, whole=whole, moments=moments)
+        return SimpleNamespace(killed=killed, whole=whole, moments=moments, iterations=end["iterations"])
 
 
 def _kill_over_and_over(made, folder: Path, start: dict) -> list[str]:
@@ -117,7 +117,7 @@ def test_weights_and_optimizer_are_those_of_an_undisturbed_run(runs):
     found = {}
     for folder in (runs.killed, runs.whole):
         last = list_checkpoints(folder / "checkpoints")[-1]
-        assert last.name == f"{ITERATIONS:06d}"
+        assert last.name == f"{runs.iterations:06d}"
         files = sorted(path.relative_to(last) for path in last.rglob("*.safetensors"))
         assert files
         found[folder] = {str(file): load_file(last / file) for file in files}
@@ -130,7 +130,7 @@ def test_weights_and_optimizer_are_those_of_an_undisturbed_run(runs):
 
 def test_metrics_and_counters_are_those_of_an_undisturbed_run(runs):
     killed, whole = _metrics(runs.killed), _metrics(runs.whole)
-    assert [line["iteration"] for line in killed] == list(range(1, ITERATIONS + 1))
+    assert [line["iteration"] for line in killed] == list(range(1, runs.iterations + 1))
     assert len(killed[0]) > 60
     for one, other in zip(killed, whole, strict=True):
         assert one == other
@@ -147,4 +147,4 @@ def test_tasks_and_recorded_trajectories_are_those_of_an_undisturbed_run(runs):
 
 def test_nothing_is_left_of_what_the_killed_drivers_were_writing(runs):
     left = sorted(path.name for path in (runs.killed / "checkpoints").iterdir())
-    assert left == [f"{iteration:06d}" for iteration in (ITERATIONS - 1, ITERATIONS)]
+    assert left == [f"{iteration:06d}" for iteration in (runs.iterations - 1, runs.iterations)]
