@@ -16,7 +16,7 @@ UV := uv==0.13.8
 UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export UV_FIND_LINKS
 
-.PHONY: train test test-data test-faults test-long test-gpu lint docs bench bench-envs bench-gpu clean setup docs-setup bench-setup
+.PHONY: train test test-data test-faults soak test-long test-gpu lint docs bench bench-envs bench-gpu clean setup docs-setup bench-setup
 
 train: setup
 	$(BIN)/trial-ray train tuned_examples/alfworld_quickstart.py $(ARGS)
@@ -33,6 +33,9 @@ test-long: setup
 
 test-faults: setup
 	$(BIN)/python -m pytest -m faults $(ARGS)
+
+soak: setup
+	PYTHONPATH=tests/support $(BIN)/python tests/faults/soak.py $(ARGS)
 
 test-gpu:
 	$(GPU_PYTHON) -m pytest -m gpu $(ARGS)

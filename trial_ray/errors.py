@@ -60,7 +60,15 @@ class WeightSyncError(InfrastructureError):
 
 
 class TrainingDivergedError(InfrastructureError):
-    """Losses or gradients were not finite several times in a row."""
+    """Gradients were not finite several times in a row, or the policy is lost in another way; weights are finite numbers."""
+
+
+class PolicyBrokenError(TrainingDivergedError):
+    """The weights are not finite, or give log-probabilities that are not: there is nothing that would be worth saving."""
+
+
+class StorageError(TrialRayError):
+    """The file system of a run is full."""
 
 
 def root_cause(error: BaseException) -> BaseException:

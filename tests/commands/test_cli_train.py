@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 
 import pytest
 from cli_fakes import EXPERIMENT, FakeAlgorithm
 
 from trial_ray import cli
-from trial_ray.errors import CheckpointError, EngineError, TrainingDivergedError
+from trial_ray.errors import CheckpointError, EngineError, PolicyBrokenError, TrainingDivergedError
 from trial_ray.experiments.trackers import TRACKERS
 
 
@@ -234,9 +235,25 @@ def test_an_unexpected_error_is_named_without_a_traceback(train, capsys):
     assert "Traceback" not in error
 
 
-def test_divergence_stops_with_a_saved_state(train):
-    assert train("--out", train.out, fail_at=3, error=TrainingDivergedError("Not finite.")) == 1
-    assert [path.name for path in (train.out / "checkpoints").iterdir()] == ["000002"]
+def test_divergence_saves_the_state_aside_and_continues_from_the_last_good_checkpoint(train, capsys):
+    failure = {"fail_at": 3, "error": TrainingDivergedError("Not finite.")}
+    assert train("--out", train.out, "--checkpoint-every", 1, "--keep-checkpoints", 1, **failure) == 1
+    checkpoints = train.out / "checkpoints"
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["000002", "000002.stopped"]
+    told = capsys.readouterr().out
+    assert f"state saved aside: {checkpoints / '000002.stopped'}" in told
+    assert f"last checkpoint: {checkpoints / '000002'}; continue with --resume {train.out}" in told
+
+
+def test_weights_that_are_broken_are_not_saved(train):
+    assert train("--out", train.out, fail_at=3, error=PolicyBrokenError("Weights are not finite.")) == 1
+    assert list((train.out / "checkpoints").iterdir()) == []
+
+
+def test_no_checkpoint_is_written_while_a_guard_counts(train, monkeypatch):
+    monkeypatch.setattr(FakeAlgorithm, "guards", SimpleNamespace(suspect=True))
+    assert train("--out", train.out, "--checkpoint-every", 1) == 0
+    assert [path.name for path in (train.out / "checkpoints").iterdir()] == ["000003"]
 
 
 def test_a_run_that_could_not_begin_leaves_nothing(train, tmp_path, capsys):

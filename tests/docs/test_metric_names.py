@@ -20,6 +20,7 @@ from synthetic_groups import synthetic_groups
 import trial_ray
 from trial_ray.algorithms import GRPO, GRPOConfig
 from trial_ray.algorithms.batch_sampler import SampledBatch
+from trial_ray.algorithms.guards import Guards
 from trial_ray.algorithms.methods import method_names, new_config
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.experiments.metric_names import KNOWN, PROGRESS
@@ -85,6 +86,7 @@ def driver_names() -> set[str]:
     driver = SimpleNamespace(
         metrics=MetricsLogger(),
         sampler=SimpleNamespace(sample=lambda iteration: SampledBatch([sample])),
+        guards=Guards(GRPOConfig()),
         iteration=0,
         weights_checksum="",
         _update=lambda samples: {},

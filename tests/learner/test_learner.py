@@ -13,7 +13,7 @@ from small_learners import build_learner, update, weights
 from synthetic_groups import synthetic_groups
 
 from trial_ray.algorithms import GRPOConfig, TRIALConfig
-from trial_ray.errors import CheckpointError, TrainingDivergedError
+from trial_ray.errors import CheckpointError, PolicyBrokenError, TrainingDivergedError
 from trial_ray.learner.grpo_learner import GRPOLearner
 
 # No engine sampled the groups of these tests, so nothing can be said of its log-probabilities.
@@ -204,3 +204,49 @@ def test_a_learning_rate_schedule_is_followed_over_environment_steps(model_path,
         moved = not torch.equal(before, weights(learner))
     assert rates == pytest.approx([7.5e-3, 0.0, 0.0])
     assert not moved
+
+
+@pytest.mark.parametrize("damage", [float("nan"), float("inf"), 1e30])
+def test_weights_that_give_no_probabilities_are_not_trained_on(damage, model_path, groups):
+    learner = learner_of(model_path)
+    with torch.no_grad():
+        next(iter(learner.policy_module.policy_parameters())).fill_(damage)
+        for each in learner.policy_module.policy_parameters():
+            each.mul_(damage if damage == 1e30 else 1)
+    before = weights(learner)
+    with pytest.raises(PolicyBrokenError, match=r"logprobs of \d+ of \d+ sampled tokens are not finite"):
+        update(learner, groups)
+    assert torch.equal(weights(learner).nan_to_num(), before.nan_to_num())
+
+
+def test_weights_that_an_update_breaks_are_neither_saved_nor_sent(model_path, groups, monkeypatch):
+    learner = learner_of(model_path)
+    apply = learner.apply_gradients
+
+    def overflow(gradients):
+        apply(gradients)
+        with torch.no_grad():
+            learner.policy_module.policy_parameters()[-1].view(-1)[-1] = torch.inf
+
+    monkeypatch.setattr(learner, "apply_gradients", overflow)
+    with pytest.raises(PolicyBrokenError, match="not finite after the update of iteration 1"):
+        update(learner, groups)
+
+
+def test_rewards_without_bounds_are_not_trained_on(model_path):
+    groups = synthetic_groups(vocab_size=400, num_groups=1)
+    groups[0].trajectories[0].score = 1e308
+    learner = learner_of(model_path, GRPOConfig, reward="score", reward_scale=10.0)
+    before = weights(learner)
+    with pytest.raises(TrainingDivergedError, match=r"earned inf \(score times reward_scale=10\)"):
+        update(learner, groups)
+
+    def prepare(rows, groups, iteration):
+        rows.advantages = rows.advantages * torch.nan
+        return {}
+
+    groups[0].trajectories[0].score = 1.0
+    learner.method.prepare = prepare
+    with pytest.raises(TrainingDivergedError, match=r"advantages of (\d+) of \1 turns are not finite"):
+        update(learner, groups)
+    assert torch.equal(weights(learner), before)

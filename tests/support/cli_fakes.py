@@ -31,6 +31,7 @@ class FakeAlgorithm:
         "ALFWorld-v0": (Panel("trial/ALFWorld-v0", "valid_seen", tuple(f"t{i}" for i in range(20))), None)
     }
 
+    guards = SimpleNamespace(suspect=False)
     config = SimpleNamespace(num_learners=0, model_path="HuggingFaceTB/SmolLM2-135M-Instruct")
 
     def __init__(self, fail_at=None, error=None, on_train=None):

@@ -26,6 +26,7 @@ from ray.util.placement_group import remove_placement_group
 from trial_ray.algorithms.batch_sampler import BatchSampler
 from trial_ray.algorithms.colocation import first_engine_bundle, learners_in, reserve_pairs, with_engines
 from trial_ray.algorithms.grpo_config import GRPOConfig
+from trial_ray.algorithms.guards import Guards
 from trial_ray.algorithms.initial_policy import initial_policy
 from trial_ray.algorithms.overlapping_sampler import OverlappingSampler
 from trial_ray.algorithms.resources import require_resources
@@ -93,6 +94,7 @@ class GRPO(Algorithm):
         self.panels = self._choose_panels()
         self._resolve_policy()
         self._require_room()
+        self.guards = Guards(self.config)
         self.weight_version = 0
         bundles = type(self).default_resource_request(self.config).bundles
         self.pairs = None
@@ -186,7 +188,12 @@ class GRPO(Algorithm):
     # -- one iteration ---------------------------------------------------------------------------------------------
 
     def training_step(self) -> None:
-        """Sample groups of rollouts, update on them, send the new weights to the engines."""
+        """Sample groups of rollouts, update on them, send the new weights to the engines, look at what came of it.
+
+        Raises:
+            TrainingDivergedError: the iterations before this one left a policy that is lost.
+        """
+        self.guards.require_healthy()
         # Sums, which begin anew with each iteration: RLlib's own timers are averages over the run.
         with self.metrics.log_time((SECONDS, "sampling"), reduce="sum"):
             batch = self.sampler.sample(self.iteration + 1)
@@ -204,6 +211,7 @@ class GRPO(Algorithm):
         samples = [*batch.kept, *batch.left_out]
         zero_variance = sum(sample.zero_variance for sample in samples) / len(samples)
         self.metrics.log_value(("groups", "zero_variance_fraction"), zero_variance, window=1)
+        self.guards.look(self.iteration + 1, self.metrics, trained=bool(batch.kept))
 
     def _update(self, samples: list[GroupSample]) -> dict[str, int]:
         """Train on the groups; returns what the learners' schedules were told."""
@@ -309,6 +317,7 @@ class GRPO(Algorithm):
             **super().get_state(*args, **kwargs),
             "tasks": self.sampler.get_state(),
             "weight_version": self.weight_version,
+            "guards": self.guards.get_state(),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -317,6 +326,8 @@ class GRPO(Algorithm):
         if "tasks" in state:
             self.sampler.set_state(state["tasks"])
             self.weight_version = state["weight_version"]
+        if "guards" in state:
+            self.guards.set_state(state["guards"])
 
     def save_to_path(self, path: str | Path | None = None, **kwargs: Any) -> str:
         """RLlib asks one learner to write; sharded weights are written by all of them together.

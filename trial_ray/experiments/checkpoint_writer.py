@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 WRITE_TIMEOUT_S = 1800.0
 """How long the files of one checkpoint may take once nothing else is left to do."""
+STOPPED = ".stopped"
+"""What the name of a state ends with that is saved aside, because training stopped for what it had become."""
 _POLL_S = 0.05
 
 
@@ -46,6 +48,8 @@ class CheckpointWriter:
         self._keep = keep
         self._unfinished: _Unfinished | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="manifest")
+        for left in self._folder.glob(".*.partial"):  # by a run that was killed while it wrote
+            shutil.rmtree(left, ignore_errors=True)
 
     def begin(self, iteration: int) -> None:
         """Save the present state; its large files may still be written when this returns.
@@ -62,18 +66,24 @@ class CheckpointWriter:
             raise
         self._unfinished = unfinished
 
-    def save(self, iteration: int) -> Path:
+    def save(self, iteration: int, *, aside: bool = False) -> Path:
         """Save the present state and return once it is complete.
+
+        Args:
+            iteration: after which the state is.
+            aside: under a name that no run continues from by itself, and without deleting any checkpoint.
 
         Raises:
             CheckpointError: the checkpoint before this one could not be written.
         """
         self.finish()
-        unfinished = self._new(iteration)
+        unfinished = self._new(iteration, STOPPED if aside else "")
         try:
             self._algorithm.save_to_path(unfinished.partial)
             write_manifest(unfinished.partial)
             self._complete(unfinished)
+            if not aside:
+                prune_checkpoints(self._folder, self._keep)
         finally:
             shutil.rmtree(unfinished.partial, ignore_errors=True)
         return unfinished.target
@@ -95,6 +105,7 @@ class CheckpointWriter:
                 if error := unfinished.manifest.exception():
                     raise CheckpointError(f"{unfinished.target} could not be written: {error}") from error
                 self._complete(unfinished)
+                prune_checkpoints(self._folder, self._keep)
                 self._unfinished = None
         except BaseException:
             self.discard()
@@ -125,8 +136,8 @@ class CheckpointWriter:
             shutil.rmtree(self._unfinished.partial, ignore_errors=True)
             self._unfinished = None
 
-    def _new(self, iteration: int) -> _Unfinished:
-        target = self._folder / f"{iteration:06d}"
+    def _new(self, iteration: int, mark: str = "") -> _Unfinished:
+        target = self._folder / f"{iteration:06d}{mark}"
         partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
         partial.mkdir(parents=True)
         return _Unfinished(partial, target)
@@ -135,4 +146,3 @@ class CheckpointWriter:
         if written.target.exists():
             shutil.rmtree(written.target)
         name_checkpoint(written.partial, written.target)
-        prune_checkpoints(self._folder, self._keep)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.algorithms.methods import method_of
-from trial_ray.errors import TrainingDivergedError, is_user_error, root_cause
+from trial_ray.errors import PolicyBrokenError, TrainingDivergedError, is_user_error, root_cause
 from trial_ray.evaluation.comparison import PairedComparison, paired_comparison
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.experiments.checkpoint_writer import CheckpointWriter
@@ -25,6 +25,7 @@ from trial_ray.experiments.experiment import reached
 from trial_ray.experiments.interrupt import GracefulInterrupt, termination_as_interrupt
 from trial_ray.experiments.metrics import MetricWriters
 from trial_ray.experiments.progress import TrainingProgress, waiting
+from trial_ray.experiments.storage import storage_error
 from trial_ray.experiments.trackers import DONE, INTERRUPTED, TrackedRun, Trackers, identifier
 
 if TYPE_CHECKING:
@@ -114,7 +115,10 @@ class TrainingSession:
             self._tell(f"stopped at once; last checkpoint: {saved[-1] if saved else 'none'}")
             raise
         except Exception as error:
-            self._record_failure(error)
+            full = storage_error(error, self.folder.path)
+            self._record_failure(full or error)
+            if full is not None:
+                raise full from error
             raise
         self.folder.set_state("interrupted" if self.interrupted else "done")
         self._tell_outcome()
@@ -206,7 +210,8 @@ class TrainingSession:
                 finished = reached(self.stop, metrics)
                 with self.cost.phase("checkpoint"):
                     checkpoints.poll()
-                    if self.iteration % self.checkpoint_every == 0 and not finished:
+                    due = self.iteration % self.checkpoint_every == 0 and not finished
+                    if due and not algorithm.guards.suspect:
                         checkpoints.begin(self.iteration)
         self.interrupted = interrupt.requested and not finished
         return self._save(checkpoints)
@@ -215,8 +220,9 @@ class TrainingSession:
         try:
             result: dict[str, Any] = algorithm.train()
         except Exception as error:
-            if isinstance(root_cause(error), TrainingDivergedError):
-                self._save(checkpoints)  # the weights are still those before the updates that were skipped
+            cause = root_cause(error)
+            if isinstance(cause, TrainingDivergedError) and not isinstance(cause, PolicyBrokenError):
+                self._save_aside(checkpoints)
             raise
         return result
 
@@ -228,6 +234,12 @@ class TrainingSession:
             if saved and int(saved[-1].name) == self.iteration:
                 return saved[-1]
             return checkpoints.save(self.iteration)
+
+    def _save_aside(self, checkpoints: CheckpointWriter) -> None:
+        """Save the state that training stopped for, beside the checkpoints: the newest of those is still a good one."""
+        with self.cost.phase("checkpoint"):
+            saved = checkpoints.save(self.iteration, aside=True)
+        self._tell(f"state saved aside: {saved}; rename it to {saved.stem} to continue from it all the same")
 
     def _finish_after_failure(self, checkpoints: CheckpointWriter) -> None:
         """Complete the checkpoint that was being written; what stopped the run stays the error that is reported."""
@@ -282,8 +294,11 @@ class TrainingSession:
         if not began and is_user_error(error):
             self.folder.discard()
             return
-        self.folder.write_error(error)
-        self.folder.set_state("failed")
+        try:
+            self.folder.write_error(error)
+            self.folder.set_state("failed")
+        except OSError as failure:
+            self._tell(f"what happened could not be recorded in {self.folder.path}: {failure}")
         saved = list_checkpoints(self.folder.checkpoints)
         if saved:
             self.console.print(

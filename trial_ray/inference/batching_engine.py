@@ -325,7 +325,7 @@ class BatchingEngine(ABC):
         for request in requests:
             client = self._clients.pop(request)
             if error is None:
-                client.outbox.put(client.number, request.response(client.weight_version))
+                client.outbox.put(client.number, request.prompt_ids, request.response(client.weight_version))
             else:
                 client.outbox.fail(client.number, error)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,23 @@ ATTEMPTS = 3
 """Different engines that are tried for one request, at most."""
 
 
+@dataclass(slots=True)
+class RequestCounts:
+    """What became of the requests of a client; those under way are in none but the first.
+
+    Attributes:
+        requests_sent: asked for, each once, however many engines were tried.
+        requests_answered: by some engine.
+        requests_failed: by every engine that was tried, or refused as wrong, or given up by who asked.
+        attempts_failed: at one engine, after which another may have answered.
+    """
+
+    requests_sent: int = 0
+    requests_answered: int = 0
+    requests_failed: int = 0
+    attempts_failed: int = 0
+
+
 class EngineClient:
     """Sends each request to one of the engines, and to the next one when that fails.
 
@@ -27,17 +45,25 @@ class EngineClient:
     Args:
         handles: engine actors, as from ``EnginePool.handles``.
         timeout_s: deadline of one request over all attempts, in seconds; each attempt has an equal share of what is left.
+        vocab_size: of the engines' model, which bounds the token ids that are taken from them; ``None`` takes any.
+
+    Attributes:
+        counts: of requests so far.
     """
 
-    def __init__(self, handles: Sequence[ActorHandle[Any]], *, timeout_s: float = 600.0) -> None:
+    def __init__(
+        self, handles: Sequence[ActorHandle[Any]], *, timeout_s: float = 600.0, vocab_size: int | None = None
+    ) -> None:
         self._timeout_s = timeout_s
+        self._vocab_size = vocab_size
+        self.counts = RequestCounts()
         self.replace_handles(handles)
 
     def replace_handles(self, handles: Sequence[ActorHandle[Any]]) -> None:
         """Use these engines from now on (after a restart)."""
         if not handles:
             raise EngineError("handles: no engine given, at least one expected")
-        self._links = [EngineLink(handle) for handle in handles]
+        self._links = [EngineLink(handle, self._vocab_size) for handle in handles]
         self._group_engine: dict[Hashable, int] = {}
 
     async def generate(
@@ -56,6 +82,18 @@ class EngineClient:
             InvalidRequestError: the request itself is wrong.
             EngineError: every attempt failed or the deadline passed; the message holds each attempt's reason.
         """
+        self.counts.requests_sent += 1
+        try:
+            response = await self._generate(prompt_ids, params, affinity, preferred)
+        except BaseException:
+            self.counts.requests_failed += 1
+            raise
+        self.counts.requests_answered += 1
+        return response
+
+    async def _generate(
+        self, prompt_ids: np.ndarray, params: SamplingParams, affinity: Hashable, preferred: int
+    ) -> Response:
         links, deadline = self._links, time.monotonic() + self._timeout_s
         first = self._engine_of(affinity, preferred)
         failures: list[str] = []
@@ -72,6 +110,7 @@ class EngineClient:
             except InvalidRequestError:
                 raise
             except (EngineError, TimeoutError) as error:
+                self.counts.attempts_failed += 1
                 failures.append(f"engine {index}: {type(error).__name__}: {_first_line(error)}")
         raise EngineError(
             f"no engine answered ({len(failures)} of {len(links)} tried, deadline {self._timeout_s:.0f} s): "

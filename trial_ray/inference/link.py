@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 import uuid
 from collections.abc import Awaitable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,27 +15,39 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
 from trial_ray.errors import EngineError
-from trial_ray.inference.protocol import RequestBatch, Response, ResponseBatch, SamplingParams
+from trial_ray.inference.protocol import RequestBatch, Response, ResponseBatch, SamplingParams, prompt_digest
+from trial_ray.inference.validation import Asked, WrongAnswerError, require_consistent, wrong_answer
 
 SEND_AFTER_S = 0.03
 """A request waits at most so long for others of the same pass of the event loop, whose environments step before they ask."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    asked: Asked
+    answer: asyncio.Future[Response]
+
+
 class EngineLink:
     """Sends requests to one engine and keeps one call waiting there for as long as any is unanswered.
 
+    What the engine answers is compared with what it was asked (:mod:`trial_ray.inference.validation`): this is where its
+    answers enter the process.
+
     Args:
         handle: the engine actor.
+        vocab_size: of its model; ``None`` does not check token ids against it.
 
     Attributes:
         groups: number of groups of rollouts that the engine serves from here.
     """
 
-    def __init__(self, handle: ActorHandle[Any]) -> None:
+    def __init__(self, handle: ActorHandle[Any], vocab_size: int | None = None) -> None:
         self.groups = 0
         self._handle = handle
+        self._vocab_size = vocab_size
         self._name = uuid.uuid4().hex
-        self._numbers = itertools.count()
+        self._num_asked = 0
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def ask(self, prompt_ids: np.ndarray, params: SamplingParams) -> Response:
@@ -43,12 +55,15 @@ class EngineLink:
 
         Raises:
             EngineError: the engine refused the request, failed or died.
+            WrongAnswerError: it answered outside its contract.
         """
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._start(loop)
-        number, answer = next(self._numbers), loop.create_future()
-        self._pending[number] = answer
+        number, answer = self._num_asked, loop.create_future()
+        asked = Asked(prompt_digest(prompt_ids), params.max_tokens, self._vocab_size)
+        self._pending[number] = _Pending(asked, answer)
+        self._num_asked += 1
         self._unsent.append((number, prompt_ids, params))
         self._send_soon(loop)
         try:
@@ -60,7 +75,7 @@ class EngineLink:
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Forget an event loop that has ended; what it still waited for nobody wants any more."""
         self._loop = loop
-        self._pending: dict[int, asyncio.Future[Response]] = {}
+        self._pending: dict[int, _Pending] = {}
         self._unsent: list[tuple[int, np.ndarray, SamplingParams]] = []
         self._send_by: float | None = None
         self._calls: set[asyncio.Task[None]] = set()
@@ -89,23 +104,37 @@ class EngineLink:
 
     async def _receive(self, call: Awaitable[ResponseBatch]) -> None:
         try:
-            self._deliver(await call)
-        except RayError as error:
+            self._deliver(require_consistent(await call))
+        except (RayError, WrongAnswerError) as error:
             cause = error.cause if isinstance(error, RayTaskError) else error
             self._unsent.clear()  # they go elsewhere, too
-            for answer in self._pending.values():
-                _fail(answer, cause)
+            for pending in self._pending.values():
+                _fail(pending.answer, cause)
         finally:
             self._calls.discard(asyncio.current_task())
 
     def _deliver(self, answers: ResponseBatch) -> None:
-        for number, response in answers.split():
-            answer = self._pending.get(number)
-            if answer is not None and not answer.done():
-                answer.set_result(response)
+        """Hand on what was answered; with one wrong response, none of its message is taken: all may be shifted.
+
+        Raises:
+            WrongAnswerError: it holds an answer that was never asked for.
+        """
+        if unknown := [number for number in (*answers.numbers, *answers.failed) if not 0 <= number < self._num_asked]:
+            raise WrongAnswerError(f"the engine answered to request {unknown[0]}, which was never sent")
+        answered = [
+            (self._pending[number], response, digest)
+            for (number, response), digest in zip(answers.split(), answers.prompt_digests, strict=True)
+            if number in self._pending  # else nobody waits for it any more
+        ]
+        wrong = [found for pending, *answer in answered if (found := wrong_answer(*answer, pending.asked)) is not None]
+        for pending, response, _ in answered:
+            if wrong:
+                _fail(pending.answer, wrong[0])
+            elif not pending.answer.done():
+                pending.answer.set_result(response)
         for number, error in answers.failed.items():
             if number in self._pending:
-                _fail(self._pending[number], error)
+                _fail(self._pending[number].answer, error)
         # After the coroutines that were answered: they act, and most ask again.
         asyncio.get_running_loop().call_soon(self._send_rest)
 

@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 from trial_ray.errors import EngineError
-from trial_ray.inference.protocol import Response, ResponseBatch
+from trial_ray.inference.protocol import Response, ResponseBatch, prompt_digest
 
 FETCH_TIMEOUT_S = 60.0
 """After so long a client is answered with nothing, and asks again."""
@@ -20,7 +20,7 @@ class Outbox:
     """Responses of one client, from the step in which each finished to the client's next call."""
 
     def __init__(self) -> None:
-        self._finished: list[tuple[int, Response]] = []
+        self._finished: list[tuple[int, int, Response]] = []
         self._failed: dict[int, EngineError] = {}
         self._waiting: asyncio.Future[None] | None = None
         self._asked_at = time.monotonic()
@@ -30,9 +30,9 @@ class Outbox:
         """Whether the client has not called for too long."""
         return self._waiting is None and time.monotonic() - self._asked_at > FORGET_AFTER_S
 
-    def put(self, number: int, response: Response) -> None:
+    def put(self, number: int, prompt_ids: np.ndarray, response: Response) -> None:
         """A request was answered."""
-        self._finished.append((number, response))
+        self._finished.append((number, prompt_digest(prompt_ids), response))
         self._wake()
 
     def fail(self, number: int, error: EngineError) -> None:
@@ -67,14 +67,15 @@ class Outbox:
             waiting.set_result(None)
 
 
-def _join(finished: list[tuple[int, Response]], failed: dict[int, EngineError]) -> ResponseBatch:
-    responses = [response for _, response in finished]
+def _join(finished: list[tuple[int, int, Response]], failed: dict[int, EngineError]) -> ResponseBatch:
+    responses = [response for _, _, response in finished]
     return ResponseBatch(
-        numbers=tuple(number for number, _ in finished),
+        numbers=tuple(number for number, _, _ in finished),
         response_ids=np.concatenate([np.empty(0, np.int32), *(response.response_ids for response in responses)]),
         logprobs=np.concatenate([np.empty(0, np.float32), *(response.logprobs for response in responses)]),
         lengths=tuple(len(response.response_ids) for response in responses),
         weight_versions=tuple(response.weight_version for response in responses),
         finish_reasons=tuple(response.finish_reason for response in responses),
+        prompt_digests=tuple(digest for _, digest, _ in finished),
         failed=failed,
     )

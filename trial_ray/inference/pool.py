@@ -68,6 +68,7 @@ class EnginePool:
 
     Attributes:
         replacements: how many engines were replaced so far; who holds ``handles`` asks for them again when it has grown.
+        vocab_size: of their model, once they have started.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class EnginePool:
         self._weights: Weights | None = None
         self._send_again: Callable[[], Weights] | None = None
         self.replacements = 0
+        self.vocab_size: int | None = None
         self._handles = [self._spawn(index) for index in range(len(options))]
 
     @classmethod
@@ -148,7 +150,9 @@ class EnginePool:
             EngineError: an engine failed to start, or not within ``timeout_s`` seconds.
         """
         refs: list[ObjectRef[Any]] = [handle.ready.remote() for handle in self._handles]
-        return [self._result(ref, index, "start", timeout_s) for index, ref in enumerate(refs)]
+        infos = [self._result(ref, index, "start", timeout_s) for index, ref in enumerate(refs)]
+        self.vocab_size = infos[0]["vocab_size"]
+        return infos
 
     def sync(
         self,

@@ -6,6 +6,7 @@ it and pass one conformance suite.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -59,6 +60,11 @@ class Response:
     finish_reason: str
 
 
+def prompt_digest(prompt_ids: np.ndarray) -> int:
+    """Of a prompt, by which an answer says which one it continues."""
+    return zlib.crc32(np.ascontiguousarray(prompt_ids, np.int32).tobytes())
+
+
 @dataclass(frozen=True, slots=True)
 class RequestBatch:
     """What a client asks for in one message: arrays of all requests joined, because many small ones are slow to send.
@@ -99,6 +105,7 @@ class ResponseBatch:
         lengths: of each response, in tokens.
         weight_versions: of each response.
         finish_reasons: of each response.
+        prompt_digests: :func:`prompt_digest` of the prompt that each response continues.
         failed: what became of the other requests, by number.
     """
 
@@ -108,6 +115,7 @@ class ResponseBatch:
     lengths: tuple[int, ...]
     weight_versions: tuple[int, ...]
     finish_reasons: tuple[str, ...]
+    prompt_digests: tuple[int, ...]
     failed: dict[int, EngineError]
 
     def split(self) -> list[tuple[int, Response]]:

@@ -13,7 +13,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from trial_ray.errors import ConfigError, MethodError, WeightSyncError
+from trial_ray.errors import ConfigError, MethodError, PolicyBrokenError, TrainingDivergedError, WeightSyncError
 from trial_ray.hindsight.aug import encode_evidence
 from trial_ray.hindsight.privileged_views import TurnContext, privileged_view
 from trial_ray.learner.action_spans import action_mask
@@ -60,7 +60,11 @@ class GroupAdvantages(ConnectorV2):
 
 
 def group_turn_rows(groups: list[TrajectoryGroup], config: LearnerSettings) -> TurnRows:
-    """Turn rows of ``groups`` with advantages; see :class:`GroupAdvantages`."""
+    """Turn rows of ``groups`` with advantages; see :class:`GroupAdvantages`.
+
+    Raises:
+        TrainingDivergedError: a reward is not finite.
+    """
     survivors = [(index, trajectory) for index, group in enumerate(groups) for trajectory in group.survivors]
     turns = [turn for _, trajectory in survivors for turn in trajectory.turns]
     turns_per_trajectory = torch.tensor([len(trajectory.turns) for _, trajectory in survivors], dtype=torch.int64)
@@ -68,6 +72,16 @@ def group_turn_rows(groups: list[TrajectoryGroup], config: LearnerSettings) -> T
     group_ids = torch.tensor([index for index, _ in survivors], dtype=torch.int64)
     rewards = [config.reward_scale * trajectory.outcome_reward(config.reward) for _, trajectory in survivors]
     returns = torch.tensor(rewards, dtype=torch.float64)
+    if not bool(returns.isfinite().all()):
+        task_id, reward = next(
+            (each.task_id, earned)
+            for (_, each), earned in zip(survivors, rewards, strict=True)
+            if not math.isfinite(earned)
+        )
+        raise TrainingDivergedError(
+            f"A rollout of task {task_id!r} earned {reward} ({config.reward} times reward_scale={config.reward_scale:g}), expected "
+            "a finite number; nothing was trained. Check the rewards of the environment, or lower reward_scale."
+        )
     charges = [0.0 if turn.valid else config.invalid_action_penalty for turn in turns]
     penalties = torch.tensor(charges, dtype=torch.float64)
     if config.advantage_statistics == "rows":
@@ -216,6 +230,7 @@ class ScoreRows(ConnectorV2):
         """Fill the log-probabilities of the rows in ``shared_data``.
 
         Raises:
+            PolicyBrokenError: the learner's weights give log-probabilities that are not finite.
             WeightSyncError: engine and learner disagree on the sampled tokens.
         """
         rows: TurnRows = shared_data[TURN_ROWS]
@@ -226,6 +241,7 @@ class ScoreRows(ConnectorV2):
             scores = self._score(module, rows.model_rows(share, with_evidence=bool(rows.evidence_ids)), metrics)
         module.finish_passes()
         for name, values in self._exchanged(rows, share, scores, module.lm.dtype).items():
+            _require_finite_scores(name, values)
             setattr(rows, name, values)
         behaviour = torch.from_numpy(np.concatenate([turn.logprobs for turn in rows.turns])).to(rows.logprobs.dtype)
         self._compare_with_engine(rows, behaviour, metrics)
@@ -325,6 +341,7 @@ class PrepareRows(ConnectorV2):
 
         Raises:
             MethodError: the method gave the rows a field of the wrong shape.
+            TrainingDivergedError: advantages or weights of turns are not finite.
         """
         rows: TurnRows = shared_data[TURN_ROWS]
         if self.method.needs_action_spans:
@@ -333,6 +350,7 @@ class PrepareRows(ConnectorV2):
             rows.action_mask = action_mask(responses, tokenizer, self.method.config.prompt_style)
         logged = self.method.prepare(rows, episodes, self.iteration())
         _require_fields(self.method, rows)
+        _require_finite_rows(self.method, rows)
         for name, value in logged.items():
             metrics.log_value((DEFAULT_MODULE_ID, self.method.name, name), value.item(), reduce="mean")
         return batch
@@ -347,4 +365,22 @@ def _require_fields(method: Method[Any], rows: TurnRows) -> None:
         if values is not None and values.shape != (size,):
             raise MethodError(
                 f"{type(method).__name__}.prepare must leave rows.{name} with shape [{size}]; found {list(values.shape)}."
+            )
+
+
+def _require_finite_scores(name: str, values: torch.Tensor) -> None:
+    if wrong := int((~values.isfinite()).sum()):
+        raise PolicyBrokenError(
+            f"{name} of {wrong} of {len(values)} sampled tokens are not finite: the policy's weights give no probabilities any "
+            "more. Nothing was trained on them. Lower lr, and continue from the last checkpoint."
+        )
+
+
+def _require_finite_rows(method: Method[Any], rows: TurnRows) -> None:
+    for name in ("advantages", "weights"):
+        values = getattr(rows, name)
+        if values is not None and (wrong := int((~values.isfinite()).sum())):
+            raise TrainingDivergedError(
+                f"{name} of {wrong} of {len(rows)} turns are not finite, so nothing was trained on them. Look at what "
+                f"{type(method).__name__}.prepare does with them."
             )

@@ -19,7 +19,7 @@ from ray.rllib.utils.metrics import NUM_MODULE_STEPS_TRAINED, NUM_MODULE_STEPS_T
 from ray.rllib.utils.torch_utils import clip_gradients
 from torch import nn
 
-from trial_ray.errors import CheckpointError, InfrastructureError, TrainingDivergedError
+from trial_ray.errors import CheckpointError, InfrastructureError, PolicyBrokenError, TrainingDivergedError
 from trial_ray.inference.senders import ObjectStoreSender, weight_sender
 from trial_ray.inference.weights import Weights
 from trial_ray.learner.connectors import (
@@ -158,7 +158,8 @@ class GRPOLearner(TorchLearner):
 
         Raises:
             WeightSyncError: the engine sampled from another policy; nothing was trained.
-            TrainingDivergedError: gradients were not finite too many times in a row.
+            TrainingDivergedError: gradients were not finite too many times in a row, or rows have advantages that are not.
+            PolicyBrokenError: the weights, or what they give, are not finite.
             InfrastructureError: the groups were lost with the env runners that sampled them.
         """
         self._check_is_built()
@@ -176,6 +177,7 @@ class GRPOLearner(TorchLearner):
             rows, plan = self._finished_rows(groups)
         with self.metrics.log_time((DEFAULT_MODULE_ID, "update", "seconds"), reduce="max"):
             losses, num_rows = self._optimizer_steps(rows, plan)
+        self._require_finite_weights()
         self._log_update(losses, num_rows, num_lost)
         self.trained_groups = [group.group_id for group in groups]
         self._record(groups, rows, plan)
@@ -317,6 +319,21 @@ class GRPOLearner(TorchLearner):
                 "the weights are still those before the first of them."
             )
         return finite
+
+    def _require_finite_weights(self) -> None:
+        """Refuse to hand on what an update has left, where it is no policy any more.
+
+        Raises:
+            PolicyBrokenError: weights are not finite.
+        """
+        weights = [local_part(each.detach()) for each in self._params.values()]
+        # One flag a device, which is read once.
+        finite = bool(torch.stack([each.isfinite().all() for each in weights]).all())
+        if not all(self.exchange.gather(finite)):
+            raise PolicyBrokenError(
+                f"Weights are not finite after the update of iteration {self.iteration}, so they are neither saved nor sent to "
+                "the engines. Lower lr, and continue from the last checkpoint."
+            )
 
     def take_optimizer_settings(self, env_steps: int) -> None:
         """Give the optimizers the rate, betas and weight decay of the config, where a checkpoint has brought those of a run.

@@ -65,6 +65,7 @@ def loss_terms(
         "surrogate_loss": surrogate,
         "entropy": entropy,
         "clip_fraction": masked_mean(clipped, tokens.mask),
+        "ratio_mean": masked_mean(ratio, tokens.mask),
         "kl": kl,
     }
     dense, own = method.dense_loss(tokens, fwd_out, iteration)

@@ -69,9 +69,12 @@ class TextEnvRunner(EnvRunner, Checkpointable):
 
     # -- sampling --------------------------------------------------------------------------------------------------
 
-    def connect(self, engines: Sequence[ActorHandle[Any]]) -> None:
-        """Use these engines from now on."""
-        self._client = EngineClient(engines, timeout_s=self.config.request_timeout_s)
+    def connect(self, engines: Sequence[ActorHandle[Any]], vocab_size: int | None = None) -> None:
+        """Use these engines, whose model has so many token ids, from now on."""
+        if self._client is not None:
+            self._client.replace_handles(engines)
+        else:
+            self._client = EngineClient(engines, timeout_s=self.config.request_timeout_s, vocab_size=vocab_size)
 
     def sample_groups(
         self, requests: Sequence[GroupRequest], settings: SampleSettings
@@ -253,8 +256,9 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         """The actor answers: that is all there is to check."""
 
     def report(self) -> dict[str, Any]:
-        """Peak memory of this process: the fields of :class:`PeakMemory`."""
-        return asdict(peak_memory())
+        """Peak memory of this process, and what became of its requests: fields of :class:`PeakMemory`, ``RequestCounts``."""
+        counts = {} if self._client is None else asdict(self._client.counts)
+        return {**asdict(peak_memory()), **counts}
 
     def get_metrics(self) -> dict[str, Any]:
         """Metrics since the last call."""

@@ -308,9 +308,9 @@ class RolloutWorkers:
         return handle
 
     def _connect(self, worker_ids: list[int] | None = None) -> None:
-        handles = self._engines.handles
+        handles, vocab_size = self._engines.handles, self._engines.vocab_size
         self._runners.foreach_env_runner(
-            lambda runner: runner.connect(handles),
+            lambda runner: runner.connect(handles, vocab_size),
             remote_worker_ids=worker_ids,
             local_env_runner=worker_ids is None,
             timeout_seconds=self._config.engine_start_timeout_s,

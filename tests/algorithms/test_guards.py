@@ -1,0 +1,140 @@
+"""Every guard: what violates it, what is too little to, and what follows."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+
+from trial_ray.algorithms import GRPOConfig
+from trial_ray.algorithms.guards import GUARDS, Guards
+from trial_ray.errors import TrainingDivergedError
+
+HEALTHY = {
+    "total_loss": 0.1,
+    "grpo/surrogate_loss": 0.1,
+    "grpo/clip_fraction": 0.0,
+    "grpo/kl": 0.005,
+    "grpo/entropy": 0.4,
+    "grpo/ratio_mean": 1.0,
+    "engine/ratio_mean": 1.0,
+    "num_response_tokens": 500.0,
+    "num_env_steps_sampled": 100.0,
+    "cut_response_rate": 0.0,
+    "invalid_response_rate": 0.0,
+    "invalid_action_rate": 0.15,
+}
+"""As the tuned example for this kind of machine logs them."""
+VIOLATIONS = {
+    "finite": ({"total_loss": math.nan}, "1 of the losses are not finite"),
+    "max_kl": ({"grpo/kl": 5.1}, "5.1 nats a token"),
+    "max_mean_ratio": ({"grpo/ratio_mean": math.inf}, "importance ratio is inf"),
+    "min_entropy": ({"grpo/entropy": 0.9e-4}, "collapsed to 9e-05 nats"),
+    "min_response_tokens": ({"num_response_tokens": 100.0}, "collapsed to 1 tokens"),
+    "max_cut_response_rate": ({"cut_response_rate": 1.0}, "100.0% of the responses end"),
+    "min_valid_rate": ({"invalid_action_rate": 0.995}, "only 0.50% of the turns are valid"),
+}
+COLLAPSES = ("min_entropy", "min_response_tokens", "max_cut_response_rate", "min_valid_rate")
+NEAR = {"grpo/kl": 4.9, "grpo/ratio_mean": 9.0, "grpo/entropy": 2e-4, "num_response_tokens": 151.0} | {
+    "cut_response_rate": 0.999,
+    "invalid_action_rate": 0.98,
+}
+"""Bad, but not yet beyond any limit."""
+
+
+def guards(**settings) -> Guards:
+    return Guards(GRPOConfig().guards(**{"guard_patience": 3, **settings}))
+
+
+def test_every_guard_is_tested():
+    assert {guard.name for guard in GUARDS} == VIOLATIONS.keys()
+
+
+@pytest.mark.parametrize("name", VIOLATIONS)
+def test_a_guard_warns_and_stops_after_its_patience(name, caplog):
+    found, words = VIOLATIONS[name]
+    made = guards()
+    assert made.judge(1, HEALTHY) == 0
+    assert not caplog.records
+    for iteration in (2, 3, 4):
+        made.require_healthy()
+        assert made.judge(iteration, HEALTHY | found) == 1
+        assert made.suspect
+        assert words in caplog.records[-1].getMessage()
+    with pytest.raises(
+        TrainingDivergedError, match=r"Stopped after iteration 4: .*for 3 iterations in a row.*settings: \w+"
+    ):
+        made.require_healthy()
+
+
+@pytest.mark.parametrize("name", VIOLATIONS)
+def test_a_healthy_iteration_in_between_begins_the_count_anew(name):
+    found, _ = VIOLATIONS[name]
+    made = guards()
+    for iteration in range(12):
+        made.judge(iteration, HEALTHY | (found if iteration % 3 else {}))
+    made.require_healthy()
+
+
+@pytest.mark.parametrize("name", VIOLATIONS)
+def test_what_warns_only_never_stops_nor_keeps_from_saving(name):
+    made = guards(guard_action="warn")
+    made.judge(1, HEALTHY)
+    for iteration in range(2, 20):
+        assert made.judge(iteration, HEALTHY | VIOLATIONS[name][0]) == 1
+        assert not made.suspect
+    made.require_healthy()
+
+
+@pytest.mark.parametrize("name", sorted(VIOLATIONS.keys() - {"finite"}))
+def test_none_switches_a_guard_off(name):
+    made = guards(**{name: None})
+    for found in (HEALTHY, *[HEALTHY | VIOLATIONS[name][0]] * 9):
+        assert made.judge(1, found) == 0
+
+
+@pytest.mark.parametrize("name", COLLAPSES)
+def test_a_policy_that_never_was_any_better_has_not_collapsed(name):
+    """As an untrained one, whose responses all reach the limit and whose actions nobody understands."""
+    made = guards()
+    for iteration in range(20):
+        assert made.judge(iteration, HEALTHY | NEAR | VIOLATIONS[name][0]) == 0
+
+
+def test_what_is_near_every_limit_violates_none():
+    made = guards()
+    for found in (HEALTHY, NEAR, NEAR):
+        assert made.judge(1, HEALTHY | found) == 0
+
+
+def test_an_iteration_without_an_update_says_nothing_of_the_learner():
+    made = guards()
+    made.judge(1, HEALTHY | VIOLATIONS["max_kl"][0])
+    played = {name: value for name, value in HEALTHY.items() if "/" not in name and name != "total_loss"}
+    assert made.judge(2, played) == 1  # still the one before
+    assert made.judge(3, HEALTHY) == 0
+
+
+def test_a_continued_run_counts_on():
+    first, second = guards(), guards()
+    for found in (HEALTHY, *[HEALTHY | VIOLATIONS["min_entropy"][0]] * 2):
+        first.judge(1, found)
+    second.set_state(first.get_state())
+    second.judge(4, HEALTHY | VIOLATIONS["min_entropy"][0])
+    with pytest.raises(TrainingDivergedError, match="collapsed"):
+        second.require_healthy()
+
+
+def test_an_iteration_is_looked_at_as_it_was_logged():
+    """Means of this iteration and not of the run, NaN included; what was never logged is nothing to complain of."""
+    metrics, made = MetricsLogger(root=True), guards()
+    for iteration, (kl, loss, expected) in enumerate([(0.1, 0.2, 0), (9.0, math.nan, 2), (0.1, 0.2, 0)], start=1):
+        learner, runner = MetricsLogger(), MetricsLogger()
+        learner.log_value(("default_policy", "grpo", "kl"), kl, reduce="mean")
+        learner.log_value(("default_policy", "total_loss"), loss, reduce="mean")
+        runner.log_value("num_response_tokens", 500, reduce="sum")
+        metrics.aggregate([learner.reduce()], key="learners")
+        metrics.aggregate([runner.reduce()], key="env_runners")
+        made.look(iteration, metrics, trained=True)
+        assert float(metrics.reduce()["guards"]["num_violated"]) == expected

@@ -1,0 +1,336 @@
+"""Soak: thousands of episodes while environments fail and actors are killed; is what every process holds flat, and all counted?
+
+    make soak                                   # 5,000 episodes
+    make soak ARGS="--episodes 1000 --minutes 10"
+
+Writes ``soak.json`` and ``soak.png``. A quantity is flat where the slope over the episodes after the first fifth is not
+different from 0 (95 % interval, widened for the correlation of neighbouring samples), or is below its tolerance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import signal
+import tempfile
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import ray
+from nano_model import save_nano_model
+from tiny_run import ChanceEnv, config_of
+from user_env import registered
+
+GROUPS, ROLLOUTS = 4, 8
+FAILURE_RATE = 0.02
+"""Share of the environments' steps that raise."""
+KILL_ENGINE_EVERY, KILL_RUNNER_EVERY = 25, 20
+"""Iterations between two kills of one of the two actors of each kind; the moment in the iteration is drawn."""
+WARM_UP = 0.2
+"""Share of the episodes that are left out of the slopes: caches fill, libraries load."""
+TOLERANCES = {"memory": 2.0, "shared": 2.0, "handles": 2.0, "threads": 1.0, "actors": 0.1}
+"""Per 1,000 episodes: MiB, MiB, and numbers."""
+OURS = ("driver and learner", "env runners", "engines", "actors")
+"""Processes of this package, whose slopes must be flat; those of Ray's are reported."""
+KINDS = {
+    "ray::TextEnvRunner": "env runners",
+    "ray::TransformersEngine": "engines",
+    "raylet/raylet": "raylet",
+    "gcs_server": "gcs",
+    "log_monitor": "log monitor",
+    "agent": "Ray's agents",
+    "monitor": "monitor",
+}
+
+
+def main() -> int:
+    arguments = _parser().parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="r", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        ray.init(
+            num_cpus=2, object_store_memory=150_000_000, include_dashboard=False, log_to_driver=False, _temp_dir=folder
+        )
+        try:
+            with registered(ChanceEnv):
+                found = Soak(Path(folder), arguments.seed).run(arguments.episodes, 60 * arguments.minutes)
+        finally:
+            ray.shutdown()
+    found["left_behind"] = len(psutil.Process().children(recursive=True))
+    (arguments.out / "soak.json").write_text(json.dumps(found, indent=2) + "\n")
+    _plot(found, arguments.out / "soak.png")
+    print(_told(found))
+    return 0 if all(found["passed"].values()) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--episodes", type=int, default=5000, help="episodes to play (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, default=240, help="stop after so long (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the kills (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("build/soak"), help="folder (default: %(default)s)")
+    return parser
+
+
+class Soak:
+    """One run with faults, and what its processes held after each iteration."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        model_path = str(save_nano_model(folder / "nano"))
+        self.draw = random.Random(seed)
+        self.counts: Counter[str] = Counter()
+        self.requests: dict[int, dict[str, int]] = {}
+        self.samples: list[dict[str, Any]] = []
+        self.unbalanced: list[str] = []
+        self.algo = (
+            config_of(
+                model_path, group_size=ROLLOUTS, tasks_per_iteration=GROUPS, minibatch_rows=64, microbatch_rows=32
+            )
+            .environment(ChanceEnv.ENV_ID, env_config={"split": "train", "failure_rate": FAILURE_RATE})
+            .rollouts(seeded_sampling=False, max_group_redraws=4)
+            .engines(num_engines=2, engine_kwargs={"num_threads": 1})
+            .env_runners(num_env_runners=2, num_cpus_per_env_runner=0.25)
+            .recording(trajectories_folder=str(folder / "trajectories"))
+            .guards(guard_action="warn")
+            .build_algo()
+        )
+
+    def run(self, episodes: int, seconds: float) -> dict[str, Any]:
+        """Train until so many episodes were played or so much time has passed."""
+        began = time.monotonic()
+        try:
+            while self.counts["episodes"] < episodes and time.monotonic() - began < seconds:
+                self._iterate()
+            engines = self.algo.engine_pool.replacements
+        finally:
+            self.algo.stop()
+        self.counts["engines_replaced"] = engines
+        return self._result(episodes, time.monotonic() - began)
+
+    def _iterate(self) -> None:
+        number = self.algo.iteration + 1
+        killers = []
+        for every, kill in ((KILL_ENGINE_EVERY, self._kill_engine), (KILL_RUNNER_EVERY, self._kill_runner)):
+            if number % every == 0:
+                killers.append(threading.Timer(self.draw.uniform(0.0, 1.0), kill))
+        self._note_requests()
+        for killer in killers:
+            killer.start()
+        result = self.algo.train()
+        for killer in killers:
+            killer.join(60)
+        self._count(result)
+        self._note_requests()
+        self.samples.append({"episodes": self.counts["episodes"], "processes": self._processes(), "actors": _alive()})
+        if number % 10 == 0:
+            print(f"iteration {number}: {self.counts['episodes']} episodes, {dict(self.counts)}", flush=True)
+
+    # -- faults ------------------------------------------------------------------------------------------------------
+
+    def _kill_engine(self) -> None:
+        self._kill("engines", "ray::TransformersEngine")
+
+    def _kill_runner(self) -> None:
+        self._kill("runners", "ray::TextEnvRunner")
+
+    def _kill(self, what: str, title: str) -> None:
+        found = [each for each in _children() if _title(each).startswith(title)]
+        if len(found) == 2:  # else the one killed last is still being replaced
+            os.kill(self.draw.choice(found).pid, signal.SIGKILL)
+            self.counts[f"{what}_killed"] += 1
+
+    # -- what is counted -----------------------------------------------------------------------------------------------
+
+    def _count(self, result: dict[str, Any]) -> None:
+        counts, rows = self.counts, result["rows"]
+        counts["iterations"] += 1
+        played = result.get("env_runners", {})
+        counts["episodes"] += int(played.get("num_episodes", 0)) + int(played.get("num_failed_episodes", 0))
+        counts["episodes_failed"] += int(played.get("num_failed_episodes", 0))
+        for name in ("sampled", "given_to_learners", "left_out", "redrawn", "stale"):
+            counts[f"rows_{name}"] += int(rows[name])
+        learner = result.get("learners", {}).get("default_policy", {}) if result["groups"]["num_trained"] else {}
+        trained = int(learner.get("num_module_steps_trained", 0))
+        skipped, lost = (int(learner.get("rows", {}).get(name, 0)) for name in ("skipped", "lost_groups"))
+        counts["rows_trained"] += trained
+        counts["rows_skipped"] += skipped
+        counts["groups_lost_after_sampling"] += lost
+        missing = int(rows["given_to_learners"]) - trained - skipped
+        counts["rows_lost_after_sampling"] += missing
+        dropped = int(rows["left_out"]) + int(rows["redrawn"]) + int(rows["stale"])
+        if (missing and not lost) or missing < 0 or int(rows["sampled"]) != int(rows["given_to_learners"]) + dropped:
+            self.unbalanced.append(
+                f"iteration {counts['iterations']}: rows {rows}, trained {trained}, skipped {skipped}"
+            )
+
+    def _note_requests(self) -> None:
+        """Between two iterations nothing is under way, so that all requests of every env runner have had their end."""
+        reports = self.algo.env_runner_group.foreach_env_runner(
+            lambda runner: {"pid": os.getpid(), **runner.report()}, local_env_runner=False, timeout_seconds=30
+        )
+        for report in reports:
+            if "requests_sent" not in report:  # restarted, and not connected to any engine yet
+                continue
+            sent, ended = report["requests_sent"], report["requests_answered"] + report["requests_failed"]
+            if sent != ended:
+                self.unbalanced.append(f"iteration {self.counts['iterations']}: {sent} requests sent, {ended} ended")
+            self.requests[report["pid"]] = {
+                name: report[name] for name in report if name.startswith(("requests", "attempts"))
+            }
+
+    def _processes(self) -> dict[str, list[dict[str, float]]]:
+        """What every process holds, by kind."""
+        found: dict[str, list[dict[str, float]]] = defaultdict(list)
+        for process in [psutil.Process(), *_children()]:
+            if process.pid == os.getpid():
+                kind = "driver and learner"
+            else:
+                title = _title(process)
+                kind = next(
+                    (kind for start, kind in KINDS.items() if title.startswith(start) or start in title), "others"
+                )
+            try:
+                found[kind].append({"pid": process.pid, **_held(process.pid)})
+            except (OSError, psutil.Error):
+                continue
+        return dict(found)
+
+    # -- result ------------------------------------------------------------------------------------------------------------
+
+    def _result(self, asked: int, seconds: float) -> dict[str, Any]:
+        requests = {name: sum(each[name] for each in self.requests.values()) for name in
+                    ("requests_sent", "requests_answered", "requests_failed", "attempts_failed")}  # fmt: skip
+        slopes = _slopes(self.samples)
+        return {
+            "episodes_asked_for": asked,
+            "seconds": round(seconds, 1),
+            "settings": {
+                "failure_rate_per_step": FAILURE_RATE,
+                "iterations_between_kills": {"engine": KILL_ENGINE_EVERY, "env runner": KILL_RUNNER_EVERY},
+            },
+            "counts": dict(self.counts) | requests,
+            "unbalanced": self.unbalanced,
+            "slopes_per_1000_episodes": slopes,
+            "samples": self.samples,
+            "passed": {
+                "all_episodes": self.counts["episodes"] >= asked,
+                "counted": not self.unbalanced,
+                "flat": all(slope["flat"] for slope in slopes if slope["process"] in OURS),
+            },
+        }
+
+
+def _children() -> list[psutil.Process]:
+    return [each for each in psutil.Process().children(recursive=True) if each.is_running()]
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def _held(pid: int) -> dict[str, float]:
+    """Of a process: own memory and shared memory (that of /dev/shm) in MiB, file handles, threads."""
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return {
+        "memory": int(status["RssAnon"].split()[0]) / 1024,
+        "shared": int(status["RssShmem"].split()[0]) / 1024,
+        "handles": len(os.listdir(f"/proc/{pid}/fd")),
+        "threads": int(status["Threads"]),
+    }
+
+
+def _alive() -> int:
+    return sum(actor["State"] == "ALIVE" for actor in ray._private.state.actors().values())
+
+
+def _slopes(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of every quantity of every process that lived long enough, and of the number of actors."""
+    last = samples[-1]["episodes"] if samples else 0
+    late = [sample for sample in samples if sample["episodes"] >= WARM_UP * last]
+    series: dict[tuple[str, int, str], list[tuple[float, float]]] = defaultdict(list)
+    for sample in late:
+        series["actors", 0, "actors"].append((sample["episodes"], sample["actors"]))
+        for kind, processes in sample["processes"].items():
+            for process in processes:
+                for name in ("memory", "shared", "handles", "threads"):
+                    series[kind, process["pid"], name].append((sample["episodes"], process[name]))
+    found = []
+    for (kind, pid, name), points in series.items():
+        if len(points) >= max(10, len(late) // 2):  # one that was replaced on the way has a slope over too little
+            slope, half_width = _slope(*np.array(points).T)
+            flat = abs(slope) <= half_width or slope <= TOLERANCES[name]
+            found.append(
+                {"process": kind, "pid": pid, "quantity": name, "slope": slope, "half_width": half_width, "flat": flat}
+            )
+    return found
+
+
+def _slope(episodes: np.ndarray, values: np.ndarray) -> tuple[float, float]:
+    """Least squares per 1,000 episodes, and half the width of its 95 % interval."""
+    x = (episodes - episodes.mean()) / 1000
+    slope = float((x * values).sum() / (x**2).sum())
+    residuals = values - values.mean() - slope * x
+    deviation = float((residuals**2).sum())
+    if deviation < 1e-12:
+        return slope, 0.0
+    correlation = min(0.99, max(0.0, float((residuals[1:] * residuals[:-1]).sum()) / deviation))
+    effective = max(3.0, len(values) * (1 - correlation) / (1 + correlation))
+    error = math.sqrt(deviation / len(values) / max(1.0, effective - 2) / float((x**2).mean()))
+    return slope, 1.96 * error
+
+
+def _plot(found: dict[str, Any], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, 2, figsize=(10, 6), sharex=True)
+    titles = {
+        "memory": "own memory, MiB",
+        "shared": "shared memory, MiB",
+        "handles": "file handles",
+        "threads": "threads",
+    }
+    samples = found["samples"]
+    kinds = sorted({kind for sample in samples for kind in sample["processes"]})
+    for axis, (name, title) in zip(axes.flat, titles.items(), strict=True):
+        for kind in kinds:
+            points = [
+                (sample["episodes"], sum(each[name] for each in sample["processes"].get(kind, [])))
+                for sample in samples
+            ]
+            axis.plot(*zip(*points, strict=True), label=kind, linewidth=1)
+        axis.set_title(title, fontsize=10)
+        axis.set_ylim(bottom=0)
+    for axis in axes[1]:
+        axis.set_xlabel("episodes")
+    axes[0, 0].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def _told(found: dict[str, Any]) -> str:
+    lines = [f"{found['counts']['episodes']} of {found['episodes_asked_for']} episodes in {found['seconds']:.0f} s"]
+    lines += [f"  {name}: {value}" for name, value in found["counts"].items()]
+    show: Callable[[dict[str, Any]], str] = lambda each: (  # noqa: E731
+        f"  {each['process']} {each['pid']} {each['quantity']}: {each['slope']:+.3g} ± {each['half_width']:.2g}"
+        f"{'' if each['flat'] else '  NOT FLAT'}"
+    )
+    lines += ["slopes per 1,000 episodes:", *map(show, found["slopes_per_1000_episodes"])]
+    return "\n".join([*lines, *found["unbalanced"], str(found["passed"])])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

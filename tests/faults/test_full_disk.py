@@ -1,0 +1,93 @@
+"""A disk that fills up: the run says so and stops, its last checkpoint is whole, and it continues once there is space."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tiny_run import ChanceEnv, config_of, train
+from user_env import registered
+
+from trial_ray.commands import console as terminal
+from trial_ray.errors import StorageError
+from trial_ray.experiments.checkpoint_manifest import require_whole
+from trial_ray.experiments.checkpoints import list_checkpoints
+from trial_ray.experiments.run_folder import RunFolder
+
+pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(900)]
+SIZE = 24 << 20
+LEFT = {"anything": 0, "a checkpoint": 256 << 10}
+"""Bytes that are left when there is no room for this."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment(ray_session):
+    with registered(ChanceEnv):
+        yield
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of its own of :data:`SIZE` bytes."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(folder)], capture_output=True, text=True, timeout=30
+    )
+    if made.returncode:
+        pytest.skip(f"no file system can be mounted here: {made.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=30)
+
+
+def fill(disk: Path, left: int) -> None:
+    """Leave so many bytes."""
+    block = bytes(4096)
+    filler = disk / "filler"
+    with open(filler, "ab", buffering=0) as file:
+        try:
+            while True:
+                file.write(block)
+        except OSError:
+            pass
+    with open(filler, "r+b") as file:
+        file.truncate(max(0, filler.stat().st_size // 4096 * 4096 - left))
+
+
+def test_a_full_disk_stops_a_run_which_continues_when_there_is_space(small_disk, model_path, capsys):
+    folder = small_disk / "run"
+    reached = 1
+    for index, (what, left) in enumerate(LEFT.items()):
+        printed = io.StringIO()
+        filled_at = reached + 1
+
+        def fill_up(metrics, filled_at=filled_at, left=left):
+            if metrics["training_iteration"] == filled_at:
+                fill(small_disk, left)
+
+        with pytest.raises(StorageError, match=r"no space left for the run in .*Free some, then continue") as stopped:
+            train(
+                folder,
+                model_path,
+                100,
+                resume=bool(index),
+                console=Console(file=printed, width=300),
+                on_iteration=fill_up,
+            )
+        assert terminal.report(stopped.value, verbose=False) == terminal.FAILED
+        assert f"continue with --resume {folder}" in capsys.readouterr().err
+        (small_disk / "filler").unlink()
+        newest = list_checkpoints(folder / "checkpoints")[-1]
+        require_whole(newest)
+        assert filled_at - 1 <= int(newest.name) <= filled_at + 1, f"no room for {what}"
+        assert f"last checkpoint: {newest}" in printed.getvalue()
+        reached = int(newest.name)
+    train(folder, model_path, reached + 2, resume=True, config=config_of(model_path))
+    assert RunFolder.reopen(folder).state() == "done"
+    numbers = [json.loads(line)["iteration"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert numbers == list(range(1, reached + 3))
+    require_whole(list_checkpoints(folder / "checkpoints")[-1])

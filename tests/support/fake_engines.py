@@ -1,0 +1,97 @@
+"""Engines without a model, in this process: what clients of engines are tested with."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from trial_ray.inference.batching_engine import BatchingEngine
+
+
+class CountingEngine(BatchingEngine):
+    """Samples the number of tokens that a request may have, one a step; the first is the prompt's first."""
+
+    def __init__(self, step_s=0.001):
+        super().__init__(max_model_len=64)
+        self.running = []
+        self.step_s = step_s
+        self.broken = False
+
+    def _open(self):
+        return {"vocab_size": 100}
+
+    def _step(self, joining):
+        if self.broken:
+            raise ValueError("out of order")
+        self.running += joining
+        time.sleep(self.step_s)
+        for request in self.running:
+            request.response_ids.append(int(request.prompt_ids[0]))
+            request.logprobs.append(-0.5)
+        finished = [r for r in self.running if len(r.response_ids) >= r.params.max_tokens]
+        self.running = [r for r in self.running if r not in finished]
+        for request in finished:
+            request.finish_reason = "length"
+        return finished
+
+    def _replace_weights(self, shards):
+        return ""
+
+    def _sleep(self, level):
+        pass
+
+    def _wake(self, part):
+        pass
+
+    def _recover(self):
+        self.running = []
+
+    def _close(self):
+        pass
+
+
+class Handle:
+    """Stands in for an actor handle: ``exchange.remote`` goes to an engine of this process, fails or hangs."""
+
+    def __init__(self, engine=None, error=None):
+        self.engine = engine
+        self.error = error
+        self.served = []
+        self.calls = 0
+        self.exchange = self
+
+    def remote(self, client, batch):
+        self.calls += 1
+        self.served += batch.numbers
+        return self._answer(client, batch)
+
+    async def _answer(self, client, batch):
+        if self.error:
+            raise self.error
+        if self.engine is None:
+            await asyncio.sleep(60)
+        return await self.engine.exchange(client, batch)
+
+
+def healthy(count=1):
+    return [Handle(CountingEngine()) for _ in range(count)]
+
+
+async def started(handles):
+    for handle in handles:
+        if handle.engine is not None and handle.engine._thread is None:
+            await handle.engine.ready()
+            handle.engine._gate.version = 3
+
+
+def run(handles, coroutine):
+    async def main():
+        await started(handles)
+        try:
+            return await coroutine()
+        finally:
+            for handle in handles:
+                if handle.engine is not None:
+                    await handle.engine.shutdown()
+
+    return asyncio.run(main())

@@ -1,0 +1,236 @@
+"""A run of seconds whose outcome is the same each time, and a driver of it in a process of its own.
+
+As a script it is a server that has imported everything: for each line of JSON on stdin it forks a driver, whose process id
+it prints, and whose exit code it prints when the driver ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, ClassVar
+
+import gymnasium
+from gymnasium.spaces import Text
+
+START_TIMEOUT_S = 300.0
+END_TIMEOUT_S = 600.0
+
+
+class ChanceEnv(gymnasium.Env):
+    """Two turns; whether they win follows from what was said alone, so that an untrained policy wins half of its episodes."""
+
+    ENV_ID: ClassVar[str] = "mine/Chance-v0"
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+
+    def __init__(self, split: str = "train", failure_rate: float = 0.0) -> None:
+        self.observation_space = self.action_space = Text(1000)
+        self.failure_rate = failure_rate
+
+    def tasks(self, split: str | None = None) -> list[str]:
+        return [f"task {index}" for index in range(5)]
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.said: list[str] = [options["task"]]
+        return "Say something.", self._info(won=False)
+
+    def step(self, action):
+        if self.failure_rate and int.from_bytes(os.urandom(2), "big") / 65536 < self.failure_rate:
+            raise RuntimeError("failed at random")
+        self.said.append(action)
+        over = len(self.said) == 3
+        won = over and zlib.crc32("|".join(self.said).encode("utf-8", "surrogatepass")) % 2 == 0
+        return f"You said {action!r}.", float(won), over, False, self._info(won=won)
+
+    def _info(self, won: bool) -> dict[str, Any]:
+        return {
+            "task": "say something",
+            "task_id": self.said[0],
+            "family": "chance",
+            "admissible_actions": ["this", "that"],
+            "won": won,
+            "score": float(won),
+        }
+
+
+def config_of(model_path: str, **training: Any) -> Any:
+    """Of a run of seconds, exactly repeatable: seeded requests, decoded one at a time, one thread.
+
+    The driver plays and learns, which leaves an engine as the only actor to start; so what is killed with the driver also writes
+    trajectories.
+    """
+    from trial_ray.algorithms import GRPOConfig
+
+    return (
+        GRPOConfig()
+        .environment(ChanceEnv.ENV_ID, env_config={"split": "train"})
+        .policy(model_path=model_path)
+        .training(
+            **{
+                "lr": 1e-3,
+                "group_size": 3,
+                "tasks_per_iteration": 2,
+                "minibatch_rows": 6,
+                "microbatch_rows": 3,
+                "kl_coeff": 0.0,
+                **training,
+            }
+        )
+        .rollouts(max_prompt_tokens=200, max_response_tokens=4, prompt_style="plain", seeded_sampling=True)
+        .engines(
+            engine="transformers",
+            num_cpus_per_engine=0.25,
+            engine_kwargs={"max_batch": 1, "num_threads": 1},
+        )
+        .env_runners(num_env_runners=0, sample_timeout_s=120.0)
+        .learners(num_learners=0, num_cpus_per_learner=0.25)
+        .resources(num_cpus_for_main_process=0.25)
+        .fault_tolerance(delay_between_env_runner_restarts_s=0)
+        .debugging(seed=1)
+    )
+
+
+def train(
+    folder: Path,
+    model_path: str,
+    iterations: int,
+    *,
+    resume: bool = False,
+    config: Any = None,
+    console: Any = None,
+    on_iteration: Callable[[dict[str, float]], None] = lambda metrics: None,
+) -> Any:
+    """Train in this process, which is connected to Ray, with a checkpoint an iteration; returns the session."""
+    from rich.console import Console
+
+    from trial_ray.experiments.run_folder import RunFolder
+    from trial_ray.experiments.training_session import TrainingSession
+
+    config = config or config_of(model_path)
+    RunFolder(folder).configure(config)
+    config.validate()
+    run = RunFolder.reopen(folder) if resume else RunFolder.create(folder, config, Path(__file__), [])
+    session = TrainingSession(
+        config,
+        {"training_iteration": iterations},
+        run,
+        console or Console(force_terminal=False, width=200),
+        resume=resume,
+        checkpoint_every=1,
+        on_iteration=on_iteration,
+    )
+    session.run(nullcontext())
+    return session
+
+
+class Drivers:
+    """Forks drivers of runs, each of which joins the cluster and trains in a folder.
+
+    Args:
+        address: of the cluster.
+        log: takes what drivers print.
+    """
+
+    def __init__(self, address: str, log: Path) -> None:
+        self._address = address
+        self._log = open(log, "ab")  # noqa: SIM115  closed by close()
+        self._server = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            bufsize=1,
+        )
+        assert self._read(START_TIMEOUT_S) == "ready"
+
+    def start(self, **arguments: Any) -> int:
+        """Begin to train (arguments of :func:`train`); returns the driver's process id."""
+        assert self._server.stdin is not None
+        self._server.stdin.write(json.dumps({"address": self._address, **arguments}) + "\n")
+        return int(self._read(START_TIMEOUT_S))
+
+    def wait(self) -> int:
+        """Exit code of the driver, negative where a signal ended it."""
+        return int(self._read(END_TIMEOUT_S))
+
+    def close(self) -> None:
+        self._server.kill()
+        self._server.wait(timeout=30)
+        self._log.close()
+
+    def _read(self, timeout_s: float) -> str:
+        assert self._server.stdout is not None
+        ready, _, _ = select.select([self._server.stdout], [], [], timeout_s)
+        assert ready, f"no driver answered within {timeout_s:.0f} s"
+        return self._server.stdout.readline().strip()
+
+
+@contextmanager
+def drivers(address: str, log: Path) -> Iterator[Drivers]:
+    """:class:`Drivers`, which are gone afterwards."""
+    made = Drivers(address, log)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def _drive(address: str, folder: str, model_path: str, iterations: int, resume: bool) -> int:
+    """In the fork: train, and return the exit code that the command would have."""
+    import ray
+    from user_env import registered
+
+    from trial_ray.commands import console
+
+    ray.init(address=address, log_to_driver=False)
+    try:
+        with registered(ChanceEnv):
+            train(Path(folder), model_path, iterations, resume=resume)
+    except Exception as error:
+        return console.report(error, verbose=True)
+    finally:
+        ray.shutdown()
+    return console.DONE
+
+
+def _serve() -> None:
+    import transformers  # noqa: F401
+
+    import trial_ray.algorithms.grpo
+    import trial_ray.experiments.training_session
+    import trial_ray.learner.grpo_learner
+    import trial_ray.models.causal_lm_module  # noqa: F401
+
+    print("ready", flush=True)
+    for line in sys.stdin:
+        began = time.monotonic()
+        pid = os.fork()
+        if pid == 0:
+            os.dup2(2, 1)
+            code = 1
+            try:
+                code = _drive(**json.loads(line))
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+        print(pid, flush=True)
+        _, status = os.waitpid(pid, 0)
+        print(f"driver ended after {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+if __name__ == "__main__":
+    import tiny_run  # under its name, so that the environment is of this module and not of __main__
+
+    tiny_run._serve()

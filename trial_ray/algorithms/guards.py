@@ -1,0 +1,304 @@
+"""Guards: what the metrics of an iteration say about a policy that is lost, before more is spent on it."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS, NUM_ENV_STEPS_SAMPLED
+
+from trial_ray.errors import TrainingDivergedError
+from trial_ray.settings import Section, Settings, setting
+
+if TYPE_CHECKING:
+    from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+
+logger = logging.getLogger(__name__)
+
+_MISSING = object()
+"""In place of a metric that was not logged; RLlib takes ``None`` for no default."""
+ARMED_BY = 10.0
+"""A guard against a collapse watches once its metric has been so many times better than the limit: a policy that never was
+any better has not collapsed, it has not learned yet."""
+ARMED_CUT_RATE = 0.5
+"""The same for the share of responses at the length limit, which is at most twice as good as its limit of 1."""
+
+
+class GuardSettings(Settings):
+    """What is taken for a policy that is lost."""
+
+    guard_action: str = setting(
+        "stop",
+        'what follows when a guard was violated in ``guard_patience`` iterations in a row: ``"stop"`` saves the state aside and '
+        'ends the run with exit code 1, ``"warn"`` only goes on warning',
+        one_of=("stop", "warn"),
+    )
+    guard_patience: int = setting(
+        5, "iterations in a row in which one guard is violated before ``guard_action`` follows", at_least=1
+    )
+    max_kl: float | None = setting(
+        5.0, "largest ``grpo/kl``, in nats a token, each of which counts for 10 at most; ``None``: not guarded", above=0
+    )
+    max_mean_ratio: float | None = setting(
+        10.0,
+        "largest ``grpo/ratio_mean`` and ``engine/ratio_mean``, which are near 1 while the policy is near the one that sampled; "
+        "``None``: not guarded",
+        above=1,
+    )
+    min_entropy: float | None = setting(
+        1e-4,
+        "smallest ``grpo/entropy``, in nats a token, of a policy that has had ten times as much; ``None``: not guarded",
+        above=0,
+    )
+    min_response_tokens: float | None = setting(
+        1.5,
+        "smallest mean length of a response, stop token included, of a policy whose responses were twice as long; ``None``: not "
+        "guarded",
+        above=0,
+    )
+    max_cut_response_rate: float | None = setting(
+        1.0,
+        "share of responses at ``max_response_tokens`` that is too much for a policy that has had half of them at most; "
+        "``None``: not guarded",
+        above=0.5,
+    )
+    min_valid_rate: float | None = setting(
+        0.01,
+        "smallest share of valid turns, whose response had the required form and whose action the environment understood, of a "
+        "policy that has had ten times as many; ``None``: not guarded",
+        within=(0, 0.1),
+    )
+
+    guards = Section("Set when a policy is taken for lost.")
+
+
+Values = Mapping[str, float | None]
+"""What an iteration logged, by name; ``None`` where it logged nothing of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """One thing that must not go on.
+
+    Attributes:
+        name: of the setting that limits it.
+        value: what is guarded, of an iteration's values; ``None`` where there is nothing to say.
+        violated: of the value and the limit.
+        armed: of the value and the limit, whether the policy was good enough once for the guard to watch it from then on.
+        says: what was found, with its value.
+        advice: what to change.
+    """
+
+    name: str
+    value: Callable[[Values], float | None]
+    violated: Callable[[float, float], bool]
+    armed: Callable[[float, float], bool]
+    says: str
+    advice: str
+
+
+def _finite(values: Values) -> float | None:
+    """Number of the learner's central metrics that are not finite."""
+    found = [value for name, value in values.items() if name in FINITE and value is not None]
+    return float(sum(not math.isfinite(value) for value in found)) if found else None
+
+
+def _largest_ratio(values: Values) -> float | None:
+    found = [value for name in ("grpo/ratio_mean", "engine/ratio_mean") if (value := values.get(name)) is not None]
+    return max(found, default=None)
+
+
+def _mean_length(values: Values) -> float | None:
+    tokens, turns = values.get("num_response_tokens"), values.get(NUM_ENV_STEPS_SAMPLED)
+    return tokens / turns if tokens is not None and turns else None
+
+
+def _valid_rate(values: Values) -> float | None:
+    """A turn is invalid by its form or by its action; at least the larger share of the two is."""
+    found = [
+        value for name in ("invalid_response_rate", "invalid_action_rate") if (value := values.get(name)) is not None
+    ]
+    return 1.0 - max(found) if found else None
+
+
+def _always(value: float, limit: float) -> bool:
+    return True
+
+
+def _above(value: float, limit: float) -> bool:
+    return value > limit
+
+
+def _below(value: float, limit: float) -> bool:
+    return value < limit
+
+
+FINITE = ("total_loss", "grpo/surrogate_loss", "grpo/entropy", "grpo/kl", "grpo/clip_fraction")
+LEARNER_METRICS = (*FINITE, "grpo/ratio_mean", "engine/ratio_mean")
+RUNNER_METRICS = (
+    "num_response_tokens",
+    NUM_ENV_STEPS_SAMPLED,
+    "cut_response_rate",
+    "invalid_response_rate",
+    "invalid_action_rate",
+)
+GUARDS = (
+    Guard(
+        "finite",
+        _finite,
+        _above,
+        _always,
+        "{value:g} of the losses are not finite: steps are skipped in every iteration",
+        "lower lr, or look for responses and rewards that are out of the ordinary",
+    ),
+    Guard(
+        "max_kl",
+        lambda values: values.get("grpo/kl"),
+        _above,
+        _always,
+        "the KL divergence grpo/kl is {value:.3g} nats a token (max_kl={limit:g})",
+        "lower lr, or raise kl_coeff",
+    ),
+    Guard(
+        "max_mean_ratio",
+        _largest_ratio,
+        _above,
+        _always,
+        "the mean importance ratio is {value:.3g} (max_mean_ratio={limit:g})",
+        "lower lr or num_epochs; with max_staleness, sample by newer weights",
+    ),
+    Guard(
+        "min_entropy",
+        lambda values: values.get("grpo/entropy"),
+        _below,
+        lambda value, limit: value >= ARMED_BY * limit,
+        "the entropy has collapsed to {value:.3g} nats a token (min_entropy={limit:g})",
+        "raise entropy_coeff or kl_coeff, or lower lr",
+    ),
+    Guard(
+        "min_response_tokens",
+        _mean_length,
+        _below,
+        lambda value, limit: value >= 2 * limit,
+        "responses have collapsed to {value:.3g} tokens on average (min_response_tokens={limit:g})",
+        "raise kl_coeff, lower lr, or check that the reward does not pay for saying nothing",
+    ),
+    Guard(
+        "max_cut_response_rate",
+        lambda values: values.get("cut_response_rate"),
+        lambda value, limit: value >= limit,
+        lambda value, limit: value <= ARMED_CUT_RATE * limit,
+        "{value:.1%} of the responses end at max_response_tokens (max_cut_response_rate={limit:g})",
+        "raise max_response_tokens or kl_coeff, or lower lr",
+    ),
+    Guard(
+        "min_valid_rate",
+        _valid_rate,
+        _below,
+        lambda value, limit: value >= ARMED_BY * limit,
+        "only {value:.2%} of the turns are valid (min_valid_rate={limit:g})",
+        "raise invalid_action_penalty or kl_coeff, or lower lr",
+    ),
+)
+
+
+@dataclass(slots=True)
+class GuardStates:
+    """What guards remember from one iteration to the next.
+
+    Attributes:
+        armed: names of the guards that watch.
+        in_a_row: iterations in a row in which each guard was violated, up to the last one.
+        verdict: why the next iteration must not begin; empty where it may.
+    """
+
+    armed: list[str] = field(default_factory=list)
+    in_a_row: dict[str, int] = field(default_factory=dict)
+    verdict: str = ""
+
+
+class Guards:
+    """Looks at every iteration's metrics; warns, and refuses to go on where a policy is lost.
+
+    One iteration may be noise, so it takes ``guard_patience`` of them in a row.
+
+    Args:
+        settings: limits.
+    """
+
+    def __init__(self, settings: GuardSettings) -> None:
+        self._settings = settings
+        self._states = GuardStates()
+
+    @property
+    def suspect(self) -> bool:
+        """Whether a guard is on its way to a stop, so that the state should take no good checkpoint's place."""
+        return self._settings.guard_action == "stop" and bool(self._states.in_a_row)
+
+    def require_healthy(self) -> None:
+        """Refuse to begin another iteration with a policy that is lost.
+
+        Raises:
+            TrainingDivergedError: says what was found for how long, and what to change.
+        """
+        if self._states.verdict:
+            raise TrainingDivergedError(self._states.verdict)
+
+    def look(self, iteration: int, metrics: MetricsLogger, *, trained: bool) -> None:
+        """Look at what an iteration logged, and log how many guards it violates.
+
+        Args:
+            iteration: counted from 1.
+            metrics: of the iteration, which is not over.
+            trained: whether there was an update; without one the learner's metrics are those of an earlier one.
+        """
+        prefix = (LEARNER_RESULTS, DEFAULT_MODULE_ID)
+        names = {name: (*prefix, *name.split("/")) for name in LEARNER_METRICS} if trained else {}
+        names |= {name: (ENV_RUNNER_RESULTS, name) for name in RUNNER_METRICS}
+        found = {name: metrics.peek(path, default=_MISSING) for name, path in names.items()}
+        values = {name: None if value is _MISSING else float(value) for name, value in found.items()}
+        violated = self.judge(iteration, values)
+        metrics.log_value(("guards", "num_violated"), violated, reduce="sum")
+
+    def judge(self, iteration: int, values: Values) -> int:
+        """Count the guards that the values of an iteration violate; warn of each, and note a verdict."""
+        states, settings = self._states, self._settings
+        for guard in GUARDS:
+            limit = 0.0 if guard.name == "finite" else getattr(settings, guard.name)
+            value = guard.value(values)
+            if limit is None or value is None:
+                continue  # neither a violation nor its end
+            if guard.name not in states.armed and guard.armed(value, limit):
+                states.armed.append(guard.name)
+            if guard.name not in states.armed or not guard.violated(value, limit):
+                states.in_a_row.pop(guard.name, None)
+                continue
+            states.in_a_row[guard.name] = states.in_a_row.get(guard.name, 0) + 1
+            self._tell(guard, iteration, guard.says.format(value=value, limit=limit))
+        return len(states.in_a_row)
+
+    def _tell(self, guard: Guard, iteration: int, found: str) -> None:
+        count, patience = self._states.in_a_row[guard.name], self._settings.guard_patience
+        stops = self._settings.guard_action == "stop"
+        if stops and count >= patience:
+            self._states.verdict = (
+                f"Stopped after iteration {iteration}: {found}, for {count} iterations in a row. Continue from the last "
+                f"checkpoint with other settings: {guard.advice}."
+            )
+        upshot = (
+            f"{count} of {patience} iterations in a row after which the run stops" if stops else f"{count} in a row"
+        )
+        logger.warning("iteration %d: %s; %s. %s", iteration, found, upshot, guard.advice.capitalize())
+
+    def get_state(self) -> dict[str, Any]:
+        """What a continued run must know."""
+        states = self._states
+        return {"armed": list(states.armed), "in_a_row": dict(states.in_a_row)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue where :meth:`get_state` was taken; what was decided then is decided anew under the present settings."""
+        self._states = GuardStates(list(state["armed"]), dict(state["in_a_row"]))
