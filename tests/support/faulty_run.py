@@ -7,7 +7,7 @@ import io
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,10 @@ def tiny_config(model_path: str, *, num_learners: int = 0, **recovery: Any) -> G
     )  # fmt: skip
 
 
+Fault = tuple[int, str, int, Callable[[Any], None]]
+"""Which algorithm that the run builds, from 1, in which phase of which iteration, and what is done to it then."""
+
+
 class FaultyRun:
     """A training session, and the algorithm that it has built last.
 
@@ -69,41 +73,40 @@ class FaultyRun:
 
         self.session._build = noted
 
-    def run(self) -> None:
-        self.session.run(contextlib.nullcontext())
-
-    @contextlib.contextmanager
-    def fault(self, phase: str, iteration: int, do: Callable[[Any], None]) -> Iterator[dict[str, float]]:
-        """While the run runs: ``do(algorithm)`` once, when the first algorithm is in a phase of an iteration.
-
-        Yields a dict that will hold the time of it (``at``), and of the next iteration's end (``over``), on the clock.
-        """
-        times: dict[str, float] = {}
+    def run_with(self, *faults: Fault) -> list[float]:
+        """Run, and do one thing after the other; returns the seconds from each to the end of the next iteration."""
+        began: list[float] = []
+        seconds: list[float] = []
         ended = threading.Event()
 
         def watch() -> None:
-            while not ended.wait(0.002):
-                if not self.algorithms:
-                    continue
-                algorithm = self.algorithms[0]
-                if algorithm.phase == phase and algorithm.iteration == iteration - 1:
-                    times["at"] = time.monotonic()
-                    do(algorithm)
-                    return
+            for attempt, phase, iteration, do in faults:
+                while not self._is_in(attempt, phase, iteration):
+                    if ended.wait(0.002):
+                        return
+                began.append(time.monotonic())
+                do(self.algorithms[-1])
 
         def note(metrics: dict[str, float]) -> None:
-            if "at" in times:
-                times.setdefault("over", time.monotonic())
+            if len(seconds) < len(began):
+                seconds.append(time.monotonic() - began[-1])
 
         self.session.on_iteration = note
         thread = threading.Thread(target=watch)
         thread.start()
         try:
-            yield times
+            self.session.run(contextlib.nullcontext())
         finally:
             ended.set()
             thread.join(60)
-        assert "at" in times, "the moment of the fault never came"
+            assert len(began) == len(faults), "the moment of a fault never came"
+        return seconds
+
+    def _is_in(self, attempt: int, phase: str, iteration: int) -> bool:
+        if len(self.algorithms) != attempt:
+            return False
+        algorithm = self.algorithms[-1]
+        return bool(algorithm.phase == phase and algorithm.iteration == iteration - 1)
 
     def weights(self) -> bytes:
         """The model of the newest checkpoint."""

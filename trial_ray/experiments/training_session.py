@@ -261,8 +261,10 @@ class TrainingSession:
                     checkpoints.poll()
                     if self.iteration % self.checkpoint_every == 0 and not finished:
                         checkpoints.begin(self.iteration)
-        self.interrupted = interrupt.requested and not finished
-        return self._save(checkpoints)
+            saved = self._save(checkpoints)
+        # Also of a run that has made its last iteration: the panel after it can take long.
+        self.interrupted = interrupt.requested
+        return saved
 
     def _train_once(self, algorithm: GRPO, checkpoints: CheckpointWriter) -> dict[str, Any]:
         try:
