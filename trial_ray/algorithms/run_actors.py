@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 ENV_RUNNER, ENGINE, LEARNER = "env runner", "engine", "learner"
 ANSWER_S = 5.0
 """How long an actor may take to answer that is asked to stop; one that hangs is killed after it."""
+BY_ITSELF_S = 2.0
+"""How long Ray is left to end the process of a killed actor."""
 GONE_S = 10.0
 """How long the process of a killed actor may take to disappear."""
 
@@ -83,14 +85,12 @@ def end_processes(actors: Sequence[RunActor]) -> None:
     for actor in actors:
         actor.kill()
         forget(actor.id)
-    deadline = time.monotonic() + GONE_S
-    while local and time.monotonic() < deadline:
-        for pid in list(local):
-            if not is_announced(pid):
-                local.remove(pid)
-                continue
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    began = time.monotonic()
+    while (local := {pid for pid in local if is_announced(pid)}) and time.monotonic() - began < GONE_S:
+        if time.monotonic() - began > BY_ITSELF_S:
+            for pid in local:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         time.sleep(0.05)
     if local:
         logger.warning("the processes %s did not end within %.0f s", sorted(local), GONE_S)

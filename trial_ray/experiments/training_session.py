@@ -248,6 +248,7 @@ class TrainingSession:
                     result = self._train_once(algorithm, checkpoints)
                 except Exception as error:
                     if interrupt.requested and is_recoverable(error):
+                        self._finish_after_failure(checkpoints)
                         raise KeyboardInterrupt from error  # to stop was what the user asked for
                     raise
                 self.iteration = int(result["training_iteration"])
