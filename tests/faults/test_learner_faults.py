@@ -13,7 +13,7 @@ from user_env import registered
 from trial_ray.algorithms.run_actors import LEARNER
 from trial_ray.errors import LearnerError
 
-pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(1800)]
 ITERATIONS = 3
 
 

@@ -18,7 +18,7 @@ from user_env import registered
 
 from trial_ray.algorithms.run_actors import ENGINE, ENV_RUNNER, LEARNER
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
 
 EXPERIMENT = """
 import os, signal, threading
