@@ -121,8 +121,6 @@ class TrainingSession:
         algorithm = None
         try:
             algorithm = self._build()
-            if self.restarts == 0:
-                self.cost.started(LearnerHardware.of(algorithm))
             self._train_with(algorithm, started)
         except Exception as error:
             began = algorithm is not None or self.restarts
@@ -139,6 +137,8 @@ class TrainingSession:
             algorithm, self.folder.library_log.parent, self.config.stall_timeout_s, self._tell, self._give_up
         )
         try:
+            if not self.restarts:
+                self.cost.started(LearnerHardware.of(algorithm))
             self._run(algorithm, checkpoints, started)
             self.cost.actors = algorithm.actor_reports()
         except Exception:
