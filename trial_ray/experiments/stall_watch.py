@@ -207,9 +207,11 @@ def _processes(node: str, here: str, all_of: list[Progress | None]) -> dict[int,
     if node == here:
         return describe_processes(pids)
     there = NodeAffinitySchedulingStrategy(node, soft=False)
-    task = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(describe_processes)
+    task: Any = ray.remote(describe_processes)  # Ray's annotations know no affinity to a node
     try:
-        found: dict[int, dict[str, Any]] = ray.get(task.remote(pids), timeout=NODE_S)
+        found: dict[int, dict[str, Any]] = ray.get(
+            task.options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(pids), timeout=NODE_S
+        )
     except RayError as error:
         return {pid: {"state": "unknown", "stacks": f"none: its node does not tell ({error})"} for pid in pids}
     return found
