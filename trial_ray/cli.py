@@ -25,6 +25,7 @@ from trial_ray.commands import (
     train,
     warmstart,
 )
+from trial_ray.experiments.interrupt import termination_as_interrupt
 
 COMMANDS = (train, evaluate, sweep, reproduce, report, inspect, replay, warmstart, export, data, plan, doctor)
 EPILOG = """start here:
@@ -61,7 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.setdefault("TQDM_DISABLE", "1")  # transformers shows a bar for every file that it reads or writes
         logging.getLogger("ray.rllib.algorithms").setLevel(logging.ERROR)  # it greets every algorithm with a warning
     try:
-        code: int = args.run(args)
+        with termination_as_interrupt():
+            code: int = args.run(args)
         return code
     except KeyboardInterrupt:
         console.errors().print("interrupted")

@@ -55,6 +55,10 @@ class EnvironmentFaultError(InfrastructureError):
     """An environment raised, could not be made, or answered outside the contract of text environments."""
 
 
+class LearnerError(InfrastructureError):
+    """A learner died, and with it the part of the state that no other process holds."""
+
+
 class WeightSyncError(InfrastructureError):
     """An engine does not hold the weights that the learner sent."""
 

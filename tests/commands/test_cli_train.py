@@ -11,9 +11,17 @@ from types import SimpleNamespace
 
 import pytest
 from cli_fakes import EXPERIMENT, FakeAlgorithm
+from ray.exceptions import ActorDiedError
 
 from trial_ray import cli
-from trial_ray.errors import CheckpointError, EngineError, PolicyBrokenError, TrainingDivergedError
+from trial_ray.errors import (
+    CheckpointError,
+    EngineError,
+    EnvironmentFaultError,
+    LearnerError,
+    PolicyBrokenError,
+    TrainingDivergedError,
+)
 from trial_ray.experiments.trackers import TRACKERS
 
 
@@ -209,7 +217,8 @@ def test_checkpoints_come_as_often_and_as_many_are_kept_as_asked_for(train):
 
 
 def test_failure_while_running_exits_1_and_keeps_the_traceback(train, capsys):
-    assert train("--out", train.out, fail_at=2, error=EngineError("Engine 0 died.")) == 1
+    failure = {"fail_at": 2, "error": EngineError("Engine 0 died.")}
+    assert train("--out", train.out, "--set", "max_restarts=0", **failure) == 1
     log = train.out / "logs" / "libraries.log"
     assert capsys.readouterr().err.splitlines() == [
         "failed: Engine 0 died.",
@@ -226,6 +235,77 @@ def test_a_failed_run_names_the_checkpoint_that_it_continues_from(train, capsys)
     assert train("--out", train.out, "--checkpoint-every", 1, **failure) == 1
     told = f"last checkpoint: {train.out / 'checkpoints' / '000002'}; continue with --resume {train.out}"
     assert told in capsys.readouterr().out
+
+
+def failing(*errors):
+    """Raises one of the errors whenever the third iteration begins, until none is left."""
+    left = list(errors)
+
+    def on_train(iteration):
+        if iteration == 3 and left:
+            raise left.pop(0)
+
+    return on_train
+
+
+def test_a_run_goes_on_by_itself_from_its_newest_checkpoint(train, capsys):
+    errors = [LearnerError("learner 0 died\nand more"), ActorDiedError()]
+    assert train("--out", train.out, "--iterations", 4, "--checkpoint-every", 2, on_train=failing(*errors)) == 0
+    assert iterations(train.out) == [1, 2, 3, 4]
+    assert state(train.out) == "done"
+    printed = capsys.readouterr().out
+    told = f"restart 1 of at most 3: learner 0 died; going on from {train.out / 'checkpoints' / '000002'}"
+    assert in_order(printed, "iteration 2/4", told, "continuing after iteration 2", "iteration 3/4", "cost of 4")
+    assert "restart 2 of at most 3: The actor died" in printed
+    first, second = sorted((train.out / "logs").glob("restart-*.log"))
+    assert first.read_text().startswith(told + "\n")
+    assert "LearnerError" in first.read_text()
+    assert "ActorDiedError" in second.read_text()
+
+
+def test_a_run_without_a_checkpoint_begins_again(train, capsys):
+    assert train("--out", train.out, "--iterations", 3, on_train=failing(EngineError("Engine 0 died."))) == 0
+    assert "going on from the initial weights, since there is no checkpoint yet" in capsys.readouterr().out
+    assert iterations(train.out) == [1, 2, 3]
+
+
+def test_a_run_is_restarted_only_so_often(train, capsys):
+    errors = [EngineError(f"Engine {index} died.") for index in range(3)]
+    assert train("--out", train.out, "--set", "max_restarts=2", on_train=failing(*errors)) == 1
+    assert "failed: Engine 2 died." in capsys.readouterr().err
+    assert "EngineError: Engine 2 died." in (train.out / "error.log").read_text()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [TrainingDivergedError("NaN"), EnvironmentFaultError("raised"), CheckpointError("no room"), RuntimeError("a bug")],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_would_fail_again_is_not_tried_again(error, train, capsys):
+    assert train("--out", train.out, on_train=failing(error)) in (1, 2)
+    assert "restart" not in capsys.readouterr().out
+
+
+def test_after_ctrl_c_a_failed_iteration_is_not_tried_again(train, capsys):
+    def press_and_fail(iteration):
+        if iteration == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            raise EngineError("Engine 0 died.")
+
+    assert train("--out", train.out, "--checkpoint-every", 1, on_train=press_and_fail) == 130
+    assert state(train.out) == "interrupted"
+    assert f"last checkpoint: {train.out / 'checkpoints' / '000001'}" in capsys.readouterr().out
+
+
+def test_ctrl_c_in_the_last_iteration_skips_the_panel_after_it(train):
+    def press(iteration):
+        if iteration == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    assert train("--out", train.out, on_train=press) == 130
+    assert [path.name for path in (train.out / "evaluations").iterdir()] == ["before.json"]
+    assert train("--resume", train.out) == 0
+    assert (train.out / "evaluations" / "after_000003.json").exists()
 
 
 def test_an_unexpected_error_is_named_without_a_traceback(train, capsys):

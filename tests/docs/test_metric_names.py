@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -94,6 +95,7 @@ def driver_names() -> set[str]:
         _record_update=lambda timesteps, weights_before: None,
         evaluate_panels=lambda: {"ALFWorld-v0": EvaluationResult({})},
     )
+    driver._phase = partial(GRPO._phase, driver)
     with names_logged() as found:
         GRPO.training_step(driver)
         played = GRPO.evaluate(driver)[ENV_RUNNER_RESULTS]

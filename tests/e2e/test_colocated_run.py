@@ -9,6 +9,7 @@ import ray
 from nano_model import save_nano_model
 
 from trial_ray.algorithms import TRIALConfig
+from trial_ray.algorithms.learner_update import update_learners
 from trial_ray.errors import TrainingDivergedError
 from trial_ray.inference import pool
 from trial_ray.inference.transformers_engine import TransformersEngine
@@ -71,11 +72,10 @@ def test_engine_and_learner_take_turns_on_one_bundle(tmp_path, monkeypatch):
     monkeypatch.setattr(pool, "engine_class", lambda name: recording_engine())
     algo = colocated_config(str(save_nano_model(tmp_path / "nano"))).build_algo()
     learning = []
-    update = algo.learner_group.update
 
-    def noted_update(**kwargs):
+    def noted_update(*args):
         learning.append(("update", time.time()))
-        results = update(**kwargs)
+        results = update_learners(*args)
         learning.append(("updated", time.time()))
         return results
 
@@ -86,7 +86,7 @@ def test_engine_and_learner_take_turns_on_one_bundle(tmp_path, monkeypatch):
         names = [name for name, _ in events]
         return [name for index, name in enumerate(names) if [name] != names[index - 1 : index]]
 
-    monkeypatch.setattr(algo.learner_group, "update", noted_update)
+    monkeypatch.setattr("trial_ray.algorithms.grpo.update_learners", noted_update)
 
     def bundle_of(*_) -> list[str]:
         """Bundle of the placement group in which this actor runs."""

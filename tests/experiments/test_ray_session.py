@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 from threading import Thread
 
@@ -32,6 +34,29 @@ def starts(monkeypatch):
         return seen
 
     return fail
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_during_the_start_waits_for_its_end(number, monkeypatch):
+    """Ray's own handler, which is not set, would raise ``SystemExit`` in the middle of the start."""
+    from ray._private import utils
+
+    happened = []
+
+    def init(**arguments):
+        utils.set_sigterm_handler(lambda number, frame: happened.append("Ray's handler"))
+        os.kill(os.getpid(), number)
+        happened.append("started")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: happened.append("stopped"))
+    before, set_handler = signal.getsignal(signal.SIGTERM), utils.set_sigterm_handler
+    with pytest.raises(KeyboardInterrupt), ray_session():
+        happened.append("used")
+    assert happened == ["started", "stopped"]
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert utils.set_sigterm_handler is set_handler
 
 
 def test_a_slow_start_is_tried_again(starts, caplog):

@@ -39,6 +39,9 @@ class FakeAlgorithm:
         self.stopped = False
         self.fail_at, self.error, self.on_train = fail_at, error, on_train
 
+    def actors(self):
+        return []
+
     def train(self):
         if self.on_train:
             self.on_train(self.iteration + 1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.algorithms.task_sampler import TaskSampler
-from trial_ray.errors import InfrastructureError
+from trial_ray.errors import EnvironmentFaultError, InfrastructureError
 from trial_ray.inference.protocol import SamplingParams
 from trial_ray.rollout.episode import derive_seed
 from trial_ray.rollout.requests import GroupRequest, GroupSample, SampleSettings
@@ -165,8 +165,11 @@ class BatchSampler:
 
     def _lost_all(self, iteration: int, samples: Sequence[GroupSample]) -> InfrastructureError:
         """The error of an iteration of whose groups none survived."""
-        causes = [error for sample in samples for error in sample.errors] + self._workers.take_losses()
-        return InfrastructureError(
+        errors, losses = [error for sample in samples for error in sample.errors], self._workers.take_losses()
+        causes = errors + losses
+        # Environments that fail wherever they are played would fail again after a restart of the run.
+        of_environments = errors and not losses and all(map(_is_of_environment, errors))
+        return (EnvironmentFaultError if of_environments else InfrastructureError)(
             f"No group of rollouts survived iteration {iteration}"
             + (f"; the first error was: {causes[0]}" if causes else ": no env runner was left to play them.")
         )
@@ -197,3 +200,8 @@ class BatchSampler:
         if batches:
             self._on_metrics([metrics for _, metrics in batches])
         return [sample for samples, _ in batches for sample in samples]
+
+
+def _is_of_environment(error: str) -> bool:
+    """Whether a rollout failed by its environment; errors of rollouts begin with their class."""
+    return error.startswith(EnvironmentFaultError.__name__)

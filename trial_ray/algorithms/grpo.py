@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -28,8 +29,10 @@ from trial_ray.algorithms.colocation import first_engine_bundle, learners_in, re
 from trial_ray.algorithms.grpo_config import GRPOConfig
 from trial_ray.algorithms.guards import Guards
 from trial_ray.algorithms.initial_policy import initial_policy
+from trial_ray.algorithms.learner_update import update_learners
 from trial_ray.algorithms.overlapping_sampler import OverlappingSampler
 from trial_ray.algorithms.resources import require_resources
+from trial_ray.algorithms.run_actors import ANSWER_S, ENGINE, ENV_RUNNER, LEARNER, RunActor, answering, end_processes
 from trial_ray.algorithms.task_sampler import TaskSampler
 from trial_ray.algorithms.weight_sync import WeightSync, ask_learners
 from trial_ray.environments.check import check_environment
@@ -96,6 +99,7 @@ class GRPO(Algorithm):
         self._require_room()
         self.guards = Guards(self.config)
         self.weight_version = 0
+        self.phase = ""
         bundles = type(self).default_resource_request(self.config).bundles
         self.pairs = None
         if get_current_placement_group() is None:  # else Tune has reserved all of the trial's
@@ -175,13 +179,29 @@ class GRPO(Algorithm):
         """Give restarted env runners their engines again; they hold nothing else that was learned."""
         return self.workers.restore_runners()
 
+    def actors(self) -> list[RunActor]:
+        """All actors of the run that there are by now."""
+        found: list[RunActor] = []
+        if (runners := getattr(self, "env_runner_group", None)) is not None:
+            found += [RunActor(ENV_RUNNER, *item) for item in runners._worker_manager.actors().items()]
+        if hasattr(self, "engine_pool"):
+            found += [RunActor(ENGINE, *item) for item in enumerate(self.engine_pool.handles)]
+        if (learners := getattr(self, "learner_group", None)) is not None and learners.is_remote:
+            found += [RunActor(LEARNER, *item) for item in enumerate(learners._workers)]
+        return found
+
     def cleanup(self) -> None:
-        """Stop every actor."""
+        """Stop every actor; one that does not answer within seconds is killed."""
         if "workers" in vars(self):  # RLlib's class has a method of that name
             self.workers.abandon_groups()
+        actors = self.actors()
+        answered = answering(actors, ANSWER_S)
+        # RLlib waits for each of its actors without a deadline.
+        end_processes([actor for actor in actors if actor not in answered])
         if hasattr(self, "engine_pool"):
             self.engine_pool.stop()
         super().cleanup()
+        end_processes(answered)
         if getattr(self, "pairs", None) is not None:
             remove_placement_group(self.pairs)
 
@@ -194,14 +214,13 @@ class GRPO(Algorithm):
             TrainingDivergedError: the iterations before this one left a policy that is lost.
         """
         self.guards.require_healthy()
-        # Sums, which begin anew with each iteration: RLlib's own timers are averages over the run.
-        with self.metrics.log_time((SECONDS, "sampling"), reduce="sum"):
+        with self._phase("sampling"):
             batch = self.sampler.sample(self.iteration + 1)
         if batch.kept:
             sampled_by = self.weights_checksum
-            with self.metrics.log_time((SECONDS, "update"), reduce="sum"):
+            with self._phase("update"):
                 timesteps = self._update(batch.kept)
-            with self.metrics.log_time((SECONDS, "sync"), reduce="sum"):
+            with self._phase("sync"):
                 self._sync_weights()
             self._record_update(timesteps, sampled_by)
         else:
@@ -213,6 +232,15 @@ class GRPO(Algorithm):
         self.metrics.log_value(("groups", "zero_variance_fraction"), zero_variance, window=1)
         self.guards.look(self.iteration + 1, self.metrics, trained=bool(batch.kept))
 
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        """Take the time of a phase, and note that it is the present one."""
+        self.phase = name
+        # Sums, which begin anew with each iteration: RLlib's own timers are averages over the run.
+        with self.metrics.log_time((SECONDS, name), reduce="sum"):
+            yield
+        self.phase = ""
+
     def _update(self, samples: list[GroupSample]) -> dict[str, int]:
         """Train on the groups; returns what the learners' schedules were told."""
         self.weight_sync.make_room()
@@ -222,9 +250,8 @@ class GRPO(Algorithm):
             "training_iteration": self.iteration + 1,
             "weight_version": self.weight_version,
         }
-        results = self.learner_group.update(
-            training_data=TrainingGroups(episodes_refs=[sample.ref for sample in samples]), timesteps=timesteps
-        )
+        data = TrainingGroups(episodes_refs=[sample.ref for sample in samples])
+        results = update_learners(self.learner_group, data, timesteps)
         self.metrics.aggregate(results, key=LEARNER_RESULTS)
         name = (LEARNER_RESULTS, DEFAULT_MODULE_ID, *EFFECTIVE_SAMPLE_SIZE)
         self.sampler.note_effective_sample_size(float(self.metrics.peek(name)))
@@ -252,7 +279,7 @@ class GRPO(Algorithm):
 
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
         """RLlib's evaluation hook: play the panel, return its rates."""
-        with self.metrics.log_time((SECONDS, "evaluation"), reduce="sum"):
+        with self._phase("evaluation"):
             results = self.evaluate_panels()
         rates = _rates([episode for result in results.values() for episode in result.counted])
         if len(results) > 1:

@@ -9,6 +9,7 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from trial_ray.algorithms.colocation import check_colocation, learner_placement_group
 from trial_ray.algorithms.environment_config import EnvironmentConfig
 from trial_ray.algorithms.guards import GuardSettings
+from trial_ray.algorithms.settings import RecoverySettings
 from trial_ray.errors import ConfigError
 from trial_ray.evaluation.settings import EvaluationSettings
 from trial_ray.learner.settings import LearnerSettings
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
 
-class GRPOConfig(LearnerSettings, GuardSettings, EvaluationSettings, EnvironmentConfig):
+class GRPOConfig(LearnerSettings, GuardSettings, EvaluationSettings, RecoverySettings, EnvironmentConfig):
     """Group-relative policy optimisation of a language-model agent in a text environment.
 
     .. code-block:: python

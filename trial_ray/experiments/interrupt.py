@@ -23,6 +23,29 @@ def termination_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
+@contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """While entered, Ctrl-C and SIGTERM are noted only; ``KeyboardInterrupt`` follows when it is left.
+
+    For what must not end half-way, such as the start of Ray, of which processes would stay.
+    """
+    if threading.current_thread() is not threading.main_thread():  # Python allows handlers nowhere else
+        yield
+        return
+    noted: list[int] = []
+    previous = {
+        number: signal.signal(number, lambda number, frame: noted.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        if noted:
+            raise KeyboardInterrupt
+
+
 class GracefulInterrupt(AbstractContextManager["GracefulInterrupt"]):
     """While entered, the first signal sets :attr:`requested`; the second one raises ``KeyboardInterrupt``.
 

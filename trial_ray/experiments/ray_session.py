@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from trial_ray.errors import ClusterError, InfrastructureError
+from trial_ray.experiments.interrupt import interrupts_deferred
 
 ATTEMPTS = 3
 """Starts of a local Ray, which gives itself 30 s: on a busy machine the first may take longer."""
@@ -39,13 +40,28 @@ def ray_session(show: bool = False) -> Iterator[None]:
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # else Ray colours the names of actors in files too
     logs: dict[str, Any] = {"log_to_driver": show, "logging_level": logging.INFO if show else logging.ERROR}
     try:
-        if address := os.environ.get("RAY_ADDRESS"):
-            _join(address, logs)
-        else:
-            _start(logs)
+        with interrupts_deferred(), _without_rays_handler():
+            if address := os.environ.get("RAY_ADDRESS"):
+                _join(address, logs)
+            else:
+                _start(logs)
         yield
     finally:
-        ray.shutdown()
+        with interrupts_deferred():
+            ray.shutdown()
+
+
+@contextmanager
+def _without_rays_handler() -> Iterator[None]:
+    """Keep Ray from setting its handler of SIGTERM, which ends the process wherever it is, without a record of the run."""
+    from ray._private import utils
+
+    set_handler = utils.set_sigterm_handler
+    utils.set_sigterm_handler = lambda handler: None
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = set_handler
 
 
 def _join(address: str, logs: dict[str, Any]) -> None:

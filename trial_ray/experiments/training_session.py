@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -9,7 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.algorithms.methods import method_of
-from trial_ray.errors import PolicyBrokenError, TrainingDivergedError, is_user_error, root_cause
+from trial_ray.errors import (
+    InfrastructureError,
+    PolicyBrokenError,
+    TrainingDivergedError,
+    is_user_error,
+    root_cause,
+)
 from trial_ray.evaluation.comparison import PairedComparison, paired_comparison
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.experiments.checkpoint_writer import CheckpointWriter
@@ -25,6 +33,8 @@ from trial_ray.experiments.experiment import reached
 from trial_ray.experiments.interrupt import GracefulInterrupt, termination_as_interrupt
 from trial_ray.experiments.metrics import MetricWriters
 from trial_ray.experiments.progress import TrainingProgress, waiting
+from trial_ray.experiments.restarts import first_line, is_recoverable, record_restart
+from trial_ray.experiments.stall_watch import StallWatch
 from trial_ray.experiments.storage import storage_error
 from trial_ray.experiments.trackers import DONE, INTERRUPTED, TrackedRun, Trackers, identifier
 
@@ -79,6 +89,7 @@ class TrainingSession:
         self.checkpoints_kept = checkpoints_kept
         self.log_to = log_to
         self.iteration = 0
+        self.restarts = 0
         self.interrupted = False
         self.cost = CostMeter(folder.cost)
         self.comparisons: dict[str, PairedComparison] = {}
@@ -94,21 +105,13 @@ class TrainingSession:
         try:
             # Ray sets a handler of SIGTERM, under which the process would end without a record.
             with termination_as_interrupt(), self._trackers() as self.trackers, ray, termination_as_interrupt():
-                algorithm = self._build()
-                checkpoints = CheckpointWriter(algorithm, self.folder.checkpoints, self.checkpoints_kept)
                 try:
-                    self.cost.started(LearnerHardware.of(algorithm))
-                    self._run(algorithm, checkpoints, started)
-                    self.cost.actors = algorithm.actor_reports()
+                    while not self._attempt(started):
+                        self.resume = True
                     self.trackers.close(INTERRUPTED if self.interrupted else DONE)
-                except Exception:
-                    self._finish_after_failure(checkpoints)
-                    raise
                 finally:
-                    checkpoints.discard()
                     if self.cost.iterations:
                         self.console.print(cost_table(self.cost.write()))
-                    algorithm.stop()
         except KeyboardInterrupt:
             self.folder.set_state("interrupted")
             saved = list_checkpoints(self.folder.checkpoints)
@@ -122,6 +125,57 @@ class TrainingSession:
             raise
         self.folder.set_state("interrupted" if self.interrupted else "done")
         self._tell_outcome()
+
+    def _attempt(self, started: float) -> bool:
+        """Train to the end with actors of its own; ``False`` after a failure from which the run is to continue."""
+        algorithm = None
+        try:
+            algorithm = self._build()
+            self._train_with(algorithm, started)
+        except Exception as error:
+            began = algorithm is not None or self.restarts
+            if not began or self.restarts >= self.config.max_restarts or not is_recoverable(error):
+                raise
+            self.restarts += 1
+            self._tell_restart(error)
+            return False
+        return True
+
+    def _train_with(self, algorithm: GRPO, started: float) -> None:
+        checkpoints = CheckpointWriter(algorithm, self.folder.checkpoints, self.checkpoints_kept)
+        self.watch = StallWatch(
+            algorithm, self.folder.library_log.parent, self.config.stall_timeout_s, self._tell, self._give_up
+        )
+        try:
+            if not self.restarts:
+                self.cost.started(LearnerHardware.of(algorithm))
+            self._run(algorithm, checkpoints, started)
+            self.cost.actors = algorithm.actor_reports()
+        except Exception:
+            self._finish_after_failure(checkpoints)
+            raise
+        finally:
+            checkpoints.discard()
+            algorithm.stop()
+
+    def _tell_restart(self, error: Exception) -> None:
+        saved = list_checkpoints(self.folder.checkpoints)
+        source = f"from {saved[-1]}" if saved else "from the initial weights, since there is no checkpoint yet"
+        line = f"restart {self.restarts} of at most {self.config.max_restarts}: {first_line(error)}; going on {source}"
+        self._tell(line)
+        record_restart(self.folder.library_log.parent, line, error)
+
+    def _give_up(self, reason: str) -> None:
+        """End the process, whose main thread may never return, and Ray with it; called by the watch over progress."""
+        import psutil
+
+        self.folder.write_error(InfrastructureError(reason))
+        self.folder.set_state("failed")
+        self.console.file.flush()
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+        os._exit(1)
 
     def _trackers(self) -> Trackers:
         run = TrackedRun(
@@ -149,7 +203,7 @@ class TrainingSession:
                 except BaseException:
                     algorithm.stop()
                     raise
-                self.iteration = int(checkpoint.name)
+        self.iteration = int(checkpoint.name) if checkpoint is not None else 0
         if self.resume:
             self.folder.drop_records_after(self.iteration)
             self.folder.set_state("running")
@@ -183,7 +237,7 @@ class TrainingSession:
             result = EvaluationResult.load(path)
         else:
             status = waiting(self.console, f"playing the panel: {len(panel)} held-out tasks")
-            with status, self.cost.phase("evaluation"):
+            with status, self.cost.phase("evaluation"), self.watch.watching():
                 result = algorithm.evaluate_panel(panel, entry)
             result.policy = f"{self.folder.path.name}, iteration {self.iteration}"
             result.labels = run_labels(self.config)
@@ -200,7 +254,13 @@ class TrainingSession:
             GracefulInterrupt(self._announce_interrupt) as interrupt,
         ):
             while not finished and not interrupt.requested:
-                result = self._train_once(algorithm, checkpoints)
+                try:
+                    result = self._train_once(algorithm, checkpoints)
+                except Exception as error:
+                    if interrupt.requested and is_recoverable(error):
+                        self._finish_after_failure(checkpoints)
+                        raise KeyboardInterrupt from error  # to stop was what the user asked for
+                    raise
                 self.iteration = int(result["training_iteration"])
                 metrics = writers.write(self.iteration, result)
                 self.trackers.log(self.iteration, metrics)
@@ -213,12 +273,15 @@ class TrainingSession:
                     due = self.iteration % self.checkpoint_every == 0 and not finished
                     if due and not algorithm.guards.suspect:
                         checkpoints.begin(self.iteration)
-        self.interrupted = interrupt.requested and not finished
-        return self._save(checkpoints)
+            saved = self._save(checkpoints)
+        # Also of a run that has made its last iteration: the panel after it can take long.
+        self.interrupted = interrupt.requested
+        return saved
 
     def _train_once(self, algorithm: GRPO, checkpoints: CheckpointWriter) -> dict[str, Any]:
         try:
-            result: dict[str, Any] = algorithm.train()
+            with self.watch.watching():
+                result: dict[str, Any] = algorithm.train()
         except Exception as error:
             cause = root_cause(error)
             if isinstance(cause, TrainingDivergedError) and not isinstance(cause, PolicyBrokenError):

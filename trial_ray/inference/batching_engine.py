@@ -20,6 +20,7 @@ from trial_ray.inference.outbox import Outbox
 from trial_ray.inference.protocol import EnginePart, RequestBatch, Response, ResponseBatch, SamplingParams
 from trial_ray.inference.weights import Weights
 from trial_ray.process_memory import peak_memory
+from trial_ray.process_progress import advance, announce
 
 STEP_TIMEOUT_S = 300.0
 """A step that takes longer hangs: the engine then says that it cannot serve, and is replaced."""
@@ -259,6 +260,7 @@ class BatchingEngine(ABC):
             raise EngineError(f"the engine cannot serve: a step has been running for {seconds:.0f} s")
 
     async def _start(self) -> dict[str, Any]:
+        announce()
         self._loop = asyncio.get_running_loop()
         # A daemon: an actor that Ray ends must not wait for it.
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
@@ -311,6 +313,7 @@ class BatchingEngine(ABC):
         finally:
             self._step_began = None
         self._usage.add(finished, time.monotonic() - began)
+        advance("step")
         if finished:
             self._in_flight.difference_update(finished)
             self._loop.call_soon_threadsafe(self._deliver, finished)
@@ -332,6 +335,7 @@ class BatchingEngine(ABC):
     def _run_call(self, call: _Call) -> None:
         try:
             result = call.function(*call.args)
+            advance(call.function.__name__.removeprefix("_"))
         except Exception as error:  # raised again where the call was made
             self._post(call.done, error)
         else:

@@ -241,13 +241,12 @@ class EnginePool:
         return answers([handle.report.remote() for handle in self._handles], timeout_s)
 
     def stop(self) -> None:
-        """Shut every engine down; one that does not obey within :data:`PROBE_TIMEOUT_S` seconds is killed."""
+        """Shut every engine down; those that do not obey within :data:`PROBE_TIMEOUT_S` seconds together are killed."""
         refs: list[ObjectRef[Any]] = [handle.shutdown.remote() for handle in self._handles]
+        obeyed = ray.wait(refs, num_returns=len(refs), timeout=PROBE_TIMEOUT_S)[0] if refs else []
         for index, (ref, handle) in enumerate(zip(refs, self._handles, strict=True)):
-            try:
-                ray.get(ref, timeout=PROBE_TIMEOUT_S)
-            except (RayActorError, RayTaskError, GetTimeoutError) as error:
-                logger.warning("engine %d did not shut down by itself: %s", index, type(error).__name__)
+            if ref not in obeyed:
+                logger.warning("engine %d did not shut down by itself", index)
             ray.kill(handle, no_restart=True)
         self._handles = []
         self._weights = self._send_again = None

@@ -46,6 +46,7 @@ from trial_ray.models.deferred_writer import copies_fit
 from trial_ray.models.matmul import matmul_rate
 from trial_ray.models.sharding import gathered, local_part
 from trial_ray.process_memory import peak_memory
+from trial_ray.process_progress import announce
 from trial_ray.rollout.trajectory import TrajectoryGroup
 
 
@@ -78,6 +79,7 @@ class GRPOLearner(TorchLearner):
         self.passes = MicrobatchPasses(self.policy_module, self.method, self.config, self.means)
         for piece in self.connector_pieces():
             self._learner_connector.append(piece)
+        announce()
 
     def _make_modules_ddp_if_necessary(self) -> None:
         """Leave the module as it is; see the class."""

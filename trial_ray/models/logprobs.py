@@ -16,6 +16,7 @@ from trial_ray.errors import ConfigError
 from trial_ray.models.prefix_tree import PackedSequences
 from trial_ray.models.tree_attention import attention_inputs
 from trial_ray.objectives.divergences import generalised_jsd
+from trial_ray.process_progress import advance
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -151,6 +152,7 @@ def hidden_states(lm: PreTrainedModel, packed: PackedSequences) -> torch.Tensor:
             input_ids=pack.input_ids, position_ids=pack.position_ids, use_cache=False, **attention
         )
         states.append(outputs.last_hidden_state.flatten(0, 1))
+        advance("forward pass")
     return torch.cat(states)[packed.nodes]
 
 

@@ -31,6 +31,7 @@ from trial_ray.errors import EngineError
 from trial_ray.inference.client import EngineClient
 from trial_ray.inference.protocol import Response, SamplingParams
 from trial_ray.process_memory import peak_memory
+from trial_ray.process_progress import announce
 from trial_ray.rollout.background_groups import BackgroundGroups
 from trial_ray.rollout.conversation import prompt_writer
 from trial_ray.rollout.episode import PolicyPlayer, derive_seed, play_episode
@@ -66,6 +67,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         self._free_envs: dict[str, list[GuardedEnv]] = {}
         self._num_batches = 0
         self._in_background: BackgroundGroups | None = None
+        announce()
 
     # -- sampling --------------------------------------------------------------------------------------------------
 

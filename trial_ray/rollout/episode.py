@@ -12,6 +12,7 @@ import numpy as np
 from trial_ray.environments.guarded_env import GuardedEnv, StepResult
 from trial_ray.errors import EngineError, EnvironmentFaultError, PromptTooLongError
 from trial_ray.inference.protocol import Response, SamplingParams
+from trial_ray.process_progress import advance
 from trial_ray.rollout.prompts import PromptWriter
 from trial_ray.rollout.trajectory import PromptCut, Trajectory, Turn
 
@@ -98,6 +99,7 @@ async def _play(env: GuardedEnv, trajectory: Trajectory, player: Player, env_see
         if decision is None:
             break
         before, now = now, env.step(decision.action)
+        advance("turn")
         trajectory.turns.append(
             Turn(
                 prompt_ids=decision.prompt_ids,

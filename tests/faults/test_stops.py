@@ -1,0 +1,115 @@
+"""Stops that end in time and leave nothing: SIGTERM at any moment of a real command, and actors that hang."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+
+import psutil
+import pytest
+from faulty_env import CountingEnv
+from faulty_run import actor, left, pid, pids, tiny_config
+from user_env import registered
+
+from trial_ray.algorithms.run_actors import ENGINE, ENV_RUNNER, LEARNER
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
+
+EXPERIMENT = """
+import os, signal, threading
+from unittest import mock
+import ray
+from trial_ray.algorithms import GRPO, GRPOConfig, batch_sampler
+from trial_ray.evaluation import panel_player
+from trial_ray.inference import pool
+
+config = (
+    GRPOConfig()
+    .environment("trial/ALFWorld-v0", env_config={"split": "generated", "difficulty": "tiny", "num_games": 8, "max_turns": 2})
+    .policy(model_path=os.environ["TEST_MODEL"])
+    .training(group_size=2, tasks_per_iteration=1, kl_coeff=0.0)
+    .rollouts(max_prompt_tokens=400, max_response_tokens=4, prompt_style="plain")
+    .engines(engine="transformers", num_cpus_per_engine=0.25)
+    .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25)
+    .learners(num_cpus_per_learner=0.25)
+    .resources(num_cpus_for_main_process=0.25)
+    .panel(split="generated", env_config={"generator_seed": 1}, num_tasks=1)
+)
+stop = {"training_iteration": 100}
+
+def then_terminate(owner, name):
+    "What follows SIGTERM by a little, or is under way when it comes."
+    call = getattr(owner, name)
+    def called(*args, **kwargs):
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        return call(*args, **kwargs)
+    mock.patch.object(owner, name, called).start()
+
+then_terminate(*{
+    "ray": (ray, "init"),
+    "actors": (pool.EnginePool, "start"),
+    "panel": (panel_player.PanelPlayer, "play"),
+    "sampling": (batch_sampler.BatchSampler, "sample"),
+    "checkpoint": (GRPO, "begin_saving"),
+}[os.environ["TEST_MOMENT"]])
+"""
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Processes that have inherited the mark of a command."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("TEST_MARK") == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("moment", ["ray", "actors", "panel", "sampling", "checkpoint"])
+def test_sigterm_is_recorded_and_leaves_no_process(moment, model_path, tmp_path):
+    (tmp_path / "experiment.py").write_text(EXPERIMENT)
+    run, mark = tmp_path / "run", uuid.uuid4().hex
+    words = ("train", str(tmp_path / "experiment.py"), "--out", str(run), "--checkpoint-every", "1")
+    environment = {**os.environ, "TEST_MODEL": model_path, "TEST_MOMENT": moment, "TEST_MARK": mark}
+    environment.pop("RAY_ADDRESS", None)
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; from trial_ray.cli import main; sys.exit(main())", *words],
+        env=environment, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    said = done.stdout + done.stderr
+    assert done.returncode == 130, said
+    assert json.loads((run / "run.json").read_text())["state"] == "interrupted"
+    saved = sorted(path.name for path in (run / "checkpoints").iterdir())
+    if moment in ("sampling", "checkpoint"):
+        assert len(saved) == len([name for name in saved if name.isdecimal()]) > 0
+        assert f"stopped after iteration {int(saved[-1])}; the same command continues with --resume {run}" in said
+    else:
+        assert saved == []
+        assert "stopped at once; last checkpoint: none" in said
+    deadline = time.monotonic() + 30  # of Ray's daemons, which end by themselves
+    while (processes := marked(mark)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not processes
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_stop_ends_actors_that_are_stopped(model_path):
+    with registered(CountingEnv):
+        algorithm = tiny_config(model_path, num_learners=1).build_algo()
+        processes = pids(algorithm)
+        assert len(left(processes)) == 3
+        for kind in (ENV_RUNNER, ENGINE, LEARNER):
+            os.kill(pid(actor(algorithm, kind)), signal.SIGSTOP)
+        began = time.monotonic()
+        algorithm.stop()
+        seconds = time.monotonic() - began
+    print(f"stopped in {seconds:.1f} s")
+    assert seconds < 20
+    assert not left(processes)

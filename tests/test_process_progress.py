@@ -1,0 +1,64 @@
+"""What one process can find out about another: its state and its stacks, while it works, waits or is stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from trial_ray.process_progress import advance, describe_processes, is_announced, own_count
+
+CHILD = """
+import time
+from trial_ray.process_progress import announce
+announce()
+print(flush=True)
+def hanging_step():
+    while True:
+        time.sleep(600)
+hanging_step()
+"""
+
+
+@pytest.fixture
+def child():
+    with subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+def test_stacks_are_told_again_and_again_and_leave_nothing(child):
+    deadline = time.monotonic() + 30
+    while "in hanging_step" not in (told := describe_processes([child.pid])[child.pid])["stacks"]:
+        assert time.monotonic() < deadline
+    again = describe_processes([child.pid])[child.pid]
+    assert again == told
+    assert again["stacks"].count("in hanging_step") == 1
+    assert is_announced(child.pid)
+
+
+def test_a_process_that_is_stopped_or_gone_or_another_is_not_asked(child):
+    os.kill(child.pid, signal.SIGSTOP)
+    deadline = time.monotonic() + 30
+    while describe_processes([child.pid])[child.pid]["state"] != "stopped":
+        assert time.monotonic() < deadline
+    assert describe_processes([child.pid])[child.pid]["stacks"] == "none: the process is stopped"
+    child.kill()
+    child.wait(timeout=30)
+    assert describe_processes([child.pid])[child.pid]["state"] == "gone"
+    assert not is_announced(child.pid)
+    with subprocess.Popen(["sleep", "600"]) as other:
+        assert describe_processes([other.pid])[other.pid]["stacks"] == "none: it does not write any"
+        assert other.poll() is None
+        other.kill()
+
+
+def test_units_of_work_are_counted():
+    before = own_count()
+    advance("step")
+    assert own_count() == before + 1
