@@ -104,7 +104,12 @@ def test_a_process_is_kept_for_the_next_episode_and_in_another_event_loop(make):
     pid = newest(env)
     second = asyncio.run(play_episode(env, "two", Counts()))
     assert first.turns[-1].outcome == second.turns[-1].outcome == f"You count: {TURNS}."
-    assert (first.ended, first.success, len(first.turns), first.solution) == ("terminated", True, TURNS, ("count",) * TURNS)
+    assert (first.ended, first.success, len(first.turns), first.solution) == (
+        "terminated",
+        True,
+        TURNS,
+        ("count",) * TURNS,
+    )
     assert newest(env) == pid
 
 
@@ -144,7 +149,9 @@ def test_those_that_hang_are_ended_while_the_others_play_on(make):
         return kept, played, await asyncio.gather(*waiting)
 
     others = [make() for _ in range(2)]
-    hung = {fault: make(timeout_s=2.0, fault=fault) for fault in ("reset_hangs", "step_hangs", "step_sleeps", "step_stops")}
+    hung = {
+        fault: make(timeout_s=2.0, fault=fault) for fault in ("reset_hangs", "step_hangs", "step_sleeps", "step_stops")
+    }
     began = time.monotonic()
     kept, played, failed = asyncio.run(play())
     assert 2.0 <= time.monotonic() - began < 60
@@ -174,6 +181,22 @@ def test_an_episode_that_is_given_up_in_a_step_leaves_the_process_unusable(make)
     env = make(fault="step_sleeps")
     asyncio.run(give_up())
     assert env.faulty
+
+
+def test_one_whose_creation_hangs_has_ten_times_as_long(make):
+    env = make(timeout_s=0.1, fault="creation_hangs")
+    with pytest.raises(
+        EnvironmentFaultError, match="task 'two', creation: no answer within 1 s; its process was ended"
+    ):
+        asyncio.run(env.reset("two", 0))
+
+
+def test_one_that_does_not_close_is_ended(make):
+    env = make(fault="close_hangs")
+    asyncio.run(play_episode(env, "two", GivesUp()))
+    pid = newest(env)
+    env.close()
+    assert gone([pid])
 
 
 def test_a_process_that_was_ended_between_two_episodes_is_replaced(make):

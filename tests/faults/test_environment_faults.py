@@ -56,7 +56,7 @@ def algo(ray_session, model_path, orders):
                 max_prompt_tokens=200,
                 max_response_tokens=4,
                 prompt_style="plain",
-                max_group_redraws=0,
+                max_group_redraws=2,
                 environment_processes=True,
                 step_timeout_s=STEP_TIMEOUT_S,
                 environment_memory_gb=0.5,
@@ -66,6 +66,7 @@ def algo(ray_session, model_path, orders):
             .learners(num_learners=0, num_cpus_per_learner=0.25)
             .resources(num_cpus_for_main_process=0.25)
             .panel(split="train", num_tasks=2)
+            .fault_tolerance(delay_between_env_runner_restarts_s=0)
             .debugging(seed=1)
         )  # fmt: skip
         algo = config.build_algo()

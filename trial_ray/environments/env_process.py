@@ -19,7 +19,7 @@ import sys
 import threading
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -37,9 +37,8 @@ CREATION_FACTOR = 10
 MOST_BYTES = 16 * MOST_CHARACTERS
 """Longest answer; JSON writes a character as at most 12 bytes."""
 CHUNK_BYTES = 1 << 16
-SERVER = (
-    "import sys; sys.path[:] = sys.argv[2:]; from trial_ray.environments.fork_server import main; main(int(sys.argv[1]))"
-)
+ANSWERED = tuple(field.name for field in fields(StepResult))
+SERVER = "import sys; sys.path[:] = sys.argv[2:]; from trial_ray.environments.fork_server import main; main(int(sys.argv[1]))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +320,7 @@ def _outcome(env: GuardedEnv, method: str, arguments: list[Any]) -> dict[str, An
     except EnvironmentFaultError as error:
         return {"fault": str(error)}
     if isinstance(found, StepResult):
-        return {"answer": asdict(found)}
+        return {"answer": {name: getattr(found, name) for name in ANSWERED}}
     return {"answer": found if method == "walkthrough" else None}
 
 

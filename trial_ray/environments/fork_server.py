@@ -23,7 +23,7 @@ from dataclasses import dataclass
 REQUEST = struct.Struct("=cQ")
 """What an env runner sends: :data:`START`, with the process's end of its connection, or :data:`END`; and a number of its choice."""
 START, END = b"S", b"E"
-CLOSE_SECONDS = 3
+CLOSE_SECONDS = 2
 """How long environments may take to close before their processes are ended."""
 PR_SET_PDEATHSIG = 1
 

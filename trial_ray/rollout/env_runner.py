@@ -39,7 +39,7 @@ from trial_ray.rollout.event_loop import run_quietly
 from trial_ray.rollout.prompts import PromptWriter
 from trial_ray.rollout.requests import GroupRequest, GroupSample, SampleSettings
 from trial_ray.rollout.settings import PlaySettings
-from trial_ray.rollout.trajectory import EpisodeResult, Trajectory, TrajectoryGroup
+from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
 
 # What a gym.spaces.Text must be told although nothing here checks it: text environments define their own spaces.
 _TEXT_SPACES = (Text(max_length=2**31 - 1),) * 2
@@ -186,19 +186,9 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         return self.config.invalid_action_penalty / self.config.reward_scale if by_rows else 0.0
 
     def _sample(self, request: GroupRequest, group: TrajectoryGroup, keep: bool) -> GroupSample:
-        survivors = group.survivors
-        versions = [turn.weight_version for trajectory in survivors for turn in trajectory.turns] or [0]
-        return GroupSample(
-            request=request,
-            # A list, because RLlib extends its episodes by what a reference holds.
-            ref=ray.put([group]) if keep and survivors else None,
-            episodes=[EpisodeResult.from_trajectory(trajectory) for trajectory in group.trajectories],
-            errors=[trajectory.error or "" for trajectory in group.trajectories if trajectory.failed],
-            num_survivors=len(survivors),
-            num_rows=sum(len(trajectory.turns) for trajectory in survivors),
-            zero_variance=not group.has_variance(self.config.reward, self._row_penalty),
-            weight_versions=(min(versions), max(versions)),
-        )
+        # A list, because RLlib extends its episodes by what a reference holds.
+        ref = ray.put([group]) if keep and group.survivors else None
+        return GroupSample.from_group(request, group, ref, self.config.reward, self._row_penalty)
 
     def _background(self) -> BackgroundGroups:
         if self._in_background is None:
