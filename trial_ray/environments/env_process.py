@@ -10,8 +10,6 @@ import asyncio
 import base64
 import json
 import logging
-import os
-import resource
 import signal
 import socket
 import subprocess
@@ -19,15 +17,15 @@ import sys
 import threading
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass, fields
-from typing import Any, BinaryIO
+from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 from ray import cloudpickle
 
 from trial_ray.environments.entry import EnvironmentEntry
-from trial_ray.environments.fork_server import CLOSE_SECONDS, END, REQUEST, START
-from trial_ray.environments.guarded_env import MOST_CHARACTERS, GuardedEnv, StepResult, first_line
+from trial_ray.environments.env_answers import CLOSE_SECONDS, json_line
+from trial_ray.environments.fork_server import END, REQUEST, START
+from trial_ray.environments.guarded_env import MOST_CHARACTERS, StepResult, first_line
 from trial_ray.errors import EnvironmentFaultError
 
 logger = logging.getLogger(__name__)
@@ -37,7 +35,6 @@ CREATION_FACTOR = 10
 MOST_BYTES = 16 * MOST_CHARACTERS
 """Longest answer; JSON writes a character as at most 12 bytes."""
 CHUNK_BYTES = 1 << 16
-ANSWERED = tuple(field.name for field in fields(StepResult))
 SERVER = "import sys; sys.path[:] = sys.argv[2:]; from trial_ray.environments.fork_server import main; main(int(sys.argv[1]))"
 
 
@@ -148,7 +145,7 @@ class ProcessEnv:
         return self._entry.name
 
     async def reset(self, task_id: str, seed: int) -> StepResult:
-        """Start an episode; see :meth:`GuardedEnv.reset`.
+        """Start an episode; see :meth:`~trial_ray.environments.guarded_env.GuardedEnv.reset`.
 
         Raises:
             EnvironmentFaultError: as there, or the process ended, or did not answer in time.
@@ -162,7 +159,7 @@ class ProcessEnv:
         return _step_result(await self._ask("reset", "reset", task_id, seed))
 
     async def step(self, action: str) -> StepResult:
-        """Carry out an action; see :meth:`GuardedEnv.step`.
+        """Carry out an action; see :meth:`~trial_ray.environments.guarded_env.GuardedEnv.step`.
 
         Raises:
             EnvironmentFaultError: as there, or the process ended, or did not answer in time.
@@ -171,7 +168,7 @@ class ProcessEnv:
         return _step_result(await self._ask(f"turn {self._turn}", "step", action))
 
     async def walkthrough(self) -> tuple[str, ...]:
-        """The environment's own solution of the running task; see :meth:`GuardedEnv.walkthrough`.
+        """The environment's own solution of the running task; see ``GuardedEnv.walkthrough``.
 
         Raises:
             EnvironmentFaultError: as there, or the process ended, or did not answer in time.
@@ -246,7 +243,7 @@ async def _exchange_lines(connection: socket.socket, request: Any) -> dict[str, 
     """
     loop = asyncio.get_running_loop()
     with suppress(BrokenPipeError):  # how the process ended is still to be read
-        await loop.sock_sendall(connection, _line(request))
+        await loop.sock_sendall(connection, json_line(request))
     received = bytearray()
     chunk = b""
     while b"\n" not in chunk:
@@ -281,57 +278,3 @@ def _how(status: int) -> str:
 
 def _step_result(values: dict[str, Any]) -> StepResult:
     return StepResult(**values)
-
-
-def _line(value: Any) -> bytes:
-    return json.dumps(value).encode() + b"\n"
-
-
-# -- in the process of the environment -------------------------------------------------------------------------------------
-
-
-def answer_requests(connection: socket.socket) -> None:
-    """Make the environment that the first line describes, and answer a request a line until the connection is closed."""
-    lines = connection.makefile("rwb")
-    if not (line := lines.readline()):
-        return
-    setup = json.loads(line)
-    np.random.seed()  # every fork would draw the same numbers
-    try:
-        _limit_memory(setup["memory_bytes"])
-        entry, required = cloudpickle.loads(base64.b64decode(setup["environment"]))
-    except Exception as error:
-        told = f"{setup['env_id']}, task {setup['task_id']!r}, creation: {first_line(error)}"
-        _answer(lines, {"fault": told})
-        return
-    env = GuardedEnv(entry, required)
-    _answer(lines, _outcome(env, "make", [setup["task_id"]]))
-    while line := lines.readline():
-        method, *arguments = json.loads(line)
-        _answer(lines, _outcome(env, method, arguments))
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends a process whose environment does not close
-    signal.alarm(CLOSE_SECONDS)
-    env.close()
-
-
-def _outcome(env: GuardedEnv, method: str, arguments: list[Any]) -> dict[str, Any]:
-    try:
-        found = getattr(env, method)(*arguments)
-    except EnvironmentFaultError as error:
-        return {"fault": str(error)}
-    if isinstance(found, StepResult):
-        return {"answer": {name: getattr(found, name) for name in ANSWERED}}
-    return {"answer": found if method == "walkthrough" else None}
-
-
-def _answer(lines: BinaryIO, outcome: dict[str, Any]) -> None:
-    lines.write(_line(outcome))
-    lines.flush()
-
-
-def _limit_memory(num_bytes: int | None) -> None:
-    """Limit what this process may allocate beyond what it has from the fork server."""
-    if num_bytes is not None:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            allocated = int(file.read().split()[5]) * os.sysconf("SC_PAGE_SIZE")
-        resource.setrlimit(resource.RLIMIT_DATA, (allocated + num_bytes,) * 2)

@@ -20,11 +20,11 @@ import traceback
 from contextlib import suppress
 from dataclasses import dataclass
 
+from trial_ray.environments.env_answers import CLOSE_SECONDS, answer_requests
+
 REQUEST = struct.Struct("=cQ")
 """What an env runner sends: :data:`START`, with the process's end of its connection, or :data:`END`; and a number of its choice."""
 START, END = b"S", b"E"
-CLOSE_SECONDS = 2
-"""How long environments may take to close before their processes are ended."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -133,8 +133,6 @@ def _become_environment(connection: socket.socket, server: int) -> None:
         os.setsid()
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == server:  # else it died before the line above
-            from trial_ray.environments.env_process import answer_requests
-
             answer_requests(connection)
             status = 0
     except BaseException:
@@ -149,6 +147,4 @@ def _become_environment(connection: socket.socket, server: int) -> None:
 def main(control: int) -> None:
     """Serve the env runner at the other end of a file descriptor."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle
-    import trial_ray.environments.env_process  # noqa: F401  # once, for all forks
-
     ForkServer(socket.socket(fileno=control)).serve()
