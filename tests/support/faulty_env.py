@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
+import time
 from collections import Counter
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
@@ -23,6 +27,17 @@ VALUES = {
 """What ``fault`` may put in place of a value, by the word for it; other words stand for themselves."""
 
 
+def refuse_to_load() -> None:
+    raise RuntimeError("cannot be loaded")
+
+
+class Broken:
+    """An object that can be pickled, and not unpickled."""
+
+    def __reduce__(self):
+        return refuse_to_load, ()
+
+
 class CountingEnv(gymnasium.Env):
     """Three turns; the last one wins.
 
@@ -30,6 +45,8 @@ class CountingEnv(gymnasium.Env):
         split: any.
         fault: name of the method below that spoils an episode; empty for none.
         faulty_episode: which of this process's episodes is spoilt, from 1; 0 spoils every one.
+        orders: file that may name the fault of the next episode that begins, in whatever process, which takes it away.
+        broken: anything.
     """
 
     ENV_ID: ClassVar[str] = "mine/Counting-v0"
@@ -37,11 +54,15 @@ class CountingEnv(gymnasium.Env):
     episodes: ClassVar[Counter[int]] = Counter()
     """Episodes begun, by process."""
 
-    def __init__(self, split: str = "train", fault: str = "", faulty_episode: int = 0) -> None:
+    def __init__(
+        self, split: str = "train", fault: str = "", faulty_episode: int = 0, orders: str = "", broken: Any = None
+    ) -> None:
         if fault == "creation_raises":
             raise OSError("no such engine\nat all")
+        if fault == "creation_hangs":
+            time.sleep(1000)
         self.observation_space = self.action_space = Text(1000)
-        self.fault, self.faulty_episode = fault, faulty_episode
+        self.fault, self.faulty_episode, self.orders = fault, faulty_episode, orders
         self.closed = False
         self.turn, self.task, self.spoilt = 0, "", False
 
@@ -57,25 +78,59 @@ class CountingEnv(gymnasium.Env):
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.episodes[os.getpid()] += 1
-        self.spoilt = self.faulty_episode in (0, self.episodes[os.getpid()])
+        self.spoilt = self._take_order() if self.orders else self.faulty_episode in (0, self.episodes[os.getpid()])
         self.turn, self.task = 0, options["task"]
         answer = ("You count: 0.", self._info())
         if self.spoilt and self.fault == "reset_raises":
             raise RuntimeError("cannot start")
+        self._misbehave("reset")
         return self._spoil("reset", answer)
 
     def step(self, action):
         self.turn += 1
         if self.spoilt and self.fault == "step_raises" and self.turn == 2:
             raise KeyError("position")
+        if self.turn == 2:
+            self._misbehave("step")
         won = self.turn == TURNS
         answer = (f"You count: {self.turn}.", float(won), won, False, self._info())
         return self._spoil("step", answer) if self.turn == 2 else answer
 
     def close(self):
         self.closed = True
+        if self.fault == "close_hangs":
+            time.sleep(1000)
         if self.fault == "close_raises":
             raise RuntimeError("cannot close")
+
+    def _take_order(self) -> bool:
+        taken = f"{self.orders}.{os.getpid()}"
+        try:
+            os.rename(self.orders, taken)
+        except FileNotFoundError:
+            return False
+        self.fault = Path(taken).read_text(encoding="utf-8")
+        os.unlink(taken)
+        return True
+
+    def _misbehave(self, method: str) -> None:
+        """Faults that a process of its own alone survives; each is named after the method, such as ``step_hangs``."""
+        fault = self.fault.removeprefix(f"{method}_") if self.spoilt else ""
+        if fault == "hangs":
+            while True:
+                pass
+        elif fault == "sleeps":
+            time.sleep(1000)
+        elif fault == "stops":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif fault == "exits":
+            sys.exit(3)
+        elif fault == "dies":
+            os._exit(3)
+        elif fault == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif fault == "grows":
+            self.grown = [bytearray(10_000_000) for _ in range(1000)]
 
     def _info(self) -> dict[str, Any]:
         won = self.turn == TURNS
@@ -94,7 +149,7 @@ class CountingEnv(gymnasium.Env):
         where, found, value = self.fault.partition("=")
         if not (self.spoilt and found and where.startswith(method)):
             return answer
-        value = VALUES.get(value, value)
+        value = "x" * 50_000_000 if value == "huge" else VALUES.get(value, value)
         where = where.removeprefix(method)
         if not where:
             return value

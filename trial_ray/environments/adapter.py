@@ -52,6 +52,9 @@ class EnvironmentAdapter:
             that is missing the return, cut to [0, 1].
         max_turns: turns after which an episode ends, if the environment does not end it before; ``None``: the environment's
             own limit (its ``max_turns``, or the ``max_episode_steps`` that it is registered with), and 50 where none is known.
+        own_process: whether every instance gets a process of its own, so that one that hangs or crashes costs its rollout alone;
+            for environments that may block: simulators, browsers, network services. The setting ``environment_processes``
+            decides before.
         num_seeds: tasks in a split of an environment without ``tasks(split)``, whose tasks are the seeds of ``reset``.
         generated: from a seed and a number of tasks the keyword arguments that generate them, for the warm start; ``None``:
             it takes tasks of the split ``train``.
@@ -75,6 +78,7 @@ class EnvironmentAdapter:
     success: float | Callable[[Mapping[str, Any], float], bool] | None = None
     score: Callable[[Mapping[str, Any], float], float] | None = None
     max_turns: int | None = None
+    own_process: bool = False
     num_seeds: int = 4096
     generated: Callable[[int, int], Mapping[str, Any]] | None = None
     demonstrator: Callable[[], Demonstrator] | None = None
@@ -140,6 +144,8 @@ class EnvironmentAdapter:
                 raise self._error(name, "a function, or None")
         if self.max_turns is not None and not (isinstance(self.max_turns, int) and self.max_turns >= 1):
             raise self._error("max_turns", "at least 1, or None")
+        if not isinstance(self.own_process, bool):
+            raise self._error("own_process", "True or False")
         if not (isinstance(self.num_seeds, int) and 1 <= self.num_seeds <= MOST_SEEDS):
             raise self._error("num_seeds", f"1 to {MOST_SEEDS:,}")
         if wrong := {name for _, name in self.action_patterns} - set(ACTION_CLASSES):

@@ -22,6 +22,8 @@ Answer = TypeVar("Answer")
 
 ROUNDING = 1e-6
 """How far a score that was added up of parts may lie outside of [0, 1]."""
+MOST_CHARACTERS = 2_000_000
+"""Longest answer of an environment, all of its texts together; a prompt of more would stop the other episodes for seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +88,25 @@ class GuardedEnv:
         """Name of the environment in records."""
         return self._entry.name
 
+    def make(self, task_id: str) -> gymnasium.Env[Any, Any]:
+        """The instance, made where there is none; ``task_id`` is the task that it is made for.
+
+        Raises:
+            EnvironmentFaultError: it could not be made.
+        """
+        self._task_id = task_id
+        if self._env is None:
+            self._env = self._call("creation", self._entry.make)
+        return self._env
+
     def reset(self, task_id: str, seed: int) -> StepResult:
         """Start an episode of a task; where tasks are seeds, the task's id is the seed.
 
         Raises:
             EnvironmentFaultError: the environment could not be made, ``reset`` raised, or its answer breaks the contract.
         """
-        self._task_id, self._turn, self._return = task_id, 0, 0.0
-        if self._env is None:
-            self._env = self._call("creation", self._entry.make)
-        env = self._env
+        env = self.make(task_id)
+        self._turn, self._return = 0, 0.0
         if callable(getattr(env.unwrapped, "tasks", None)):
             return self._call("reset", lambda: self._read_reset(env.reset(seed=seed, options={"task": task_id})))
         return self._call("reset", lambda: self._read_reset(env.reset(seed=int(task_id))))
@@ -136,10 +147,10 @@ class GuardedEnv:
             return call()
         except _ContractError as error:
             raise self._fault(stage, str(error), error) from error
-        except Exception as error:
-            raise self._fault(stage, _first_line(error), error) from error
+        except (Exception, SystemExit) as error:  # an environment that exits must not end the others
+            raise self._fault(stage, first_line(error), error) from error
 
-    def _fault(self, stage: str, cause: str, error: Exception) -> EnvironmentFaultError:
+    def _fault(self, stage: str, cause: str, error: BaseException) -> EnvironmentFaultError:
         self.faulty = True
         told = f"{self._entry.env_id}, task {self._task_id!r}, {stage}: {cause}"
         # The message that travels to the driver has one line; whoever mends the environment needs the traceback.
@@ -181,11 +192,15 @@ def _step_result(
     _require("observation", observation, "a str", isinstance(observation, str))
     _require("info", info, "a dict", isinstance(info, dict))
     task, family = info.get("task", adapter.task), info.get("family", "")
+    _require("info['task']", task, "a str", isinstance(task, str))
+    _require("info['family']", family, "a str", isinstance(family, str))
+    actions = _texts("info['admissible_actions']", info.get("admissible_actions", ()))
+    _require_length(observation, task, family, *actions)
     return StepResult(
         observation=observation,
-        task=_require("info['task']", task, "a str", isinstance(task, str)),
-        family=_require("info['family']", family, "a str", isinstance(family, str)),
-        admissible_actions=_texts("info['admissible_actions']", info.get("admissible_actions", ())),
+        task=task,
+        family=family,
+        admissible_actions=actions,
         won=_won(info, adapter, episode_return),
         score=_score(info, adapter, episode_return),
         invalid_action=_truth("info['invalid_action']", info.get("invalid_action", False)),
@@ -227,6 +242,14 @@ def _texts(name: str, value: Any) -> Sequence[str]:
     return texts
 
 
+def _require_length(*texts: str) -> None:
+    length = len(texts) + sum(map(len, texts))
+    if length > MOST_CHARACTERS:
+        raise _ContractError(
+            f"observation and info have texts of {length:,} characters; expected at most {MOST_CHARACTERS:,}"
+        )
+
+
 def _require(name: str, value: Any, expected: str, kept: bool) -> Any:
     if not kept:
         raise _ContractError(f"{name} {_shown(value)}; expected {expected}")
@@ -238,6 +261,7 @@ def _shown(value: Any) -> str:
     return f"{' '.join(repr(value).split()):.200} ({type(value).__name__})"
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
+    """Class and message of an error, on one line."""
     lines = str(error).splitlines()
     return f"{type(error).__name__}: {lines[0]:.300}" if lines else type(error).__name__

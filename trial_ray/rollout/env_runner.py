@@ -26,6 +26,7 @@ from ray.rllib.utils.metrics import (
 
 from trial_ray.environments.check import required_keys
 from trial_ray.environments.entry import EnvironmentEntry
+from trial_ray.environments.env_process import EnvProcesses, ProcessEnv, ProcessLimits
 from trial_ray.environments.guarded_env import GuardedEnv
 from trial_ray.errors import EngineError
 from trial_ray.inference.client import EngineClient
@@ -34,12 +35,12 @@ from trial_ray.process_memory import peak_memory
 from trial_ray.process_progress import announce
 from trial_ray.rollout.background_groups import BackgroundGroups
 from trial_ray.rollout.conversation import prompt_writer
-from trial_ray.rollout.episode import PolicyPlayer, derive_seed, play_episode
+from trial_ray.rollout.episode import EpisodeEnv, PolicyPlayer, derive_seed, play_episode
 from trial_ray.rollout.event_loop import run_quietly
 from trial_ray.rollout.prompts import PromptWriter
 from trial_ray.rollout.requests import GroupRequest, GroupSample, SampleSettings
 from trial_ray.rollout.settings import PlaySettings
-from trial_ray.rollout.trajectory import EpisodeResult, Trajectory, TrajectoryGroup
+from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
 
 # What a gym.spaces.Text must be told although nothing here checks it: text environments define their own spaces.
 _TEXT_SPACES = (Text(max_length=2**31 - 1),) * 2
@@ -64,7 +65,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         self._tokenizer: Any = None
         self._prompts: dict[int, PromptWriter] = {}
         self._client: EngineClient | None = None
-        self._free_envs: dict[str, list[GuardedEnv]] = {}
+        self._free_envs: dict[str, list[EpisodeEnv]] = {}
+        self._processes = EnvProcesses()
         self._num_batches = 0
         self._in_background: BackgroundGroups | None = None
         announce()
@@ -134,11 +136,20 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         """RLlib's generic entry point; groups are sampled by :meth:`sample_groups`."""
         raise TypeError("TextEnvRunner samples groups of rollouts: call sample_groups(requests, settings).")
 
-    def take_env(self, environment: int, env_config: dict[str, Any]) -> tuple[GuardedEnv, list[GuardedEnv]]:
+    def take_env(self, environment: int, env_config: dict[str, Any]) -> tuple[EpisodeEnv, list[EpisodeEnv]]:
         """A free instance of one of the run's environments, and the list to put it back into unless it went wrong."""
         entry = self._entries[environment].at(**env_config)
         free = self._free_envs.setdefault(_key(entry), [])
-        return free.pop() if free else GuardedEnv(entry, required_keys(entry, self.config.reward)), free
+        return free.pop() if free else self._new_env(entry), free
+
+    def _new_env(self, entry: EnvironmentEntry) -> EpisodeEnv:
+        """An instance in this process, or in one of its own: as the setting says, else the environment's adapter."""
+        config, required = self.config, required_keys(entry, self.config.reward)
+        chosen = config.environment_processes
+        if entry.adapter.own_process if chosen is None else chosen:
+            limits = ProcessLimits(config.step_timeout_s, config.environment_memory_gb)
+            return ProcessEnv(entry, required, self._processes, limits)
+        return GuardedEnv(entry, required)
 
     def player(self, request: GroupRequest, settings: SampleSettings, seed: int | None) -> PolicyPlayer:
         """The player of one rollout; all of a group's requests stick to one engine."""
@@ -180,19 +191,9 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         return self.config.invalid_action_penalty / self.config.reward_scale if by_rows else 0.0
 
     def _sample(self, request: GroupRequest, group: TrajectoryGroup, keep: bool) -> GroupSample:
-        survivors = group.survivors
-        versions = [turn.weight_version for trajectory in survivors for turn in trajectory.turns] or [0]
-        return GroupSample(
-            request=request,
-            # A list, because RLlib extends its episodes by what a reference holds.
-            ref=ray.put([group]) if keep and survivors else None,
-            episodes=[EpisodeResult.from_trajectory(trajectory) for trajectory in group.trajectories],
-            errors=[trajectory.error or "" for trajectory in group.trajectories if trajectory.failed],
-            num_survivors=len(survivors),
-            num_rows=sum(len(trajectory.turns) for trajectory in survivors),
-            zero_variance=not group.has_variance(self.config.reward, self._row_penalty),
-            weight_versions=(min(versions), max(versions)),
-        )
+        # A list, because RLlib extends its episodes by what a reference holds.
+        ref = ray.put([group]) if keep and group.survivors else None
+        return GroupSample.from_group(request, group, ref, self.config.reward, self._row_penalty)
 
     def _background(self) -> BackgroundGroups:
         if self._in_background is None:
@@ -289,6 +290,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             for env in envs:
                 env.close()
         self._free_envs.clear()
+        self._processes.close()
 
 
 async def _play_groups(

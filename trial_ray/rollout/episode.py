@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
-from trial_ray.environments.guarded_env import GuardedEnv, StepResult
+from trial_ray.environments.guarded_env import StepResult
 from trial_ray.errors import EngineError, EnvironmentFaultError, PromptTooLongError
 from trial_ray.inference.protocol import Response, SamplingParams
 from trial_ray.process_progress import advance
 from trial_ray.rollout.prompts import PromptWriter
 from trial_ray.rollout.trajectory import PromptCut, Trajectory, Turn
 
+Answer = TypeVar("Answer")
 Generate = Callable[[np.ndarray, SamplingParams], Awaitable[Response]]
 History = Sequence[Turn]
 """The turns so far, oldest first."""
@@ -68,8 +70,41 @@ class Player(Protocol):
         ...
 
 
+class EpisodeEnv(Protocol):
+    """What an episode is played in; an environment in a process of its own gives its answers to be awaited.
+
+    Attributes:
+        faulty: a call went wrong, so that the instance must not be used again.
+        max_turns: turns after which an episode is cut.
+    """
+
+    faulty: bool
+    max_turns: int
+
+    @property
+    def name(self) -> str:
+        """Name of the environment in records."""
+        ...
+
+    def reset(self, task_id: str, seed: int) -> StepResult | Awaitable[StepResult]:
+        """Start an episode of a task."""
+        ...
+
+    def step(self, action: str) -> StepResult | Awaitable[StepResult]:
+        """Carry out an action."""
+        ...
+
+    def walkthrough(self) -> tuple[str, ...] | Awaitable[tuple[str, ...]]:
+        """The environment's own solution of the running task; empty where it knows none."""
+        ...
+
+    def close(self) -> None:
+        """Close the instance."""
+        ...
+
+
 async def play_episode(
-    env: GuardedEnv, task_id: str, player: Player, *, env_seed: int = 0, seed: int = 0
+    env: EpisodeEnv, task_id: str, player: Player, *, env_seed: int = 0, seed: int = 0
 ) -> Trajectory:
     """Play one episode; an error of engine or environment ends it as ``failed`` and is kept in ``error``.
 
@@ -91,14 +126,14 @@ async def play_episode(
     return trajectory
 
 
-async def _play(env: GuardedEnv, trajectory: Trajectory, player: Player, env_seed: int) -> None:
-    now = env.reset(trajectory.task_id, env_seed)
-    trajectory.family, trajectory.solution = now.family, env.walkthrough()
+async def _play(env: EpisodeEnv, trajectory: Trajectory, player: Player, env_seed: int) -> None:
+    now = await _resolved(env.reset(trajectory.task_id, env_seed))
+    trajectory.family, trajectory.solution = now.family, await _resolved(env.walkthrough())
     while not (now.terminated or now.truncated or len(trajectory.turns) >= env.max_turns):
         decision = await player.act(now, trajectory.turns, len(trajectory.turns) + 1)
         if decision is None:
             break
-        before, now = now, env.step(decision.action)
+        before, now = now, await _resolved(env.step(decision.action))
         advance("turn")
         trajectory.turns.append(
             Turn(
@@ -119,6 +154,10 @@ async def _play(env: GuardedEnv, trajectory: Trajectory, player: Player, env_see
         )
     trajectory.success, trajectory.score = now.won, now.score
     trajectory.ended = "terminated" if now.terminated else "turn_limit"
+
+
+async def _resolved(answer: Answer | Awaitable[Answer]) -> Answer:
+    return await answer if inspect.isawaitable(answer) else answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,3 +72,26 @@ class GroupSample:
     num_rows: int
     zero_variance: bool
     weight_versions: tuple[int, int] = (0, 0)
+
+    @classmethod
+    def from_group(
+        cls,
+        request: GroupRequest,
+        group: TrajectoryGroup,
+        ref: ObjectRef[list[TrajectoryGroup]] | None,
+        reward: str,
+        row_penalty: float,
+    ) -> GroupSample:
+        """Count what was played; ``reward`` and ``row_penalty`` as in :meth:`TrajectoryGroup.has_variance`."""
+        survivors = group.survivors
+        versions = [turn.weight_version for trajectory in survivors for turn in trajectory.turns] or [0]
+        return cls(
+            request=request,
+            ref=ref,
+            episodes=[EpisodeResult.from_trajectory(trajectory) for trajectory in group.trajectories],
+            errors=[trajectory.error or "" for trajectory in group.trajectories if trajectory.failed],
+            num_survivors=len(survivors),
+            num_rows=sum(len(trajectory.turns) for trajectory in survivors),
+            zero_variance=not group.has_variance(reward, row_penalty),
+            weight_versions=(min(versions), max(versions)),
+        )

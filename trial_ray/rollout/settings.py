@@ -65,6 +65,22 @@ class RolloutSettings(RecordingSettings):
         "episodes that one env runner plays at once; engines need some that run while environments step",
         at_least=1,
     )
+    environment_processes: bool | None = setting(
+        None,
+        "whether each environment that is played gets a process of its own, so that one that hangs, crashes or grows costs its "
+        "rollout alone; ``None``: those whose adapter says ``own_process``",
+    )
+    step_timeout_s: float = setting(
+        120.0,
+        "deadline of one ``reset`` or ``step`` of an environment in a process of its own, in seconds; its creation may take ten "
+        "times as long. After it the process is ended and the rollout fails",
+        above=0,
+    )
+    environment_memory_gb: float | None = setting(
+        None,
+        "GB that an environment in a process of its own may allocate; what exceeds it raises there, and the rollout fails",
+        above=0,
+    )
     request_timeout_s: float = setting(600.0, "deadline of one response, in seconds", above=0)
     max_group_redraws: int = setting(
         2, "times that a task is drawn again when fewer than 2 of its rollouts survived", at_least=0

@@ -1,0 +1,125 @@
+"""Environments in processes of their own that fail on real env runners: one rollout is lost, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from faulty_env import CountingEnv
+from user_env import registered
+
+from trial_ray.algorithms.grpo_config import GRPOConfig
+
+pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(600)]
+GROUPS, ROLLOUTS, TURNS = 2, 4, 3
+STEP_TIMEOUT_S = 10.0
+DEADLINE_S = 90.0
+"""Of an iteration that loses one rollout to a hang, on a busy machine."""
+
+FAULTS = {
+    "reset_raises": "reset: RuntimeError: cannot start",
+    "step_raises": "turn 2: KeyError: 'position'",
+    "reset_hangs": "reset: no answer within 10 s",
+    "step_hangs": "turn 2: no answer within 10 s",
+    "step_sleeps": "turn 2: no answer within 10 s",
+    "step_stops": "turn 2: no answer within 10 s",
+    "step=list": "turn 2: step() gave [1] (list); expected 5 values",
+    "step[0]=None": "turn 2: observation None (NoneType); expected a str",
+    "step[1]=nan": "turn 2: reward nan (float); expected a finite number",
+    "step[0]=huge": "turn 2: observation and info have texts of 50,000,032 characters",
+    "step_grows": "turn 2: MemoryError",
+    "step_exits": "turn 2: SystemExit: 3",
+    "step_dies": "turn 2: its process ended with exit status 3",
+    "step_killed": "turn 2: its process ended by signal SIGKILL",
+}
+
+
+@pytest.fixture(scope="module")
+def orders(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("orders") / "fault"
+
+
+@pytest.fixture(scope="module")
+def algo(ray_session, model_path, orders):
+    with registered(CountingEnv):
+        config = (
+            GRPOConfig()
+            .environment(CountingEnv.ENV_ID, env_config={"split": "train", "orders": str(orders)})
+            .policy(model_path=model_path)
+            .training(
+                lr=1e-3, group_size=ROLLOUTS, tasks_per_iteration=GROUPS, minibatch_rows=12, microbatch_rows=6, kl_coeff=0.0
+            )
+            .rollouts(
+                max_prompt_tokens=200,
+                max_response_tokens=4,
+                prompt_style="plain",
+                max_group_redraws=2,
+                environment_processes=True,
+                step_timeout_s=STEP_TIMEOUT_S,
+                environment_memory_gb=0.5,
+            )
+            .engines(engine="transformers", num_cpus_per_engine=0.25)
+            .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25)
+            .learners(num_learners=0, num_cpus_per_learner=0.25)
+            .resources(num_cpus_for_main_process=0.25)
+            .panel(split="train", num_tasks=2)
+            .fault_tolerance(delay_between_env_runner_restarts_s=0)
+            .debugging(seed=1)
+        )  # fmt: skip
+        algo = config.build_algo()
+        algo.train()
+        yield algo
+        left = [*descendants(algo), psutil.Process(runner_pid(algo))]
+        algo.stop()
+        assert not psutil.wait_procs(left, timeout=60)[1]
+
+
+def runner_pid(algo) -> int:
+    [pid] = algo.env_runner_group.foreach_env_runner(lambda runner: os.getpid(), local_env_runner=False)
+    return pid
+
+
+def descendants(algo) -> list[psutil.Process]:
+    """The runner's fork server and the processes of environments."""
+    return psutil.Process(runner_pid(algo)).children(recursive=True)
+
+
+def only_free_environments_have_processes(algo) -> bool:
+    [free] = algo.env_runner_group.foreach_env_runner(
+        lambda runner: sum(map(len, runner._free_envs.values())), local_env_runner=False
+    )
+    deadline = time.monotonic() + 30
+    while len(descendants(algo)) != 1 + free and time.monotonic() < deadline:
+        time.sleep(0.1)
+    found = descendants(algo)
+    return len(found) == 1 + free and psutil.STATUS_ZOMBIE not in [process.status() for process in found]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_one_rollout_is_lost_and_the_others_are_trained(algo, orders, caplog, fault):
+    orders.write_text(fault, encoding="utf-8")
+    began = time.monotonic()
+    result = algo.train()
+    seconds = time.monotonic() - began
+    assert not orders.exists()
+    assert FAULTS[fault] in caplog.text
+    assert f"1 of {GROUPS * ROLLOUTS} rollouts failed" in caplog.text
+    assert seconds < DEADLINE_S
+    assert result["env_runners"]["num_failed_episodes"] == 1
+    assert result["env_runners"]["num_episodes"] == GROUPS * ROLLOUTS - 1
+    assert (result["groups"]["num_trained"], result["groups"]["num_dropped"]) == (GROUPS, 0)
+    assert result["rows"]["given_to_learners"] == (GROUPS * ROLLOUTS - 1) * TURNS
+    assert only_free_environments_have_processes(algo)
+    print(f"{fault}: iteration of {seconds:.1f} s")
+
+
+def test_the_processes_of_a_runner_that_is_killed_die_with_it(algo):
+    left = descendants(algo)
+    assert len(left) > ROLLOUTS
+    psutil.Process(runner_pid(algo)).kill()
+    assert not psutil.wait_procs(left, timeout=60)[1]
+    result = algo.train()
+    assert result["groups"]["num_trained"] == GROUPS

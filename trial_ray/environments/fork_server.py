@@ -1,0 +1,150 @@
+"""The program that starts processes for environments: one an env runner, which forks itself for every environment.
+
+It imports what every environment needs once, no environment itself, and has a single thread; so a fork is safe, costs
+milliseconds, and shares its memory with the others until it is written. It ends, and every process with it, when the env runner
+closes the connection or dies, however that happens.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import selectors
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass
+
+from trial_ray.environments.env_answers import CLOSE_SECONDS, answer_requests
+
+REQUEST = struct.Struct("=cQ")
+"""What an env runner sends: :data:`START`, with the process's end of its connection, or :data:`END`; and a number of its choice."""
+START, END = b"S", b"E"
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A process.
+
+    Attributes:
+        pid: also of its process group.
+        pidfd: readable when it has ended.
+        connection: its own end, kept to tell the env runner how it ended.
+    """
+
+    pid: int
+    pidfd: int
+    connection: socket.socket
+
+
+class ForkServer:
+    """Starts and ends processes as the env runner asks.
+
+    Args:
+        control: connection to the env runner, which keeps the bounds of messages.
+    """
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._children: dict[int, Child] = {}
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(control, selectors.EVENT_READ)
+
+    def serve(self) -> None:
+        """Return when the env runner has closed the connection, or has died, and every process has ended."""
+        while self._await_events(None):
+            pass
+        # Environments see that their connections are closed, and close; what does not is ended.
+        self._selector.unregister(self._control)
+        deadline = time.monotonic() + CLOSE_SECONDS
+        while self._children and time.monotonic() < deadline:
+            self._await_events(deadline - time.monotonic())
+        for child in self._children.values():
+            end_group(child.pid)
+
+    def _await_events(self, timeout_s: float | None) -> bool:
+        """Handle what happens next; returns whether the env runner is still there."""
+        for key, _ in self._selector.select(timeout_s):
+            if key.data is not None:
+                self._reap(key.data)
+            elif not self._take_request():
+                return False
+        return True
+
+    def _take_request(self) -> bool:
+        try:
+            message, descriptors, _, _ = socket.recv_fds(self._control, REQUEST.size, 1)
+        except ConnectionError:
+            return False
+        if not message:
+            return False
+        kind, number = REQUEST.unpack(message)
+        if kind == START:
+            self._start(number, socket.socket(fileno=descriptors[0]))
+        elif number in self._children:
+            end_group(self._children[number].pid)
+        return True
+
+    def _start(self, number: int, connection: socket.socket) -> None:
+        server = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._selector.close()
+            self._control.close()
+            for child in self._children.values():
+                child.connection.close()
+                os.close(child.pidfd)
+            _become_environment(connection, server)
+        self._children[number] = Child(pid, os.pidfd_open(pid), connection)
+        self._selector.register(self._children[number].pidfd, selectors.EVENT_READ, number)
+
+    def _reap(self, number: int) -> None:
+        child = self._children.pop(number)
+        self._selector.unregister(child.pidfd)
+        end_group(child.pid)  # what it started; before its id is free for another process
+        _, status = os.waitpid(child.pid, 0)
+        os.close(child.pidfd)
+        ended = json.dumps({"ended": os.waitstatus_to_exitcode(status)}).encode() + b"\n"
+        with suppress(OSError):  # nobody is left to read it
+            child.connection.send(ended, socket.MSG_DONTWAIT)
+            child.connection.shutdown(socket.SHUT_RDWR)
+        child.connection.close()
+
+
+def end_group(pid: int) -> None:
+    """End a process, and what it started."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:  # it has no group of its own yet
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _become_environment(connection: socket.socket, server: int) -> None:
+    """Answer for one environment until the connection is closed; does not return."""
+    status = 1
+    try:
+        os.setsid()
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == server:  # else it died before the line above
+            answer_requests(connection)
+            status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)  # threads of the environment could keep the interpreter
+
+
+def main(control: int) -> None:
+    """Serve the env runner at the other end of a file descriptor."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle
+    ForkServer(socket.socket(fileno=control)).serve()
