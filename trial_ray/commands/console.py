@@ -72,6 +72,16 @@ def add_set_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_trust_option(parser: argparse.ArgumentParser) -> None:
+    """``--trust``."""
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="load the pickles of a folder that this user did not write on this machine: they can run any program "
+        "(docs/security.md)",
+    )
+
+
 def add_log_to_option(parser: argparse.ArgumentParser) -> None:
     """``--log-to SERVICE``, any number of times."""
     parser.add_argument(
