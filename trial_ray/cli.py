@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import io
 import logging
 import os
+import sys
 from collections.abc import Sequence
 from functools import partial
 
@@ -56,6 +58,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # of paths and texts that the terminal's encoding cannot show
     args = build_parser().parse_args(argv)
     if not args.verbose:
         os.environ.setdefault("TQDM_DISABLE", "1")  # transformers shows a bar for every file that it reads or writes

@@ -15,7 +15,8 @@ def write_text(path: Path | str, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
-        with open(partial, "w", encoding="utf-8") as file:
+        # UTF-8 has no form for lone surrogates; the escape that stands for one is JSON's, too.
+        with open(partial, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
