@@ -78,11 +78,16 @@ def import_games(
     Raises:
         MissingDataError: the folder does not exist or has no games.
         CorruptGameError: a split differs from the release.
+        CorruptGameError: a link in the folder leads out of it, so that something else would be copied.
         FileExistsError: the target is not empty.
     """
     destination = Path(target or DEFAULT_FOLDER).expanduser()
     if destination.exists() and any(destination.iterdir()):
         raise FileExistsError(f"{destination} is not empty; remove it, or choose another folder")
+    if link := _link_outwards(Path(folder).expanduser()):
+        raise CorruptGameError(
+            f"{link} is a link out of {folder}; remove it, or copy there what it points to. {ORIGIN}"
+        )
     states = inspect_games(folder, on_game)
     if not any(state.found for state in states):
         raise MissingDataError(f"{folder} has no official game. {ORIGIN}")
@@ -99,6 +104,12 @@ def import_games(
             destination.rmdir()
         copy.rename(destination)
     return destination
+
+
+def _link_outwards(folder: Path) -> Path | None:
+    root = folder.resolve()
+    links = (path for path in folder.rglob("*") if path.is_symlink())
+    return next((path for path in links if not path.resolve().is_relative_to(root)), None)
 
 
 def _inspect_split(source: GameSource, split: str, on_game: Callable[[], None]) -> SplitState:
