@@ -10,7 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from cli_fakes import EXPERIMENT, FakeAlgorithm
 
+from trial_ray import cli
 from trial_ray.errors import CheckpointError
 from trial_ray.experiments import provenance
 from trial_ray.experiments.checkpoint_manifest import MANIFEST, require_own, require_whole, write_manifest
@@ -18,6 +20,7 @@ from trial_ray.experiments.checkpoints import (
     CHECKPOINT_MARK,
     MODEL_INSIDE_CHECKPOINT,
     export_model,
+    list_checkpoints,
     newest_whole_checkpoint,
 )
 from trial_ray.experiments.sweep import Sweep
@@ -171,3 +174,32 @@ def test_a_sweep_continues_only_where_it_was_begun(key_folder, tmp_path):
             Sweep(SimpleNamespace(), copy).require_folder(resume=True)
     Sweep(SimpleNamespace(), copy).require_folder(resume=True, trust=True)
     assert not (tmp_path / "ran").exists()
+
+
+class UnpicklingAlgorithm(FakeAlgorithm):
+    """Restores as RLlib does."""
+
+    def restore_from_path(self, path):
+        pickle.loads(Path(path, "algorithm_state.pkl").read_bytes())
+        super().restore_from_path(path)
+
+
+def test_a_downloaded_run_is_read_and_resumed_only_with_trust(key_folder, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("trial_ray.algorithms.grpo_config.GRPOConfig.build_algo", lambda self: UnpicklingAlgorithm())
+    monkeypatch.setattr("trial_ray.experiments.ray_session._start", lambda logs: None)
+    experiment, run = tmp_path / "experiment.py", tmp_path / "run"
+    experiment.write_text(EXPERIMENT)
+    assert cli.main(["train", str(experiment), "--out", str(run)]) == 0
+    [checkpoint] = list_checkpoints(run / "checkpoints")
+    # Somebody else's: signed with another key.
+    (checkpoint / "algorithm_state.pkl").write_bytes(pickle.dumps(Program(tmp_path / "ran")))
+    write_manifest(checkpoint)
+    shutil.rmtree(key_folder)
+    resume = ["train", str(experiment), "--resume", str(run), "--iterations", "4"]
+    capsys.readouterr()
+    assert cli.main(["report", str(run)]) == 0
+    assert cli.main(resume) == 2
+    assert "--trust" in capsys.readouterr().err
+    assert not (tmp_path / "ran").exists()
+    assert cli.main([*resume, "--trust"]) == 0
+    assert (tmp_path / "ran").exists()  # so that the refusal above means something
