@@ -7,8 +7,9 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
+from pathlib import Path
 
 from trial_ray import __version__
 from trial_ray.commands import (
@@ -27,6 +28,8 @@ from trial_ray.commands import (
     train,
     warmstart,
 )
+
+from trial_ray.errors import UserInputError
 
 COMMANDS = (train, evaluate, sweep, reproduce, report, inspect, replay, warmstart, export, data, plan, doctor)
 EPILOG = """start here:
@@ -56,6 +59,17 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _require_homes(values: Iterable[object]) -> None:
+    for path in values:
+        if isinstance(path, list):
+            _require_homes(path)
+        elif isinstance(path, Path):
+            try:
+                path.expanduser()
+            except RuntimeError as error:
+                raise UserInputError(f"{path} is in the home of a user who is not known here.") from error
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
     for stream in (sys.stdout, sys.stderr):
@@ -66,6 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.setdefault("TQDM_DISABLE", "1")  # transformers shows a bar for every file that it reads or writes
         logging.getLogger("ray.rllib.algorithms").setLevel(logging.ERROR)  # it greets every algorithm with a warning
     try:
+        _require_homes(vars(args).values())
         code: int = args.run(args)
         return code
     except KeyboardInterrupt:

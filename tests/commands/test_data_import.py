@@ -6,6 +6,7 @@ import pytest
 from third_party import ALFWORLD, WEBSHOP_1K
 from webshop_source import NOUNS, PRODUCTS, write_source
 
+from trial_envs.alfworld import importing
 from trial_envs.alfworld.env import ALFWorldEnv
 from trial_envs.alfworld.export import write_games
 from trial_envs.alfworld.importing import import_games, inspect_games
@@ -57,9 +58,10 @@ def test_games_that_are_not_the_published_ones_are_refused_and_leave_nothing(hom
 
 
 @pytest.mark.parametrize("aim", ["key", ".", "../private"])
-def test_a_link_out_of_the_games_is_not_followed(home, tmp_path, aim):
+def test_a_link_out_of_the_games_is_not_followed(home, tmp_path, aim, monkeypatch):
     """Somebody's archive of games must not copy other files of the user's into the folder of the games."""
     write_games(tmp_path / "own", 2, 0, "tiny")
+    monkeypatch.setattr(importing, "inspect_games", lambda *_: [importing.SplitState("train", 2, 2, True)])
     (tmp_path / "private").mkdir()
     (tmp_path / "private" / "key").write_text("secret")
     (tmp_path / "own" / "extra").symlink_to(aim if aim.startswith("..") else tmp_path / "private" / aim)
