@@ -28,7 +28,6 @@ from trial_ray.commands import (
     train,
     warmstart,
 )
-
 from trial_ray.errors import UserInputError
 
 COMMANDS = (train, evaluate, sweep, reproduce, report, inspect, replay, warmstart, export, data, plan, doctor)

@@ -11,7 +11,7 @@ from synthetic_groups import synthetic_groups
 
 from trial_ray import cli
 from trial_ray.algorithms import TRIALConfig
-from trial_ray.errors import CheckpointError, UserInputError
+from trial_ray.errors import CheckpointError, ConfigError, UserInputError
 from trial_ray.evaluation.results import EvaluationFileError, EvaluationResult
 from trial_ray.experiments.config_record import from_record, to_record
 from trial_ray.experiments.opened_run import _is_config
@@ -39,6 +39,15 @@ def test_a_recorded_setting_of_another_type(name, value):
     record["settings"][name] = value
     with pytest.raises(CheckpointError, match=f"{name} = .* is no value of that setting"):
         from_record(record)
+
+
+def test_a_setting_of_rllibs_of_another_type_is_a_config_error():
+    config = (
+        TRIALConfig().environment("trial/ALFWorld-v0", env_config={"split": "train"}).policy(model_path="some/model")
+    )
+    config.model = {}
+    with pytest.raises(ConfigError, match=r"RLlib cannot use one of its settings \(KeyError"):
+        config.validate()
 
 
 @pytest.mark.parametrize(
@@ -100,8 +109,8 @@ def test_folders_with_other_names_are_no_iterations(tmp_path):
 def test_a_flipped_bit_in_a_page_of_parquet_is_seen(tmp_path):
     path = write_groups(tmp_path, 1, synthetic_groups(vocab_size=400, seed=1), "runner001")
     content = bytearray(path.read_bytes())
-    start = pq.read_metadata(path).row_group(0).column(0).data_page_offset + 30
-    content[start] ^= 1
+    column = pq.read_metadata(path).row_group(0).column(0)
+    content[column.data_page_offset + column.total_compressed_size // 2] ^= 1
     path.write_bytes(content)
     with pytest.raises(UserInputError, match="damaged"):
         read_trajectories(tmp_path)
