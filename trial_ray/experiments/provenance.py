@@ -18,7 +18,6 @@ from pathlib import Path
 
 from trial_ray.errors import CheckpointError
 from trial_ray.files import write_json
-from trial_ray.warmstart.cache import cache_root
 
 KEY_FILE = "signing.key"
 MARK = "origin.json"
@@ -66,6 +65,8 @@ def _identity(folder: Path) -> bytes:
 
 
 def _key() -> bytes:
+    from trial_ray.warmstart.cache import cache_root  # whose package imports torch, which no `--help` waits for
+
     path = Path(KEY_FILE)
     try:
         path = cache_root() / KEY_FILE
