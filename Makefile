@@ -16,7 +16,7 @@ UV := uv==0.13.8
 UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export UV_FIND_LINKS
 
-.PHONY: train test test-data test-faults soak test-long test-gpu lint docs bench bench-envs bench-gpu clean setup docs-setup bench-setup
+.PHONY: train test test-data test-faults soak test-long test-gpu lint docs bench bench-envs bench-gpu clean setup docs-setup bench-setup lock audit
 
 train: setup
 	$(BIN)/trial-ray train tuned_examples/alfworld_quickstart.py $(ARGS)
@@ -59,6 +59,21 @@ bench-envs: setup
 bench-gpu:
 	$(GPU_PYTHON) benchmarks/gpu.py --json benchmarks/results/gpu
 
+# Digests of the pinned versions' files, for every platform.
+LOCKED := requirements/cpu.txt requirements/docs.txt requirements/bench.txt
+
+lock: setup
+	for file in $(LOCKED); do \
+	  { grep '^#' $$file; $(BIN)/uv pip compile --quiet --no-deps --generate-hashes --no-header --no-annotate \
+	    --python-version 3.11 $$file; } > $$file.new && mv $$file.new $$file || exit 1; \
+	done
+
+# Fails where the advisory database knows something of a pinned version, and where it cannot be asked.
+audit: setup
+	test -x .venv-audit/bin/pip-audit || { $(BIN)/uv venv --quiet .venv-audit && \
+	  $(BIN)/uv pip install --quiet --python .venv-audit/bin/python pip-audit==2.10.1; }
+	.venv-audit/bin/pip-audit --strict --disable-pip --no-deps $(foreach file,$(LOCKED) requirements/torch.txt,--requirement $(file))
+
 setup: $(STAMP)
 
 $(STAMP): requirements/torch.txt requirements/cpu.txt setup.py envs/setup.py
@@ -85,4 +100,4 @@ $(BENCH_STAMP): requirements/torch.txt requirements/bench.txt
 	touch $(BENCH_STAMP)
 
 clean:
-	rm -rf $(VENV) $(DOCS_VENV) $(BENCH_VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(DOCS_VENV) $(BENCH_VENV) .venv-audit build *.egg-info .pytest_cache .mypy_cache .ruff_cache

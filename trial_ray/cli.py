@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import io
 import logging
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from functools import partial
+from pathlib import Path
 
 from trial_ray import __version__
 from trial_ray.commands import (
@@ -25,6 +28,7 @@ from trial_ray.commands import (
     train,
     warmstart,
 )
+from trial_ray.errors import UserInputError
 from trial_ray.experiments.interrupt import termination_as_interrupt
 
 COMMANDS = (train, evaluate, sweep, reproduce, report, inspect, replay, warmstart, export, data, plan, doctor)
@@ -55,13 +59,28 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _require_homes(values: Iterable[object]) -> None:
+    for path in values:
+        if isinstance(path, list):
+            _require_homes(path)
+        elif isinstance(path, Path):
+            try:
+                path.expanduser()
+            except RuntimeError as error:
+                raise UserInputError(f"{path} is in the home of a user who is not known here.") from error
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # of paths and texts that the terminal's encoding cannot show
     args = build_parser().parse_args(argv)
     if not args.verbose:
         os.environ.setdefault("TQDM_DISABLE", "1")  # transformers shows a bar for every file that it reads or writes
         logging.getLogger("ray.rllib.algorithms").setLevel(logging.ERROR)  # it greets every algorithm with a warning
     try:
+        _require_homes(vars(args).values())
         with termination_as_interrupt():
             code: int = args.run(args)
         return code

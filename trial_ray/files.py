@@ -8,14 +8,23 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from trial_ray.errors import UserInputError
+
 
 def write_text(path: Path | str, text: str) -> Path:
-    """Write ``text`` to ``path`` so that a reader, or a crash half-way, never meets a part of it."""
+    """Write ``text`` to ``path`` so that a reader, or a crash half-way, never meets a part of it.
+
+    Raises:
+        UserInputError: ``path`` is a folder or a device, which a file would replace.
+    """
     path = Path(path)
+    if not path.name or (path.exists() and not path.is_file()):
+        raise UserInputError(f"{str(path)!r} is no file that can be written. Name a file.")
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
-        with open(partial, "w", encoding="utf-8") as file:
+        # UTF-8 has no form for lone surrogates; the escape that stands for one is JSON's, too.
+        with open(partial, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

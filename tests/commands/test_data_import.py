@@ -6,6 +6,7 @@ import pytest
 from third_party import ALFWORLD, WEBSHOP_1K
 from webshop_source import NOUNS, PRODUCTS, write_source
 
+from trial_envs.alfworld import importing
 from trial_envs.alfworld.env import ALFWorldEnv
 from trial_envs.alfworld.export import write_games
 from trial_envs.alfworld.importing import import_games, inspect_games
@@ -54,6 +55,32 @@ def test_games_that_are_not_the_published_ones_are_refused_and_leave_nothing(hom
     assert not (home / ".cache" / "alfworld").exists()
     with pytest.raises(MissingDataError):
         import_games(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("aim", ["key", ".", "../private"])
+def test_a_link_out_of_the_games_is_not_followed(home, tmp_path, aim, monkeypatch):
+    """Somebody's archive of games must not copy other files of the user's into the folder of the games."""
+    write_games(tmp_path / "own", 2, 0, "tiny")
+    monkeypatch.setattr(importing, "inspect_games", lambda *_: [importing.SplitState("train", 2, 2, True)])
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "key").write_text("secret")
+    (tmp_path / "own" / "extra").symlink_to(aim if aim.startswith("..") else tmp_path / "private" / aim)
+    with pytest.raises(CorruptGameError, match="extra is a link out of"):
+        import_games(tmp_path / "own")
+    assert not (home / ".cache" / "alfworld").exists()
+
+
+def test_a_folder_that_is_no_index_is_not_replaced(home, tmp_path, capsys):
+    folder = write_source(tmp_path / "source", title_nouns=NOUNS, prices={each["asin"]: 1.0 for each in PRODUCTS})
+    letters = tmp_path / "letters"
+    letters.mkdir()
+    (letters / "letter").write_text("dear")
+    command = ["data", "webshop", "--from", str(folder), "--out"]
+    assert cli.main([*command, str(letters)]) == 2
+    assert "is no index of a shop" in capsys.readouterr().err
+    assert (letters / "letter").read_text() == "dear"
+    for _ in range(2):  # a new folder, then an index that is replaced
+        assert cli.main([*command, str(tmp_path / "index")]) == 0
 
 
 def test_an_imported_shop_is_opened_without_naming_a_folder(home, tmp_path, capsys):

@@ -135,8 +135,17 @@ def test_the_citation_names_this_version():
 
 
 def pins(name: str) -> dict[str, str]:
-    lines = [line for line in read(ROOT / "requirements" / name).splitlines() if line and not line.startswith("#")]
-    return dict(line.split("==") for line in lines)
+    return dict(re.findall(r"^([\w.-]+)==(\S+)", read(ROOT / "requirements" / name), re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", ["cpu.txt", "docs.txt", "bench.txt"])
+def test_every_pinned_version_has_digests(name):
+    """uv checks all packages of a file as soon as one has a digest, so none may lack them."""
+    entries = re.split(
+        r"\n(?=\S)", re.sub(r"^#.*\n", "", read(ROOT / "requirements" / name), flags=re.MULTILINE).strip()
+    )
+    assert len(entries) == len(pins(name))
+    assert all(re.fullmatch(r"[\w.-]+==\S+( \\\n    --hash=sha256:[0-9a-f]{64})+", entry) for entry in entries)
 
 
 def test_the_documentation_is_pinned_as_the_rest_and_installed_by_make_docs_alone():

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import stat
 from threading import Thread
 
 import pytest
 import ray
+from ray._private import ray_constants, services
 
 from trial_ray.cli import main
 from trial_ray.errors import ClusterError, InfrastructureError
@@ -66,6 +68,38 @@ def test_a_slow_start_is_tried_again(starts, caplog):
     assert len(seen) == 3
     assert seen[0]["address"] == "local"
     assert "attempt 3 of 3" in caplog.text
+
+
+def test_what_ray_opens_on_this_machine_is_of_this_machine(starts, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    token = tmp_path / ".ray" / "auth_token"
+    token.parent.mkdir()
+    token.write_text("secret")
+    token.chmod(0o644)
+    before = dict(os.environ)
+    seen = starts()
+    with ray_session():
+        assert seen[0]["_node_ip_address"] == "127.0.0.1"
+        assert not seen[0]["include_dashboard"]
+        assert not ray_constants.ENABLE_RAY_CLUSTER
+        assert os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"
+        assert os.environ["VLLM_HOST_IP"] == "127.0.0.1"
+        assert services.get_node_ip_address() == "127.0.0.1"
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    assert dict(os.environ) == before
+    assert ray_constants.ENABLE_RAY_CLUSTER  # else `ray start` of this process' children would refuse other machines
+
+
+@pytest.mark.parametrize(("mode", "warned"), [(None, True), ("disabled", True), ("token", False)])
+def test_a_cluster_without_a_token_is_warned_of(starts, monkeypatch, caplog, mode, warned):
+    starts()
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    if mode:
+        monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    with ray_session():
+        pass
+    assert ("without a token: whoever reaches its ports" in caplog.text) == warned
 
 
 @pytest.mark.parametrize(("message", "attempts"), [(TIMED_OUT, 3), ("no such file", 1)])

@@ -11,6 +11,7 @@ from synthetic_groups import synthetic_groups
 from trial_ray.algorithms import TRIALConfig
 from trial_ray.cli import main
 from trial_ray.errors import CheckpointError, ConfigError, UserInputError
+from trial_ray.experiments.checkpoint_manifest import MANIFEST, write_manifest
 from trial_ray.experiments.checkpoints import CHECKPOINT_MARK
 from trial_ray.experiments.replay import Replay
 from trial_ray.experiments.run_folder import RunFolder
@@ -39,6 +40,7 @@ def run(tmp_path) -> RunFolder:
     for iteration in (1, 4):
         (folder.checkpoints / f"{iteration:06d}").mkdir()
         (folder.checkpoints / f"{iteration:06d}" / CHECKPOINT_MARK).write_text("{}")
+        write_manifest(folder.checkpoints / f"{iteration:06d}")
     return folder
 
 
@@ -118,3 +120,15 @@ def test_a_resumed_run_drops_what_was_recorded_later(run):
     assert run.recorded_iterations() == [1]
     with pytest.raises(CheckpointError, match="iteration 2 was not trained"):
         UpdateRecord.read(run.training, 2)
+
+
+def test_a_replay_begins_only_from_a_whole_checkpoint_of_this_users(run):
+    checkpoint = run.checkpoints / "000001"
+    (checkpoint / MANIFEST).unlink()
+    with pytest.raises(CheckpointError, match="may be of somebody else"):
+        Replay.of(run, 2)
+    assert Replay.of(run, 2, trust=True).checkpoint == checkpoint
+    write_manifest(checkpoint)
+    (checkpoint / CHECKPOINT_MARK).write_text("{ }")
+    with pytest.raises(CheckpointError, match="is damaged"):
+        Replay.of(run, 2, trust=True)

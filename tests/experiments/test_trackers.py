@@ -12,7 +12,8 @@ from trial_ray import cli
 from trial_ray.errors import MissingDependencyError, UserInputError
 from trial_ray.experiments import trackers
 from trial_ray.experiments.sweep_callbacks import TrialTrackers
-from trial_ray.experiments.trackers import TrackedRun, Trackers, identifier, require_trackers, without_secrets
+from trial_ray.experiments.trackers import TrackedRun, Trackers, identifier, require_trackers
+from trial_ray.redaction import without_secrets
 
 SETTINGS = {"settings": {"lr": 0.5, "engine_kwargs": {"hf_token": "t0p", "max_prompt_tokens": 7}}}
 

@@ -28,7 +28,10 @@ class CheckedConfig(AlgorithmConfig):
         Raises:
             ConfigError: a key is unknown or a value is out of range; the message names it and what is expected.
         """
-        super().validate()
+        try:
+            super().validate()
+        except (KeyError, TypeError, AttributeError) as error:  # RLlib does not look at the types of its own settings
+            raise ConfigError(f"RLlib cannot use one of its settings ({type(error).__name__}: {error}).") from error
         # RLlib itself adds "class" when it builds an algorithm, and Tune its "__stdout_file__" and the like.
         known = {*vars(type(self)()), "class"}
         for name in vars(self):

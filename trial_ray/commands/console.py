@@ -35,6 +35,8 @@ def report(error: Exception, verbose: bool) -> int:
     """Print an error and return its exit code."""
     from rich.markup import escape
 
+    from trial_ray.viewer.visible_text import visible
+
     console = errors()
     if verbose:
         import traceback
@@ -47,9 +49,9 @@ def report(error: Exception, verbose: bool) -> int:
     if not known:
         text = f"{type(cause).__name__}: {text.splitlines()[0]}"
     hint = "" if known or verbose else " (--verbose shows the traceback)"
-    console.print(f"[bold red]{'error' if user else 'failed'}:[/] {escape(text)}{hint}", highlight=False)
+    console.print(f"[bold red]{'error' if user else 'failed'}:[/] {escape(visible(text))}{hint}", highlight=False)
     for note in getattr(error, "__notes__", ()):
-        console.print(note, markup=False, highlight=False)
+        console.print(visible(note), markup=False, highlight=False)
     return USER_ERROR if user else FAILED
 
 
@@ -69,6 +71,16 @@ def add_set_option(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="KEY=VALUE",
         help="replace one setting, e.g. --set lr=1e-4 or --set env_config.split=train; may be repeated",
+    )
+
+
+def add_trust_option(parser: argparse.ArgumentParser) -> None:
+    """``--trust``."""
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="load the pickles of a folder that this user did not write on this machine: they can run any program "
+        "(docs/security.md)",
     )
 
 

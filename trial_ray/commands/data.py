@@ -140,7 +140,11 @@ def import_webshop(args: argparse.Namespace) -> None:
         table.add_row(file.purpose, name, size, verdicts[file.known] if file.path else "")
     console.print(table)
     with console.status("indexing"):
-        folder = import_shop(args.source, args.out, seed=SEED if args.seed is None else args.seed, files=files)
+        seed = SEED if args.seed is None else args.seed
+        try:
+            folder = import_shop(args.source, args.out, seed=seed, files=files)
+        except FileExistsError as error:
+            raise UserInputError(str(error)) from error
     console.print(f"indexed: {folder}", highlight=False, soft_wrap=True)
 
 

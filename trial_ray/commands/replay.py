@@ -44,6 +44,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     names = ", ".join(method_names())
     parser.add_argument("--method", metavar="NAME", help=f"with another method: {names}, or a FILE.py of yours")
     terminal.add_env_adapter_option(parser)
+    terminal.add_trust_option(parser)
     terminal.add_set_option(parser)
     parser.set_defaults(run=run)
 
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
     folder = RunFolder.reopen(args.run_folder)
     adapters = load_adapters(args.env_adapters)
-    replay = Replay.of(folder, args.iteration, args.method, args.overrides, adapters)
+    replay = Replay.of(folder, args.iteration, args.method, args.overrides, adapters, trust=args.trust)
     console = terminal.output()
     with ray_session(args.verbose):
         found = replay.play()

@@ -58,6 +58,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--iterations", type=terminal.positive, metavar="N", help="of every run (default: the scale's)")
     parser.add_argument("--dry-run", action="store_true", help="print the runs and how far they are; start nothing")
+    terminal.add_trust_option(parser)
     terminal.add_set_option(parser)
     parser.set_defaults(run=run)
 
@@ -75,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     console.print(run_table(f"{args.name}: {study.title}", runs, states))
     if args.dry_run:
         return terminal.DONE
-    failed = train_what_is_missing(runs, states, scale_file(args.scale), folder, args.verbose)
+    failed = train_what_is_missing(runs, states, scale_file(args.scale), folder, args.verbose, args.trust)
     unfinished = [run for run in runs if run.state() != "done"]
     if len(unfinished) < len(runs):
         from trial_ray.reproduction.artefacts import assemble
@@ -94,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def train_what_is_missing(
-    runs: Sequence[PlannedRun], states: Sequence[str], scale_file: Path, folder: Path, verbose: bool
+    runs: Sequence[PlannedRun], states: Sequence[str], scale_file: Path, folder: Path, verbose: bool, trust: bool
 ) -> list[str]:
     """Run through Tune what is not done; returns the names of the runs that failed."""
     if all(state == "done" for state in states):
@@ -103,7 +104,7 @@ def train_what_is_missing(
     from trial_ray.reproduction.execution import execute
 
     with ray_session(verbose):
-        return execute(runs, scale_file, folder)
+        return execute(runs, scale_file, folder, trust)
 
 
 def run_table(title: str, runs: Sequence[PlannedRun], states: Sequence[str]) -> Table:

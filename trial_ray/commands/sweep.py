@@ -53,6 +53,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     folder.add_argument("--out", type=Path, metavar="DIR", help="sweep folder (default: runs/<file>-<time>)")
     folder.add_argument("--resume", type=Path, metavar="DIR", help="continue the sweep in DIR, as it was begun")
     terminal.add_log_to_option(parser)
+    terminal.add_trust_option(parser)
     terminal.add_set_option(parser)
     parser.set_defaults(run=run)
 
@@ -75,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     file = SweepFile.load(args.file, args.iterations, args.overrides)
     folder = (args.resume or args.out or default_folder(args.file)).expanduser().resolve()
     sweep = Sweep(file, folder, tuple(args.log_to))
-    sweep.require_folder(resume=args.resume is not None)
+    sweep.require_folder(resume=args.resume is not None, trust=args.trust)
     console = terminal.output()
     console.print(f"sweep folder: {folder}", highlight=False, soft_wrap=True)
     if not args.verbose:

@@ -75,6 +75,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     folder.add_argument("--resume", type=Path, metavar="DIR", help="continue the run in DIR from its last checkpoint")
     terminal.add_log_to_option(parser)
     terminal.add_env_adapter_option(parser)
+    terminal.add_trust_option(parser)
     terminal.add_set_option(parser)
     parser.set_defaults(run=run)
 
@@ -119,6 +120,7 @@ def run(args: argparse.Namespace) -> int:
         checkpoint_every=args.checkpoint_every,
         checkpoints_kept=args.keep_checkpoints,
         log_to=args.log_to,
+        trust=args.trust,
     )
     with nullcontext() if args.verbose else library_log(folder.library_log, console):
         session.run(ray_session(show=True))

@@ -20,6 +20,7 @@ import trial_envs
 from trial_ray.environments import alfworld, textworld, webshop
 from trial_ray.environments.adapter import MOST_SEEDS, EnvironmentAdapter
 from trial_ray.errors import ConfigError
+from trial_ray.redaction import without_secrets
 
 PACKAGED = {adapter.env_id: adapter for adapter in (alfworld.ADAPTER, webshop.ADAPTER, textworld.ADAPTER)}
 """Adapters of this package by environment id."""
@@ -105,9 +106,9 @@ class EnvironmentEntry:
             env.close()
 
     def describe(self) -> dict[str, Any]:
-        """What decides the tasks and prompts of this environment, as plain values."""
+        """What decides the tasks and prompts of this environment, as plain values, without secrets."""
         own = {} if self.adapter == find_adapter(self.env_id) else {"adapter": self.adapter.describe()}
-        return {"env_id": self.env_id, "config": dict(self.config), "weight": self.weight, **own}
+        return {"env_id": self.env_id, "config": without_secrets(self.config), "weight": self.weight, **own}
 
 
 def seed_tasks(split: str, number: int) -> list[str]:

@@ -14,6 +14,16 @@ from trial_ray.evaluation.intervals import wilson_interval
 from trial_ray.files import write_json
 from trial_ray.rollout.trajectory import EpisodeResult
 
+_KINDS: dict[str, tuple[type, ...]] = {
+    "task_id": (str,),
+    "family": (str,),
+    "success": (bool,),
+    "score": (float, int),
+    "turns": (int,),
+    "ended": (str,),
+}
+"""Types of an episode's values in JSON."""
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -173,7 +183,9 @@ class EvaluationResult:
         """
         try:
             return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
+            if isinstance(error, EvaluationFileError):
+                raise
             raise EvaluationFileError(f"Cannot read the evaluation {path}: {error}.") from error
 
     def table(self, title: str | None = None) -> Table:
@@ -203,6 +215,10 @@ def read_episode(value: Any, name: str) -> EpisodeResult:
     expected = {f.name for f in fields(EpisodeResult)}
     if not isinstance(value, dict) or set(value) != expected:
         raise EvaluationFileError(f"{name} must have exactly the fields {sorted(expected)}.")
+    if wrong := [key for key, kinds in _KINDS.items() if type(value[key]) not in kinds]:
+        raise EvaluationFileError(f"{name} has {wrong[0]} = {value[wrong[0]]!r:.100}, which is no such value.")
+    if not math.isfinite(value["score"]):
+        raise EvaluationFileError(f"{name} has the score {value['score']}; expected a finite number.")
     return EpisodeResult(**value)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trial_ray.errors import CheckpointError, UserInputError
-from trial_ray.experiments.checkpoint_manifest import require_whole
+from trial_ray.experiments.checkpoint_manifest import require_own, require_whole
 
 MODULE_INSIDE_CHECKPOINT = Path("learner_group/learner/rl_module/default_policy")
 MODEL_INSIDE_CHECKPOINT = MODULE_INSIDE_CHECKPOINT / "hf"
@@ -36,13 +36,17 @@ def prune_checkpoints(folder: Path, keep: int) -> None:
         shutil.rmtree(path)
 
 
-def newest_whole_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
+def newest_whole_checkpoint(folder: Path, *, trust: bool = False) -> tuple[Path | None, list[str]]:
     """The newest checkpoint in a ``checkpoints`` folder that is not damaged, and what is wrong with those after it.
 
     Damaged ones are renamed, so that nothing takes them for checkpoints any more.
 
+    Args:
+        folder: of the checkpoints.
+        trust: take one that this user did not write on this machine, too.
+
     Raises:
-        CheckpointError: all of them are damaged.
+        CheckpointError: all of them are damaged, or the newest whole one may be of somebody else.
     """
     damages: list[str] = []
     for path in reversed(list_checkpoints(folder)):
@@ -51,8 +55,10 @@ def newest_whole_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
         except CheckpointError as error:
             damages.append(str(error))
             path.rename(path.with_name(f"{path.name}.damaged-{uuid.uuid4().hex[:8]}"))
-        else:
-            return path, damages
+            continue
+        if not trust:
+            require_own(path)
+        return path, damages
     if damages:
         raise CheckpointError(f"No checkpoint in {folder} is whole. {' '.join(damages)} Begin the run again.")
     return None, damages

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from trial_ray.algorithms.methods import method_of, new_config
 from trial_ray.environments.adapter import EnvironmentAdapter
-from trial_ray.errors import CheckpointError
-from trial_ray.experiments.overrides import settable_names
+from trial_ray.errors import CheckpointError, TrialRayError
+from trial_ray.experiments.overrides import is_of_setting, settable_names
+from trial_ray.redaction import redacted, without_secrets
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.grpo_config import GRPOConfig
@@ -25,7 +26,7 @@ Read = TypeVar("Read")
 
 
 def to_record(config: GRPOConfig) -> dict[str, Any]:
-    """Every setting of ``config`` that JSON can hold, and under ``other`` how the rest would print.
+    """Every setting of ``config`` that JSON can hold, and under ``other`` how the rest would print; secrets are left out.
 
     Of the environments it holds, under ``environments``, what decides their tasks and prompts, and what reports call them; the
     code of a user's adapter is in the file that defines it.
@@ -38,7 +39,7 @@ def to_record(config: GRPOConfig) -> dict[str, Any]:
         if name in names and _is_json(value):
             settings[name] = value
         else:
-            other[name] = repr(value)
+            other[name] = redacted(repr(value))
     return {
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
@@ -47,7 +48,7 @@ def to_record(config: GRPOConfig) -> dict[str, Any]:
         "environments": json.loads(
             json.dumps([_describe(entry) for entry in config.environment_entries()], default=repr)
         ),
-        "settings": settings,
+        "settings": without_secrets(settings),
         "other": other,
     }
 
@@ -80,6 +81,10 @@ def from_record(record: Any, adapters: Sequence[EnvironmentAdapter] = (), method
     for name in settable_names(defaults):
         if name in record["settings"]:
             value = record["settings"][name]
+            if not is_of_setting(type(config), name, value):
+                raise CheckpointError(
+                    f"The resolved config has {name} = {value!r:.100}, which is no value of that setting."
+                )
             setattr(config, name, tuple(value) if isinstance(defaults[name], tuple) else value)
     config.adapters = tuple(adapters)
     return config
@@ -143,7 +148,9 @@ def _last_part(path: str) -> str:
 def _reading(path: Path, read: Callable[[Any], Read]) -> Read:
     try:
         return read(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, TrialRayError):
+            raise
         raise CheckpointError(f"Cannot read the resolved config {path}: {error}.") from error
 
 

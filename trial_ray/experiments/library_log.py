@@ -76,7 +76,11 @@ class _ConsoleHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         from rich.markup import escape
 
-        self._console.print(f"[yellow]warning:[/] {escape(record.getMessage())}", highlight=False, soft_wrap=True)
+        from trial_ray.viewer.visible_text import visible
+
+        self._console.print(
+            f"[yellow]warning:[/] {escape(visible(record.getMessage()))}", highlight=False, soft_wrap=True
+        )
 
 
 def _is_on_stdout(console: Console) -> bool:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from trial_ray.environments.adapter import EnvironmentAdapter
@@ -73,12 +74,22 @@ def _config(folder: RunFolder, name: str, notes: list[str]) -> dict[str, Any]:
     """The resolved config as it was recorded; an empty one where it cannot be read, which notes say."""
     try:
         record = json.loads((folder.path / "resolved_config.json").read_text(encoding="utf-8"))
-        if isinstance(record, dict):
-            return record
-    except (OSError, ValueError):
+        if _is_config(record):
+            return dict(record)
+    except (OSError, ValueError, RecursionError):
         pass
     notes.append(f"{name}: classes of actions are not told apart, since there is no readable resolved_config.json.")
     return {}
+
+
+def _is_config(record: Any) -> bool:
+    if not isinstance(record, dict):
+        return False
+    settings, environments = record.get("settings", {}), record.get("environments", [])
+    if not isinstance(settings, dict) or not isinstance(environments, list):
+        return False
+    described = all(isinstance(each, dict) and isinstance(each.get("env_id"), str) for each in environments)
+    return described and type(settings.get("max_staleness", 0)) in (int, NoneType)
 
 
 def _adapters(

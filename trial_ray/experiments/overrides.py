@@ -110,6 +110,15 @@ def settable_names(settings: Mapping[str, Any]) -> list[str]:
     return [name for name, value in settings.items() if not name.startswith("_") and type(value) in PLAIN_TYPES]
 
 
+def is_of_setting(config_class: type, name: str, value: Any) -> bool:
+    """Whether a value has a type that a setting of this package takes; RLlib does not declare its own reliably."""
+    if name == "env":
+        return value is None or isinstance(value, str)
+    accepted = plain_types(config_class, name) if name in fields_of(config_class) else frozenset()
+    kinds = {type(value)} | ({float} if type(value) is int else set()) | ({tuple} if type(value) is list else set())
+    return not accepted or bool(accepted & kinds)
+
+
 def unknown_key(name: str, known: Iterable[str]) -> ConfigError:
     """The error for a key that does not exist, naming the nearest one that does."""
     return ConfigError(f"Unknown setting {name!r}.{did_you_mean(name, known)}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from trial_ray.errors import ClusterError, InfrastructureError
@@ -19,6 +21,10 @@ ANSWER_S = 10.0
 # What an HTTP/2 client says first, with empty settings; a server, as that of every gRPC service, answers with its own.
 HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
 HTTP2_SETTINGS = 4
+LOOPBACK = "127.0.0.1"
+# A Ray without other machines listens on the loopback address alone; on Linux it would be reachable from everywhere.
+ONE_MACHINE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+AUTH_MODE = "RAY_AUTH_MODE"
 
 logger = logging.getLogger(__name__)
 
@@ -34,21 +40,26 @@ def ray_session(show: bool = False) -> Iterator[None]:
         ClusterError: the cluster that ``RAY_ADDRESS`` names does not answer, refuses the token, or has other versions.
         InfrastructureError: no local cluster could be started.
     """
-    import ray
 
     if not os.isatty(1):
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # else Ray colours the names of actors in files too
     logs: dict[str, Any] = {"log_to_driver": show, "logging_level": logging.INFO if show else logging.ERROR}
-    try:
+    with ExitStack() as undone:
+        undone.callback(_shut_down)
         with interrupts_deferred(), _without_rays_handler():
             if address := os.environ.get("RAY_ADDRESS"):
                 _join(address, logs)
             else:
+                undone.enter_context(_on_loopback())
                 _start(logs)
         yield
-    finally:
-        with interrupts_deferred():
-            ray.shutdown()
+
+
+def _shut_down() -> None:
+    import ray
+
+    with interrupts_deferred():
+        ray.shutdown()
 
 
 @contextmanager
@@ -72,6 +83,36 @@ def _join(address: str, logs: dict[str, Any]) -> None:
         ray.init(**logs)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ClusterError(f"Ray cannot use RAY_ADDRESS={address}: {error}") from error
+    if os.environ.get(AUTH_MODE, "").lower() != "token":
+        logger.warning(
+            "the Ray cluster at %s is used without a token: whoever reaches its ports can run code on it. Start it with %s=token, "
+            "and set that here, too (docs/security.md)",
+            address,
+            AUTH_MODE,
+        )
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Let Ray, and what actors open among themselves, listen on the loopback address."""
+    from ray._private import ray_constants
+
+    wanted = {ONE_MACHINE: "0", "VLLM_HOST_IP": LOOPBACK}
+    names = {name for _, name in socket.if_nameindex()}
+    if "lo" in names:
+        wanted |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    before = {name: os.environ.get(name) for name in wanted}
+    several, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False  # read when Ray was imported
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = several
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _start(logs: dict[str, Any]) -> None:
@@ -80,7 +121,8 @@ def _start(logs: dict[str, Any]) -> None:
     for attempt in range(1, ATTEMPTS + 1):
         try:
             # "local" keeps a cluster that somebody else runs on this machine out of it.
-            ray.init(address="local", include_dashboard=False, **logs)
+            ray.init(address="local", include_dashboard=False, _node_ip_address=LOOPBACK, **logs)
+            _keep_token_private()
             return
         except Exception as error:
             ray.shutdown()
@@ -90,6 +132,12 @@ def _start(logs: dict[str, Any]) -> None:
                     f"Ray did not start on this machine: {reason}. `trial-ray doctor` checks what it needs."
                 ) from error
             logger.warning("Ray did not start within its 30 s; attempt %d of %d follows", attempt + 1, ATTEMPTS)
+
+
+def _keep_token_private() -> None:
+    """Ray writes the token of local clusters so that every user of this machine may read it."""
+    with contextlib.suppress(OSError, RuntimeError):
+        (Path.home() / ".ray" / "auth_token").chmod(0o600)
 
 
 def require_cluster(address: str) -> None:

@@ -79,7 +79,7 @@ def _json(run: RunRecord, name: str) -> dict[str, Any]:
     except FileNotFoundError:
         run.missing.append(f"{name} is missing.")
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         run.missing.append(f"{name} cannot be read ({error}).")
         return {}
     if isinstance(value, dict):
@@ -213,5 +213,5 @@ def _trial_metrics(line: str) -> dict[str, float]:
     try:
         flat = flatten(json.loads(line))
         return {"iteration": int(flat["training_iteration"]), **flat}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return {}

@@ -20,6 +20,7 @@ from trial_ray.algorithms.initial_policy import initial_policy
 from trial_ray.algorithms.methods import method_of, with_method
 from trial_ray.algorithms.weight_sync import ask_learners
 from trial_ray.errors import CheckpointError, ConfigError
+from trial_ray.experiments.checkpoint_manifest import require_own, require_whole
 from trial_ray.experiments.checkpoints import list_checkpoints
 from trial_ray.experiments.config_record import load_method, load_record
 from trial_ray.experiments.metrics import flatten
@@ -98,6 +99,8 @@ class Replay:
         method: str | None = None,
         overrides: Sequence[str] = (),
         adapters: Sequence[EnvironmentAdapter] = (),
+        *,
+        trust: bool = False,
     ) -> Replay:
         """Read what a replay needs; nothing is computed yet.
 
@@ -107,9 +110,11 @@ class Replay:
             method: another method than the run's; of a run whose method has a file of its own, that file.
             overrides: ``key=value`` each, in place of the run's settings.
             adapters: those of the user's that the run was played with.
+            trust: begin from a checkpoint that this user did not write on this machine, too.
 
         Raises:
-            CheckpointError: the update was not recorded, the checkpoint before it is gone, or the run's config cannot be read.
+            CheckpointError: the update was not recorded, the checkpoint before it is gone, damaged or may be of somebody else, or
+                the run's config cannot be read.
             UserInputError: trajectories are missing.
             ConfigError: the method or a setting is wrong.
         """
@@ -121,6 +126,9 @@ class Replay:
         record = UpdateRecord.read(run.training, iteration)
         checkpoint = _checkpoint_before(run, iteration)
         if checkpoint is not None:
+            require_whole(checkpoint)
+            if not trust:
+                require_own(checkpoint)
             _require_same_state(recorded, config, checkpoint)
         groups = read_groups(run.trajectories, record.group_ids, iteration)
         changed = bool(overrides) or type(config) is not type(recorded)

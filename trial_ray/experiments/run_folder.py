@@ -18,6 +18,7 @@ from trial_ray.errors import CheckpointError, UserInputError
 from trial_ray.experiments.config_record import to_record
 from trial_ray.experiments.library_log import LOG_FILE
 from trial_ray.files import write_json, write_text
+from trial_ray.redaction import redacted
 from trial_ray.rollout.partitions import partitions
 
 if TYPE_CHECKING:
@@ -67,9 +68,9 @@ class RunFolder:
         try:
             for name in ("checkpoints", "trajectories", "training", "evaluations", "tensorboard"):
                 (partial.path / name).mkdir(parents=True)
-            shutil.copyfile(experiment, partial.path / "experiment.py")
+            _copy_redacted(experiment, partial.path / "experiment.py")
             write_json(partial.path / "resolved_config.json", to_record(config))
-            partial._write_run("running", command=command)
+            partial._write_run("running", command=[redacted(word) for word in command])
             os.replace(partial.path, path)
         finally:
             shutil.rmtree(partial.path, ignore_errors=True)
@@ -85,9 +86,9 @@ class RunFolder:
         folder = cls(Path(path).expanduser().resolve())
         try:
             run = json.loads((folder.path / "run.json").read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise CheckpointError(f"{folder.path} is not a run folder (it has no readable run.json).") from error
-        if (run.get("schema"), run.get("schema_version")) != (SCHEMA, SCHEMA_VERSION):
+        if not isinstance(run, dict) or (run.get("schema"), run.get("schema_version")) != (SCHEMA, SCHEMA_VERSION):
             raise CheckpointError(
                 f"{folder.path} was written by another version; its run.json is not {SCHEMA} {SCHEMA_VERSION}."
             )
@@ -150,11 +151,11 @@ class RunFolder:
 
     def state(self) -> str:
         """How the run stands; see :meth:`set_state`."""
-        return str(json.loads((self.path / "run.json").read_text(encoding="utf-8"))["state"])
+        return self._recorded("state")
 
     def started(self) -> str:
         """When the run was begun, however often it was continued since."""
-        return str(json.loads((self.path / "run.json").read_text(encoding="utf-8"))["started"])
+        return self._recorded("started")
 
     def set_state(self, state: str) -> None:
         """Record how the run stands: ``running``, ``done``, ``interrupted`` or ``failed``."""
@@ -166,16 +167,28 @@ class RunFolder:
 
     def write_error(self, error: BaseException) -> Path:
         """Keep the traceback that the command line does not show."""
-        return write_text(self.path / "error.log", "".join(traceback.format_exception(error)))
+        return write_text(self.path / "error.log", redacted("".join(traceback.format_exception(error))))
 
     def discard(self) -> None:
         """Remove a folder that holds nothing but the record of a run that could not begin."""
         shutil.rmtree(self.path)
 
+    def _recorded(self, name: str) -> str:
+        try:
+            return str(json.loads((self.path / "run.json").read_text(encoding="utf-8"))[name])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise CheckpointError(f"{self.path / 'run.json'} does not say {name!r}: {error!r}.") from error
+
     def _write_run(self, state: str, **more: Any) -> None:
         path = self.path / "run.json"
         run = json.loads(path.read_text(encoding="utf-8")) if path.exists() else _environment()
         write_json(path, {**run, **more, "state": state, "updated": _now()})
+
+
+def _copy_redacted(file: Path, target: Path) -> None:
+    """Copy the user's file byte by byte but for secrets."""
+    text = file.read_bytes().decode("utf-8", "surrogateescape")
+    target.write_bytes(redacted(text, code=True).encode("utf-8", "surrogateescape"))
 
 
 def _environment() -> dict[str, Any]:

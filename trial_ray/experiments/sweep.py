@@ -17,6 +17,7 @@ from ray.tune.search.repeater import TRIAL_INDEX
 
 from trial_ray.errors import CheckpointError, UserInputError
 from trial_ray.experiments.metrics import flatten
+from trial_ray.experiments.provenance import require_own_folder, sign_folder
 from trial_ray.experiments.search_space import SettingPath, dotted, nested, search_space, value_at
 from trial_ray.experiments.sweep_callbacks import PopulationCheckpoints, StopCriteria, SweepReporter, TrialTrackers
 from trial_ray.experiments.sweep_capacity import Capacity
@@ -49,16 +50,22 @@ class Sweep:
     folder: Path
     log_to: tuple[str, ...] = ()
 
-    def require_folder(self, resume: bool) -> None:
+    def require_folder(self, resume: bool, trust: bool = False) -> None:
         """Check that the folder may be used.
+
+        Args:
+            resume: to continue what is in it.
+            trust: also where this user did not begin it on this machine, though Tune's records of it are pickles.
 
         Raises:
             UserInputError: a new sweep's folder is not empty.
-            CheckpointError: there is nothing to continue.
+            CheckpointError: there is nothing to continue, or it may be of somebody else.
         """
         folder = self.folder
         if resume and not tune.Tuner.can_restore(str(folder)):
             raise CheckpointError(f"{folder} holds no sweep to continue.")
+        if resume and not trust:
+            require_own_folder(folder)
         if not resume and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserInputError(f"{folder} exists and is not empty. Name a new folder, or continue with --resume.")
 
@@ -78,6 +85,9 @@ class Sweep:
             CheckpointError: what is to be continued cannot be read.
         """
         os.environ.update(TUNE_ENVIRONMENT)
+        if not resume:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            sign_folder(self.folder)
         tuner = self._restored() if resume else self._new(at_once)
         try:
             with warnings.catch_warnings():

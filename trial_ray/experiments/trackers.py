@@ -21,16 +21,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trial_ray.errors import MissingDependencyError, UserInputError
+from trial_ray.redaction import without_secrets
 
 PROJECT = "trial-ray"
 """Project, or experiment, of the services, unless their own environment variables name another."""
-HIDDEN = "<hidden>"
-SECRET = re.compile(r"(?i)(^|[_.-])(token|secret|password|passwd|api_?key|access_?key|private_?key|credentials?|auth)$")
-"""Names of values that are not sent; ``max_prompt_tokens`` is none of them."""
-LEAST_SECRET = 8
-"""Characters from which the value of a secret environment variable is looked for in settings."""
-_IN_ADDRESS = re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)")
-
 DONE, FAILED, INTERRUPTED = "done", "failed", "interrupted"
 
 
@@ -253,27 +247,6 @@ class Trackers:
 def identifier(text: str) -> str:
     """``text`` as what identifies a run: services take letters, digits, dots, dashes and underscores."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", text)[-64:]
-
-
-def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with :data:`HIDDEN` for values that are secret by their name, and wherever a secret of the environment occurs."""
-    secrets = [value for name, value in os.environ.items() if SECRET.search(name) and len(value) >= LEAST_SECRET]
-
-    def cleaned(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {
-                str(name): HIDDEN if SECRET.search(str(name)) and inner is not None else cleaned(inner)
-                for name, inner in value.items()
-            }
-        if isinstance(value, list | tuple):
-            return [cleaned(inner) for inner in value]
-        if isinstance(value, str):
-            for secret in secrets:
-                value = value.replace(secret, HIDDEN)
-            return _IN_ADDRESS.sub(HIDDEN, value)
-        return value
-
-    return {str(name): inner for name, inner in cleaned(settings).items()}
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -63,6 +63,7 @@ class TrainingSession:
         checkpoint_every: iterations between checkpoints; the last iteration is always saved.
         checkpoints_kept: how many of the newest are kept.
         log_to: services that the metrics are sent to (:mod:`trial_ray.experiments.trackers`).
+        trust: resume from a checkpoint that this user did not write on this machine, too.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class TrainingSession:
         checkpoint_every: int = CHECKPOINT_EVERY,
         checkpoints_kept: int = CHECKPOINTS_KEPT,
         log_to: Sequence[str] = (),
+        trust: bool = False,
     ) -> None:
         self.config = config
         self.stop = stop
@@ -88,6 +90,7 @@ class TrainingSession:
         self.checkpoint_every = checkpoint_every
         self.checkpoints_kept = checkpoints_kept
         self.log_to = log_to
+        self.trust = trust
         self.iteration = 0
         self.restarts = 0
         self.interrupted = False
@@ -192,7 +195,7 @@ class TrainingSession:
         checkpoint = None
         started = time.monotonic()
         if self.resume:
-            checkpoint, damages = newest_whole_checkpoint(self.folder.checkpoints)
+            checkpoint, damages = newest_whole_checkpoint(self.folder.checkpoints, trust=self.trust)
             for damage in damages:
                 self._tell(f"left out: {damage}")
         with waiting(self.console, "preparing the policy and starting Ray's actors"):

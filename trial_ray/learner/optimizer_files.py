@@ -81,18 +81,32 @@ def load_optimizers(optimizers: Optimizers, names: Names | None, folder: Path) -
     file = folder / OPTIMIZER_FILE
     if not file.is_file():
         raise CheckpointError(f"{file} is missing; the checkpoint is incomplete. Resume from another one.")
-    saved: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-    was_sharded = saved.get("sharded", False)
+    try:
+        saved: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        was_sharded, iteration = saved.get("sharded", False), int(saved["iteration"])
+        states = {name: saved["optimizers"][name] for name in optimizers}
+    except Exception as error:  # whatever a damaged archive makes of torch's reader
+        raise _damaged(file, error) from error
     if was_sharded != (names is not None):
         found, expected = ("fsdp", "none") if was_sharded else ("none", "fsdp")
         raise CheckpointError(
             f"{file} was written with sharding={found!r}, but the run has {expected!r}. Set .policy(sharding={found!r})."
         )
-    for name, state in saved["optimizers"].items():
+    for name, state in states.items():
         if names is not None and (folder / SHARDS_FOLDER).is_dir():
             state["state"] = _load_shards(name, optimizers[name], names, folder / SHARDS_FOLDER)
-        optimizers[name].load_state_dict(state)
-    return int(saved["iteration"])
+        try:
+            optimizers[name].load_state_dict(state)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise _damaged(file, error) from error
+    return iteration
+
+
+def _damaged(file: Path, error: Exception) -> CheckpointError:
+    reason = (str(error).splitlines() or [""])[0]
+    return CheckpointError(
+        f"{file} is damaged, or of other optimizers ({type(error).__name__}: {reason:.200}). Resume from another checkpoint."
+    )
 
 
 def _load_shards(

@@ -204,5 +204,7 @@ class UpdateRecord:
                 f"{path} does not exist: iteration {iteration} was not trained, trained nothing, or was trained by a release "
                 f"that did not record updates. Recorded iterations: {found}."
             ) from error
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            if isinstance(error, CheckpointError):
+                raise
             raise CheckpointError(f"Cannot read the record of an update {path}: {error}.") from error

@@ -67,7 +67,7 @@ def read_whole_lines(path: Path) -> tuple[list[dict[str, float]], int]:
         try:
             values = json.loads(line)
             found[int(values["iteration"])] = {key: value for key, value in values.items() if _is_number(value)}
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             damaged += 1
     return [found[iteration] for iteration in sorted(found)], damaged
 

@@ -12,7 +12,7 @@ from typing import Any
 from trial_ray.reproduction.plan import PlannedRun, set_name
 
 
-def execute(runs: Sequence[PlannedRun], scale_file: Path, folder: Path) -> list[str]:
+def execute(runs: Sequence[PlannedRun], scale_file: Path, folder: Path, trust: bool = False) -> list[str]:
     """Train what is not done, as many runs at a time as the cluster holds; Ray must be connected.
 
     An unfinished run continues from its newest checkpoint. A run that fails ends none of the others.
@@ -21,6 +21,7 @@ def execute(runs: Sequence[PlannedRun], scale_file: Path, folder: Path) -> list[
         runs: of which those that are done are skipped.
         scale_file: copied into each run folder.
         folder: Tune's own records go to ``tune/`` below it.
+        trust: continue from checkpoints that this user did not write on this machine, too.
 
     Returns:
         Names of the runs that failed.
@@ -34,7 +35,7 @@ def execute(runs: Sequence[PlannedRun], scale_file: Path, folder: Path) -> list[
         return []
     # Data folders may be given relative to where the command was started.
     os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"
-    trainable = tune.with_parameters(_train, runs=waiting, scale_file=scale_file)
+    trainable = tune.with_parameters(_train, runs=waiting, scale_file=scale_file, trust=trust)
     tuner = tune.Tuner(
         tune.with_resources(trainable, lambda trial: _resources(waiting[trial["run"]])),
         param_space={"run": tune.grid_search(list(waiting))},
@@ -55,7 +56,7 @@ def _resources(run: PlannedRun) -> Any:
     return run.config.algo_class.default_resource_request(run.config)
 
 
-def _train(trial: dict[str, Any], runs: dict[str, PlannedRun], scale_file: Path) -> None:
+def _train(trial: dict[str, Any], runs: dict[str, PlannedRun], scale_file: Path, trust: bool) -> None:
     """What a trial does, in an actor of its own."""
     import contextlib
 
@@ -82,5 +83,6 @@ def _train(trial: dict[str, Any], runs: dict[str, PlannedRun], scale_file: Path)
         resume=resume,
         final_panels=panels,
         on_iteration=lambda metrics: tune.report(metrics),
+        trust=trust,
     )
     session.run(contextlib.nullcontext())

@@ -7,6 +7,7 @@ is in its metadata.
 from __future__ import annotations
 
 import os
+import re
 import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,9 +21,16 @@ from trial_ray.errors import UserInputError
 
 VERSION_KEY = b"trial_ray.schema_version"
 """Key of the schema's version in a file's metadata."""
+ROWS_KEY = b"trial_ray.rows"
+"""Key of the number of rows, which no checksum of Parquet's covers."""
 
 IDS, FLOATS = pa.list_(pa.int32()), pa.list_(pa.float32())
 
+_UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError, MemoryError)
+"""What pyarrow raises of damaged files."""
+_CHECKED = pds.ParquetFileFormat(
+    default_fragment_scan_options=pds.ParquetFragmentScanOptions(page_checksum_verification=True)
+)
 _PARTITION = pds.partitioning(pa.schema([("iteration", pa.int32())]), flavor="hive")
 
 
@@ -44,9 +52,9 @@ def partition(folder: str | os.PathLike[str], iteration: int) -> Path:
 
 
 def partitions(folder: str | os.PathLike[str]) -> dict[int, Path]:
-    """The iterations that ``folder`` holds folders of, in ascending order."""
-    found = {int(path.name.partition("=")[2]): path for path in Path(folder).glob("iteration=*")}
-    return dict(sorted(found.items()))
+    """The iterations that ``folder`` holds folders of, in ascending order; folders of other names are passed over."""
+    names = ((re.fullmatch(r"iteration=([0-9]{1,9})", path.name), path) for path in Path(folder).glob("iteration=*"))
+    return dict(sorted((int(name[1]), path) for name, path in names if name))
 
 
 def write_rows(
@@ -69,11 +77,14 @@ def write_rows(
     # A process that was restarted counts from zero again, so its own name would not be unique.
     stem = f"{writer_id}-{uuid.uuid4().hex[:12]}"
     target = partition(folder, iteration) / f"{stem}.parquet"
-    table = pa.Table.from_pylist(list(rows), schema=schema)
+    marked = schema.with_metadata({**(schema.metadata or {}), ROWS_KEY: str(len(rows)).encode()})
+    table = pa.Table.from_pylist(list(rows), schema=marked)
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_name(f".{stem}.unfinished")
     try:
-        pq.write_table(table, unfinished, compression="zstd", use_dictionary=_repeating(schema))
+        pq.write_table(
+            table, unfinished, compression="zstd", use_dictionary=_repeating(schema), write_page_checksum=True
+        )
         unfinished.replace(target)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -105,10 +116,12 @@ def read_rows(
         advice: what to do then.
 
     Raises:
-        UserInputError: nothing was recorded there, or a file is cut, of another version of the schema, or lacks columns.
+        UserInputError: nothing was recorded there, or a file is cut, damaged, of another version of the schema, or lacks columns.
     """
     pattern = "iteration=*" if iteration is None else partition(folder, iteration).name
-    files = sorted(Path(folder).glob(f"{pattern}/*.parquet"))
+    folders = partitions(folder)
+    chosen = list(folders.values()) if iteration is None else [folders[iteration]] if iteration in folders else []
+    files = [file for each in chosen for file in sorted(each.glob("*.parquet"))]
     if not files:
         raise UserInputError(f"No {what} in {Path(folder) / pattern}; expected Parquet files. {advice}")
     for file in files:
@@ -117,21 +130,29 @@ def read_rows(
         [str(file) for file in files],
         schema=schema.append(pa.field("iteration", pa.int32())),
         partitioning=_PARTITION,
-        format="parquet",
+        format=_CHECKED,
         partition_base_dir=str(folder),
     )
-    return dataset.to_table()
+    try:
+        return dataset.to_table()
+    except _UNREADABLE as error:
+        raise UserInputError(
+            f"A file below {Path(folder) / pattern} is damaged ({_first_line(error)}). Copy the folder again from where it was "
+            "written."
+        ) from error
 
 
 def _require_schema(file: Path, schema: pa.Schema) -> None:
     try:
-        found = pq.read_schema(file)
-    except (pa.ArrowInvalid, OSError) as error:
+        with pq.ParquetFile(file) as opened:
+            found, rows = opened.schema_arrow, opened.metadata.num_rows
+    except _UNREADABLE as error:
         raise UserInputError(
-            f"{file} is no complete Parquet file ({str(error).splitlines()[0]}). Copy it again from where it was written, or "
-            "remove it."
+            f"{file} is no complete Parquet file ({_first_line(error)}). Copy it again from where it was written, or remove it."
         ) from error
-    version, expected = ((each.metadata or {}).get(VERSION_KEY, b"none").decode() for each in (found, schema))
+    version, expected = (
+        (each.metadata or {}).get(VERSION_KEY, b"none").decode(errors="replace") for each in (found, schema)
+    )
     if version != expected:
         raise UserInputError(
             f"{file} has schema version {version}; expected {expected}. Read it with the release that wrote it."
@@ -141,6 +162,13 @@ def _require_schema(file: Path, schema: pa.Schema) -> None:
             f"{file} lacks columns of schema version {expected}: {', '.join(missing)}. It was changed after it was written; "
             "copy it again from where it was written."
         )
+    written = (found.metadata or {}).get(ROWS_KEY, str(rows).encode())  # files of earlier releases do not say it
+    if written != str(rows).encode():
+        raise UserInputError(f"{file} is damaged: it has {rows} rows, others were written. Copy it again.")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def columns_table(schema: pa.Schema) -> str:

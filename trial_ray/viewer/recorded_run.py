@@ -10,6 +10,7 @@ import numpy as np
 
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.errors import UserInputError
+from trial_ray.rollout.partitions import partitions
 from trial_ray.rollout.recording import read_trajectories, read_turns
 from trial_ray.rollout.trajectory import Trajectory
 from trial_ray.viewer.token_texts import TokenTexts
@@ -79,7 +80,8 @@ class RecordedRun:
         # Both come in the same order; a rollout that failed before its first turn has no rows to take its group from.
         groups, rollouts = turns["group_id"].to_pylist(), turns["rollout_index"].to_pylist()
         keys = iter(dict.fromkeys(zip(groups, rollouts, strict=True)))
-        updates = range(iteration, iteration + self.max_staleness + 1)
+        last = iteration + self.max_staleness
+        updates = [number for number in partitions(self.training) if iteration <= number <= last]
         trained = read_trained_turns(self.training, updates, sorted(set(groups)))
         found = []
         for number, trajectory in enumerate(trajectories, start=1):

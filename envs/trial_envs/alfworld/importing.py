@@ -78,6 +78,7 @@ def import_games(
     Raises:
         MissingDataError: the folder does not exist or has no games.
         CorruptGameError: a split differs from the release.
+        CorruptGameError: a link in the folder leads out of it, so that something else would be copied.
         FileExistsError: the target is not empty.
     """
     destination = Path(target or DEFAULT_FOLDER).expanduser()
@@ -92,6 +93,10 @@ def import_games(
                 f"the split {state.split!r} of {folder} differs from the release: {state.found} games, expected "
                 f"{state.expected}, or other contents. Download it again. {ORIGIN}"
             )
+    if link := _link_outwards(Path(folder).expanduser()):
+        raise CorruptGameError(
+            f"{link} is a link out of {folder}; remove it, or copy there what it points to. {ORIGIN}"
+        )
     destination.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{destination.name}-", dir=destination.parent) as work:
         copy = shutil.copytree(Path(folder).expanduser(), Path(work) / "copy")
@@ -99,6 +104,12 @@ def import_games(
             destination.rmdir()
         copy.rename(destination)
     return destination
+
+
+def _link_outwards(folder: Path) -> Path | None:
+    root = folder.resolve()
+    links = (path for path in folder.rglob("*") if path.is_symlink())
+    return next((path for path in links if not path.resolve().is_relative_to(root)), None)
 
 
 def _inspect_split(source: GameSource, split: str, on_game: Callable[[], None]) -> SplitState:

@@ -40,7 +40,17 @@ def write_index(
 
     Returns:
         The folder.
+
+    Raises:
+        FileExistsError: the folder to replace holds something else than an index.
     """
+    if (
+        replace
+        and target.exists()
+        and not (target / MANIFEST).is_file()
+        and (target.is_file() or any(target.iterdir()))
+    ):
+        raise FileExistsError(f"{target} exists and is no index of a shop; choose another folder")
     target.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix=f"{target.name}-", suffix=".part", dir=target.parent))
     try:

@@ -1,0 +1,609 @@
+"""Hostile and broken input: whatever is read, it is taken or refused with a typed error, and never half."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from chat_tokenizers import MODELS, chat_tokenizer
+from hostile_input import ANY, TEXTS, VALUES, WORDS, Cases, changed_bytes, changed_json, flipped, json_bytes
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from nano_model import save_nano_model
+from synthetic_run import make_run, save_tokenizer
+
+from trial_envs.core.projection import project_action
+from trial_envs.errors import TrialEnvError
+from trial_envs.wrappers import ActionProjection, HistoryWindow, Recording, read_episodes
+from trial_ray import cli
+from trial_ray.algorithms import TRIALConfig
+from trial_ray.commands import console as terminal
+from trial_ray.environments import alfworld, webshop
+from trial_ray.environments.adapter import EnvironmentAdapter
+from trial_ray.errors import InfrastructureError, TrialRayError, UserInputError
+from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.experiments.checkpoint_manifest import MANIFEST, require_own, require_whole, write_manifest
+from trial_ray.experiments.checkpoints import (
+    CHECKPOINT_MARK,
+    MODEL_INSIDE_CHECKPOINT,
+    list_checkpoints,
+    newest_whole_checkpoint,
+)
+from trial_ray.experiments.config_record import load_record, to_record
+from trial_ray.experiments.experiment import load_experiment
+from trial_ray.experiments.opened_run import open_recorded_run
+from trial_ray.experiments.overrides import apply_overrides
+from trial_ray.experiments.run_folder import RunFolder
+from trial_ray.experiments.run_report import load_groups, write_report
+from trial_ray.learner.optimizer_files import load_optimizers, save_optimizers
+from trial_ray.learner.training_record import UpdateRecord
+from trial_ray.models.deferred_writer import DeferredWriter
+from trial_ray.reports.dynamics import read_whole_lines
+from trial_ray.rollout.prompts import PromptBuilder
+from trial_ray.rollout.recording import read_trajectories, write_groups
+from trial_ray.rollout.trajectory import EpisodeResult, Trajectory, TrajectoryGroup, Turn
+from trial_ray.viewer.folder import write_viewer
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+LEAST = 10_000
+CASES = Cases()
+TYPED = (TrialRayError, TrialEnvError)
+
+
+def examples(number: int):
+    return settings(
+        max_examples=number,
+        deadline=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
+
+
+# --- what the user writes
+
+
+BASE = TRIALConfig().environment("trial/ALFWorld-v0", env_config={"split": "train"}).policy(model_path="some/model")
+SETTINGS = sorted(name for name in vars(BASE) if not name.startswith("_"))
+LITERALS = (
+    VALUES.map(repr) | TEXTS | st.sampled_from(["1e999", "-0", "0x", "[" * 200, "{'a':", "9" * 5000, "nan", "()"])
+)
+KEYS = st.sampled_from(SETTINGS) | WORDS | st.tuples(st.sampled_from(SETTINGS), WORDS).map(".".join)
+
+
+@examples(1300)
+@given(assignments=st.lists(st.tuples(KEYS, LITERALS).map("=".join) | TEXTS, min_size=1, max_size=3))
+def test_overrides(assignments):
+    CASES.count("--set")
+    before = dict(vars(BASE))
+    config = CASES.refused(lambda: apply_overrides(BASE, assignments), *TYPED)
+    if isinstance(config, TRIALConfig):
+        CASES.refused(config.validate, *TYPED, ValueError)  # the last: RLlib's own
+    assert vars(BASE) == before
+
+
+@examples(500)
+@given(name=KEYS, value=VALUES, stop=VALUES, tail=TEXTS)
+def test_experiment_files(tmp_path_factory, name, value, stop, tail):
+    CASES.count("experiment file")
+    path = folder_of(tmp_path_factory, "experiment") / "x.py"
+    code = f"from trial_ray.algorithms import TRIALConfig\nconfig = TRIALConfig()\nconfig.{name} = {value!r}\nstop = {stop!r}\n"
+    path.write_bytes((code + ("# " if len(tail) % 2 else "") + tail).encode("utf-8", "surrogatepass"))
+    experiment = CASES.refused(lambda: load_experiment(path), *TYPED)
+    if not isinstance(experiment, Exception):
+        CASES.refused(experiment.config.validate, *TYPED, ValueError, TypeError, AttributeError)
+
+
+@examples(200)
+@given(content=st.binary(max_size=60))
+def test_experiment_files_of_bytes(tmp_path_factory, content):
+    CASES.count("experiment file")
+    path = folder_of(tmp_path_factory, "experiment") / "y.py"
+    path.write_bytes(b"# " + content)
+    assert isinstance(CASES.refused(lambda: load_experiment(path), *TYPED), TrialRayError)
+
+
+@examples(700)
+@given(data=st.data())
+def test_recorded_configs(tmp_path_factory, data):
+    CASES.count("resolved_config.json")
+    record = to_record(BASE)
+    path = folder_of(tmp_path_factory, "record") / "resolved_config.json"
+    kinds = changed_json(record).map(json_bytes) | changed_bytes(json_bytes(record))
+    path.write_bytes(data.draw(kinds))
+    config = CASES.refused(lambda: load_record(path), *TYPED)
+    if not isinstance(config, Exception):
+        CASES.refused(config.validate, *TYPED, ValueError)
+
+
+# --- the command line
+
+
+@pytest.fixture(scope="module")
+def no_cluster():
+    """No command gets as far as a cluster, and errors are seen."""
+    raised = []
+
+    def refuse(*arguments, **options):
+        raise InfrastructureError("Ray does not start in this test.")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ray.init", refuse)
+        report = terminal.report
+
+        def reported(error, verbose):
+            raised.append(error)
+            return report(error, verbose)
+
+        patch.setattr(terminal, "report", reported)
+        yield raised
+
+
+# As root, nothing outside of the case's own folder may be named.
+ARGUMENTS = st.text(st.characters(exclude_characters="\0/", exclude_categories=("Cs",)), max_size=20) | st.sampled_from(
+    [
+        "\udc80",
+        "--",
+        "-",
+        "",
+        ".",
+        "~nobody-of-that-name/x",
+        "a" * 5000,
+        "nan",
+        "-1",
+        "1e9",
+        "0",
+        "[/bold]",
+    ]
+)
+OPTIONS = {
+    "evaluate": ["--env", "--split", "--episodes", "--panel", "--json", "--env-adapter", "--set"],
+    "export": ["--adapter"],
+    "inspect": ["--iteration", "--text", "--show", "--env-adapter", "--out"],
+    "replay": ["--iteration", "--method", "--env-adapter", "--set", "--trust"],
+    "report": ["--out", "--title"],
+    "plan": ["--gpus", "--gpu-memory", "--set"],
+    "data": ["--from", "--seed", "--difficulty"],
+    "sweep": ["--iterations", "--out", "--resume", "--log-to", "--set"],
+    "train": [
+        "--iterations",
+        "--seed",
+        "--out",
+        "--resume",
+        "--method",
+        "--set",
+        "--env-adapter",
+        "--checkpoint-every",
+    ],
+    "reproduce": ["--scale", "--dry-run", "--seeds", "--iterations", "--set"],
+}
+FILES = [
+    "RUN",
+    "RUN/checkpoints/000001",
+    "EXPERIMENT",
+    "RUN/run.json",
+    "alfworld",
+    "table3",
+    "oracle",
+    "alfworld_quickstart",
+]
+
+
+@st.composite
+def command_lines(draw):
+    command = draw(st.sampled_from(sorted(OPTIONS)))
+    line = [command, *draw(st.lists(st.sampled_from(FILES) | ARGUMENTS, max_size=2))]
+    for option in draw(st.lists(st.sampled_from(OPTIONS[command]), max_size=3)):
+        line += [
+            option,
+            draw(ARGUMENTS | st.sampled_from(["1", "2", "trial/ALFWorld-v0", "generated", "tiny", *FILES])),
+        ]
+    return [*line, "--dry-run"] if command == "reproduce" else line
+
+
+@examples(400)
+@given(line=command_lines())
+def test_command_lines(run_folder, no_cluster, capfd, tmp_path_factory, line):
+    CASES.count("command line")
+    folder = folder_of(tmp_path_factory, "commands")
+    experiment = folder / "experiment.py"
+    experiment.write_text("from trial_ray.algorithms import TRIALConfig\nconfig = TRIALConfig()\nstop = {}\n")
+    arguments = [part.replace("RUN", str(run_folder)).replace("EXPERIMENT", str(experiment)) for part in line]
+    no_cluster.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        try:
+            code = cli.main(arguments)
+        except SystemExit as end:
+            code = end.code
+    for error in no_cluster:
+        assert isinstance(error, TYPED), arguments
+    assert code in (0, 1, 2), arguments
+    shown = capfd.readouterr()
+    assert "Traceback" not in shown.out + shown.err
+
+
+# --- texts of environments and models
+
+
+@pytest.fixture(scope="module")
+def builders():
+    adapters = {"home": alfworld.ADAPTER, "shop": webshop.ADAPTER, "else": EnvironmentAdapter("someone/Else-v3")}
+    return {
+        (model, style, name): PromptBuilder(chat_tokenizer(model), adapter.template(style), 1024)
+        for model in MODELS
+        for style in ("tagged", "plain")
+        for name, adapter in adapters.items()
+    }
+
+
+@examples(2500)
+@given(
+    model=st.sampled_from(MODELS),
+    style=st.sampled_from(["tagged", "plain"]),
+    name=st.sampled_from(["home", "shop", "else"]),
+    texts=st.tuples(TEXTS, TEXTS, TEXTS, TEXTS),
+)
+def test_prompts(builders, model, style, name, texts):
+    CASES.count("prompt")
+    task, observation, earlier, action = texts
+    build, tokenizer = builders[model, style, name], chat_tokenizer(model)
+    arguments = {"task": "t", "observation": "o", "history": [("o", "a")], "admissible_actions": ["a"], "step": 2}
+    clean = build.build(**arguments)
+    hostile = {"task": task, "observation": observation, "history": [(earlier, action)], "admissible_actions": [action]}
+    prompt = CASES.refused(lambda: build.build(**{**arguments, **hostile}), TrialRayError)
+    if isinstance(prompt, Exception):
+        return
+    special = set(tokenizer.all_special_ids)
+    assert [each for each in prompt.ids if each in special] == [each for each in clean.ids if each in special]
+    assert prompt.ids[prompt.insert_at :].tolist() == clean.ids[clean.insert_at :].tolist()
+    assert len(prompt.ids) <= 1024
+
+
+@examples(2000)
+@given(response=TEXTS, style=st.sampled_from(["tagged", "plain"]))
+def test_responses(response, style):
+    CASES.count("response")
+    for adapter in (alfworld.ADAPTER, webshop.ADAPTER, EnvironmentAdapter("someone/Else-v3")):
+        projection = adapter.template(style).project(response)
+        assert isinstance(projection.action, str)
+        assert adapter.action_class(projection.action)
+    project_action(response, style)
+
+
+@pytest.fixture(scope="module")
+def games(tmp_path_factory):
+    path = tmp_path_factory.mktemp("recorded") / "episodes.jsonl"
+    made = {
+        "home": gymnasium.make("trial/ALFWorld-v0", split="generated", difficulty="tiny", num_games=2, max_turns=50),
+        "shop": gymnasium.make("trial/WebShop-v0", split="generated", num_products=30, num_games=2, max_turns=50),
+        "game": gymnasium.make("trial/TextWorld-v0", level=1, num_games=1, max_turns=50),
+    }
+    wrapped = {name: Recording(HistoryWindow(ActionProjection(env)), path) for name, env in made.items()}
+    yield {**wrapped, "path": path}
+    for env in wrapped.values():
+        env.close()
+
+
+@pytest.mark.parametrize("name", ["home", "shop", "game"])
+def test_actions(games, name):
+    env = games[name]
+
+    @examples(40)
+    @given(
+        actions=st.lists(
+            st.tuples(TEXTS, st.sampled_from(["", "search[", "click[", "go to "])), min_size=10, max_size=10
+        )
+    )
+    def play(actions):
+        env.reset(seed=0)
+        for action, verb in actions:
+            CASES.count("action")
+            text = f"<think>.</think><action>{verb}{action}{']' if verb.endswith('[') else ''}</action>"
+            observation, reward, terminated, truncated, _ = env.step(text)
+            assert isinstance(observation, str)
+            assert math.isfinite(reward)
+            if terminated or truncated:
+                return
+
+    play()
+    env.reset(seed=0)
+    env.step("<action>" + "x" * 1_000_000 + "</action>")
+    env.reset(seed=0)  # writes what was played
+    assert any(step.action and len(step.action) > 999_999 for step in list(read_episodes(games["path"]))[-1].steps)
+
+
+# --- what is recorded, and what shows it
+
+
+def recorded_group(texts, number) -> TrajectoryGroup:
+    task, family, error, observation, action, outcome, solution = texts
+    ids = np.array([5, 6, number % 2**31], np.int32)
+    turn = Turn(
+        ids,
+        ids[:2],
+        np.array([-0.5, -1.0], np.float32),
+        1,
+        2,
+        observation,
+        action,
+        True,
+        outcome,
+        0.5,
+        "stop",
+        "none",
+        False,
+    )
+    trajectory = Trajectory(task, family, 3, [turn], False, 0.5, "failed", error, (solution,), "ALFWorld-v0")
+    return TrajectoryGroup(task, [trajectory], f"group-{number}")
+
+
+RECORDED = st.tuples(*[TEXTS] * 7)
+
+
+@examples(500)
+@given(texts=RECORDED, number=st.integers(0, 2**31 - 1))
+def test_trajectories_come_back(tmp_path_factory, texts, number):
+    CASES.count("recorded text")
+    folder = folder_of(tmp_path_factory, "parquet")
+    write_groups(folder, 1, [group := recorded_group(texts, number)], "runner001")
+    [found] = read_trajectories(folder)
+    assert same(found, group.trajectories[0])
+
+
+@examples(40)
+@given(texts=RECORDED, number=st.integers(0, 2**31 - 1))
+def test_pages_and_terminal(tmp_path_factory, run_folder, capfd, texts, number):
+    CASES.count("shown text")
+    run = folder_of(tmp_path_factory, "shown") / "run"
+    shutil.copytree(run_folder, run)
+    shutil.rmtree(run / "trajectories")
+    write_groups(run / "trajectories", 1, [recorded_group(texts, number)], "runner001")
+    (run / "metrics.jsonl").write_text(json.dumps({"iteration": 1, texts[0]: 0.5, texts[1]: 1.0}) + "\n")
+    opened = open_recorded_run(run, texts[2], None)
+    write_viewer([opened.run], run / "viewer", [texts[3]])
+    for file in (run / "viewer" / "data").iterdir():
+        assert "<" not in file.read_text(encoding="ascii")
+    for line in (["inspect", str(run), "--text"], ["inspect", str(run), "--text", "--show", "1"]):
+        assert cli.main(line) == 0
+    shown = capfd.readouterr().out
+    assert shown.replace("\n", "").isprintable()
+    page = write_report(load_groups([run]), texts[4], run / "report.html").read_text(encoding="utf-8")
+    for text in texts:
+        if "<" in text and len(text) > 6:
+            assert text not in page
+
+
+# --- files that were damaged or changed
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    tokenizer = chat_tokenizer("tiny")
+    run = make_run(tmp_path_factory.mktemp("runs") / "run", tokenizer, 16, 2)
+    save_tokenizer(run, tokenizer)
+    (run / "resolved_config.json").write_text(json.dumps(to_record(BASE)))
+    lines = [{"iteration": each, "env_runners/success_rate": 0.5, "seconds/sampling": 1.0} for each in (1, 2)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    UpdateRecord(1, ["a"], {"num_env_steps_sampled_lifetime": 1}, 1, "0-1", "1-1").write(run / "training")
+    episodes = [{"task_id": "t", "family": "f", "success": True, "score": 1.0, "turns": 2, "ended": "terminated"}]
+    EvaluationResult({"env": "trial/ALFWorld-v0", "split": "train"}, [EpisodeResult(**episodes[0])]).save(
+        run / "evaluations" / "before.json"
+    )
+    return run
+
+
+@examples(700)
+@given(data=st.data())
+def test_parquet_files(tmp_path_factory, run_folder, data):
+    CASES.count("parquet file")
+    [source] = (run_folder / "trajectories" / "iteration=00001").glob("*.parquet")
+    content = source.read_bytes()
+    changed = data.draw(changed_bytes(content) | flipped(content))
+    folder = folder_of(tmp_path_factory, "damaged")
+    path = folder / "iteration=00001" / "runner001-x.parquet"
+    path.parent.mkdir()
+    path.write_bytes(changed)
+    found = CASES.refused(lambda: read_trajectories(folder), UserInputError)
+    if not isinstance(found, Exception):
+        expected = read_trajectories(run_folder / "trajectories", 1)
+        assert len(found) == len(expected)
+        assert all(map(same, found, expected))
+
+
+RUN_FILES = (
+    "run.json",
+    "resolved_config.json",
+    "metrics.jsonl",
+    "evaluations/before.json",
+    "training/iteration=00001/_update.json",
+)
+
+
+READERS = {
+    "run.json": lambda path: RunFolder.reopen(path.parent).state(),
+    "metrics.jsonl": read_whole_lines,
+    "evaluations/before.json": EvaluationResult.load,
+    "training/iteration=00001/_update.json": lambda path: UpdateRecord.read(path.parents[1], 1),
+}
+
+
+@examples(1200)
+@given(name=st.sampled_from(sorted(READERS)), data=st.data())
+def test_records(tmp_path_factory, run_folder, name, data):
+    CASES.count("record")
+    content = (run_folder / name).read_bytes()
+    changed = changed_bytes(content)
+    if name.endswith(".json"):
+        changed |= changed_json(json.loads(content)).map(json_bytes)
+    path = folder_of(tmp_path_factory, "record") / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data.draw(changed))
+    CASES.refused(lambda: READERS[name](path), *TYPED)
+
+
+@examples(100)
+@given(name=st.sampled_from(RUN_FILES), data=st.data())
+def test_files_of_a_run(tmp_path_factory, run_folder, name, data):
+    CASES.count("file of a run")
+    content = (run_folder / name).read_bytes()
+    run = folder_of(tmp_path_factory, "run") / "run"
+    shutil.copytree(run_folder, run)
+    changed = changed_bytes(content)
+    if name.endswith(".json"):
+        changed |= changed_json(json.loads(content)).map(json_bytes)
+    (run / name).write_bytes(data.draw(changed))
+    CASES.refused(lambda: RunFolder.reopen(run).state(), *TYPED)
+    CASES.refused(lambda: UpdateRecord.read(run / "training", 1), *TYPED)
+    CASES.refused(lambda: load_record(run / "resolved_config.json"), *TYPED)
+    CASES.refused(lambda: EvaluationResult.load(run / "evaluations" / "before.json"), *TYPED)
+    groups = CASES.refused(lambda: load_groups([run]), *TYPED)
+    if not isinstance(groups, Exception):
+        CASES.refused(lambda: write_report(groups, "run", run / "report.html"), *TYPED)
+    CASES.refused(lambda: open_recorded_run(run, "run", 1).run.read(1), *TYPED)
+
+
+@examples(100)
+@given(name=ANY.filter(lambda text: text not in ("", ".", "..") and not {"/", "\0"} & set(text)))
+def test_names_in_a_run(tmp_path_factory, run_folder, name):
+    CASES.count("file name")
+    run = folder_of(tmp_path_factory, "named") / "run"
+    shutil.copytree(run_folder, run)
+    encoded = name.encode("utf-8", "surrogatepass")[:200]  # no UTF-8 where there are surrogates
+    for folder in ("trajectories", "training", "checkpoints"):
+        os.makedirs(os.path.join(os.fsencode(run / folder), b"iteration=" + encoded))
+    CASES.refused(lambda: open_recorded_run(run, "run", None), *TYPED)
+    CASES.refused(lambda: list_checkpoints(run / "checkpoints"), *TYPED)
+    RunFolder(run).drop_records_after(2)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved") / "checkpoints" / "000002"
+    learner = folder / "learner_group" / "learner"
+    save_nano_model(folder / MODEL_INSIDE_CHECKPOINT)
+    (folder / CHECKPOINT_MARK).write_text(json.dumps({"type": "Algorithm"}))
+    (folder / "algorithm_state.pkl").write_bytes(b"\x80\x05}\x94.")
+    save_optimizers(optimizer(), 2, learner, DeferredWriter(), sharded=False)
+    write_manifest(folder)
+    return folder
+
+
+def optimizer():
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(3, 2)
+    made = torch.optim.AdamW(layer.parameters())
+    layer(torch.ones(3)).sum().backward()
+    made.step()
+    return {"default": made}
+
+
+def files_of(checkpoint):
+    return sorted(path.relative_to(checkpoint) for path in checkpoint.rglob("*") if path.is_file())
+
+
+def restored(checkpoint, folder):
+    """A copy of a checkpoint as the newest, behind a whole one."""
+    shutil.copytree(checkpoint, folder / "000001", copy_function=os.link)
+    shutil.copytree(checkpoint, folder / "000002")
+    return folder / "000002"
+
+
+def test_checkpoints_cut_at_every_boundary(checkpoint, tmp_path):
+    """Written up to each file, and up to the middle and the last byte of each."""
+    files = files_of(checkpoint)
+    for index, name in enumerate(files):
+        size = (checkpoint / name).stat().st_size
+        for end in sorted({0, 1, size // 2, size - 1}):
+            for later_files in (True, False):
+                CASES.count("checkpoint cut at a boundary")
+                shutil.rmtree(tmp_path)
+                newest = restored(checkpoint, tmp_path)
+                (newest / name).write_bytes((checkpoint / name).read_bytes()[:end])
+                for later in files[index + 1 :] if not later_files else ():
+                    (newest / later).unlink()
+                found, damages = CASES.refused(lambda: newest_whole_checkpoint(tmp_path), *TYPED)
+                # Without its mark it is no checkpoint; else its damage was seen. Either way the one before it is taken.
+                last_files_there = later_files or not files[index + 1 :]
+                same = (
+                    name.name == MANIFEST and end == size - 1 and last_files_there
+                )  # but for the line break at its end
+                assert found == tmp_path / ("000002" if same else "000001"), (name, end)
+                assert same or damages or not (newest / CHECKPOINT_MARK).is_file(), (name, end)
+
+
+@examples(700)
+@given(data=st.data())
+def test_checkpoints_with_changed_bytes(tmp_path_factory, checkpoint, data):
+    CASES.count("checkpoint file")
+    folder = folder_of(tmp_path_factory, "changed")
+    newest = restored(checkpoint, folder)
+    name = data.draw(st.sampled_from(files_of(checkpoint)))
+    content = (checkpoint / name).read_bytes()
+    changed = data.draw(changed_bytes(content) | flipped(content))
+    (newest / name).write_bytes(changed)
+    found = CASES.refused(lambda: newest_whole_checkpoint(folder), *TYPED)
+    if changed != content and not isinstance(found, Exception):
+        assert found[0] == folder / "000001" or name.name == MANIFEST
+    if newest.exists():
+        CASES.refused(lambda: require_own(newest), *TYPED)
+
+
+@examples(500)
+@given(data=st.data())
+def test_manifests(tmp_path_factory, checkpoint, data):
+    CASES.count("manifest")
+    manifest = json.loads((checkpoint / MANIFEST).read_text())
+    folder = folder_of(tmp_path_factory, "manifest")
+    newest = restored(checkpoint, folder)
+    (newest / MANIFEST).write_bytes(json_bytes(changed := data.draw(changed_json(manifest))))
+    whole = CASES.refused(lambda: require_whole(newest), *TYPED)
+    own = CASES.refused(lambda: require_own(newest), *TYPED)
+    if changed != manifest:
+        assert isinstance(whole, Exception) or isinstance(own, Exception)
+
+
+@examples(300)
+@given(data=st.data())
+def test_checkpoints_without_a_manifest(tmp_path_factory, checkpoint, data):
+    """As older versions wrote them: what is loaded says what is wrong, and nothing is loaded half."""
+    CASES.count("file without a manifest")
+    folder = folder_of(tmp_path_factory, "bare")
+    learner = folder / "learner"
+    learner.mkdir()
+    [name] = [each for each in files_of(checkpoint) if each.name == "optimizer.pt"]
+    content = (checkpoint / name).read_bytes()
+    (learner / "optimizer.pt").write_bytes(data.draw(changed_bytes(content) | flipped(content)))
+    into = optimizer()
+    before = repr(into["default"].state_dict())
+    found = CASES.refused(lambda: load_optimizers(into, None, learner), *TYPED)
+    if isinstance(found, Exception):
+        assert repr(into["default"].state_dict()) == before
+
+
+def same(left: Trajectory, right: Trajectory) -> bool:
+    plain = [dataclasses.asdict(each) for each in (left, right)]
+    turns = [each.pop("turns") for each in plain]
+    if plain[0] != plain[1] or len(turns[0]) != len(turns[1]):
+        return False
+    return all(np.array_equal(one[key], other[key]) for one, other in zip(*turns, strict=True) for key in one)
+
+
+def folder_of(tmp_path_factory, name: str) -> Path:
+    """An empty folder."""
+    folder = tmp_path_factory.getbasetemp() / f"case-{name}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    return folder
+
+
+def test_enough_was_tried():
+    total = sum(CASES.tried.values())
+    print(f"\n{total} cases: {CASES.tried}")
+    assert total >= LEAST
