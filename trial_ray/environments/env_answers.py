@@ -9,7 +9,8 @@ import resource
 import signal
 import socket
 from dataclasses import fields
-from typing import Any, BinaryIO
+from io import BufferedRWPair
+from typing import Any
 
 import numpy as np
 from ray import cloudpickle
@@ -56,7 +57,7 @@ def _outcome(env: GuardedEnv, method: str, arguments: list[Any]) -> dict[str, An
     return {"answer": found if method == "walkthrough" else None}
 
 
-def _answer(lines: BinaryIO, outcome: dict[str, Any]) -> None:
+def _answer(lines: BufferedRWPair, outcome: dict[str, Any]) -> None:
     lines.write(json_line(outcome))
     lines.flush()
 

@@ -126,7 +126,8 @@ class EngineLink:
             for (number, response), digest in zip(answers.split(), answers.prompt_digests, strict=True)
             if number in self._pending  # else nobody waits for it any more
         ]
-        wrong = [found for pending, *answer in answered if (found := wrong_answer(*answer, pending.asked)) is not None]
+        found = [wrong_answer(response, digest, pending.asked) for pending, response, digest in answered]
+        wrong = [error for error in found if error is not None]
         for pending, response, _ in answered:
             if wrong:
                 _fail(pending.answer, wrong[0])
