@@ -9,7 +9,6 @@ import resource
 import signal
 import socket
 from dataclasses import fields
-from io import BufferedRWPair
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ ANSWERED = tuple(field.name for field in fields(StepResult))
 
 def answer_requests(connection: socket.socket) -> None:
     """Make the environment that the first line describes, and answer a request a line until the connection is closed."""
-    lines = connection.makefile("rwb")
+    lines = connection.makefile("rb")
     if not (line := lines.readline()):
         return
     setup = json.loads(line)
@@ -35,13 +34,13 @@ def answer_requests(connection: socket.socket) -> None:
         entry, required = cloudpickle.loads(base64.b64decode(setup["environment"]))
     except Exception as error:
         told = f"{setup['env_id']}, task {setup['task_id']!r}, creation: {first_line(error)}"
-        _answer(lines, {"fault": told})
+        connection.sendall(json_line({"fault": told}))
         return
     env = GuardedEnv(entry, required)
-    _answer(lines, _outcome(env, "make", [setup["task_id"]]))
+    connection.sendall(json_line(_outcome(env, "make", [setup["task_id"]])))
     while line := lines.readline():
         method, *arguments = json.loads(line)
-        _answer(lines, _outcome(env, method, arguments))
+        connection.sendall(json_line(_outcome(env, method, arguments)))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends a process whose environment does not close
     signal.alarm(CLOSE_SECONDS)
     env.close()
@@ -55,11 +54,6 @@ def _outcome(env: GuardedEnv, method: str, arguments: list[Any]) -> dict[str, An
     if isinstance(found, StepResult):
         return {"answer": {name: getattr(found, name) for name in ANSWERED}}
     return {"answer": found if method == "walkthrough" else None}
-
-
-def _answer(lines: BufferedRWPair, outcome: dict[str, Any]) -> None:
-    lines.write(json_line(outcome))
-    lines.flush()
 
 
 def _limit_memory(num_bytes: int | None) -> None:
