@@ -23,7 +23,7 @@ def environment(ray_session):
         yield
 
 
-@pytest.mark.parametrize("lr", [10.0, 1e30, 1e300])
+@pytest.mark.parametrize("lr", [1e30, 1e300])
 def test_an_absurd_learning_rate(lr, model_path, tmp_path, capsys):
     """From weights that are no numbers any more to weights that are, and give a policy that is lost."""
     from safetensors.torch import load_file
