@@ -40,7 +40,6 @@ def ray_session(show: bool = False) -> Iterator[None]:
         ClusterError: the cluster that ``RAY_ADDRESS`` names does not answer, refuses the token, or has other versions.
         InfrastructureError: no local cluster could be started.
     """
-
     if not os.isatty(1):
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # else Ray colours the names of actors in files too
     logs: dict[str, Any] = {"log_to_driver": show, "logging_level": logging.INFO if show else logging.ERROR}
