@@ -195,7 +195,7 @@ def test_training_passes_rllibs_own_settings_on_and_names_what_it_does_not_know(
 
 
 def test_every_setting_has_documentation_and_belongs_to_a_section():
-    sections = ["policy", "training", "rollouts", "recording", "engines", "panel"]
+    sections = ["policy", "training", "rollouts", "recording", "engines", "panel", "guards", "recovery"]
     keywords = [inspect.signature(getattr(TRIALConfig, name)).parameters for name in sections]
     assert sum(len(found) for found in keywords) == len(fields_of(TRIALConfig)) + len(sections) + 1  # self, further
     documentation = [getattr(TRIALConfig, name).__doc__ for name in sections]

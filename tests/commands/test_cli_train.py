@@ -484,7 +484,7 @@ def test_a_service_is_told_of_every_iteration_and_how_the_run_ended(train, monke
 
     monkeypatch.setitem(TRACKERS, "wandb", Notes)
     fake = {"fail_at": 3, "error": EngineError("died")} if end == "failed" else {}
-    train("--out", train.out, "--set", "lr=0.5", "--log-to", "wandb", on_train=press, **fake)
+    train("--out", train.out, "--set", "lr=0.5", "--set", "max_restarts=0", "--log-to", "wandb", on_train=press, **fake)
     assert calls[:3] == [("run", False, 0.5), (1, 1), (2, 2)]
     assert calls[-1] == end
     assert len(calls) == (5 if end == "done" else 4)

@@ -80,6 +80,8 @@ def end_processes(actors: Sequence[RunActor]) -> None:
 
     Ray asks a process to end before it kills it; one that is stopped would be left behind by a driver that exits first.
     """
+    if not actors:
+        return  # what follows would start Ray where there is none
     node = ray.get_runtime_context().get_node_id()
     local = {progress.pid for actor in actors if (progress := actor.progress()) and progress.node == node}
     for actor in actors:

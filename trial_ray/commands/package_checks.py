@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -106,12 +107,9 @@ def _other_versions() -> Iterator[Check]:
 
 
 def _unpinned() -> Iterator[Check]:
-    lines = [
-        line.strip()
-        for name in PIN_FILES
-        for line in (CLONE / "requirements" / name).read_text(encoding="utf-8").splitlines()
-    ]
-    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    texts = [(CLONE / "requirements" / name).read_text(encoding="utf-8") for name in PIN_FILES]
+    # Digests stand on lines of their own, below each pin.
+    pins = dict(pin for text in texts for pin in re.findall(r"^([\w.-]+)==([^\s\\]+)", text, re.MULTILINE))
     found = {name: _version(name) for name in pins}
     # A build such as 2.13.0+cpu is the pinned version.
     other = [
