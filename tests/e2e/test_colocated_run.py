@@ -110,10 +110,10 @@ def test_engine_and_learner_take_turns_on_one_bundle(tmp_path, monkeypatch):
             assert float(result["learners"]["default_policy"]["engine"]["logprob_gap"]) < 1e-5
         assert second["groups"]["num_trained"] == 2
 
-        def diverge(**kwargs):
+        def diverge(*args):
             raise TrainingDivergedError("gradients were not finite")
 
-        monkeypatch.setattr(algo.learner_group, "update", diverge)
+        monkeypatch.setattr("trial_ray.algorithms.grpo.update_learners", diverge)
         with pytest.raises(TrainingDivergedError, match="not finite"):
             algo.train()
         assert happened() == ["generate", "sleep 2"]

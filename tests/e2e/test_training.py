@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from trial_ray.algorithms import GRPO, TRIAL, TRIALConfig
 from trial_ray.errors import CheckpointError
+from trial_ray.experiments.checkpoint_manifest import write_manifest
 from trial_ray.experiments.checkpoints import find_model
 from trial_ray.experiments.metrics import MetricWriters
 from trial_ray.experiments.replay import Replay
@@ -94,6 +95,7 @@ def uninterrupted(ray_session, model_path, tmp_path_factory) -> SimpleNamespace:
                     panels = algo.evaluate_panels()
                 if iteration in (2, 3):
                     algo.save_to_path(str(run.checkpoints / f"{iteration:06d}"))
+                    write_manifest(run.checkpoints / f"{iteration:06d}")
         return SimpleNamespace(run=run, initial=initial, weights=weights(algo).clone(), results=results, panels=panels)
     finally:
         algo.stop()

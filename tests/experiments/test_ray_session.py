@@ -10,7 +10,7 @@ from threading import Thread
 
 import pytest
 import ray
-from ray._private import ray_constants, services
+from ray._private import ray_constants, services, worker
 
 from trial_ray.cli import main
 from trial_ray.errors import ClusterError, InfrastructureError
@@ -76,8 +76,10 @@ def test_what_ray_opens_on_this_machine_is_of_this_machine(starts, monkeypatch, 
     token.parent.mkdir()
     token.write_text("secret")
     token.chmod(0o644)
+    monkeypatch.setenv("RAY_COLOR_PREFIX", "0")  # stays set for the process, which is not what is looked at here
     before = dict(os.environ)
     seen = starts()
+    monkeypatch.setattr(worker, "_global_node", None)  # another test may have started Ray
     with ray_session():
         assert seen[0]["_node_ip_address"] == "127.0.0.1"
         assert not seen[0]["include_dashboard"]

@@ -44,9 +44,11 @@ stop = {"training_iteration": 100}
 
 def then_terminate(owner, name):
     "What follows SIGTERM by a little, or is under way when it comes."
-    call = getattr(owner, name)
+    call, sent = getattr(owner, name), []
     def called(*args, **kwargs):
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        if not sent:  # a second signal would stop the run at once
+            sent.append(signal.SIGTERM)
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
         return call(*args, **kwargs)
     mock.patch.object(owner, name, called).start()
 
@@ -112,4 +114,7 @@ def test_stop_ends_actors_that_are_stopped(model_path):
         seconds = time.monotonic() - began
     print(f"stopped in {seconds:.1f} s")
     assert seconds < 20
+    deadline = time.monotonic() + 10  # until Ray has reaped them
+    while left(processes) and time.monotonic() < deadline:
+        time.sleep(0.1)
     assert not left(processes)
