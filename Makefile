@@ -32,7 +32,7 @@ test-long: setup
 	$(BIN)/python -m pytest -m long $(ARGS)
 
 test-faults: setup
-	$(BIN)/python -m pytest -m faults $(ARGS)
+	$(BIN)/python -m pytest -m faults -n 2 --dist loadfile $(ARGS)
 
 soak: setup
 	PYTHONPATH=tests/support $(BIN)/python tests/faults/soak.py $(ARGS)

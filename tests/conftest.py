@@ -8,7 +8,9 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import fault_table
 import pytest
 import third_party
 from hypothesis import settings
@@ -29,6 +31,31 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what compares with third-party data that are not here; pytest reports all of it in one line."""
     if item.get_closest_marker("data") and third_party.missing():
         pytest.skip(third_party.missing())
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What the fault tests told, by whichever worker; see ``fault_table``."""
+    reports = [report for kind in ("passed", "error", "") for report in terminalreporter.getreports(kind)]
+    told = [
+        value
+        for report in reports
+        if report.when == "call"
+        for name, value in report.user_properties
+        if name == "fault"
+    ]
+    if not told:
+        return
+    left = [
+        value
+        for report in reports
+        if report.when == "teardown"
+        for name, value in report.user_properties
+        if name == "left"
+    ]
+    terminalreporter.section("faults")
+    for line in fault_table.write([fault_table.FaultRow(**row) for row in told], sum(map(len, left))):
+        terminalreporter.write_line(line)
+    terminalreporter.write_line(f"processes and shared memory left after {len(left)} files: {sum(map(len, left))}")
 
 
 @pytest.fixture(scope="session", autouse=True)

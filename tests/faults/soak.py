@@ -34,7 +34,7 @@ GROUPS, ROLLOUTS = 4, 8
 FAILURE_RATE = 0.02
 """Share of the environments' steps that raise."""
 KILL_ENGINE_EVERY, KILL_RUNNER_EVERY = 25, 20
-"""Iterations between two kills of one of the two actors of each kind; the moment in the iteration is drawn."""
+"""Iterations between two kills of the younger one of the two actors of each kind; the moment in the iteration is drawn."""
 WARM_UP = 0.2
 """Share of the episodes that are left out of the slopes: caches fill, libraries load."""
 TOLERANCES = {"memory": 2.0, "shared": 2.0, "handles": 2.0, "threads": 1.0, "actors": 0.1}
@@ -144,7 +144,8 @@ class Soak:
     def _kill(self, what: str, title: str) -> None:
         found = [each for each in _children() if _title(each).startswith(title)]
         if len(found) == 2:  # else the one killed last is still being replaced
-            os.kill(self.draw.choice(found).pid, signal.SIGKILL)
+            # The other one lives as long as the run, and has slopes.
+            os.kill(max(found, key=psutil.Process.create_time).pid, signal.SIGKILL)
             self.counts[f"{what}_killed"] += 1
 
     # -- what is counted -----------------------------------------------------------------------------------------------

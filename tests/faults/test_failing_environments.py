@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from fault_table import lost_rows
 from faulty_env import CountingEnv
 from user_env import registered
 
@@ -99,7 +100,7 @@ def only_free_environments_have_processes(algo) -> bool:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_one_rollout_is_lost_and_the_others_are_trained(algo, orders, caplog, fault):
+def test_one_rollout_is_lost_and_the_others_are_trained(algo, orders, caplog, tell, fault):
     orders.write_text(fault, encoding="utf-8")
     began = time.monotonic()
     result = algo.train()
@@ -113,13 +114,28 @@ def test_one_rollout_is_lost_and_the_others_are_trained(algo, orders, caplog, fa
     assert (result["groups"]["num_trained"], result["groups"]["num_dropped"]) == (GROUPS, 0)
     assert result["rows"]["given_to_learners"] == (GROUPS * ROLLOUTS - 1) * TURNS
     assert only_free_environments_have_processes(algo)
-    print(f"{fault}: iteration of {seconds:.1f} s")
+    tell(
+        f"environment: {fault}",
+        "2nd turn" if "turn 2" in FAULTS[fault] else "reset",
+        "its rollout fails; goes on",
+        seconds,
+        lost_rows(result),
+    )
 
 
-def test_the_processes_of_a_runner_that_is_killed_die_with_it(algo):
+def test_the_processes_of_a_runner_that_is_killed_die_with_it(algo, tell):
     left = descendants(algo)
     assert len(left) > ROLLOUTS
     psutil.Process(runner_pid(algo)).kill()
     assert not psutil.wait_procs(left, timeout=60)[1]
+    began = time.monotonic()
     result = algo.train()
+    seconds = time.monotonic() - began
     assert result["groups"]["num_trained"] == GROUPS
+    tell(
+        "SIGKILL of an env runner with environments in processes",
+        "before sampling",
+        "restarted; goes on",
+        seconds,
+        lost_rows(result),
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -58,16 +59,18 @@ def fill(disk: Path, left: int) -> None:
         file.truncate(max(0, filler.stat().st_size // 4096 * 4096 - left))
 
 
-def test_a_full_disk_stops_a_run_which_continues_when_there_is_space(small_disk, model_path, capsys):
+def test_a_full_disk_stops_a_run_which_continues_when_there_is_space(small_disk, model_path, capsys, tell):
     folder = small_disk / "run"
     reached = 1
     for index, (what, left) in enumerate(LEFT.items()):
         printed = io.StringIO()
         filled_at = reached + 2
+        filled: list[float] = []
 
-        def fill_up(metrics, filled_at=filled_at, left=left):
+        def fill_up(metrics, filled_at=filled_at, left=left, filled=filled):
             if metrics["training_iteration"] == filled_at:
                 fill(small_disk, left)
+                filled.append(time.monotonic())
 
         with pytest.raises(StorageError, match=r"no space left for the run in .*Free some, then continue") as stopped:
             train(
@@ -78,6 +81,7 @@ def test_a_full_disk_stops_a_run_which_continues_when_there_is_space(small_disk,
                 console=Console(file=printed, width=300),
                 on_iteration=fill_up,
             )
+        tell("the disk is full", f"no room for {what}", "typed error; continues", time.monotonic() - filled[0])
         assert terminal.report(stopped.value, verbose=False) == terminal.FAILED
         assert f"continue with --resume {folder}" in capsys.readouterr().err
         (small_disk / "filler").unlink()

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 
+import fault_table
 import pytest
 import ray
 from faulty_env import CountingEnv
@@ -56,9 +57,11 @@ def runner_pid(algo) -> int:
     return pid
 
 
-def train_all(algo) -> None:
-    """One iteration, in which every rollout is trained on once, under one version of the weights."""
+def train_all(algo) -> tuple[float, int]:
+    """One iteration, in which every rollout is trained on once, under one version; returns its seconds and its lost rows."""
+    began = time.monotonic()
     result = algo.train()
+    seconds = time.monotonic() - began
     assert result["groups"]["num_trained"] == GROUPS
     assert result["groups"]["num_dropped"] == 0
     assert result["rows"]["given_to_learners"] == GROUPS * ROLLOUTS * TURNS
@@ -66,50 +69,64 @@ def train_all(algo) -> None:
     assert rows["skipped"] == rows["lost_groups"] == 0
     versions = ray.get([engine.weight_version.remote() for engine in algo.engine_pool.handles], timeout=30)
     assert versions == [algo.weight_version]
+    return seconds, fault_table.lost_rows(result)
 
 
-def test_the_only_env_runner_is_killed(algo):
+def test_the_only_env_runner_is_killed(algo, tell):
     train_all(algo)
     before = runner_pid(algo)
     os.kill(before, signal.SIGKILL)
-    train_all(algo)
+    disturbed = train_all(algo)
     assert runner_pid(algo) != before
+    tell("SIGKILL of the only env runner", "before sampling", "restarted; goes on", *disturbed)
 
 
-def test_the_only_engine_is_killed_between_sampling_and_sync(algo):
+def test_the_only_engine_is_killed_between_sampling_and_sync(algo, tell):
     [engine] = algo.engine_pool.start()
+    began = time.monotonic()
     os.kill(engine["pid"], signal.SIGKILL)
     algo._sync_weights()  # as at the end of an iteration: the engine is replaced here, and nobody draws again
-    train_all(algo)
+    seconds = time.monotonic() - began
+    _, lost = train_all(algo)
     assert algo.engine_pool.replacements == 1
+    tell("SIGKILL of the only engine", "before the weights are sent", "replaced; goes on", seconds, lost)
 
 
-def test_the_only_engine_is_killed_before_sampling(algo):
+def test_the_only_engine_is_killed_before_sampling(algo, tell):
     before = algo.engine_pool.replacements
     [engine] = algo.engine_pool.start()
     os.kill(engine["pid"], signal.SIGKILL)
-    train_all(algo)
+    disturbed = train_all(algo)
     assert algo.engine_pool.replacements == before + 1
+    tell("SIGKILL of the only engine", "before sampling", "replaced; goes on", *disturbed)
 
 
-def test_the_only_env_runner_hangs(algo):
+def test_the_only_env_runner_hangs(algo, tell):
     hung = runner_pid(algo)
     os.kill(hung, signal.SIGSTOP)
-    began = time.monotonic()
     try:
-        train_all(algo)
+        seconds, lost = train_all(algo)
     finally:
         with pytest.raises(ProcessLookupError):  # ended, and not left behind
             os.kill(hung, signal.SIGCONT)
-    assert time.monotonic() - began < SAMPLE_TIMEOUT_S + 90
+    assert seconds < SAMPLE_TIMEOUT_S + 90
     assert runner_pid(algo) != hung
+    tell(
+        f"SIGSTOP of the only env runner, sample_timeout_s={SAMPLE_TIMEOUT_S:g}",
+        "before sampling",
+        "replaced; goes on",
+        seconds,
+        lost,
+    )
 
 
-def test_what_the_cluster_does_not_have_is_an_error_in_time(algo, model_path):
+def test_what_the_cluster_does_not_have_is_an_error_in_time(algo, model_path, tell):
     began = time.monotonic()
     config = config_of(model_path).engines(num_cpus_per_engine=1000, resource_timeout_s=2)
     with pytest.raises(
         InfrastructureError, match=r"CPU: 1000\.25 asked for in bundles of up to 1000, \d+ in the cluster"
     ):
         config.build_algo()
-    assert time.monotonic() - began < 60
+    seconds = time.monotonic() - began
+    assert seconds < 60
+    tell("more CPUs asked for than there are, resource_timeout_s=2", "start", "typed error", seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from trial_ray.algorithms.run_actors import ENGINE, ENV_RUNNER, LEARNER
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
 
 EXPERIMENT = """
-import os, signal, threading
+import os, signal, threading, time
 from unittest import mock
 import ray
 from trial_ray.algorithms import GRPO, GRPOConfig, batch_sampler
@@ -42,13 +43,17 @@ config = (
 )
 stop = {"training_iteration": 100}
 
+def terminate():
+    print("sent at", time.time(), flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+
 def then_terminate(owner, name):
     "What follows SIGTERM by a little, or is under way when it comes."
     call, sent = getattr(owner, name), []
     def called(*args, **kwargs):
         if not sent:  # a second signal would stop the run at once
             sent.append(signal.SIGTERM)
-            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            threading.Timer(0.2, terminate).start()
         return call(*args, **kwargs)
     mock.patch.object(owner, name, called).start()
 
@@ -75,7 +80,7 @@ def marked(mark: str) -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize("moment", ["ray", "actors", "panel", "sampling", "checkpoint"])
-def test_sigterm_is_recorded_and_leaves_no_process(moment, model_path, tmp_path):
+def test_sigterm_is_recorded_and_leaves_no_process(moment, model_path, tmp_path, tell):
     (tmp_path / "experiment.py").write_text(EXPERIMENT)
     run, mark = tmp_path / "run", uuid.uuid4().hex
     words = ("train", str(tmp_path / "experiment.py"), "--out", str(run), "--checkpoint-every", "1")
@@ -85,7 +90,7 @@ def test_sigterm_is_recorded_and_leaves_no_process(moment, model_path, tmp_path)
         [sys.executable, "-c", "import sys; from trial_ray.cli import main; sys.exit(main())", *words],
         env=environment, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
-    said = done.stdout + done.stderr
+    ended, said = time.time(), done.stdout + done.stderr
     assert done.returncode == 130, said
     assert json.loads((run / "run.json").read_text())["state"] == "interrupted"
     saved = sorted(path.name for path in (run / "checkpoints").iterdir())
@@ -99,10 +104,18 @@ def test_sigterm_is_recorded_and_leaves_no_process(moment, model_path, tmp_path)
     while (processes := marked(mark)) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not processes
+    [sent] = re.findall(r"sent at ([\d.]+)", said)
+    outcome = "saved, exit 130" if saved else "nothing to save, exit 130"
+    tell(
+        "SIGTERM",
+        {"ray": "start of Ray", "actors": "start of actors"}.get(moment, moment),
+        outcome,
+        ended - float(sent),
+    )
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_stop_ends_actors_that_are_stopped(model_path):
+def test_stop_ends_actors_that_are_stopped(model_path, tell):
     with registered(CountingEnv):
         algorithm = tiny_config(model_path, num_learners=1).build_algo()
         processes = pids(algorithm)
@@ -112,9 +125,9 @@ def test_stop_ends_actors_that_are_stopped(model_path):
         began = time.monotonic()
         algorithm.stop()
         seconds = time.monotonic() - began
-    print(f"stopped in {seconds:.1f} s")
     assert seconds < 20
     deadline = time.monotonic() + 10  # until Ray has reaped them
     while left(processes) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not left(processes)
+    tell("SIGSTOP of env runner, engine and learner", "algorithm.stop()", "killed", seconds)

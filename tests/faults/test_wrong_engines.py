@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import ray
+from fault_table import lost_rows
 from tiny_run import ChanceEnv, config_of
 from user_env import registered
 
@@ -68,34 +70,45 @@ def algo(ray_session, orders, recorded, model_path):
         algo.stop()
 
 
+def timed(algo) -> tuple[dict, float]:
+    """The result of an iteration, and its seconds."""
+    began = time.monotonic()
+    return algo.train(), time.monotonic() - began
+
+
 def versions(algo) -> list[int]:
     return ray.get([engine.weight_version.remote() for engine in algo.engine_pool.handles], timeout=60)
 
 
-def test_an_engine_that_lies_now_and_then_costs_rollouts_and_spoils_none(algo, orders, recorded):
+def test_an_engine_that_lies_now_and_then_costs_rollouts_and_spoils_none(algo, orders, recorded, tell):
     (orders / "lie_now_and_then").touch()
-    result = algo.train()
+    result, seconds = timed(algo)
     (orders / "lie_now_and_then").unlink()
     rows = result["rows"]
     assert result["env_runners"]["num_failed_episodes"] > 0
     assert result["learners"]["default_policy"]["num_module_steps_trained"] == rows["given_to_learners"] > 0
     turns = read_turns(recorded, 1)
     assert np.isfinite(turns["logprobs"].combine_chunks().flatten().to_numpy(zero_copy_only=False)).all()
+    tell(
+        "log-probabilities of NaN in every 4th answer", "sampling", "rollouts fail; goes on", seconds, lost_rows(result)
+    )
 
 
 @pytest.mark.parametrize("moment", ["die_before_loading", "die_halfway"])
-def test_an_engine_that_dies_while_it_takes_weights_is_replaced_and_given_them(algo, orders, moment):
+def test_an_engine_that_dies_while_it_takes_weights_is_replaced_and_given_them(algo, orders, moment, tell):
     before = algo.engine_pool.replacements
     (orders / moment).touch()
-    algo.train()
+    result, seconds = timed(algo)
     assert algo.engine_pool.replacements == before + 1
     assert versions(algo) == [algo.weight_version]
     assert algo.train()["env_runners"]["num_failed_episodes"] == 0
+    tell("the engine dies", f"sending of weights, {moment}", "replaced; goes on", seconds, lost_rows(result))
 
 
-def test_an_engine_that_only_lies_ends_the_iteration_with_its_reason(algo, orders):
-    trained = algo.iteration
+def test_an_engine_that_only_lies_ends_the_iteration_with_its_reason(algo, orders, tell):
+    trained, began = algo.iteration, time.monotonic()
     (orders / "lie").touch()
     with pytest.raises(InfrastructureError, match=r"No group of rollouts survived.*log-probability of nan.*lower lr"):
         algo.train()
     assert algo.iteration == trained
+    tell("log-probabilities of NaN in every answer", "sampling", "typed error", time.monotonic() - began)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import threading
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from fault_table import lost_rows
 from faulty_env import CountingEnv
 from rich.console import Console
 
@@ -107,6 +109,10 @@ class FaultyRun:
             return False
         algorithm = self.algorithms[-1]
         return bool(algorithm.phase == phase and algorithm.iteration == iteration - 1)
+
+    def lost(self) -> int:
+        """Rows that no iteration's metrics account for."""
+        return sum(lost_rows(json.loads(line)) for line in self.folder.metrics.read_text().splitlines())
 
     def weights(self) -> bytes:
         """The model of the newest checkpoint."""
