@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from trial_ray.algorithms.run_actors import ENGINE, ENV_RUNNER, LEARNER
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
 
 EXPERIMENT = """
-import os, signal, threading, time
+import os, pathlib, signal, threading, time
 from unittest import mock
 import ray
 from trial_ray.algorithms import GRPO, GRPOConfig, batch_sampler
@@ -44,7 +43,7 @@ config = (
 stop = {"training_iteration": 100}
 
 def terminate():
-    print("sent at", time.time(), flush=True)
+    pathlib.Path(os.environ["TEST_SENT"]).write_text(str(time.time()))
     os.kill(os.getpid(), signal.SIGTERM)
 
 def then_terminate(owner, name):
@@ -85,6 +84,7 @@ def test_sigterm_is_recorded_and_leaves_no_process(moment, model_path, tmp_path,
     run, mark = tmp_path / "run", uuid.uuid4().hex
     words = ("train", str(tmp_path / "experiment.py"), "--out", str(run), "--checkpoint-every", "1")
     environment = {**os.environ, "TEST_MODEL": model_path, "TEST_MOMENT": moment, "TEST_MARK": mark}
+    environment["TEST_SENT"] = str(tmp_path / "sent")
     environment.pop("RAY_ADDRESS", None)
     done = subprocess.run(
         [sys.executable, "-c", "import sys; from trial_ray.cli import main; sys.exit(main())", *words],
@@ -104,13 +104,13 @@ def test_sigterm_is_recorded_and_leaves_no_process(moment, model_path, tmp_path,
     while (processes := marked(mark)) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not processes
-    [sent] = re.findall(r"sent at ([\d.]+)", said)
+    seconds = ended - float((tmp_path / "sent").read_text())
     outcome = "saved, exit 130" if saved else "nothing to save, exit 130"
     tell(
         "SIGTERM",
         {"ray": "start of Ray", "actors": "start of actors"}.get(moment, moment),
         outcome,
-        ended - float(sent),
+        seconds,
     )
 
 
