@@ -200,7 +200,7 @@ class Soak:
                 )
             try:
                 found[kind].append({"pid": process.pid, **_held(process.pid)})
-            except (OSError, psutil.Error):
+            except (OSError, psutil.Error, KeyError):  # it has ended; a zombie's status names no memory
                 continue
         return dict(found)
 

@@ -7,6 +7,7 @@ import signal
 import time
 
 import fault_table
+import psutil
 import pytest
 import ray
 from faulty_env import CountingEnv
@@ -48,6 +49,14 @@ def config_of(model_path: str) -> GRPOConfig:
 @pytest.fixture(scope="module")
 def algo(environment, model_path):
     algo = config_of(model_path).build_algo()
+    yield algo
+    algo.stop()
+
+
+@pytest.fixture(scope="module")
+def vllm_algo(environment, model_path):
+    algo = config_of(model_path).engines(engine="vllm").build_algo()
+    train_all(algo)
     yield algo
     algo.stop()
 
@@ -130,3 +139,16 @@ def test_what_the_cluster_does_not_have_is_an_error_in_time(algo, model_path, te
     seconds = time.monotonic() - began
     assert seconds < 60
     tell("more CPUs asked for than there are, resource_timeout_s=2", "start", "typed error", seconds)
+
+
+@pytest.mark.vllm
+def test_the_only_vllm_engine_is_killed_before_sampling(vllm_algo, tell):
+    before = vllm_algo.engine_pool.replacements
+    [engine] = vllm_algo.engine_pool.start()
+    actor = psutil.Process(engine["pid"])
+    processes = [actor, *actor.children(recursive=True)]
+    actor.kill()
+    disturbed = train_all(vllm_algo)
+    assert vllm_algo.engine_pool.replacements == before + 1
+    assert not psutil.wait_procs(processes, timeout=30)[1]
+    tell("SIGKILL of the only vLLM engine", "before sampling", "replaced; goes on", *disturbed)

@@ -39,7 +39,8 @@ def iterations(run: Path) -> list[int]:
     return [json.loads(line)["iteration"] for line in lines if line.endswith("\n")]
 
 
-def test_the_node_of_learner_and_env_runner_is_lost(model_path, tmp_path, tell):
+@pytest.mark.parametrize("how", ["lost", "hangs"])
+def test_the_node_of_learner_and_env_runner(model_path, tmp_path, tell, how):
     run = tmp_path / "run"
     settings = {**SETTINGS, "model_path": model_path}
     words = [
@@ -62,7 +63,7 @@ def test_the_node_of_learner_and_env_runner_is_lost(model_path, tmp_path, tell):
                     stderr=output,
                 )
             try:
-                seconds = _lose_the_worker(nodes, command, run)
+                seconds = _lose_the_worker(nodes, command, run, how)
                 code = command.wait(timeout=WAIT_S)
             finally:
                 command.kill()
@@ -76,16 +77,16 @@ def test_the_node_of_learner_and_env_runner_is_lost(model_path, tmp_path, tell):
     assert iterations(run) == list(range(1, ITERATIONS + 1))
     assert json.loads((run / "run.json").read_text())["state"] == "done"
     lost = sum(lost_rows(json.loads(line)) for line in (run / "metrics.jsonl").read_text().splitlines())
-    tell("loss of the node of learner and env runner", "after iteration 2", "restart on a new node", seconds, lost)
+    tell(f"the node of learner and env runner {how}", "after iteration 2", "restart on a new node", seconds, lost)
 
 
-def _lose_the_worker(nodes: RayNodes, command: subprocess.Popen[bytes], run: Path) -> float:
-    """Kill the node after two iterations and start another one; returns the seconds to the next iteration."""
+def _lose_the_worker(nodes: RayNodes, command: subprocess.Popen[bytes], run: Path, how: str) -> float:
+    """Kill or stop the node after two iterations and start another one; returns the seconds to the end of the run."""
     _wait_for(2, run, command)
-    reached, began = iterations(run)[-1], time.monotonic()
-    nodes.kill("worker")
+    began = time.monotonic()
+    {"lost": nodes.kill, "hangs": nodes.suspend}[how]("worker")
     nodes.start_worker("worker")
-    _wait_for(reached + 1, run, command)
+    _wait_for(ITERATIONS, run, command)
     return time.monotonic() - began
 
 

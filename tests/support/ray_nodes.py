@@ -57,6 +57,7 @@ class RayNodes:
         }
         self.ids: dict[str, str] = {}
         self._killed: set[str] = set()
+        self._suspended: list[tuple[subprocess.Popen[bytes], psutil.Process]] = []
         self._nodes: dict[str, tuple[subprocess.Popen[bytes], str]] = {}
 
     def start_head(self, name: str) -> None:
@@ -75,14 +76,33 @@ class RayNodes:
 
     def kill(self, name: str) -> None:
         """End a node as a power failure would: its raylet gets SIGKILL, and takes the actors on it along."""
+        self.raylet(name).kill()
         node, _ = self._nodes.pop(name)
-        (raylet,) = [child for child in psutil.Process(node.pid).children() if child.name() == "raylet"]
-        raylet.send_signal(signal.SIGKILL)
         self._killed.add(self.ids[name])
         node.wait(timeout=60)
 
+    def suspend(self, name: str) -> None:
+        """Stop a node's raylet (SIGSTOP), as a machine that hangs does; Ray takes it for dead after a while.
+
+        Its actors' processes are not told. They end with :meth:`stop`.
+        """
+        raylet = self.raylet(name)
+        raylet.suspend()
+        node, _ = self._nodes.pop(name)
+        self._killed.add(self.ids[name])
+        self._suspended.append((node, raylet))
+
+    def raylet(self, name: str) -> psutil.Process:
+        """The process that a node stands or falls with."""
+        node, _ = self._nodes[name]
+        (raylet,) = [child for child in psutil.Process(node.pid).children() if child.name() == "raylet"]
+        return raylet
+
     def stop(self) -> None:
         """Stop every node, the head last."""
+        for node, raylet in self._suspended:
+            raylet.kill()
+            node.wait(timeout=60)
         for node, _ in reversed(self._nodes.values()):
             node.send_signal(signal.SIGTERM)
             node.wait(timeout=60)
