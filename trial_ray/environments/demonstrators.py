@@ -22,6 +22,19 @@ class Demonstrator(Protocol):
         """Learn that ``action`` was carried out, which may be another one than it chose."""
 
 
+class Planner(Demonstrator, Protocol):
+    """A demonstrator that can say between which actions it draws."""
+
+    def options(self, observation: str, admissible: Sequence[str]) -> Sequence[str]:
+        """The actions between which ``act``, called in its place, would draw; at least one."""
+
+
+def planned_actions(demonstrator: Demonstrator, observation: str, admissible: Sequence[str]) -> Sequence[str]:
+    """What a demonstrator might do now: its options, or the one action of a demonstrator that tells none."""
+    options = getattr(demonstrator, "options", None)
+    return options(observation, admissible) if options else [demonstrator.act(observation, admissible)]
+
+
 class RandomPlay:
     """Draws one of the actions on offer: it shows the form of actions, not which of them help."""
 

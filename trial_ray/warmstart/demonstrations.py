@@ -37,7 +37,8 @@ class Demonstration:
     Attributes:
         prompt_ids: int32 ``[P]``, the ordinary prompt.
         insert_at: where in it evidence goes.
-        response_ids: int32 ``[y]``, the response that states the action, end token included.
+        response_ids: int32 ``[y]``, the response that states the demonstrated action, end token included.
+        planned_ids: int32 ``[y']``, that of the action that the demonstrator had planned; the same, but for suboptimal ones.
         evidence_ids: int32 ``[z]``, outcome of the action that was carried out.
         followed: whether that was the demonstrated action; otherwise it was replaced by action noise.
         task_id: the task.
@@ -47,6 +48,7 @@ class Demonstration:
     prompt_ids: np.ndarray
     insert_at: int
     response_ids: np.ndarray
+    planned_ids: np.ndarray
     evidence_ids: np.ndarray
     followed: bool
     task_id: str
@@ -139,6 +141,7 @@ class DemonstratorPlayer:
         self._random = np.random.default_rng(seed)
         self._hidden: frozenset[str] = getattr(builder.template, "hidden_actions", frozenset())
         self._chosen: list[str] = []
+        self._planned: list[np.ndarray] = []
         self._offered: list[tuple[str, ...]] = []
 
     async def act(self, result: StepResult, history: History, step: int) -> Decision:
@@ -147,12 +150,15 @@ class DemonstratorPlayer:
             self._demonstrator.reset(result.task, result.observation, int(self._random.integers(2**31)))
         actions = tuple(result.admissible_actions)
         prompt = self._builder.write(result, history)
-        chosen = self._suboptimal(actions, self._demonstrator.act(result.observation, actions))
+        planned = self._demonstrator.act(result.observation, actions)
+        chosen = self._suboptimal(actions, planned)
         carried_out = self._noise(actions) or chosen
         self._demonstrator.carried_out(carried_out)
         self._chosen.append(chosen)
         self._offered.append(actions)
-        response = encode_response(self._tokenizer, chosen, self._settings.response_style)
+        style = self._settings.response_style
+        self._planned.append(encode_response(self._tokenizer, planned, style))
+        response = encode_response(self._tokenizer, chosen, style)
         return Decision(carried_out, prompt_ids=prompt.ids, insert_at=prompt.insert_at, response_ids=response)
 
     def demonstrations(self, trajectory: Trajectory) -> list[Demonstration]:
@@ -168,12 +174,15 @@ class DemonstratorPlayer:
                 prompt_ids=turn.prompt_ids,
                 insert_at=turn.insert_at,
                 response_ids=turn.response_ids,
+                planned_ids=planned,
                 evidence_ids=encode_evidence(view, self._tokenizer),
                 followed=turn.action == chosen,
                 task_id=trajectory.task_id,
                 actions=actions,
             )
-            for turn, view, chosen, actions in zip(trajectory.turns, views, self._chosen, self._offered, strict=True)
+            for turn, view, chosen, planned, actions in zip(
+                trajectory.turns, views, self._chosen, self._planned, self._offered, strict=True
+            )
         ]
 
     def _suboptimal(self, actions: Sequence[str], planned: str) -> str:
@@ -222,20 +231,22 @@ def encode_response(tokenizer: Any, action: str, style: str) -> np.ndarray:
 
 
 def to_examples(demonstrations: Sequence[Demonstration], hindsight_fraction: float, seed: int) -> list[Example]:
-    """What is cloned: prompt and response, where ``hindsight_fraction`` of the prompts are hindsight views.
+    """What is cloned; ``hindsight_fraction`` of the examples are hindsight views.
 
-    A view shows the outcome of the action that was carried out, and the response is the demonstrator's. So the consequence
-    of a good action speaks for it, while that of action noise speaks for what should have been done instead: the sign that
-    the hindsight gap (Eq. 4) is to have.
+    The ordinary prompt is answered with what was demonstrated, suboptimal actions included. The hindsight view shows the
+    outcome of the action that was carried out, and is answered with what the demonstrator had planned. So the outcome of a
+    planned action speaks for it, and that of a suboptimal one, or of action noise, for what should have been done instead: in
+    hindsight the model judges better than it acts, and the gap (Eq. 4) has the sign of that judgement.
     """
     draws = np.random.default_rng([seed, 1]).random(len(demonstrations))
     return [
-        Example(_view(demonstration, hindsight=bool(draw < hindsight_fraction)), demonstration.response_ids)
+        _in_hindsight(demonstration)
+        if draw < hindsight_fraction
+        else Example(demonstration.prompt_ids, demonstration.response_ids)
         for demonstration, draw in zip(demonstrations, draws, strict=True)
     ]
 
 
-def _view(demonstration: Demonstration, *, hindsight: bool) -> np.ndarray:
-    if not hindsight:
-        return demonstration.prompt_ids
-    return augment(demonstration.prompt_ids, demonstration.insert_at, demonstration.evidence_ids)
+def _in_hindsight(demonstration: Demonstration) -> Example:
+    view = augment(demonstration.prompt_ids, demonstration.insert_at, demonstration.evidence_ids)
+    return Example(view, demonstration.planned_ids)
