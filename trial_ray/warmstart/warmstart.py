@@ -188,7 +188,9 @@ def _make(settings: WarmStartSettings, entry: EnvironmentEntry, folder: Path, pr
         template = entry.adapter.template(settings.response_style)
         builder = PromptBuilder(tokenizer, template, settings.max_prompt_tokens, settings.history_window)
         demonstrations = collect(settings, entry, tokenizer, builder, shown.game)
-        examples = to_examples(demonstrations, settings.hindsight_fraction, settings.seed)
+        examples = to_examples(
+            demonstrations, settings.hindsight_fraction, settings.hindsight_wasted_share, settings.seed
+        )
         steps, curve = _clone(settings, entry, model, tokenizer, builder, examples, shown)
         shown.evaluation()
         with HeldOutGames(settings, entry, EVALUATED, settings.evaluation_games, tokenizer, builder) as games:

@@ -166,6 +166,24 @@ class ExplorerOracle:
         return likely or fresh or list(admissible)
 
 
+class OrderlyExplorer(ExplorerOracle):
+    """An explorer that searches receptacles in the order of the list of commands, on from the one that it stands at.
+
+    What it does follows from what the last answer and the list of commands show (that cleaning was done is the exception), so
+    that a policy which sees no more can tell a command that belongs to the search from one that does not.
+    """
+
+    def _light(self, task: ParsedTask, admissible: Sequence[str]) -> str | None:
+        return _first(admissible, f"use {task.target} ")
+
+    def _search(self, wanted: str, admissible: Sequence[str]) -> list[str]:
+        closed = [command for command in admissible if command.startswith("open ")]
+        if closed:
+            return closed[:1]
+        moves = [command for command in admissible if command.startswith("go to ")] or list(admissible)
+        return [next((command for command in moves if command > f"go to {self._receptacle}"), moves[0])]
+
+
 def _can_hold(receptacle: str, wanted: str) -> bool:
     """Whether the receptacle can contain the object; an unknown receptacle can, and lamps are only on a few types."""
     if wanted.endswith("lamp"):
