@@ -26,13 +26,15 @@ class Planner(Demonstrator, Protocol):
     """A demonstrator that can say between which actions it draws."""
 
     def options(self, observation: str, admissible: Sequence[str]) -> Sequence[str]:
-        """The actions between which ``act``, called in its place, would draw; at least one."""
+        """The actions between which ``act`` draws, called next or in its place; at least one."""
 
 
-def planned_actions(demonstrator: Demonstrator, observation: str, admissible: Sequence[str]) -> Sequence[str]:
-    """What a demonstrator might do now: its options, or the one action of a demonstrator that tells none."""
+def plan(demonstrator: Demonstrator, observation: str, admissible: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """What a demonstrator does now, and all that it might as well have done: its options, if it tells them."""
     options = getattr(demonstrator, "options", None)
-    return options(observation, admissible) if options else [demonstrator.act(observation, admissible)]
+    as_good = options(observation, admissible) if options else ()
+    action = demonstrator.act(observation, admissible)
+    return action, as_good or (action,)
 
 
 class RandomPlay:

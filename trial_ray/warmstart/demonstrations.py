@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from trial_ray.environments.demonstrators import Demonstrator, RandomPlay
+from trial_ray.environments.demonstrators import Demonstrator, RandomPlay, plan
 from trial_ray.environments.entry import EnvironmentEntry
 from trial_ray.environments.guarded_env import GuardedEnv, StepResult
 from trial_ray.environments.templates import PromptContext, PromptTemplate
@@ -38,9 +38,10 @@ class Demonstration:
         prompt_ids: int32 ``[P]``, the ordinary prompt.
         insert_at: where in it evidence goes.
         response_ids: int32 ``[y]``, the response that states the demonstrated action, end token included.
-        planned_ids: int32 ``[y']``, that of the action that the demonstrator had planned; the same, but for suboptimal ones.
+        planned_ids: int32 ``[y']``, that of what should have been carried out: the planned action, unless the demonstrator might
+            as well have planned the one that was.
         evidence_ids: int32 ``[z]``, outcome of the action that was carried out.
-        planned: whether that was the planned action; otherwise it was suboptimal, or replaced by action noise.
+        planned: whether that was carried out; otherwise a suboptimal action was, or action noise.
         task_id: the task.
         actions: actions on offer; the demonstrated one is among them.
     """
@@ -149,11 +150,11 @@ class DemonstratorPlayer:
             self._demonstrator.reset(result.task, result.observation, int(self._random.integers(2**31)))
         actions = tuple(result.admissible_actions)
         prompt = self._builder.write(result, history)
-        planned = self._demonstrator.act(result.observation, actions)
+        planned, as_good = plan(self._demonstrator, result.observation, actions)
         chosen = self._suboptimal(actions, planned)
         carried_out = self._noise(actions) or chosen
         self._demonstrator.carried_out(carried_out)
-        self._planned.append(planned)
+        self._planned.append(carried_out if carried_out in as_good else planned)
         self._offered.append(actions)
         response = encode_response(self._tokenizer, chosen, self._settings.response_style)
         return Decision(carried_out, prompt_ids=prompt.ids, insert_at=prompt.insert_at, response_ids=response)

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from trial_ray.environments.adapter import EnvironmentAdapter
-from trial_ray.environments.demonstrators import Demonstrator, planned_actions
+from trial_ray.environments.demonstrators import Demonstrator, plan
 from trial_ray.environments.entry import EnvironmentEntry, make_entries
 from trial_ray.environments.guarded_env import GuardedEnv, StepResult
 from trial_ray.hindsight import augment, encode_evidence, outcome_view
@@ -194,7 +194,7 @@ class _Watcher:
         """What the policy does; see :class:`~trial_ray.rollout.episode.Player`."""
         if step == 1:
             self._demonstrator.reset(result.task, result.observation, 0)
-        planned = planned_actions(self._demonstrator, result.observation, result.admissible_actions)
+        _, planned = plan(self._demonstrator, result.observation, result.admissible_actions)
         self._remaining.append(self._env.commands_to_win())
         decision = await self._player.act(result, history, step)
         if decision is not None:

@@ -27,7 +27,7 @@ from trial_ray.rollout.event_loop import outside_loop
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.warmstart.cache import content_key, files_digest, get_or_build
 from trial_ray.warmstart.cloning import Cloner, Example, Renaming, Schedule
-from trial_ray.warmstart.demonstrations import collect, to_examples
+from trial_ray.warmstart.demonstrations import collect, make_demonstrator, to_examples
 from trial_ray.warmstart.evaluation import HeldOutGames, PlayResult
 from trial_ray.warmstart.judgement import judge
 from trial_ray.warmstart.policy import RECORD, load_policy, model_files
@@ -152,6 +152,7 @@ def cache_key(settings: WarmStartSettings, entry: EnvironmentEntry) -> str:
         {
             "settings": settings.to_dict(),
             "adapter": entry.adapter.describe(),
+            "demonstrator": type(make_demonstrator(entry)).__qualname__,
             "vocabulary": list(entry.adapter.vocabulary),
             "interchangeable": [list(group) for group in entry.adapter.interchangeable],
             "model": model,

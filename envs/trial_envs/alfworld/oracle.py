@@ -85,7 +85,7 @@ class ExplorerOracle:
         return self._last
 
     def options(self, observation: str, admissible: Sequence[str]) -> list[str]:
-        """The commands between which :meth:`act`, called in its place, would draw: one, or receptacles to search."""
+        """The commands between which :meth:`act`, called next or in its place, draws: one, or receptacles to search."""
         self._update(observation, admissible)
         return self._choose(admissible)
 
@@ -166,11 +166,12 @@ class ExplorerOracle:
         return likely or fresh or list(admissible)
 
 
-class OrderlyExplorer(ExplorerOracle):
-    """An explorer that searches receptacles in the order of the list of commands, on from the one that it stands at.
+class ForgetfulExplorer(ExplorerOracle):
+    """An explorer that does not remember where it has been: it may search a receptacle again, or come back to one without a lamp.
 
-    What it does follows from what the last answer and the list of commands show (that cleaning was done is the exception), so
-    that a policy which sees no more can tell a command that belongs to the search from one that does not.
+    What it does follows from the task, the last answer and the list of commands alone (that cleaning, heating or cooling was done
+    is the exception). So a policy that sees no more can tell every command that it would not give from those between which it
+    draws.
     """
 
     def _light(self, task: ParsedTask, admissible: Sequence[str]) -> str | None:
@@ -178,10 +179,8 @@ class OrderlyExplorer(ExplorerOracle):
 
     def _search(self, wanted: str, admissible: Sequence[str]) -> list[str]:
         closed = [command for command in admissible if command.startswith("open ")]
-        if closed:
-            return closed[:1]
-        moves = [command for command in admissible if command.startswith("go to ")] or list(admissible)
-        return [next((command for command in moves if command > f"go to {self._receptacle}"), moves[0])]
+        moves = [command for command in admissible if command.startswith("go to ")]
+        return closed[:1] or moves or list(admissible)
 
 
 def _can_hold(receptacle: str, wanted: str) -> bool:
