@@ -2,6 +2,7 @@
 
     trial-ray reproduce study --scale study --dry-run
     trial-ray reproduce study --scale study          # hours; the same command continues
+    trial-ray judge MODEL --env-adapter tuned_examples/reproduce/study.py    # MODEL: of the warm start that it made
 
 The warm start clones a player who wastes every fourth turn, and answers hindsight views with what that player had planned
 (docs/warmstart.md); `trial-ray judge` measures how well the view tells the one from the other. The player remembers nothing that
@@ -13,11 +14,12 @@ import dataclasses
 
 from trial_envs.alfworld.oracle import ForgetfulExplorer
 from trial_ray.algorithms import TRIALConfig
-from trial_ray.environments.alfworld import ADAPTER
+from trial_ray.environments import alfworld
 from trial_ray.reproduction import Choice, EvaluationSet, Scale
 
 ITERATIONS = 30
 GAMES = {"difficulty": "tiny", "max_turns": 12}
+ADAPTER = dataclasses.replace(alfworld.ADAPTER, demonstrator=ForgetfulExplorer)
 DENSE = ("uniform", "permuted", "trial", "value_weighted")
 
 
@@ -27,7 +29,7 @@ def configure(environment, backbone):
         .environment(
             "trial/ALFWorld-v0",
             env_config={"split": "generated", "num_games": 4096, "generator_seed": 0, **GAMES},
-            adapter=dataclasses.replace(ADAPTER, demonstrator=ForgetfulExplorer),
+            adapter=ADAPTER,
         )
         .policy(
             warm_start={
@@ -63,7 +65,12 @@ def configure(environment, backbone):
         .env_runners(num_env_runners=0)
         .learners(num_learners=0, num_cpus_per_learner=0.3)
         .resources(num_cpus_for_main_process=0.3)
-        .panel(split="generated", env_config={"num_games": 256, "generator_seed": 4_000_037}, num_tasks=256, temperature=1.0)
+        .panel(
+            split="generated",
+            env_config={"num_games": 256, "generator_seed": 4_000_037},
+            num_tasks=256,
+            temperature=1.0,
+        )
         .debugging(seed=0)
     )
 
@@ -75,7 +82,7 @@ scale = Scale(
     controlled_backbone="mini",
     iterations=ITERATIONS,
     seeds=8,
-    method_seeds={method: 3 for method in ("serl", "sdar", "rlsd", "grpo_opsd", "gigpo")},
+    method_seeds=dict.fromkeys(("serl", "sdar", "rlsd", "grpo_opsd", "gigpo"), 3),
     method_settings={
         "serl": {"rescaling_iterations": ITERATIONS // 3, "teacher_sync_iterations": 2},
         "rlsd": {"rescaling_iterations": 2 * ITERATIONS // 3},
