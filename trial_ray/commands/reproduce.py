@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from trial_ray.reproduction import PlannedRun
+    from trial_ray.reproduction.plan import Chosen
 
 NAMES = ("study", "table2", "table3", "figure2", "figure3")
 EPILOG = """examples:
@@ -68,29 +69,18 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Reproduce; see the module's docstring."""
-    from trial_ray.reproduction import STUDIES, choose, load_scale, plan_choice, plan_runs
+    from trial_ray.reproduction import STUDIES, load_scale, plan_choice, plan_runs
     from trial_ray.reproduction.scale import scale_file
 
     study, scale = STUDIES[args.name], load_scale(args.scale)
     folder = (args.out or Path("runs") / f"reproduce-{Path(args.scale).stem}").expanduser().resolve()
     console = terminal.output()
     options: dict[str, Any] = {"iterations": args.iterations, "overrides": args.overrides}
-    chosen, tried = None, []
-    if trials := plan_choice(study, scale, folder, **options):
-        states = [run.state() for run in trials]
-        console.print(run_table(f"{args.name}: which {scale.choice.setting} for which method", trials, states))
-        if not args.dry_run:
-            train_what_is_missing(trials, states, scale_file(args.scale), folder, args.verbose, args.trust)
-        if not args.dry_run or all(state == "done" for state in states):
-            chosen, tried = choose(trials)
-            told = ", ".join(f"{method} {value:g}" for (_, _, method), value in chosen.items())
-            console.print(f"chosen {scale.choice.setting}: {told}", highlight=False)
-        else:
-            console.print(
-                "The study's own runs are planned with the chosen values; until then they stand here with the default."
-            )
+    trials = plan_choice(study, scale, folder, **options)
+    chosen, tried = (None, []) if not trials else _choose(args, trials, folder)
     runs = plan_runs(study, scale, folder, seeds=args.seeds, chosen=chosen, **options)
-    states = [run.state() for run in runs] if chosen or not trials else ["new"] * len(runs)
+    # Before the choice nobody knows which configs these runs have.
+    states = ["new"] * len(runs) if trials and chosen is None else [run.state() for run in runs]
     console.print(run_table(f"{args.name}: {study.title}", runs, states))
     if args.dry_run:
         return terminal.DONE
@@ -110,6 +100,26 @@ def run(args: argparse.Namespace) -> int:
         console.print(f"{len(unfinished)} of {len(runs)} runs are unfinished; the same command continues them")
         return terminal.INTERRUPTED
     return terminal.DONE
+
+
+def _choose(
+    args: argparse.Namespace, trials: Sequence[PlannedRun], folder: Path
+) -> tuple[Chosen | None, list[dict[str, Any]]]:
+    """Make the runs that a setting is chosen out of, and choose; a dry run chooses only where all of them are done."""
+    from trial_ray.reproduction import choose
+    from trial_ray.reproduction.scale import scale_file
+
+    console, states = terminal.output(), [run.state() for run in trials]
+    console.print(run_table(f"{args.name}: the runs that a setting is chosen out of", trials, states))
+    if not args.dry_run:
+        train_what_is_missing(trials, states, scale_file(args.scale), folder, args.verbose, args.trust)
+    elif any(state != "done" for state in states):
+        console.print("The study's own runs begin when these are done; below they stand with the setting's default.")
+        return None, []
+    chosen, tried = choose(trials)
+    values = ", ".join(f"{method} {value:g}" for (_, _, method), value in chosen.items())
+    console.print(f"chosen: {values}", highlight=False)
+    return chosen, tried
 
 
 def train_what_is_missing(

@@ -36,8 +36,9 @@ def learning(curves: Curves, reference: str, subject: str) -> dict[str, Any]:
     methods = {name: _of_method(by_seed, goal) for name, by_seed in curves.items()}
     pairs = [(name, reference) for name in curves if name != reference]
     pairs += [(subject, name) for name in curves if subject in curves and name not in (subject, reference)]
-    differences = [_difference(curves, name, other) for name, other in pairs]
-    differences = [found for found in differences if found is not None]
+    differences = [
+        _difference(curves, name, other) for name, other in pairs if curves[name].keys() & curves[other].keys()
+    ]
     for found, adjusted in zip(differences, holm([found["p_value"] for found in differences]), strict=True):
         found["p_holm"] = adjusted
     return {"success_to_reach": goal, "iterations": length.pop(), "methods": methods, "differences": differences}
@@ -68,11 +69,9 @@ def _first_at(values: Sequence[float], goal: float) -> int | None:
     return None
 
 
-def _difference(curves: Curves, method: str, reference: str) -> dict[str, Any] | None:
+def _difference(curves: Curves, method: str, reference: str) -> dict[str, Any]:
     """Area of ``method`` less that of ``reference`` over the seeds that both have."""
     seeds = sorted(curves[method].keys() & curves[reference].keys())
-    if not seeds:
-        return None
     areas = [statistics.fmean(curves[method][seed]) - statistics.fmean(curves[reference][seed]) for seed in seeds]
     return {"method": method, "reference": reference, **bootstrap_mean(np.array(areas)[:, None]).to_dict()}
 

@@ -250,8 +250,10 @@ def to_examples(
     kept = [each for each in demonstrations if each.planned]
     from_wasted = round(number * wasted_share) if wasted and kept else number * bool(wasted)
     for kind, count in ((wasted, from_wasted), (kept, number - from_wasted)):
-        order = np.concatenate([random.permutation(len(kind)) for _ in range(-(-count // max(1, len(kind))))] or [[]])
-        examples += [_in_hindsight(kind[int(index)]) for index in order[:count]]
+        drawn: list[int] = []
+        while len(drawn) < count:
+            drawn += random.permutation(len(kind)).tolist()
+        examples += [_in_hindsight(kind[index]) for index in drawn[:count]]
     return examples
 
 
