@@ -20,6 +20,7 @@ from trial_ray.commands import (
     evaluate,
     export,
     inspect,
+    judge,
     plan,
     replay,
     report,
@@ -31,7 +32,7 @@ from trial_ray.commands import (
 from trial_ray.errors import UserInputError
 from trial_ray.experiments.interrupt import termination_as_interrupt
 
-COMMANDS = (train, evaluate, sweep, reproduce, report, inspect, replay, warmstart, export, data, plan, doctor)
+COMMANDS = (train, evaluate, sweep, reproduce, report, inspect, replay, warmstart, judge, export, data, plan, doctor)
 EPILOG = """start here:
   trial-ray doctor                                         what is installed, what is missing
   trial-ray train tuned_examples/alfworld_quickstart.py    a small agent on this machine

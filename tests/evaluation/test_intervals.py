@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from trial_ray.evaluation.comparison import ComparisonError, paired_comparison
-from trial_ray.evaluation.intervals import mcnemar_exact, paired_difference_interval, wilson_interval
+from trial_ray.evaluation.intervals import holm, mcnemar_exact, paired_difference_interval, wilson_interval
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.rollout.trajectory import EpisodeResult
 
@@ -89,3 +89,10 @@ def test_paired_comparison_refuses_repeated_tasks():
     twice = EvaluationResult(once.protocol, once.episodes * 2)
     with pytest.raises(ComparisonError, match="more than once"):
         paired_comparison(twice, twice)
+
+
+def test_holm_adjusts_for_the_number_of_comparisons():
+    """Worked out by hand: the smallest times 4, the next times 3, and none below one before it."""
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.5]) == [1.0, 1.0]
+    assert holm([]) == []

@@ -11,7 +11,7 @@ from trial_ray import cli
 from trial_ray.errors import ConfigError, UserInputError
 from trial_ray.experiments.run_folder import RunFolder
 from trial_ray.experiments.training_session import TrainingSession
-from trial_ray.reproduction import STUDIES, load_scale, plan_runs, scale_names
+from trial_ray.reproduction import STUDIES, choose, load_scale, plan_choice, plan_runs, scale_names
 from trial_ray.reproduction.artefacts import assemble, paired_markdown, telling_task
 
 SCALE = """
@@ -58,7 +58,12 @@ def finish(run, scale_file, rate, state="done"):
         evaluation(coin_flips(20, rate, run.seed), split=place.split).save(run.evaluation(place))
     lines = []
     for iteration in range(1, run.iterations + 1):
-        line = {"iteration": iteration, "evaluation/env_runners/success_rate": rate * iteration / run.iterations}
+        success = rate * iteration / run.iterations
+        line = {
+            "iteration": iteration,
+            "evaluation/env_runners/success_rate": success,
+            "env_runners/success_rate": success,
+        }
         if run.method == "trial":
             line |= {
                 "learners/default_policy/trial/turn_score_mean": 0.2 - 0.01 * iteration + 0.1 * run.seed,
@@ -143,6 +148,98 @@ def test_a_table_is_made_of_the_runs_that_are_done(scale_file, tmp_path):
     expected = np.mean([coin_flips(20, 0.2, seed) for seed in (0, 1)])
     assert value["rows"][0]["cells"][-1]["mean"] == pytest.approx(expected)
     assert {found["reference"] for found in value["comparisons"]} == {"grpo", "uniform", "permuted"}
+
+
+CHOICE = """
+from dataclasses import replace
+from trial_ray.reproduction import Choice
+
+scale = replace(
+    scale,
+    environments={"alfworld": (EvaluationSet("generated", 20),)},
+    method_seeds={"gigpo": 1},
+    choice=Choice(
+        setting="hindsight_coeff",
+        values=(0.01, 0.1),
+        methods=("uniform", "trial"),
+        seeds=(100, 101),
+        training_games={"generator_seed": 5},
+        panel_games={"generator_seed": 6},
+    ),
+)
+"""
+
+
+@pytest.fixture
+def choosing_file(scale_file):
+    scale_file.write_text(scale_file.read_text() + CHOICE)
+    return scale_file
+
+
+def test_a_setting_is_chosen_on_games_of_its_own_and_then_used(choosing_file, tmp_path):
+    study, scale = STUDIES["study"], load_scale(str(choosing_file))
+    trials = plan_choice(study, scale, tmp_path)
+    assert len(trials) == 2 * 2 * 2  # methods, values, seeds
+    assert {(run.method, run.config.hindsight_coeff) for run in trials} == {
+        (method, value) for method in ("uniform", "trial") for value in (0.01, 0.1)
+    }
+    with pytest.raises(UserInputError, match="8 of 8 runs are not done"):
+        choose(trials)
+    best = {("uniform", 0.01): 0.8, ("uniform", 0.1): 0.3, ("trial", 0.01): 0.3, ("trial", 0.1): 0.9}
+    for run in trials:
+        finish(run, choosing_file, best[run.method, run.value])
+    chosen, tried = choose(trials)
+    assert chosen == {("alfworld", "B", "uniform"): 0.01, ("alfworld", "B", "trial"): 0.1}
+    assert len(tried) == 4
+    assert sum(each["chosen"] for each in tried) == 2
+    runs = plan_runs(study, scale, tmp_path, chosen=chosen)
+    assert {run.method: run.config.hindsight_coeff for run in runs if run.method in ("uniform", "trial")} == {
+        "uniform": 0.01,
+        "trial": 0.1,
+    }
+    assert {run.config.value_weighting for run in runs if run.method == "value_weighted"} == {True}
+    assert [run.seed for run in runs if run.method == "gigpo"] == [0]
+    # No game and no seed that something was chosen on takes part in the study.
+    games = [
+        {
+            (run.config.env_config.get("generator_seed", 0), run.config.panel_env_config.get("generator_seed"))
+            for run in of
+        }
+        for of in (trials, runs)
+    ]
+    assert games[0] == {(5, 6)}
+    assert not any(5 in pair or 6 in pair for pair in games[1])
+    assert not {run.seed for run in trials} & {run.seed for run in runs}
+    assert not {run.folder for run in trials} & {run.folder for run in runs}
+
+
+def test_of_equal_values_the_smaller_one_is_chosen(choosing_file, tmp_path):
+    trials = plan_choice(STUDIES["study"], load_scale(str(choosing_file)), tmp_path)
+    for run in trials:
+        finish(run, choosing_file, 0.0)
+    assert set(choose(trials)[0].values()) == {0.01}
+
+
+def test_the_study_tells_success_area_and_differences(choosing_file, tmp_path):
+    study, scale = STUDIES["study"], load_scale(str(choosing_file))
+    runs = [run for run in plan_runs(study, scale, tmp_path) if run.method in ("grpo", "permuted", "trial")]
+    for run in runs:
+        finish(run, choosing_file, {"grpo": 0.4, "permuted": 0.4, "trial": 0.8}[run.method])
+    paths = {path.name: path for path in assemble("study", runs, tmp_path, [{"value": 0.1}])}
+    table = json.loads(paths["study.json"].read_text())
+    assert {(found["method"], found["reference"]) for found in table["comparisons"]} == {
+        ("permuted", "grpo"), ("trial", "grpo"), ("trial", "permuted"),
+    }  # fmt: skip
+    assert all(found["p_holm"] >= found["p_value"] for found in table["comparisons"])
+    learned = json.loads(paths["study_learning_alfworld.json"].read_text())
+    rates = [iteration / 10 for iteration in range(1, 11)]
+    assert learned["methods"]["trial"]["area"] == pytest.approx(0.8 * np.mean(rates))
+    assert learned["success_to_reach"] == pytest.approx(0.4 * np.mean(rates[-5:]))
+    assert learned["methods"]["trial"]["median_iterations"] == 6  # 0.8 times the mean of 0.2 to 0.6 is 0.32
+    assert learned["methods"]["grpo"]["median_iterations"] == 10
+    assert learned["tried"] == [{"value": 0.1}]
+    assert paths["study_learning_alfworld.png"].read_bytes().startswith(b"\x89PNG")
+    assert "TRIAL − Permuted | +22.0" in paths["study_learning.md"].read_text()
 
 
 def test_figure2_holds_curves_and_windows_of_five(scale_file, tmp_path):

@@ -29,9 +29,9 @@ from trial_ray.warmstart.cloning import (
 )
 from trial_ray.warmstart.demonstrations import collect, collect_texts, to_examples
 from trial_ray.warmstart.evaluation import HeldOutGames
+from trial_ray.warmstart.policy import load_policy
 from trial_ray.warmstart.renaming import Renamer
 from trial_ray.warmstart.tasks import CHECKED, DEMONSTRATED, task_set
-from trial_ray.warmstart.warmstart import load_policy
 
 SETTINGS = WarmStartSettings(
     env_config={"difficulty": "tiny", "max_turns": 8},
@@ -124,33 +124,45 @@ def test_noise_is_carried_out_but_never_imitated(tokenizer, builder):
     noisy = collect(settings, HOME, tokenizer, builder)
     for demonstration in noisy:
         assert tokenizer.decode(demonstration.response_ids, skip_special_tokens=True) in demonstration.actions
-    # Now and then the noise is the very action that the demonstrator chose.
-    assert np.mean([demonstration.followed for demonstration in noisy]) < 0.4
+    # Now and then the noise is the very action that the demonstrator planned.
+    assert np.mean([demonstration.planned for demonstration in noisy]) < 0.4
     malformed = [d for d in noisy if "Nothing happens." in tokenizer.decode(d.evidence_ids)]
     assert malformed
-    assert not any(demonstration.followed for demonstration in malformed)
+    assert not any(demonstration.planned for demonstration in malformed)
 
 
-def test_hindsight_views_insert_the_outcome_of_what_was_carried_out(demonstrations, tokenizer):
-    plain = to_examples(demonstrations, 0.0, seed=0)
-    views = to_examples(demonstrations, 1.0, seed=0)
-    for demonstration, ordinary, view in zip(demonstrations, plain, views, strict=True):
+def test_hindsight_views_show_what_was_carried_out_and_are_answered_with_the_plan(tokenizer, builder):
+    demonstrations = collect(replace(SETTINGS, suboptimal_probability=0.4), HOME, tokenizer, builder)
+    examples = to_examples(demonstrations, 0.5, 0.5, seed=0)
+    assert len(examples) == 2 * len(demonstrations)
+    for demonstration, ordinary in zip(demonstrations, examples, strict=False):
         assert np.array_equal(ordinary.prompt_ids, demonstration.prompt_ids)
-        assert np.array_equal(view.response_ids, ordinary.response_ids)
-        evidence = demonstration.evidence_ids
-        at = demonstration.insert_at
-        assert np.array_equal(view.prompt_ids[at : at + len(evidence)], evidence)
-        assert np.array_equal(np.delete(view.prompt_ids, slice(at, at + len(evidence))), ordinary.prompt_ids)
-        action = tokenizer.decode(demonstration.response_ids, skip_special_tokens=True).split()
-        if demonstration.followed and action[:2] == ["go", "to"]:
-            assert f"You arrive at {' '.join(action[2:])}." in tokenizer.decode(evidence)
+        assert np.array_equal(ordinary.response_ids, demonstration.response_ids)
+    answers = {(view(each), each.planned_ids.tobytes()): each for each in demonstrations}
+    wasted = 0
+    for example in examples[len(demonstrations) :]:
+        of = answers[example.prompt_ids.tobytes(), example.response_ids.tobytes()]
+        planned = tokenizer.decode(of.planned_ids, skip_special_tokens=True)
+        if planned.startswith("go to "):
+            arrives = f"You arrive at {planned.removeprefix('go to ')}." in tokenizer.decode(of.evidence_ids)
+            assert arrives == of.planned
+        wasted += not of.planned
+    assert wasted == round(len(demonstrations) / 2)
+
+
+def view(demonstration) -> bytes:
+    """The hindsight prompt, by its parts."""
+    prompt, at = demonstration.prompt_ids, demonstration.insert_at
+    return np.concatenate([prompt[:at], demonstration.evidence_ids, prompt[at:]]).astype(np.int32).tobytes()
 
 
 def test_the_fraction_of_hindsight_views_is_as_set(demonstrations):
-    examples = to_examples(demonstrations, 0.5, seed=1)
-    pairs = zip(examples, demonstrations, strict=True)
-    share = np.mean([len(example.prompt_ids) > len(demonstration.prompt_ids) for example, demonstration in pairs])
-    assert 0.25 < share < 0.75
+    assert len(to_examples(demonstrations, 0.0, 0.5, seed=1)) == len(demonstrations)
+    examples = to_examples(demonstrations, 0.75, 0.5, seed=1)
+    assert len(examples) == 4 * len(demonstrations)
+    # Whoever never wastes a turn has no outcome of a wasted one to show.
+    planned = [demonstration for demonstration in demonstrations if demonstration.planned]
+    assert len(to_examples(planned, 0.5, 0.5, seed=1)) == 2 * len(planned)
 
 
 def test_padding_changes_no_loss(tokenizer):
@@ -179,7 +191,7 @@ def test_an_epoch_holds_every_example_once(tokenizer):
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
 def test_cloning_a_handful_of_games_learns_them(optimizer, demonstrations, tokenizer):
     model = build_tiny_model(tokenizer, "nano")
-    examples = to_examples(demonstrations, 0.25, seed=0)[:24]
+    examples = to_examples(demonstrations, 0.25, 0.5, seed=0)[:24]
     _, before = cloning_loss(model, collate(examples, tokenizer.pad_token_id), 0.0)
     schedule = Schedule(optimizer, learning_rate=2e-2, matrix_learning_rate=0.05, steps=40, warmup=5)
     cloner = Cloner(
@@ -223,7 +235,8 @@ def test_suboptimal_demonstrations_are_imitated_too(tokenizer, builder):
         collect(replace(SETTINGS, action_noise=0.0, suboptimal_probability=share), HOME, tokenizer, builder)
         for share in (0.0, 1.0)
     )
-    assert all(turn.followed for turn in (*optimal, *suboptimal))
+    assert all(turn.planned for turn in optimal)
+    assert np.mean([turn.planned for turn in suboptimal]) < 0.4
     assert len(suboptimal) > len(optimal)
 
 
@@ -231,7 +244,7 @@ def test_cloning_repeats_with_the_same_seed(demonstrations, tokenizer):
     def weights(seed):
         model = build_tiny_model(tokenizer, "nano")
         schedule = Schedule("muon", learning_rate=1e-2, matrix_learning_rate=0.03, steps=10, warmup=2)
-        examples = to_examples(demonstrations, 0.25, seed)
+        examples = to_examples(demonstrations, 0.25, 0.5, seed)
         cloner = Cloner(
             model,
             examples,

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from trial_ray.reproduction import PlannedRun
+    from trial_ray.reproduction.plan import Chosen
 
-NAMES = ("table2", "table3", "figure2", "figure3")
+NAMES = ("study", "table2", "table3", "figure2", "figure3")
 EPILOG = """examples:
   trial-ray reproduce table3 --scale tiny --dry-run         what would be run, and what is done already
   trial-ray reproduce table3 --scale tiny --seeds 1         four methods, one seed each, on this machine
@@ -27,8 +28,11 @@ EPILOG = """examples:
   table3    GRPO, Uniform, Permuted and TRIAL: the controlled study of the turn profile
   figure2   success on the panel during training, mean turn score and spread of the profile in windows of 5 iterations
   figure3   turn weights by class of decision, and two policies on one game
+  study     all methods at the scale `study`: final success, area under the learning curve, iterations to GRPO's success; first
+            chooses each method's λ on games of its own
 
   tiny      the quickstart's model on 2 CPU cores, ALFWorld on generated games; about three minutes a run
+  study     a tiny model whose hindsight view knows better than it acts, on 2 CPU cores; hours, in the background
   small     SmolLM2-135M on one GPU, both environments on generated games
   paper     Qwen2.5-3B-Instruct and Qwen3-1.7B, official data, 150 iterations; a GPU cluster
   FILE.py   a scale of your own; the three above are tuned_examples/reproduce/*.py
@@ -65,14 +69,18 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Reproduce; see the module's docstring."""
-    from trial_ray.reproduction import STUDIES, load_scale, plan_runs
+    from trial_ray.reproduction import STUDIES, load_scale, plan_choice, plan_runs
     from trial_ray.reproduction.scale import scale_file
 
     study, scale = STUDIES[args.name], load_scale(args.scale)
     folder = (args.out or Path("runs") / f"reproduce-{Path(args.scale).stem}").expanduser().resolve()
-    runs = plan_runs(study, scale, folder, seeds=args.seeds, iterations=args.iterations, overrides=args.overrides)
-    states = [run.state() for run in runs]
     console = terminal.output()
+    options: dict[str, Any] = {"iterations": args.iterations, "overrides": args.overrides}
+    trials = plan_choice(study, scale, folder, **options)
+    chosen, tried = (None, []) if not trials else _choose(args, trials, folder)
+    runs = plan_runs(study, scale, folder, seeds=args.seeds, chosen=chosen, **options)
+    # Before the choice nobody knows which configs these runs have.
+    states = ["new"] * len(runs) if trials and chosen is None else [run.state() for run in runs]
     console.print(run_table(f"{args.name}: {study.title}", runs, states))
     if args.dry_run:
         return terminal.DONE
@@ -81,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     if len(unfinished) < len(runs):
         from trial_ray.reproduction.artefacts import assemble
 
-        for path in assemble(args.name, runs, folder):
+        for path in assemble(args.name, runs, folder, tried):
             console.print(f"written: {path}", highlight=False, soft_wrap=True)
     if failed:
         raise InfrastructureError(
@@ -92,6 +100,26 @@ def run(args: argparse.Namespace) -> int:
         console.print(f"{len(unfinished)} of {len(runs)} runs are unfinished; the same command continues them")
         return terminal.INTERRUPTED
     return terminal.DONE
+
+
+def _choose(
+    args: argparse.Namespace, trials: Sequence[PlannedRun], folder: Path
+) -> tuple[Chosen | None, list[dict[str, Any]]]:
+    """Make the runs that a setting is chosen out of, and choose; a dry run chooses only where all of them are done."""
+    from trial_ray.reproduction import choose
+    from trial_ray.reproduction.scale import scale_file
+
+    console, states = terminal.output(), [run.state() for run in trials]
+    console.print(run_table(f"{args.name}: the runs that a setting is chosen out of", trials, states))
+    if not args.dry_run:
+        train_what_is_missing(trials, states, scale_file(args.scale), folder, args.verbose, args.trust)
+    elif any(state != "done" for state in states):
+        console.print("The study's own runs begin when these are done; below they stand with the setting's default.")
+        return None, []
+    chosen, tried = choose(trials)
+    values = ", ".join(f"{method} {value:g}" for (_, _, method), value in chosen.items())
+    console.print(f"chosen: {values}", highlight=False)
+    return chosen, tried
 
 
 def train_what_is_missing(

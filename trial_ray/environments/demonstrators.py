@@ -22,6 +22,21 @@ class Demonstrator(Protocol):
         """Learn that ``action`` was carried out, which may be another one than it chose."""
 
 
+class Planner(Demonstrator, Protocol):
+    """A demonstrator that can say between which actions it draws."""
+
+    def options(self, observation: str, admissible: Sequence[str]) -> Sequence[str]:
+        """The actions between which ``act`` draws, called next or in its place; at least one."""
+
+
+def plan(demonstrator: Demonstrator, observation: str, admissible: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """What a demonstrator does now, and all that it might as well have done: its options, if it tells them."""
+    options = getattr(demonstrator, "options", None)
+    as_good = options(observation, admissible) if options else ()
+    action = demonstrator.act(observation, admissible)
+    return action, as_good or (action,)
+
+
 class RandomPlay:
     """Draws one of the actions on offer: it shows the form of actions, not which of them help."""
 

@@ -128,6 +128,15 @@ class GuardedEnv:
         """
         return self._call("walkthrough", lambda: _read_walkthrough(getattr(self._made().unwrapped, "walkthrough", ())))
 
+    def commands_to_win(self) -> int | None:
+        """How many actions still win, by the environment's own planner; ``None`` where it has none or finds no plan.
+
+        Raises:
+            EnvironmentFaultError: the planner raised.
+        """
+        planner = getattr(self._made().unwrapped, "commands_to_win", None)
+        return None if planner is None else self._call("commands_to_win", planner)
+
     def close(self) -> None:
         """Close the instance, if one was made; an error is logged, since nothing is left to be saved."""
         env, self._env = self._env, None

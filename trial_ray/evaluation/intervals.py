@@ -7,6 +7,7 @@ seeds: a two-level bootstrap over seeds and tasks, of means and of paired differ
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import NormalDist
 from typing import Any
@@ -100,6 +101,20 @@ class BootstrapInterval:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return asdict(self)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values adjusted for their number (Holm, 1979): the chance of any false rejection stays below the level.
+
+    Args:
+        p_values: of the comparisons that are made together.
+    """
+    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(order):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = largest
+    return adjusted
 
 
 def bootstrap_mean(values: np.ndarray, resamples: int = RESAMPLES, seed: int = 0) -> BootstrapInterval:

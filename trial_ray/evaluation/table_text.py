@@ -112,15 +112,15 @@ def _markdown_row(cells: Sequence[str]) -> str:
 
 def _comparison_table(table: ResultTable, title: Callable[[str], str]) -> str:
     lines = [
-        "Differences, paired bootstrap over seeds and tasks:",
+        "Differences, paired bootstrap over seeds and tasks; p (Holm) is adjusted for the number of differences of a column:",
         "",
-        "| Backbone | Methods | Column | Difference | 95 % interval | p | Seeds | Tasks |",
-        "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: |",
+        "| Backbone | Methods | Column | Difference | 95 % interval | p | p (Holm) | Seeds | Tasks |",
+        "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for found in table.comparisons():
         interval = f"[{100 * found['low']:+.1f}, {100 * found['high']:+.1f}]"
         methods = f"{title(found['method'])} − {title(found['reference'])}"
         row = [found["backbone"], methods, f"{found['block']} {found['column']}"]
-        row += [f"{100 * found['mean']:+.1f}", interval, f"{found['p_value']:.2g}"]
+        row += [f"{100 * found['mean']:+.1f}", interval, f"{found['p_value']:.2g}", f"{found['p_holm']:.2g}"]
         lines.append(_markdown_row([*row, str(found["seeds"]), str(found["tasks"])]))
     return "\n".join(lines)

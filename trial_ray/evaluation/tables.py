@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from trial_ray.errors import UserInputError
-from trial_ray.evaluation.intervals import BootstrapInterval, bootstrap_mean, paired_bootstrap, wilson_interval
+from trial_ray.evaluation.intervals import BootstrapInterval, bootstrap_mean, holm, paired_bootstrap, wilson_interval
 from trial_ray.evaluation.results import EvaluationResult, protocol_difference
 from trial_ray.evaluation.table_layout import Column, block_columns, block_order, block_title
 
@@ -206,11 +206,24 @@ class ResultTable:
             "protocols": {block.title: block.protocol for block in self.blocks},
             "columns": columns,
             "rows": rows,
-            "comparisons": list(self.comparisons()),
+            "comparisons": self.comparisons(),
         }
 
-    def comparisons(self) -> Iterable[dict[str, Any]]:
-        """Paired differences for the columns that stand for a whole split: from the reference, then the subject's."""
+    def comparisons(self) -> list[dict[str, Any]]:
+        """Paired differences for the columns that stand for a whole split: from the reference, then the subject's.
+
+        ``p_holm`` is adjusted for the number of comparisons of the same backbone and column.
+        """
+        found = list(self._compared())
+        families: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+        for each in found:
+            families.setdefault((each["backbone"], each["block"], each["column"]), []).append(each)
+        for family in families.values():
+            for each, adjusted in zip(family, holm([each["p_value"] for each in family]), strict=True):
+                each["p_holm"] = adjusted
+        return found
+
+    def _compared(self) -> Iterable[dict[str, Any]]:
         whole = [
             (block, column)
             for block in self.blocks

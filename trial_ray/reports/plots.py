@@ -50,6 +50,76 @@ def plot_dynamics(data: Mapping[str, Any], *paths: Path) -> list[Path]:
     return _save(figure, paths)
 
 
+def plot_learning(data: Mapping[str, Any], *paths: Path) -> list[Path]:
+    """Learning curves: success of the training rollouts on new games, every seed a thin line, and the mean of each method.
+
+    Args:
+        data: of ``trial_ray.reports.learning.learning``, with the methods' titles as names, and ``title``.
+        paths: files to write.
+    """
+    plt = pyplot()
+    names = list(data["methods"])
+    figure, axes = plt.subplots(
+        1, len(names), figsize=(1.2 + 2.3 * len(names), 3.2), sharey=True, squeeze=False, layout="constrained"
+    )
+    means = {name: _moving_mean(data["methods"][name]["curve"]) for name in names}
+    for axis, name, colour in zip(axes[0], names, cycle(COLOURS), strict=False):
+        for values in data["methods"][name]["curves"].values():
+            smooth = _moving_mean(values)
+            axis.plot(range(1, len(smooth) + 1), smooth, color=colour, alpha=0.35, linewidth=0.7)
+        for other in names[:1]:
+            axis.plot(
+                range(1, len(means[other]) + 1),
+                means[other],
+                color="black",
+                linewidth=1.0,
+                linestyle=":",
+                label=f"{other}, mean",
+            )
+        axis.plot(range(1, len(means[name]) + 1), means[name], color=colour, linewidth=2.0, label=f"{name}, mean")
+        axis.set_title(f"{name} ({len(data['methods'][name]['curves'])} seeds)", fontsize=9)
+        axis.set_xlabel("iteration", fontsize=8)
+        axis.legend(fontsize=7, loc="lower right")
+    axes[0][0].set_ylabel("success on new games (%)", fontsize=8)
+    figure.suptitle(data["title"], fontsize=10)
+    return _save(figure, paths)
+
+
+def _moving_mean(values: Sequence[float], span: int = 5) -> list[float]:
+    """In percent, each over the last ``span`` values or as many as there are."""
+    return [100 * sum(values[max(0, end - span) : end]) / min(span, end) for end in range(1, len(values) + 1)]
+
+
+def plot_judgement(data: Mapping[str, Any], *paths: Path) -> list[Path]:
+    """What the hindsight view says of turns: (a) the gap of planned and of wasted ones, (b) the weight by class of decision.
+
+    Args:
+        data: of ``trial_ray.warmstart.judgement.Judgement.to_dict``, and ``of_turns``, one mapping a turn.
+        paths: files to write.
+    """
+    plt = pyplot()
+    figure, axes = plt.subplots(1, 2, figsize=(11, 3.6), layout="constrained")
+    for planned, name, colour in ((True, "planned", COLOURS[0]), (False, "wasted", COLOURS[1])):
+        gaps = [turn["gap"] for turn in data["of_turns"] if turn["planned"] is planned]
+        label = f"{name} ({len(gaps)})"
+        axes[0].hist(gaps, bins=50, range=(-2, 2), density=bool(gaps), histtype="step", color=colour, label=label)
+    area = data["auc_wasted"]
+    told = "" if area is None else f"; area under the curve {area[0]:.2f} [{area[1]:.2f}, {area[2]:.2f}]"
+    axes[0].set_title(f"(a) density of the signed gap of turns{told}", fontsize=9)
+    axes[0].set_xlabel("mean gap of a turn's tokens (nats)", fontsize=8)
+    axes[0].legend(fontsize=8)
+    names = list(data["classes"])
+    figures = [data["classes"][name] for name in names]
+    errors = [of["weight_error"] or 0.0 for of in figures]
+    axes[1].bar(range(len(names)), [of["weight"] for of in figures], yerr=errors, capsize=3, color=COLOURS[2])
+    axes[1].set_xticks(
+        range(len(names)), [f"{name}\n(n={of['turns']})" for name, of in zip(names, figures, strict=True)], fontsize=8
+    )
+    axes[1].axhline(1.0, color="black", linewidth=0.8, linestyle="--")
+    axes[1].set_title("(b) mean weight by class of decision, standard error over games", fontsize=9)
+    return _save(figure, paths)
+
+
 def plot_allocation(data: Mapping[str, Any], *paths: Path) -> list[Path]:
     """Figure 3: (a) the weights of one trajectory, turn by turn, (b) mean weight of every class of decision.
 

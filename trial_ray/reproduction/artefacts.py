@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +25,16 @@ FAMILY = "pick_two_obj_and_place"
 """The paper's allocation trace shows this family."""
 
 
-def assemble(name: str, runs: Sequence[PlannedRun], folder: Path) -> list[Path]:
+def assemble(
+    name: str, runs: Sequence[PlannedRun], folder: Path, tried: Sequence[Mapping[str, Any]] = ()
+) -> list[Path]:
     """Make a table or figure of the runs that are done; returns the files written.
+
+    Args:
+        name: of the study.
+        runs: of which those that are done take part.
+        folder: where the files go.
+        tried: what the choice of a setting tried, for the record (``plan.choose``).
 
     Raises:
         UserInputError: none is done, or what they hold cannot be put together.
@@ -34,6 +42,8 @@ def assemble(name: str, runs: Sequence[PlannedRun], folder: Path) -> list[Path]:
     done = [run for run in runs if run.state() == "done"]
     if not done:
         raise UserInputError(f"None of the {len(runs)} runs of {name} is done, so there is nothing to assemble.")
+    if name == "study":
+        return [*_table(name, done, folder), *_learning(done, folder, tried)]
     makers = {"figure2": _figure2, "figure3": _figure3}
     return makers[name](done, folder) if name in makers else _table(name, done, folder)
 
@@ -51,6 +61,28 @@ def _table(name: str, runs: Sequence[PlannedRun], folder: Path) -> list[Path]:
         write_text(folder / f"{name}.md", to_markdown(table, method_title)),
         write_text(folder / f"{name}.tex", to_latex(table, method_title)),
     ]
+
+
+def _learning(runs: Sequence[PlannedRun], folder: Path, tried: Sequence[Mapping[str, Any]]) -> list[Path]:
+    from trial_ray.reports.dynamics import curve, read_metrics
+    from trial_ray.reports.learning import TRAINING_SUCCESS, learning, to_markdown
+    from trial_ray.reports.plots import plot_learning
+
+    written, parts = [], []
+    for environment in dict.fromkeys(run.environment for run in runs):
+        curves: dict[str, dict[int, list[float]]] = {}
+        for run in (run for run in runs if run.environment == environment):
+            found = curve(read_metrics(RunFolder(run.folder).metrics), TRAINING_SUCCESS)
+            curves.setdefault(run.method, {})[run.seed] = [value for _, value in found]
+        if REFERENCE not in curves:
+            continue
+        data = learning(curves, REFERENCE, SUBJECT)
+        parts.append(f"**{environment}**\n\n{to_markdown(data, method_title)}")
+        title = f"{environment}: success of training rollouts on new games, moving mean of 5 iterations"
+        shown = {**data, "methods": {method_title(name): of for name, of in data["methods"].items()}, "title": title}
+        written.append(write_json(folder / f"study_learning_{environment}.json", {**data, "tried": list(tried)}))
+        written += plot_learning(shown, folder / f"study_learning_{environment}.png")
+    return [*written, write_text(folder / "study_learning.md", "\n".join(parts))]
 
 
 def _rows(runs: Sequence[PlannedRun]) -> list[PlannedRun]:

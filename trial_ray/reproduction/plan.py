@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.algorithms.methods import with_method
 from trial_ray.errors import CheckpointError, UserInputError
+from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.experiments.checkpoints import list_checkpoints
 from trial_ray.experiments.config_record import to_record
 from trial_ray.experiments.overrides import apply_overrides
@@ -18,6 +21,9 @@ from trial_ray.reproduction.scale import EvaluationSet, Scale
 if TYPE_CHECKING:
     from trial_ray.algorithms.grpo_config import GRPOConfig
     from trial_ray.environments.entry import EnvironmentEntry
+
+Chosen = Mapping[tuple[str, str, str], float]
+"""By environment, backbone and method: the value that was chosen for the scale's setting."""
 
 # What is written, and where, does not change what a run is.
 NOT_COMPARED = ("trajectories_folder", "training_folder", "max_recorded_tokens")
@@ -41,6 +47,10 @@ class Study:
 
 
 STUDIES = {
+    "study": Study(
+        "turn profiles and methods where the hindsight view knows better",
+        ("grpo", "uniform", "permuted", "trial", "value_weighted", "serl", "sdar", "rlsd", "grpo_opsd", "gigpo"),
+    ),
     "table2": Study(
         "complete-set results of all methods", ("grpo", "serl", "sdar", "grpo_opsd", "rlsd", "trial"), controlled=False
     ),
@@ -66,6 +76,7 @@ class PlannedRun:
         iterations: to train.
         sets: to evaluate at the end.
         folder: its run folder, shared by all studies of one output folder.
+        value: of the setting that is to be chosen; ``None`` in a study's own runs.
     """
 
     environment: str
@@ -76,6 +87,7 @@ class PlannedRun:
     iterations: int
     sets: tuple[EvaluationSet, ...]
     folder: Path
+    value: float | None = None
 
     @property
     def name(self) -> str:
@@ -140,6 +152,7 @@ def plan_runs(
     seeds: int | None = None,
     iterations: int | None = None,
     overrides: list[str] | None = None,
+    chosen: Chosen | None = None,
 ) -> list[PlannedRun]:
     """Every run that ``study`` needs at ``scale``, by environment, backbone, method and seed.
 
@@ -150,29 +163,105 @@ def plan_runs(
         seeds: how many; default the scale's.
         iterations: default the scale's.
         overrides: ``key=value`` for every run, applied to TRIAL's config; other methods take over what they share.
+        chosen: what :func:`choose` found, where the scale has a choice.
 
     Raises:
         ConfigError: a config is wrong, or a method's schedule is longer than the run.
         UserInputError: the scale lacks an environment of the study.
     """
     steps = iterations or scale.iterations
-    backbones = (scale.controlled_backbone,) if study.controlled else scale.backbones
     runs = []
+    for environment, backbone, base in _bases(study, scale, overrides):
+        for method in study.methods:
+            settings = {**scale.method_settings.get(method, {})}
+            if chosen and scale.choice and (environment, backbone, method) in chosen:
+                settings[scale.choice.setting] = chosen[environment, backbone, method]
+            for seed in range(seeds or scale.method_seeds.get(method, scale.seeds)):
+                path = folder / "runs" / f"{environment}-{backbone}-{method}-seed{seed}".lower()
+                config = _configure(base, method, settings, seed, path)
+                config.require_schedules_within(steps)
+                sets = tuple(scale.environments[environment])
+                runs.append(PlannedRun(environment, backbone, method, seed, config, steps, sets, path))
+    return runs
+
+
+def plan_choice(
+    study: Study, scale: Scale, folder: Path, *, iterations: int | None = None, overrides: list[str] | None = None
+) -> list[PlannedRun]:
+    """The runs out of which the scale's setting is chosen, for the study's methods that have it; arguments as :func:`plan_runs`.
+
+    Raises:
+        ConfigError, UserInputError: as :func:`plan_runs`.
+    """
+    choice, steps, runs = scale.choice, iterations or scale.iterations, []
+    if choice is None:
+        return []
+    for environment, backbone, base in _bases(study, scale, overrides):
+        base = base.environment(env_config={**base.env_config, **choice.training_games})
+        base = base.panel(env_config={**base.panel_env_config, **choice.panel_games})
+        for method in (method for method in choice.methods if method in study.methods):
+            for value in choice.values:
+                settings = {**scale.method_settings.get(method, {}), choice.setting: value}
+                for seed in choice.seeds:
+                    name = f"choice-{environment}-{backbone}-{method}-{choice.setting}{value:g}-seed{seed}".lower()
+                    config = _configure(base, method, settings, seed, folder / "runs" / name)
+                    sets = tuple(scale.environments[environment])
+                    where = folder / "runs" / name
+                    runs.append(PlannedRun(environment, backbone, method, seed, config, steps, sets, where, value))
+    return runs
+
+
+def choose(runs: Sequence[PlannedRun]) -> tuple[Chosen, list[dict[str, Any]]]:
+    """The value with the highest mean success on the panel of these runs, for each method; of equals the smaller one.
+
+    Returns:
+        The values, and the mean success of every value that was tried.
+
+    Raises:
+        UserInputError: some of the runs are not done.
+    """
+    unfinished = [run.name for run in runs if run.state() != "done"]
+    if unfinished:
+        raise UserInputError(
+            f"Nothing can be chosen yet: {len(unfinished)} of {len(runs)} runs are not done ({unfinished[0]}, …). The same command "
+            "continues them."
+        )
+    rates: dict[tuple[str, str, str], dict[float, list[float]]] = {}
+    for run in runs:
+        assert run.value is not None
+        success = statistics.fmean(
+            EvaluationResult.load(run.evaluation(evaluated)).success_rate for evaluated in run.sets
+        )
+        by_value = rates.setdefault((run.environment, run.backbone, run.method), {})
+        by_value.setdefault(run.value, []).append(success)
+    means = {key: {value: statistics.fmean(found) for value, found in of.items()} for key, of in rates.items()}
+    chosen = {key: max(sorted(of), key=lambda value: of[value]) for key, of in means.items()}
+    tried = [
+        {
+            "environment": key[0],
+            "backbone": key[1],
+            "method": key[2],
+            "value": value,
+            "success": mean,
+            "runs": len(rates[key][value]),
+            "chosen": chosen[key] == value,
+        }
+        for key, of in means.items()
+        for value, mean in of.items()
+    ]
+    return chosen, tried
+
+
+def _bases(study: Study, scale: Scale, overrides: list[str] | None) -> Iterator[tuple[str, str, Any]]:
+    """Environment, backbone, and TRIAL's config for them."""
+    backbones = (scale.controlled_backbone,) if study.controlled else scale.backbones
     for environment in study.environments or tuple(scale.environments):
         if environment not in scale.environments:
             raise UserInputError(
                 f"The scale has no environment {environment!r}; found {', '.join(scale.environments)}."
             )
         for backbone in backbones:
-            base = apply_overrides(scale.configure(environment, backbone), overrides or [])
-            for method in study.methods:
-                for seed in range(seeds or scale.seeds):
-                    path = folder / "runs" / f"{environment}-{backbone}-{method}-seed{seed}".lower()
-                    config = _configure(base, method, scale.method_settings.get(method, {}), seed, path)
-                    config.require_schedules_within(steps)
-                    sets = tuple(scale.environments[environment])
-                    runs.append(PlannedRun(environment, backbone, method, seed, config, steps, sets, path))
-    return runs
+            yield environment, backbone, apply_overrides(scale.configure(environment, backbone), overrides or [])
 
 
 def _configure(base: GRPOConfig, method: str, settings: Any, seed: int, path: Path) -> GRPOConfig:

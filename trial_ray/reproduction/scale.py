@@ -29,6 +29,29 @@ class EvaluationSet:
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """How one setting of several methods is chosen before a study, on games that the study does not use.
+
+    Every method gets the same values to choose from, the same seeds and the same panel, so that none is favoured.
+
+    Attributes:
+        setting: its name, such as ``hindsight_coeff``.
+        values: to choose from.
+        methods: that have it.
+        seeds: of the runs that are made to choose; the study's seeds begin at 0.
+        training_games: keyword arguments of the environment in which these runs' training games differ from the study's.
+        panel_games: those in which their panel does.
+    """
+
+    setting: str
+    values: tuple[float, ...]
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
+    training_games: Mapping[str, Any]
+    panel_games: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Scale:
     """What a scale file defines as ``scale``.
 
@@ -41,6 +64,8 @@ class Scale:
         iterations: of every run.
         seeds: how many, unless ``--seeds`` says otherwise.
         method_settings: by method, settings of its own at this scale, such as a schedule that fits into fewer iterations.
+        method_seeds: by method, how many seeds it gets in place of ``seeds``.
+        choice: of a setting, before the study; ``None`` takes what ``configure`` says.
     """
 
     configure: Callable[[str, str], TRIALConfig]
@@ -50,11 +75,13 @@ class Scale:
     iterations: int
     seeds: int
     method_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    method_seeds: Mapping[str, int] = field(default_factory=dict)
+    choice: Choice | None = None
 
 
 def scale_names() -> list[str]:
     """Scales that come with this package, the smallest first."""
-    return ["tiny", "small", "paper"]
+    return ["tiny", "study", "small", "paper"]
 
 
 def scale_file(name: str) -> Path:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from trial_ray.environments.demonstrators import Demonstrator, RandomPlay
+from trial_ray.environments.demonstrators import Demonstrator, RandomPlay, plan
 from trial_ray.environments.entry import EnvironmentEntry
 from trial_ray.environments.guarded_env import GuardedEnv, StepResult
 from trial_ray.environments.templates import PromptContext, PromptTemplate
@@ -37,9 +37,11 @@ class Demonstration:
     Attributes:
         prompt_ids: int32 ``[P]``, the ordinary prompt.
         insert_at: where in it evidence goes.
-        response_ids: int32 ``[y]``, the response that states the action, end token included.
+        response_ids: int32 ``[y]``, the response that states the demonstrated action, end token included.
+        planned_ids: int32 ``[y']``, that of what should have been carried out: the planned action, unless the demonstrator might
+            as well have planned the one that was.
         evidence_ids: int32 ``[z]``, outcome of the action that was carried out.
-        followed: whether that was the demonstrated action; otherwise it was replaced by action noise.
+        planned: whether that was carried out; otherwise a suboptimal action was, or action noise.
         task_id: the task.
         actions: actions on offer; the demonstrated one is among them.
     """
@@ -47,8 +49,9 @@ class Demonstration:
     prompt_ids: np.ndarray
     insert_at: int
     response_ids: np.ndarray
+    planned_ids: np.ndarray
     evidence_ids: np.ndarray
-    followed: bool
+    planned: bool
     task_id: str
     actions: tuple[str, ...]
 
@@ -138,7 +141,7 @@ class DemonstratorPlayer:
         self._demonstrator = demonstrator
         self._random = np.random.default_rng(seed)
         self._hidden: frozenset[str] = getattr(builder.template, "hidden_actions", frozenset())
-        self._chosen: list[str] = []
+        self._planned: list[str] = []
         self._offered: list[tuple[str, ...]] = []
 
     async def act(self, result: StepResult, history: History, step: int) -> Decision:
@@ -147,10 +150,11 @@ class DemonstratorPlayer:
             self._demonstrator.reset(result.task, result.observation, int(self._random.integers(2**31)))
         actions = tuple(result.admissible_actions)
         prompt = self._builder.write(result, history)
-        chosen = self._suboptimal(actions, self._demonstrator.act(result.observation, actions))
+        planned, as_good = plan(self._demonstrator, result.observation, actions)
+        chosen = self._suboptimal(actions, planned)
         carried_out = self._noise(actions) or chosen
         self._demonstrator.carried_out(carried_out)
-        self._chosen.append(chosen)
+        self._planned.append(carried_out if carried_out in as_good else planned)
         self._offered.append(actions)
         response = encode_response(self._tokenizer, chosen, self._settings.response_style)
         return Decision(carried_out, prompt_ids=prompt.ids, insert_at=prompt.insert_at, response_ids=response)
@@ -168,12 +172,13 @@ class DemonstratorPlayer:
                 prompt_ids=turn.prompt_ids,
                 insert_at=turn.insert_at,
                 response_ids=turn.response_ids,
+                planned_ids=encode_response(self._tokenizer, planned, self._settings.response_style),
                 evidence_ids=encode_evidence(view, self._tokenizer),
-                followed=turn.action == chosen,
+                planned=turn.action == planned,
                 task_id=trajectory.task_id,
                 actions=actions,
             )
-            for turn, view, chosen, actions in zip(trajectory.turns, views, self._chosen, self._offered, strict=True)
+            for turn, view, planned, actions in zip(trajectory.turns, views, self._planned, self._offered, strict=True)
         ]
 
     def _suboptimal(self, actions: Sequence[str], planned: str) -> str:
@@ -221,21 +226,37 @@ def encode_response(tokenizer: Any, action: str, style: str) -> np.ndarray:
     return np.asarray([*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id], dtype=np.int32)
 
 
-def to_examples(demonstrations: Sequence[Demonstration], hindsight_fraction: float, seed: int) -> list[Example]:
-    """What is cloned: prompt and response, where ``hindsight_fraction`` of the prompts are hindsight views.
+def to_examples(
+    demonstrations: Sequence[Demonstration], hindsight_fraction: float, wasted_share: float, seed: int
+) -> list[Example]:
+    """What is cloned: every decision as it was demonstrated, and hindsight views beside them.
 
-    A view shows the outcome of the action that was carried out, and the response is the demonstrator's. So the consequence
-    of a good action speaks for it, while that of action noise speaks for what should have been done instead: the sign that
-    the hindsight gap (Eq. 4) is to have.
+    The ordinary prompt is answered with what was demonstrated, suboptimal actions included. The hindsight view shows the
+    outcome of the action that was carried out, and is answered with what the demonstrator had planned. So the outcome of a
+    planned action speaks for it, and that of a suboptimal one, or of action noise, for what should have been done instead: in
+    hindsight the model judges better than it acts, and the gap (Eq. 4) has the sign of that judgement.
+
+    Args:
+        demonstrations: of all episodes.
+        hindsight_fraction: share of hindsight views among all examples, below 1.
+        wasted_share: of these, how many show the outcome of an action that was not the planned one. As often as demonstrated,
+            an outcome would mostly be that of the planned action, and a model would learn to repeat what it reads there.
+        seed: of which decisions are shown in hindsight, each as often as any other of its kind (or once more).
     """
-    draws = np.random.default_rng([seed, 1]).random(len(demonstrations))
-    return [
-        Example(_view(demonstration, hindsight=bool(draw < hindsight_fraction)), demonstration.response_ids)
-        for demonstration, draw in zip(demonstrations, draws, strict=True)
-    ]
+    random = np.random.default_rng([seed, 1])
+    examples = [Example(each.prompt_ids, each.response_ids) for each in demonstrations]
+    number = round(len(demonstrations) * hindsight_fraction / (1 - hindsight_fraction))
+    wasted = [each for each in demonstrations if not each.planned]
+    kept = [each for each in demonstrations if each.planned]
+    from_wasted = round(number * wasted_share) if wasted and kept else number * bool(wasted)
+    for kind, count in ((wasted, from_wasted), (kept, number - from_wasted)):
+        drawn: list[int] = []
+        while len(drawn) < count:
+            drawn += random.permutation(len(kind)).tolist()
+        examples += [_in_hindsight(kind[index]) for index in drawn[:count]]
+    return examples
 
 
-def _view(demonstration: Demonstration, *, hindsight: bool) -> np.ndarray:
-    if not hindsight:
-        return demonstration.prompt_ids
-    return augment(demonstration.prompt_ids, demonstration.insert_at, demonstration.evidence_ids)
+def _in_hindsight(demonstration: Demonstration) -> Example:
+    view = augment(demonstration.prompt_ids, demonstration.insert_at, demonstration.evidence_ids)
+    return Example(view, demonstration.planned_ids)

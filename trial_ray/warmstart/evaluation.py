@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +15,14 @@ from trial_ray.errors import EnvironmentFaultError
 from trial_ray.evaluation.intervals import wilson_interval
 from trial_ray.inference.local_engine import LocalEngine
 from trial_ray.inference.protocol import SamplingParams
-from trial_ray.rollout.episode import PolicyPlayer, derive_seed, play_episode
+from trial_ray.rollout.episode import Player, PolicyPlayer, derive_seed, play_episode
 from trial_ray.rollout.event_loop import run_quietly
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.rollout.trajectory import Trajectory
 from trial_ray.warmstart.settings import WarmStartSettings
 from trial_ray.warmstart.tasks import task_set
 
+Watch = Callable[[str, Player, GuardedEnv], Player]
 IN_FLIGHT = 64
 """Episodes in play at the same time."""
 
@@ -39,6 +40,14 @@ class PlayResult:
     successes: int
     episodes: int
     invalid_share: float
+
+    @classmethod
+    def of(cls, trajectories: Sequence[Trajectory]) -> PlayResult:
+        """The result of these episodes."""
+        turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+        won = sum(trajectory.success for trajectory in trajectories)
+        invalid = sum(turn.invalid_action for turn in turns) / len(turns) if turns else 0.0
+        return cls(won, len(trajectories), invalid)
 
     @property
     def success_rate(self) -> float:
@@ -89,7 +98,16 @@ class HeldOutGames:
             env.close()
 
     def play(self, model: PreTrainedModel, seed: int) -> PlayResult:
-        """Play each task once; same model, seed and threads, same result.
+        """Play each task once; arguments and errors as :meth:`trajectories`."""
+        return PlayResult.of(self.trajectories(model, seed))
+
+    def trajectories(self, model: PreTrainedModel, seed: int, watch: Watch | None = None) -> Sequence[Trajectory]:
+        """Play each task once; same model, seed and threads, same trajectories, one a task.
+
+        Args:
+            model: the policy.
+            seed: of the responses.
+            watch: makes the player of one episode from its task, the policy's player and the environment that it plays in.
 
         Raises:
             EnvironmentFaultError: the environment fails.
@@ -98,26 +116,25 @@ class HeldOutGames:
         model.eval()
         engine = LocalEngine(model, frozenset([self._tokenizer.eos_token_id]))
         with asyncio.Runner() as loop:
-            trajectories = run_quietly(loop, self._play_all(engine, seed))
+            trajectories = run_quietly(loop, self._play_all(engine, seed, watch))
         model.train(training)
         for trajectory in trajectories:
             if trajectory.failed:
                 raise EnvironmentFaultError(trajectory.error)
-        turns = [turn for trajectory in trajectories for turn in trajectory.turns]
-        won = sum(trajectory.success for trajectory in trajectories)
-        invalid = sum(turn.invalid_action for turn in turns) / len(turns) if turns else 0.0
-        return PlayResult(won, len(trajectories), invalid)
+        return trajectories
 
-    async def _play_all(self, engine: LocalEngine, seed: int) -> Sequence[Trajectory]:
+    async def _play_all(self, engine: LocalEngine, seed: int, watch: Watch | None) -> Sequence[Trajectory]:
         free = list(self._envs)
         slots = asyncio.Semaphore(len(free))
 
         async def play(task: str) -> Trajectory:
             async with slots:
                 env = free.pop()
-                player = PolicyPlayer(
+                player: Player = PolicyPlayer(
                     self._builder, self._decode, self._params, engine.generate, derive_seed(seed, task)
                 )
+                if watch is not None:
+                    player = watch(task, player, env)
                 trajectory = await play_episode(env, task, player)
                 free.append(env)
                 return trajectory

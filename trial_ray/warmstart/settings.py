@@ -48,8 +48,11 @@ class WarmStartSettings:
     """How often the demonstrator does any other admissible thing than it planned, and is imitated in that too. The policy
     knows how to act but wastes turns: a habit that reinforcement learning can unlearn."""
     hindsight_fraction: float = 0.25
-    """Share of examples whose prompt is the hindsight view: the outcome of the action carried out stands in it. Large
-    models can read such evidence from the start; a tiny one has to be taught before hindsight can weigh its turns."""
+    """Share of examples whose prompt is the hindsight view: the outcome of the action carried out stands in it, and the
+    response is the planned action. Large models can read such evidence from the start; a tiny one has to be taught before
+    hindsight can weigh its turns. Below 1."""
+    hindsight_wasted_share: float = 0.5
+    """Of the hindsight views, how many show the outcome of another action than the planned one (a suboptimal one, or noise)."""
     renaming_probability: float = 0.5
     """Share of examples in which names are exchanged at random, so that responses must be copied and not guessed."""
     optimizer: Literal["muon", "adamw"] = "muon"
@@ -93,10 +96,12 @@ class WarmStartSettings:
             "action_noise",
             "suboptimal_probability",
             "hindsight_fraction",
+            "hindsight_wasted_share",
             "renaming_probability",
             "target_success",
         ):
             self._require(name, 0.0 <= getattr(self, name) <= 1.0, "between 0 and 1")
+        self._require("hindsight_fraction", self.hindsight_fraction < 1, "below 1")
         for name in ("learning_rate", "matrix_learning_rate"):
             self._require(name, getattr(self, name) > 0, "above 0")
         self._require("prompt_weight", self.prompt_weight >= 0, "at least 0")

@@ -16,27 +16,26 @@ import rich
 import torch
 import transformers
 from gymnasium.envs.registration import EnvSpec, load_env_creator
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 import trial_envs
 import trial_ray
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.environments.entry import EnvironmentEntry, make_entries
-from trial_ray.errors import ChatTemplateError, CheckpointError, ConfigError
-from trial_ray.models.tiny import build_tiny_model
-from trial_ray.models.tokenizer import build_tokenizer
+from trial_ray.errors import ConfigError
 from trial_ray.rollout.event_loop import outside_loop
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.warmstart.cache import content_key, files_digest, get_or_build
 from trial_ray.warmstart.cloning import Cloner, Example, Renaming, Schedule
-from trial_ray.warmstart.demonstrations import collect, collect_texts, to_examples
+from trial_ray.warmstart.demonstrations import collect, make_demonstrator, to_examples
 from trial_ray.warmstart.evaluation import HeldOutGames, PlayResult
+from trial_ray.warmstart.judgement import judge
+from trial_ray.warmstart.policy import RECORD, load_policy, model_files
 from trial_ray.warmstart.progress import WarmStartProgress
 from trial_ray.warmstart.renaming import Renamer
 from trial_ray.warmstart.settings import WarmStartSettings
 from trial_ray.warmstart.tasks import CHECKED, EVALUATED
 
-RECORD = "warmstart.json"
 LEAST_RESPONSE_ACCURACY = 0.3
 """Below this share of right responses in training no game is won, and a check would only cost time."""
 
@@ -148,11 +147,12 @@ def cache_key(settings: WarmStartSettings, entry: EnvironmentEntry) -> str:
     """
     package = Path(str(trial_ray.__file__)).parent
     code = [path for name in CODE for path in package.glob(name)] + _environment_files(entry)
-    model = None if settings.model_path is None else files_digest(_model_files(Path(settings.model_path)))
+    model = None if settings.model_path is None else files_digest(model_files(Path(settings.model_path)))
     return content_key(
         {
             "settings": settings.to_dict(),
             "adapter": entry.adapter.describe(),
+            "demonstrator": type(make_demonstrator(entry)).__qualname__,
             "vocabulary": list(entry.adapter.vocabulary),
             "interchangeable": [list(group) for group in entry.adapter.interchangeable],
             "model": model,
@@ -181,36 +181,6 @@ def _source_files(part: Any) -> set[Path]:
     return {path.resolve() for path in map(Path, names) if path.is_file()}
 
 
-def _model_files(folder: Path) -> list[Path]:
-    if not (folder / "config.json").is_file():
-        raise CheckpointError(f"{folder} holds no model: config.json is missing. Give a folder in Hugging Face format.")
-    return [path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".jinja", ".txt", ".model")]
-
-
-def load_policy(settings: WarmStartSettings, entry: EnvironmentEntry) -> tuple[PreTrainedModel, Any]:
-    """The model to clone into, in float32, and its tokenizer.
-
-    Raises:
-        CheckpointError: ``model_path`` holds no causal LM with a tokenizer.
-        ChatTemplateError: the tokenizer has no chat template or no end token.
-    """
-    if settings.model_path is None:
-        vocabulary = entry.adapter.vocabulary
-        built = build_tokenizer(vocabulary, () if vocabulary else collect_texts(settings, entry))
-        return build_tiny_model(built, settings.size, settings.seed), built
-    _model_files(Path(settings.model_path))
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(settings.model_path)
-        model = AutoModelForCausalLM.from_pretrained(settings.model_path, dtype=torch.float32)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{settings.model_path} holds no causal LM that transformers can load: {error}"
-        ) from error
-    if tokenizer.eos_token_id is None:
-        raise ChatTemplateError(f"The tokenizer in {settings.model_path} has no end token; set its eos_token.")
-    return model, tokenizer
-
-
 def _make(settings: WarmStartSettings, entry: EnvironmentEntry, folder: Path, progress: bool) -> None:
     """Make the model and write it, with its record, to ``folder``."""
     started = time.perf_counter()
@@ -219,11 +189,14 @@ def _make(settings: WarmStartSettings, entry: EnvironmentEntry, folder: Path, pr
         template = entry.adapter.template(settings.response_style)
         builder = PromptBuilder(tokenizer, template, settings.max_prompt_tokens, settings.history_window)
         demonstrations = collect(settings, entry, tokenizer, builder, shown.game)
-        examples = to_examples(demonstrations, settings.hindsight_fraction, settings.seed)
+        examples = to_examples(
+            demonstrations, settings.hindsight_fraction, settings.hindsight_wasted_share, settings.seed
+        )
         steps, curve = _clone(settings, entry, model, tokenizer, builder, examples, shown)
         shown.evaluation()
         with HeldOutGames(settings, entry, EVALUATED, settings.evaluation_games, tokenizer, builder) as games:
-            result = games.play(model, settings.seed)
+            judgement = judge(model, tokenizer, entry, games, settings.seed)
+    result = judgement.result
     model.save_pretrained(folder, safe_serialization=True)
     tokenizer.save_pretrained(folder)
     record = {
@@ -235,6 +208,7 @@ def _make(settings: WarmStartSettings, entry: EnvironmentEntry, folder: Path, pr
         "steps": steps,
         "examples": len(examples),
         "curve": curve,
+        "judgement": judgement.to_dict(),
         "seconds": time.perf_counter() - started,
     }
     (folder / RECORD).write_text(json.dumps(record, indent=2), encoding="utf-8")

@@ -176,12 +176,15 @@ class AlfredEngine:
         self._translation = TRANSLATIONS.get(game)
         self._names = entity_names(self._translation.facts)
         self._commands = {}
+        self._text = game
+        self._for_planning: bytes | None = None
 
     def reset(self) -> EngineState:
         """Starts the loaded game from its first state."""
         with LOCK:
             library = self._open_library()
             library.load_sas(self._translation.sas)
+            self._plans = False
             self._facts = Facts(self._translation.facts)
             return self._state(library, self._derive(INTRO, {}), understood=True)
 
@@ -196,6 +199,22 @@ class AlfredEngine:
             for literal in apply_operator(library, operator):
                 self._facts.apply(literal)
             return self._state(library, self._derive(described.feedback, described.bindings), understood=True)
+
+    def commands_to_win(self) -> int | None:
+        """Length of the planner's plan from the current state, 0 where the game is won; ``None`` if it finds none.
+
+        The planner is satisficing: the plan may be longer than the shortest one.
+        """
+        with LOCK:
+            library = self._open_library()
+            if library.check_goal():
+                return 0
+            if self._for_planning is None:
+                self._for_planning = translate(self._text.domain, self._text.problem, planning=True).sas
+            if not self._plans:
+                library.load_sas_replan(self._for_planning)
+                self._plans = True
+            return library.get_last_plan_length() if library.replan(False) else None
 
     def close(self) -> None:
         """Frees the game and releases the library. May be called repeatedly, and from any thread.

@@ -10,6 +10,7 @@ from trial_envs.alfworld.engine import AlfredEngine, EngineState
 from trial_envs.alfworld.families import TASK_PREFIX, family_of
 from trial_envs.alfworld.game import Game
 from trial_envs.core import Outcome, TextEnv
+from trial_envs.errors import ClosedEnvError
 
 
 class ALFWorldEnv(TextEnv):
@@ -59,6 +60,16 @@ class ALFWorldEnv(TextEnv):
     def walkthrough(self) -> tuple[str, ...]:
         """Commands that win the current game, a solution; empty before the first ``reset``."""
         return self._game.walkthrough if self._game else ()
+
+    def commands_to_win(self) -> int | None:
+        """How many commands the planner needs from here, knowing where everything is; ``None`` if it finds no plan.
+
+        Raises:
+            ClosedEnvError: the environment was closed, or not reset yet.
+        """
+        if self._game is None:
+            raise ClosedEnvError("no game is running; call reset() first")
+        return self._engine.commands_to_win()
 
     def tasks(self, split: str | None = None) -> Sequence[str]:
         """The task ids of a split (default: the environment's own), sorted; generated ones by index."""

@@ -45,6 +45,15 @@ class Library(Protocol):
     def load_sas(self, sas: bytes) -> None:
         """Loads a translated game."""
 
+    def load_sas_replan(self, sas: bytes) -> None:
+        """Loads the loaded game as it was translated for planning."""
+
+    def replan(self, verbose: bool) -> bool:
+        """Searches for a plan from the current state; whether there is one."""
+
+    def get_last_plan_length(self) -> int:
+        """Number of operators of the plan that was found last."""
+
     def check_goal(self) -> bool:
         """Whether the goal is reached."""
 

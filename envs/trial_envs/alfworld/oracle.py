@@ -80,9 +80,14 @@ class ExplorerOracle:
 
     def act(self, observation: str, admissible: Sequence[str]) -> str:
         """The next command, one of the admissible ones."""
-        self._update(observation, admissible)
-        self._last = self._choose(admissible)
+        options = self.options(observation, admissible)
+        self._last = options[0] if len(options) == 1 else self._random.choice(options)
         return self._last
+
+    def options(self, observation: str, admissible: Sequence[str]) -> list[str]:
+        """The commands between which :meth:`act`, called next or in its place, draws: one, or receptacles to search."""
+        self._update(observation, admissible)
+        return self._choose(admissible)
 
     def carried_out(self, action: str) -> None:
         """Records that ``action`` was carried out in place of the one returned by :meth:`act`."""
@@ -108,21 +113,22 @@ class ExplorerOracle:
         if self._task and self._task.lamp and _first(admissible, f"use {self._task.target} "):
             self._lamp_receptacle = self._receptacle
 
-    def _choose(self, admissible: Sequence[str]) -> str:
+    def _choose(self, admissible: Sequence[str]) -> list[str]:
         task = self._task
         if task is None:
-            return self._random.choice(list(admissible))
+            return list(admissible)
         if self._carried is None:
-            return self._take(task, admissible) or self._search(task.object, admissible)
-        if task.treatment and not self._treated:
-            return (
-                _first(admissible, f"{task.treatment} {self._carried} with ")
-                or _first(admissible, f"go to {_TOOLS[task.treatment]} ")
-                or self._search(task.object, admissible)
+            next_one = self._take(task, admissible)
+        elif task.treatment and not self._treated:
+            next_one = _first(admissible, f"{task.treatment} {self._carried} with ") or _first(
+                admissible, f"go to {_TOOLS[task.treatment]} "
             )
-        if task.lamp:
-            return self._light(task, admissible)
-        return self._put(task, admissible)
+        elif task.lamp:
+            next_one = self._light(task, admissible)
+        else:
+            next_one = self._put(task, admissible)
+        searched_for = task.target if task.lamp and self._carried else task.object
+        return [next_one] if next_one else self._search(searched_for, admissible)
 
     def _take(self, task: ParsedTask, admissible: Sequence[str]) -> str | None:
         """Takes a visible object, unless it is in the receptacle that was filled before."""
@@ -133,34 +139,48 @@ class ExplorerOracle:
         ]
         return wanted[0] if wanted else None
 
-    def _light(self, task: ParsedTask, admissible: Sequence[str]) -> str:
-        return (
-            _first(admissible, f"use {task.target} ")
-            or (f"go to {self._lamp_receptacle}" if f"go to {self._lamp_receptacle}" in admissible else None)
-            or self._search(task.target, admissible)
+    def _light(self, task: ParsedTask, admissible: Sequence[str]) -> str | None:
+        return _first(admissible, f"use {task.target} ") or (
+            f"go to {self._lamp_receptacle}" if f"go to {self._lamp_receptacle}" in admissible else None
         )
 
-    def _put(self, task: ParsedTask, admissible: Sequence[str]) -> str:
+    def _put(self, task: ParsedTask, admissible: Sequence[str]) -> str | None:
         target = self._used_receptacle or f"{task.target} "
         return (
             _first(admissible, f"move {self._carried} to {target}")
             or _first(admissible, f"open {target}")
             or _first(admissible, f"go to {target}")
-            or self._search(task.object, admissible)
         )
 
-    def _search(self, wanted: str, admissible: Sequence[str]) -> str:
+    def _search(self, wanted: str, admissible: Sequence[str]) -> list[str]:
         """Opens a closed receptacle here, else goes to one that was not searched."""
         for command in admissible:
             if command.startswith("open ") and command.removeprefix("open ") not in self._opened:
-                return command
+                return [command]
         moves = [command for command in admissible if command.startswith("go to ")]
         fresh = [command for command in moves if command.removeprefix("go to ") not in self._searched]
         if not fresh:
             self._searched.clear()
             fresh = moves
         likely = [command for command in fresh if _can_hold(command.split()[2], wanted)]
-        return self._random.choice(likely or fresh or list(admissible))
+        return likely or fresh or list(admissible)
+
+
+class ForgetfulExplorer(ExplorerOracle):
+    """An explorer that does not remember where it has been: it may search a receptacle again, or come back to one without a lamp.
+
+    What it does follows from the task, the last answer and the list of commands alone (that cleaning, heating or cooling was done
+    is the exception). So a policy that sees no more can tell every command that it would not give from those between which it
+    draws.
+    """
+
+    def _light(self, task: ParsedTask, admissible: Sequence[str]) -> str | None:
+        return _first(admissible, f"use {task.target} ")
+
+    def _search(self, wanted: str, admissible: Sequence[str]) -> list[str]:
+        closed = [command for command in admissible if command.startswith("open ")]
+        moves = [command for command in admissible if command.startswith("go to ")]
+        return closed[:1] or moves or list(admissible)
 
 
 def _can_hold(receptacle: str, wanted: str) -> bool:

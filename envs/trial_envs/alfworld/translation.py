@@ -37,6 +37,16 @@ _OPTIONS = {
 }
 """The stock options for playing: nothing that the player could do or see is pruned."""
 
+_PLANNING_OPTIONS = {
+    "filter_unimportant_vars": True,
+    "filter_unreachable_facts": True,
+    "use_partial_encoding": True,
+    "skip_variable_reordering": False,
+    "add_implied_preconditions": True,
+    "invariant_generation_max_candidates": 0,
+}
+"""The stock options for planning: what no plan needs is pruned."""
+
 _UNREADABLE = re.compile(r"[^\t\n\r -~]")
 """Characters at which the planner's library would end its input too early, and with it the process."""
 
@@ -70,8 +80,13 @@ class _Domain:
     axioms: list[Any]
 
 
-def translate(domain: str, problem: str) -> Translation:
+def translate(domain: str, problem: str, *, planning: bool = False) -> Translation:
     """Translates one game.
+
+    Args:
+        domain: PDDL of the domain.
+        problem: PDDL of the problem.
+        planning: for the library's planner, without what no plan needs, instead of for playing.
 
     Raises:
         CorruptGameError: the translator does not accept the domain or the problem.
@@ -81,7 +96,7 @@ def translate(domain: str, problem: str) -> Translation:
         raise CorruptGameError(f"the game's PDDL has the character {found[0]!r}, expected printable ASCII")
     modules = _translator()
     with _LOCK, _garbage_collection_off():
-        for name, value in _OPTIONS.items():
+        for name, value in (_PLANNING_OPTIONS if planning else _OPTIONS).items():
             setattr(modules["options"], name, value)
         try:
             task = _task(modules, domain, problem)

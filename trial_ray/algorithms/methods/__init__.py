@@ -20,6 +20,7 @@ METHODS = {
     "trial": "TRIAL",
     "uniform": "Uniform",
     "permuted": "Permuted",
+    "value_weighted": "Value-weighted",
     "serl": "SERL",
     "sdar": "SDAR",
     "grpo_opsd": "GRPO+OPSD",

@@ -1,0 +1,133 @@
+"""What the judgement of a hindsight view says of a model that is known to judge well, badly, or not at all."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from test_warmstart import ADAPTER, HOME, SETTINGS
+
+from trial_ray import cli
+from trial_ray.environments.entry import make_entries
+from trial_ray.models.tiny import build_tiny_model
+from trial_ray.models.tokenizer import build_tokenizer
+from trial_ray.rollout.prompts import PromptBuilder
+from trial_ray.warmstart import judgement as module
+from trial_ray.warmstart.evaluation import HeldOutGames
+from trial_ray.warmstart.judgement import auc, judge
+from trial_ray.warmstart.tasks import EVALUATED
+
+
+def test_the_area_is_the_share_of_pairs_in_the_right_order():
+    random = np.random.default_rng(0)
+    scores, positive = random.integers(0, 6, 60).astype(float), random.random(60) < 0.3
+    pairs = [(a > b) + (a == b) / 2 for a in scores[positive] for b in scores[~positive]]
+    assert auc(scores, positive) == pytest.approx(np.mean(pairs))
+    assert auc(scores, np.ones(60, bool)) is None
+
+
+@pytest.fixture(scope="module")
+def judged():
+    """An untrained model, and a scorer that is told what the demonstrator planned."""
+    tokenizer = build_tokenizer(ADAPTER.vocabulary)
+    model = build_tiny_model(tokenizer, "nano")
+    builder = PromptBuilder(tokenizer, ADAPTER.template("plain"), SETTINGS.max_prompt_tokens)
+    with HeldOutGames(SETTINGS, HOME, EVALUATED, 5, tokenizer, builder) as games:
+        yield judge(model, tokenizer, HOME, games, seed=0)
+
+
+def test_every_turn_is_judged(judged):
+    found = judged.to_dict()
+    assert found["games"] == 5
+    assert found["turns"] == len(judged.turns) == 5 * 8
+    assert found["planned"]["turns"] + found["wasted"]["turns"] == found["turns"]
+    by_episode = {}
+    for turn in judged.turns:
+        by_episode.setdefault(turn.episode, []).append(turn.weight)
+    # Equally long responses would weigh one on average; these differ in length, and a response is at most 16 tokens.
+    assert all(0 < np.mean(weights) < 16 for weights in by_episode.values())
+    assert sum(of["turns"] for of in found["classes"].values()) == found["turns"]
+    # What an untrained model says is never understood, planned or decisive.
+    assert found["planned"]["turns"] == found["decisive"]["turns"] == 0
+    assert found["auc_wasted"] is None
+
+
+class Script:
+    """Plays the solution, with an idle command before each of its commands."""
+
+    def __init__(self, env):
+        self._env = env
+
+    async def act(self, result, history, step):
+        from trial_ray.rollout.episode import Decision
+
+        solution = self._env.walkthrough()
+        action = "inventory" if step % 2 else solution[(step - 1) // 2]
+        ids = np.array([5, 6, 7], np.int32)
+        return Decision(action, prompt_ids=np.array([1, 2, 3], np.int32), insert_at=2, response_ids=ids)
+
+
+class ScriptedGames:
+    """Held-out games that a script plays in place of the model."""
+
+    def __init__(self, entry, tasks):
+        self._entry = entry
+        self._tasks = tasks
+
+    def trajectories(self, model, seed, watch):
+        import asyncio
+
+        from trial_ray.environments.guarded_env import GuardedEnv
+        from trial_ray.rollout.episode import play_episode
+
+        found = []
+        for task in self._tasks:
+            env = GuardedEnv(self._entry)
+            found.append(asyncio.run(play_episode(env, task, watch(task, Script(env), env))))
+            env.close()
+        return found
+
+
+def test_decisive_and_wasted_turns_are_told_apart(monkeypatch):
+    """The scorer is a hindsight view that confirms solutions and nothing else."""
+    (entry,) = make_entries([(SETTINGS.env, {"difficulty": "tiny", "max_turns": 12}, 1.0)])
+    entry = entry.at(split="generated", num_games=4, generator_seed=3)
+    tokenizer = build_tokenizer(ADAPTER.vocabulary)
+
+    def views(model, tokenizer, trajectories, limit):
+        signs = [-1.0 if turn.action == "inventory" else 1.0 for each in trajectories for turn in each.turns]
+        return signs, signs, [1.0] * len(signs), [1.0] * len(signs)
+
+    monkeypatch.setattr(module, "_views", views)
+    judged = judge(None, tokenizer, entry, ScriptedGames(entry, entry.tasks()), seed=0)
+    found = judged.to_dict()
+    assert judged.result.success_rate == 1.0
+    assert found["decisive"]["turns"] == found["routine"]["turns"] == found["turns"] / 2
+    assert (found["decisive"]["gap"], found["routine"]["gap"]) == (1.0, -1.0)
+    assert found["auc_routine"][0] == 1.0
+    # The explorer, which does not know where things are, may plan another receptacle than the solution's.
+    idle = [turn for turn in judged.turns if turn.action == "inventory"]
+    assert not any(turn.planned for turn in idle)
+    assert found["planned"]["turns"] > len(judged.turns) / 4
+    assert found["auc_wasted"][0] > 0.8
+
+
+def test_the_command_judges_a_model_and_writes_what_it_found(tmp_path, capsys):
+    folder = tmp_path / "model"
+    tokenizer = build_tokenizer(ADAPTER.vocabulary)
+    build_tiny_model(tokenizer, "nano").save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    words = ["judge", str(folder), "--games", "3", "--set", 'env_config={"difficulty":"tiny","max_turns":4}']
+    assert cli.main([*words, "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert "3 held-out games, 0 won" in said
+    assert "area under the curve as a detector of wasted turns unknown" in said
+    written = json.loads((tmp_path / "out" / "judgement.json").read_text())
+    assert len(written["of_turns"]) == 12
+    assert (tmp_path / "out" / "judgement.png").read_bytes().startswith(b"\x89PNG")
+    assert cli.main(["judge", str(tmp_path / "absent")]) == 2
+    assert cli.main(["judge", str(folder), "--games", "0"]) == 2
+    (folder / "warmstart.json").write_text("{}")
+    assert cli.main(["judge", str(folder)]) == 2
+    assert "no record of a warm start" in capsys.readouterr().err

@@ -1,0 +1,102 @@
+"""How fast methods learn: success of the training rollouts, each on games that no update has seen, iteration by iteration."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from trial_ray.evaluation.intervals import bootstrap_mean, holm
+
+TRAINING_SUCCESS = "env_runners/success_rate"
+SMOOTHED = 5
+"""Iterations in a moving mean."""
+
+Curves = Mapping[str, Mapping[int, Sequence[float]]]
+"""By method and seed: success in every iteration, from the first."""
+
+
+def learning(curves: Curves, reference: str, subject: str) -> dict[str, Any]:
+    """Area under the learning curve and iterations to the reference's final success, by method.
+
+    The area is the mean success over all iterations, so that a method that learns sooner has more of it at the same final
+    success. Games are new in every iteration and the same for all methods of a seed, which makes differences paired.
+
+    Args:
+        curves: by method and seed, all of one length.
+        reference: whose mean success in the last :data:`SMOOTHED` iterations is the one to be reached; differences are to it.
+        subject: whose differences to all others are told as well.
+    """
+    length = {len(values) for by_seed in curves.values() for values in by_seed.values()}
+    if len(length) != 1:
+        raise ValueError(f"learning curves must have one length; found {sorted(length)}")
+    goal = statistics.fmean(statistics.fmean(values[-SMOOTHED:]) for values in curves[reference].values())
+    methods = {name: _of_method(by_seed, goal) for name, by_seed in curves.items()}
+    pairs = [(name, reference) for name in curves if name != reference]
+    pairs += [(subject, name) for name in curves if subject in curves and name not in (subject, reference)]
+    differences = [
+        _difference(curves, name, other) for name, other in pairs if curves[name].keys() & curves[other].keys()
+    ]
+    for found, adjusted in zip(differences, holm([found["p_value"] for found in differences]), strict=True):
+        found["p_holm"] = adjusted
+    return {"success_to_reach": goal, "iterations": length.pop(), "methods": methods, "differences": differences}
+
+
+def _of_method(by_seed: Mapping[int, Sequence[float]], goal: float) -> dict[str, Any]:
+    areas = {str(seed): statistics.fmean(values) for seed, values in by_seed.items()}
+    reached = {str(seed): _first_at(values, goal) for seed, values in by_seed.items()}
+    found = [iteration for iteration in reached.values() if iteration is not None]
+    return {
+        "area": statistics.fmean(areas.values()),
+        "area_by_seed": areas,
+        "iterations_to_reach": reached,
+        "seeds_that_reach": len(found),
+        "median_iterations": statistics.median(iteration or np.inf for iteration in reached.values())
+        if len(found) * 2 > len(reached)
+        else None,
+        "curve": np.mean([list(values) for values in by_seed.values()], axis=0).tolist(),
+        "curves": {str(seed): list(values) for seed, values in by_seed.items()},
+    }
+
+
+def _first_at(values: Sequence[float], goal: float) -> int | None:
+    """The first iteration, from 1, that ends a moving mean of at least ``goal``."""
+    for end in range(SMOOTHED, len(values) + 1):
+        if statistics.fmean(values[end - SMOOTHED : end]) >= goal:
+            return end
+    return None
+
+
+def _difference(curves: Curves, method: str, reference: str) -> dict[str, Any]:
+    """Area of ``method`` less that of ``reference`` over the seeds that both have."""
+    seeds = sorted(curves[method].keys() & curves[reference].keys())
+    areas = [statistics.fmean(curves[method][seed]) - statistics.fmean(curves[reference][seed]) for seed in seeds]
+    return {"method": method, "reference": reference, **bootstrap_mean(np.array(areas)[:, None]).to_dict()}
+
+
+def to_markdown(found: Mapping[str, Any], title: Any = str) -> str:
+    """Two tables: area and iterations by method, and differences of areas."""
+    goal = f"{100 * found['success_to_reach']:.1f} %"
+    lines = [
+        f"| Method | Area under the learning curve, % | Iterations to {goal} (median) | Seeds that reach it |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    for name, of in found["methods"].items():
+        median = "–" if of["median_iterations"] is None else f"{of['median_iterations']:g}"
+        lines.append(
+            f"| {title(name)} | {100 * of['area']:.1f} | {median} | {of['seeds_that_reach']} of {len(of['area_by_seed'])} |"
+        )
+    lines += [
+        "",
+        "| Difference of areas | points | 95 % interval | p | p (Holm) | Seeds |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for each in found["differences"]:
+        interval = f"[{100 * each['low']:+.1f}, {100 * each['high']:+.1f}]"
+        lines.append(
+            f"| {title(each['method'])} − {title(each['reference'])} | {100 * each['mean']:+.1f} | {interval} | "
+            f"{each['p_value']:.2g} | {each['p_holm']:.2g} | {each['seeds']} |"
+        )
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,307 @@
+"""Does a model's hindsight view judge actions better than the model acts? Measured on held-out games, before any reinforcement.
+
+The model plays. Of each of its actions two things are known that the model does not know: whether the demonstrator would have
+done the same in its place, and whether the environment's planner needs fewer actions after it than before. The gap between the
+two views of the turn (Eq. 4) should tell the one kind from the other, or nothing that it weighs is worth weighing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from trial_ray.environments.adapter import EnvironmentAdapter
+from trial_ray.environments.demonstrators import Demonstrator, plan
+from trial_ray.environments.entry import EnvironmentEntry, make_entries
+from trial_ray.environments.guarded_env import GuardedEnv, StepResult
+from trial_ray.hindsight import augment, encode_evidence, outcome_view
+from trial_ray.objectives.allocation import hindsight_gap, relative_weights, turn_scores
+from trial_ray.objectives.segments import segment_sum
+from trial_ray.rollout.episode import Decision, History, Player
+from trial_ray.rollout.event_loop import outside_loop
+from trial_ray.rollout.prompts import PromptBuilder
+from trial_ray.rollout.trajectory import Trajectory
+from trial_ray.warmstart.cloning import Example, collate
+from trial_ray.warmstart.demonstrations import make_demonstrator
+from trial_ray.warmstart.evaluation import HeldOutGames, PlayResult
+from trial_ray.warmstart.policy import load_policy
+from trial_ray.warmstart.settings import WarmStartSettings
+from trial_ray.warmstart.tasks import EVALUATED
+
+GAP_CLIP = 2.0
+"""c of Eq. 4, in nats: TRIAL's default."""
+RESAMPLES = 1000
+BATCH = 64
+"""Prompts scored together."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedTurn:
+    """One turn of the policy.
+
+    Attributes:
+        episode: index of its episode.
+        action: what it did.
+        action_class: class of the decision, as in the paper's Figure 3.
+        planned: whether the demonstrator would have done the same, or drawn between it and others.
+        decisive: whether the environment's planner needs fewer actions after it; ``None`` where there is no planner, or no plan.
+        gap: mean over the response's tokens of the signed, clipped gap (Eq. 4), nats; above 0 where hindsight confirms.
+        log_ratio: log π(y|h⁺) / π(y|h) of the whole response, not clipped, nats.
+        score: turn score s_k (Eq. 5), nats.
+        weight: turn weight w_k (Eq. 6).
+    """
+
+    episode: int
+    action: str
+    action_class: str
+    planned: bool
+    decisive: bool | None
+    gap: float
+    log_ratio: float
+    score: float
+    weight: float
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """All turns of the games that a model played.
+
+    Attributes:
+        turns: in the order of games and turns.
+        result: how it played.
+    """
+
+    turns: tuple[JudgedTurn, ...]
+    result: PlayResult
+
+    def to_dict(self) -> dict[str, Any]:
+        """Figures for JSON: mean gap and weight by kind and class of turn, and the areas under the curve with 95 % intervals."""
+        return {
+            "games": self.result.episodes,
+            "won": self.result.successes,
+            "turns": len(self.turns),
+            "planned": _figures([turn for turn in self.turns if turn.planned]),
+            "wasted": _figures([turn for turn in self.turns if not turn.planned]),
+            "decisive": _figures([turn for turn in self.turns if turn.decisive]),
+            "routine": _figures([turn for turn in self.turns if turn.decisive is False]),
+            "auc_wasted": _auc(self.turns, lambda turn: not turn.planned),
+            "auc_routine": _auc(
+                [turn for turn in self.turns if turn.decisive is not None], lambda turn: not turn.decisive
+            ),
+            "classes": {
+                name: _figures([turn for turn in self.turns if turn.action_class == name])
+                for name in sorted({turn.action_class for turn in self.turns})
+            },
+        }
+
+    def __str__(self) -> str:
+        """One sentence for people."""
+        auc = _auc(self.turns, lambda turn: not turn.planned)
+        gaps = [
+            np.mean([turn.gap for turn in self.turns if turn.planned is kind] or [np.nan]) for kind in (True, False)
+        ]
+        area = "unknown" if auc is None else f"{auc[0]:.2f} [{auc[1]:.2f}, {auc[2]:.2f}]"
+        return (
+            f"Hindsight view: gap {gaps[0]:+.2f} nats a token for planned actions, {gaps[1]:+.2f} for wasted ones; "
+            f"area under the curve as a detector of wasted turns {area}"
+        )
+
+
+def judge(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    entry: EnvironmentEntry,
+    games: HeldOutGames,
+    seed: int,
+    max_outcome_tokens: int = 512,
+) -> Judgement:
+    """Let a model play, and compare what its two views say of each turn with what its demonstrator and planner say.
+
+    Args:
+        model: the policy, which scores both views too.
+        tokenizer: its tokenizer.
+        entry: the environment; its adapter's demonstrator plans.
+        games: what it plays, each once.
+        seed: of its responses.
+        max_outcome_tokens: limit of the evidence in a view.
+
+    Raises:
+        EnvironmentFaultError: the environment fails.
+        ConfigError: nothing demonstrates.
+    """
+    watchers: dict[str, _Watcher] = {}
+
+    def watch(task: str, player: Player, env: GuardedEnv) -> Player:
+        watchers[task] = _Watcher(player, env, make_demonstrator(entry))
+        return watchers[task]
+
+    trajectories = games.trajectories(model, seed, watch)
+    numbers = zip(*_views(model, tokenizer, trajectories, max_outcome_tokens), strict=True)
+    turns = [
+        JudgedTurn(index, turn.action, kind, planned, decisive, *next(numbers))
+        for index, trajectory in enumerate(trajectories)
+        for turn, kind, planned, decisive in zip(
+            trajectory.turns,
+            entry.adapter.turn_classes([turn.action for turn in trajectory.turns], trajectory.ended == "terminated"),
+            watchers[trajectory.task_id].planned,
+            watchers[trajectory.task_id].decisive(trajectory),
+            strict=True,
+        )
+    ]
+    return Judgement(tuple(turns), PlayResult.of(trajectories))
+
+
+def judge_model(
+    settings: WarmStartSettings, adapters: Sequence[EnvironmentAdapter] = (), games: int | None = None
+) -> Judgement:
+    """Judge the model that ``settings.model_path`` names, on the held-out games of a warm start with these settings.
+
+    Args:
+        settings: environment, prompts and responses, as in training.
+        adapters: the user's.
+        games: how many; ``None`` plays ``settings.evaluation_games``.
+
+    Raises:
+        CheckpointError, ChatTemplateError: ``model_path`` holds no causal LM with a usable tokenizer.
+        EnvironmentFaultError: the environment fails.
+        ConfigError: the environment is not registered, or nothing demonstrates.
+    """
+    (entry,) = make_entries([(settings.env, settings.env_config, 1.0)], adapters)
+    model, tokenizer = load_policy(settings, entry)
+    template = entry.adapter.template(settings.response_style)
+    builder = PromptBuilder(tokenizer, template, settings.max_prompt_tokens, settings.history_window)
+    number = settings.evaluation_games if games is None else games
+    with HeldOutGames(settings, entry, EVALUATED, number, tokenizer, builder) as held_out:
+        return outside_loop(lambda: judge(model, tokenizer, entry, held_out, settings.seed))
+
+
+class _Watcher:
+    """A policy's player whose demonstrator and planner look at every turn and decide nothing."""
+
+    def __init__(self, player: Player, env: GuardedEnv, demonstrator: Demonstrator) -> None:
+        self._player = player
+        self._env = env
+        self._demonstrator = demonstrator
+        self._remaining: list[int | None] = []
+        self.planned: list[bool] = []
+
+    async def act(self, result: StepResult, history: History, step: int) -> Decision | None:
+        """What the policy does; see :class:`~trial_ray.rollout.episode.Player`."""
+        if step == 1:
+            self._demonstrator.reset(result.task, result.observation, 0)
+        _, planned = plan(self._demonstrator, result.observation, result.admissible_actions)
+        self._remaining.append(self._env.commands_to_win())
+        decision = await self._player.act(result, history, step)
+        if decision is not None:
+            self.planned.append(decision.action in planned)
+            self._demonstrator.carried_out(decision.action)
+        return decision
+
+    def decisive(self, trajectory: Trajectory) -> Iterator[bool | None]:
+        """For each turn, whether it shortened the plan; the last one of a game that was not won is not known."""
+        after = [*self._remaining[1:], 0 if trajectory.success else None]
+        for before, then in zip(self._remaining, after, strict=True):
+            yield None if before is None or then is None else then < before
+
+
+def _views(
+    model: PreTrainedModel, tokenizer: Any, trajectories: Sequence[Trajectory], max_outcome_tokens: int
+) -> tuple[list[float], list[float], list[float], list[float]]:
+    """Signed gap, log-ratio, score and weight of every turn."""
+    ordinary, hindsight, counts, trajectory_ids = [], [], [], []
+    for index, trajectory in enumerate(trajectories):
+        for position, turn in enumerate(trajectory.turns):
+            terminal = trajectory.ended == "terminated" and position == len(trajectory.turns) - 1
+            view = outcome_view(turn.outcome, terminal=terminal, success=trajectory.success)
+            evidence = encode_evidence(view, tokenizer, max_outcome_tokens)
+            ordinary.append(Example(turn.prompt_ids, turn.response_ids))
+            hindsight.append(Example(augment(turn.prompt_ids, turn.insert_at, evidence), turn.response_ids))
+            counts.append(len(turn.response_ids))
+            trajectory_ids.append(index)
+    turn_ids = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    logprobs, hindsight_logprobs = _logprobs(model, ordinary, pad_id), _logprobs(model, hindsight, pad_id)
+    gap = hindsight_gap(hindsight_logprobs, logprobs, GAP_CLIP)
+    scores, lengths = turn_scores(gap, torch.ones_like(gap, dtype=torch.bool), turn_ids, len(counts))
+    weights = relative_weights(scores, lengths, torch.tensor(trajectory_ids))
+    signed = segment_sum(gap, turn_ids, len(counts)) / lengths
+    log_ratio = segment_sum(hindsight_logprobs - logprobs, turn_ids, len(counts))
+    return signed.tolist(), log_ratio.tolist(), scores.tolist(), weights.tolist()
+
+
+@torch.no_grad()
+def _logprobs(model: PreTrainedModel, examples: Sequence[Example], pad_id: int) -> torch.Tensor:
+    """Log-probabilities of the responses' tokens, end to end: float32 ``[T]``."""
+    training = model.training
+    model.eval()
+    order = sorted(range(len(examples)), key=lambda index: len(examples[index]))
+    found: list[torch.Tensor] = [torch.empty(0)] * len(examples)
+    for start in range(0, len(order), BATCH):
+        rows = order[start : start + BATCH]
+        batch = collate([examples[index] for index in rows], pad_id)
+        logits = model(input_ids=batch.ids[:, :-1], use_cache=False).logits.float()
+        logprobs = logits.log_softmax(-1).gather(-1, batch.ids[:, 1:, None])[..., 0]
+        for row, index in enumerate(rows):
+            found[index] = logprobs[row][batch.response[row, 1:]]
+    model.train(training)
+    return torch.cat(found) if found else torch.empty(0)
+
+
+def _figures(turns: Sequence[JudgedTurn]) -> dict[str, float | int | None]:
+    """Number of turns, mean gap and weight, and the standard error of the weight over episodes' means."""
+    if not turns:
+        return {"turns": 0, "gap": None, "weight": None, "weight_error": None}
+    by_episode: dict[int, list[float]] = {}
+    for turn in turns:
+        by_episode.setdefault(turn.episode, []).append(turn.weight)
+    means = [float(np.mean(weights)) for weights in by_episode.values()]
+    error = float(np.std(means, ddof=1) / np.sqrt(len(means))) if len(means) > 1 else None
+    return {
+        "turns": len(turns),
+        "gap": float(np.mean([turn.gap for turn in turns])),
+        "weight": float(np.mean(means)),
+        "weight_error": error,
+    }
+
+
+def _auc(turns: Sequence[JudgedTurn], positive: Callable[[JudgedTurn], bool]) -> tuple[float, float, float] | None:
+    """Area under the curve of the gap, sign reversed, as a detector; with a 95 % interval over resampled episodes.
+
+    ``None`` where all turns are of one kind.
+    """
+    labels = np.array([positive(turn) for turn in turns], dtype=bool)
+    gaps = np.array([turn.gap for turn in turns])
+    area = auc(-gaps, labels)
+    if area is None:
+        return None
+    episodes = np.array([turn.episode for turn in turns])
+    rows = [np.flatnonzero(episodes == episode) for episode in np.unique(episodes)]
+    random = np.random.default_rng(0)
+    resampled = []
+    for _ in range(RESAMPLES):
+        drawn = np.concatenate([rows[index] for index in random.integers(len(rows), size=len(rows))])
+        found = auc(-gaps[drawn], labels[drawn])
+        resampled += [] if found is None else [found]
+    low, high = np.quantile(resampled, [0.025, 0.975])
+    return area, float(low), float(high)
+
+
+def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
+    """Probability that a positive has a higher score than a negative, ties counted half; ``None`` without one of the two.
+
+    Args:
+        scores: float ``[N]``.
+        positive: bool ``[N]``.
+    """
+    count = int(positive.sum())
+    others = len(positive) - count
+    if not count or not others:
+        return None
+    _, which, ties = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(ties) - (ties - 1) / 2)[which]
+    return float((ranks[positive].sum() - count * (count + 1) / 2) / (count * others))

@@ -1,0 +1,98 @@
+"""A study on two CPU cores of the case that TRIAL presumes: a model whose hindsight view judges better than the model acts.
+
+    trial-ray reproduce study --scale study --dry-run
+    trial-ray reproduce study --scale study          # hours; the same command continues
+    trial-ray judge MODEL --env-adapter tuned_examples/reproduce/study.py    # MODEL: of the warm start that it made
+
+The warm start clones a player who wastes every fourth turn, and answers hindsight views with what that player had planned
+(docs/warmstart.md); `trial-ray judge` measures how well the view tells the one from the other. The player remembers nothing that
+a prompt does not show, so that a model which sees no more can judge. λ of each method is chosen out of the same values
+on games of their own; docs/results.md states the comparisons and what they can detect.
+"""
+
+import dataclasses
+
+from trial_envs.alfworld.oracle import ForgetfulExplorer
+from trial_ray.algorithms import TRIALConfig
+from trial_ray.environments import alfworld
+from trial_ray.reproduction import Choice, EvaluationSet, Scale
+
+ITERATIONS = 30
+GAMES = {"difficulty": "tiny", "max_turns": 12}
+ADAPTER = dataclasses.replace(alfworld.ADAPTER, demonstrator=ForgetfulExplorer)
+DENSE = ("uniform", "permuted", "trial", "value_weighted")
+
+
+def configure(environment, backbone):
+    return (
+        TRIALConfig()
+        .environment(
+            "trial/ALFWorld-v0",
+            env_config={"split": "generated", "num_games": 4096, "generator_seed": 0, **GAMES},
+            adapter=ADAPTER,
+        )
+        .policy(
+            warm_start={
+                "env_config": GAMES,
+                "size": "mini",
+                "history_window": 1,
+                "suboptimal_probability": 0.25,
+                "hindsight_fraction": 0.5,
+                "max_steps": 2000,
+                "check_every": 2000,
+                "target_success": 0.1,
+                "threads": 1,
+            }
+        )
+        .training(
+            lr=3e-4,
+            weight_decay=0.0,
+            adam_betas=(0.9, 0.98),
+            group_size=8,
+            tasks_per_iteration=8,
+            minibatch_rows=160,
+            microbatch_rows=80,
+            invalid_action_penalty=0.0,
+            reward_scale=1.0,
+            kl_coeff=0.0,
+            entropy_coeff=0.0,
+            # As in the paper, a sixth of the run.
+            hindsight_start_iteration=ITERATIONS // 6,
+        )
+        .rollouts(max_prompt_tokens=512, max_response_tokens=16, prompt_style="plain", history_window=1)
+        .engines(engine="transformers", num_cpus_per_engine=0.4)
+        # The driver plays and learns: one process fewer, and the runs are many.
+        .env_runners(num_env_runners=0)
+        .learners(num_learners=0, num_cpus_per_learner=0.3)
+        .resources(num_cpus_for_main_process=0.3)
+        .panel(
+            split="generated",
+            env_config={"num_games": 256, "generator_seed": 4_000_037},
+            num_tasks=256,
+            temperature=1.0,
+        )
+        .debugging(seed=0)
+    )
+
+
+scale = Scale(
+    configure=configure,
+    environments={"alfworld": (EvaluationSet("generated"),)},
+    backbones=("mini",),
+    controlled_backbone="mini",
+    iterations=ITERATIONS,
+    seeds=8,
+    method_seeds=dict.fromkeys(("serl", "sdar", "rlsd", "grpo_opsd", "gigpo"), 3),
+    method_settings={
+        "serl": {"rescaling_iterations": ITERATIONS // 3, "teacher_sync_iterations": 2},
+        "rlsd": {"rescaling_iterations": 2 * ITERATIONS // 3},
+    },
+    choice=Choice(
+        setting="hindsight_coeff",
+        values=(0.01, 0.1, 1.0),
+        methods=DENSE,
+        seeds=(100, 101),
+        training_games={"generator_seed": 7_000_003},
+        panel_games={"generator_seed": 8_000_009},
+    ),
+)
