@@ -49,6 +49,7 @@ def test_trial_and_its_profiles_train_as_trial_and_all_others_as_grpo():
         "trial",
         "uniform",
         "permuted",
+        "value_weighted",
     }
     assert set(algorithms.values()) == {GRPO, TRIAL}
     assert type(TRIAL.get_default_config()) is TRIALConfig
