@@ -36,26 +36,22 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """What the fault tests told, by whichever worker; see ``fault_table``."""
     reports = [report for kind in ("passed", "error", "") for report in terminalreporter.getreports(kind)]
-    told = [
-        value
-        for report in reports
-        if report.when == "call"
-        for name, value in report.user_properties
-        if name == "fault"
-    ]
+    noted = [(name, value) for report in reports for name, value in _properties_of(report)]
+    told = [fault_table.FaultRow(**value) for name, value in noted if name == "fault"]
     if not told:
         return
-    left = [
-        value
-        for report in reports
-        if report.when == "teardown"
-        for name, value in report.user_properties
-        if name == "left"
-    ]
+    left = [value for name, value in noted if name == "left"]
     terminalreporter.section("faults")
-    for line in fault_table.write([fault_table.FaultRow(**row) for row in told], sum(map(len, left))):
+    for line in fault_table.write(told, sum(map(len, left))):
         terminalreporter.write_line(line)
     terminalreporter.write_line(f"processes and shared memory left after {len(left)} files: {sum(map(len, left))}")
+
+
+def _properties_of(report: pytest.TestReport) -> list[tuple[str, Any]]:
+    """What was noted in this phase of a test; later phases' reports repeat what earlier ones noted."""
+    name = {"call": "fault", "teardown": "left"}.get(report.when or "")
+    # What failed at collection has none.
+    return [(noted, value) for noted, value in getattr(report, "user_properties", ()) if noted == name]
 
 
 @pytest.fixture(scope="session", autouse=True)

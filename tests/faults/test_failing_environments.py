@@ -10,9 +10,8 @@ import psutil
 import pytest
 from fault_table import lost_rows
 from faulty_env import CountingEnv
+from faulty_run import tiny_config
 from user_env import registered
-
-from trial_ray.algorithms.grpo_config import GRPOConfig
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(600)]
 GROUPS, ROLLOUTS, TURNS = 2, 4, 3
@@ -47,29 +46,16 @@ def orders(tmp_path_factory) -> Path:
 def algo(ray_session, model_path, orders):
     with registered(CountingEnv):
         config = (
-            GRPOConfig()
+            tiny_config(model_path)
             .environment(CountingEnv.ENV_ID, env_config={"split": "train", "orders": str(orders)})
-            .policy(model_path=model_path)
-            .training(
-                lr=1e-3, group_size=ROLLOUTS, tasks_per_iteration=GROUPS, minibatch_rows=12, microbatch_rows=6, kl_coeff=0.0
-            )
             .rollouts(
-                max_prompt_tokens=200,
-                max_response_tokens=4,
-                prompt_style="plain",
                 max_group_redraws=2,
                 environment_processes=True,
                 step_timeout_s=STEP_TIMEOUT_S,
                 environment_memory_gb=0.5,
             )
-            .engines(engine="transformers", num_cpus_per_engine=0.25)
-            .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25)
-            .learners(num_learners=0, num_cpus_per_learner=0.25)
-            .resources(num_cpus_for_main_process=0.25)
             .panel(split="train", num_tasks=2)
-            .fault_tolerance(delay_between_env_runner_restarts_s=0)
-            .debugging(seed=1)
-        )  # fmt: skip
+        )
         algo = config.build_algo()
         algo.train()
         yield algo

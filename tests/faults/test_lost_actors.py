@@ -11,6 +11,7 @@ import psutil
 import pytest
 import ray
 from faulty_env import CountingEnv
+from faulty_run import tiny_config
 from user_env import registered
 
 from trial_ray.algorithms.grpo_config import GRPOConfig
@@ -29,21 +30,11 @@ def environment(ray_session):
 
 def config_of(model_path: str) -> GRPOConfig:
     return (
-        GRPOConfig()
-        .environment(CountingEnv.ENV_ID, env_config={"split": "train"})
-        .policy(model_path=model_path)
-        .training(
-            lr=1e-3, group_size=ROLLOUTS, tasks_per_iteration=GROUPS, minibatch_rows=12, microbatch_rows=6, kl_coeff=0.0
-        )
-        .rollouts(max_prompt_tokens=200, max_response_tokens=4, prompt_style="plain", max_group_redraws=2)
-        .engines(engine="transformers", num_cpus_per_engine=0.25)
-        .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25, sample_timeout_s=SAMPLE_TIMEOUT_S)
-        .learners(num_learners=0, num_cpus_per_learner=0.25)
-        .resources(num_cpus_for_main_process=0.25)
+        tiny_config(model_path)
+        .rollouts(max_group_redraws=2)
+        .env_runners(sample_timeout_s=SAMPLE_TIMEOUT_S)
         .panel(split="train", num_tasks=2)
-        .fault_tolerance(delay_between_env_runner_restarts_s=0)
-        .debugging(seed=1)
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
