@@ -38,7 +38,7 @@ def judged():
 
 
 def test_every_turn_is_judged(judged):
-    found = judged.to_dict()
+    found = judged.figures
     assert found["games"] == 5
     assert found["turns"] == len(judged.turns) == 5 * 8
     assert found["planned"]["turns"] + found["wasted"]["turns"] == found["turns"]
@@ -95,13 +95,13 @@ def test_decisive_and_wasted_turns_are_told_apart(monkeypatch):
     entry = entry.at(split="generated", num_games=4, generator_seed=3)
     tokenizer = build_tokenizer(ADAPTER.vocabulary)
 
-    def views(model, tokenizer, trajectories, limit):
+    def views(model, tokenizer, trajectories):
         signs = [-1.0 if turn.action == "inventory" else 1.0 for each in trajectories for turn in each.turns]
         return signs, signs, [1.0] * len(signs), [1.0] * len(signs)
 
     monkeypatch.setattr(module, "_views", views)
     judged = judge(None, tokenizer, entry, ScriptedGames(entry, entry.tasks()), seed=0)
-    found = judged.to_dict()
+    found = judged.figures
     assert judged.result.success_rate == 1.0
     assert found["decisive"]["turns"] == found["routine"]["turns"] == found["turns"] / 2
     assert (found["decisive"]["gap"], found["routine"]["gap"]) == (1.0, -1.0)
@@ -127,7 +127,9 @@ def test_the_command_judges_a_model_and_writes_what_it_found(tmp_path, capsys):
     assert len(written["of_turns"]) == 12
     assert (tmp_path / "out" / "judgement.png").read_bytes().startswith(b"\x89PNG")
     assert cli.main(["judge", str(tmp_path / "absent")]) == 2
-    assert cli.main(["judge", str(folder), "--games", "0"]) == 2
+    with pytest.raises(SystemExit) as refused:
+        cli.main(["judge", str(folder), "--games", "0"])
+    assert refused.value.code == 2
     (folder / "warmstart.json").write_text("{}")
     assert cli.main(["judge", str(folder)]) == 2
     assert "no record of a warm start" in capsys.readouterr().err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +33,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         parents=[common],
     )
     parser.add_argument("model", type=Path, metavar="MODEL", help="folder of a causal LM in Hugging Face format")
-    parser.add_argument("--games", type=int, metavar="N", help="held-out games to play (default: 192)")
+    parser.add_argument("--games", type=terminal.positive, metavar="N", help="held-out games to play (default: 192)")
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="write judgement.json, with every turn, and judgement.png"
     )
@@ -46,27 +45,25 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Judge."""
     from trial_ray.environments.user_adapters import load_adapters
-    from trial_ray.errors import UserInputError
     from trial_ray.experiments.overrides import override_dataclass
     from trial_ray.warmstart.judgement import judge_model
     from trial_ray.warmstart.policy import recorded_settings
 
-    if args.games is not None and args.games < 1:
-        raise UserInputError(f"--games must be at least 1; found {args.games}.")
     settings = dataclasses.replace(recorded_settings(args.model), model_path=str(args.model))
     judgement = judge_model(override_dataclass(settings, args.overrides), load_adapters(args.env_adapters), args.games)
-    found = judgement.to_dict()
+    found = judgement.figures
     console = terminal.output()
     console.print(_table(found))
-    console.print(str(judgement), highlight=False)
+    console.print(str(judgement), highlight=False, soft_wrap=True)
     if args.out is not None:
+        from trial_ray.files import write_json
         from trial_ray.reports.plots import plot_judgement
 
         args.out.mkdir(parents=True, exist_ok=True)
         turns = [dataclasses.asdict(turn) for turn in judgement.turns]
-        path = args.out / "judgement.json"
-        path.write_text(json.dumps({**found, "of_turns": turns}, indent=1) + "\n", encoding="utf-8")
-        plot_judgement({**found, "of_turns": turns}, args.out / "judgement.png")
+        data = {**found, "of_turns": turns}
+        path = write_json(args.out / "judgement.json", data)
+        plot_judgement(data, args.out / "judgement.png")
         console.print(f"written: {path} and judgement.png", highlight=False, soft_wrap=True)
     return terminal.DONE
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from trial_ray.errors import ConfigError
 
@@ -22,6 +22,7 @@ class Demonstrator(Protocol):
         """Learn that ``action`` was carried out, which may be another one than it chose."""
 
 
+@runtime_checkable
 class Planner(Demonstrator, Protocol):
     """A demonstrator that can say between which actions it draws."""
 
@@ -31,8 +32,7 @@ class Planner(Demonstrator, Protocol):
 
 def plan(demonstrator: Demonstrator, observation: str, admissible: Sequence[str]) -> tuple[str, Sequence[str]]:
     """What a demonstrator does now, and all that it might as well have done: its options, if it tells them."""
-    options = getattr(demonstrator, "options", None)
-    as_good = options(observation, admissible) if options else ()
+    as_good = demonstrator.options(observation, admissible) if isinstance(demonstrator, Planner) else ()
     action = demonstrator.act(observation, admissible)
     return action, as_good or (action,)
 

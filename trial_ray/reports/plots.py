@@ -94,7 +94,7 @@ def plot_judgement(data: Mapping[str, Any], *paths: Path) -> list[Path]:
     """What the hindsight view says of turns: (a) the gap of planned and of wasted ones, (b) the weight by class of decision.
 
     Args:
-        data: of ``trial_ray.warmstart.judgement.Judgement.to_dict``, and ``of_turns``, one mapping a turn.
+        data: of ``trial_ray.warmstart.judgement.Judgement.figures``, and ``of_turns``, one mapping a turn.
         paths: files to write.
     """
     plt = pyplot()

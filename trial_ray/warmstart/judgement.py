@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -79,8 +80,9 @@ class Judgement:
     turns: tuple[JudgedTurn, ...]
     result: PlayResult
 
-    def to_dict(self) -> dict[str, Any]:
-        """Figures for JSON: mean gap and weight by kind and class of turn, and the areas under the curve with 95 % intervals."""
+    @cached_property
+    def figures(self) -> dict[str, Any]:
+        """Mean gap and weight by kind and class of turn, and areas under the curve with 95 % intervals, for JSON."""
         return {
             "games": self.result.episodes,
             "won": self.result.successes,
@@ -101,13 +103,12 @@ class Judgement:
 
     def __str__(self) -> str:
         """One sentence for people."""
-        auc = _auc(self.turns, lambda turn: not turn.planned)
-        gaps = [
-            np.mean([turn.gap for turn in self.turns if turn.planned is kind] or [np.nan]) for kind in (True, False)
-        ]
+        gaps = [self.figures[kind]["gap"] for kind in ("planned", "wasted")]
+        told = ["unknown" if gap is None else f"{gap:+.2f} nats a token" for gap in gaps]
+        auc = self.figures["auc_wasted"]
         area = "unknown" if auc is None else f"{auc[0]:.2f} [{auc[1]:.2f}, {auc[2]:.2f}]"
         return (
-            f"Hindsight view: gap {gaps[0]:+.2f} nats a token for planned actions, {gaps[1]:+.2f} for wasted ones; "
+            f"Hindsight view: gap {told[0]} for planned actions, {told[1]} for wasted ones; "
             f"area under the curve as a detector of wasted turns {area}"
         )
 
@@ -118,7 +119,6 @@ def judge(
     entry: EnvironmentEntry,
     games: HeldOutGames,
     seed: int,
-    max_outcome_tokens: int = 512,
 ) -> Judgement:
     """Let a model play, and compare what its two views say of each turn with what its demonstrator and planner say.
 
@@ -128,7 +128,6 @@ def judge(
         entry: the environment; its adapter's demonstrator plans.
         games: what it plays, each once.
         seed: of its responses.
-        max_outcome_tokens: limit of the evidence in a view.
 
     Raises:
         EnvironmentFaultError: the environment fails.
@@ -141,7 +140,7 @@ def judge(
         return watchers[task]
 
     trajectories = games.trajectories(model, seed, watch)
-    numbers = zip(*_views(model, tokenizer, trajectories, max_outcome_tokens), strict=True)
+    numbers = zip(*_views(model, tokenizer, trajectories), strict=True)
     turns = [
         JudgedTurn(index, turn.action, kind, planned, decisive, *next(numbers))
         for index, trajectory in enumerate(trajectories)
@@ -210,7 +209,7 @@ class _Watcher:
 
 
 def _views(
-    model: PreTrainedModel, tokenizer: Any, trajectories: Sequence[Trajectory], max_outcome_tokens: int
+    model: PreTrainedModel, tokenizer: Any, trajectories: Sequence[Trajectory]
 ) -> tuple[list[float], list[float], list[float], list[float]]:
     """Signed gap, log-ratio, score and weight of every turn."""
     ordinary, hindsight, counts, trajectory_ids = [], [], [], []
@@ -218,7 +217,7 @@ def _views(
         for position, turn in enumerate(trajectory.turns):
             terminal = trajectory.ended == "terminated" and position == len(trajectory.turns) - 1
             view = outcome_view(turn.outcome, terminal=terminal, success=trajectory.success)
-            evidence = encode_evidence(view, tokenizer, max_outcome_tokens)
+            evidence = encode_evidence(view, tokenizer)
             ordinary.append(Example(turn.prompt_ids, turn.response_ids))
             hindsight.append(Example(augment(turn.prompt_ids, turn.insert_at, evidence), turn.response_ids))
             counts.append(len(turn.response_ids))

@@ -208,7 +208,7 @@ def _make(settings: WarmStartSettings, entry: EnvironmentEntry, folder: Path, pr
         "steps": steps,
         "examples": len(examples),
         "curve": curve,
-        "judgement": judgement.to_dict(),
+        "judgement": judgement.figures,
         "seconds": time.perf_counter() - started,
     }
     (folder / RECORD).write_text(json.dumps(record, indent=2), encoding="utf-8")
