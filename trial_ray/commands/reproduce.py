@@ -91,11 +91,7 @@ def run(args: argparse.Namespace) -> int:
 
         for path in assemble(args.name, runs, folder, tried):
             console.print(f"written: {path}", highlight=False, soft_wrap=True)
-    if failed:
-        raise InfrastructureError(
-            f"{len(failed)} of {len(runs)} runs failed ({', '.join(failed[:3])}); each run folder's error.log says why. "
-            "The same command tries them again."
-        )
+    _require_none(failed, runs)
     if unfinished:
         console.print(f"{len(unfinished)} of {len(runs)} runs are unfinished; the same command continues them")
         return terminal.INTERRUPTED
@@ -112,7 +108,9 @@ def _choose(
     console, states = terminal.output(), [run.state() for run in trials]
     console.print(run_table(f"{args.name}: the runs that a setting is chosen out of", trials, states))
     if not args.dry_run:
-        train_what_is_missing(trials, states, scale_file(args.scale), folder, args.verbose, args.trust)
+        _require_none(
+            train_what_is_missing(trials, states, scale_file(args.scale), folder, args.verbose, args.trust), trials
+        )
     elif any(state != "done" for state in states):
         console.print("The study's own runs begin when these are done; below they stand with the setting's default.")
         return None, []
@@ -120,6 +118,14 @@ def _choose(
     values = ", ".join(f"{method} {value:g}" for (_, _, method), value in chosen.items())
     console.print(f"chosen: {values}", highlight=False)
     return chosen, tried
+
+
+def _require_none(failed: Sequence[str], runs: Sequence[PlannedRun]) -> None:
+    if failed:
+        raise InfrastructureError(
+            f"{len(failed)} of {len(runs)} runs failed ({', '.join(failed[:3])}); each run folder's error.log says why. "
+            "The same command tries them again."
+        )
 
 
 def train_what_is_missing(

@@ -204,10 +204,11 @@ def plan_choice(
                 settings = {**scale.method_settings.get(method, {}), choice.setting: value}
                 for seed in choice.seeds:
                     name = f"choice-{environment}-{backbone}-{method}-{choice.setting}{value:g}-seed{seed}".lower()
-                    config = _configure(base, method, settings, seed, folder / "runs" / name)
+                    path = folder / "runs" / name
+                    config = _configure(base, method, settings, seed, path)
+                    config.require_schedules_within(steps)
                     sets = tuple(scale.environments[environment])
-                    where = folder / "runs" / name
-                    runs.append(PlannedRun(environment, backbone, method, seed, config, steps, sets, where, value))
+                    runs.append(PlannedRun(environment, backbone, method, seed, config, steps, sets, path, value))
     return runs
 
 
