@@ -386,3 +386,56 @@ def test_a_session_plays_its_final_panels_and_names_them_by_iteration(scale_file
     assert run.state() == "done"
     labels = json.loads(run.evaluation(run.sets[0]).read_text())["labels"]
     assert labels == {"method": "grpo", "backbone": "B", "seed": 0}
+
+
+def test_a_run_that_is_out_of_time_is_saved_and_goes_on_later(scale_file, tmp_path, monkeypatch):
+    import contextlib
+    from types import SimpleNamespace
+
+    from cli_fakes import FakeAlgorithm
+    from rich.console import Console
+
+    from trial_ray.evaluation.panel import Panel
+    from trial_ray.experiments import training_session
+    from trial_ray.reproduction.plan_file import write_plan
+
+    run = plan("table3", scale_file, tmp_path, iterations=3)[0]
+    panel = Panel("trial/ALFWorld-v0", "generated", tuple(f"t{i}" for i in range(20)))
+    folder = RunFolder.create(run.folder, run.config, scale_file, ["test"])
+    seconds = [0.0]
+
+    def work(iteration):
+        seconds[0] += 10.0
+
+    clock = SimpleNamespace(time=lambda: seconds[0], monotonic=lambda: seconds[0])
+    monkeypatch.setattr(training_session, "time", clock)
+    monkeypatch.setattr(type(run.config), "build_algo", lambda self: FakeAlgorithm(on_train=work))
+    monkeypatch.chdir(tmp_path)
+
+    def train(deadline, resume):
+        session = TrainingSession(
+            run.config,
+            {"training_iteration": 3},
+            folder,
+            Console(quiet=True),
+            resume=resume,
+            final_panels={"generated-20": (panel, None)},
+            deadline=deadline,
+        )
+        session.run(contextlib.nullcontext())
+        rows = json.loads(write_plan(tmp_path, "table3", [run]).read_text())
+        return run.trained, run.state(), rows["iterations_left"]
+
+    # The second iteration would end after the deadline if it took as long as the first one.
+    assert train(15.0, resume=False) == (1, "unfinished", 2)
+    assert not list(folder.evaluations.iterdir())
+    assert train(None, resume=True) == (3, "done", 0)
+    assert [json.loads(line)["iteration"] for line in folder.metrics.read_text().splitlines()] == [1, 2, 3]
+
+
+def test_after_the_time_of_a_command_no_run_is_begun(scale_file, tmp_path):
+    from trial_ray.reproduction.execution import _train
+
+    run = plan("table3", scale_file, tmp_path)[0]
+    _train({"run": run.name}, {run.name: run}, scale_file, trust=False, deadline=1.0)
+    assert not run.folder.exists()

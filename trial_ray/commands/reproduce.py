@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ EPILOG = """examples:
   trial-ray reproduce table3 --scale tiny --seeds 1         four methods, one seed each, on this machine
   trial-ray reproduce figure2 --scale tiny                  uses the runs of table3 that are there
   trial-ray reproduce table2 --scale paper --out results    on a GPU cluster (RAY_ADDRESS), see docs/cluster.md
+  trial-ray reproduce table3 --scale small --minutes 9      nine minutes of it; again for the next nine
 
   table2    GRPO, SERL, SDAR, GRPO+OPSD, RLSD and TRIAL on complete evaluation sets, by task family
   table3    GRPO, Uniform, Permuted and TRIAL: the controlled study of the turn profile
@@ -61,6 +63,12 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         "--seeds", type=terminal.positive, metavar="N", help="seeds of every method (default: the scale's)"
     )
     parser.add_argument("--iterations", type=terminal.positive, metavar="N", help="of every run (default: the scale's)")
+    parser.add_argument(
+        "--minutes",
+        type=terminal.positive,
+        metavar="N",
+        help="save everything and stop after about so many minutes; the same command continues",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the runs and how far they are; start nothing")
     terminal.add_trust_option(parser)
     terminal.add_set_option(parser)
@@ -70,21 +78,23 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Reproduce; see the module's docstring."""
     from trial_ray.reproduction import STUDIES, load_scale, plan_choice, plan_runs
-    from trial_ray.reproduction.scale import scale_file
 
+    deadline = None if args.minutes is None else time.time() + 60 * args.minutes
     study, scale = STUDIES[args.name], load_scale(args.scale)
     folder = (args.out or Path("runs") / f"reproduce-{Path(args.scale).stem}").expanduser().resolve()
     console = terminal.output()
     options: dict[str, Any] = {"iterations": args.iterations, "overrides": args.overrides}
     trials = plan_choice(study, scale, folder, **options)
-    chosen, tried = (None, []) if not trials else _choose(args, trials, folder)
+    chosen, tried = (None, []) if not trials else _choose(args, trials, folder, deadline)
     runs = plan_runs(study, scale, folder, seeds=args.seeds, chosen=chosen, **options)
     # Before the choice nobody knows which configs these runs have.
     states = ["new"] * len(runs) if trials and chosen is None else [run.state() for run in runs]
     console.print(run_table(f"{args.name}: {study.title}", runs, states))
     if args.dry_run:
         return terminal.DONE
-    failed = train_what_is_missing(runs, states, scale_file(args.scale), folder, args.verbose, args.trust)
+    if trials and chosen is None:
+        return _tell_unfinished(trials)
+    failed = train_what_is_missing(args, runs, states, folder, deadline)
     unfinished = [run for run in runs if run.state() != "done"]
     if len(unfinished) < len(runs):
         from trial_ray.reproduction.artefacts import assemble
@@ -92,26 +102,26 @@ def run(args: argparse.Namespace) -> int:
         for path in assemble(args.name, runs, folder, tried):
             console.print(f"written: {path}", highlight=False, soft_wrap=True)
     _require_none(failed, runs)
-    if unfinished:
-        console.print(f"{len(unfinished)} of {len(runs)} runs are unfinished; the same command continues them")
-        return terminal.INTERRUPTED
-    return terminal.DONE
+    return _tell_unfinished(runs) if unfinished else terminal.DONE
+
+
+def _tell_unfinished(runs: Sequence[PlannedRun]) -> int:
+    unfinished = sum(run.state() != "done" for run in runs)
+    terminal.output().print(f"{unfinished} of {len(runs)} runs are unfinished; the same command continues them")
+    return terminal.INTERRUPTED
 
 
 def _choose(
-    args: argparse.Namespace, trials: Sequence[PlannedRun], folder: Path
+    args: argparse.Namespace, trials: Sequence[PlannedRun], folder: Path, deadline: float | None
 ) -> tuple[Chosen | None, list[dict[str, Any]]]:
-    """Make the runs that a setting is chosen out of, and choose; a dry run chooses only where all of them are done."""
+    """Make the runs that a setting is chosen out of, and choose; nothing, where they are not all done after that."""
     from trial_ray.reproduction import choose
-    from trial_ray.reproduction.scale import scale_file
 
     console, states = terminal.output(), [run.state() for run in trials]
     console.print(run_table(f"{args.name}: the runs that a setting is chosen out of", trials, states))
     if not args.dry_run:
-        _require_none(
-            train_what_is_missing(trials, states, scale_file(args.scale), folder, args.verbose, args.trust), trials
-        )
-    elif any(state != "done" for state in states):
+        _require_none(train_what_is_missing(args, trials, states, folder, deadline), trials)
+    if any(run.state() != "done" for run in trials):
         console.print("The study's own runs begin when these are done; below they stand with the setting's default.")
         return None, []
     chosen, tried = choose(trials)
@@ -129,16 +139,23 @@ def _require_none(failed: Sequence[str], runs: Sequence[PlannedRun]) -> None:
 
 
 def train_what_is_missing(
-    runs: Sequence[PlannedRun], states: Sequence[str], scale_file: Path, folder: Path, verbose: bool, trust: bool
+    args: argparse.Namespace, runs: Sequence[PlannedRun], states: Sequence[str], folder: Path, deadline: float | None
 ) -> list[str]:
     """Run through Tune what is not done; returns the names of the runs that failed."""
     if all(state == "done" for state in states):
         return []
     from trial_ray.experiments.ray_session import ray_session
     from trial_ray.reproduction.execution import execute
+    from trial_ray.reproduction.plan_file import write_plan
+    from trial_ray.reproduction.scale import scale_file
 
-    with ray_session(verbose):
-        return execute(runs, scale_file, folder, trust)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_plan(folder, args.name, runs)
+    try:
+        with ray_session(args.verbose):
+            return execute(runs, scale_file(args.scale), folder, args.trust, deadline)
+    finally:
+        write_plan(folder, args.name, runs)
 
 
 def run_table(title: str, runs: Sequence[PlannedRun], states: Sequence[str]) -> Table:
@@ -148,10 +165,10 @@ def run_table(title: str, runs: Sequence[PlannedRun], states: Sequence[str]) -> 
     counts = Counter(states)
     summary = ", ".join(f"{counts[state]} {state}" for state in ("done", "unfinished", "new") if counts[state])
     table = Table(title=f"{title} ({len(runs)} runs: {summary})")
-    for header in ("environment", "backbone", "method", "seed", "iterations", "evaluated on", "state"):
-        table.add_column(header, justify="right" if header in ("seed", "iterations") else "left")
+    for header in ("environment", "backbone", "method", "seed", "trained", "evaluated on", "state"):
+        table.add_column(header, justify="right" if header in ("seed", "trained") else "left")
     for run, state in zip(runs, states, strict=True):
         splits = ", ".join(f"{evaluated.split} ({evaluated.panel})" for evaluated in run.sets)
-        row = [run.environment, run.backbone, run.method, str(run.seed), str(run.iterations), splits, state]
-        table.add_row(*row)
+        trained = f"{run.trained} of {run.iterations}"
+        table.add_row(run.environment, run.backbone, run.method, str(run.seed), trained, splits, state)
     return table

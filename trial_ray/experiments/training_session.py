@@ -64,6 +64,8 @@ class TrainingSession:
         checkpoints_kept: how many of the newest are kept.
         log_to: services that the metrics are sent to (:mod:`trial_ray.experiments.trackers`).
         trust: resume from a checkpoint that this user did not write on this machine, too.
+        deadline: ``time.time()`` by which the run shall be saved and stopped, as after Ctrl-C: no iteration is begun that would
+            end later, if it took as long as the longest one so far, and no evaluation after it.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class TrainingSession:
         checkpoints_kept: int = CHECKPOINTS_KEPT,
         log_to: Sequence[str] = (),
         trust: bool = False,
+        deadline: float | None = None,
     ) -> None:
         self.config = config
         self.stop = stop
@@ -91,6 +94,8 @@ class TrainingSession:
         self.checkpoints_kept = checkpoints_kept
         self.log_to = log_to
         self.trust = trust
+        self.deadline = deadline
+        self.longest_iteration_s = 0.0
         self.iteration = 0
         self.restarts = 0
         self.interrupted = False
@@ -256,7 +261,8 @@ class TrainingSession:
             TrainingProgress(self.console, self.iteration, int(total) if total else None) as progress,
             GracefulInterrupt(self._announce_interrupt) as interrupt,
         ):
-            while not finished and not interrupt.requested:
+            while not finished and not interrupt.requested and not self._out_of_time():
+                began = time.monotonic()
                 try:
                     result = self._train_once(algorithm, checkpoints)
                 except Exception as error:
@@ -276,10 +282,14 @@ class TrainingSession:
                     due = self.iteration % self.checkpoint_every == 0 and not finished
                     if due and not algorithm.guards.suspect:
                         checkpoints.begin(self.iteration)
+                self.longest_iteration_s = max(self.longest_iteration_s, time.monotonic() - began)
             saved = self._save(checkpoints)
         # Also of a run that has made its last iteration: the panel after it can take long.
-        self.interrupted = interrupt.requested
+        self.interrupted = interrupt.requested or self._out_of_time()
         return saved
+
+    def _out_of_time(self) -> bool:
+        return self.deadline is not None and time.time() + self.longest_iteration_s > self.deadline
 
     def _train_once(self, algorithm: GRPO, checkpoints: CheckpointWriter) -> dict[str, Any]:
         try:

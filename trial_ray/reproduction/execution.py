@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from typing import Any
 from trial_ray.reproduction.plan import PlannedRun, set_name
 
 
-def execute(runs: Sequence[PlannedRun], scale_file: Path, folder: Path, trust: bool = False) -> list[str]:
+def execute(
+    runs: Sequence[PlannedRun], scale_file: Path, folder: Path, trust: bool = False, deadline: float | None = None
+) -> list[str]:
     """Train what is not done, as many runs at a time as the cluster holds; Ray must be connected.
 
     An unfinished run continues from its newest checkpoint. A run that fails ends none of the others.
@@ -22,6 +25,7 @@ def execute(runs: Sequence[PlannedRun], scale_file: Path, folder: Path, trust: b
         scale_file: copied into each run folder.
         folder: Tune's own records go to ``tune/`` below it.
         trust: continue from checkpoints that this user did not write on this machine, too.
+        deadline: ``time.time()`` by which runs are saved and stopped; none is begun later.
 
     Returns:
         Names of the runs that failed.
@@ -35,7 +39,7 @@ def execute(runs: Sequence[PlannedRun], scale_file: Path, folder: Path, trust: b
         return []
     # Data folders may be given relative to where the command was started.
     os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"
-    trainable = tune.with_parameters(_train, runs=waiting, scale_file=scale_file, trust=trust)
+    trainable = tune.with_parameters(_train, runs=waiting, scale_file=scale_file, trust=trust, deadline=deadline)
     tuner = tune.Tuner(
         tune.with_resources(trainable, lambda trial: _resources(waiting[trial["run"]])),
         param_space={"run": tune.grid_search(list(waiting))},
@@ -56,8 +60,12 @@ def _resources(run: PlannedRun) -> Any:
     return run.config.algo_class.default_resource_request(run.config)
 
 
-def _train(trial: dict[str, Any], runs: dict[str, PlannedRun], scale_file: Path, trust: bool) -> None:
+def _train(
+    trial: dict[str, Any], runs: dict[str, PlannedRun], scale_file: Path, trust: bool, deadline: float | None
+) -> None:
     """What a trial does, in an actor of its own."""
+    if deadline is not None and time.time() >= deadline:
+        return
     import contextlib
 
     from ray import tune
@@ -84,5 +92,6 @@ def _train(trial: dict[str, Any], runs: dict[str, PlannedRun], scale_file: Path,
         final_panels=panels,
         on_iteration=lambda metrics: tune.report(metrics),
         trust=trust,
+        deadline=deadline,
     )
     session.run(contextlib.nullcontext())

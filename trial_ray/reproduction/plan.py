@@ -103,6 +103,12 @@ class PlannedRun:
         (entry,) = self.config.environment_entries()
         return entry.at(**self.config.panel_env_config, split=evaluated.split)
 
+    @property
+    def trained(self) -> int:
+        """The iteration of the newest checkpoint; 0 without one."""
+        saved = list_checkpoints(RunFolder(self.folder).checkpoints)
+        return int(saved[-1].name) if saved else 0
+
     def state(self) -> str:
         """``done``, ``unfinished``, or ``new``.
 
@@ -113,10 +119,9 @@ class PlannedRun:
             return "new"
         folder = RunFolder.reopen(self.folder)
         self._require_same_config(folder)
-        trained = [int(path.name) for path in list_checkpoints(folder.checkpoints)]
-        if trained and trained[-1] > self.iterations:
+        if self.trained > self.iterations:
             raise UserInputError(
-                f"{self.folder} was trained for {trained[-1]} iterations; this study wants {self.iterations}. "
+                f"{self.folder} was trained for {self.trained} iterations; this study wants {self.iterations}. "
                 "Name another folder with --out."
             )
         complete = all(self.evaluation(evaluated).is_file() for evaluated in self.sets)
