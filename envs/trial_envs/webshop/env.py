@@ -10,9 +10,11 @@ from typing import Any, SupportsIndex
 from trial_envs.core import Outcome, TextEnv
 from trial_envs.errors import UnknownTaskError
 from trial_envs.webshop.catalogue import Catalogue
+from trial_envs.webshop.difficulty import difficulty_named
 from trial_envs.webshop.generator import ShopSetting, open_generated
 from trial_envs.webshop.goal import Goal
 from trial_envs.webshop.oracle import plan_purchase
+from trial_envs.webshop.pages import RESULTS_PER_PAGE
 from trial_envs.webshop.session import Purchase, Session
 from trial_envs.webshop.shops import find_data, open_shop
 from trial_envs.webshop.splits import GENERATED, check_split, split_goals
@@ -35,8 +37,10 @@ class WebShopEnv(TextEnv):
         data: index folder, or folder with the data; default ``WEBSHOP_DATA``, then the imported shop.
         max_turns: actions after which an episode is truncated.
         num_games: number of goals of a generated shop.
-        num_products: number of products of a generated shop.
+        num_products: number of products of a generated shop; default the level's.
         generator_seed: seed of a generated shop.
+        difficulty: level of a generated shop: ``official``, whose pages are like the published shop's, or ``tiny``, with few
+            products and short pages.
         render_mode: ``"ansi"`` or ``None``.
 
     Raises:
@@ -50,14 +54,19 @@ class WebShopEnv(TextEnv):
         data: str | os.PathLike[str] | None = None,
         max_turns: int = 15,
         num_games: int = 256,
-        num_products: int = 200,
+        num_products: int | None = None,
         generator_seed: int = 0,
+        difficulty: str = "official",
         render_mode: str | None = None,
     ) -> None:
         chosen = check_split(split or ("train" if find_data(data) else GENERATED))
         super().__init__(chosen, max_turns, render_mode)
         self._data = data
-        self._setting = ShopSetting(num_products, num_games, generator_seed)
+        level = difficulty_named(difficulty)
+        self._setting = ShopSetting(
+            level.products if num_products is None else num_products, num_games, generator_seed, difficulty
+        )
+        self._results_per_page = level.results_per_page if chosen == GENERATED else RESULTS_PER_PAGE
         self._catalogue: Catalogue | None = self._open(chosen)
         self._goal: Goal | None = None
         self._session: Session | None = None
@@ -82,7 +91,7 @@ class WebShopEnv(TextEnv):
     @property
     def walkthrough(self) -> tuple[str, ...]:
         """Actions to the best purchase of the goal's product; empty before the first ``reset``."""
-        return plan_purchase(self.catalogue, self._goal) if self._goal else ()
+        return plan_purchase(self.catalogue, self._goal, self._results_per_page) if self._goal else ()
 
     def tasks(self, split: str | None = None) -> Sequence[str]:
         """The goal numbers of a split (default: the environment's own), ascending."""
@@ -119,7 +128,7 @@ class WebShopEnv(TextEnv):
 
     def _start(self, task_id: str) -> tuple[str, Outcome]:
         self._goal = self._find_goal(task_id)
-        self._session = Session(self.catalogue, self._goal)
+        self._session = Session(self.catalogue, self._goal, self._results_per_page)
         return self._goal.instruction, self._outcome()
 
     def _advance(self, action: str) -> Outcome:

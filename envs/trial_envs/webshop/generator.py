@@ -22,14 +22,14 @@ from trial_envs.webshop.assortment import (
     Kind,
 )
 from trial_envs.webshop.catalogue import MANIFEST, Catalogue, open_catalogue
-from trial_envs.webshop.goal import Goal, Wish, draw_limit, draw_prices, make_goal
+from trial_envs.webshop.difficulty import difficulty_named
+from trial_envs.webshop.goal import NO_LIMIT, Goal, Wish, draw_limit, draw_prices, make_goal
 from trial_envs.webshop.index_writer import write_index
 from trial_envs.webshop.preparation import content_key
 from trial_envs.webshop.product import Product, Review
 
 VERSION = 1
 """Version of the generator; increased when the same setting gives another shop."""
-MAX_PRODUCTS = 36**5
 
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -39,23 +39,26 @@ class ShopSetting:
     """The parameters of a generated shop.
 
     Attributes:
-        num_products: number of products, 1 to :data:`MAX_PRODUCTS`.
+        num_products: number of products, 1 to the level's maximum.
         num_goals: number of goals, at least 1; they cycle through the products.
         seed: at least 0.
+        difficulty: name of a level.
 
     Raises:
-        GeneratorSettingError: a number is out of range.
+        GeneratorSettingError: a number is out of range, or no level has this name.
     """
 
     num_products: int = 200
     num_goals: int = 256
     seed: int = 0
+    difficulty: str = "official"
 
     def __post_init__(self) -> None:
-        if not 1 <= self.num_products <= MAX_PRODUCTS or self.num_goals < 1 or self.seed < 0:
+        most = difficulty_named(self.difficulty).most_products
+        if not 1 <= self.num_products <= most or self.num_goals < 1 or self.seed < 0:
             raise GeneratorSettingError(
                 f"found {self.num_products} products, {self.num_goals} goals and seed {self.seed}, expected 1 to "
-                f"{MAX_PRODUCTS} products, at least 1 goal and a seed from 0"
+                f"{most} products at the level {self.difficulty}, at least 1 goal and a seed from 0"
             )
 
 
@@ -72,13 +75,16 @@ def open_generated(setting: ShopSetting) -> Catalogue:
 
 def generate_products(setting: ShopSetting) -> Iterator[Product]:
     """The products of a shop; their kinds alternate."""
+    level = difficulty_named(setting.difficulty)
+    ids = random.Random(f"ids {setting.seed}").sample(range(level.most_products), setting.num_products)
     for number in range(setting.num_products):
-        rng = random.Random(f"product {setting.seed} {number}")
-        yield _make_product(KINDS[number % len(KINDS)], number, rng)
+        rng, kind = random.Random(f"product {setting.seed} {number}"), KINDS[number % len(KINDS)]
+        yield _make_concise(kind, ids[number], rng) if level.concise else _make_product(kind, number, rng)
 
 
 def generate_goals(setting: ShopSetting, products: list[Product], prices: list[float]) -> Iterator[Goal]:
     """The goals of a shop: one of every product in shuffled order, then again in the same order, and so on."""
+    level = difficulty_named(setting.difficulty)
     order = list(range(len(products)))
     random.Random(f"order {setting.seed}").shuffle(order)
     for number in range(setting.num_goals):
@@ -87,7 +93,27 @@ def generate_goals(setting: ShopSetting, products: list[Product], prices: list[f
         product = products[position]
         wish = Wish(product, *_word_wish(product, rng))
         wanted = {name: rng.choice(product.options[name]) for name in sorted(product.options)}
-        yield make_goal(wish, wanted, draw_limit(prices[position], rng))
+        yield make_goal(wish, wanted, NO_LIMIT if level.concise else draw_limit(prices[position], rng))
+
+
+def _make_concise(kind: Kind, number: int, rng: random.Random) -> Product:
+    shown, hidden = rng.sample(kind.attributes, 2)
+    noun, name = kind.noun.lower(), next(iter(kind.options))
+    values = rng.sample(kind.options[name], rng.randint(2, min(3, len(kind.options[name]))))
+    return Product(
+        asin=f"G{number:09d}",
+        title=f"{noun}, {shown}",
+        description=f"A {noun}.",
+        features=(shown, hidden),
+        options={name: tuple(value for value in kind.options[name] if value in values)},
+        attributes=(shown, hidden),
+        category=kind.category,
+        query=kind.query,
+        product_category=" › ".join(kind.path),
+        price_range=(float(rng.randint(*kind.prices)),),
+        rating=f"{rng.randint(2, 5)} stars",
+        title_nouns=tuple(noun.split()),
+    )
 
 
 def _make_product(kind: Kind, number: int, rng: random.Random) -> Product:

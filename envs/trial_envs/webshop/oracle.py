@@ -12,28 +12,29 @@ from trial_envs.webshop.catalogue import Catalogue
 from trial_envs.webshop.goal import Goal
 from trial_envs.webshop.product import Product
 from trial_envs.webshop.reward import option_matches
-from trial_envs.webshop.session import RESULTS_PER_PAGE
 
 
-def plan_purchase(catalogue: Catalogue, goal: Goal) -> tuple[str, ...]:
+def plan_purchase(catalogue: Catalogue, goal: Goal, results_per_page: int = pages.RESULTS_PER_PAGE) -> tuple[str, ...]:
     """Actions from the first page to the best purchase of the goal's product, with reward 1.0 if the product allows it."""
     position = catalogue.position(goal.asin)
     product = catalogue.product(position)
-    search, number = _find_search(catalogue, goal, product, position)
-    turn_pages = ("click[next >]",) * ((number - 1) // RESULTS_PER_PAGE)
+    search, number = _find_search(catalogue, goal, product, position, results_per_page)
+    turn_pages = ("click[next >]",) * ((number - 1) // results_per_page)
     options = best_options(product, goal)
     clicks = [f"click[{value}]" for value in options.values()]
     return (search, *turn_pages, f"click[{goal.asin.lower()}]", *clicks, "click[buy now]")
 
 
-def _find_search(catalogue: Catalogue, goal: Goal, product: Product, position: int) -> tuple[str, int]:
+def _find_search(
+    catalogue: Catalogue, goal: Goal, product: Product, position: int, results_per_page: int
+) -> tuple[str, int]:
     """The search whose results have the product on the first page, else earliest, and its position there, from 1."""
     best = ("", 1 << 30)
     for query in _queries(goal, product):
         found = catalogue.search(query).tolist()
         if position in found and found.index(position) + 1 < best[1]:
             best = (f"search[{query}]", found.index(position) + 1)
-        if best[1] <= RESULTS_PER_PAGE:
+        if best[1] <= results_per_page:
             return best
     listed = catalogue.in_collection(product.query).tolist()
     if listed.index(position) + 1 < best[1]:

@@ -14,6 +14,8 @@ PREVIOUS = "< Prev"
 NEXT = "Next >"
 BUY = "Buy Now"
 SUB_PAGES = ("Description", "Features", "Reviews")
+RESULTS_PER_PAGE = 10
+"""Products on a page of results of the published shop."""
 
 INDEX, RESULTS, ITEM, SUB_PAGE, DONE = "index", "search_results", "item_page", "item_sub_page", "done"
 

@@ -16,8 +16,6 @@ from trial_envs.webshop.product import Product
 from trial_envs.webshop.reward import PurchaseReward, purchase_reward
 from trial_envs.webshop.search import TooManyTermsError
 
-RESULTS_PER_PAGE = 10
-
 _SUB_PAGES = {name.lower(): name for name in pages.SUB_PAGES}
 
 
@@ -34,14 +32,20 @@ class Purchase:
 class Session:
     """The state of a session.
 
+    Args:
+        catalogue: the shop.
+        goal: what to buy.
+        results_per_page: products on a page of results.
+
     Attributes:
         page: the current page.
         purchase: the purchase that ended the session, or ``None``.
     """
 
-    def __init__(self, catalogue: Catalogue, goal: Goal) -> None:
+    def __init__(self, catalogue: Catalogue, goal: Goal, results_per_page: int = pages.RESULTS_PER_PAGE) -> None:
         self._catalogue = catalogue
         self._goal = goal
+        self._per_page = results_per_page
         self.purchase: Purchase | None = None
         self.page = self._open_index()
 
@@ -100,7 +104,7 @@ class Session:
     def _open_results(self, number: int) -> Page:
         self._forget_product()
         self._number = number
-        shown = self._results[(number - 1) * RESULTS_PER_PAGE : number * RESULTS_PER_PAGE]
+        shown = self._results[(number - 1) * self._per_page : number * self._per_page]
         listings = [self._catalogue.listing(position) for position in shown.tolist()]
         return pages.results_page(self._goal.instruction, number, len(self._results), listings)
 

@@ -1,10 +1,13 @@
 """Generated shops: repeatable, varied, and every goal can be reached."""
 
+import re
+
 import pytest
 
 from trial_envs.errors import GeneratorSettingError
 from trial_envs.webshop.assortment import KINDS
 from trial_envs.webshop.env import WebShopEnv
+from trial_envs.webshop.forgetful import ForgetfulExplorer
 from trial_envs.webshop.generator import ShopSetting, generate_products, open_generated
 from trial_envs.webshop.reward import option_matches
 
@@ -37,9 +40,14 @@ def test_every_value_that_goals_can_want_matches_itself_and_no_label_has_two_mea
             assert all(option_matches(value, (name, value)) for value in values), (kind.query, name)
 
 
-@pytest.mark.parametrize(("seed", "products"), [(0, 40), (1, 200), (2, 3)])
-def test_every_goal_is_won_by_its_walkthrough_within_the_turns(own_cache, seed, products):
-    env = WebShopEnv("generated", num_products=products, num_games=120, generator_seed=seed)
+@pytest.mark.parametrize(
+    ("seed", "products", "difficulty"),
+    [(0, 40, "official"), (1, 200, "official"), (2, 3, "official"), (3, None, "tiny")],
+)
+def test_every_goal_is_won_by_its_walkthrough_within_the_turns(own_cache, seed, products, difficulty):
+    env = WebShopEnv(
+        "generated", num_products=products, num_games=120, generator_seed=seed, difficulty=difficulty, max_turns=12
+    )
     for task in env.tasks():
         env.reset(options={"task": task})
         for action in env.walkthrough:
@@ -69,7 +77,46 @@ def test_reviews_are_shown(own_cache):
     assert f'"{review.title}" [SEP] {review.score} [SEP] {review.body}' in observation
 
 
-@pytest.mark.parametrize("numbers", [(0, 1, 0), (1, 0, 0), (1, 1, -1), (36**5 + 1, 1, 0)])
+@pytest.mark.parametrize(
+    "numbers", [(0, 1, 0), (1, 0, 0), (1, 1, -1), (36**5 + 1, 1, 0), (89, 1, 0, "tiny"), (1, 1, 0, "huge")]
+)
 def test_settings_out_of_range_are_refused(numbers):
     with pytest.raises(GeneratorSettingError):
         ShopSetting(*numbers)
+
+
+def test_tiny_shops_share_their_product_ids_but_not_what_they_stand_for():
+    shops = [list(generate_products(ShopSetting(88, 1, seed, "tiny"))) for seed in (0, 1)]
+    one, other = ({product.asin: product.query for product in shop} for shop in shops)
+    assert one.keys() == other.keys()
+    assert all(re.fullmatch(r"G\d{9}", asin) for asin in one)
+    assert sum(one[asin] == other[asin] for asin in one) < 20
+
+
+def test_pages_of_tiny_shops_list_four_results_and_published_ones_ten(own_cache):
+    for difficulty, listed in (("tiny", 4), ("official", 10)):
+        env = WebShopEnv("generated", num_games=1, difficulty=difficulty)
+        env.reset(options={"task": 0})
+        *_, info = env.step("search[free]")
+        found = [action for action in info["admissible_actions"] if re.fullmatch(r"click\[g\w{9}\]", action)]
+        assert len(found) == listed
+        env.close()
+
+
+def test_the_forgetful_explorer_buys_what_is_wanted_and_its_options_tell_its_choices(own_cache):
+    env = WebShopEnv("generated", num_games=60, difficulty="tiny", max_turns=12, generator_seed=5)
+    won = 0
+    for number, task in enumerate(env.tasks()):
+        observation, info = env.reset(options={"task": task})
+        explorer, over = ForgetfulExplorer(), False
+        explorer.reset(info["task"], observation, number)
+        while not over:
+            options = explorer.options(observation, info["admissible_actions"])
+            action = explorer.act(observation, info["admissible_actions"])
+            assert action in options
+            assert action.startswith("search[") or action in info["admissible_actions"]
+            observation, _, terminated, truncated, info = env.step(action)
+            over = terminated or truncated
+        won += info["won"]
+    env.close()
+    assert won >= 40  # it may open the same wrong product again until its turns are over

@@ -1,0 +1,76 @@
+"""A scripted policy for the concise pages of generated shops, whose choices follow from the last two pages alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from trial_envs.webshop import pages
+from trial_envs.webshop.analyser import index_terms
+from trial_envs.webshop.explorer import read_task
+
+
+class ForgetfulExplorer:
+    """Searches for the product, opens a result that may be the wanted one, reads its features if the title is not enough, and buys.
+
+    It does not remember which products it has seen: on the page of results it passes over the one that it comes back from, and
+    may open any other again. So a policy that sees the task, the last action and the pages before and after it can tell every
+    action that this player would not take from those between which it draws.
+    """
+
+    def reset(self, task: str, observation: str, seed: int) -> None:
+        """Starts an episode; ``task`` is ``info["task"]``."""
+        self._task = read_task(task)
+        self._random = random.Random(seed)
+        self._last = ""
+        self._shown = ""
+
+    def act(self, observation: str, admissible: Sequence[str]) -> str:
+        """The next action, one of the admissible ones or a search."""
+        options = self.options(observation, admissible)
+        self._last = options[0] if len(options) == 1 else self._random.choice(options)
+        self._shown = observation
+        return self._last
+
+    def options(self, observation: str, admissible: Sequence[str]) -> list[str]:
+        """The actions between which :meth:`act`, called next or in its place, draws: one, or results of equal promise."""
+        if "click[buy now]" in admissible:
+            return [self._on_product(observation, admissible)]
+        if "click[next >]" in admissible:
+            return self._on_results(observation)
+        if "click[< prev]" in admissible:
+            return ["click[< prev]"]
+        return [f"search[{self._task.product}]"]
+
+    def carried_out(self, action: str) -> None:
+        """Records that ``action`` was carried out in place of the one returned by :meth:`act`."""
+        self._last = action
+
+    def _on_results(self, observation: str) -> list[str]:
+        """The results with most of the wanted terms in their titles, save the one that was just left; none: search again."""
+        texts = observation.split(pages.SEPARATOR)
+        entries = texts[texts.index(pages.NEXT) + 1 :]
+        listed = [
+            (len(self._missing(title)), f"click[{asin.lower()}]")
+            for asin, title in zip(entries[::3], entries[1::3], strict=False)
+            if f"{pages.SEPARATOR}{title}{pages.SEPARATOR}Price: " not in self._shown
+        ]
+        fewest = min((missing for missing, _ in listed), default=0)
+        return [action for missing, action in listed if missing == fewest] or ["click[back to search]"]
+
+    def _on_product(self, observation: str, admissible: Sequence[str]) -> str:
+        wanted = [f"click[{value}]" for value in self._task.options.values()]
+        if not set(wanted) <= set(admissible):
+            return "click[< prev]"
+        # Pages do not show what was chosen; the last action does.
+        if self._last in wanted:
+            return next((action for action in wanted[wanted.index(self._last) + 1 :]), "click[buy now]")
+        missing = self._missing(observation.rpartition(pages.PREVIOUS)[2])
+        if missing and self._last == "click[< prev]" and pages.BUY not in self._shown:
+            missing -= set(index_terms(self._shown.rpartition(pages.PREVIOUS)[2].lower()))
+            return "click[< prev]" if missing else next(iter(wanted), "click[buy now]")
+        return "click[features]" if missing else next(iter(wanted), "click[buy now]")
+
+    def _missing(self, text: str) -> set[str]:
+        """The wanted terms that a text does not have."""
+        return self._task.terms - set(index_terms(text.lower()))
