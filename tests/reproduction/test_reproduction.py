@@ -439,3 +439,18 @@ def test_after_the_time_of_a_command_no_run_is_begun(scale_file, tmp_path):
     run = plan("table3", scale_file, tmp_path)[0]
     _train({"run": run.name}, {run.name: run}, scale_file, trust=False, deadline=1.0)
     assert not run.folder.exists()
+
+
+def test_runs_that_begin_alike_share_one_warm_start(scale_file, tmp_path, monkeypatch):
+    from trial_ray.algorithms import initial_policy
+    from trial_ray.reproduction.execution import make_warm_starts
+
+    made = []
+    monkeypatch.setattr(initial_policy, "initial_policy", lambda config: made.append(config.warm_start))
+    text = scale_file.read_text().replace('model_path=f"models/{backbone}"', 'warm_start={"size": "nano"}')
+    scale_file.write_text(text)
+    runs = [run for run in plan("table3", scale_file, tmp_path) if run.environment == "alfworld"]
+    make_warm_starts(runs, deadline=1.0)
+    assert made == []
+    make_warm_starts(runs)
+    assert made == [{"size": "nano"}]

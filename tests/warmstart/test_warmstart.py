@@ -386,6 +386,24 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
         warm_start(replace(SETTINGS, model_path=str(tmp_path)), progress=False)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here is a CUDA device")
+@pytest.mark.usefixtures("own_cache")
+def test_a_device_that_is_not_there_is_refused():
+    with pytest.raises(ConfigError, match="finds no CUDA device"):
+        warm_start(replace(SETTINGS, device="cuda"), progress=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("own_cache")
+def test_a_gpu_clones_and_judges_as_a_cpu_does():
+    found = {}
+    for device in ("cpu", "cuda"):
+        settings = replace(SETTINGS, device=device, evaluation_games=2)
+        record = json.loads((warm_start(settings, progress=False).path / "warmstart.json").read_text())
+        found[device] = record["steps"], record["examples"], record["judgement"]["games"]
+    assert found["cuda"] == found["cpu"]
+
+
 @pytest.mark.usefixtures("own_cache")
 def test_an_environment_that_is_not_registered_is_refused():
     with pytest.raises(ConfigError, match="No environment is registered as 'trial/Elsewhere-v0'"):

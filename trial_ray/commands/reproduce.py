@@ -145,13 +145,14 @@ def train_what_is_missing(
     if all(state == "done" for state in states):
         return []
     from trial_ray.experiments.ray_session import ray_session
-    from trial_ray.reproduction.execution import execute
+    from trial_ray.reproduction.execution import execute, make_warm_starts
     from trial_ray.reproduction.plan_file import write_plan
     from trial_ray.reproduction.scale import scale_file
 
     folder.mkdir(parents=True, exist_ok=True)
     write_plan(folder, args.name, runs)
     try:
+        make_warm_starts(runs, deadline)
         with ray_session(args.verbose):
             return execute(runs, scale_file(args.scale), folder, args.trust, deadline)
     finally:

@@ -13,6 +13,24 @@ from typing import Any
 from trial_ray.reproduction.plan import PlannedRun, set_name
 
 
+def make_warm_starts(runs: Sequence[PlannedRun], deadline: float | None = None) -> None:
+    """Make the warm starts that runs begin from, one after the other; trials, which show nothing, then find them in the cache.
+
+    Args:
+        runs: of which those that are done need none.
+        deadline: ``time.time()`` after which no other one is begun.
+
+    Raises:
+        ConfigError, CheckpointError, ChatTemplateError: a warm start's settings or model are wrong.
+    """
+    from trial_ray.algorithms.initial_policy import initial_policy
+
+    waiting = [run for run in runs if run.config.warm_start is not None and run.state() != "done"]
+    for run in {(run.environment, run.backbone): run for run in waiting}.values():
+        if deadline is None or time.time() < deadline:
+            initial_policy(run.config)
+
+
 def execute(
     runs: Sequence[PlannedRun], scale_file: Path, folder: Path, trust: bool = False, deadline: float | None = None
 ) -> list[str]:

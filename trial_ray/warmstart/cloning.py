@@ -52,6 +52,10 @@ class Batch:
     response: torch.Tensor
     prompt: torch.Tensor
 
+    def to(self, device: torch.device) -> Batch:
+        """The batch on a device."""
+        return Batch(self.ids.to(device), self.response.to(device), self.prompt.to(device))
+
 
 def collate(examples: Sequence[Example], pad_id: int) -> Batch:
     """Pad examples on the right; padding is in neither mask."""
@@ -187,7 +191,8 @@ class Cloner:
 
     def step(self) -> tuple[float, float]:
         """Do one update; return the loss and the share of responses that were wholly right."""
-        loss, right = cloning_loss(self._model, next(self._batches), self._prompt_weight)
+        batch = next(self._batches).to(self._model.device)
+        loss, right = cloning_loss(self._model, batch, self._prompt_weight)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
         for optimizer, scheduler in zip(self._optimizers, self._schedulers, strict=True):

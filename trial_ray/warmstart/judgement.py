@@ -242,11 +242,11 @@ def _logprobs(model: PreTrainedModel, examples: Sequence[Example], pad_id: int) 
     found: list[torch.Tensor] = [torch.empty(0)] * len(examples)
     for start in range(0, len(order), BATCH):
         rows = order[start : start + BATCH]
-        batch = collate([examples[index] for index in rows], pad_id)
+        batch = collate([examples[index] for index in rows], pad_id).to(model.device)
         logits = model(input_ids=batch.ids[:, :-1], use_cache=False).logits.float()
         logprobs = logits.log_softmax(-1).gather(-1, batch.ids[:, 1:, None])[..., 0]
         for row, index in enumerate(rows):
-            found[index] = logprobs[row][batch.response[row, 1:]]
+            found[index] = logprobs[row][batch.response[row, 1:]].cpu()
     model.train(training)
     return torch.cat(found) if found else torch.empty(0)
 

@@ -82,6 +82,8 @@ class WarmStartSettings:
     """Of initial weights, order of examples, demonstrator, action noise and sampling."""
     threads: int = 2
     """Threads of PyTorch while it clones. Sums depend on it, so it is fixed for the sake of repeatable results."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where it clones and plays: ``cuda`` for pretrained models. Only a CPU gives the same model again, bit for bit."""
 
     def __post_init__(self) -> None:
         """Check ranges."""
@@ -107,6 +109,7 @@ class WarmStartSettings:
         self._require("prompt_weight", self.prompt_weight >= 0, "at least 0")
         # In a conversation action noise would contradict the demonstrated response, which stands in all later prompts.
         self._require("response_style", self.response_style in ("plain", "tagged"), "'plain' or 'tagged'")
+        self._require("device", self.device in ("cpu", "cuda"), "'cpu' or 'cuda'")
         self._require("optimizer", self.optimizer in ("muon", "adamw"), "'muon' or 'adamw'")
 
     def _require(self, name: str, holds: bool, expected: str) -> None:

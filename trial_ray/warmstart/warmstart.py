@@ -108,7 +108,7 @@ def warm_start(
 
     Raises:
         ConfigError: the environment is not registered, nothing demonstrates, there are too few tasks, or ``out`` is not
-            empty.
+            empty; ``device`` is ``cuda`` where there is none.
         CheckpointError: ``model_path`` holds no causal LM.
         ChatTemplateError: its tokenizer has no (usable) chat template.
     """
@@ -183,9 +183,15 @@ def _source_files(part: Any) -> set[Path]:
 
 def _make(settings: WarmStartSettings, entry: EnvironmentEntry, folder: Path, progress: bool) -> None:
     """Make the model and write it, with its record, to ``folder``."""
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "The warm start's setting device is 'cuda', but PyTorch finds no CUDA device here; set device=cpu, or make the warm "
+            "start on a machine that has one."
+        )
     started = time.perf_counter()
     with _threads(settings.threads), WarmStartProgress(settings, progress) as shown:
         model, tokenizer = load_policy(settings, entry)
+        model.to(settings.device)  # type: ignore[arg-type]  # transformers wraps Module.to without its arguments' types
         template = entry.adapter.template(settings.response_style)
         builder = PromptBuilder(tokenizer, template, settings.max_prompt_tokens, settings.history_window)
         demonstrations = collect(settings, entry, tokenizer, builder, shown.game)
@@ -197,6 +203,7 @@ def _make(settings: WarmStartSettings, entry: EnvironmentEntry, folder: Path, pr
         with HeldOutGames(settings, entry, EVALUATED, settings.evaluation_games, tokenizer, builder) as games:
             judgement = judge(model, tokenizer, entry, games, settings.seed)
     result = judgement.result
+    model.to("cpu")  # type: ignore[arg-type]
     model.save_pretrained(folder, safe_serialization=True)
     tokenizer.save_pretrained(folder)
     record = {

@@ -73,4 +73,4 @@ class ForgetfulExplorer:
 
     def _missing(self, text: str) -> set[str]:
         """The wanted terms that a text does not have."""
-        return self._task.terms - set(index_terms(text.lower()))
+        return set(self._task.terms).difference(index_terms(text.lower()))

@@ -110,7 +110,7 @@ def _make_concise(kind: Kind, number: int, rng: random.Random) -> Product:
         category=kind.category,
         query=kind.query,
         product_category=" › ".join(kind.path),
-        price_range=(float(rng.randint(*kind.prices)),),
+        price_range=(float(round(rng.uniform(*kind.prices))),),
         rating=f"{rng.randint(2, 5)} stars",
         title_nouns=tuple(noun.split()),
     )
