@@ -28,7 +28,7 @@ from trial_ray.experiments.checkpoints import (
     newest_whole_checkpoint,
 )
 from trial_ray.experiments.config_record import run_labels, to_record
-from trial_ray.experiments.cost import CostMeter, LearnerHardware, cost_table
+from trial_ray.experiments.cost import CostMeter, LearnerHardware, cost_table, recorded_time
 from trial_ray.experiments.experiment import reached
 from trial_ray.experiments.interrupt import GracefulInterrupt, termination_as_interrupt
 from trial_ray.experiments.metrics import MetricWriters
@@ -65,7 +65,8 @@ class TrainingSession:
         log_to: services that the metrics are sent to (:mod:`trial_ray.experiments.trackers`).
         trust: resume from a checkpoint that this user did not write on this machine, too.
         deadline: ``time.time()`` by which the run shall be saved and stopped, as after Ctrl-C: no iteration is begun that would
-            end later, if it took as long as the longest one so far, and no evaluation after it.
+            end later, if it took as long as the longest one so far (at first the mean of earlier parts), and no evaluation after
+            it.
     """
 
     def __init__(
@@ -95,7 +96,8 @@ class TrainingSession:
         self.log_to = log_to
         self.trust = trust
         self.deadline = deadline
-        self.longest_iteration_s = 0.0
+        made, seconds = recorded_time(folder.cost)
+        self.longest_iteration_s = seconds / made if made else 0.0
         self.iteration = 0
         self.restarts = 0
         self.interrupted = False
