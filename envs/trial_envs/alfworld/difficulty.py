@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trial_envs.alfworld.families import CLEAN, FAMILIES, LOOK, PICK
-from trial_envs.errors import GeneratorSettingError
 
 
 @dataclass(frozen=True)
@@ -38,15 +37,3 @@ LEVELS = {
         Difficulty("official", (9, 35), (22, 52), FAMILIES, closed=True, repeated=True, same_type_distractors=True),
     )
 }
-
-
-def difficulty_named(name: str) -> Difficulty:
-    """The level of this name.
-
-    Raises:
-        GeneratorSettingError: no level has this name.
-    """
-    try:
-        return LEVELS[name]
-    except KeyError:
-        raise GeneratorSettingError(f"unknown difficulty {name!r}; expected one of {', '.join(LEVELS)}") from None

@@ -13,7 +13,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from trial_envs.alfworld.difficulty import difficulty_named
+from trial_envs.alfworld.difficulty import LEVELS
 from trial_envs.alfworld.engine import GameText
 from trial_envs.alfworld.families import FAMILIES, parse_name
 from trial_envs.alfworld.furnishing import furnish
@@ -22,6 +22,7 @@ from trial_envs.alfworld.household import room_of
 from trial_envs.alfworld.problem import write_problem
 from trial_envs.alfworld.tasks import allowed_pairs, draw_task, word_task
 from trial_envs.alfworld.walkthrough import solve
+from trial_envs.core.levels import level_named
 from trial_envs.errors import GeneratorSettingError, MissingEngineError, UnknownTaskError
 
 _TRIAL = re.compile(r"gen-([a-z]+)-(\d+)-(\d+)")
@@ -41,7 +42,7 @@ def task_ids(difficulty: str, seed: int, count: int, families: Sequence[str] | N
     Raises:
         GeneratorSettingError: no such level or family, or a negative seed or count.
     """
-    level = difficulty_named(difficulty)
+    level = level_named(LEVELS, difficulty)
     if seed < 0 or count < 1:
         raise GeneratorSettingError(f"found seed {seed} and {count} games, expected a seed from 0 and at least 1 game")
     chosen = level.families if families is None else tuple(families)
@@ -71,7 +72,7 @@ def generate(task_id: str) -> Game:
             f"unknown generated game {task_id!r:.200}; "
             "expected <family>-<object>-None-<target>-<scene>/gen-<difficulty>-<seed>-<index>"
         )
-    level = difficulty_named(found.group(1))
+    level = level_named(LEVELS, found.group(1))
     if (task.object_type, task.target) not in allowed_pairs(task.family, room, level):
         raise UnknownTaskError(
             f"unknown generated game {task_id!r:.200}; no {room.name} of level {level.name!r} allows this object and target"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trial_envs.errors import GeneratorSettingError
 from trial_envs.webshop.pages import RESULTS_PER_PAGE
 
 
@@ -31,15 +30,3 @@ LEVELS = {
         Difficulty("official", 200, 36**5, RESULTS_PER_PAGE, concise=False),
     )
 }
-
-
-def difficulty_named(name: str) -> Difficulty:
-    """The level of this name.
-
-    Raises:
-        GeneratorSettingError: no level has this name.
-    """
-    try:
-        return LEVELS[name]
-    except KeyError:
-        raise GeneratorSettingError(f"unknown difficulty {name!r}; expected one of {', '.join(LEVELS)}") from None

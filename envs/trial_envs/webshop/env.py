@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, SupportsIndex
 
 from trial_envs.core import Outcome, TextEnv
+from trial_envs.core.levels import level_named
 from trial_envs.errors import UnknownTaskError
 from trial_envs.webshop.catalogue import Catalogue
-from trial_envs.webshop.difficulty import difficulty_named
+from trial_envs.webshop.difficulty import LEVELS
 from trial_envs.webshop.generator import ShopSetting, open_generated
 from trial_envs.webshop.goal import Goal
 from trial_envs.webshop.oracle import plan_purchase
@@ -62,7 +63,7 @@ class WebShopEnv(TextEnv):
         chosen = check_split(split or ("train" if find_data(data) else GENERATED))
         super().__init__(chosen, max_turns, render_mode)
         self._data = data
-        level = difficulty_named(difficulty)
+        level = level_named(LEVELS, difficulty)
         self._setting = ShopSetting(
             level.products if num_products is None else num_products, num_games, generator_seed, difficulty
         )

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from trial_envs.core.cache import cache_folder
+from trial_envs.core.levels import level_named
 from trial_envs.errors import GeneratorSettingError
 from trial_envs.webshop.assortment import (
     BRAND_ENDS,
@@ -22,7 +23,7 @@ from trial_envs.webshop.assortment import (
     Kind,
 )
 from trial_envs.webshop.catalogue import MANIFEST, Catalogue, open_catalogue
-from trial_envs.webshop.difficulty import difficulty_named
+from trial_envs.webshop.difficulty import LEVELS
 from trial_envs.webshop.goal import NO_LIMIT, Goal, Wish, draw_limit, draw_prices, make_goal
 from trial_envs.webshop.index_writer import write_index
 from trial_envs.webshop.preparation import content_key
@@ -54,7 +55,7 @@ class ShopSetting:
     difficulty: str = "official"
 
     def __post_init__(self) -> None:
-        most = difficulty_named(self.difficulty).most_products
+        most = level_named(LEVELS, self.difficulty).most_products
         if not 1 <= self.num_products <= most or self.num_goals < 1 or self.seed < 0:
             raise GeneratorSettingError(
                 f"found {self.num_products} products, {self.num_goals} goals and seed {self.seed}, expected 1 to "
@@ -75,7 +76,7 @@ def open_generated(setting: ShopSetting) -> Catalogue:
 
 def generate_products(setting: ShopSetting) -> Iterator[Product]:
     """The products of a shop; their kinds alternate."""
-    level = difficulty_named(setting.difficulty)
+    level = level_named(LEVELS, setting.difficulty)
     ids = random.Random(f"ids {setting.seed}").sample(range(level.most_products), setting.num_products)
     for number in range(setting.num_products):
         rng, kind = random.Random(f"product {setting.seed} {number}"), KINDS[number % len(KINDS)]
@@ -84,7 +85,7 @@ def generate_products(setting: ShopSetting) -> Iterator[Product]:
 
 def generate_goals(setting: ShopSetting, products: list[Product], prices: list[float]) -> Iterator[Goal]:
     """The goals of a shop: one of every product in shuffled order, then again in the same order, and so on."""
-    level = difficulty_named(setting.difficulty)
+    level = level_named(LEVELS, setting.difficulty)
     order = list(range(len(products)))
     random.Random(f"order {setting.seed}").shuffle(order)
     for number in range(setting.num_goals):
