@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from contextlib import closing
 from dataclasses import replace
 
@@ -11,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from trial_envs.webshop.generator import ShopSetting, generate_products
 from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.environments.entry import EnvironmentEntry, make_entries
-from trial_ray.environments.webshop import TINY_IDS
 from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.models.tiny import build_tiny_model
 from trial_ray.models.tokenizer import build_tokenizer
@@ -423,12 +422,6 @@ SHOP = replace(
     action_noise=0.0,
 )
 STORE = entry_of(SHOP)
-STORE_OF_TINY = entry_of(replace(SHOP, env_config={"difficulty": "tiny"}))
-
-
-@pytest.fixture(scope="module")
-def tokenizer_of_tiny_shops():
-    return load_policy(replace(SHOP, env_config={"difficulty": "tiny"}, games=120), STORE_OF_TINY)[1]
 
 
 def test_webshops_explorer_is_demonstrated_as_alfworlds():
@@ -450,18 +443,11 @@ def test_the_default_model_takes_over_the_words_of_an_environment(tokenizer):
     assert load_policy(SETTINGS, HOME)[1].get_vocab() == tokenizer.get_vocab()
 
 
-def test_product_ids_of_tiny_shops_are_single_tokens_that_examples_exchange(tokenizer_of_tiny_shops):
-    ids = [f"click[g{number}]" for number in TINY_IDS]
-    lengths = {len(tokens) for tokens in tokenizer_of_tiny_shops(ids)["input_ids"]}
-    assert len(lengths) == 1
-    assert max(lengths) <= 5  # click, the bracket, g, the number, the bracket
-    table = Renamer(tokenizer_of_tiny_shops, STORE.adapter.interchangeable).table(np.random.default_rng(0))
-    prompt, response = tokenizer_of_tiny_shops(["page 1 g000000007 tea", "click[g000000007]"])["input_ids"]
-    renamed = [tokenizer_of_tiny_shops.decode(table[tokens]) for tokens in (prompt, response)]
-    (name,) = {word for text in renamed for word in re.findall(r"\d{9}", text)}
-    assert name in TINY_IDS
-    assert name != "000000007"
-    assert renamed[0] == f"page 1 g{name} tea"
+def test_product_ids_of_tiny_shops_are_single_tokens_beside_their_letter():
+    settings = replace(SHOP, env_config={"difficulty": "tiny"}, games=120)
+    _, tokenizer = load_policy(settings, entry_of(settings))
+    ids = [product.asin.lower() for product in generate_products(ShopSetting(88, 1, 3, "tiny"))]
+    assert {len(tokens) for tokens in tokenizer([f"[{asin}]" for asin in ids])["input_ids"]} == {4}
 
 
 def test_an_environments_code_is_part_of_its_own_keys_alone(monkeypatch):

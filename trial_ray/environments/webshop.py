@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from trial_envs.webshop.difficulty import LEVELS
 from trial_ray.environments.adapter import ACQUISITION, NAVIGATION, OTHER, PLACEMENT, EnvironmentAdapter
 from trial_ray.environments.demonstrators import Demonstrator
 from trial_ray.environments.templates import PlainTemplate, TaggedTemplate
@@ -15,8 +14,6 @@ BUTTONS = (
     r"((?<=\[SEP\] )(Back to Search|< Prev|Next >|Description|Features|Reviews|Buy Now|Search)(?= \[SEP\]|$))|\[SEP\]"
 )
 """Labels that are among the actions on offer, and the marks between texts."""
-TINY_IDS = tuple(f"{number:09d}" for number in range(LEVELS["tiny"].most_products))
-"""Numbers of the products of generated shops of the level ``tiny``."""
 _SHOP = (
     "Search with the product's kind and its two or three most telling properties, not with the whole instruction. "
     "Prefer results whose title names these properties and whose price is below the limit. On the product's page "
@@ -69,7 +66,6 @@ ADAPTER = EnvironmentAdapter(
         "plain": PlainTemplate(dropped_lines=f"{BANNER}|{BUTTONS}"),
     },
     skills=SKILLS,
-    interchangeable=(TINY_IDS,),
     generated=_generated,
     demonstrator=_demonstrator,
     # Analogues of ALFWorld's: opening a product is acquiring it, choosing an option puts together what is bought, searching

@@ -25,12 +25,10 @@ class Renamer:
 
     @staticmethod
     def _ids(tokenizer: Any, names: Sequence[str]) -> np.ndarray:
-        """Token ids of each name, int64 ``[names, forms]``: without and with a blank before it, or only as it is written."""
-        encoded = [[tokenizer.encode(blank + name, add_special_tokens=False) for name in names] for blank in ("", " ")]
-        written = [form for form in encoded if any(len(ids) == 1 for ids in form)]
-        whole = (forms for forms in zip(*written, strict=True) if all(len(ids) == 1 for ids in forms))
-        rows = [[ids[0] for ids in forms] for forms in whole]
-        return np.array(rows, np.int64).reshape(len(rows), -1)
+        """Token ids of each name without and with the blank before it, int64 ``[names, 2]``."""
+        forms = [[tokenizer.encode(blank + name, add_special_tokens=False) for blank in ("", " ")] for name in names]
+        single = [(bare[0], spaced[0]) for bare, spaced in forms if len(bare) == len(spaced) == 1]
+        return np.array(single, np.int64).reshape(-1, 2)
 
     def table(self, generator: np.random.Generator) -> np.ndarray:
         """A random exchange of names, int32 ``[vocabulary]``: new id of every id."""

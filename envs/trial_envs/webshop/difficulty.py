@@ -20,7 +20,7 @@ class Difficulty:
     """Products on a page of results."""
     concise: bool
     """Whether texts are as short as possible: a product has two attributes, one option of two or three values and a price in whole
-    dollars, its id is ``G`` and a number below ``most_products`` with zeros before it, and no goal limits the price."""
+    dollars, its id is ``G`` and two numbers, of its kind and among its kind, and no goal limits the price."""
 
 
 LEVELS = {

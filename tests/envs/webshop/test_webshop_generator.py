@@ -85,12 +85,13 @@ def test_settings_out_of_range_are_refused(numbers):
         ShopSetting(*numbers)
 
 
-def test_tiny_shops_share_their_product_ids_but_not_what_they_stand_for():
+def test_an_id_of_a_tiny_shop_says_its_kind_and_not_its_properties():
     shops = [list(generate_products(ShopSetting(88, 1, seed, "tiny"))) for seed in (0, 1)]
-    one, other = ({product.asin: product.query for product in shop} for shop in shops)
+    one, other = ({product.asin: product for product in shop} for shop in shops)
     assert one.keys() == other.keys()
     assert all(re.fullmatch(r"G\d{9}", asin) for asin in one)
-    assert sum(one[asin] == other[asin] for asin in one) < 20
+    assert all(one[asin].query == other[asin].query for asin in one)
+    assert sum(one[asin].attributes == other[asin].attributes for asin in one) < 20
 
 
 def test_pages_of_tiny_shops_list_four_results_and_published_ones_ten(own_cache):

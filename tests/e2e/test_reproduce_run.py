@@ -1,0 +1,81 @@
+"""A comparison with real trials, in two pieces: the time is up in the first, the second completes it and makes the table."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
+
+SCALE = """
+from trial_ray.algorithms import TRIALConfig
+from trial_ray.reproduction import EvaluationSet, Scale
+
+
+def configure(environment, backbone):
+    return (
+        TRIALConfig()
+        .environment("trial/ALFWorld-v0", env_config={"split": "generated", "difficulty": "tiny", "num_games": 8, "max_turns": 2})
+        .policy(model_path=MODEL)
+        .training(group_size=2, tasks_per_iteration=4, kl_coeff=0.0, hindsight_start_iteration=1)
+        .rollouts(max_prompt_tokens=400, max_response_tokens=4, prompt_style="plain")
+        .engines(engine="transformers", num_cpus_per_engine=0.25)
+        .env_runners(num_env_runners=0)
+        .learners(num_learners=0, num_cpus_per_learner=0.25)
+        .resources(num_cpus_for_main_process=0.5)
+        .panel(split="generated", env_config={"num_games": 4, "generator_seed": 7}, num_tasks=4)
+    )
+
+
+scale = Scale(
+    configure=configure,
+    environments={"alfworld": (EvaluationSet("generated"),)},
+    backbones=("nano",),
+    controlled_backbone="nano",
+    iterations=5000,
+    seeds=1,
+)
+"""
+
+
+def reproduce(*arguments: str | Path) -> tuple[int, str]:
+    """Exit code and output of the command, with a Ray of two CPUs of its own."""
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    command = [str(Path(sys.executable).with_name("trial-ray")), "reproduce", "table3", *map(str, arguments)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_comparison_goes_on_where_its_time_was_up(model_path, tmp_path):
+    scale, folder = tmp_path / "mine.py", tmp_path / "out"
+    scale.write_text(SCALE.replace("MODEL", repr(model_path)))
+
+    began = time.monotonic()
+    code, printed = reproduce("--scale", scale, "--out", folder, "--minutes", 1)
+    assert code == 130, printed
+    assert time.monotonic() - began < 180
+    assert "4 of 4 runs are unfinished; the same command continues them" in printed
+    plan = json.loads((folder / "plan.json").read_text())
+    states = [run["state"] for run in plan["runs"]]
+    assert set(states) == {"unfinished", "new"}  # runs that the time was up for are not begun
+    trained = [run["trained"] for run in plan["runs"]]
+    assert max(trained) > 0
+    assert [count > 0 for count in trained] == [state == "unfinished" for state in states]
+    assert plan["iterations_left"] == 4 * 5000 - sum(trained)
+
+    enough = max(trained) + 1
+    code, printed = reproduce("--scale", scale, "--out", folder, "--iterations", enough)
+    assert code == 0, printed
+    plan = json.loads((folder / "plan.json").read_text())
+    assert {(run["state"], run["trained"]) for run in plan["runs"]} == {("done", enough)}
+    for run in plan["runs"]:
+        lines = (folder / "runs" / run["run"] / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["iteration"] for line in lines] == list(range(1, enough + 1))
+    table = json.loads((folder / "table3.json").read_text())
+    assert len(table["runs"]) == 4
