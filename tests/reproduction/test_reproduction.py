@@ -278,8 +278,12 @@ def test_paired_traces_show_hostile_text_as_text():
 @pytest.mark.parametrize("name", scale_names())
 @pytest.mark.parametrize("study", STUDIES)
 def test_the_scales_that_come_along_are_valid(name, study, tmp_path):
-    runs = plan_runs(STUDIES[study], load_scale(name), tmp_path, seeds=1)
-    assert len(runs) >= 2
+    scale, needed = load_scale(name), set(STUDIES[study].environments or ())
+    if needed <= set(scale.environments):
+        assert len(plan_runs(STUDIES[study], scale, tmp_path, seeds=1)) >= 2
+    else:
+        with pytest.raises(UserInputError, match="has no environment 'alfworld'"):
+            plan_runs(STUDIES[study], scale, tmp_path, seeds=1)
 
 
 def test_the_paper_scale_is_the_papers_protocol(tmp_path):

@@ -35,9 +35,10 @@ EPILOG = """examples:
 
   tiny      the quickstart's model on 2 CPU cores, ALFWorld on generated games; about three minutes a run
   study     a tiny model whose hindsight view knows better than it acts, on 2 CPU cores; hours, in the background
+  webshop   the profiles of table3 in generated shops, as `study` in size; 2 CPU cores
   small     SmolLM2-135M on one GPU, both environments on generated games
   paper     Qwen2.5-3B-Instruct and Qwen3-1.7B, official data, 150 iterations; a GPU cluster
-  FILE.py   a scale of your own; the three above are tuned_examples/reproduce/*.py
+  FILE.py   a scale of your own; those above are tuned_examples/reproduce/*.py
 
 Runs lie in DIR/runs and are shared by all tables and figures of one DIR. Run the same command again after an interruption:
 what is done is skipped, what is unfinished continues from its last checkpoint. A run of another config is never mixed in.
@@ -55,7 +56,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         parents=[common],
     )
     parser.add_argument("name", choices=NAMES, metavar="NAME", help=f"one of {', '.join(NAMES)}")
-    parser.add_argument("--scale", required=True, metavar="S", help="tiny, small, paper, or FILE.py, see below")
+    parser.add_argument("--scale", required=True, metavar="S", help="tiny, study, webshop, small, paper, or FILE.py, see below")
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="where runs and results go (default: runs/reproduce-<scale>)"
     )

@@ -81,7 +81,7 @@ class Scale:
 
 def scale_names() -> list[str]:
     """Scales that come with this package, the smallest first."""
-    return ["tiny", "study", "small", "paper"]
+    return ["tiny", "study", "webshop", "small", "paper"]
 
 
 def scale_file(name: str) -> Path:
