@@ -56,7 +56,9 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         parents=[common],
     )
     parser.add_argument("name", choices=NAMES, metavar="NAME", help=f"one of {', '.join(NAMES)}")
-    parser.add_argument("--scale", required=True, metavar="S", help="tiny, study, webshop, small, paper, or FILE.py, see below")
+    parser.add_argument(
+        "--scale", required=True, metavar="S", help="tiny, study, webshop, small, paper, or FILE.py, see below"
+    )
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="where runs and results go (default: runs/reproduce-<scale>)"
     )

@@ -1,4 +1,4 @@
-"""The controlled comparison of the scale `study` in WebShop: generated shops of the level `tiny`, the same trainer, on two CPU cores.
+"""The controlled comparison of the scale `study` in WebShop: generated shops of the level `tiny`, same trainer, two CPU cores.
 
     trial-ray reproduce table3 --scale webshop --dry-run
     trial-ray reproduce table3 --scale webshop              # 20 runs; the same command continues
