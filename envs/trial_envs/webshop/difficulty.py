@@ -19,7 +19,7 @@ class Difficulty:
     results_per_page: int
     """Products on a page of results."""
     concise: bool
-    """Whether texts are as short as possible: a product has two attributes, one option of two or three values and a price in whole
+    """Whether texts are as short as possible: a product has one attribute, one option of two or three values and a price in whole
     dollars, its id is ``G`` and two numbers, of its kind and among its kind, and no goal limits the price."""
 
 

@@ -12,11 +12,12 @@ from trial_envs.core.levels import level_named
 from trial_envs.errors import UnknownTaskError
 from trial_envs.webshop.catalogue import Catalogue
 from trial_envs.webshop.difficulty import LEVELS
-from trial_envs.webshop.generator import ShopSetting, open_generated
+from trial_envs.webshop.generator import ShopSetting
 from trial_envs.webshop.goal import Goal
 from trial_envs.webshop.oracle import plan_purchase
 from trial_envs.webshop.pages import RESULTS_PER_PAGE
 from trial_envs.webshop.session import Purchase, Session
+from trial_envs.webshop.shop_set import ShopSet, generated, imported
 from trial_envs.webshop.shops import find_data, open_shop
 from trial_envs.webshop.splits import GENERATED, check_split, split_goals
 
@@ -42,6 +43,7 @@ class WebShopEnv(TextEnv):
         generator_seed: seed of a generated shop.
         difficulty: level of a generated shop: ``official``, whose pages are like the published shop's, or ``tiny``, with few
             products and short pages.
+        num_shops: generated shops among which the goals are divided; a model cannot learn many by heart.
         render_mode: ``"ansi"`` or ``None``.
 
     Raises:
@@ -58,6 +60,7 @@ class WebShopEnv(TextEnv):
         num_products: int | None = None,
         generator_seed: int = 0,
         difficulty: str = "official",
+        num_shops: int = 1,
         render_mode: str | None = None,
     ) -> None:
         chosen = check_split(split or ("train" if find_data(data) else GENERATED))
@@ -67,14 +70,16 @@ class WebShopEnv(TextEnv):
         self._setting = ShopSetting(
             level.products if num_products is None else num_products, num_games, generator_seed, difficulty
         )
+        self._num_shops = num_shops
         self._results_per_page = level.results_per_page if chosen == GENERATED else RESULTS_PER_PAGE
-        self._catalogue: Catalogue | None = self._open(chosen)
+        self._shops: ShopSet | None = self._open(chosen)
+        self._catalogue: Catalogue | None = self._shops.locate(0)[0]
         self._goal: Goal | None = None
         self._session: Session | None = None
 
     @property
     def catalogue(self) -> Catalogue:
-        """The shop."""
+        """The shop of the current episode; before the first ``reset`` that of the first goal."""
         self._refuse_closed()
         assert self._catalogue is not None
         return self._catalogue
@@ -97,26 +102,30 @@ class WebShopEnv(TextEnv):
     def tasks(self, split: str | None = None) -> Sequence[str]:
         """The goal numbers of a split (default: the environment's own), ascending."""
         chosen = check_split(split or self.split)
-        return split_goals(chosen, self._shop_of(chosen).num_goals)
+        return split_goals(chosen, self._shops_of(chosen).num_goals)
 
     def family(self, task_id: str) -> str:
         """The department of the wanted product, such as ``fashion``."""
-        return self._find_goal(task_id).category
+        return self._find_goal(task_id)[1].category
 
-    def _open(self, split: str) -> Catalogue:
-        return open_generated(self._setting) if split == GENERATED else open_shop(self._data)
+    def _open(self, split: str) -> ShopSet:
+        return generated(self._setting, self._num_shops) if split == GENERATED else imported(open_shop(self._data))
 
-    def _shop_of(self, split: str) -> Catalogue:
+    def _shops_of(self, split: str) -> ShopSet:
+        self._refuse_closed()
+        assert self._shops is not None
         own = (split == GENERATED) == (self.split == GENERATED)
-        return self.catalogue if own else self._open(split)
+        return self._shops if own else self._open(split)
 
-    def _find_goal(self, task_id: str) -> Goal:
+    def _find_goal(self, task_id: str) -> tuple[Catalogue, Goal]:
+        shops = self._shops_of(self.split)
         number = int(task_id) if task_id.isascii() and task_id.isdigit() and len(task_id) < 12 else -1
-        if not 0 <= number < self.catalogue.num_goals:
+        if not 0 <= number < shops.num_goals:
             raise UnknownTaskError(
-                f"the shop has no goal {task_id[:80]!r}, expected a number from 0 to {self.catalogue.num_goals - 1}"
+                f"the shop has no goal {task_id[:80]!r}, expected a number from 0 to {shops.num_goals - 1}"
             )
-        return self.catalogue.goal(number)
+        catalogue, goal = shops.locate(number)
+        return catalogue, catalogue.goal(goal)
 
     def _choose_task(self, options: Mapping[str, Any] | None) -> str:
         """The task id without leading zeros, so that a goal has one id; an integer is a goal number in every split."""
@@ -128,8 +137,8 @@ class WebShopEnv(TextEnv):
         return str(int(chosen))
 
     def _start(self, task_id: str) -> tuple[str, Outcome]:
-        self._goal = self._find_goal(task_id)
-        self._session = Session(self.catalogue, self._goal, self._results_per_page)
+        self._catalogue, self._goal = self._find_goal(task_id)
+        self._session = Session(self._catalogue, self._goal, self._results_per_page)
         return self._goal.instruction, self._outcome()
 
     def _advance(self, action: str) -> Outcome:
@@ -155,4 +164,4 @@ class WebShopEnv(TextEnv):
         return super()._info(outcome) | {"page": self._session.page.name}
 
     def _free(self) -> None:
-        self._session = self._catalogue = None
+        self._session = self._catalogue = self._shops = None

@@ -99,16 +99,16 @@ def generate_goals(setting: ShopSetting, products: list[Product], prices: list[f
 
 def _make_concise(kind: Kind, number: int, rng: random.Random) -> Product:
     """A product whose id says its kind, so that a tiny model meets no id without a meaning; which of its kind, only pages say."""
-    shown, hidden = rng.sample(kind.attributes, 2)
+    attribute = rng.choice(kind.attributes)
     noun, name = kind.noun.lower(), next(iter(kind.options))
     values = rng.sample(kind.options[name], rng.randint(2, min(3, len(kind.options[name]))))
     return Product(
         asin=f"G{number % len(KINDS):06d}{number // len(KINDS):03d}",
-        title=f"{noun}, {shown}",
+        title=f"{noun}, {attribute}",
         description=f"A {noun}.",
-        features=(shown, hidden),
+        features=(attribute,),
         options={name: tuple(value for value in kind.options[name] if value in values)},
-        attributes=(shown, hidden),
+        attributes=(attribute,),
         category=kind.category,
         query=kind.query,
         product_category=" › ".join(kind.path),
