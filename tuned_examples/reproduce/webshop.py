@@ -13,7 +13,7 @@ from trial_ray.environments import webshop
 from trial_ray.reproduction import EvaluationSet, Scale, load_scale
 
 ITERATIONS = 20
-SHOP = {"difficulty": "tiny", "max_turns": 12}
+SHOP = {"difficulty": "tiny", "max_turns": 12, "num_shops": 40}
 ADAPTER = dataclasses.replace(webshop.ADAPTER, demonstrator=ForgetfulExplorer)
 STUDY = load_scale("study")
 
