@@ -20,7 +20,7 @@ STUDY = load_scale("study")
 
 def configure(environment, backbone):
     config = STUDY.configure("alfworld", backbone)
-    warm_start = {**config.warm_start, "env_config": SHOP, "suboptimal_probability": 0.15, "renaming_probability": 0.0}
+    warm_start = {**config.warm_start, "env_config": SHOP, "suboptimal_probability": 0.15}
     return (
         config.environment(
             "trial/WebShop-v0",
@@ -28,7 +28,6 @@ def configure(environment, backbone):
             adapter=ADAPTER,
         )
         .policy(warm_start=warm_start)
-        .rollouts(max_prompt_tokens=512)
         .training(hindsight_coeff=0.1, hindsight_start_iteration=ITERATIONS // 6)
     )
 
