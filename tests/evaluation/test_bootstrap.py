@@ -4,8 +4,9 @@ import random
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from trial_ray.evaluation.intervals import bootstrap_mean, paired_bootstrap
+from trial_ray.evaluation.intervals import add_adjusted, bootstrap_mean, holm, paired_bootstrap
 
 
 def reference_means(values, resamples, seed):
@@ -49,6 +50,34 @@ def test_no_difference_is_certain_and_a_constant_one_too():
     shifted = paired_bootstrap(same, same + 0.25)
     assert (shifted.low, shifted.high) == pytest.approx((0.25, 0.25))
     assert shifted.p_value == pytest.approx(1e-4)
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 8])
+def test_the_interval_over_seeds_is_the_paired_t_test(seeds):
+    draw = np.random.default_rng(seeds)
+    first, second = draw.random((seeds, 30)), draw.random((seeds, 30)) + 0.05
+    found = paired_bootstrap(first, second).over_seeds
+    test = stats.ttest_rel(second.mean(1), first.mean(1))
+    interval = test.confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
+    assert found.p_value == pytest.approx(test.pvalue)
+
+
+def test_the_interval_over_seeds_needs_seeds_that_differ():
+    same = np.random.default_rng(0).random((3, 20))
+    assert bootstrap_mean(same[:1]).over_seeds is None
+    assert paired_bootstrap(same, same).over_seeds.p_value == 1.0
+    assert paired_bootstrap(same, same + 0.25).over_seeds.p_value == 0.0
+
+
+def test_bootstrap_and_t_tests_are_adjusted_each_by_themselves():
+    draw = np.random.default_rng(2)
+    found = [bootstrap_mean(draw.normal(0.3, 1, (seeds, 9))).to_dict() for seeds in (1, 4, 5)]
+    add_adjusted(found)
+    assert [each["p_holm"] for each in found] == holm([each["p_value"] for each in found])
+    tests = [each["over_seeds"] for each in found[1:]]
+    assert found[0]["over_seeds"] is None
+    assert [each["p_holm"] for each in tests] == holm([each["p_value"] for each in tests])
 
 
 def test_it_can_be_repeated_and_depends_on_its_seed():

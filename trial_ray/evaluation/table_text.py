@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from trial_ray.evaluation.tables import Cell, ResultTable
 
 CAPTION = (
     "Success and score in percent, mean over seeds, with 95 % intervals (success: Wilson's over all episodes; score: "
     "bootstrap over seeds and tasks). Avg. is the success of the split, not the mean of the families."
+)
+
+DIFFERENCE_COLUMNS = (
+    "Methods",
+    "Difference",
+    "95 % interval",
+    "p",
+    "p (Holm)",
+    "95 % interval (t)",
+    "p (t)",
+    "p (t, Holm)",
+    "Seeds",
 )
 
 
@@ -112,15 +125,31 @@ def _markdown_row(cells: Sequence[str]) -> str:
 
 def _comparison_table(table: ResultTable, title: Callable[[str], str]) -> str:
     lines = [
-        "Differences, paired bootstrap over seeds and tasks; p (Holm) is adjusted for the number of differences of a column:",
+        "Differences, paired bootstrap over seeds and tasks, then a paired t-test over seeds; p (Holm) is adjusted for the "
+        "number of differences of a column:",
         "",
-        "| Backbone | Methods | Column | Difference | 95 % interval | p | p (Holm) | Seeds | Tasks |",
-        "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        f"| Backbone | Column | {' | '.join(DIFFERENCE_COLUMNS)} | Tasks |",
+        f"| --- | --- | --- |{' ---: |' * len(DIFFERENCE_COLUMNS)}",
     ]
     for found in table.comparisons():
-        interval = f"[{100 * found['low']:+.1f}, {100 * found['high']:+.1f}]"
-        methods = f"{title(found['method'])} − {title(found['reference'])}"
-        row = [found["backbone"], methods, f"{found['block']} {found['column']}"]
-        row += [f"{100 * found['mean']:+.1f}", interval, f"{found['p_value']:.2g}", f"{found['p_holm']:.2g}"]
-        lines.append(_markdown_row([*row, str(found["seeds"]), str(found["tasks"])]))
+        where = [found["backbone"], f"{found['block']} {found['column']}"]
+        lines.append(_markdown_row([*where, *difference_cells(found, title), str(found["tasks"])]))
     return "\n".join(lines)
+
+
+def difference_cells(found: Mapping[str, Any], title: Callable[[str], str] = str) -> list[str]:
+    """One difference under :data:`DIFFERENCE_COLUMNS`, in points.
+
+    Args:
+        found: ``BootstrapInterval.to_dict``, adjusted (``add_adjusted``), with ``method`` and ``reference``.
+        title: as for :func:`to_markdown`.
+    """
+    methods = f"{title(found['method'])} − {title(found['reference'])}"
+    cells = [methods, f"{100 * found['mean']:+.1f}", *_interval_cells(found)]
+    over_seeds = found["over_seeds"]
+    return [*cells, *(_interval_cells(over_seeds) if over_seeds else ["–"] * 3), str(found["seeds"])]
+
+
+def _interval_cells(found: Mapping[str, Any]) -> list[str]:
+    interval = f"[{100 * found['low']:+.1f}, {100 * found['high']:+.1f}]"
+    return [interval, f"{found['p_value']:.2g}", f"{found['p_holm']:.2g}"]

@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 
 from trial_ray.errors import UserInputError
-from trial_ray.evaluation.intervals import BootstrapInterval, bootstrap_mean, holm, paired_bootstrap, wilson_interval
+from trial_ray.evaluation.intervals import (
+    BootstrapInterval,
+    add_adjusted,
+    bootstrap_mean,
+    paired_bootstrap,
+    wilson_interval,
+)
 from trial_ray.evaluation.results import EvaluationResult, protocol_difference
 from trial_ray.evaluation.table_layout import Column, block_columns, block_order, block_title
 
@@ -219,8 +225,7 @@ class ResultTable:
         for each in found:
             families.setdefault((each["backbone"], each["block"], each["column"]), []).append(each)
         for family in families.values():
-            for each, adjusted in zip(family, holm([each["p_value"] for each in family]), strict=True):
-                each["p_holm"] = adjusted
+            add_adjusted(family)
         return found
 
     def _compared(self) -> Iterable[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from trial_ray.errors import CheckpointError
+from trial_ray.evaluation.intervals import half_width
 from trial_ray.experiments.search_space import SEED, dotted
 from trial_ray.files import write_json, write_text
 
@@ -73,10 +73,7 @@ class Point:
         """Half of the 95 % interval of the mean over seeds (Student's t); ``None`` for fewer than two."""
         if len(self.values) < 2:
             return None
-        from scipy.special import stdtrit
-
-        number = len(self.values)
-        return float(stdtrit(number - 1, 0.975)) * statistics.stdev(self.values) / math.sqrt(number)
+        return half_width(self.values)
 
     def __str__(self) -> str:
         if self.mean is None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from trial_ray.evaluation.intervals import bootstrap_mean, holm
+from trial_ray.evaluation.intervals import add_adjusted, bootstrap_mean
+from trial_ray.evaluation.table_text import DIFFERENCE_COLUMNS, difference_cells
 
 TRAINING_SUCCESS = "env_runners/success_rate"
 SMOOTHED = 5
@@ -39,8 +40,7 @@ def learning(curves: Curves, reference: str, subject: str) -> dict[str, Any]:
     differences = [
         _difference(curves, name, other) for name, other in pairs if curves[name].keys() & curves[other].keys()
     ]
-    for found, adjusted in zip(differences, holm([found["p_value"] for found in differences]), strict=True):
-        found["p_holm"] = adjusted
+    add_adjusted(differences)
     return {"success_to_reach": goal, "iterations": length.pop(), "methods": methods, "differences": differences}
 
 
@@ -90,13 +90,10 @@ def to_markdown(found: Mapping[str, Any], title: Any = str) -> str:
         )
     lines += [
         "",
-        "| Difference of areas | points | 95 % interval | p | p (Holm) | Seeds |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        "Differences of areas, bootstrap over seeds, then a paired t-test over seeds:",
+        "",
+        f"| {' | '.join(DIFFERENCE_COLUMNS)} |",
+        f"| --- |{' ---: |' * (len(DIFFERENCE_COLUMNS) - 1)}",
+        *(f"| {' | '.join(difference_cells(each, title))} |" for each in found["differences"]),
     ]
-    for each in found["differences"]:
-        interval = f"[{100 * each['low']:+.1f}, {100 * each['high']:+.1f}]"
-        lines.append(
-            f"| {title(each['method'])} − {title(each['reference'])} | {100 * each['mean']:+.1f} | {interval} | "
-            f"{each['p_value']:.2g} | {each['p_holm']:.2g} | {each['seeds']} |"
-        )
     return "\n".join(lines) + "\n"
