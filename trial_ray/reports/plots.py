@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -11,6 +12,7 @@ from trial_ray.errors import MissingDependencyError
 
 # Told apart by everyone, and in grey: dark to light.
 COLOURS = ("#1b4965", "#ca6702", "#5fa8d3", "#94a89a", "#8d5a97")
+PANELS_IN_A_ROW = 5
 LONGEST_ACTION = 34
 """Characters of an action in a figure."""
 
@@ -59,28 +61,27 @@ def plot_learning(data: Mapping[str, Any], *paths: Path) -> list[Path]:
     """
     plt = pyplot()
     names = list(data["methods"])
+    rows, columns = math.ceil(len(names) / PANELS_IN_A_ROW), min(len(names), PANELS_IN_A_ROW)
+    size = (1.2 + 2.3 * columns, 0.5 + 2.7 * rows)
     figure, axes = plt.subplots(
-        1, len(names), figsize=(1.2 + 2.3 * len(names), 3.2), sharey=True, squeeze=False, layout="constrained"
+        rows, columns, figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained"
     )
     means = {name: _moving_mean(data["methods"][name]["curve"]) for name in names}
-    for axis, name, colour in zip(axes[0], names, cycle(COLOURS), strict=False):
+    reference = names[0]
+    for axis, name, colour in zip(axes.flat, names, cycle(COLOURS), strict=False):
         for values in data["methods"][name]["curves"].values():
             smooth = _moving_mean(values)
             axis.plot(range(1, len(smooth) + 1), smooth, color=colour, alpha=0.35, linewidth=0.7)
-        for other in names[:1]:
-            axis.plot(
-                range(1, len(means[other]) + 1),
-                means[other],
-                color="black",
-                linewidth=1.0,
-                linestyle=":",
-                label=f"{other}, mean",
-            )
+        if name != reference:
+            shown = range(1, len(means[reference]) + 1)
+            axis.plot(shown, means[reference], "k:", linewidth=1.0, label=f"{reference}, mean")
         axis.plot(range(1, len(means[name]) + 1), means[name], color=colour, linewidth=2.0, label=f"{name}, mean")
         axis.set_title(f"{name} ({len(data['methods'][name]['curves'])} seeds)", fontsize=9)
-        axis.set_xlabel("iteration", fontsize=8)
         axis.legend(fontsize=7, loc="lower right")
-    axes[0][0].set_ylabel("success on new games (%)", fontsize=8)
+    for axis in axes.flat[len(names) :]:
+        axis.set_axis_off()
+    figure.supxlabel("iteration", fontsize=8)
+    figure.supylabel("success on new games (%)", fontsize=8)
     figure.suptitle(data["title"], fontsize=10)
     return _save(figure, paths)
 
