@@ -4,14 +4,34 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from trial_ray.algorithms.methods import method_title
+from trial_ray.evaluation.table_text import difference_cells
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "results.md").read_text(encoding="utf-8")
-TABLE = json.loads((DOCS / "results" / "table3.json").read_text(encoding="utf-8"))
+
+
+def read(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((DOCS / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+TINY, STUDY, SHOP = read("table3"), read("study"), read("webshop_table3")
+LEARNED = read("study_learning_alfworld")
+ROWS = [(name, row) for name, table in (("tiny", TINY), ("study", STUDY), ("webshop", SHOP)) for row in table["rows"]]
+DIFFERENCES = [
+    (name, found)
+    for name, differences in (
+        ("study", STUDY["comparisons"]),
+        ("area", LEARNED["differences"]),
+        ("webshop", SHOP["comparisons"]),
+    )
+    for found in differences
+]
 
 
 def percent(value: float) -> str:
@@ -22,22 +42,53 @@ def signed(value: float) -> str:
     return f"{100 * value:+.1f}".replace("-", "−")
 
 
-@pytest.mark.parametrize("row", TABLE["rows"], ids=lambda row: row["method"])
+def pair(found: dict[str, Any]) -> str:
+    return f"{method_title(found['method'])} − {method_title(found['reference'])}"
+
+
+@pytest.mark.parametrize("row", [row for _, row in ROWS], ids=[f"{name}-{row['method']}" for name, row in ROWS])
 def test_every_cell_is_quoted_as_it_is(row):
     cells = [f"{percent(cell['mean'])} [{', '.join(map(percent, cell['interval_95']))}]" for cell in row["cells"]]
     seeds = ", ".join(map(percent, row["cells"][-1]["by_seed"].values()))
     assert f"| {method_title(row['method'])} | {' | '.join([*cells, seeds])} |" in PAGE
 
 
-@pytest.mark.parametrize("found", TABLE["comparisons"], ids=lambda found: f"{found['method']}-{found['reference']}")
-def test_every_difference_is_quoted_as_it_is(found):
+@pytest.mark.parametrize("found", TINY["comparisons"], ids=pair)
+def test_every_difference_of_the_tiny_scale_is_quoted_as_it_is(found):
     interval = f"[{signed(found['low'])}, {signed(found['high'])}]"
-    methods = f"{method_title(found['method'])} − {method_title(found['reference'])}"
-    assert f"| {methods} | {signed(found['mean'])} | {interval} | {found['p_value']:.2g} |" in PAGE
+    assert f"| {pair(found)} | {signed(found['mean'])} | {interval} | {found['p_value']:.2g} |" in PAGE
 
 
-def test_the_evidence_is_as_large_as_the_page_says():
-    assert all(len(row["cells"][-1]["by_seed"]) == 5 for row in TABLE["rows"])
-    (protocol,) = TABLE["protocols"].values()
-    assert protocol["num_tasks"] == 256
-    assert len(TABLE["runs"]) == 20
+@pytest.mark.parametrize(
+    "found", [each for _, each in DIFFERENCES], ids=[f"{name}-{pair(each)}" for name, each in DIFFERENCES]
+)
+def test_every_tested_difference_is_quoted_as_the_tables_write_it(found):
+    assert f"| {' | '.join(difference_cells(found, method_title))} |" in PAGE
+
+
+@pytest.mark.parametrize("method", LEARNED["methods"])
+def test_every_area_is_quoted_as_it_is(method):
+    of = LEARNED["methods"][method]
+    median = "–" if of["median_iterations"] is None else f"{of['median_iterations']:g}"
+    reached = f"{of['seeds_that_reach']} of {len(of['area_by_seed'])}"
+    assert f"| {method_title(method)} | {percent(of['area'])} | {median} | {reached} |" in PAGE
+
+
+@pytest.mark.parametrize(
+    ("table", "seeds", "runs"),
+    [
+        (TINY, dict.fromkeys(("grpo", "uniform", "permuted", "trial"), 5), 20),
+        (SHOP, dict.fromkeys(("grpo", "uniform", "permuted", "trial"), 5), 20),
+        (
+            STUDY,
+            dict.fromkeys(("grpo", "uniform", "permuted", "trial", "value_weighted"), 8)
+            | dict.fromkeys(("serl", "sdar", "rlsd", "grpo_opsd", "gigpo"), 3),
+            55,
+        ),
+    ],
+    ids=["tiny", "webshop", "study"],
+)
+def test_the_evidence_is_as_large_as_the_page_says(table, seeds, runs):
+    assert {row["method"]: len(row["cells"][-1]["by_seed"]) for row in table["rows"]} == seeds
+    assert {protocol["num_tasks"] for protocol in table["protocols"].values()} == {256}
+    assert len(table["runs"]) == runs
