@@ -7,7 +7,7 @@ seeds: a two-level bootstrap over seeds and tasks, and a t-test over seeds, of m
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import NormalDist
 from typing import Any
@@ -148,7 +148,7 @@ def add_adjusted(differences: Sequence[dict[str, Any]]) -> None:
             found["p_holm"] = adjusted
 
 
-def half_width(values: Iterable[float]) -> float:
+def half_width(values: Sequence[float] | np.ndarray) -> float:
     """Half of the 95 % interval of a mean by Student's t.
 
     Args:
@@ -156,8 +156,11 @@ def half_width(values: Iterable[float]) -> float:
     """
     from scipy.special import stdtrit
 
-    found = np.fromiter(values, np.float64)
-    return float(stdtrit(found.size - 1, 0.975) * found.std(ddof=1) / math.sqrt(found.size))
+    return float(stdtrit(len(values) - 1, 0.975)) * _standard_error(values)
+
+
+def _standard_error(values: Sequence[float] | np.ndarray) -> float:
+    return float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 
 def seed_interval(means: np.ndarray) -> SeedInterval | None:
@@ -166,8 +169,7 @@ def seed_interval(means: np.ndarray) -> SeedInterval | None:
 
     if means.size < 2:
         return None
-    mean, half = float(means.mean()), half_width(means)
-    error = float(means.std(ddof=1)) / math.sqrt(means.size)
+    mean, half, error = float(means.mean()), half_width(means), _standard_error(means)
     # Equal means differ in the last bits when they are sums in another order.
     if error <= 1e-12 * max(1.0, abs(mean)):
         return SeedInterval(mean, mean, 1.0 if abs(mean) <= 1e-12 else 0.0)
