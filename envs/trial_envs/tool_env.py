@@ -39,8 +39,9 @@ class ToolEnv:
             task: task id or index; ``None`` draws one. TRL passes the dataset's column of this name.
             columns: the dataset's other columns, which are ignored.
         """
+        self._over, self._total = True, 0.0
         observation, info = self._env.reset(options={"task": task})
-        self._over, self._total = False, 0.0
+        self._over = False
         return _show(observation, info)
 
     def act(self, action: str) -> str:

@@ -14,7 +14,6 @@ several threads (see :mod:`trial_envs.alfworld.library`); processes run in paral
 from __future__ import annotations
 
 import hashlib
-import threading
 import weakref
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
@@ -28,10 +27,10 @@ from trial_envs.alfworld.library import (
     Operator,
     applicable_operators,
     apply_operator,
-    forkable,
     trim_heap,
 )
 from trial_envs.alfworld.translation import Fact, Translation, translate
+from trial_envs.core.forks import fork_safe_lock
 from trial_envs.errors import ClosedEnvError, CorruptGameError
 
 NOTHING_HAPPENS = "Nothing happens."
@@ -64,7 +63,7 @@ class TranslationCache:
     def __init__(self, capacity: int = 32) -> None:
         self._entries: OrderedDict[bytes, Translation] = OrderedDict()
         self._capacity = capacity
-        self._lock = forkable(threading.Lock())
+        self._lock = fork_safe_lock()
 
     def get(self, game: GameText) -> Translation:
         """The game's translation, computed now if it is not cached."""

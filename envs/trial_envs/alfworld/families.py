@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 PICK = "pick_and_place_simple"
@@ -14,6 +15,8 @@ PICK_TWO = "pick_two_obj_and_place"
 FAMILIES = (PICK, LOOK, CLEAN, HEAT, COOL, PICK_TWO)
 
 TASK_PREFIX = "Your task is to: "
+
+_SCENE = re.compile("0|[1-9][0-9]{0,8}")
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class TaskName:
 def parse_name(name: str) -> TaskName | None:
     """Parses a directory name; ``None`` if it is not of the six families or asks for a sliced object."""
     parts = name.split("-")
-    if len(parts) != 5 or parts[0] not in FAMILIES or parts[2] not in ("None", "") or not parts[4].isdigit():
+    if len(parts) != 5 or parts[0] not in FAMILIES or parts[2] not in ("None", "") or not _SCENE.fullmatch(parts[4]):
         return None
     if "Sliced" in name:
         return None

@@ -22,10 +22,10 @@ from trial_envs.alfworld.household import room_of
 from trial_envs.alfworld.problem import write_problem
 from trial_envs.alfworld.tasks import allowed_pairs, draw_task, word_task
 from trial_envs.alfworld.walkthrough import solve
-from trial_envs.core.levels import level_named
+from trial_envs.core.levels import level_named, require_whole
 from trial_envs.errors import GeneratorSettingError, MissingEngineError, UnknownTaskError
 
-_TRIAL = re.compile(r"gen-([a-z]+)-(\d+)-(\d+)")
+_TRIAL = re.compile(r"gen-([a-z]+)-(0|[1-9][0-9]*)-(0|[1-9][0-9]*)")
 _UNKNOWN_GOAL = "Your task is to: UNKNOWN GOAL."
 """The placeholder of the task sentence in the shipped grammar."""
 
@@ -43,8 +43,8 @@ def task_ids(difficulty: str, seed: int, count: int, families: Sequence[str] | N
         GeneratorSettingError: no such level or family, or a negative seed or count.
     """
     level = level_named(LEVELS, difficulty)
-    if seed < 0 or count < 1:
-        raise GeneratorSettingError(f"found seed {seed} and {count} games, expected a seed from 0 and at least 1 game")
+    require_whole(0, seed=seed)
+    require_whole(1, count=count)
     chosen = level.families if families is None else tuple(families)
     unknown = [family for family in chosen if family not in FAMILIES]
     if unknown or not chosen:

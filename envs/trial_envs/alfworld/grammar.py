@@ -10,13 +10,12 @@ from __future__ import annotations
 import ast
 import json
 import re
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, Protocol
 
-from trial_envs.alfworld.library import forkable
+from trial_envs.core.forks import fork_safe_lock
 from trial_envs.errors import CorruptGameError, MissingEngineError
 
 Bindings = dict[str, str]
@@ -41,7 +40,7 @@ Rules = Mapping[str, list[tuple[Literals, tuple[Symbol, ...]]]]
 
 _TASK_SENTENCE = re.compile(r'("task"\s*:\s*\[\s*\{\s*"rhs"\s*:\s*)("(?:[^"\\]|\\.)*")')
 _MAX_SYMBOLS = 1_000_000
-_PARSING = forkable(threading.Lock())
+_PARSING = fork_safe_lock()
 """Held while a grammar is parsed: TextWorld's parsers are one for all threads."""
 _MARKUP = set("#{}[]\\")
 

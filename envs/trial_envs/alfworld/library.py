@@ -9,25 +9,11 @@ emptied and reused: memory is bounded by the largest number of engines that ever
 from __future__ import annotations
 
 import ctypes
-import os
-import threading
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol
 
+from trial_envs.core.forks import fork_safe_lock
 from trial_envs.errors import MissingEngineError
-
-
-class Lock(Protocol):
-    """``threading.Lock`` or ``threading.RLock``."""
-
-    def acquire(self) -> bool:
-        """Waits for the lock."""
-
-    def release(self) -> None:
-        """Frees the lock."""
-
-
-AnyLock = TypeVar("AnyLock", bound=Lock)
 
 
 class Operator(Protocol):
@@ -70,13 +56,7 @@ class Library(Protocol):
         """Frees the loaded game."""
 
 
-def forkable(lock: AnyLock) -> AnyLock:
-    """Holds the lock during every fork, so that the child process finds it free."""
-    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
-    return lock
-
-
-LOCK = forkable(threading.RLock())
+LOCK = fork_safe_lock()
 """Held during every call into any copy; the copies share state, so calls from several threads crash the process."""
 
 

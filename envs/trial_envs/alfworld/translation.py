@@ -14,17 +14,16 @@ import importlib
 import io
 import re
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
 from typing import IO, Any
 
-from trial_envs.alfworld.library import forkable
+from trial_envs.core.forks import fork_safe_lock
 from trial_envs.errors import CorruptGameError, MissingEngineError
 
-_LOCK = forkable(threading.Lock())
+_LOCK = fork_safe_lock()
 """The translator keeps module-level counters and options."""
 
 _OPTIONS = {
@@ -94,8 +93,8 @@ def translate(domain: str, problem: str, *, planning: bool = False) -> Translati
     """
     if found := _UNREADABLE.search(domain + problem):
         raise CorruptGameError(f"the game's PDDL has the character {found[0]!r}, expected printable ASCII")
-    modules = _translator()
     with _LOCK, _garbage_collection_off():
+        modules = _translator()
         for name, value in (_PLANNING_OPTIONS if planning else _OPTIONS).items():
             setattr(modules["options"], name, value)
         try:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from functools import lru_cache
 from pathlib import Path
+
+from trial_envs.core.forks import ProcessFolder
+
+_TEMPORARY = ProcessFolder()
 
 
 def cache_folder() -> Path:
@@ -15,15 +17,5 @@ def cache_folder() -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
-        return _private_folder()
-    return folder if os.access(folder, os.W_OK) else _private_folder()
-
-
-def _private_folder() -> Path:
-    return Path(_temporary_folder().name)
-
-
-@lru_cache(maxsize=1)
-def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
-    """Cached, because the object removes its folder when it is collected."""
-    return tempfile.TemporaryDirectory(prefix="trial_envs-")
+        return _TEMPORARY.path()
+    return folder if os.access(folder, os.W_OK) else _TEMPORARY.path()

@@ -1,8 +1,9 @@
-"""Difficulty levels of generated tasks, found by their names."""
+"""Settings of environments: difficulty levels, found by their names, and whole numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Integral
 from typing import TypeVar
 
 from trial_envs.errors import GeneratorSettingError
@@ -20,3 +21,14 @@ def level_named(levels: Mapping[str, Level], name: str) -> Level:
         return levels[name]
     except KeyError:
         raise GeneratorSettingError(f"unknown difficulty {name!r}; expected one of {', '.join(levels)}") from None
+
+
+def require_whole(least: int, **numbers: object) -> None:
+    """Refuses settings that are no whole number: a seed of ``1e6`` would list tasks that cannot be played.
+
+    Raises:
+        GeneratorSettingError: a value is no integer, or below ``least``.
+    """
+    for name, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+            raise GeneratorSettingError(f"found {name} {value!r}, expected a whole number from {least}")

@@ -17,6 +17,7 @@ An episode is one task. Observations and actions are plain strings; ``info`` hol
 
 from __future__ import annotations
 
+import copy
 import operator
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ from typing import Any, ClassVar, Self, SupportsIndex
 
 import gymnasium
 
+from trial_envs.core.levels import require_whole
 from trial_envs.core.text_space import AnyText
 from trial_envs.errors import ClosedEnvError, EpisodeOverError, UnknownOptionError, UnknownTaskError
 
@@ -63,8 +65,7 @@ class TextEnv(gymnasium.Env[str, str]):
         return env
 
     def __init__(self, split: str, max_turns: int, render_mode: str | None = None) -> None:
-        if max_turns < 1:
-            raise ValueError(f"max_turns is {max_turns}, expected at least 1")
+        require_whole(1, max_turns=max_turns)
         self.split = split
         self.max_turns = max_turns
         self.render_mode = render_mode
@@ -113,10 +114,11 @@ class TextEnv(gymnasium.Env[str, str]):
         self._refuse_closed()
         super().reset(seed=seed)
         self._playing = False
-        self._task_id = self._choose_task(options)
+        self._task_id, self._last_observation = "", ""
         self._actions.clear()
-        self._instruction, outcome = self._start(self._task_id)
-        self._playing = True
+        task_id = self._choose_task(options)
+        self._instruction, outcome = self._start(task_id)
+        self._task_id, self._playing = task_id, True
         self._last_observation = outcome.observation
         return outcome.observation, self._info(outcome)
 
@@ -133,6 +135,7 @@ class TextEnv(gymnasium.Env[str, str]):
             raise EpisodeOverError("no episode is running: call reset() before step()")
         if not isinstance(action, str):
             raise TypeError(f"expected an action of type str, found {type(action).__name__}")
+        self._playing = False  # the state of an engine that fails is not known
         outcome = self._advance(action)
         self._actions.append(action)
         truncated = not outcome.done and len(self._actions) >= self.max_turns
@@ -155,10 +158,11 @@ class TextEnv(gymnasium.Env[str, str]):
             self._free()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A pickled or deep copy is constructed anew and replays the actions of the running episode."""
-        episode = (self._task_id, tuple(self._actions)) if self._playing else None
-        state = {"spec": self.spec, "_np_random": self._np_random, "_np_random_seed": self._np_random_seed}
-        return _make_again, (type(self), *self._made_with, state, episode, self._closed)
+        """A copy is constructed again, replays the actions of the last episode, and shares no state with the original."""
+        episode = (self._task_id, tuple(self._actions)) if self._task_id and not self._closed else None
+        generator = copy.deepcopy(self._np_random)
+        state = {"spec": self.spec, "_np_random": generator, "_np_random_seed": self._np_random_seed}
+        return _make_again, (type(self), *self._made_with, state, episode, self._playing, self._closed)
 
     def _choose_task(self, options: Mapping[str, Any] | None) -> str:
         given = {} if options is None else options
@@ -169,14 +173,17 @@ class TextEnv(gymnasium.Env[str, str]):
         wanted = given.get("task")
         if isinstance(wanted, str):
             return wanted
+        if wanted is not None:
+            return self._task_at(_index(wanted))
         tasks = self.tasks()
-        if wanted is None:
-            if not tasks:
-                raise UnknownTaskError(f"the split {self.split!r} has no tasks; choose another split")
-            return tasks[int(self.np_random.integers(len(tasks)))]
-        if isinstance(wanted, bool) or not isinstance(wanted, SupportsIndex):
-            raise UnknownTaskError(f"expected a task id (str) or an index into tasks() (int), found {wanted!r:.200}")
-        if not 0 <= (index := operator.index(wanted)) < len(tasks):
+        if not tasks:
+            raise UnknownTaskError(f"the split {self.split!r} has no tasks; choose another split")
+        return tasks[int(self.np_random.integers(len(tasks)))]
+
+    def _task_at(self, index: int) -> str:
+        """The id of the task that an integer names: its index in :meth:`tasks`."""
+        tasks = self.tasks()
+        if not 0 <= index < len(tasks):
             raise UnknownTaskError(f"the split {self.split!r} has {len(tasks)} tasks, found the task index {index}")
         return tasks[index]
 
@@ -196,12 +203,24 @@ class TextEnv(gymnasium.Env[str, str]):
             raise ClosedEnvError("the environment was closed; make a new one")
 
 
+def _index(wanted: object) -> int:
+    try:
+        if isinstance(wanted, SupportsIndex) and not isinstance(wanted, bool):
+            if (index := int(operator.index(wanted))).bit_length() <= 64:
+                return index
+            raise UnknownTaskError(f"expected an index into tasks(), found an integer of {index.bit_length()} bits")
+    except TypeError:  # an array has the method, and is an index only where it has a single element
+        pass
+    raise UnknownTaskError(f"expected a task id (str) or an index into tasks() (int), found {wanted!r:.200}")
+
+
 def _make_again(
     cls: type[TextEnv],
     args: tuple[Any, ...],
     settings: dict[str, Any],
     state: dict[str, Any],
     episode: tuple[str, tuple[str, ...]] | None,
+    playing: bool,
     closed: bool,
 ) -> TextEnv:
     env = cls(*args, **settings)
@@ -211,6 +230,7 @@ def _make_again(
         env.reset(options={"task": task_id})
         for action in actions:
             env.step(action)
+    env._playing = playing
     if closed:
         env.close()
     return env

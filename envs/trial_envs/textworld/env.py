@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import tempfile
-import threading
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +11,8 @@ from types import ModuleType
 from typing import Protocol
 
 from trial_envs.core import Outcome, TextEnv
+from trial_envs.core.forks import ProcessFolder, fork_safe_lock
+from trial_envs.core.levels import require_whole
 from trial_envs.errors import (
     CorruptGameError,
     GeneratorSettingError,
@@ -23,7 +23,9 @@ from trial_envs.errors import (
 
 LEVELS = {"coin_collector": 300, "treasure_hunter": 30}
 """Family of games -> its highest level; the lowest is 1."""
-FIRST_SEEDS = {"train": 0, "test": 1_000_000}
+MOST_GAMES = 1_000_000
+"""Most games that a split lists, so that no two splits share any."""
+FIRST_SEEDS = {"train": 0, "test": MOST_GAMES}
 """Split -> seed of its first game."""
 
 
@@ -31,7 +33,7 @@ _NOT_UNDERSTOOD = "That's not a verb I recognise."
 _BANNER_END = "$$ \n"
 _TASK_ID = re.compile(rf"({'|'.join(LEVELS)})-([1-9][0-9]{{0,2}})-(0|[1-9][0-9]{{0,8}})")
 _WANTED = ("feedback", "admissible_commands", "policy_commands", "objective", "score", "max_score", "won", "lost")
-_MAKING = threading.Lock()
+_MAKING = fork_safe_lock()
 """Held while a game is made, because TextWorld's game maker is not thread-safe."""
 
 
@@ -73,7 +75,7 @@ class TextWorldEnv(TextEnv):
         split: ``train`` or ``test``; their games have different seeds.
         max_turns: actions after which an episode is truncated.
         level: difficulty of the games that ``tasks()`` lists; see the two challenges in TextWorld's documentation.
-        num_games: number of games that ``tasks()`` lists.
+        num_games: number of games that ``tasks()`` lists, at most a million.
         families: families of games, which alternate in ``tasks()``.
         render_mode: ``"ansi"`` or ``None``.
 
@@ -92,19 +94,21 @@ class TextWorldEnv(TextEnv):
     ) -> None:
         super().__init__(split, max_turns, render_mode)
         self._level, self._num_games, self._families = level, num_games, tuple(families)
+        require_whole(1, level=level, num_games=num_games)
         unknown = [family for family in self._families if family not in LEVELS]
-        if unknown or not self._families or num_games < 1:
+        if unknown or not self._families or num_games > MOST_GAMES:
             raise GeneratorSettingError(
-                f"found the families {families!r} and num_games {num_games}; expected some of {list(LEVELS)} and at least 1"
+                f"found the families {families!r} and num_games {num_games}; expected some of {list(LEVELS)} and at most "
+                f"{MOST_GAMES}"
             )
         highest = min(LEVELS[family] for family in self._families)
         if not 1 <= level <= highest:
             raise GeneratorSettingError(f"found level {level}, expected 1 to {highest} for {', '.join(self._families)}")
         self.tasks()  # raises UnknownSplitError
         self._textworld = _import("textworld")
-        self._folder = tempfile.TemporaryDirectory(prefix="trial_envs-")
+        self._folder = ProcessFolder()
         self._game: Game | None = None
-        self._loaded: str | None = None
+        self._loaded: tuple[Path, str] | None = None
         self.walkthrough: tuple[str, ...] = ()
         """Commands that win the current game; empty before the first ``reset``."""
 
@@ -121,10 +125,11 @@ class TextWorldEnv(TextEnv):
         return task_id.partition("-")[0]
 
     def _start(self, task_id: str) -> tuple[str, Outcome]:
-        if self._loaded != task_id:
-            self._loaded = None
-            self._load(task_id)
-            self._loaded = task_id
+        wanted = (self._folder.path(), task_id)  # the interpreter reads its file again at every reset
+        if self._loaded != wanted:
+            self._loaded, self.walkthrough = None, ()
+            self._load(*wanted)
+            self._loaded = wanted
         assert self._game is not None
         self._state = self._game.reset()
         self.walkthrough = tuple(self._state.policy_commands)
@@ -141,7 +146,7 @@ class TextWorldEnv(TextEnv):
     def _free(self) -> None:
         if self._game is not None:
             self._game.close()
-        self._folder.cleanup()
+        self._folder.remove()
 
     def _outcome(self, text: str, *, understood: bool = True) -> Outcome:
         state = self._state
@@ -156,7 +161,7 @@ class TextWorldEnv(TextEnv):
             invalid_action=not understood,
         )
 
-    def _load(self, task_id: str) -> None:
+    def _load(self, folder: Path, task_id: str) -> None:
         """Makes the game of an id and starts an interpreter for it; an interpreter plays only one game."""
         found = _TASK_ID.fullmatch(task_id)
         if found is None or int(found[2]) > LEVELS[found[1]]:
@@ -167,7 +172,7 @@ class TextWorldEnv(TextEnv):
             self._game.close()
         challenge = _import(f"textworld.challenges.tw_{found[1]}.{found[1]}")
         options = self._textworld.GameOptions()
-        options.seeds, options.path = int(found[3]), str(Path(self._folder.name) / "game.z8")
+        options.seeds, options.path = int(found[3]), str(folder / "game.z8")
         options.force_recompile = True
         infos = self._textworld.EnvInfos(**dict.fromkeys(_WANTED, True))
         with _MAKING, warnings.catch_warnings():

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 import weakref
 from pathlib import Path
 from typing import Literal, TypedDict, cast
@@ -15,6 +14,7 @@ from typing import Literal, TypedDict, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from trial_envs.core.forks import fork_safe_lock
 from trial_envs.errors import CorruptCatalogueError
 from trial_envs.webshop.goal import Goal
 from trial_envs.webshop.pages import Listing
@@ -174,7 +174,7 @@ def file_digest(path: Path) -> str:
 
 
 _open: weakref.WeakValueDictionary[tuple[Path, int, int], Catalogue] = weakref.WeakValueDictionary()
-_lock = threading.Lock()
+_lock = fork_safe_lock()
 
 
 def open_catalogue(folder: Path) -> Catalogue:

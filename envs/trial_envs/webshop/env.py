@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, SupportsIndex
+from typing import Any
 
 from trial_envs.core import Outcome, TextEnv
 from trial_envs.core.levels import level_named
@@ -129,12 +128,12 @@ class WebShopEnv(TextEnv):
 
     def _choose_task(self, options: Mapping[str, Any] | None) -> str:
         """The task id without leading zeros, so that a goal has one id; an integer is a goal number in every split."""
-        wanted = options.get("task") if isinstance(options, Mapping) else None
-        if isinstance(wanted, SupportsIndex) and not isinstance(wanted, bool):
-            options = {**(options or {}), "task": str(operator.index(wanted))}
         chosen = super()._choose_task(options)
         self._find_goal(chosen)
         return str(int(chosen))
+
+    def _task_at(self, index: int) -> str:
+        return str(index)
 
     def _start(self, task_id: str) -> tuple[str, Outcome]:
         self._catalogue, self._goal = self._find_goal(task_id)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from trial_envs.core.cache import cache_folder
-from trial_envs.core.levels import level_named
+from trial_envs.core.levels import level_named, require_whole
 from trial_envs.errors import GeneratorSettingError
 from trial_envs.webshop.assortment import (
     BRAND_ENDS,
@@ -56,10 +56,11 @@ class ShopSetting:
 
     def __post_init__(self) -> None:
         most = level_named(LEVELS, self.difficulty).most_products
-        if not 1 <= self.num_products <= most or self.num_goals < 1 or self.seed < 0:
+        require_whole(0, seed=self.seed)
+        require_whole(1, num_products=self.num_products, num_goals=self.num_goals)
+        if self.num_products > most:
             raise GeneratorSettingError(
-                f"found {self.num_products} products, {self.num_goals} goals and seed {self.seed}, expected 1 to "
-                f"{most} products at the level {self.difficulty}, at least 1 goal and a seed from 0"
+                f"found {self.num_products} products, expected 1 to {most} at the level {self.difficulty}"
             )
 
 

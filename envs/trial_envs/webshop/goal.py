@@ -44,6 +44,10 @@ class Goal:
     wanted: Mapping[str, str] | tuple[str, ...]
     weight: float = 1.0
 
+    def __post_init__(self) -> None:
+        if not self.attributes:
+            raise ValueError("it asks for no attribute, which the reward divides by")
+
     @property
     def option_targets(self) -> tuple[tuple[str, str] | str, ...]:
         """The wanted options: (name, value) pairs, or only values."""

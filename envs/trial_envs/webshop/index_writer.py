@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -44,12 +46,7 @@ def write_index(
     Raises:
         FileExistsError: the folder to replace holds something else than an index.
     """
-    if (
-        replace
-        and target.exists()
-        and not (target / MANIFEST).is_file()
-        and (target.is_file() or any(target.iterdir()))
-    ):
+    if replace and _is_foreign(target):
         raise FileExistsError(f"{target} exists and is no index of a shop; choose another folder")
     target.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix=f"{target.name}-", suffix=".part", dir=target.parent))
@@ -77,18 +74,31 @@ def write_index(
 
 
 def _rename(building: Path, target: Path, replace: bool) -> None:
-    if replace and target.exists():
-        old = Path(tempfile.mkdtemp(prefix=f"{target.name}-", suffix=".old", dir=target.parent))
-        os.replace(target, old / "index")
-        os.replace(building, target)
-        shutil.rmtree(old)
-        return
+    """Moves the new folder to its place, where another process may put one, or take one away, at any time."""
+    while True:
+        try:
+            os.rename(building, target)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or _is_foreign(target):
+                raise
+        if not replace:
+            shutil.rmtree(building)
+            return
+        folder = tempfile.TemporaryDirectory(prefix=f"{target.name}-", suffix=".old", dir=target.parent)
+        with folder as old, suppress(FileNotFoundError):
+            os.rename(target, Path(old) / "index")
+
+
+def _is_foreign(target: Path) -> bool:
+    """Whether it is a file, or a folder that has files and no index's manifest."""
     try:
-        os.rename(building, target)
-    except OSError:
-        if not (target / MANIFEST).is_file():
-            raise
-        shutil.rmtree(building)
+        names = os.listdir(target)
+    except FileNotFoundError:
+        return False
+    except NotADirectoryError:
+        return True
+    return bool(names) and MANIFEST not in names
 
 
 def _write_products(folder: Path, products: Iterable[Product]) -> tuple[Groups, int]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from trial_envs.errors import GeneratorSettingError
+from trial_envs.core.levels import require_whole
 from trial_envs.webshop.catalogue import Catalogue
 from trial_envs.webshop.generator import ShopSetting, open_generated
 
@@ -52,8 +52,7 @@ def generated(setting: ShopSetting, num_shops: int) -> ShopSet:
     Raises:
         GeneratorSettingError: ``num_shops`` is below 1.
     """
-    if num_shops < 1:
-        raise GeneratorSettingError(f"found {num_shops} generated shops, expected at least 1")
+    require_whole(1, num_shops=num_shops)
     count = min(num_shops, setting.num_goals)
 
     def opener(index: int) -> Callable[[], Catalogue]:

@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 from gymnasium.utils import RecordConstructorArgs
 
-from trial_envs.wrappers.transcript import Episode, Step, append_episode
+from trial_envs.wrappers.transcript import Episode, Step, append_episode, open_transcript
 
 
 class Recording(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
@@ -25,6 +25,7 @@ class Recording(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
 
     Raises:
         OSError: the file cannot be written to.
+        CorruptTranscriptError: the file ends with a text that is no part of a transcript.
     """
 
     def __init__(self, env: gymnasium.Env[str, str], path: str | os.PathLike[str]) -> None:
@@ -33,7 +34,7 @@ class Recording(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
         self._path = os.path.abspath(path)
         self._seed: int | None = None
         self._steps: list[Step] = []
-        with open(self._path, "ab"):
+        with open_transcript(self._path):
             pass
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
@@ -54,8 +55,10 @@ class Recording(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
 
     def close(self) -> None:
         """Records the running episode unfinished, and closes the environment."""
-        self._write()
-        self.env.close()
+        try:
+            self._write()
+        finally:
+            self.env.close()
 
     def _write(self) -> None:
         """Writes the episode if it has an action."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -47,6 +48,10 @@ class Episode:
         return sum(step.reward for step in self.steps)
 
 
+_OPENING = b'{"env": "'
+"""How :func:`append_episode` begins every line."""
+
+
 def append_episode(path: str | os.PathLike[str], episode: Episode) -> None:
     """Appends one line; a file lock orders the writes of several processes.
 
@@ -54,12 +59,25 @@ def append_episode(path: str | os.PathLike[str], episode: Episode) -> None:
 
     Raises:
         TypeError: ``info`` holds a value that cannot be serialised to JSON.
+        CorruptTranscriptError: the file ends with a text that is no part of an episode; nothing is removed.
     """
     line = json.dumps(asdict(episode)).encode() + b"\n"
+    with open_transcript(path) as stream:
+        stream.write(line)
+
+
+@contextlib.contextmanager
+def open_transcript(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Opens a file to append episodes, locked, with a complete last line; it is created if missing.
+
+    Raises:
+        OSError: the file cannot be written to.
+        CorruptTranscriptError: the file ends with a text that is no part of an episode.
+    """
     with open(path, "a+b") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
-        os.ftruncate(stream.fileno(), _end_of_last_line(stream))
-        stream.write(line)
+        _complete_last_line(stream)
+        yield stream
 
 
 def read_episodes(path: str | os.PathLike[str]) -> Iterator[Episode]:
@@ -70,25 +88,60 @@ def read_episodes(path: str | os.PathLike[str]) -> Iterator[Episode]:
     """
     with open(path, "rb") as stream:
         for number, line in enumerate(stream, 1):
-            if not line.endswith(b"\n"):
+            if not line.endswith(b"\n") and _is_cut(line):
                 return
             try:
-                record = json.loads(line)
-                steps = tuple(Step(**step) for step in record.pop("steps"))
-                yield Episode(steps=steps, **record)
+                yield _parse(line)
             except (ValueError, TypeError, AttributeError, KeyError) as error:
                 raise CorruptTranscriptError(
                     f"line {number} of {Path(path)} is not an episode: {type(error).__name__}: {error}"
                 ) from error
 
 
-def _end_of_last_line(stream: BinaryIO, block: int = 65536) -> int:
-    end = stream.seek(0, os.SEEK_END)
-    while end > 0:
-        start = max(0, end - block)
+def _parse(line: bytes) -> Episode:
+    record = json.loads(line)
+    steps = tuple(Step(**step) for step in record.pop("steps"))
+    return Episode(steps=steps, **record)
+
+
+def _is_cut(line: bytes) -> bool:
+    """Whether a line without an end is the beginning of an episode, and not a whole one."""
+    if not line.startswith(_OPENING):
+        return _OPENING.startswith(line)
+    try:
+        json.loads(line)
+    except ValueError:
+        return True
+    return False
+
+
+def _complete_last_line(stream: BinaryIO) -> None:
+    """Ends a last line that is a whole episode, and removes the beginning of one."""
+    start, line = _unended_line(stream)
+    if not line:
+        return
+    if _is_cut(line):
+        os.ftruncate(stream.fileno(), start)
+        return
+    try:
+        _parse(line)
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise CorruptTranscriptError(
+            f"{stream.name} ends with {line[:80]!r}, which is no part of an episode; choose another file"
+        ) from error
+    stream.write(b"\n")
+
+
+def _unended_line(stream: BinaryIO, block: int = 65536) -> tuple[int, bytes]:
+    """Where the text after the last line break begins, and the text."""
+    end = start = stream.seek(0, os.SEEK_END)
+    line = b""
+    while start > 0:
+        start = max(0, start - block)
         stream.seek(start)
-        found = stream.read(end - start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
-        end = start
-    return 0
+        line = stream.read(end - start)
+        if b"\n" in line:
+            break
+        block *= 2
+    line = line[line.rfind(b"\n") + 1 :]
+    return end - len(line), line

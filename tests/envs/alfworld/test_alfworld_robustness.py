@@ -6,7 +6,9 @@ import json
 import multiprocessing
 import pickle
 import shutil
+import sys
 import threading
+import time
 from concurrent.futures import ProcessPoolExecutor
 
 import gymnasium
@@ -14,11 +16,13 @@ import pytest
 from packed_games import pack_games
 
 import trial_envs  # noqa: F401  registers the ids
+from trial_envs.alfworld import translation
 from trial_envs.alfworld.engine import AlfredEngine, GameText
 from trial_envs.alfworld.env import ALFWorldEnv
 from trial_envs.alfworld.export import write_games
 from trial_envs.alfworld.generator import generate, task_ids
 from trial_envs.alfworld.library import LIBRARIES
+from trial_envs.alfworld.translation import translate
 from trial_envs.errors import (
     CorruptGameError,
     EpisodeOverError,
@@ -220,43 +224,23 @@ def test_four_processes_at_once_get_the_answers_of_one():
     assert answers == [play_all(0)] * 4
 
 
-def child_plays(env, answers):
-    command, *rest = env.walkthrough
-    answers.put([env.step(command), *(env.step(c) for c in rest), env.reset(seed=3)])
+def test_threads_that_translate_first_leave_the_arguments_of_the_process_as_they_were(monkeypatch):
+    game, before = generate(task_ids("tiny", 0, 1)[0]).text, list(sys.argv)
 
+    def import_slowly(name):
+        time.sleep(0.05)
+        return sys.modules[name]
 
-def fork_in_mid_episode() -> tuple[list, list]:
-    """Answers of the last of five forks, and those of the process itself."""
-    env, other = ALFWorldEnv(**TINY), ALFWorldEnv(**TINY)
-    stop = threading.Event()
-
-    def play():
-        while not stop.is_set():
-            other.reset()
-            other.step("look")
-
-    thread = threading.Thread(target=play)
-    thread.start()
-    try:
-        env.reset(seed=2)
-        context = multiprocessing.get_context("fork")
-        for _ in range(5):
-            answers = context.Queue()
-            child = context.Process(target=child_plays, args=(env, answers))
-            child.start()
-            found = answers.get(timeout=60)
-            child.join(60)
-            assert child.exitcode == 0
-    finally:
-        stop.set()
+    translate(game.domain, game.problem)
+    monkeypatch.setattr(translation.importlib, "import_module", import_slowly)
+    translation._translator.cache_clear()
+    threads = [threading.Thread(target=translate, args=(game.domain, game.problem)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.02)
+    for thread in threads:
         thread.join(60)
-    return found, [*(env.step(c) for c in env.walkthrough), env.reset(seed=3)]
-
-
-def test_a_fork_in_mid_episode_plays_on_while_other_threads_play():
-    with fresh_processes(1) as pool:
-        found, expected = pool.submit(fork_in_mid_episode).result(timeout=120)
-    assert found == expected
+    assert sys.argv == before
 
 
 def test_an_environment_that_nobody_closed_gives_its_library_back():

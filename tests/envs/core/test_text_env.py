@@ -23,6 +23,7 @@ class CountingEnv(TextEnv):
     def __init__(self, max_turns: int = 3, render_mode: str | None = None) -> None:
         super().__init__("numbers", max_turns, render_mode)
         self.freed = 0
+        self.failing = False
 
     def tasks(self, split: str | None = None) -> Sequence[str]:
         return [str(n) for n in range(50)]
@@ -31,15 +32,21 @@ class CountingEnv(TextEnv):
         return "even" if int(task_id) % 2 == 0 else "odd"
 
     def _start(self, task_id: str) -> tuple[str, Outcome]:
+        self._run()
         self.wanted = task_id
         return f"say {task_id}", Outcome("Ünïcode 你好\n", ("1", "2"))
 
     def _advance(self, action: str) -> Outcome:
+        self._run()
         won = action == self.wanted
         return Outcome("so", ("1",), float(won), float(won), won, won, invalid_action=action == "error")
 
     def _free(self) -> None:
         self.freed += 1
+
+    def _run(self) -> None:
+        if self.failing:
+            raise OSError("no engine")
 
 
 def test_the_fixed_keys_of_info_and_their_types():
@@ -91,7 +98,26 @@ def test_a_task_is_chosen_by_its_id_or_by_its_index():
     assert env.reset(seed=3, options={"task": None}) == env.reset(seed=3)
 
 
-@pytest.mark.parametrize("task", [50, -1, 7.0, True, b"7", ["7"], {}, 10**30])
+@pytest.mark.parametrize(
+    "task",
+    [
+        50,
+        -1,
+        7.0,
+        True,
+        b"7",
+        ["7"],
+        {},
+        10**15,
+        10**30,
+        -(10**5000),
+        np.array([1, 2]),
+        np.array(["7"]),
+        np.array([]),
+        np.True_,
+    ],
+    ids=lambda task: type(task).__name__,
+)
 def test_a_task_that_is_neither_an_id_nor_an_index_is_refused(task):
     with pytest.raises(UnknownTaskError):
         CountingEnv().reset(options={"task": task})
@@ -103,7 +129,50 @@ def test_unknown_options_are_refused(options):
         CountingEnv().reset(options=options)
 
 
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
+DUPLICATES = pytest.mark.parametrize(
+    "duplicate",
+    [copy.copy, copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))],
+    ids=["copy", "deepcopy", "pickle"],
+)
+
+
+@DUPLICATES
+@pytest.mark.parametrize("actions", [["1", "2", "3"], ["7"]], ids=["truncated", "won"])
+def test_the_copy_of_an_ended_episode_shows_its_end_and_takes_no_action(duplicate, actions):
+    env = CountingEnv(render_mode="ansi")
+    env.reset(options={"task": "7"})
+    for action in actions:
+        env.step(action)
+    other = duplicate(env)
+    assert other.render() == env.render() == f"> {actions[-1]}\nso\n"
+    with pytest.raises(EpisodeOverError):
+        other.step("1")
+
+
+@DUPLICATES
+def test_a_failed_reset_or_step_leaves_no_episode(duplicate):
+    env = CountingEnv(render_mode="ansi")
+    env.reset(options={"task": "7"})
+    with pytest.raises(UnknownTaskError):
+        env.reset(options={"task": 50})
+    env.failing = True
+    with pytest.raises(OSError, match="no engine"):
+        env.reset(options={"task": "8"})
+    for failed in (env, duplicate(env)):
+        assert failed.render() == "\n"
+        with pytest.raises(EpisodeOverError):
+            failed.step("1")
+    env.failing = False
+    env.reset(options={"task": "8"})
+    env.failing = True
+    with pytest.raises(OSError, match="no engine"):
+        env.step("1")
+    for failed in (env, duplicate(env)):
+        with pytest.raises(EpisodeOverError):
+            failed.step("1")
+
+
+@DUPLICATES
 def test_a_copy_goes_on_by_itself_where_the_original_is(duplicate):
     env = CountingEnv(max_turns=3, render_mode="ansi")
     env.reset(seed=5)
@@ -160,8 +229,9 @@ def test_misuse_is_refused_with_what_to_do():
     env.step("no")
     with pytest.raises(EpisodeOverError):
         env.step("no")
-    with pytest.raises(ValueError, match="max_turns is 0"):
-        CountingEnv(max_turns=0)
+    for wrong in (0, 2.5, "3", None):
+        with pytest.raises(ValueError, match="found max_turns"):
+            CountingEnv(max_turns=wrong)
 
 
 def test_close_frees_once_and_the_environment_is_then_closed():

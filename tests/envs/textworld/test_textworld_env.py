@@ -102,7 +102,14 @@ def test_unknown_settings_and_tasks():
     env = TextWorldEnv()
     with pytest.raises(UnknownSplitError, match="'valid'"):
         TextWorldEnv("valid")
-    for wrong in ({"level": 31}, {"level": 0}, {"families": ["cooking"]}, {"families": []}, {"num_games": 0}):
+    for wrong in (
+        {"level": 31},
+        {"level": 0},
+        {"families": ["cooking"]},
+        {"families": []},
+        {"num_games": 0},
+        {"num_games": 1_000_001},
+    ):
         with pytest.raises(GeneratorSettingError):
             TextWorldEnv(**wrong)
     for task in (

@@ -269,8 +269,15 @@ def test_unknown_tasks_are_refused(env, task):
 def test_other_wrong_settings_are_refused(own_cache, env):
     with pytest.raises(UnknownSplitError):
         WebShopEnv("valid")
-    with pytest.raises(GeneratorSettingError):
-        WebShopEnv("generated", num_products=0)
+    for wrong in (
+        {"num_products": 0},
+        {"num_games": 2.0},
+        {"generator_seed": 1e6},
+        {"generator_seed": True},
+        {"num_shops": 1.5},
+    ):
+        with pytest.raises(GeneratorSettingError, match="expected a whole number from"):
+            WebShopEnv("generated", **wrong)
     with pytest.raises(UnknownOptionError, match="color"):
         env.reset(options={"color": "red"})
     with pytest.raises(MissingDataError, match="WEBSHOP_DATA"):

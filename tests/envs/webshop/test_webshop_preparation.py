@@ -2,16 +2,20 @@
 
 import json
 import lzma
+import os
+import pathlib
 import shutil
+from dataclasses import asdict
 
 import pytest
 from third_party import WEBSHOP_1K
 from webshop_source import ATTRIBUTES, PRODUCTS, tag, write_source
 
 from trial_envs.errors import CorruptCatalogueError, MissingDataError, MissingPackageError
-from trial_envs.webshop import sources
+from trial_envs.webshop import index_writer, sources
 from trial_envs.webshop.catalogue import open_catalogue
 from trial_envs.webshop.env import WebShopEnv
+from trial_envs.webshop.goal import Goal
 from trial_envs.webshop.nouns import tag_titles
 from trial_envs.webshop.preparation import import_shop, prepare
 
@@ -100,6 +104,40 @@ def test_importing_again_replaces_the_shop(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "index"]
 
 
+@pytest.mark.parametrize("interference", ["places its own", "takes it away"])
+def test_an_import_beside_that_of_another_process_replaces_the_shop(tmp_path, monkeypatch, interference):
+    """The other process acts just before this one moves its folder to the target."""
+    target, other = tmp_path / "index", tmp_path / "other"
+    source = write_source(tmp_path / "a", PRODUCTS[:1])
+    for folder in (target, other):
+        import_shop(write_source(tmp_path / f"b{folder.name}"), folder, tagger=tag)
+    before = sorted(path.name for path in tmp_path.iterdir() if path != other)
+    move = os.rename
+
+    def interfere(rename):
+        def renamed(old, new):
+            if pathlib.Path(old) == target and interference == "takes it away" and other.exists():
+                shutil.rmtree(other)
+                shutil.rmtree(target)
+            if (
+                pathlib.Path(new) == target
+                and interference == "places its own"
+                and not target.exists()
+                and other.exists()
+            ):
+                move(other, target)
+            rename(old, new)
+
+        return renamed
+
+    monkeypatch.setattr(index_writer.os, "rename", interfere(os.rename))
+    monkeypatch.setattr(index_writer.os, "replace", interfere(os.replace))
+    import_shop(source, target, tagger=tag)
+    assert not other.exists()
+    assert open_catalogue(target).num_products == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
 def test_malformed_and_repeated_asins_are_left_out(tmp_path):
     odd = [{**PRODUCTS[0], "asin": "nan"}, {**PRODUCTS[0], "asin": "B" * 11}, {**PRODUCTS[1], "name": "again"}]
     shop = open_catalogue(prepare(write_source(tmp_path / "s", PRODUCTS + odd), tmp_path / "i", tagger=tag))
@@ -130,6 +168,17 @@ def test_damaged_sources_are_refused_and_leave_nothing_behind(tmp_path, products
     with pytest.raises(CorruptCatalogueError):
         prepare(folder, tmp_path / "index", tagger=tag)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_recorded_goal_without_attributes_is_refused(tmp_path):
+    goal = asdict(open_catalogue(prepare(write_source(tmp_path / "s"), tmp_path / "i", tagger=tag)).goal(0))
+    raw = goal | {"instruction_text": goal["instruction"], "goal_options": goal["wanted"], "attributes": []}
+    source = write_source(tmp_path / "source")
+    (source / "goals.jsonl").write_text(json.dumps(raw))
+    with pytest.raises(CorruptCatalogueError, match="asks for no attribute"):
+        prepare(source, tmp_path / "index", tagger=tag)
+    with pytest.raises(CorruptCatalogueError, match="asks for no attribute"):
+        Goal.unpack(json.dumps(goal | {"attributes": []}).encode())
 
 
 @pytest.mark.parametrize("name", ["items_shuffle.json.xz", "items_shuffle.json"])

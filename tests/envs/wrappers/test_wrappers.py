@@ -10,7 +10,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from trial_envs.core import Outcome, TextEnv
-from trial_envs.errors import CorruptTranscriptError, EpisodeOverError
+from trial_envs.errors import ClosedEnvError, CorruptTranscriptError, EpisodeOverError
 from trial_envs.wrappers import ActionProjection, Episode, HistoryWindow, Recording, Step, append_episode, read_episodes
 
 
@@ -127,6 +127,42 @@ def test_an_incomplete_last_line_is_skipped_and_then_replaced(tmp_path):
     assert list(read_episodes(file)) == [episode]
     append_episode(file, episode)
     assert file.read_bytes() == whole * 2
+
+
+@pytest.mark.parametrize(
+    "text", ["my notes", "a,b\n1,2", "{}", '{"env": "e"}', '{"env": 1', "[1, 2", "x" * 200_000, "\n" + "x" * 200_000]
+)
+def test_text_that_is_no_episode_is_refused_and_kept(tmp_path, text):
+    file = tmp_path / "notes.txt"
+    file.write_text(text)
+    for write in (lambda: append_episode(file, Episode("e", None, ())), lambda: Recording(EchoEnv(), file)):
+        with pytest.raises(CorruptTranscriptError, match=r"notes.txt ends with .*choose another file"):
+            write()
+    with pytest.raises(CorruptTranscriptError):
+        list(read_episodes(file))
+    assert file.read_text() == text
+
+
+def test_a_whole_last_line_without_its_end_is_kept(tmp_path):
+    file = tmp_path / "episodes.jsonl"
+    episode = Episode("e", 1, (Step(None, "o" * 200_000, 0.0, False, False, {"n": 1}),))
+    append_episode(file, episode)
+    whole = file.read_bytes()
+    file.write_bytes((whole * 2).rstrip())
+    assert list(read_episodes(file)) == [episode] * 2
+    append_episode(file, episode)
+    assert file.read_bytes() == whole * 3
+
+
+def test_an_episode_that_cannot_be_written_leaves_no_environment_open(tmp_path):
+    env = Recording(EchoEnv(), tmp_path / "episodes.jsonl")
+    env.reset()
+    env.step("one")
+    (tmp_path / "episodes.jsonl").write_text("my notes")
+    with pytest.raises(CorruptTranscriptError):
+        env.close()
+    with pytest.raises(ClosedEnvError):
+        env.unwrapped.reset()
 
 
 @pytest.mark.parametrize("line", ["no JSON", "[]", "{}", '{"env": "e", "seed": 1, "steps": [{"action": 1}]}', "\x00"])

@@ -1,0 +1,80 @@
+"""Forks: locks that a child process finds free, and temporary folders that no child removes.
+
+``gymnasium.vector.AsyncVectorEnv`` forks by default. A child has one thread: a lock that another thread held at the fork would
+stay locked in it for ever, and the state behind the lock half changed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+import weakref
+from pathlib import Path
+
+_LOCKS: list[threading.RLock] = []
+_HELD: list[threading.RLock] = []
+"""Those that the running fork holds."""
+
+
+def fork_safe_lock() -> threading.RLock:
+    """A re-entrant lock that every fork waits for, so that the child finds it free."""
+    lock = threading.RLock()
+    _LOCKS.append(lock)
+    return lock
+
+
+def _hold_all() -> None:
+    """Takes all locks. None is held while another one is waited for, so threads may nest them in any order."""
+    locks = list(_LOCKS)
+    while True:
+        locks[0].acquire()
+        busy = next((n for n, lock in enumerate(locks) if n and not lock.acquire(blocking=False)), None)
+        if busy is None:
+            _HELD.extend(locks)
+            return
+        for lock in locks[:busy]:
+            lock.release()
+        locks[0], locks[busy] = locks[busy], locks[0]
+
+
+def _release_all() -> None:
+    while _HELD:
+        _HELD.pop().release()
+
+
+class ProcessFolder:
+    """A temporary folder of the calling process, which is removed when the process ends or the object is collected.
+
+    A forked child gets a folder of its own, and leaves the one of its parent alone.
+    """
+
+    def __init__(self) -> None:
+        self._owner = 0
+        self._path = Path()
+
+    def path(self) -> Path:
+        """The folder; made at the first call of a process."""
+        with _FOLDERS:
+            if self._owner != os.getpid():
+                self._path = Path(tempfile.mkdtemp(prefix="trial_envs-"))
+                self._owner = os.getpid()
+                self._finalizer = weakref.finalize(self, _remove, self._owner, self._path)
+            return self._path
+
+    def remove(self) -> None:
+        """Removes the folder of this process, if it has one."""
+        with _FOLDERS:
+            if self._owner == os.getpid():
+                self._finalizer()
+                self._owner = 0
+
+
+def _remove(owner: int, path: Path) -> None:
+    if owner == os.getpid():
+        shutil.rmtree(path, ignore_errors=True)
+
+
+_FOLDERS = fork_safe_lock()
+os.register_at_fork(before=_hold_all, after_in_parent=_release_all, after_in_child=_release_all)

@@ -1,0 +1,157 @@
+"""Every environment plays on in a forked child, and a child leaves what its parent uses alone.
+
+The forks happen in a process that is started for the test: one of the tests' own process would take over locks of Ray's threads.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from trial_envs.core.forks import ProcessFolder
+
+SETTINGS = {
+    "trial/ALFWorld-v0": {"split": "generated", "difficulty": "tiny", "num_games": 4},
+    "trial/WebShop-v0": {"split": "generated", "difficulty": "tiny", "num_games": 4},
+    "trial/TextWorld-v0": {"level": 1, "num_games": 4},
+}
+
+PROCESS = """
+import faulthandler, os, signal, sys, threading
+import gymnasium
+import trial_envs
+
+faulthandler.register(signal.SIGALRM, chain=True)
+signal.alarm(200)
+
+
+def in_child(work):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(90)
+        work()
+        sys.exit(0)  # unlike os._exit, this runs what is registered with atexit
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def finish(env):
+    return [env.step(command) for command in env.unwrapped.walkthrough]
+
+
+def make():
+    return gymnasium.make(ENV_ID, **SETTINGS)
+
+
+"""
+
+
+def run(code: str, **names: object) -> None:
+    """Runs the code in a process of its own, with the names."""
+    given = "".join(f"{name} = {value!r}\n" for name, value in names.items())
+    done = subprocess.run([sys.executable, "-c", given + PROCESS + code], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("env_id", SETTINGS)
+def test_whatever_a_child_does_with_an_environment_its_parent_plays_on(env_id):
+    code = """
+env = make()
+started = env.reset(options={"task": 0})
+won = finish(env)
+
+def forget():
+    global env
+    del env
+
+for work in (env.close, lambda: env.reset(options={"task": 1}), forget, lambda: None):
+    in_child(work)
+    assert env.reset(options={"task": 0}) == started
+    assert finish(env) == won
+"""
+    run(code, ENV_ID=env_id, SETTINGS=SETTINGS[env_id])
+
+
+@pytest.mark.parametrize("env_id", SETTINGS)
+def test_a_child_plays_on_in_mid_episode_while_other_threads_make_and_play(env_id):
+    code = """
+env = make()
+first = env.reset(options={"task": 0})
+answers = finish(env)
+stop = threading.Event()
+
+def play():
+    while not stop.is_set():
+        other = gymnasium.make(ENV_ID, **SETTINGS | {"num_games": 3})
+        other.reset()
+        finish(other)
+        other.close()
+
+def work():
+    assert finish(env) == answers
+    assert env.reset(options={"task": 0}) == first
+    again = make()
+    assert again.reset(options={"task": 0}) == first
+    again.close()
+    env.close()
+
+thread = threading.Thread(target=play)
+thread.start()
+try:
+    for _ in range(FORKS):
+        env.reset(options={"task": 0})
+        in_child(work)
+finally:
+    stop.set()
+    thread.join(60)
+assert (env.reset(options={"task": 0}), finish(env)) == (first, answers)
+env.close()
+"""
+    forks = 1 if "TextWorld" in env_id else 4  # making one of its games takes a second, and holds its lock
+    run(code, ENV_ID=env_id, SETTINGS=SETTINGS[env_id], FORKS=forks)
+
+
+def test_locks_may_be_nested_in_any_order_beside_a_fork():
+    code = """
+from trial_envs.core.forks import fork_safe_lock
+
+one, other = fork_safe_lock(), fork_safe_lock()
+for outer, inner in ((one, other), (other, one)):
+    held, forking = threading.Event(), threading.Event()
+
+    def nest():
+        with outer:
+            held.set()
+            forking.wait()
+            threading.Event().wait(0.3)  # the fork waits for the locks by now
+            with inner:
+                pass
+
+    thread = threading.Thread(target=nest)
+    thread.start()
+    held.wait()
+    forking.set()
+    in_child(lambda: [lock.acquire(blocking=False) or sys.exit(1) for lock in (one, other)])
+    thread.join()
+"""
+    run(code)
+
+
+def test_a_childs_folder_is_its_own_and_both_are_removed():
+    folder = ProcessFolder()
+    mine = folder.path()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        theirs = folder.path()
+        os.write(writing, str(theirs).encode())
+        folder.remove()
+        os._exit(0 if mine.is_dir() and not theirs.exists() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert os.read(reading, 4096).decode() != str(mine)
+    assert mine.is_dir()
+    assert folder.path() == mine
+    del folder
+    assert not mine.exists()
