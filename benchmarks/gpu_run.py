@@ -120,13 +120,13 @@ def iteration(setup: Setup) -> tuple[list[Measure], dict[str, Any]]:
         result = algorithm.train()
         seconds = time.perf_counter() - began
         engine = algorithm.config.engine
-    timers = {name: float(value) for name, value in result["timers"].items() if isinstance(value, int | float)}
+    phases = {name: float(value) for name, value in result["seconds"].items()}
     rows = int(result["rows"]["given_to_learners"])
-    shares = ", ".join(f"{name} {value:.2f} s" for name, value in sorted(timers.items(), key=lambda item: -item[1])[:4])
+    shares = ", ".join(f"{name} {value:.2f} s" for name, value in sorted(phases.items(), key=lambda item: -item[1]))
     measure = Measure(
         f"an iteration of TRIAL in ALFWorld, {SMOLLM2}'s layers, {engine}",
         seconds,
         "s",
-        note=f"{rows:,} rows; running means: {shares}",
+        note=f"{rows:,} rows; {shares}",
     )
-    return [measure], {"seconds": seconds, "timers": timers, "rows": rows}
+    return [measure], {"seconds": seconds, "phases": phases, "rows": rows}

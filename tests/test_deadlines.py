@@ -28,7 +28,6 @@ ALLOWED = {
     ("rollout/event_loop.py", "outside_loop", "(...).result"): "the caller's own work, in a thread of its own",
     ("rollout/workers.py", "_sample", "ray.get"): "of calls that ray.wait found ready",
     ("rollout/workers.py", "stream_groups", "ray.get"): "of an item that ray.wait found ready",
-    ("rollout/workers.py", "take_groups", "ray.get"): "of calls that ray.wait found ready",
     ("inference/pool.py", "answers", "ray.get"): "of calls that ray.wait found ready",
     ("algorithms/run_actors.py", "answering", "ray.get"): "of calls that ray.wait found ready",
     ("algorithms/learner_update.py", "update_learners", "ray.get"): "of calls that ray.wait found ready",
@@ -51,6 +50,11 @@ ALLOWED = {
         "ended.get",
     ): "ends with the task that plays, whose requests have deadlines",
     ("rollout/env_runner.py", "stream_groups", "playing.result"): "of a task that has ended",
+    (
+        "core/forks.py",
+        "_hold_all",
+        "(...).acquire",
+    ): "held for a start or a load, and by no thread that waits for another lock here",
     ("alfworld/engine.py", "__init__", "LIBRARIES.acquire"): "takes a copy of a library, and waits for nothing",
     ("rollout/env_runner.py", "_play_groups", "slots.acquire"): "freed by rollouts, whose requests have deadlines",
 }

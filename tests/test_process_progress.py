@@ -32,6 +32,20 @@ def child():
         process.kill()
 
 
+def test_a_process_that_ends_while_it_is_looked_at_is_said_to_have_ended(child, monkeypatch):
+    kill = os.kill
+
+    def kill_too_late(pid, number):
+        kill(child.pid, signal.SIGKILL)
+        child.wait(timeout=30)
+        kill(pid, number)
+
+    monkeypatch.setattr(os, "kill", kill_too_late)
+    told = describe_processes([child.pid])[child.pid]["stacks"]
+    monkeypatch.undo()
+    assert told == "none: the process ended meanwhile"
+
+
 def test_stacks_are_told_again_and_again_and_leave_nothing(child):
     deadline = time.monotonic() + 30
     while "in hanging_step" not in (told := describe_processes([child.pid])[child.pid])["stacks"]:

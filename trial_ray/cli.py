@@ -7,9 +7,10 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from trial_ray import __version__
 from trial_ray.commands import (
@@ -60,15 +61,18 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _require_homes(values: Iterable[object]) -> None:
-    for path in values:
-        if isinstance(path, list):
-            _require_homes(path)
-        elif isinstance(path, Path):
-            try:
-                path.expanduser()
-            except RuntimeError as error:
-                raise UserInputError(f"{path} is in the home of a user who is not known here.") from error
+def _with_home(value: Any) -> Any:
+    """An argument with the home folder in place of ``~``, in a path and in a list of paths.
+
+    Raises:
+        UserInputError: there is no such user.
+    """
+    if isinstance(value, list):
+        return [_with_home(each) for each in value]
+    try:
+        return value.expanduser() if isinstance(value, Path) else value
+    except RuntimeError as error:
+        raise UserInputError(f"{value} is in the home of a user who is not known here.") from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,7 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.setdefault("TQDM_DISABLE", "1")  # transformers shows a bar for every file that it reads or writes
         logging.getLogger("ray.rllib.algorithms").setLevel(logging.ERROR)  # it greets every algorithm with a warning
     try:
-        _require_homes(vars(args).values())
+        for name, value in vars(args).items():
+            setattr(args, name, _with_home(value))
         with termination_as_interrupt():
             code: int = args.run(args)
         return code

@@ -31,6 +31,10 @@ class CheckpointError(UserInputError):
     """A checkpoint is missing, incomplete, or of another kind than expected."""
 
 
+class FolderInUseError(UserInputError):
+    """Another command is writing into the folder."""
+
+
 class MissingDependencyError(UserInputError):
     """A package that the configuration asks for is not installed."""
 

@@ -130,6 +130,13 @@ def _stacks(pid: int, state: str) -> str:
     file = _stacks_file(pid)
     if file is None or state in ("gone", "stopped", "zombie"):
         return "none: " + ("it does not write any" if file is None else f"the process is {state}")
+    try:
+        return _written_stacks(pid, file)
+    except OSError:
+        return "none: the process ended meanwhile"
+
+
+def _written_stacks(pid: int, file: Path) -> str:
     before = file.stat().st_size
     os.kill(pid, signal.SIGUSR2)
     deadline, size = time.monotonic() + STACKS_TIMEOUT_S, before

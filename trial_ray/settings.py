@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import math
 import numbers
 import sys
 import textwrap
@@ -49,6 +50,7 @@ class Declaration:
         above: number that the value must exceed.
         within: smallest and largest value.
         one_of: the values that are known.
+        infinite: whether the value may be infinite, where it is a bound.
         section: the fluent method that sets it.
     """
 
@@ -57,6 +59,7 @@ class Declaration:
     above: float | None = None
     within: tuple[float, float] | None = None
     one_of: tuple[Any, ...] = ()
+    infinite: bool = False
     section: str = ""
 
     @property
@@ -68,7 +71,8 @@ class Declaration:
     def allows(self, value: Any) -> bool:
         """Whether a value of the right type lies in the range; NaN lies in none."""
         return (
-            (self.at_least is None or value >= self.at_least)
+            (self.infinite or not _is_infinite(value))
+            and (self.at_least is None or value >= self.at_least)
             and (self.above is None or value > self.above)
             and (self.within is None or self.within[0] <= value <= self.within[1])
             and (not self.one_of or value in self.one_of)
@@ -84,6 +88,7 @@ def setting(
     above: float | None = None,
     within: tuple[float, float] | None = None,
     one_of: Iterable[Any] = (),
+    infinite: bool = False,
 ) -> Any:
     """Declare a setting in the body of a class of settings: ``name: type = setting(default, "what it means")``.
 
@@ -98,8 +103,9 @@ def setting(
         above: number that the value must exceed.
         within: smallest and largest value.
         one_of: the values that are known.
+        infinite: whether a bound may be infinite, which switches it off.
     """
-    declared = Declaration(doc, at_least, above, within, tuple(one_of))
+    declared = Declaration(doc, at_least, above, within, tuple(one_of), infinite)
     if factory is not None:
         return dataclasses.field(default_factory=factory, metadata={_METADATA: declared})
     return dataclasses.field(default=default, metadata={_METADATA: declared})
@@ -289,6 +295,12 @@ def plain_types(cls: type, name: str) -> frozenset[type]:
     return frozenset() if field is None else plain_types_of(field.type)
 
 
+def may_be_infinite(cls: type, name: str) -> bool:
+    """Whether a setting of the class takes an infinite number."""
+    field = fields_of(cls).get(name)
+    return field is not None and _declaration(field).infinite
+
+
 def plain_types_of(annotation: Any) -> frozenset[type]:
     """Plain types that an annotation names; empty where it names any other."""
     parts = _parts(annotation)
@@ -327,7 +339,7 @@ def check_settings(config: Any) -> None:
     for name, field in fields_of(type(config)).items():
         value = getattr(config, name)
         if not is_search(value) and not _fits(value, field):
-            text = expected(field)
+            text = f"{'finite ' if _is_infinite(value) else ''}{expected(field)}"
             article = "" if text.startswith("one of") else "an " if text[0] in "aeiou" else "a "
             raise ConfigError(f"{name} is {value!r}, expected {article}{text}.")
 
@@ -337,6 +349,10 @@ def is_search(value: Any) -> bool:
     if isinstance(value, dict):
         return value.keys() == {"grid_search"}
     return any((base.__module__, base.__name__) == _SEARCHED for base in type(value).__mro__)
+
+
+def _is_infinite(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and abs(value) == math.inf
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -253,3 +253,21 @@ def test_defaults_of_an_adapter_go_with_its_environment_and_leave_what_the_user_
     assert config.environment("trial/ALFWorld-v0").max_prompt_tokens == 2048
     config.rollouts(max_prompt_tokens=1000)
     assert config.environment("trial/WebShop-v0").max_prompt_tokens == 1000
+
+
+@pytest.mark.parametrize(
+    ("model", "compute", "gpus", "dtype", "limit"),
+    [
+        ("float32", None, 0, "float32", 1e-3),
+        ("float64", None, 0, "float64", 1e-3),
+        ("bfloat16", None, 0, "bfloat16", 0.1),
+        ("bfloat16", "float32", 1, "bfloat16", 0.1),
+        ("float32", "float32", 1, "float32", 1e-3),
+        ("float32", None, 1, "bfloat16", 0.1),
+    ],
+)
+def test_the_gap_to_the_engine_is_that_of_the_type_in_which_the_passes_compute(model, compute, gpus, dtype, limit):
+    config = GRPOConfig().policy(model_dtype=model, compute_dtype=compute).learners(num_gpus_per_learner=gpus)
+    config.engines(engine_kwargs={"dtype": "float32"})
+    assert config.passes_dtype() == dtype
+    assert config.logprob_gap_limit() == limit

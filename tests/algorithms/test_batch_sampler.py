@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from trial_ray.algorithms import GRPOConfig
-from trial_ray.algorithms.batch_sampler import BatchSampler
+from trial_ray.algorithms.batch_sampler import BatchSampler, SampledBatch
 from trial_ray.algorithms.task_sampler import TaskSampler
-from trial_ray.errors import InfrastructureError
+from trial_ray.errors import EnvironmentFaultError, InfrastructureError, PromptTooLongError
 from trial_ray.rollout.requests import GroupRequest, GroupSample
+from trial_ray.rollout.rollout_counts import RolloutCounts
+from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
 
 
 class PlayedWorkers:
@@ -22,9 +25,9 @@ class PlayedWorkers:
 
     def sample_groups(self, requests, settings):
         self.calls += 1
-        return [([self._play(request, self.calls) for request in requests], {})]
+        return [self._play(request, self.calls) for request in requests]
 
-    def repair(self) -> None:
+    def repair(self, again: int) -> None:
         """Nothing to repair."""
 
     def take_losses(self) -> list[str]:
@@ -33,22 +36,74 @@ class PlayedWorkers:
 
 def sample_of(request: GroupRequest, survivors: int = 4, zero_variance: bool = False, rows: int = 10) -> GroupSample:
     errors = [] if survivors == 4 else ["EngineError: gone"]
-    return GroupSample(request, None, [], errors, survivors, rows, zero_variance)
+    return GroupSample(request, None, [], errors, survivors, rows, zero_variance, RolloutCounts(turns=rows))
 
 
 def sampler(play, **training) -> tuple[BatchSampler, PlayedWorkers]:
     config = GRPOConfig().environment("trial/ALFWorld-v0").training(group_size=4, tasks_per_iteration=4, **training)
     workers = PlayedWorkers(play)
     tasks = TaskSampler([[f"task-{number}" for number in range(100)]], seed=0)
-    return BatchSampler(config, tasks, workers, lambda metrics: None), workers
+    return BatchSampler(config, tasks, workers), workers
 
 
-def _counted(counts: dict[str, float]) -> dict[str, float]:
-    return {name: count for name, count in counts.items() if count}
+def counted(batch: SampledBatch, prefix: str) -> dict[str, float]:
+    """The counts that are not 0."""
+    found = {name.removeprefix(prefix): count for name, count in batch.metrics().items() if name.startswith(prefix)}
+    return {name: count for name, count in found.items() if count and not name.endswith("fraction")}
 
 
-def adds_up(rows: dict[str, float]) -> bool:
-    return rows["sampled"] == rows["given_to_learners"] + rows["left_out"] + rows["redrawn"]
+def adds_up(batch: SampledBatch) -> bool:
+    rows = {"left_out": 0, "redrawn": 0, **counted(batch, "rows/")}
+    played = sum((counts.turns for counts in batch.counts.values()), 0)
+    return rows["sampled"] == rows["given_to_learners"] + rows["left_out"] + rows["redrawn"] == played
+
+
+@pytest.mark.parametrize(
+    ("failed_by", "expected"),
+    [
+        (("environment", "environment"), EnvironmentFaultError),
+        (("environment", "engine"), InfrastructureError),
+        (("engine", "engine"), InfrastructureError),
+    ],
+)
+def test_only_a_field_says_whose_failures_ended_an_iteration(failed_by, expected):
+    """A restart of the run cures engines, not environments; an error's text may read in any way."""
+
+    def play(request, call):
+        error = "EnvironmentFaultError: quoted by an engine"
+        failed = [Trajectory(request.task_id, "", 0, ended="failed", error=error, failed_by=each) for each in failed_by]
+        return GroupSample.from_group(request, TrajectoryGroup(request.task_id, failed), None, "success", 0.0)
+
+    with pytest.raises(InfrastructureError, match="No group of rollouts survived iteration 1") as caught:
+        sampler(play)[0].sample(1)
+    assert type(caught.value) is expected
+
+
+def too_long(request: GroupRequest) -> GroupSample:
+    return replace(
+        sample_of(request, survivors=0, rows=0), errors=[], too_long=f"Home, task {request.task_id!r}, turn 1: 99"
+    )
+
+
+def test_a_task_whose_first_prompt_does_not_fit_is_named_counted_and_not_played_again(caplog):
+    play = lambda request, call: too_long(request) if request.index == 1 else sample_of(request)  # noqa: E731
+    sampling, workers = sampler(play)
+    batch = sampling.sample(1)
+    assert (len(batch.kept), len(batch.left_out), workers.calls) == (3, 1, 1)
+    assert batch.metrics()["groups/num_too_long"] == 1
+    assert batch.left_out[0].too_long in caplog.text
+
+
+def test_where_no_first_prompt_fits_the_tasks_and_the_limit_are_told():
+    sampling, workers = sampler(lambda request, call: too_long(request))
+    with pytest.raises(
+        PromptTooLongError, match=r"first prompts of all 4 tasks of iteration 1 do not fit \('task-.*turn 1: 99"
+    ):
+        sampling.sample(1)
+    assert workers.calls == 1
+    mixed = lambda request, call: sample_of(request, survivors=0) if request.index else too_long(request)  # noqa: E731
+    with pytest.raises(InfrastructureError, match="EngineError: gone"):
+        sampler(mixed)[0].sample(1)
 
 
 def test_groups_without_variance_are_kept_unless_they_are_to_be_dropped():
@@ -57,7 +112,7 @@ def test_groups_without_variance_are_kept_unless_they_are_to_be_dropped():
     assert (len(kept.kept), len(kept.left_out)) == (4, 0)
     dropped = sampler(dead_first, drop_zero_variance_groups=True)[0].sample(1)
     assert (len(dropped.kept), len(dropped.left_out), dropped.num_refilled) == (3, 1, 0)
-    assert adds_up(dropped.metrics()["rows"])
+    assert adds_up(dropped)
 
 
 def test_refills_draw_new_tasks_until_the_batch_is_full():
@@ -72,9 +127,9 @@ def test_refills_draw_new_tasks_until_the_batch_is_full():
     batch = filler.sample(1)
     assert (len(batch.kept), len(batch.left_out), batch.num_refilled, workers.calls) == (4, 3, 3, 3)
     assert len(set(seen)) == 7
-    metrics = batch.metrics()
-    assert _counted(metrics["groups"]) == {"num_trained": 4, "num_dropped": 3, "num_refilled": 3}
-    assert _counted(metrics["rows"]) == {"sampled": 49, "given_to_learners": 28, "left_out": 21}
+    assert counted(batch, "groups/") == {"num_trained": 4, "num_dropped": 3, "num_refilled": 3}
+    assert adds_up(batch)
+    assert counted(batch, "rows/") == {"sampled": 49, "given_to_learners": 28, "left_out": 21}
 
 
 def test_refills_end_and_an_iteration_that_trains_nothing_says_why():
@@ -84,7 +139,7 @@ def test_refills_end_and_an_iteration_that_trains_nothing_says_why():
     batch = filler.sample(1)
     assert (workers.calls, batch.kept) == (3, [])
     assert "in 12 groups every rollout earned the same reward" in batch.reason
-    assert batch.metrics()["groups"]["num_empty_iterations"] == 1
+    assert batch.metrics()["groups/num_empty_iterations"] == 1
 
 
 def test_a_group_with_too_few_survivors_is_drawn_again_and_its_rows_are_counted():
@@ -93,7 +148,7 @@ def test_a_group_with_too_few_survivors_is_drawn_again_and_its_rows_are_counted(
 
     batch = sampler(play)[0].sample(1)
     assert len(batch.kept) == 4
-    assert _counted(batch.metrics()["rows"]) == {"sampled": 15, "given_to_learners": 12, "redrawn": 3}
+    assert counted(batch, "rows/") == {"sampled": 15, "given_to_learners": 12, "redrawn": 3}
 
 
 def test_a_batch_without_any_survivor_stops_the_run_with_the_first_cause():

@@ -148,7 +148,7 @@ class Workers:
 
     def sample_groups(self, requests, settings):
         self.requests += requests
-        return [([asyncio.run(self._play(request)) for request in requests], {})]
+        return [asyncio.run(self._play(request)) for request in requests]
 
     async def _play(self, request) -> GroupSample:
         trajectories = []
@@ -161,7 +161,7 @@ class Workers:
         self.groups[request.index, request.seed] = group
         return GroupSample.from_group(request, group, None, "success", 0.0)
 
-    def repair(self) -> None:
+    def repair(self, again: int) -> None:
         """Nothing to repair."""
 
     def take_losses(self) -> list[str]:
@@ -175,7 +175,7 @@ def trained(laws: dict[str, Law], groups: int = GROUPS) -> tuple[list[Trajectory
     config = GRPOConfig().environment("trial/ALFWorld-v0").rollouts(max_group_redraws=REDRAWS)
     config.training(group_size=G, tasks_per_iteration=groups)
     workers = Workers()
-    batch = BatchSampler(config, TaskSampler([list(laws)], seed=0), workers, lambda metrics: None).sample(1)
+    batch = BatchSampler(config, TaskSampler([list(laws)], seed=0), workers).sample(1)
     logging.getLogger("trial_ray.environments").setLevel(logging.NOTSET)
     return [workers.groups[each.request.index, each.request.seed] for each in batch.kept], batch, workers
 

@@ -55,7 +55,7 @@ def test_every_guard_is_tested():
 def test_a_guard_warns_and_stops_after_its_patience(name, caplog):
     found, words = VIOLATIONS[name]
     made = guards()
-    assert made.judge(1, HEALTHY) == 0
+    assert made.judge(0, HEALTHY) == made.judge(1, HEALTHY | NEAR) == 0  # from where a collapse is not sudden
     assert not caplog.records
     for iteration in (2, 3, 4):
         made.require_healthy()
@@ -72,9 +72,59 @@ def test_a_guard_warns_and_stops_after_its_patience(name, caplog):
 def test_a_healthy_iteration_in_between_begins_the_count_anew(name):
     found, _ = VIOLATIONS[name]
     made = guards()
+    made.judge(0, HEALTHY)
     for iteration in range(12):
-        made.judge(iteration, HEALTHY | (found if iteration % 3 else {}))
+        made.judge(iteration, HEALTHY | (found if iteration % 3 else NEAR))
     made.require_healthy()
+
+
+@pytest.mark.parametrize("name", VIOLATIONS)
+def test_a_collapse_from_one_iteration_to_the_next_stops_after_the_second(name):
+    """The limits of KL and ratio have no good side far from them: a value just beyond is no collapse."""
+    found, _ = VIOLATIONS[name]
+    made = guards(guard_patience=5)
+    for iteration in range(0, 12, 2):  # one such iteration may be noise
+        made.judge(iteration, HEALTHY)
+        made.judge(iteration + 1, HEALTHY | found)
+        made.require_healthy()
+    made.judge(12, HEALTHY)
+    made.judge(13, HEALTHY | found)
+    made.judge(14, HEALTHY | found)
+    if name not in COLLAPSES:
+        made.require_healthy()
+        return
+    with pytest.raises(TrainingDivergedError, match=r"Stopped after iteration 14: .*for 2 iterations in a row"):
+        made.require_healthy()
+
+
+@pytest.mark.parametrize("name", COLLAPSES)
+def test_a_collapse_is_sudden_in_a_continued_run_too_and_not_after_a_slow_one(name):
+    found, _ = VIOLATIONS[name]
+    first, second = guards(guard_patience=5), guards(guard_patience=5)
+    first.judge(1, HEALTHY)
+    second.set_state(first.get_state())
+    second.judge(2, HEALTHY | found)
+    first.set_state(second.get_state())
+    first.judge(3, HEALTHY | found)
+    with pytest.raises(TrainingDivergedError, match="for 2 iterations in a row"):
+        first.require_healthy()
+    slow = guards(guard_patience=5)
+    slow.set_state({"armed": [name], "in_a_row": {}})  # of a checkpoint of an earlier version
+    for iteration in range(4):
+        slow.judge(iteration, HEALTHY | NEAR | found)
+        slow.require_healthy()
+
+
+def test_no_iteration_of_a_run_whose_lr_is_10_after_the_second_is_begun():
+    """Entropy and share of cut responses as the tests' tiny run logged them: the first update leaves one token for each prompt."""
+    made = Guards(GRPOConfig())
+    played = {"num_response_tokens": 48.0, "num_env_steps_sampled": 12.0, "grpo/ratio_mean": 1.0, "grpo/kl": 0.0}
+    made.judge(1, {**played, "grpo/entropy": 3.37, "cut_response_rate": 0.92, "grpo/kl": 5.0, "grpo/ratio_mean": 0.5})
+    made.judge(2, {**played, "grpo/entropy": 0.0, "cut_response_rate": 1.0})
+    made.require_healthy()
+    made.judge(3, {**played, "grpo/entropy": 0.0, "cut_response_rate": 1.0})
+    with pytest.raises(TrainingDivergedError, match="Stopped after iteration 3: the entropy has collapsed"):
+        made.require_healthy()
 
 
 @pytest.mark.parametrize("name", VIOLATIONS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from method_updates import (
     with_other_teacher,
 )
 
-from trial_ray.algorithms.methods import method_names
+from trial_ray.algorithms.methods import method_names, new_config
+from trial_ray.learner.connectors import group_turn_rows
 
 SEEDS = range(4)
 TOLERANCE = 1e-12
@@ -32,12 +34,20 @@ def weigh(weights_of):
     return fill
 
 
-def add_step_advantages(coeff, discount):
-    def fill(turns):
-        for turn, step in zip(turns, ref.step_advantages(turns, discount), strict=True):
-            turn.advantage += coeff * step
+def gigpo_cases():
+    """Both released modes, with the released statistics over rows and with those over trajectories."""
+    for mode, statistics, (coefficient, discount) in itertools.product(
+        ("mean_std_norm", "mean_norm"), ("trajectories", "rows"), ((1.0, 0.95), (0.3, 0.5))
+    ):
+        training = {"advantage_norm": mode, "advantage_statistics": statistics}
+        training |= {"step_coeff": coefficient, "step_discount": discount}
 
-    return fill
+        def advantages(turns, mode=mode, statistics=statistics, coefficient=coefficient, discount=discount):
+            found = ref.gigpo_advantages(turns, mode, statistics, coefficient, discount)
+            for turn, advantage in zip(turns, found, strict=True):
+                turn.advantage = advantage
+
+        yield Case("gigpo", ref.grpo, training=training, prepare=advantages)
 
 
 def valued_weights(turns):
@@ -97,7 +107,7 @@ CASES = [
     ),
     *[
         Case("rlsd", lambda turns, s=strength: ref.rlsd(turns, s), iteration)
-        for iteration, strength in ((1, 0.5), (51, 0.25), (100, 0.005), (101, 0.0), (150, 0.0))
+        for iteration, strength in ((1, 0.495), (50, 0.25), (99, 0.005), (100, 0.0), (150, 0.0))
     ],
     *[
         Case("serl", lambda turns, s=strength: ref.serl(turns, s), iteration)
@@ -106,8 +116,7 @@ CASES = [
     Case("sdar", ref.sdar),
     Case("grpo_opsd", ref.grpo_opsd),
     Case("opsd", ref.opsd_sampled, training={"divergence": "sampled"}),
-    Case("gigpo", ref.grpo, prepare=add_step_advantages(1.0, 0.95)),
-    Case("gigpo", ref.grpo, training={"step_coeff": 0.3, "step_discount": 0.5}, prepare=add_step_advantages(0.3, 0.5)),
+    *gigpo_cases(),
 ]
 
 
@@ -173,8 +182,9 @@ def test_the_updates_meet_both_sides_of_every_bound():
     for seed in SEEDS:
         update = random_update(seed)
         fill(update, Case("trial", None, prepare=weigh(ref.relative_weights)))
-        steps = ref.step_advantages(update.turns)
-        seen["anchored"] |= {step != 0 for step in steps}
+        plain = ref.row_advantages(update.turns, "trajectories")
+        joint = ref.gigpo_advantages(update.turns, "mean_std_norm", "trajectories")
+        seen["anchored"] |= {one != other for one, other in zip(plain, joint, strict=True)}
         for turn in update.turns:
             seen["sign"].add((turn.advantage > 0) - (turn.advantage < 0))
             for t in turn.tokens:
@@ -209,7 +219,41 @@ def test_the_teacher_does_not_reach_the_gradient_of_grpo_opsd(seed):
     assert not torch.equal(gradients["sdar", "own"], gradients["sdar", "other"])
 
 
-@pytest.mark.parametrize(("method", "iteration"), [("trial", 24), ("uniform", 24), ("permuted", 24), ("rlsd", 101)])
+@pytest.mark.parametrize("seed", [None, 0, 2**32 - 1, 2**32, 2**80, -1])
+def test_weights_are_permuted_by_any_seed_and_by_each_in_its_own_way(seed):
+    update = random_update(0)
+    drawn = {}
+    for own, iteration in ((seed, 1), (seed, 1), (seed, 2), (5, 1)):
+        config = new_config("permuted").debugging(seed=own)
+        rows = group_turn_rows(update.groups, config)
+        rows.logprobs, rows.hindsight_logprobs = update.column("old"), update.column("teacher")
+        config.method_class(config).prepare(rows, update.groups, iteration)
+        same = drawn.setdefault((own, iteration), rows.weights)
+        assert torch.equal(same, rows.weights)
+    assert not any(torch.equal(one, other) for one, other in itertools.combinations(drawn.values(), 2))
+
+
+@pytest.mark.parametrize("scale", [1.0, 10.0, 1000.0])
+def test_gigpos_terms_weigh_the_same_whatever_the_scale_of_the_reward(scale):
+    """ω says how the step term counts beside the episode's; with only one of them normalised, the reward's scale would."""
+    update, found = random_update(0), {}
+    for coefficient in (0.0, 1.0):
+        config = new_config("gigpo").training(reward_scale=scale, step_coeff=coefficient, invalid_action_penalty=0.0)
+        rows = group_turn_rows(update.groups, config)
+        config.method_class(config).prepare(rows, update.groups, 1)
+        found[coefficient] = rows.advantages
+    episode, step = found[0.0], found[1.0] - found[0.0]
+    for turn in update.turns:
+        turn.valid = True
+    expected = {
+        coefficient: ref.gigpo_advantages(update.turns, "mean_std_norm", "trajectories", coefficient)
+        for coefficient in found
+    }
+    assert all(found[each].tolist() == pytest.approx(expected[each], abs=1e-3) for each in found)
+    assert 0.5 < step.abs().max() / episode.abs().max() < 2
+
+
+@pytest.mark.parametrize(("method", "iteration"), [("trial", 24), ("uniform", 24), ("permuted", 24), ("rlsd", 100)])
 def test_outside_of_its_schedule_a_method_is_grpo_to_the_bit(method, iteration):
     update = random_update(0)
     losses, outputs, _ = learner_losses(method, update, iteration, {})

@@ -12,6 +12,7 @@ from trial_ray.algorithms.overlapping_sampler import OverlappingSampler
 from trial_ray.algorithms.task_sampler import TaskSampler
 from trial_ray.errors import InfrastructureError
 from trial_ray.rollout.requests import GroupRequest, GroupSample
+from trial_ray.rollout.rollout_counts import RolloutCounts
 
 T = 4
 
@@ -63,7 +64,7 @@ class PlayedWorkers:
             del self.playing[each.request.index]
         samples = [self._sample(each) for each in ended]
         self.rows_handed_out += sum(sample.num_rows for sample in samples)
-        return ([(samples, {})] if samples else []), dead
+        return samples, dead
 
     def advance(self) -> None:
         for each in self.playing.values():
@@ -77,7 +78,9 @@ class PlayedWorkers:
         alive = survivors.pop(0) if len(survivors) > 1 else survivors[0]
         rows = 3 * len(versions) if alive else 0
         errors = [] if alive == 4 else ["EngineError: gone"]
-        return GroupSample(request, None, [], errors, alive, rows, False, (min(versions), max(versions)))
+        return GroupSample(
+            request, None, [], errors, alive, rows, False, RolloutCounts(), (min(versions), max(versions))
+        )
 
     def abandon_groups(self):
         indices = list(self.playing)
@@ -87,7 +90,7 @@ class PlayedWorkers:
     def abandon_late(self):
         return self.abandon_groups()
 
-    def repair(self) -> None:
+    def repair(self, again: int) -> None:
         """Nothing to repair."""
 
     def take_losses(self) -> list[str]:
@@ -99,7 +102,7 @@ def sampler(
 ) -> OverlappingSampler:
     config = GRPOConfig().environment("trial/ALFWorld-v0").training(group_size=4, tasks_per_iteration=T)
     config.rollouts(max_staleness=max_staleness, **rollouts)
-    return OverlappingSampler(config, tasks or new_tasks(), workers, lambda metrics: None, lambda: workers.version)
+    return OverlappingSampler(config, tasks or new_tasks(), workers, lambda: workers.version)
 
 
 def new_tasks() -> TaskSampler:
@@ -136,11 +139,11 @@ def test_no_group_gets_too_old_and_every_task_is_trained_once(max_staleness, see
         oldest = max(oldest, *ages)
         trained += tasks_of(batch.kept)
         counts = batch.metrics()
-        assert counts["groups"]["num_stale"] == 0
-        assert counts["groups"]["num_in_flight"] == T * max_staleness
-        mixed += counts["groups"]["num_of_several_versions"]
-        in_flight += counts["rows"]["sampled"] - counts["rows"]["given_to_learners"]
-        assert in_flight == counts["rows"]["in_flight"]
+        assert counts["groups/num_stale"] == 0
+        assert counts["groups/num_in_flight"] == T * max_staleness
+        mixed += counts["groups/num_of_several_versions"]
+        in_flight += counts["rows/sampled"] - counts["rows/given_to_learners"]
+        assert in_flight == counts["rows/in_flight"]
         update(workers)
     assert oldest == max_staleness
     assert mixed > 0
@@ -193,14 +196,14 @@ def test_a_small_effective_sample_size_holds_the_next_iteration_to_the_current_w
     second = overlapping.sample(2)
     assert all(sample.weight_versions == (2, 2) for sample in second.kept)
     metrics = second.metrics()
-    assert metrics["groups"]["num_on_policy_iterations"] == 1
-    assert metrics["groups"]["num_stale"] == T
-    assert metrics["groups"]["num_in_flight"] == 0
+    assert metrics["groups/num_on_policy_iterations"] == 1
+    assert metrics["groups/num_stale"] == T
+    assert metrics["groups/num_in_flight"] == 0
     assert sorted(first + tasks_of(second.kept)) == sorted(drawn(2 * T))
     overlapping.note_effective_sample_size(0.4)
     update(workers)
-    third = overlapping.sample(3).metrics()["groups"]
-    assert (third["num_on_policy_iterations"], third["num_in_flight"]) == (0, T)
+    third = overlapping.sample(3).metrics()
+    assert (third["groups/num_on_policy_iterations"], third["groups/num_in_flight"]) == (0, T)
 
 
 def test_groups_that_are_too_old_all_the_same_are_dropped_counted_and_played_again():
@@ -213,8 +216,9 @@ def test_groups_that_are_too_old_all_the_same_are_dropped_counted_and_played_aga
         group.sample = replace(group.sample, weight_versions=(-1, 1))
     workers.version += 1
     old = overlapping.sample(2)
-    assert (old.num_stale, old.metrics()["rows"]["given_to_learners"]) == (T, 0)
+    assert (old.num_stale, old.metrics()["rows/given_to_learners"]) == (T, 0)
     assert old.stale_rows > 0
+    assert "groups/zero_variance_fraction" not in old.metrics(), "of no group"
     workers.version += 1
     workers.begun = []
     overlapping.sample(3)
@@ -230,9 +234,9 @@ def test_a_group_with_too_few_survivors_is_drawn_again_then_left_out_and_all_row
         batch = overlapping.sample(iteration)
         kept += tasks_of(batch.kept)
         left_out += tasks_of(batch.left_out)
-        rows = batch.metrics()["rows"]
-        sampled += rows.pop("sampled")
-        in_flight = rows.pop("in_flight")
+        rows = {name: count for name, count in batch.metrics().items() if name.startswith("rows/")}
+        sampled += rows.pop("rows/sampled")
+        in_flight = rows.pop("rows/in_flight")
         parts += sum(rows.values())
         update(workers)
     assert sampled == parts + in_flight == workers.rows_handed_out

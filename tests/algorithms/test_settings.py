@@ -26,6 +26,7 @@ from trial_ray.settings import (
 
 class BoxSettings(Settings):
     side: float = setting(2.0, "length of a side, in metres", above=0)
+    load: float = setting(2.0, "what it holds at most, in kilograms", above=0, infinite=True)
     count: int = setting(1, "how many", at_least=1)
     lid: bool = setting(False, "whether it closes")
     share: float | None = setting(0.5, "what is full", within=(0, 1))
@@ -61,7 +62,7 @@ def test_every_instance_has_its_own_values():
     [
         {"side": 1},
         {"side": np.float32(1)},
-        {"side": float("inf")},
+        {"load": float("inf")},
         {"count": np.int64(3)},
         {"share": None},
         {"sizes": [1, 2]},
@@ -81,6 +82,10 @@ def test_values_that_fit(settings):
     [
         ({"side": 0}, "side is 0, expected a float above 0."),
         ({"side": float("nan")}, "side is nan, expected a float above 0."),
+        ({"side": float("inf")}, "side is inf, expected a finite float above 0."),
+        ({"side": np.float32("inf")}, "expected a finite float above 0."),
+        ({"load": float("-inf")}, "load is -inf, expected a finite float above 0."),
+        ({"load": float("nan")}, "load is nan, expected a float above 0."),
         ({"side": True}, "side is True, expected a float above 0."),
         ({"side": "2"}, "side is '2', expected a float above 0."),
         ({"side": None}, "side is None, expected a float above 0."),

@@ -9,7 +9,7 @@ import pytest
 
 from trial_ray import cli
 from trial_ray.errors import ConfigError, EngineError, is_user_error
-from trial_ray.experiments.checkpoints import MODEL_INSIDE_CHECKPOINT, find_model
+from trial_ray.experiments.checkpoints import MODEL_INSIDE_CHECKPOINT, checkpoint_iteration, find_model
 
 COMMANDS = (
     "train", "evaluate", "sweep", "reproduce", "report", "inspect", "replay", "warmstart", "export", "data", "plan", "doctor",
@@ -135,6 +135,16 @@ def test_export_copies_the_newest_model_and_never_overwrites(capsys, tmp_path):
     assert run("export", tmp_path / "run", tmp_path / "model") == 2
     assert "not empty" in capsys.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"run", "model"}
+
+
+def test_a_model_is_of_the_iteration_of_its_checkpoint(tmp_path):
+    checkpoint(tmp_path / "run", 3)
+    checkpoint(tmp_path / "run", 12)
+    assert checkpoint_iteration(find_model(tmp_path / "run"), tmp_path / "run") == 12
+    assert checkpoint_iteration(find_model(tmp_path / "run" / "checkpoints" / "000003"), tmp_path / "run") == 3
+    assert checkpoint_iteration(tmp_path / "run" / "checkpoints" / "000003.stopped" / "model", tmp_path / "run") == 3
+    for elsewhere in ("", "exported", "checkpoints"):
+        assert checkpoint_iteration(tmp_path / "run" / elsewhere, tmp_path / "run") is None
 
 
 def test_an_incomplete_checkpoint_is_refused(capsys, tmp_path):

@@ -1,12 +1,14 @@
 """The flow of ``trial-ray train``: run folder, metrics, evaluation, resume, interrupt, exit codes, error texts."""
 
+import html
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -22,32 +24,9 @@ from trial_ray.errors import (
     PolicyBrokenError,
     TrainingDivergedError,
 )
+from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.experiments.trackers import TRACKERS
-
-
-@pytest.fixture
-def train(monkeypatch, tmp_path):
-    """Run ``trial-ray train`` with a fake algorithm; the last one built is ``train.algorithm``."""
-    from trial_ray.algorithms.grpo_config import GRPOConfig
-
-    file = tmp_path / "experiment.py"
-    file.write_text(EXPERIMENT)
-    monkeypatch.setattr("trial_ray.experiments.ray_session.ray_session", lambda show: nullcontext())
-
-    def call(*arguments, build_error=None, **fake):
-        def build(config):
-            if build_error:
-                raise build_error
-            call.config = config
-            call.algorithm = FakeAlgorithm(**fake)
-            return call.algorithm
-
-        monkeypatch.setattr(GRPOConfig, "build_algo", build)
-        return cli.main(["train", str(file), *map(str, arguments)])
-
-    call.out = tmp_path / "run"
-    call.file = file
-    return call
+from trial_ray.rollout.trajectory import EpisodeResult
 
 
 def iterations(folder):
@@ -127,6 +106,101 @@ def test_resume_continues_and_compares_with_the_beginning(train):
     assert (summary["before"]["successes"], summary["after"]["successes"]) == (0, 16)
     cost = json.loads((train.out / "cost.json").read_text())
     assert [part["iterations"] for part in cost["parts"]] == [2, 2]
+
+
+def outcome(folder):
+    """What ``summary.json`` and the report say of success."""
+    summary = json.loads((folder / "summary.json").read_text())
+    report = " ".join(html.unescape(re.sub(r"<[^>]+>", " ", (folder / "report.html").read_text())).split())
+    return summary, report
+
+
+def evaluations(folder):
+    return sorted(path.name for path in (folder / "evaluations").iterdir())
+
+
+def test_a_panel_that_comes_later_was_not_played_before_training(train, capsys):
+    assert train("--out", train.out, "--iterations", 1, tasks=0) == 0
+    assert train("--resume", train.out, "--iterations", 3) == 0
+    assert evaluations(train.out) == ["after_000003.json"]
+    summary, report = outcome(train.out)
+    assert (summary["before"], summary["after"]["success_rate"]) == (None, 0.6)
+    assert summary["comparison"] == {"not_compared": "The panel was not played before training."}
+    assert "It was not evaluated before training" in report
+    assert "at iteration 0" not in report
+    told = capsys.readouterr().out
+    assert "panel before" not in told
+    assert "success after iteration 3: 60.0% [38.7%, 78.1%] (12/20). The panel was not played before training." in told
+
+
+def test_another_panel_is_no_failure_and_not_compared_with_the_first_one(train, capsys):
+    assert train("--out", train.out, "--iterations", 1) == 0
+    assert train("--resume", train.out, "--iterations", 3, tasks=10) == 0
+    assert state(train.out) == "done"
+    summary, report = outcome(train.out)
+    assert (summary["before"]["episodes"], summary["after"]["episodes"]) == (20, 10)
+    assert "num_tasks is 20 before and 10 after" in summary["comparison"]["not_compared"]
+    assert "solves 60.0% [31.3%, 83.2%] of 10 held-out tasks" in report
+    assert "Before and after cannot be compared: The evaluations follow different protocols" in report
+    told = capsys.readouterr().out.partition("continuing after iteration 1")[2]
+    assert in_order(
+        told,
+        "before and after training will not be compared: ",
+        "num_tasks is 20 before and 10 after",
+        "iteration 2/3",
+        "success after iteration 3: 60.0% [31.3%, 83.2%] (6/10). The evaluations follow different protocols",
+    )
+
+
+def test_an_evaluation_of_another_panel_is_not_taken_for_the_one_asked_for(train, capsys):
+    assert train("--out", train.out, "--iterations", 3) == 0
+    first = (train.out / "evaluations" / "after_000003.json").read_bytes()
+    assert train("--resume", train.out, "--iterations", 3, tasks=10) == 0
+    assert outcome(train.out)[0]["after"]["episodes"] == 10
+    assert evaluations(train.out)[0] == "after_000003.json"
+    (aside,) = (train.out / "evaluations").glob("after_000003.json.replaced-*")
+    assert aside.read_bytes() == first
+    assert f"set aside as {aside}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"schema": "trial_ray/evaluation", "schema_version": 1}'])
+@pytest.mark.parametrize("name", ["before.json", "after_000003.json"])
+def test_an_evaluation_that_cannot_be_read_does_not_end_the_run(name, content, train, capsys):
+    assert train("--out", train.out, "--iterations", 3) == 0
+    (train.out / "evaluations" / name).write_text(content)
+    assert train("--resume", train.out, "--iterations", 3) == 0
+    summary, _ = outcome(train.out)
+    assert summary["after"]["successes"] == 12
+    assert bool(summary["before"]) == (name != "before.json")
+    assert f"evaluations/{name}" in capsys.readouterr().out
+
+
+def test_a_panel_of_which_no_episode_counted_is_a_result(train, monkeypatch):
+    def fail(self, panel, entry):
+        episodes = [EpisodeResult(task, "look", False, 0.0, 3, "failed") for task in panel.task_ids]
+        return EvaluationResult(self.panel_protocol(panel, entry), episodes)
+
+    monkeypatch.setattr(FakeAlgorithm, "evaluate_panel", fail)
+    assert train("--out", train.out) == 0
+    summary, report = outcome(train.out)
+    assert "No task was completed in both" in summary["comparison"]["not_compared"]
+    assert "No task was played to its end (20 of 20 failed)" in report
+
+
+def test_in_a_mixture_every_panel_is_compared_with_its_own_beginning(train, capsys):
+    assert train("--out", train.out, "--iterations", 2, environments=("Shop", "Shop_2")) == 0
+    (train.out / "evaluations" / "before_Shop_2.json").unlink()
+    assert train("--resume", train.out, "--iterations", 3, environments=("Shop", "Shop_2")) == 0
+    assert evaluations(train.out)[-1] == "before_Shop.json"
+    summary, report = outcome(train.out)
+    assert {name: found["successes"] for name, found in summary["after"].items()} == {"Shop": 12, "Shop_2": 12}
+    assert list(summary["before"]) == ["Shop"]
+    assert summary["comparison"]["Shop"]["gained"] == 12
+    assert summary["comparison"]["Shop_2"] == {"not_compared": "The panel was not played before training."}
+    assert "Shop: 60.0% [38.7%, 78.1%] (12/20), Shop_2: 60.0%" in report
+    told = capsys.readouterr().out
+    assert "learned in Shop: success 0.0% → 60.0%" in told
+    assert "success in Shop_2 after iteration 3: 60.0%" in told
 
 
 def test_resume_drops_metrics_of_iterations_that_were_lost(train):
@@ -384,7 +458,7 @@ def test_bad_input_exits_2_says_why_and_writes_nothing(train, capsys, monkeypatc
         ("stop = {}", "must define `config`"),
         ("x = 1\nconfig = undefined_name", "line 2: NameError"),
         ("config = (", "SyntaxError"),
-        (EXPERIMENT + "stop = {'training_iteration': 'many'}", "dict of numbers"),
+        (EXPERIMENT + "stop = {'training_iteration': 'many'}", "dict of finite numbers"),
         (EXPERIMENT + "stop = {}", "--iterations"),
     ],
 )

@@ -11,7 +11,7 @@ from trial_ray.environments.alfworld import ADAPTER as ALFWORLD_ADAPTER
 from trial_ray.environments.entry import make_entries
 from trial_ray.environments.templates import PromptContext
 from trial_ray.hindsight import outcome_view
-from trial_ray.hindsight.aug import EVIDENCE_LEAD
+from trial_ray.hindsight.outcome_view import OUTCOME
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "environments.md"
@@ -36,7 +36,7 @@ def render_views(env_id: str, settings: dict, task: str, turn: int) -> tuple[str
             answer, _, terminated, _, info = env.step(action)
             if step == turn:
                 view = outcome_view(answer, terminal=terminated, success=info["won"])
-                return entry.adapter.template("tagged").render(shown), EVIDENCE_LEAD + view.text
+                return entry.adapter.template("tagged").render(shown), OUTCOME.lead + view.text
             history.append((observation, action))
             observation = answer
     finally:

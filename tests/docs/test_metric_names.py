@@ -1,8 +1,7 @@
-"""The tables of logged metrics name what this package logs, all of it and nothing else; RLlib's own metrics are not in them."""
+"""The table of metrics names what this package logs, all of it and nothing else."""
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,6 @@ from ray.rllib.core import ALL_MODULES
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS, LEARNER_RESULTS
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from small_learners import build_learner, update
-from snippets import DOCS
 from synthetic_groups import synthetic_groups
 
 import trial_ray
@@ -24,9 +22,8 @@ from trial_ray.algorithms.batch_sampler import SampledBatch
 from trial_ray.algorithms.guards import Guards
 from trial_ray.algorithms.methods import method_names, new_config
 from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.experiments.metric_names import KNOWN, PROGRESS
-from trial_ray.rollout.env_runner import TextEnvRunner
-from trial_ray.rollout.requests import GroupSample
+from trial_ray.metrics import GROUPS, METRICS
+from trial_ray.rollout.requests import GroupRequest, GroupSample
 
 PACKAGE = str(Path(trial_ray.__file__).parent)
 
@@ -73,20 +70,15 @@ def learner_names(model_path: str) -> set[str]:
     return {f"{LEARNER_RESULTS}/{name}" for name in found if not name.startswith(ALL_MODULES)}
 
 
-def runner_names() -> set[str]:
-    """Of groups that an env runner has played."""
-    runner = TextEnvRunner(config=GRPOConfig().environment("trial/ALFWorld-v0"), env_creator=None)
-    with names_logged() as found:
-        runner._log(synthetic_groups(vocab_size=400, num_groups=1))
-    return {f"{ENV_RUNNER_RESULTS}/{name}" for name in found}
-
-
 def driver_names() -> set[str]:
     """Of an iteration, with nothing but its counts, and of a panel."""
-    sample = GroupSample(None, None, [], [], num_survivors=4, num_rows=10, zero_variance=False)
+    (group,) = synthetic_groups(vocab_size=400, num_groups=1)
+    request = GroupRequest(0, group.task_id, len(group.trajectories), seed=0)
+    sample = GroupSample.from_group(request, group, None, "success", 0.0)
     driver = SimpleNamespace(
         metrics=MetricsLogger(),
-        sampler=SimpleNamespace(sample=lambda iteration: SampledBatch([sample])),
+        sampler=SimpleNamespace(sample=lambda iteration: SampledBatch([sample], counts={0: sample.counts})),
+        config=GRPOConfig().environment("trial/ALFWorld-v0"),
         guards=Guards(GRPOConfig()),
         iteration=0,
         weights_checksum="",
@@ -96,36 +88,19 @@ def driver_names() -> set[str]:
         evaluate_panels=lambda: {"ALFWorld-v0": EvaluationResult({})},
     )
     driver._phase = partial(GRPO._phase, driver)
+    driver._log_batch = partial(GRPO._log_batch, driver)
     with names_logged() as found:
         GRPO.training_step(driver)
         played = GRPO.evaluate(driver)[ENV_RUNNER_RESULTS]
     return found | {f"{EVALUATION_RESULTS}/{ENV_RUNNER_RESULTS}/{name}" for name in played}
 
 
-def documented(page: str) -> set[str]:
-    """First cells of the tables under "Logged metrics", each with the path that the words before its table give."""
-    text = (DOCS / page).read_text(encoding="utf-8")
-    section = re.search(r"^## Logged metrics\n(.*?)^## ", text, re.M | re.S)[1]
-    found: list[str] = []
-    for words, table in re.findall(r"((?:^[^|\n].*\n|^\n)+)((?:^\|.*\n)+)", section, re.M):
-        path = re.search(r"`([\w/]+/)`", words)
-        for row in table.splitlines()[2:]:
-            found += [(path[1] if path else "") + name for name in re.findall(r"`([\w/]+)`", row.split("|")[1])]
-    assert len(found) == len(set(found)), "a metric is listed twice"
-    return set(found)
+def test_the_table_names_every_logged_metric_and_no_other(model_path):
+    logged = learner_names(model_path) | driver_names()
+    of_rllib = {metric.name for group in GROUPS if group.name == "rllib" for metric in group.metrics}
+    assert not logged - METRICS.keys(), f"logged, but not in the table: {sorted(logged - METRICS.keys())}"
+    assert not METRICS.keys() - logged - of_rllib, f"not logged: {sorted(METRICS.keys() - logged - of_rllib)}"
 
 
-def test_the_tables_name_every_logged_metric_and_no_other(model_path):
-    logged = learner_names(model_path) | runner_names() | driver_names()
-    tables = documented("algorithm.md") | documented("methods.md")
-    assert not logged - tables, f"logged, but in no table: {sorted(logged - tables)}"
-    assert not tables - logged, f"in a table, but not logged: {sorted(tables - logged)}"
-
-
-def test_names_by_which_sweeps_tell_a_misspelling_are_those_of_the_tables():
-    tables = documented("algorithm.md")
-    known = set(KNOWN) - set(PROGRESS)
-    assert not known - tables, f"in no table: {sorted(known - tables)}"
-    for prefix in ("env_runners/", "evaluation/"):
-        missing = {name for name in tables if name.startswith(prefix)} - known
-        assert not missing, f"unknown to sweeps: {sorted(missing)}"
+def test_a_key_stands_in_the_table_once():
+    assert len(METRICS) == sum(len(group.metrics) for group in GROUPS)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from snippets import snippets
 
+from trial_envs.errors import UnknownTaskError
 from trial_envs.tool_env import ToolEnv
 
 SETTINGS = {"split": "generated", "difficulty": "tiny", "max_turns": 3}
@@ -36,6 +37,10 @@ def test_a_tool_env_plays_episodes_one_after_the_other():
         assert answer.endswith("The episode is over.")
         assert env.get_reward() == 1.0
         assert env.act("look") == "The episode is over."
+    env.reset(task=0)
+    with pytest.raises(UnknownTaskError):
+        env.reset(task=-1)
+    assert (env.act("look"), env.get_reward()) == ("The episode is over.", 0.0)
     with pytest.raises(TypeError, match="expected a TextEnv"):
         ToolEnv("CartPole-v1")
 

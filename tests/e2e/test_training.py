@@ -149,8 +149,9 @@ def test_resuming_gives_the_weights_of_an_uninterrupted_run(uninterrupted):
     try:
         assert resumed.iteration == 2
         assert _episodes(resumed.evaluate_panels()) == _episodes(uninterrupted.panels)
-        for _ in range(2):
-            resumed.train()
+        results = [resumed.train() for _ in range(2)]
+        trained = [uninterrupted.results[1]["time_total_s"], *(each["time_this_iter_s"] for each in results)]
+        assert results[1]["time_total_s"] == pytest.approx(sum(trained))
         assert torch.equal(weights(resumed), uninterrupted.weights)
         assert not torch.equal(uninterrupted.weights, uninterrupted.initial)
     finally:

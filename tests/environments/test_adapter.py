@@ -131,7 +131,7 @@ def test_prompts_and_advice_are_the_adapters():
     turn = Turn(*[np.zeros(1, np.int32)] * 3, 1, 0, "A letter.", "red", True, "wrong", 0.0, "stop")
     for family, advice in {"words": "spell it", "numbers": "think first"}.items():
         (evidence,) = encode_views([Trajectory("1", family, 0, [turn])], config, tokenizer)
-        assert tokenizer.decode(evidence).rstrip().endswith(advice)
+        assert tokenizer.decode(evidence.ids).rstrip().endswith(advice)
 
 
 def test_an_adapter_of_the_users_replaces_this_packages():

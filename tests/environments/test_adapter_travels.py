@@ -47,7 +47,7 @@ def test_runners_play_it_in_its_words_and_a_learner_shows_its_advice(model_path,
         tokenizer = learner.policy_module.tokenizer
         turn = Turn(*[None] * 3, 1, 0, "it begins with r", "red", True, "right", 1.0, "stop")
         trajectories = [Trajectory("1", family, 0, [turn], environment="Riddle-v0") for family in ("words", "numbers")]
-        return [tokenizer.decode(ids) for ids in encode_views(trajectories, learner.config, tokenizer)]
+        return [tokenizer.decode(each.ids) for each in encode_views(trajectories, learner.config, tokenizer)]
 
     def known_in(runner) -> bool:
         return ENV_ID in gymnasium.registry
@@ -57,7 +57,7 @@ def test_runners_play_it_in_its_words_and_a_learner_shows_its_advice(model_path,
         algo.train()
         assert algo.env_runner_group.foreach_env_runner(known_in, local_env_runner=False) == [False, False]
         (views,) = algo.learner_group.foreach_learner(views_of)
-        assert [view.rstrip().rpartition(": ")[2] for view in views.get()] == ["spell it", "think first"]
+        assert [view.rstrip().rpartition("\n")[2] for view in views.get()] == ["spell it", "think first"]
     finally:
         algo.stop()
     tokenizer, trajectories = load_tokenizer(model_path), read_trajectories(tmp_path)

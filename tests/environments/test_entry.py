@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import threading
 from typing import ClassVar
 
@@ -9,19 +11,27 @@ import gymnasium
 import pytest
 from faulty_env import CountingEnv
 from gymnasium.envs.registration import EnvSpec
+from hypothesis import given
+from hypothesis import strategies as st
 from riddle_env import RiddleEnv
 from user_env import entry_of, registered
 
 from trial_ray.environments import EnvironmentAdapter
+from trial_ray.environments.adapter import MOST_SEEDS
 from trial_ray.environments.entry import (
+    SMALL_SEEDS,
     UNKNOWN_MAX_TURNS,
     EnvironmentEntry,
     find_adapter,
     find_spec,
     keyword_arguments,
     make_entries,
+    seed_tasks,
+    warm_start_seed_tasks,
 )
+from trial_ray.environments.guarded_env import GuardedEnv
 from trial_ray.errors import ConfigError
+from trial_ray.warmstart import WarmStartSettings
 
 RIDDLE, COUNTING = RiddleEnv.ENV_ID, CountingEnv.ENV_ID
 
@@ -57,6 +67,67 @@ def test_tasks_are_those_that_the_environment_lists_else_seeds():
     splits = [seeds.at(split=split).tasks() for split in ("train", "valid", "test")]
     assert len({task for tasks in splits for task in tasks}) == 9
     assert seeds.at(split="test").tasks() == splits[2]
+
+
+SPLITS = (
+    "train",
+    "test",
+    "test2",
+    "test-id",
+    "valid",
+    "validation",
+    "val",
+    "dev",
+    "dev2",
+    "eval",
+    "easy",
+    "",
+    "\0",
+    "\0\0",
+)
+
+
+@given(st.lists(st.sampled_from(SPLITS) | st.text(max_size=16), min_size=2, max_size=8, unique=True))
+def test_no_two_splits_share_a_seed_and_none_has_any_of_the_warm_starts(splits):
+    firsts = [int(seed_tasks(split, 1)[0]) for split in splits]
+    firsts += [int(warm_start_seed_tasks(seed, 1)[0]) for seed in (0, 1_000_003)]
+    ordered = sorted(firsts)
+    assert ordered[0] >= 0
+    assert all(later - first >= MOST_SEEDS for first, later in itertools.pairwise(ordered))
+
+
+def test_usual_splits_and_the_warm_start_have_the_seeds_that_figures_were_measured_with():
+    firsts = {split: int(seed_tasks(split, 1)[0]) // MOST_SEEDS for split in ("train", *SMALL_SEEDS)}
+    assert firsts == {"train": 0, "test": 546, "valid": 509, "validation": 518, "val": 928, "dev": 731, "eval": 93}
+    assert warm_start_seed_tasks(WarmStartSettings().generator_seed, 1) == [str(516 * MOST_SEEDS)]
+
+
+def test_a_large_seed_starts_an_episode():
+    entry = entry_of(RiddleEnv, {"split": "a split of my own, é" * 3}, num_seeds=1)
+    env = GuardedEnv(entry)
+    (task,) = entry.tasks()
+    assert env.reset(task, seed=0) == env.reset(task, seed=0)
+    env.close()
+
+
+def test_what_would_meet_another_split_is_refused():
+    taken = next(n for n in range(10_000) if hashed_like(f"warm start {n}", "test"))
+    with pytest.raises(
+        ConfigError, match=rf"generator_seed {taken} gives the seeds of the split 'test'; choose another"
+    ):
+        warm_start_seed_tasks(taken, 1)
+    assert len(seed_tasks("train", MOST_SEEDS)) == MOST_SEEDS
+    for tasks in (seed_tasks, warm_start_seed_tasks):
+        with pytest.raises(ConfigError, match="at most 1,000,000 tasks; found 1,000,001"):
+            tasks("test" if tasks is seed_tasks else 0, MOST_SEEDS + 1)
+    with pytest.raises(ConfigError, match="name of 65 bytes, expected at most 64"):
+        seed_tasks("x" * 65, 1)
+
+
+def hashed_like(name: str, other: str) -> bool:
+    """Whether two names had the same seeds when a hash of a thousand values chose them."""
+    first, second = (int.from_bytes(hashlib.sha256(each.encode()).digest()[:4], "big") for each in (name, other))
+    return first % 1000 == second % 1000
 
 
 def test_an_environment_that_is_played_twice_has_two_names():

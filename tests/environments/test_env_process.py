@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +20,7 @@ from riddle_env import RiddleEnv
 from user_env import entry_of
 
 from trial_ray.environments.env_process import EnvProcesses, ProcessEnv, ProcessLimits
+from trial_ray.environments.fork_server import REQUEST, START, ForkServer
 from trial_ray.environments.guarded_env import GuardedEnv
 from trial_ray.errors import EnvironmentFaultError
 from trial_ray.rollout.episode import Decision, play_episode
@@ -126,6 +130,7 @@ def test_a_process_is_kept_for_the_next_episode_and_in_another_event_loop(make):
         ("step_exits", "turn 2", "SystemExit: 3"),
         ("step_dies", "turn 2", "its process ended with exit status 3"),
         ("step_killed", "turn 2", "its process ended by signal SIGKILL, as the system does where memory is short"),
+        ("step_signalled", "turn 2", "its process ended by signal 40"),
         ("step_grows", "turn 2", "MemoryError"),
     ],
 )
@@ -222,6 +227,49 @@ def test_all_processes_die_with_the_fork_server_and_another_one_is_started():
     finally:
         env.close()
         processes.close()
+
+
+@pytest.mark.parametrize(
+    ("spare", "told"),
+    [(0, "its process broke off (ConnectionError: it ended)"), (1, "no process could be started (OSError: [Errno 24]")],
+    ids=["connection", "pidfd"],
+)
+def test_a_start_without_a_descriptor_left_fails_alone(make, spare, told):
+    first, refused, later = make(), make(), make()
+    asyncio.run(first.reset("two", 0))
+    server = first._processes._server.pid
+    before = children(first)
+    used = {int(entry.name) for entry in Path(f"/proc/{server}/fd").iterdir()}
+    limit = next(most for most in range(1, 1000) if len(set(range(most)) - used) > spare) - 1
+    limits = resource.prlimit(server, resource.RLIMIT_NOFILE)
+    resource.prlimit(server, resource.RLIMIT_NOFILE, (limit, limits[1]))
+    try:
+        with pytest.raises(EnvironmentFaultError) as caught:
+            asyncio.run(refused.reset("two", 0))
+    finally:
+        resource.prlimit(server, resource.RLIMIT_NOFILE, limits)
+    assert f"creation: {told}" in str(caught.value)
+    assert asyncio.run(first.step("count")).observation == "You count: 1."
+    assert children(first) == before
+    assert not asyncio.run(play_episode(later, "two", Counts())).failed
+    assert first._processes._server.pid == server
+
+
+@pytest.mark.parametrize("error", [BlockingIOError(11, "no more processes"), MemoryError("none left")], ids=type)
+def test_a_fork_that_the_system_refuses_ends_its_connection_alone(monkeypatch, error):
+    def refuse():
+        raise error
+
+    control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection, given = socket.socketpair()
+    monkeypatch.setattr("os.fork", refuse)
+    with control, theirs, connection:
+        server = ForkServer(theirs)
+        with given:
+            socket.send_fds(control, [REQUEST.pack(START, 1)], [given.fileno()])
+        assert server._await_events(5)
+        told = json.loads(connection.makefile().read())
+        assert told == {"refused": f"{type(error).__name__}: {error}"}
 
 
 OWNER = """

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from trial_ray.evaluation.intervals import add_adjusted, bootstrap_mean, holm, paired_bootstrap
+from trial_ray.evaluation.intervals import (
+    add_adjusted,
+    bootstrap_mean,
+    holm,
+    mean_interval,
+    paired_bootstrap,
+    wilson_interval,
+)
 
 
 def reference_means(values, resamples, seed):
@@ -78,6 +85,29 @@ def test_bootstrap_and_t_tests_are_adjusted_each_by_themselves():
     tests = [each["over_seeds"] for each in found[1:]]
     assert found[0]["over_seeds"] is None
     assert [each["p_holm"] for each in tests] == holm([each["p_value"] for each in tests])
+
+
+def test_the_stricter_test_has_the_larger_p_value():
+    rows = np.repeat([[0.05], [0.2], [0.3]], 400, axis=1)  # three seeds, which a bootstrap over them is too sure of
+    found = bootstrap_mean(rows)
+    assert found.p_value < 0.05 < found.over_seeds.p_value
+    assert (found.stricter.p_value, found.stricter.low) == (found.over_seeds.p_value, found.over_seeds.low)
+    assert found.stricter.name == "paired t-test over 3 seeds"
+    tasks = np.tile(np.random.default_rng(0).normal(0.1, 1, 20), (3, 1)) + np.array([[0.0], [1e-3], [2e-3]])
+    found = bootstrap_mean(tasks)  # seeds that hardly differ on 20 tasks that do
+    assert found.over_seeds.p_value < 0.05 < found.p_value
+    assert (found.stricter.p_value, found.stricter.high) == (found.p_value, found.high)
+    assert bootstrap_mean(tasks[:1]).stricter.name == "bootstrap over 1 seeds and the tasks"
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_scores_without_any_spread_have_the_wilson_interval(value):
+    values = np.full((3, 16), value)
+    assert mean_interval(values, successes=False) == wilson_interval(int(48 * value), 48)
+    assert mean_interval(values, successes=True) == wilson_interval(int(48 * value), 48)
+    values[0, 0] = 0.5
+    low, high = mean_interval(values, successes=False)
+    assert (low, high) == (bootstrap_mean(values).low, bootstrap_mean(values).high)
 
 
 def test_it_can_be_repeated_and_depends_on_its_seed():

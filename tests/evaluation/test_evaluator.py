@@ -54,8 +54,7 @@ def responses(player, panel: Panel) -> dict[str, list[np.ndarray]]:
     settings, environment = player._settings(entry_of(player._config), 0)
     settings = replace(settings, keep_trajectories=True)
     requests = [player._request(panel, index, environment) for index in range(len(panel))]
-    batches = player._workers.sample_groups(requests, settings)
-    groups = [ray.get(sample.ref)[0] for samples, _ in batches for sample in samples]
+    groups = [ray.get(sample.ref)[0] for sample in player._workers.sample_groups(requests, settings)]
     return {group.task_id: [turn.response_ids for turn in group.trajectories[0].turns] for group in groups}
 
 

@@ -42,6 +42,12 @@ def test_mcnemar_is_the_two_sided_binomial_test_of_the_changed_tasks(gained, los
     assert mcnemar_exact(gained, lost) == pytest.approx(stats.binomtest(gained, gained + lost).pvalue, rel=1e-9)
 
 
+@pytest.mark.timeout(20)
+def test_mcnemar_of_many_changes_takes_no_time():
+    assert mcnemar_exact(150_500, 149_500) == pytest.approx(stats.binomtest(150_500, 300_000).pvalue, rel=1e-6)
+    assert mcnemar_exact(2_000_000, 0) == 0.0
+
+
 def test_mcnemar_without_a_change_has_p_one():
     assert mcnemar_exact(0, 0) == 1.0
 

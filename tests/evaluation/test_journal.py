@@ -97,6 +97,34 @@ def test_foreign_and_damaged_files_are_refused(tmp_path):
         journal(path)
 
 
+def test_a_journal_that_is_anything_else_is_a_typed_error(tmp_path):
+    path = tmp_path / "result.json"
+    partial = EpisodeJournal.partial_path(path)
+    write_half(path)
+    head, *rest = partial.read_text().splitlines(keepends=True)
+    record = json.loads(head)
+    heads = [
+        {**record, "protocol": ["x"]},
+        {key: value for key, value in record.items() if key != "protocol"},
+        {key: value for key, value in record.items() if key != "weights"},
+        {**record, "weights": None},
+    ]
+    contents = [json.dumps(each).encode() + b"\n" + "".join(rest).encode() for each in heads]
+    contents += [b"\xff\xfe\n", b"[" * 100_000 + b"\n", head.encode() + b"[" * 100_000 + b"\n", b"null\n"]
+    for content in contents:
+        partial.write_bytes(content)
+        with pytest.raises(EvaluationFileError):
+            journal(path)
+        assert partial.read_bytes() == content  # nothing is lost to an error
+    partial.unlink()
+    partial.mkdir()
+    with pytest.raises(EvaluationFileError, match="Is a directory"):
+        journal(path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EvaluationFileError, match="file"):
+        journal(tmp_path / "file" / "result.json")
+
+
 def test_one_process_at_a_time(tmp_path):
     with journal(tmp_path / "r.json"), pytest.raises(InfrastructureError, match="Another process"):
         journal(tmp_path / "r.json")

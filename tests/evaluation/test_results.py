@@ -57,6 +57,9 @@ def test_an_empty_result_is_strict_json(tmp_path):
         (lambda v: v["episodes"][0].pop("score"), "Episode 0"),
         (lambda v: v["episodes"][1].update(extra=1), "Episode 1"),
         (lambda v: v.pop("protocol"), "protocol"),
+        (lambda v: v.update(labels=["seed"]), "labels"),
+        (lambda v: v.update(policy={}), "policy"),
+        (lambda v: v.update(weights=None), "weights"),
     ],
 )
 def test_foreign_json_is_refused(tmp_path, change, words):
@@ -112,3 +115,10 @@ def test_panel_refuses_a_size_the_split_cannot_give(count):
 
 def test_the_whole_split_is_one_panel_however_it_is_asked_for():
     assert Panel.choose("e", "s", TASKS) == Panel.choose("e", "s", TASKS, 100)
+
+
+@pytest.mark.parametrize(("name", "value"), [("labels", ["grpo"]), ("labels", None), ("weights", 3), ("policy", {})])
+def test_an_evaluation_whose_labels_are_of_another_type_is_refused(name, value):
+    record = sample().to_dict()
+    with pytest.raises(EvaluationFileError, match=name):
+        EvaluationResult.from_dict({**record, name: value})

@@ -75,6 +75,21 @@ def test_two_splits_of_an_environment_follow_one_protocol_too():
     assert len(ResultTable(entries() + entries("valid_unseen", 134)).blocks) == 2
 
 
+def test_bad_input_is_a_table_error():
+    labelled = evaluation(coin_flips(4, 0.5, 0))
+    for labels in ({"backbone": "b", "method": "m", "seed": "x"}, {"backbone": [1], "method": "m", "seed": 0}):
+        labelled.labels = labels
+        with pytest.raises(TableError, match="labelled with"):
+            TableEntry.from_labels(labelled)
+    with pytest.raises(TableError, match="no episodes"):
+        ResultTable([TableEntry("b", "m", 0, evaluation([]))])
+    with pytest.raises(TableError, match="reference 'nope'; there are grpo, trial"):
+        ResultTable(entries(), "nope")
+    other = evaluation(coin_flips(140, 0.5, 9), families=FAMILIES[::-1])
+    with pytest.raises(TableError, match="other tasks"):
+        ResultTable([*entries(), TableEntry("small", "serl", 0, other)])
+
+
 def test_doubled_failed_and_foreign_evaluations_are_refused():
     with pytest.raises(TableError, match="two evaluations of small grpo seed 0"):
         ResultTable([*entries(), entries()[0]])
@@ -90,6 +105,33 @@ def test_doubled_failed_and_foreign_evaluations_are_refused():
         ResultTable([])
     with pytest.raises(TableError, match="lacks the labels"):
         TableEntry.from_labels(evaluation([True]))
+
+
+def test_a_row_never_averages_seeds_of_different_length():
+    rows = [TableEntry("b", "m", seed, evaluation([True, False])) for seed in (0, 1, 2)]
+    for row, iteration in zip(rows, (60, 60, 24), strict=True):
+        row.result.labels = {"iteration": iteration}
+    assert ResultTable(rows[:2]).cells("b", "m")[-1].episodes == 4
+    with pytest.raises(TableError, match="seed 2 was trained for 24 iterations, and another seed of this row for 60"):
+        ResultTable(rows)
+    unknown = TableEntry("b", "m", 3, evaluation([True, False]))  # of a model that lies in no run folder
+    assert ResultTable([*rows[:2], unknown]).cells("b", "m")[-1].episodes == 6
+
+
+def test_a_task_that_occurs_twice_is_not_counted_twice():
+    twice = [TableEntry("b", "m", seed, evaluation([True, False])) for seed in (0, 1)]
+    for entry in twice:
+        entry.result.episodes.append(entry.result.episodes[0])
+    with pytest.raises(TableError, match="more than once"):
+        ResultTable(twice)
+
+
+@pytest.mark.parametrize("seed", ["x", 1.5, [0]])
+def test_a_label_that_is_no_seed_is_refused(seed):
+    result = evaluation([True])
+    result.labels = {"backbone": "b", "method": "m", "seed": seed}
+    with pytest.raises(TableError, match="seed"):
+        TableEntry.from_labels(result)
 
 
 def test_comparisons_pair_tasks_and_common_seeds():

@@ -14,7 +14,9 @@ from trial_ray.algorithms import TRIALConfig
 from trial_ray.errors import CheckpointError, ConfigError, UserInputError
 from trial_ray.evaluation.results import EvaluationFileError, EvaluationResult
 from trial_ray.experiments.config_record import from_record, to_record
+from trial_ray.experiments.metrics import MetricWriters
 from trial_ray.experiments.opened_run import _is_config
+from trial_ray.experiments.recorded_run import read_runs
 from trial_ray.experiments.run_folder import RunFolder
 from trial_ray.files import write_json, write_text
 from trial_ray.learner.optimizer_files import OPTIMIZER_FILE, load_optimizers, save_optimizers
@@ -129,6 +131,34 @@ def test_a_damaged_optimizer_changes_nothing(tmp_path):
         with pytest.raises(CheckpointError, match=r"optimizer\.pt is damaged"):
             load_optimizers(optimizers, None, tmp_path)
         assert repr(optimizers["default"].state_dict()) == before
+
+
+def test_metrics_of_a_resumed_run_lose_their_damaged_lines_alone(tmp_path):
+    whole = [json.dumps({"iteration": number, "a": 1.5}) for number in (1, 2, 3)]
+    damaged = [
+        b'{"iteration": "2"}',
+        b'{"iteration": null}',
+        b"[1]",
+        b"\xff\x00\xfe",
+        b"[" * 100_000,
+        b'{"iteration": 1',
+    ]
+    folder = RunFolder(tmp_path)
+    folder.metrics.write_bytes(b"\n".join([*(line.encode() for line in whole), *damaged]))
+    folder.drop_records_after(2)
+    with MetricWriters(folder, after_iteration=2) as writers:
+        writers.write(3, {"a": 2.5})
+    assert folder.metrics.read_text().splitlines() == [*whole[:2], json.dumps({"iteration": 3, "a": 2.5})]
+
+
+def test_a_sweeps_table_that_was_changed_by_hand_is_named_as_missing(tmp_path):
+    (tmp_path / "trial_a").mkdir()
+    (tmp_path / "trial_a" / "result.json").write_text('{"training_iteration": 1, "a": 2.0}\n')
+    for trials in ([1], [{}], [{"name": "a", "parameters": [1]}], {"name": "a"}, [{"name": "a", "parameters": 3}]):
+        (tmp_path / "sweep.json").write_text(json.dumps({"trials": trials}))
+        (run,) = read_runs(tmp_path)
+        assert run.metrics == [{"iteration": 1, "training_iteration": 1, "a": 2.0}]
+        assert "sweep.json" in " ".join(run.missing)
 
 
 def test_command_lines_with_names_that_mean_nothing(capfd):

@@ -12,6 +12,7 @@ from trial_ray.experiments.checkpoints import (
     export_model,
     list_checkpoints,
     newest_whole_checkpoint,
+    prune_checkpoints,
 )
 
 FILES = {
@@ -92,3 +93,14 @@ def test_a_damaged_model_is_not_exported_and_other_damage_does_not_matter_to_it(
 
 def test_a_folder_without_checkpoints_is_a_beginning(tmp_path):
     assert newest_whole_checkpoint(tmp_path / "checkpoints") == (None, [])
+
+
+def test_a_checkpoint_whose_removal_was_cut_off_is_none_any_more(checkpoints, monkeypatch):
+    def cut_off(path, **_):
+        (path / MANIFEST).unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trial_ray.experiments.checkpoints.shutil.rmtree", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        prune_checkpoints(checkpoints, keep=1)
+    assert [path.name for path in list_checkpoints(checkpoints)] == ["000002", "000003"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import partial
 from pathlib import Path
 
@@ -75,6 +76,16 @@ def test_a_mixture_is_read_as_it_was():
     config = from_record(record)
     assert [(entry.env_id, entry.config, entry.weight) for entry in config.environment_entries()] == environments
     config.validate()
+
+
+def test_a_bound_that_is_switched_off_is_read_back():
+    config = new_config("trial").environment("trial/ALFWorld-v0").training(clamp_alpha=math.inf, gap_clip=math.inf)
+    text = json.dumps(to_record(config), allow_nan=False)
+    read = from_record(json.loads(text))
+    assert (read.clamp_alpha, read.gap_clip) == (math.inf, math.inf)
+    assert json.loads(text)["settings"]["clamp_alpha"] == "inf"
+    with pytest.raises(CheckpointError, match="temperature = 'inf'"):
+        from_record({**json.loads(text), "settings": {"temperature": "inf"}})
 
 
 def test_a_keyword_that_json_cannot_hold_is_shown(tmp_path):

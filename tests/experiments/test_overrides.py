@@ -1,5 +1,6 @@
 """``--set key=value``: types, nested keys, unknown keys; on an algorithm config and on a dataclass."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -45,6 +46,19 @@ def config():
         ("env_config={'split': 'generated'}", "env_config", {"split": "generated"}),
         ('env_config={"split": "generated"}', "env_config", {"split": "generated"}),
         ("engine_kwargs.dtype=bfloat16", "engine_kwargs", {"dtype": "bfloat16"}),
+        # JSON and Python read alike, also in one value and in keys of which no type is known
+        ("engine_kwargs.dtype=None", "engine_kwargs", {"dtype": None}),
+        ("env_config={\"a\": true, 'b': [None, null, False]}", "env_config", {"a": True, "b": [None, None, False]}),
+        ('env_config={"a": {"b": [true, 1.5, "x"]}}', "env_config", {"a": {"b": [True, 1.5, "x"]}}),
+        ('env_config={"a": "\\ud83d\\ude00"}', "env_config", {"a": "\U0001f600"}),
+        ("env_config.max_turns=null", "env_config", {"split": "train", "num_games": 9, "max_turns": None}),
+        ("env_config.num_games=none", "env_config", {"split": "train", "num_games": None}),
+        ("env_config.data=true", "env_config", {"split": "train", "num_games": 9, "data": True}),
+        ("env_config.data='true'", "env_config", {"split": "train", "num_games": 9, "data": "true"}),
+        ("env_config.data=[1, two]", "env_config", {"split": "train", "num_games": 9, "data": "[1, two]"}),
+        ("clamp_alpha=inf", "clamp_alpha", math.inf),
+        ("clamp_alpha=1e400", "clamp_alpha", math.inf),
+        ("sharding=none", "sharding", "none"),
     ],
 )
 def test_values_take_the_type_of_their_setting(config, assignment, name, expected):
@@ -67,6 +81,23 @@ def test_values_take_the_type_of_their_setting(config, assignment, name, expecte
         "env_config=train",
         "env_config.num_games=many",
         "group_size.x=1",
+        # of another type than any that JSON has
+        "env_config={[1]: 2}",
+        "env_config.data={1, 2}",
+        "env_config.data=[1, 2j]",
+        "sharding=None",
+        "sharding=null",
+        # not finite
+        "lr=1e400",
+        "lr=-inf",
+        "lr=NaN",
+        f"lr=1{'0' * 400}",
+        "adam_betas=[0.9, 1e999]",
+        "clamp_alpha=nan",
+        "temperature=Infinity",
+        "env_config.num_games=1e400",
+        "env_config.data=1e400",
+        'env_config={"a": [NaN]}',
     ],
 )
 def test_other_types_are_refused_with_the_key_in_the_message(config, assignment):
@@ -139,7 +170,12 @@ def test_dataclass_settings():
 
 @pytest.mark.parametrize(
     ("assignment", "words"),
-    [("game=3", "Did you mean 'games'"), ("games=many", "games expects int"), ("games=0", "at least 1")],
+    [
+        ("game=3", "Did you mean 'games'"),
+        ("games=many", "games expects int"),
+        ("games=0", "at least 1"),
+        ("rate=1e400", "rate expects a finite number; found '1e400'"),
+    ],
 )
 def test_dataclass_settings_are_checked(assignment, words):
     with pytest.raises(ConfigError, match=words):

@@ -97,6 +97,21 @@ def test_progress_of_any_process_is_enough(run):
     assert not run.killed
 
 
+def test_what_went_on_while_the_report_was_written_is_not_ended(run, monkeypatch):
+    examine = stall_watch._examine
+
+    def examine_slowly(seen):
+        examine(seen)
+        run.actors[3].count += 1
+
+    monkeypatch.setattr(stall_watch, "_examine", examine_slowly)
+    with run.watch.watching():
+        wait_for(lambda: len(run.told) >= 4)
+    assert not run.killed
+    assert not run.given_up
+    assert run.told[1] == "the run went on meanwhile: nothing was ended"
+
+
 def test_nothing_is_noticed_outside_of_what_is_watched(run):
     with run.watch.watching():
         pass

@@ -126,6 +126,7 @@ def test_a_name_that_no_result_holds_is_told_with_its_neighbours():
 def test_metrics_of_a_users_own_method_are_left_to_its_first_result(tmp_path, monkeypatch):
     for method in method_names():
         check_metric("learners/default_policy/other/unknown", "metric", new_config(method))
+    check_metric("learners/default_policy/engine/logprob_gap_max", "metric", new_config("grpo"))
     with pytest.raises(ConfigError, match="dense_loss"):
         check_metric("learners/default_policy/trials/dense_loss", "metric", new_config("trial"))
     monkeypatch.setattr("trial_ray.experiments.metric_names.method_of", lambda config: "mine.py")

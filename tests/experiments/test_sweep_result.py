@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -12,12 +14,14 @@ from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.experiments.config_record import to_record
 from trial_ray.experiments.experiment import examples_folder, load_experiment
 from trial_ray.experiments.experiment_writer import write_experiment
-from trial_ray.experiments.sweep import _first_line
-from trial_ray.experiments.sweep_callbacks import PopulationCheckpoints, StopCriteria
+from trial_ray.experiments.sweep import _first_line, _last_value
+from trial_ray.experiments.sweep_callbacks import PopulationCheckpoints, StopCriteria, SweepReporter
 from trial_ray.experiments.sweep_capacity import Capacity
 from trial_ray.experiments.sweep_file import SweepFile
 from trial_ray.experiments.sweep_outputs import write_outputs
 from trial_ray.experiments.sweep_result import SweepResult, TrialRecord
+from trial_ray.inference.fault_log import FAULTS
+from trial_ray.reports import sweep_plots
 
 METRIC = "env_runners/success_rate"
 EXAMPLES = examples_folder()
@@ -49,21 +53,21 @@ def printed(table) -> str:
 
 
 def test_points_are_means_over_seeds_with_students_interval():
-    first, second, third = result().points()
-    assert (first.parameters, first.values, first.failed) == ({"hindsight_coeff": 0.2}, (0.7,), 1)
-    assert first.half_width is None
-    assert second.parameters == {"hindsight_coeff": 0.3}
-    assert third.mean == pytest.approx(0.4)
+    first, second, third = result().points()  # complete ones before the others
+    assert first.mean == pytest.approx(0.4)
     # t(0.975, 2 degrees of freedom) = 4.3027, standard deviation 0.2
-    assert third.half_width == pytest.approx(4.3027 * 0.2 / 3**0.5, rel=1e-4)
+    assert first.half_width == pytest.approx(4.3027 * 0.2 / 3**0.5, rel=1e-4)
+    assert (second.parameters, second.values, second.lacks) == ({"hindsight_coeff": 0.2}, (0.7,), "1 failed")
+    assert second.half_width is None
+    assert third.parameters == {"hindsight_coeff": 0.3}
     assert result("min").points()[0].parameters == {"hindsight_coeff": 0.1}
-    assert result().best().name == "d"
+    assert result().best().name == "c"
     assert SweepResult(METRIC, "max", [trial("e", 0.2, 1, None, "failed")]).best() is None
 
 
 def test_tables_put_the_best_first_and_tell_why_trials_failed():
     outcome = result()
-    assert [each.name for each in outcome.trials] == ["d", "c", "f", "b", "a", "e"]
+    assert [each.name for each in outcome.trials] == ["d", "c", "b", "a", "f", "e"]
     assert (outcome.failed, outcome.unfinished) == (1, 1)
     assert "[red]EngineError: died" in printed(outcome.table())
     assert "0.4 ± 0.5 (n=3)" in printed(outcome.points_table())
@@ -189,7 +193,108 @@ def test_stop_criteria_refuse_what_the_first_result_does_not_hold():
         StopCriteria({"iterations": 2}, METRIC)("a", {"env_runners": {"success_rate": 0.5}})
 
 
+def test_a_sweep_prints_a_line_where_a_trials_actors_were_replaced(capsys):
+    reporter, each = SweepReporter(), SimpleNamespace(custom_trial_name="", trial_id="a_1")
+    result = {"training_iteration": 2, "env_runners": {"success_rate": 0.5}}
+    reporter.on_trial_result(0, [], each, result)
+    reporter.on_trial_result(0, [], each, {**result, FAULTS: "replaced: engine 0 died (played again: 3, waited 2.5 s)"})
+    plain, _, replaced = capsys.readouterr().out.splitlines()
+    assert plain == "a_1  iteration 2  success 50.0%"
+    assert replaced == "a_1  replaced: engine 0 died (played again: 3, waited 2.5 s)"
+
+
 def test_of_an_actors_traceback_the_error_itself_is_kept():
     text = "ray::TRIAL.train()\nTraceback (most recent call last):\n  File x, line 1\ntrial_ray.errors.EngineError: it died\n"
     assert _first_line(RuntimeError(text)) == "trial_ray.errors.EngineError: it died"
     assert _first_line(RuntimeError("")) == "RuntimeError"
+
+
+# -- the edges of ranking ----------------------------------------------------------------------------------------------
+
+
+def test_only_finite_values_rank():
+    values = {"a": math.inf, "b": 0.5, "c": math.nan, "d": None, "e": -math.inf}
+    for mode in ("max", "min"):
+        trials = [trial(name, index, 0, value) for index, (name, value) in enumerate(values.items())]
+        outcome = SweepResult(METRIC, mode, trials)
+        assert outcome.trials[0].name == "b"
+        assert outcome.best().name == "b"
+        assert [point.mean for point in outcome.points()] == [0.5, None, None, None, None]
+
+
+def test_infinite_metrics_and_searched_values_leave_everything_else_written(tmp_path):
+    file = SweepFile.load(EXAMPLES / "sweeps" / "lambda_alpha.py")
+    chosen = [(0.02, math.inf, 0.5), (0.02, 1.0, 0.25), (0.1, math.nan, math.inf), (0.1, 0.5, math.nan)]
+    outcome = SweepResult(
+        METRIC,
+        "max",
+        [
+            TrialRecord(f"t{index}", {"hindsight_coeff": first, "clamp_alpha": second}, "done", 2, value, 9.0)
+            for index, (first, second, value) in enumerate(chosen)
+        ],
+    )
+    printed(outcome.table())
+    lines = "\n".join(write_outputs(file, outcome, tmp_path))
+    assert "parallel coordinates" in lines
+    assert f"trial-ray train {tmp_path / 'best.py'}" in lines
+    assert load_experiment(tmp_path / "best.py").config.clamp_alpha == math.inf
+    json.loads((tmp_path / "sweep.json").read_text(), parse_constant=pytest.fail)  # strict JSON
+    assert SweepResult.load(tmp_path).best().name == "t0"
+
+
+def test_failed_and_incomplete_trials_rank_behind_and_are_said_to_be_so(tmp_path):
+    trials = [
+        trial("a", 0.1, 0, 0.2),
+        trial("b", 0.1, 1, 0.3),
+        trial("c", 0.2, 0, 0.9, "failed", "EngineError: died"),
+        trial("d", 0.2, 1, 0.8),
+        trial("e", 0.3, 0, 0.7, "unfinished"),
+        trial("f", 0.3, 1, 0.7),
+        trial("g", 0.4, 0, 0.95),  # the other seed was not begun
+    ]
+    outcome = SweepResult(METRIC, "max", trials, repeats=2)
+    points = outcome.points()
+    assert [point.parameters["hindsight_coeff"] for point in points] == [0.1, 0.4, 0.2, 0.3]
+    assert [point.lacks for point in points] == ["", "1 not begun", "1 failed", "1 unfinished"]
+    assert outcome.best().name == "b"
+    assert [each.name for each in outcome.trials] == ["g", "d", "f", "b", "a", "e", "c"]
+    assert "1 not begun" in printed(outcome.points_table())
+
+    # Without a complete point the best of the others is written, and what it lacks with it.
+    file = SweepFile.load(EXAMPLES / "sweeps" / "lambda_alpha_seeds.py")
+    chosen = [
+        TrialRecord("c", {"hindsight_coeff": 0.02, "clamp_alpha": 0.5, "seed": 0}, "failed", 2, 0.9, 9.0, "died"),
+        TrialRecord("d", {"hindsight_coeff": 0.02, "clamp_alpha": 0.5, "seed": 1}, "done", 2, 0.8, 9.0),
+    ]
+    outcome = SweepResult(METRIC, "max", chosen)
+    assert outcome.best().name == "d"
+    last = list(write_outputs(file, outcome, tmp_path))[-1]
+    assert "1 failed" in last
+    assert "1 failed" in (tmp_path / "best.py").read_text().split('"""')[1]
+    alone = SweepResult(METRIC, "max", chosen[:1])
+    assert alone.best() is None
+    assert "no best.py" in list(write_outputs(file, alone, tmp_path / "alone"))[-1]
+
+
+def test_what_cannot_be_drawn_does_not_keep_the_rest_from_being_written(tmp_path, monkeypatch):
+    file = SweepFile.load(EXAMPLES / "sweeps" / "lambda_alpha_seeds.py")
+    chosen = {"hindsight_coeff": 0.02, "clamp_alpha": 0.5, "seed": 1}
+    outcome = SweepResult(METRIC, "max", [TrialRecord("a", chosen, "done", 2, 0.5, 9.0)])
+
+    def broken(*arguments):
+        raise OSError("no space left\non the device")
+
+    monkeypatch.setattr(sweep_plots, "plot_map", broken)
+    lines = list(write_outputs(file, outcome, tmp_path))
+    assert lines[1] == "no pictures: no space left"
+    assert (tmp_path / "best.py").is_file()
+
+
+def test_the_last_value_of_a_trial_that_diverged_is_no_earlier_one():
+    import pandas
+
+    history = pandas.DataFrame({METRIC: [0.9, math.nan], "loss": [1.0, math.nan]})
+    ended = SimpleNamespace(metrics_dataframe=history)
+    assert math.isnan(_last_value(ended, {"env_runners": {"success_rate": math.nan}}, METRIC))
+    assert _last_value(ended, {"env_runners": {}}, METRIC) == 0.9  # not played in the last iteration
+    assert _last_value(SimpleNamespace(metrics_dataframe=None), {}, METRIC) is None

@@ -214,7 +214,7 @@ class Soak:
             "episodes_asked_for": asked,
             "seconds": round(seconds, 1),
             "settings": {
-                "failure_rate_per_step": FAILURE_RATE,
+                "failure_rate_of_second_turns": FAILURE_RATE,
                 "iterations_between_kills": {"engine": KILL_ENGINE_EVERY, "env runner": KILL_RUNNER_EVERY},
             },
             "counts": dict(self.counts) | requests,

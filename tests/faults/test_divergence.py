@@ -10,7 +10,7 @@ from tiny_run import ChanceEnv, config_of, train
 from user_env import registered
 
 from trial_ray.commands import console as terminal
-from trial_ray.errors import TrialRayError
+from trial_ray.errors import TrainingDivergedError, TrialRayError
 from trial_ray.experiments.checkpoints import find_model, list_checkpoints
 from trial_ray.experiments.run_folder import RunFolder
 
@@ -21,6 +21,17 @@ pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("ray_session"), pytest
 def environment(ray_session):
     with registered(ChanceEnv):
         yield
+
+
+def test_a_policy_that_one_update_has_destroyed_is_stopped_two_iterations_later(model_path, tmp_path, capsys, tell):
+    """The weights stay numbers; the first update leaves one token for each prompt."""
+    with pytest.raises(TrainingDivergedError) as stopped:
+        train(tmp_path / "run", model_path, 20, config=config_of(model_path, lr=10.0))
+    assert terminal.report(stopped.value, verbose=False) == terminal.FAILED
+    assert "lower lr" in capsys.readouterr().err
+    iterations = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert len(iterations) == 3
+    tell("lr=10", "update", "typed error two iterations later")
 
 
 @pytest.mark.parametrize("lr", [1e30, 1e300])

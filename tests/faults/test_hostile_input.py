@@ -340,7 +340,9 @@ def recorded_group(texts, number) -> TrajectoryGroup:
         "none",
         False,
     )
-    trajectory = Trajectory(task, family, 3, [turn], False, 0.5, "failed", error, (solution,), "ALFWorld-v0")
+    trajectory = Trajectory(
+        task, family, 3, [turn], False, 0.5, "failed", error, "environment", (solution,), "ALFWorld-v0"
+    )
     return TrajectoryGroup(task, [trajectory], f"group-{number}")
 
 

@@ -16,6 +16,7 @@ from user_env import registered
 
 from trial_ray.algorithms.grpo_config import GRPOConfig
 from trial_ray.errors import InfrastructureError
+from trial_ray.inference.fault_log import FAULTS
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(600)]
 GROUPS, ROLLOUTS, TURNS = 2, 4, 3
@@ -57,11 +58,16 @@ def runner_pid(algo) -> int:
     return pid
 
 
-def train_all(algo) -> tuple[float, int]:
-    """One iteration, in which every rollout is trained on once, under one version; returns its seconds and its lost rows."""
+def train_all(algo, replaced: str = "") -> tuple[float, int]:
+    """One iteration, in which every rollout is trained on once, under one version; returns its seconds and its lost rows.
+
+    Its result says what was replaced, and nothing where nothing was.
+    """
     began = time.monotonic()
     result = algo.train()
     seconds = time.monotonic() - began
+    assert replaced in result.get(FAULTS, "")
+    assert bool(replaced) == (FAULTS in result)
     assert result["groups"]["num_trained"] == GROUPS
     assert result["groups"]["num_dropped"] == 0
     assert result["rows"]["given_to_learners"] == GROUPS * ROLLOUTS * TURNS
@@ -76,7 +82,7 @@ def test_the_only_env_runner_is_killed(algo, tell):
     train_all(algo)
     before = runner_pid(algo)
     os.kill(before, signal.SIGKILL)
-    disturbed = train_all(algo)
+    disturbed = train_all(algo, "replaced: env runner 1 died: ")
     assert runner_pid(algo) != before
     tell("SIGKILL of the only env runner", "before sampling", "restarted; goes on", *disturbed)
 
@@ -87,7 +93,7 @@ def test_the_only_engine_is_killed_between_sampling_and_sync(algo, tell):
     os.kill(engine["pid"], signal.SIGKILL)
     algo._sync_weights()  # as at the end of an iteration: the engine is replaced here, and nobody draws again
     seconds = time.monotonic() - began
-    _, lost = train_all(algo)
+    _, lost = train_all(algo, "replaced: engine 0 died before it could load weights")
     assert algo.engine_pool.replacements == 1
     tell("SIGKILL of the only engine", "before the weights are sent", "replaced; goes on", seconds, lost)
 
@@ -96,7 +102,7 @@ def test_the_only_engine_is_killed_before_sampling(algo, tell):
     before = algo.engine_pool.replacements
     [engine] = algo.engine_pool.start()
     os.kill(engine["pid"], signal.SIGKILL)
-    disturbed = train_all(algo)
+    disturbed = train_all(algo, "replaced: engine 0 does not answer (ActorDiedError)")
     assert algo.engine_pool.replacements == before + 1
     tell("SIGKILL of the only engine", "before sampling", "replaced; goes on", *disturbed)
 
@@ -105,7 +111,7 @@ def test_the_only_env_runner_hangs(algo, tell):
     hung = runner_pid(algo)
     os.kill(hung, signal.SIGSTOP)
     try:
-        seconds, lost = train_all(algo)
+        seconds, lost = train_all(algo, "replaced: env runner 1 did not answer within sample_timeout_s=30 s")
     finally:
         with pytest.raises(ProcessLookupError):  # ended, and not left behind
             os.kill(hung, signal.SIGCONT)
@@ -139,7 +145,7 @@ def test_the_only_vllm_engine_is_killed_before_sampling(vllm_algo, tell):
     actor = psutil.Process(engine["pid"])
     processes = [actor, *actor.children(recursive=True)]
     actor.kill()
-    disturbed = train_all(vllm_algo)
+    disturbed = train_all(vllm_algo, "replaced: engine 0 does not answer")
     assert vllm_algo.engine_pool.replacements == before + 1
     assert not psutil.wait_procs(processes, timeout=30)[1]
     tell("SIGKILL of the only vLLM engine", "before sampling", "replaced; goes on", *disturbed)

@@ -27,11 +27,21 @@ import ray
 from trial_ray.algorithms import GRPO, GRPOConfig, batch_sampler
 from trial_ray.evaluation import panel_player
 from trial_ray.inference import pool
+from trial_ray.warmstart import warmstart
+from trial_ray.warmstart.cloning import Cloner
+from trial_ray.warmstart.evaluation import HeldOutGames
 
+policy = {"model_path": os.environ["TEST_MODEL"]}
+if "warm start" in os.environ["TEST_MOMENT"]:
+    warmstart.LEAST_RESPONSE_ACCURACY = 0.0  # so that the first check is played
+    policy = {"warm_start": {
+        "env_config": {"difficulty": "tiny", "max_turns": 4}, "size": "nano", "games": 4, "threads": 1,
+        "check_every": 2, "check_games": 200, "evaluation_games": 2, "max_steps": 100_000, "target_success": 1.0,
+    }}
 config = (
     GRPOConfig()
     .environment("trial/ALFWorld-v0", env_config={"split": "generated", "difficulty": "tiny", "num_games": 8, "max_turns": 2})
-    .policy(model_path=os.environ["TEST_MODEL"])
+    .policy(**policy)
     .training(group_size=2, tasks_per_iteration=1, kl_coeff=0.0)
     .rollouts(max_prompt_tokens=400, max_response_tokens=4, prompt_style="plain")
     .engines(engine="transformers", num_cpus_per_engine=0.25)
@@ -57,6 +67,9 @@ def then_terminate(owner, name):
     mock.patch.object(owner, name, called).start()
 
 then_terminate(*{
+    "warm start: demonstrations": (warmstart, "collect"),
+    "warm start: cloning": (Cloner, "step"),
+    "warm start: check": (HeldOutGames, "play"),
     "ray": (ray, "init"),
     "actors": (pool.EnginePool, "start"),
     "panel": (panel_player.PanelPlayer, "play"),
@@ -78,13 +91,16 @@ def marked(mark: str) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.parametrize("moment", ["ray", "actors", "panel", "sampling", "checkpoint"])
+WARM_START = ["warm start: demonstrations", "warm start: cloning", "warm start: check"]
+
+
+@pytest.mark.parametrize("moment", [*WARM_START, "ray", "actors", "panel", "sampling", "checkpoint"])
 def test_sigterm_is_recorded_and_leaves_no_process(moment, model_path, tmp_path, tell):
     (tmp_path / "experiment.py").write_text(EXPERIMENT)
     run, mark = tmp_path / "run", uuid.uuid4().hex
     words = ("train", str(tmp_path / "experiment.py"), "--out", str(run), "--checkpoint-every", "1")
     environment = {**os.environ, "TEST_MODEL": model_path, "TEST_MOMENT": moment, "TEST_MARK": mark}
-    environment["TEST_SENT"] = str(tmp_path / "sent")
+    environment |= {"TEST_SENT": str(tmp_path / "sent"), "TRIAL_RAY_CACHE": str(tmp_path / "cache")}
     environment.pop("RAY_ADDRESS", None)
     done = subprocess.run(
         [sys.executable, "-c", "import sys; from trial_ray.cli import main; sys.exit(main())", *words],
@@ -100,6 +116,10 @@ def test_sigterm_is_recorded_and_leaves_no_process(moment, model_path, tmp_path,
     else:
         assert saved == []
         assert "stopped at once; last checkpoint: none" in said
+    # Demonstrations are kept once there are all of them; of anything unfinished nothing is.
+    kept = list((tmp_path / "cache").glob("*/*"))  # beside them lies the key that signs checkpoints
+    assert [path.parent.name for path in kept] == ["demonstrations"] * (moment in WARM_START[1:])
+    assert not [path for path in kept if path.name.startswith(".")]
     deadline = time.monotonic() + 30  # of Ray's daemons, which end by themselves
     while (processes := marked(mark)) and time.monotonic() < deadline:
         time.sleep(0.2)

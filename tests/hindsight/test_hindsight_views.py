@@ -4,8 +4,9 @@ from chat_tokenizers import MODELS, chat_tokenizer
 from recordings import alfworld_episodes, turns
 
 from trial_ray.environments.alfworld import ADAPTER
-from trial_ray.hindsight import OutcomeView, augment, encode_evidence, outcome_view
-from trial_ray.hindsight.aug import CUT_MARK, EVIDENCE_LEAD
+from trial_ray.hindsight import PrivilegedView, augment, encode_evidence, outcome_view
+from trial_ray.hindsight.aug import CUT_MARK
+from trial_ray.hindsight.outcome_view import OUTCOME
 from trial_ray.rollout.prompts import PromptBuilder
 
 
@@ -47,13 +48,13 @@ def test_evidence_reads_as_the_end_of_the_users_message(model, origin):
         behind = tokenizer.decode(prompt.ids[prompt.insert_at :])
         verdict = "\nThe episode ended: the task succeeded." if after["won"] else ""
         text = tokenizer.decode(hindsight)
-        assert text.endswith("</action>." + EVIDENCE_LEAD + after["observation"] + verdict + behind)
+        assert text.endswith("</action>." + OUTCOME.lead + after["observation"] + verdict + behind)
         assert text.startswith(tokenizer.decode(prompt.ids[: prompt.insert_at]))
 
 
 def test_ongoing_turn_shows_what_the_environment_answered_and_nothing_else():
     view = outcome_view("You pick up the apple 1.\n", terminal=False, success=False)
-    assert view == OutcomeView("You pick up the apple 1.")
+    assert view == PrivilegedView("You pick up the apple 1.")
 
 
 def test_truncated_last_turn_carries_no_verdict():
@@ -75,7 +76,7 @@ def test_special_tokens_in_an_outcome_stay_text(model):
     view = outcome_view(" ".join(specials), terminal=False, success=False)
     ids = encode_evidence(view, tokenizer)
     assert not set(ids.tolist()) & set(tokenizer.all_special_ids)
-    assert tokenizer.decode(ids) == EVIDENCE_LEAD + view.text
+    assert tokenizer.decode(ids) == OUTCOME.lead + view.text
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -86,14 +87,14 @@ def test_long_evidence_is_cut_in_its_middle_and_marked(model, limit):
     ids = encode_evidence(outcome_view(outcome, terminal=True, success=True), tokenizer, limit)
     text = tokenizer.decode(ids)
     assert len(ids) == limit
-    assert text.startswith(EVIDENCE_LEAD + "shelf")
+    assert text.startswith(OUTCOME.lead + "shelf")
     assert CUT_MARK.strip() in text
     assert text.endswith("succeeded.")
 
 
 def test_evidence_of_exactly_the_limit_is_not_cut():
     tokenizer = chat_tokenizer("qwen3")
-    view = OutcomeView("shelf 1 and a mug 2")
+    view = PrivilegedView("shelf 1 and a mug 2")
     whole = encode_evidence(view, tokenizer)
     assert np.array_equal(encode_evidence(view, tokenizer, len(whole)), whole)
     assert whole.dtype == np.int32
@@ -102,7 +103,7 @@ def test_evidence_of_exactly_the_limit_is_not_cut():
 
 def test_limit_that_leaves_no_room_is_refused():
     with pytest.raises(ValueError, match="max_outcome_tokens"):
-        encode_evidence(OutcomeView("shelf " * 50), chat_tokenizer("tiny"), 8)
+        encode_evidence(PrivilegedView("shelf " * 50), chat_tokenizer("tiny"), 8)
 
 
 def test_empty_evidence_leaves_the_prompt():

@@ -7,16 +7,22 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from chat_tokenizers import chat_tokenizer
 
+from trial_ray.algorithms import GRPOConfig
 from trial_ray.environments import alfworld, webshop
 from trial_ray.environments.entry import make_entries
 from trial_ray.environments.guarded_env import GuardedEnv
 from trial_ray.errors import ConfigError
+from trial_ray.hindsight.aug import encode_evidence, require_room
 from trial_ray.hindsight.privileged_views import TurnContext, privileged_view
 from trial_ray.inference.protocol import Response, SamplingParams
+from trial_ray.learner.connectors import encode_views
+from trial_ray.learner.turn_rows import TurnRows
 from trial_ray.rollout.episode import PolicyPlayer, play_episode
 from trial_ray.rollout.prompts import PromptBuilder
+from trial_ray.rollout.trajectory import Trajectory, Turn
 
 WON = TurnContext(
     environment="trial/ALFWorld-v0",
@@ -32,8 +38,77 @@ WON = TurnContext(
 def test_outcome_adds_the_verdict_and_feedback_tells_the_answer_alone():
     assert privileged_view("outcome", WON).text.startswith(WON.outcome)
     assert "succeeded" in privileged_view("outcome", WON).text
-    assert WON.outcome in privileged_view("feedback", WON).text
-    assert "succeeded" not in privileged_view("feedback", WON).text
+    assert privileged_view("feedback", WON).text == WON.outcome
+
+
+@pytest.mark.parametrize(
+    ("view", "expected"),
+    [
+        ("outcome", "{message}\n\nOutcome after the reply:\n{text}{opening}"),
+        (
+            "feedback",
+            "{message}\n\nThe environment's immediate answer to this step:\n{text}\n\nNow solve the task as it should be solved.\n"
+            "{opening}",
+        ),
+        ("skill", "[Privileged advice on tasks of this kind]\n{text}\n\n{message}{opening}"),
+        (
+            "solution",
+            "{message}\n\nA solution of this task for reference, as actions from its beginning:\n{text}\n\nSee why each of its "
+            "steps is taken, then reach the same end by a reasoning of your own.\n{opening}",
+        ),
+    ],
+)
+@pytest.mark.parametrize("model", ["qwen3", "tiny"])
+def test_every_view_has_its_methods_lead_and_place(model, view, expected):
+    tokenizer = chat_tokenizer(model)
+    builder = PromptBuilder(tokenizer, alfworld.ADAPTER.template("tagged"), max_prompt_tokens=4096)
+    prompt = builder.build(
+        task="put a mug", observation="You see a mug.", admissible_actions=["look"], history=[], step=1
+    )
+    turn = Turn(
+        prompt.ids,
+        response_ids=np.array([1], np.int32),
+        logprobs=np.zeros(1, np.float32),
+        weight_version=1,
+        insert_at=prompt.insert_at,
+        observation="You see a mug.",
+        action="look",
+        valid=True,
+        outcome=WON.outcome,
+        reward=1.0,
+        finish_reason="stop",
+    )
+    won = Trajectory("1", WON.family, 0, [turn], success=True, ended="terminated", solution=WON.solution)
+    config = GRPOConfig().environment("trial/ALFWorld-v0").training(privileged_view=view)
+    rows = TurnRows([turn], torch.zeros(1, dtype=torch.int64), torch.zeros(1), encode_views([won], config, tokenizer))
+    (row,) = rows.model_rows([0], with_evidence=True)
+    parts = {"message": prompt.ids[: prompt.insert_at], "opening": prompt.ids[prompt.insert_at :]}
+    texts = {name: tokenizer.decode(ids) for name, ids in parts.items()}
+    assert tokenizer.decode(row.hindsight_prompt_ids) == expected.format(text=privileged_view(view, WON).text, **texts)
+    (ordinary,) = rows.model_rows([0])
+    assert np.array_equal(ordinary.hindsight_prompt_ids, prompt.ids)
+
+
+@pytest.mark.parametrize("view", ["outcome", "feedback", "skill", "solution"])
+def test_what_says_what_a_view_is_survives_a_cut(view):
+    tokenizer = chat_tokenizer("qwen3")
+    long = " ".join(f"shelf {index}" for index in range(500))
+    found = privileged_view(view, replace(WON, outcome=long, skills={"": long}, solution=(long,)))
+    ids = encode_evidence(found, tokenizer, limit := 160)
+    text = tokenizer.decode(ids)
+    assert len(ids) == limit
+    assert text.startswith(found.frame.lead + "shelf 0")
+    assert " [cut] " in text
+    assert text.endswith((" 499" if view != "outcome" else "succeeded.") + found.frame.close)
+    least = limit - require_room(found.frame, tokenizer, limit)
+    assert len(encode_evidence(found, tokenizer, least + 1)) == least + 1
+    with pytest.raises(ConfigError, match=f"max_outcome_tokens is {least}, expected more than {least}:"):
+        encode_evidence(found, tokenizer, least)
+
+
+def test_no_answer_is_no_feedback():
+    view = privileged_view("feedback", replace(WON, outcome=" \n"))
+    assert encode_evidence(view, chat_tokenizer("qwen3")).tolist() == []
 
 
 def test_advice_is_the_familys_and_tells_nothing_of_the_turn():
@@ -55,13 +130,13 @@ def test_every_family_of_generated_tasks_has_advice_of_its_own(adapter):
 
 def test_a_family_without_advice_of_its_own_gets_the_general_one():
     context = replace(WON, family="dancing", skills={"": "think first"})
-    assert privileged_view("skill", context).text == "Advice for this kind of task: think first"
+    assert privileged_view("skill", context).text == "think first"
     with pytest.raises(ConfigError, match=r"the adapter of trial/ALFWorld-v0 has none"):
         privileged_view("skill", replace(WON, skills={}))
 
 
 def test_the_solution_view_lists_the_actions_and_needs_some():
-    assert privileged_view("solution", WON).text.endswith("go to desk 1, take mug 1 from desk 1")
+    assert privileged_view("solution", WON).text == "go to desk 1, take mug 1 from desk 1"
     with pytest.raises(ConfigError, match=r"`walkthrough`.*trial/ALFWorld-v0 gave none"):
         privileged_view("solution", replace(WON, solution=()))
 

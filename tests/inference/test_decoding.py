@@ -15,6 +15,8 @@ from trial_ray.inference.decoding_batch import DecodingBatch, by_length
 from trial_ray.inference.protocol import SamplingParams
 from trial_ray.inference.transformers_engine import JOINING_SHARE, MOST_STEPS_WAITED, TransformersEngine
 
+OVERFLOWING = 11
+
 
 @pytest.fixture(scope="module")
 def model(tiny_qwen3):
@@ -34,6 +36,12 @@ def make_requests(count, seed=0, longest=120):
     ]
 
 
+def greedy(requests):
+    for request in requests:
+        request.params = replace(request.params, temperature=0)
+    return requests
+
+
 def alone(model, request):
     fresh = replace(request, response_ids=[], logprobs=[], finish_reason="")
     batch = DecodingBatch(model, frozenset([7]))
@@ -41,6 +49,12 @@ def alone(model, request):
     while len(batch):
         batch.step()
     return fresh
+
+
+def assert_as_if_alone(model, request):
+    expected = alone(model, request)
+    assert request.response_ids == expected.response_ids
+    torch.testing.assert_close(torch.tensor(request.logprobs), torch.tensor(expected.logprobs), atol=1e-4, rtol=0)
 
 
 def test_rows_that_come_and_go_are_answered_as_if_alone(model):
@@ -55,9 +69,55 @@ def test_rows_that_come_and_go_are_answered_as_if_alone(model):
     assert batch._cache.room[0] <= 12
     assert {id(request) for request in finished} == {id(request) for request in requests}
     for request in requests:
-        expected = alone(model, request)
-        assert request.response_ids == expected.response_ids
-        torch.testing.assert_close(torch.tensor(request.logprobs), torch.tensor(expected.logprobs), atol=1e-4, rtol=0)
+        assert_as_if_alone(model, request)
+
+
+@pytest.fixture
+def overflowing(tiny_qwen3, overflow_at):
+    from transformers import AutoModelForCausalLM
+
+    return overflow_at(AutoModelForCausalLM.from_pretrained(tiny_qwen3, dtype=torch.float32).eval(), OVERFLOWING)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_row_that_overflowed_leaves_nothing_for_those_that_join_later(overflowing, attention):
+    overflowing.set_attn_implementation(attention)
+    rng = np.random.default_rng(3)
+    requests = greedy(make_requests(30, seed=2))
+    for request in requests:
+        request.prompt_ids[request.prompt_ids == OVERFLOWING] += 1
+    long = [
+        Request(np.full(int(length), OVERFLOWING, np.int32), SamplingParams(max_tokens=30, seed=index))
+        for index, length in enumerate(rng.integers(1, 120, 12))
+    ]
+    batch, waiting = DecodingBatch(overflowing, frozenset([7]), max_rows=6), [*requests, *long]
+    rng.shuffle(waiting)
+    while waiting or len(batch):
+        if len(batch):
+            batch.step()
+        joining, waiting = waiting[: 6 - len(batch)], waiting[6 - len(batch) :]
+        if joining:
+            batch.admit(joining)
+    for request in requests:
+        assert_as_if_alone(overflowing, request)
+    for request in long:
+        assert np.isnan(request.logprobs).all()
+        assert len(request.logprobs) == 1  # nothing more is sampled from no distribution
+        with pytest.raises(EngineError, match=r"log-probability of nan .* prompt of \d+ tokens"):
+            request.response(weight_version=0)
+
+
+def test_padding_that_overflows_reaches_no_row(tiny_qwen3, overflow_at):
+    """Prompts are padded by token 0, which no prompt may hold."""
+    from transformers import AutoModelForCausalLM
+
+    model = overflow_at(AutoModelForCausalLM.from_pretrained(tiny_qwen3, dtype=torch.float32).eval(), 0)
+    batch, requests = DecodingBatch(model, frozenset([7])), greedy(make_requests(8, seed=4))
+    batch.admit(requests)
+    while len(batch):
+        batch.step()
+    for request in requests:
+        assert_as_if_alone(model, request)
 
 
 def test_the_cache_stays_small_however_long_rows_keep_coming(model):

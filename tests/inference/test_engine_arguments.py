@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import BloomConfig, GPT2Config, Qwen3Config
 
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.errors import ConfigError
-from trial_ray.inference.engine_arguments import engine_dtype
+from trial_ray.inference.engine_arguments import check_positions, engine_dtype
 from trial_ray.inference.pool import EnginePool
+from trial_ray.inference.transformers_engine import TransformersEngine
 from trial_ray.models.causal_lm_module import compute_dtype
+from trial_ray.models.model_shape import max_positions
 
 VLLM = pytest.mark.vllm
 
@@ -28,6 +31,12 @@ def create(engine, **engine_kwargs):
         ("transformers", {"tensor_parallel_size": 2}, "transformers engine has no argument 'tensor_parallel_size'"),
         ("transformers", {"model": "other"}, "transformers engine has no argument 'model'"),
         ("transformers", {"dtype": "bf16"}, "dtype='bf16' found, one of float32, bfloat16, float16"),
+        ("transformers", {"max_batch": 0}, "max_batch=0 found, a whole number of at least 1"),
+        ("transformers", {"max_batch": -3}, "max_batch=-3 found"),
+        ("transformers", {"max_batch": 2.5}, "max_batch=2.5 found"),
+        ("transformers", {"max_model_len": "64"}, "max_model_len='64' found"),
+        ("transformers", {"max_model_len": None}, "max_model_len=None found"),
+        pytest.param("vllm", {"tensor_parallel_size": 0}, "tensor_parallel_size=0 found", marks=VLLM),
         pytest.param(
             "vllm", {"max_num_seq": 8}, "vllm engine has no argument 'max_num_seq'.*'max_num_seqs'", marks=VLLM
         ),
@@ -46,6 +55,42 @@ def create(engine, **engine_kwargs):
 def test_arguments_that_an_engine_does_not_take_are_refused_with_what_it_takes(engine, arguments, message):
     with pytest.raises(ConfigError, match=message):
         create(engine, **arguments)
+
+
+@pytest.mark.parametrize("engine", ["transformers", pytest.param("vllm", marks=VLLM)])
+def test_contexts_longer_than_the_models_positions_are_refused_before_any_actor_starts(engine, tiny_qwen3):
+    with pytest.raises(ConfigError, match=r"max_model_len: 513 found, .* has 512 positions; lower max_prompt_tokens"):
+        EnginePool.create(
+            engine=engine, model_path=str(tiny_qwen3), num_engines=1, engine_kwargs={"max_model_len": 513}
+        )
+    check_positions(str(tiny_qwen3), 512)
+    check_positions("a folder of another node", 513)
+
+
+def test_an_engine_checks_its_positions_itself(tiny_qwen3):
+    with pytest.raises(ConfigError, match="has 512 positions"):
+        TransformersEngine(str(tiny_qwen3), max_model_len=513)._open()
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, 1000),
+        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}, 4000),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.5}}, 2500),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 250}},
+            1000,
+        ),
+    ],
+)  # fmt: skip
+def test_scaled_rotary_embeddings_have_the_positions_that_vllm_gives_them(settings, expected):
+    assert max_positions(Qwen3Config(max_position_embeddings=1000, **settings)) == expected
+
+
+def test_architectures_without_positions_have_no_limit():
+    assert max_positions(BloomConfig()) is None
+    assert max_positions(GPT2Config(n_positions=77)) == 77
 
 
 @VLLM

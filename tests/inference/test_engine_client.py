@@ -117,6 +117,64 @@ def test_a_dead_engine_is_passed_over():
     assert len(handles[1].served) == 20
 
 
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        (np.array([1.5]), PARAMS, "integer type"),
+        (["a"], PARAMS, "an array"),
+        (np.array([[1, 2]]), PARAMS, "an array"),
+        (np.array([2**40]), PARAMS, "outside"),
+        (np.array([1]), None, "SamplingParams expected, NoneType"),
+        (np.array([1]), SamplingParams(max_tokens="2"), "max_tokens: '2'"),
+        (np.array([1]), SamplingParams(max_tokens=2.5), "max_tokens: 2.5"),
+        (np.array([1]), SamplingParams(max_tokens=True), "max_tokens: True"),
+        (np.array([1]), SamplingParams(2, temperature=float("nan")), "temperature=nan"),
+        (np.array([1]), SamplingParams(2, temperature=float("inf")), "temperature=inf"),
+        (np.array([1]), SamplingParams(2, top_p=None), "top_p=None"),
+        (np.array([1]), SamplingParams(2, seed=-1), "seed: -1"),
+        (np.array([1]), SamplingParams(2, seed=2**63), "seed: "),
+    ],
+)
+def test_a_malformed_request_is_refused_at_once_and_holds_back_no_other(prompt, params, message):
+    handles = healthy()
+    client = EngineClient(handles, timeout_s=20)
+
+    async def both():
+        wrong = client.generate(prompt, params, 0)
+        return await asyncio.gather(wrong, client.generate(PROMPT, PARAMS, 0), return_exceptions=True)
+
+    refusal, response = run(handles, both)
+    assert isinstance(refusal, InvalidRequestError)
+    assert message in str(refusal)
+    assert response.response_ids.tolist() == [1, 1]
+    assert len(handles[0].served) == 1
+
+
+def test_prompts_of_several_integer_types_travel_together():
+    handles = healthy()
+    client = EngineClient(handles, timeout_s=20)
+    kinds = (np.int64, np.uint64, np.int16, np.uint8)
+
+    async def together():
+        return await asyncio.gather(*[client.generate(np.array([5, 6], kind), PARAMS, 0) for kind in kinds])
+
+    assert [response.response_ids.tolist() for response in run(handles, together)] == [[5, 5]] * 4
+
+
+def test_a_call_that_cannot_be_made_fails_what_it_would_have_carried():
+    class Unreachable(Handle):
+        def remote(self, client, batch):
+            raise RuntimeError("no connection")
+
+    handles = [Unreachable(), *healthy()]
+    client = EngineClient(handles, timeout_s=20)
+    [first, second] = run(
+        handles, lambda: asyncio.gather(*[client.generate(PROMPT, PARAMS, "group") for _ in range(2)])
+    )
+    assert first.finish_reason == second.finish_reason == "length"
+    assert client.counts.attempts_failed == 2
+
+
 def test_a_step_that_fails_fails_the_requests_of_that_engine_alone():
     handles = healthy(2)
     handles[0].engine.broken = True

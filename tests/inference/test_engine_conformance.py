@@ -17,7 +17,7 @@ from trial_ray.errors import EngineError, WeightSyncError
 from trial_ray.inference import weights as weights_module
 from trial_ray.inference.client import EngineClient
 from trial_ray.inference.pool import EnginePool
-from trial_ray.inference.protocol import InvalidRequestError, SamplingParams
+from trial_ray.inference.protocol import InvalidRequestError, RequestBatch, SamplingParams
 from trial_ray.inference.weights import pack_weights
 
 pytestmark = pytest.mark.actors
@@ -269,6 +269,124 @@ def test_an_update_amid_responses_never_mixes_two_versions_in_one(engine, tiny_q
         assert_logprobs_of(models[response.weight_version], [prompt], [response])
     assert responses[0].weight_version != new
     assert responses[-1].weight_version == new
+
+
+OVERFLOWING = 11
+
+
+def without_overflow(prompts):
+    return [np.where(prompt == OVERFLOWING, OVERFLOWING + 1, prompt) for prompt in prompts]
+
+
+def test_a_prompt_that_overflows_fails_alone_with_its_reason_and_leaves_nothing_behind(engine, overflow_at):
+    model = overflow_at(engine.learner, OVERFLOWING)
+    engine.send(model)
+    prompts = without_overflow(make_prompts(40, seed=13))
+    params = [SamplingParams(max_tokens=1 + index % 9, temperature=0) for index in range(40)]
+    engine.ask(prompts[:1], params[:1])
+    bad = [np.full(length, OVERFLOWING, np.int32) for length in (1, 40, 90, 150)]
+
+    async def mixed():
+        asked = [engine.client.generate(prompt, p, 0) for prompt, p in zip(prompts, params, strict=True)]
+        doomed = [engine.client.generate(prompt, SamplingParams(max_tokens=5), 0) for prompt in bad]
+        return await asyncio.gather(*doomed, *asked, return_exceptions=True)
+
+    for _ in range(3):
+        found = asyncio.run(mixed())
+        for error, prompt in zip(found[:4], bad, strict=True):
+            assert isinstance(error, EngineError)
+            assert f"prompt of {len(prompt)} tokens" in str(error)
+            assert "dtype" in str(error)
+            assert "lower lr" not in str(error)
+        failed = [error for error in found[4:] if isinstance(error, BaseException)]
+        assert not failed
+        assert_logprobs_of(model, prompts, found[4:])
+
+
+def test_weights_that_give_no_probabilities_are_named_and_those_after_them_serve(engine, tiny_qwen3):
+    broken = load_learner(tiny_qwen3)
+    with torch.no_grad():
+        broken.model.layers[0].mlp.down_proj.weight[3] = torch.nan
+    version = engine.send(broken)
+    prompts, params = make_prompts(20, seed=14), [SamplingParams(max_tokens=4, seed=3)] * 20
+
+    async def all_fail():
+        asked = [engine.client.generate(prompt, p, 0) for prompt, p in zip(prompts, params, strict=True)]
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    for error in asyncio.run(all_fail()):
+        assert isinstance(error, EngineError)
+        assert f"weights of version {version}" in str(error)
+        assert "lower lr" in str(error)
+    engine.send(engine.learner)
+    assert_logprobs_of(engine.learner, prompts, engine.ask(prompts, params))
+
+
+def test_tensors_that_changed_names_or_places_are_never_served(engine, tiny_qwen3):
+    other = dict(perturbed(engine.learner, tiny_qwen3, seed=15).named_parameters())
+    sent = pack_weights(other.items(), next(VERSIONS))
+    first, second = (f"model.layers.{layer}.mlp.down_proj.weight" for layer in (0, 1))
+    square = "model.layers.0.self_attn.q_norm.weight"
+    for lie in ({first: other[second], second: other[first]}, {square: other[square].flip(0)}):
+        received = pack_weights((other | lie).items(), sent.version)
+        assert received.checksum == sent.checksum  # values alone do not show it
+        with pytest.raises(WeightSyncError, match=r"engine 0.*names and places"):
+            engine.pool.sync(dataclasses.replace(sent, refs=received.refs))
+        assert ray.get(engine.pool.handles[0].weight_version.remote(), timeout=60) == -1
+    engine.pool.sync(sent)
+
+
+def test_weights_of_another_checksum_are_never_served(engine, tiny_qwen3):
+    other = perturbed(engine.learner, tiny_qwen3, seed=16)
+    sent = pack_weights(engine.learner.named_parameters(), next(VERSIONS))
+    wrong = dataclasses.replace(sent, refs=pack_weights(other.named_parameters(), sent.version).refs)
+    prompts = make_prompts(4, seed=16)
+
+    async def asked_meanwhile():
+        update = engine.pool.handles[0].load_weights.remote(wrong)
+        await asyncio.sleep(0.01)
+        asked = [engine.client.generate(prompt, SamplingParams(max_tokens=2), 0) for prompt in prompts]
+        responses = await asyncio.gather(*asked, return_exceptions=True)
+        with pytest.raises(WeightSyncError, match=sent.checksum):
+            await update
+        return responses
+
+    found = asyncio.run(asked_meanwhile())
+    assert all(isinstance(each, EngineError) or each.weight_version < sent.version for each in found)
+    with pytest.raises(EngineError, match="holds no weights"):
+        engine.ask(prompts[:1], [SamplingParams(max_tokens=2)])
+
+
+def test_a_malformed_message_fails_at_once_and_a_malformed_request_alone(engine):
+    handle, good = engine.pool.handles[0], (0, np.array([5, 6], np.int32), SamplingParams(max_tokens=2))
+
+    def exchange(batch):
+        return ray.get(handle.exchange.remote("malformed", batch), timeout=30)
+
+    for junk in (
+        "text",
+        None,
+        RequestBatch((0,), good[1], (3,), (good[2],)),
+        RequestBatch((0, 0), good[1], (1, 1), ()),
+    ):
+        with pytest.raises(InvalidRequestError):
+            exchange(junk)
+    bad = [SamplingParams(max_tokens=None), SamplingParams(max_tokens=2, seed=-1), SamplingParams(2, 1.0, "a"), None]
+    batch = RequestBatch.join([good, *((number, good[1], params) for number, params in enumerate(bad, 1))])
+    answered, failed = [], {}
+    while len(answered) + len(failed) < 5:
+        part = exchange(batch)
+        answered, failed, batch = answered + list(part.numbers), failed | part.failed, RequestBatch()
+    assert answered == [0]
+    assert all(isinstance(error, InvalidRequestError) for error in failed.values())
+
+
+@pytest.mark.parametrize("version", [3.5, -2, "4", None, True])
+def test_weights_without_a_version_are_refused(engine, version):
+    sent = pack_weights(engine.learner.named_parameters(), next(VERSIONS))
+    object.__setattr__(sent, "version", version)  # as another sender could
+    with pytest.raises((WeightSyncError, EngineError), match="version"):
+        ray.get(engine.pool.handles[0].load_weights.remote(sent), timeout=60)
 
 
 def test_weights_with_a_tensor_missing_are_never_taken_for_complete(engine, tiny_qwen3):

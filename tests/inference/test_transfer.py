@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from trial_ray.algorithms import TRIALConfig
-from trial_ray.errors import ConfigError, WeightSyncError
+from trial_ray.errors import ConfigError, EngineError, WeightSyncError
 from trial_ray.inference import senders
 from trial_ray.inference.senders import ObjectStoreSender, weight_sender
 from trial_ray.inference.transfer import merge_offers
-from trial_ray.inference.weights import DeviceWeights, weights_checksum
+from trial_ray.inference.weights import DeviceWeights, WeightsChecksum
 
 GPUS = {"engine": "vllm", "num_gpus_per_engine": 0.5}
 
@@ -88,9 +88,9 @@ def test_only_the_first_learner_fills_the_object_store_but_all_take_part_in_gath
     assert gathered == [0, 1, 2]
 
 
-def offer(gpu, checksum="c", backend="ipc"):
+def offer(gpu, checksum="c", backend="ipc", arrangement="a"):
     update = {"names": ["a", "b"], "ipc_handles": [{gpu: (gpu, name)} for name in "ab"]}
-    return DeviceWeights(3, checksum, backend, update)
+    return DeviceWeights(3, checksum, arrangement, backend, update)
 
 
 def test_an_engine_finds_the_handles_of_its_own_gpu_among_those_of_all_learners():
@@ -106,11 +106,20 @@ def test_an_engine_finds_the_handles_of_its_own_gpu_among_those_of_all_learners(
 def test_learners_that_hold_different_weights_are_told_apart():
     with pytest.raises(WeightSyncError, match=r"checksum c on the first.*'d'"):
         merge_offers([offer("gpu0"), offer("gpu1", checksum="d")])
+    with pytest.raises(WeightSyncError, match=r"on the first \(arrangement a\).*'b'"):
+        merge_offers([offer("gpu0"), offer("gpu1", arrangement="b")])
     with pytest.raises(WeightSyncError, match="No learner offered"):
         merge_offers([None])
 
 
 WEIGHTS = {"a": torch.randn(4, 6).t(), "b": torch.randn(3), "n": torch.arange(2)}
+
+
+def sums(named_tensors):
+    found = WeightsChecksum()
+    for name, tensor in named_tensors:
+        found.add(name, tensor)
+    return found.hexdigest, found.arrangement
 
 
 def named_weights():
@@ -134,7 +143,7 @@ def test_an_ipc_offer_is_what_vllm_takes_and_keeps_its_copies_until_it_is_withdr
     sender = weight_sender("ipc", rank=1, workers_per_engine=1)
     offered = sender.offer(named_weights, 4, torch.bfloat16, ())
     sent = [tensor.bfloat16() if tensor.is_floating_point() else tensor for tensor in WEIGHTS.values()]
-    assert offered.checksum == weights_checksum(zip(WEIGHTS, sent, strict=True))
+    assert (offered.checksum, offered.arrangement) == sums(zip(WEIGHTS, sent, strict=True))
     update = IPCWeightTransferUpdateInfo(**offered.update)
     assert (update.names, update.dtype_names, update.shapes) == (
         ["a", "b", "n"], ["bfloat16", "bfloat16", "int64"], [[6, 4], [3], [2]],
@@ -189,3 +198,13 @@ def test_an_nccl_group_is_made_of_the_learner_and_every_engines_workers_and_anew
     sender.offer(named_weights, 5, torch.bfloat16, [engines[0], engine("c")])
     assert met[2:] == ["shut down"]
     assert [name for name, _, _ in joined[2:]] == ["a", "c"]
+
+    def unreachable(refs, timeout):
+        raise EngineError("no way there")
+
+    monkeypatch.setattr(senders.ray, "get", unreachable)
+    with pytest.raises(EngineError, match="no way there"):
+        sender.offer(named_weights, 6, torch.bfloat16, engines)
+    monkeypatch.setattr(senders.ray, "get", lambda refs, timeout: refs)
+    sender.offer(named_weights, 6, torch.bfloat16, [engines[0], engine("c")])  # whose group was left
+    assert [name for name, _, _ in joined[6:]] == ["a", "c"]

@@ -1,4 +1,4 @@
-"""The part of the vLLM engine inside vLLM's worker: every tensor is summed once, of what was received or of what is held."""
+"""The part of the vLLM engine inside vLLM's worker: every tensor is summed as it is received and, alone, as it is held."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from trial_ray.inference.weights import WeightsChecksum, weights_checksum
+from trial_ray.inference.weights import WeightsChecksum
 
 pytestmark = pytest.mark.vllm
 
@@ -66,8 +66,20 @@ def summed(monkeypatch):
     """Elements of every tensor that goes into a checksum."""
     sizes = []
     add = WeightsChecksum.add
-    monkeypatch.setattr(WeightsChecksum, "add", lambda self, tensor: (sizes.append(tensor.numel()), add(self, tensor)))
+
+    def noted(self, name, tensor):
+        sizes.append(tensor.numel())
+        add(self, name, tensor)
+
+    monkeypatch.setattr(WeightsChecksum, "add", noted)
     return sizes
+
+
+def sums(named_tensors):
+    found = WeightsChecksum()
+    for name, tensor in named_tensors:
+        found.add(name, tensor)
+    return found.hexdigest, found.arrangement
 
 
 def load(worker, files):
@@ -78,12 +90,12 @@ def load(worker, files):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_version_is_loaded_and_summed_once(sent, summed, workers):
+def test_a_version_is_summed_once_as_received_and_once_as_held_where_that_is_whole(sent, summed, workers):
     files, tensors = sent
     worker = make_worker(workers)
-    checksum = load(worker, files)
-    assert sum(summed) == sum(tensor.numel() for tensor in tensors.values())
-    assert checksum == weights_checksum(tensors.items())
+    found = load(worker, files)
+    assert sum(summed) == sum(tensor.numel() for tensor in tensors.values()) * (2 if workers == 1 else 1)
+    assert found == sums(tensors.items())
     assert all(torch.equal(parameter, tensors[name]) for name, parameter in worker.model.named_parameters())
 
 
@@ -94,7 +106,18 @@ def test_alone_a_worker_answers_for_what_it_holds(sent):
     with torch.no_grad():
         tensors["first.weight"].mul_(2)
     save_file({name: tensor for name, tensor in tensors.items() if name.startswith("first")}, files[0])
-    assert load(worker, files[:1]) == weights_checksum(tensors.items())  # the second layer is still held
+    checksum, arrangement = load(worker, files[:1])
+    assert checksum == sums(tensors.items())[0]  # the second layer is still held
+    assert arrangement == sums((name, tensors[name]) for name in tensors if name.startswith("first"))[1]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_tensors_whose_elements_changed_places_on_the_way_are_seen(sent, tmp_path, workers):
+    _, tensors = sent
+    save_file({**tensors, "first.weight": tensors["first.weight"].flip(0)}, tmp_path / "flipped.safetensors")
+    checksum, arrangement = load(make_worker(workers), [tmp_path / "flipped.safetensors"])
+    assert checksum == sums(tensors.items())[0]
+    assert arrangement != sums(tensors.items())[1]
 
 
 def test_one_of_several_workers_answers_for_what_it_received(sent):
@@ -102,7 +125,7 @@ def test_one_of_several_workers_answers_for_what_it_received(sent):
     worker = make_worker(2)
     load(worker, files)
     received = [(name, tensor) for name, tensor in tensors.items() if name.startswith("first")]
-    assert load(worker, files[:1]) == weights_checksum(received)
+    assert load(worker, files[:1]) == sums(received)
 
 
 @pytest.mark.parametrize("cut", ["within a layer", "by an error of the model"])
@@ -114,4 +137,4 @@ def test_a_cut_update_leaves_nothing_behind_that_the_next_one_could_mix_in(sent,
     worker.begin_update("object_store")
     with pytest.raises(KeyError) if cut == "by an error of the model" else contextlib.nullcontext():
         worker.update_weights({"path": str(stale)})
-    assert load(worker, files) == weights_checksum(tensors.items())
+    assert load(worker, files) == sums(tensors.items())

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trial_ray.inference.weights import pack_weights, weights_checksum
+from trial_ray.inference.weights import _CHUNK_ELEMENTS, DeviceWeights, WeightsChecksum, pack_weights, weights_checksum
 
 
 def named(*tensors):
@@ -62,9 +62,54 @@ def test_another_dtype_is_seen():
     assert weights_checksum(named(weight)) != weights_checksum(named(weight.bfloat16()))
 
 
+def arrangement(**tensors):
+    found = WeightsChecksum()
+    for name, tensor in tensors.items():
+        found.add(name, tensor)
+    return found.arrangement
+
+
+A, B = torch.randn(4, 4), torch.randn(4, 4)
+PATTERN = torch.tensor([1.0, 2.0, 2.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"a": A, "b": B}, {"a": B, "b": A}),
+        ({"a": A}, {"a": A.t()}),
+        ({"a": A}, {"a": A.reshape(2, 8)}),
+        ({"a": A}, {"b": A}),
+        ({"a": A, "zero": torch.zeros(3)}, {"a": A}),
+        ({"a": torch.zeros(2)}, {"a": torch.zeros(2, dtype=torch.bfloat16)}),
+        ({"a": PATTERN}, {"a": torch.tensor([2.0, 1.0, 1.0, 2.0])}),  # equal sums of value times place
+        ({"a": torch.tensor([0.0, 1.0])}, {"a": torch.tensor([1.0, 0.0])}),
+    ],
+)
+def test_names_shapes_and_places_are_in_the_arrangement(before, after):
+    assert arrangement(**before) != arrangement(**after)
+
+
+def test_the_arrangement_depends_on_neither_order_nor_memory_nor_chunks_swapped():
+    assert arrangement(a=A, b=B) == arrangement(b=B, a=A)
+    assert arrangement(a=A.t()) == arrangement(a=A.t().contiguous())
+    long = torch.randn(_CHUNK_ELEMENTS * 2 + 5)
+    swapped = torch.cat([long[_CHUNK_ELEMENTS : 2 * _CHUNK_ELEMENTS], long[:_CHUNK_ELEMENTS], long[-5:]])
+    assert weights_checksum([("a", long)]) == weights_checksum([("a", swapped)])
+    assert arrangement(a=long) != arrangement(a=swapped)
+
+
+def test_the_checksum_is_the_one_of_earlier_records():
+    values = torch.arange(-3, 5, dtype=torch.float32)
+    assert weights_checksum([("a", values)]) == "b2b85366ed1fd0d6-7"
+
+
 @pytest.mark.parametrize(
     ("tensors", "version", "message"),
     [
+        ([("a", torch.ones(1))], 3.5, "3.5 found"),
+        ([("a", torch.ones(1))], True, "True found"),
+        ([("a", torch.ones(1))], "4", "'4' found"),
         ([], 0, "none found"),
         ([("a", torch.ones(1)), ("a", torch.ones(1))], 0, "'a' comes twice"),
         ([("a", torch.ones(1))], -1, "-1 found"),
@@ -73,3 +118,8 @@ def test_another_dtype_is_seen():
 def test_pack_weights_refuses_what_no_engine_could_load(tensors, version, message):
     with pytest.raises(ValueError, match=message):
         pack_weights(tensors, version)
+
+
+def test_weights_on_a_device_need_a_version_too():
+    with pytest.raises(ValueError, match=r"3\.5 found"):
+        DeviceWeights(3.5, "c", "a", "ipc", {})

@@ -78,6 +78,40 @@ LIES = {
         "answered to another prompt",
     ),
     "no known end": (lambda batch: replace(batch, finish_reasons=("abort",) * 4), "ended by 'abort'"),
+    "failed that are none": (lambda batch: replace(batch, failed=None), "failed of .* is a NoneType, expected a dict"),
+    "failed without an error": (
+        lambda batch: replace(batch, failed={9: "no"}),
+        "holds 9: 'no', expected .* EngineError",
+    ),
+    "failed without a number": (
+        lambda batch: replace(batch, failed={"a": EngineError("no")}),
+        "holds 'a': EngineError",
+    ),
+    "numbers in words": (
+        lambda batch: replace(batch, numbers=tuple(map(str, batch.numbers))),
+        r"numbers of .* are \('0', '1', '2', '3'\), expected whole numbers",
+    ),
+    "numbers that are none": (
+        lambda batch: replace(batch, numbers=None),
+        "numbers of .* are a NoneType, expected a tuple",
+    ),
+    "a number twice": (
+        lambda batch: replace(batch, numbers=(*batch.numbers[:-1], batch.numbers[0])),
+        r"answered a request twice: \(0, 1, 2, 0\)",
+    ),
+    "an answer and a failure": (
+        lambda batch: replace(batch, failed={batch.numbers[0]: EngineError("no")}),
+        r"answered a request twice: .* and failed \[0\]",
+    ),
+    "lengths in words": (lambda batch: replace(batch, lengths=("2",) * 4), "lengths of .* expected whole numbers"),
+    "a broken version": (
+        lambda batch: replace(batch, weight_versions=(3.5,) * 4),
+        r"weight_versions of .* are \(3.5, 3.5, 3.5, 3.5\), expected whole numbers",
+    ),
+    "no digest": (
+        lambda batch: replace(batch, prompt_digests=(None,) * 4),
+        "prompt_digests of .* expected whole numbers",
+    ),
     "no weights": (lambda batch: replace(batch, weight_versions=(-1,) * 4), "weights of version -1"),
 }
 

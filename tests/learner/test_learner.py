@@ -128,6 +128,29 @@ def test_checkpoint_restores_weights_and_optimizer(model_path, groups, tmp_path)
     assert torch.equal(weights(restored), weights(learner))
 
 
+def optimizer_settings(learner: GRPOLearner) -> list[tuple]:
+    (optimizer,) = learner._named_optimizers.values()
+    return [(float(each["lr"]), tuple(each["betas"]), each["weight_decay"]) for each in optimizer.param_groups]
+
+
+def test_settings_that_were_changed_act_from_the_first_update_after_a_checkpoint(model_path, groups, tmp_path):
+    schedule = [[0, 1e-2], [100, 0.0]]
+    learner = learner_of(model_path, lr=schedule)
+    for iteration in (1, 2):
+        learner.update(
+            episodes=list(groups),
+            timesteps={"training_iteration": iteration, "num_env_steps_sampled_lifetime": 20 * iteration},
+        )
+    learner.save_to_path(tmp_path / "checkpoint")
+    same = learner_of(model_path, lr=schedule)
+    same.restore_from_path(tmp_path / "checkpoint")
+    assert optimizer_settings(same) == optimizer_settings(learner)
+    changed = {"lr": [[0, 2e-2], [100, 0.0]], "adam_betas": (0.5, 0.6), "weight_decay": 0.3}
+    other = learner_of(model_path, **changed)
+    other.restore_from_path(tmp_path / "checkpoint")
+    assert optimizer_settings(other) == [(pytest.approx(2e-2 * 0.6), (0.5, 0.6), 0.3)]
+
+
 def test_a_checkpoint_written_while_training_goes_on_is_of_the_moment_at_which_it_began(model_path, groups, tmp_path):
     learner = learner_of(model_path)
     update(learner, groups, iteration=30)

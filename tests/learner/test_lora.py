@@ -120,7 +120,7 @@ def test_an_engine_holds_the_merged_weights(trained, model_path, ray_session):
     engine = TransformersEngine(model_path, max_model_len=64)
     engine._open()
     shards = pack_weights(learner.policy_module.named_weights(), 2)
-    assert engine._replace_weights(shards) == shards.checksum
+    assert engine._replace_weights(shards) == (shards.checksum, shards.arrangement)
     expected = logits_of(learner.policy_module.lm)
     torch.testing.assert_close(logits_of(engine._model), expected, atol=1e-5, rtol=0)
 

@@ -12,8 +12,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from trial_ray.learner.packing import Row, score_rows
+from trial_ray.learner.packing import Row, lay_out, pass_parts, score_rows
 from trial_ray.models import tree_attention
+from trial_ray.models.prefix_tree import PrefixOrder, ScoredSequence
 from trial_ray.models.tree_attention import takes_trees
 
 VOCABULARY = 83
@@ -51,7 +52,7 @@ def random_rows(count=9, seed=0):
     rows = []
     for _ in range(count):
         prompt = random_ids(generator, generator.integers(1, 20))
-        insert_at = int(generator.integers(1, len(prompt) + 1))
+        insert_at = int(generator.integers(0, len(prompt) + 1))
         response, evidence = (random_ids(generator, generator.integers(low, 7)) for low in (1, 0))
         rows.append(Row(prompt, insert_at, response, evidence))
     # The corners: no evidence; nothing after the evidence; neither; a response of one token; nearly everything after it.
@@ -63,6 +64,7 @@ def random_rows(count=9, seed=0):
         Row(prompt, 6, response[:1]),
         Row(prompt, 4, response[:1], evidence[:1]),
         Row(prompt[:1], 1, response, evidence),
+        Row(prompt, 0, response, evidence),
     ]
     return rows
 
@@ -130,7 +132,7 @@ def test_models_with_sliding_layers_are_scored_in_padded_rows_and_that_is_said(c
     assert caplog.text.count("rows are padded") == 1
 
 
-@pytest.mark.parametrize("insert_at", [0, 4, -1])
+@pytest.mark.parametrize("insert_at", [4, -1])
 def test_an_insertion_point_outside_the_prompt_is_refused(insert_at):
     with pytest.raises(ValueError, match="insert_at"):
         Row(np.arange(3, dtype=np.int32), insert_at, np.arange(2, dtype=np.int32))
@@ -139,3 +141,29 @@ def test_an_insertion_point_outside_the_prompt_is_refused(insert_at):
 def test_no_rows_give_no_tokens():
     logprobs, hindsight = score_rows(tiny_model(), [], two_views=True, max_tokens=10)
     assert logprobs.shape == hindsight.shape == (0,)
+
+
+@pytest.mark.parametrize("kind", ["padded", "dense mask", "blocks"])
+@pytest.mark.parametrize("limit", [64, 150, 1100, 5000])
+def test_a_part_of_a_microbatch_holds_no_more_inputs_than_allowed(kind, limit):
+    """Whatever its packs repeat or pad: all of them are there until the backward pass."""
+    settings = {
+        "padded": {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0},
+        "dense mask": {},
+        "blocks": {"attention": tree_attention.IMPLEMENTATION},
+    }
+    lm = tiny_model("qwen2", **settings[kind])
+    generator = np.random.default_rng(3)
+    beginning = random_ids(generator, 40)
+    sequences = []
+    for _ in range(80):
+        own = random_ids(generator, generator.choice([3, 20, 200, 400]))
+        sequences.append(ScoredSequence(np.concatenate((beginning[: generator.integers(0, 41)], own)), 2))
+    order = PrefixOrder(sequences)
+    parts = pass_parts(lm, order, limit)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(80))
+    held = [lay_out(lm, PrefixOrder([sequences[index] for index in part]), limit).num_tokens for part in parts]
+    assert all(inputs <= limit or len(part) == 1 for inputs, part in zip(held, parts, strict=True)), held
+    longest = max(len(sequence.inputs) for sequence in sequences)
+    assert max(held) <= max(limit, longest + tree_attention.SDPA_BLOCK)
+    assert len(parts) <= 3 * sum(held) / limit + 1 or limit < longest

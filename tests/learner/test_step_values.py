@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trial_ray.learner.step_values import anchor_ids, step_returns, step_values
-from trial_ray.objectives.steps import discounted_returns, group_means, step_advantages
+from trial_ray.objectives.advantages import group_relative_advantages
+from trial_ray.objectives.steps import discounted_returns, group_means
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 
 
@@ -97,15 +98,15 @@ def test_discounted_returns_of_interleaved_trajectories(steps, discount):
 def test_step_advantages_are_centred_and_zero_where_nothing_compares(steps):
     returns = torch.tensor([value for value, _ in steps], dtype=torch.float64)
     ids = torch.tensor([anchor for _, anchor in steps], dtype=torch.long)
-    advantages, means = step_advantages(returns, ids), group_means(returns, ids)
-    assert torch.allclose(advantages + means, returns)
+    advantages, means = group_relative_advantages(returns, ids, by_deviation=False), group_means(returns, ids)
+    assert torch.allclose(advantages + means, returns, rtol=1e-5, atol=1e-9)
     for anchor in set(ids.tolist()):
         of = ids == anchor
         assert advantages[of].sum().item() == pytest.approx(0, abs=1e-9)
         if of.sum() == 1:
             assert advantages[of].item() == 0
         if len(set(returns[of].tolist())) == 1:
-            assert advantages[of].abs().max().item() < 1e-12
+            assert not advantages[of].any()
 
 
 def test_papers_example_of_a_shared_state():
@@ -113,13 +114,19 @@ def test_papers_example_of_a_shared_state():
     won = Trajectory("t", "f", 0, [turn("room"), turn("shelf")], True, 1.0)
     lost = Trajectory("t", "f", 1, [turn("room"), turn("shelf"), turn("attic")], False, 0.0)
     group = [TrajectoryGroup("t", [won, lost])]
-    advantages = step_advantages(step_returns(group, "success", 0.95), anchor_ids(group))
+    returns, anchors = step_returns(group, "success", 0.95), anchor_ids(group)
+    advantages = group_relative_advantages(returns, anchors, by_deviation=False)
     assert advantages.tolist() == pytest.approx([0.475, 0.5, -0.475, -0.5, 0.0])
+    # Of two, each is half their difference from the mean, and √½ of it from their deviation.
+    half = 0.5**0.5
+    assert group_relative_advantages(returns, anchors).tolist() == pytest.approx(
+        [half, half, -half, -half, 0.0], abs=1e-5
+    )
 
 
 def test_nothing_carries_a_gradient_and_wrong_arguments_are_named():
     values, ids = torch.rand(3, requires_grad=True), torch.tensor([0, 0, 1])
-    for result in (discounted_returns(values, ids, 0.9), group_means(values, ids), step_advantages(values, ids)):
+    for result in (discounted_returns(values, ids, 0.9), group_means(values, ids)):
         assert not result.requires_grad
         assert result.dtype == values.dtype
     with pytest.raises(ValueError, match="discount"):
@@ -128,5 +135,3 @@ def test_nothing_carries_a_gradient_and_wrong_arguments_are_named():
         discounted_returns(values, ids[:2], 0.9)
     with pytest.raises(ValueError, match="group_ids"):
         group_means(values, ids - 1)
-    with pytest.raises(ValueError, match="step_returns"):
-        step_advantages(values.view(3, 1), ids)

@@ -50,7 +50,7 @@ def recorded(groups, model_path, tmp_path_factory):
     survivors = [trajectory for group in groups for trajectory in group.survivors]
     evidence = encode_views(survivors, config, module.tokenizer)
     rows, _ = learner._finished_rows(groups)
-    rows.evidence_ids = evidence
+    rows.evidence = evidence
     scores = score_rows(
         module.lm,
         rows.model_rows(range(len(rows)), with_evidence=True),
@@ -83,7 +83,8 @@ def test_every_trained_turn_is_recorded_once_and_joins_with_its_trajectory(recor
 def test_the_numbers_are_those_of_the_update(recorded, groups):
     run, metrics, evidence, (ordinary, hindsight) = recorded
     rows = read_training(run / "training").to_pylist()
-    assert [row["evidence_ids"] for row in rows] == [ids.tolist() for ids in evidence]
+    assert [row["evidence_ids"] for row in rows] == [each.ids.tolist() for each in evidence]
+    assert [row["evidence_at"] for row in rows] == [each.insert_at for each in evidence]
     logprobs, gaps = (np.concatenate([row[name] for row in rows]) for name in ("learner_logprobs", "gap"))
     np.testing.assert_allclose(logprobs, ordinary.numpy(), atol=1e-5)
     np.testing.assert_allclose(gaps, (hindsight - ordinary).numpy(), atol=2e-5)
@@ -113,9 +114,14 @@ def test_the_numbers_are_those_of_the_update(recorded, groups):
 def test_a_method_without_hindsight_leaves_its_columns_empty(model_path, groups, tmp_path):
     update(build_learner(config_of("grpo", model_path, tmp_path)), groups)
     table = read_training(tmp_path)
-    for name in ("gap", "evidence_ids", "turn_score", "turn_weight"):
+    for name in ("gap", "evidence_ids", "evidence_at", "turn_score", "turn_weight"):
         assert table[name].null_count == len(table) > 0, name
     assert table["learner_logprobs"].null_count == table["advantage"].null_count == 0
+
+
+def test_a_view_in_front_of_the_prompt_is_recorded_there(model_path, groups, tmp_path):
+    update(build_learner(config_of("sdar", model_path, tmp_path)), groups)
+    assert set(read_training(tmp_path)["evidence_at"].to_pylist()) == {0}
 
 
 def test_larger_updates_than_the_limit_are_not_recorded(model_path, groups, tmp_path):
@@ -160,10 +166,10 @@ def test_another_schema_or_a_missing_column_is_refused(recorded, tmp_path):
     target = tmp_path / file.parent.name / file.name
     target.parent.mkdir()
     pq.write_table(table.replace_schema_metadata({VERSION_KEY: b"0"}), target)
-    with pytest.raises(UserInputError, match="schema version 0; expected 1"):
+    with pytest.raises(UserInputError, match="schema version 0; expected 2"):
         read_training(tmp_path)
     pq.write_table(table.drop_columns(["gap"]), target)
-    with pytest.raises(UserInputError, match="lacks columns of schema version 1: gap"):
+    with pytest.raises(UserInputError, match="lacks columns of schema version 2: gap"):
         read_training(tmp_path)
 
 

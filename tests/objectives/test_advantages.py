@@ -1,3 +1,4 @@
+import functools
 import math
 
 import objective_reference as reference
@@ -6,8 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trial_ray.objectives.advantages import group_relative_advantages, penalised_advantages
+from trial_ray.objectives.advantages import group_relative_advantages, penalised_advantages, rescaled_advantages
+from trial_ray.objectives.rounding import equal_up_to_rounding
 
+SUMS = {"in another order": (0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1), "next to each other": (0.7, math.nextafter(0.7, 1))}
 groups = st.lists(
     st.lists(st.sampled_from([0.0, 10.0, 0.1, 7.25, -0.1]), min_size=1, max_size=8), min_size=1, max_size=5
 )
@@ -37,6 +40,68 @@ def test_worked_example_has_the_unbiased_deviation():
 def test_equal_returns_give_exactly_zero(value, size):
     result = group_relative_advantages(torch.full((size,), value), torch.zeros(size, dtype=torch.int32))
     assert result.tolist() == [0.0] * size
+
+
+@pytest.mark.parametrize("scale", [2.0**-30, 1.0, 10.0, 2.0**900])
+@pytest.mark.parametrize("sums", SUMS.values(), ids=list(SUMS))
+def test_returns_that_differ_by_rounding_are_equal(sums, scale):
+    returns = scale * torch.tensor(sums, dtype=torch.float64)
+    assert returns[0] != returns[1]
+    groups = torch.zeros(2, dtype=torch.long)
+    assert group_relative_advantages(returns, groups).tolist() == [0.0, 0.0]
+    # A malformed reply there costs what it costs among returns that are equal to the last bit.
+    result = penalised_advantages(returns, groups, torch.tensor([0.1, 0.0]), torch.tensor([0, 1]))
+    assert result.tolist() == pytest.approx([-0.1, 0.0])
+
+
+def test_float32_sums_in_another_order_are_equal():
+    rewards = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.7])
+    returns = torch.stack([functools.reduce(torch.add, rewards), functools.reduce(torch.add, rewards.flip(0))])
+    assert returns[0] != returns[1]
+    assert not group_relative_advantages(returns, torch.zeros(2, dtype=torch.long)).any()
+
+
+@pytest.mark.parametrize("spread", [1e-12, 1e-7, 1e-6, 1e-5, 1e-3, 0.1, 1.0])
+def test_a_penalty_takes_no_more_than_itself(spread):
+    """One malformed reply among rollouts that nearly earned the same must not drown every other group."""
+    returns = 10 * torch.tensor([0.5] * 7 + [0.5 + spread], dtype=torch.float64)
+    groups, penalties = torch.zeros(8, dtype=torch.long), torch.tensor([0.1] + [0.0] * 7, dtype=torch.float64)
+    plain = group_relative_advantages(returns, groups)
+    taken = plain - penalised_advantages(returns, groups, penalties, torch.arange(8))
+    assert 0 < taken[0] <= 0.1 + 1e-12
+    assert not taken[1:].any()
+
+
+def test_a_difference_that_is_no_rounding_counts():
+    returns = torch.tensor([1.0, 1.0 + 1e-4], dtype=torch.float64)
+    assert group_relative_advantages(returns, torch.zeros(2, dtype=torch.long)).tolist() == pytest.approx(
+        [-math.sqrt(0.5), math.sqrt(0.5)], rel=0.02
+    )
+
+
+@pytest.mark.parametrize("kind", [float, torch.tensor])
+@pytest.mark.parametrize(
+    ("lowest", "highest", "equal"),
+    [
+        (0.0, 0.0, True),
+        (-1.0, -1.0 + 1e-7, True),
+        (1.0, 1.0 + 1e-5, False),
+        (-1e-9, 1e-9, False),
+        (-1.7e308, 1.7e308, False),
+        (5.0, math.inf, False),
+        (math.nan, math.nan, False),
+    ],
+)
+def test_numbers_that_are_equal_up_to_rounding(kind, lowest, highest, equal):
+    assert bool(equal_up_to_rounding(kind(lowest), kind(highest))) is equal
+
+
+@pytest.mark.parametrize("gap", [math.inf, -math.inf, 500.0, -500.0])
+def test_no_gap_is_too_large_to_rescale_by(gap):
+    advantages = torch.tensor([0.0, 1.0, -1.0])
+    factor = 1.2 if gap > 0 else 0.8
+    found = rescaled_advantages(advantages, torch.full((3,), gap), 1.0)
+    assert found.tolist() == pytest.approx([0.0, factor, -(2 - factor)])
 
 
 def test_epsilon_is_added_to_the_deviation():

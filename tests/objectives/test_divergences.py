@@ -166,6 +166,13 @@ def test_divergences_from_the_engine_are_raw():
     assert {name: value.item() for name, value in found.items()} == pytest.approx(expected, rel=1e-12)
 
 
+def test_divergences_from_the_engine_are_finite_numbers():
+    found = engine_divergences(torch.tensor([-1.0, 0.0]), torch.tensor([-1.0, -200.0]))
+    assert found["logprob_gap_max"].item() == 200.0
+    assert found["ratio_max"].item() == pytest.approx(math.exp(20))
+    assert all(value.isfinite() for value in found.values())
+
+
 def test_a_divergence_from_the_engine_that_is_not_a_number_stays_one():
     found = engine_divergences(torch.tensor([-1.0, float("nan")]), torch.tensor([-1.0, -1.0]))
     assert all(value.isnan() for value in found.values())

@@ -195,6 +195,20 @@ def test_clipping_of_one_token(ratio, advantage, dual, loss, slope):
     assert gradient_of(result, logprobs).item() == pytest.approx(slope)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dual", [3.0, None])
+@pytest.mark.parametrize("advantage", [1.0, 0.0, -1.0])
+@pytest.mark.parametrize("log_ratio", [89.0, 800.0, math.inf, -89.0, -math.inf])
+def test_no_ratio_is_too_large_for_the_gradient(log_ratio, advantage, dual, dtype):
+    """exp(89) is infinite in float32; where a clip makes the gradient 0, the product with it was NaN."""
+    logprobs = torch.zeros(2, dtype=dtype, requires_grad=True)
+    old = torch.tensor([-log_ratio, 0.0], dtype=dtype)
+    advantages = torch.tensor([advantage, 1.0], dtype=dtype)
+    loss = clipped_surrogate(logprobs, old, advantages, torch.ones(2), dual_clip=dual)
+    assert loss.isfinite()
+    assert gradient_of(loss, logprobs).tolist() == pytest.approx([0.0, -0.5], abs=1e-30)
+
+
 def test_clip_ranges_are_apart():
     for ratio, expected in ((0.1, 0.9), (9.0, 9.0)):
         loss = clipped_surrogate(

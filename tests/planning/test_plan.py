@@ -16,9 +16,14 @@ from trial_ray import cli
 from trial_ray.algorithms import GRPO
 from trial_ray.errors import ConfigError
 from trial_ray.experiments.experiment import load_experiment
+from trial_ray.inference.batch_limit import MOST_ROWS, rows_that_fit, token_bytes
+from trial_ray.inference.decoding_cache import SLACK
+from trial_ray.inference.engine_arguments import VLLM_CPU_ROWS
+from trial_ray.inference.vllm_engine import VLLMEngine
 from trial_ray.models.causal_lm_module import load_causal_lm
 from trial_ray.models.model_shape import ModelShape, model_shape
-from trial_ray.planning.memory import GIB, layer_bytes_per_token, learner_memory, lora_parameters
+from trial_ray.planning.machine import gpu_bytes, visible_gpus
+from trial_ray.planning.memory import GIB, engine_room, layer_bytes_per_token, learner_memory, lora_parameters
 from trial_ray.planning.plan import Machine, make_plan, nearest_fit, require_fit
 from trial_ray.planning.request import PlanRequest
 from trial_ray.planning.step_time import gpu_like, step_time
@@ -134,6 +139,78 @@ def test_predicted_peaks_are_within_a_fifth_of_the_measured_ones():
         assert 0.8 < predicted / found["measured_bytes"] < 1.2
 
 
+@pytest.mark.parametrize(
+    ("engine", "on_gpu", "arguments", "rows"),
+    [
+        ("vllm", True, {}, MOST_ROWS),
+        ("vllm", False, {}, VLLM_CPU_ROWS),
+        ("vllm", True, {"max_batch": 16}, 16),
+        ("vllm", True, {"max_num_seqs": 16}, 16),
+        ("transformers", True, {}, MOST_ROWS),
+        ("transformers", False, {"max_batch": 3}, 3),
+    ],
+)
+def test_the_plan_has_the_batch_that_the_engine_takes(engine, on_gpu, arguments, rows):
+    config = load_experiment(QWEN3).config.copy(copy_frozen=False)
+    config.engines(engine=engine, num_gpus_per_engine=float(on_gpu), colocate=False, engine_kwargs=arguments)
+    assert PlanRequest.of(config).most_rows == rows
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_the_plan_has_the_defaults_of_vllm_as_it_is_started(on_gpu, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: on_gpu)
+    started = VLLMEngine("nowhere", max_model_len=100)._arguments
+    config = load_experiment(QWEN3).config.copy(copy_frozen=False)
+    config.engines(engine="vllm", num_gpus_per_engine=float(on_gpu), colocate=False, engine_kwargs={})
+    request = PlanRequest.of(config)
+    assert request.most_rows == started["max_num_seqs"]
+    assert request.gpu_memory_utilization == started["gpu_memory_utilization"]
+    assert request.kv_cache_gib == (None if on_gpu else started["kv_cache_memory_bytes"] / GIB)
+
+
+def test_a_cache_in_vllms_own_unit_is_planned_for():
+    config = load_experiment(QWEN3).config.copy(copy_frozen=False)
+    config.engines(engine_kwargs={"kv_cache_memory_bytes": 3 * GIB})
+    assert PlanRequest.of(config).kv_cache_gib == 3
+
+
+def test_the_rows_of_the_embedded_engine_are_written_in_place(qwen3):
+    """Once, with the free columns on both sides; one layer's are there twice while they move."""
+    request = replace(qwen3, engine="transformers", num_engines=1, max_batch=100, trajectories=64, kv_cache_gib=None)
+    shape = request.shape
+    room = engine_room(request, 1000 * GIB)
+    row = token_bytes(qwen3_config(shape), torch.bfloat16) * request.row_tokens * (1 + 2 / SLACK)
+    assert room.memory.items["key-value cache"] == pytest.approx(64 * row * (1 + 1 / shape.layers))
+    assert room.sequences == 64
+    # Spread over engines, each has its share of the requests.
+    assert engine_room(replace(request, num_engines=4), 1000 * GIB).sequences == 16
+
+
+@pytest.mark.parametrize("free", [20 * GIB, 60 * GIB, 500 * GIB])
+def test_unset_the_embedded_engine_takes_the_rows_that_fit(free, qwen3):
+    request = replace(qwen3, engine="transformers", num_engines=1, max_batch=None, trajectories=1000)
+    room = engine_room(request, free)
+    left = free - room.memory.items["weights"] - room.memory.items["process"]
+    config = qwen3_config(request.shape)
+    assert room.sequences == rows_that_fit(config, request.row_tokens, torch.bfloat16, int(left))
+
+
+def qwen3_config(shape):
+    return Qwen3Config(
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+    )
+
+
+def test_where_not_one_row_fits_the_plan_says_what_would_be_needed(qwen3):
+    request = replace(qwen3, engine="transformers", max_batch=None, engine_bytes=4, gpu_memory_utilization=0.9)
+    plan = make_plan(request, gpus(16, 8.5))
+    assert any(complaint.startswith("an engine needs") for complaint in plan.complaints)
+
+
 # -- what fits ---------------------------------------------------------------------------------------------------------
 
 
@@ -162,12 +239,46 @@ def test_smaller_gpus_ask_for_more_changes_until_nothing_helps(qwen3):
     assert changes[2] is None
 
 
+@pytest.mark.parametrize(
+    ("name", "memory", "expected"),
+    [
+        ("NVIDIA H100 80GB HBM3", 79.6, "H100"),
+        ("NVIDIA A100-SXM4-80GB", 79.2, "A100 80 GB"),
+        ("NVIDIA A100-PCIE-40GB", 39.4, "A100 40 GB"),
+        ("NVIDIA L40S", 45.0, "L40S"),
+        ("NVIDIA L4", 22.5, "L4"),
+        ("NVIDIA H200", 139.8, "H200"),
+        ("NVIDIA GeForce RTX 3090", 24.0, "L4"),
+        ("", 80.0, "A100 80 GB"),
+    ],
+)
+def test_a_gpu_has_the_speed_of_its_name_or_else_of_its_memory(name, memory, expected):
+    assert gpu_like(memory, name).name == expected
+
+
+def test_the_gpus_of_this_host_are_read_with_their_names(monkeypatch):
+    printed = "NVIDIA H100 80GB HBM3, 81559\nNVIDIA L4, 23034\n[N/A], [N/A]\n"
+    monkeypatch.setattr("trial_ray.planning.machine.shutil.which", lambda name: name)
+    monkeypatch.setattr("trial_ray.planning.machine.subprocess.run", lambda *a, **k: SimpleNamespace(stdout=printed))
+    assert visible_gpus() == [("NVIDIA H100 80GB HBM3", 81559 * 2**20), ("NVIDIA L4", 23034 * 2**20)]
+    assert gpu_bytes({}) == 81559 * 2**20
+
+
 def test_time_shrinks_with_learners_and_its_phases_add_up(qwen3):
     device = gpu_like(80)
     eight, four = step_time(qwen3, device), step_time(replace(qwen3, num_learners=4), device)
     assert four.update == pytest.approx(2 * eight.update)
     assert four.sampling == eight.sampling
     assert eight.total == pytest.approx(eight.sampling + eight.scoring + eight.update + eight.sync)
+
+
+def test_a_view_in_front_of_the_prompt_is_computed_whole(qwen3):
+    request, device = replace(qwen3, num_references=0), gpu_like(80)
+    none, outcome, skill = (
+        step_time(replace(request, privileged_view=view), device).scoring for view in (None, "outcome", "skill")
+    )
+    assert outcome == pytest.approx(1.3 * none)
+    assert skill == pytest.approx(2 * none)
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

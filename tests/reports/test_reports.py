@@ -8,7 +8,8 @@ import pytest
 from trial_ray.environments import alfworld, webshop
 from trial_ray.environments.adapter import ACTION_CLASSES, EnvironmentAdapter
 from trial_ray.errors import MissingDependencyError, UserInputError
-from trial_ray.reports.dynamics import curve, mean_over_runs, read_metrics, windows
+from trial_ray.reports.dynamics import curve, mean_over_runs, read_metrics, read_whole_lines, windows
+from trial_ray.reports.learning import learning
 from trial_ray.reports.plots import plot_allocation, plot_dynamics
 from trial_ray.reports.traces import Trace, TracedTurn, choose_trajectories, class_means, readable_trace
 from trial_ray.rollout.trajectory import Trajectory, Turn
@@ -157,3 +158,18 @@ def test_without_matplotlib_the_error_says_what_to_install(monkeypatch, tmp_path
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingDependencyError, match=r"trial-ray\[reports\]"):
         plot_dynamics(dynamics(), tmp_path / "f.png")
+
+
+def test_areas_of_a_single_seed_have_no_difference_and_other_lengths_are_refused():
+    whole = dict.fromkeys(range(1, 7), 0.3)
+    one = {"grpo": {0: whole}, "trial": {0: whole, 1: whole}}
+    assert learning(one, "grpo", "trial")["differences"] == []
+    for curves, last in (({"grpo": {0: {}}, "trial": {0: whole}}, 6), ({"grpo": {0: {}}, "trial": {0: {}}}, 1)):
+        with pytest.raises(UserInputError, match=f"seed 0 of grpo lacks the success of iteration 1 of {last}"):
+            learning(curves, "grpo", "trial")
+
+
+@pytest.mark.parametrize("iteration", ["true", '"3"', "2.5", "null", "1e400"])
+def test_a_line_of_metrics_without_a_whole_iteration_is_damaged(tmp_path, iteration):
+    (tmp_path / "metrics.jsonl").write_text(f'{{"iteration": 1, "a": 2}}\n{{"iteration": {iteration}, "a": 3}}\n')
+    assert read_whole_lines(tmp_path / "metrics.jsonl") == ([{"iteration": 1, "a": 2}], 1)

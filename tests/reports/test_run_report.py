@@ -14,23 +14,27 @@ import chromium
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from evaluation_samples import evaluation
 from run_folders import ACTIONS, START, make_run
+from scipy import stats
 
 from trial_ray import cli
 from trial_ray.environments import alfworld
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.evaluation.comparison import paired_comparison
-from trial_ray.evaluation.intervals import bootstrap_mean, paired_bootstrap
+from trial_ray.evaluation.intervals import bootstrap_mean, paired_bootstrap, wilson_interval
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.experiments.recorded_run import read_run
 from trial_ray.experiments.run_report import load_groups
+from trial_ray.metrics import CURVES, TRAINING_SUCCESS, TURN_SCORE
 from trial_ray.reports import figures, page
-from trial_ray.reports.charts import CURVES, class_chart, curve_chart, profile_chart
+from trial_ray.reports.charts import class_chart, curve_chart, profile_chart
+from trial_ray.reports.findings import compare, summary_sentences
+from trial_ray.reports.run_groups import group_runs
+from trial_ray.reports.run_record import RunRecord
 from trial_ray.reports.run_report import report_page
 
 HOSTILE = "</script><script>window.hit=1</script><img src=x onerror=window.hit=1>"
-SUCCESS = next(spec for spec in CURVES if spec.name == "success")
-TURN_SCORE = next(spec for spec in CURVES if spec.name == "turn_score")
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +67,9 @@ def after(folder: Path) -> EvaluationResult:
 def test_runs_that_differ_by_seed_alone_are_one_curve_with_an_interval(runs):
     groups = load_groups(runs)
     assert [group.title for group in groups] == ["GRPO (2 seeds)", "TRIAL (2 seeds)"]
-    chart = curve_chart(SUCCESS, groups)
+    chart = curve_chart(TRAINING_SUCCESS, groups)
     lines = [[json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in runs[2:]]
-    values = np.array([[line[SUCCESS.key] for line in run] for run in lines])
+    values = np.array([[line[TRAINING_SUCCESS] for line in run] for run in lines])
     series = chart["series"][1]
     assert series["mean"] == pytest.approx(values.mean(0), rel=1e-5)
     found = bootstrap_mean(values[:, 3:4], resamples=1000)
@@ -85,13 +89,65 @@ def test_the_summary_gives_every_interval(runs, tmp_path):
     said = text_of(tmp_path / "page.html")
     results = [after(run) for run in runs]
     success = np.array([[float(episode.success) for episode in result.episodes] for result in results])
-    mean = bootstrap_mean(success[2:])
-    assert f"TRIAL (2 seeds) solves {mean.mean:.1%} [{mean.low:.1%}, {mean.high:.1%}] of 64 held-out tasks" in said
-    change = paired_bootstrap(success[:2], success[2:])
-    expected = f"{100 * change.mean:+.1f} points [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
+    low, high = wilson_interval(int(success[2:].sum()), 128)  # as in a table's cell
+    assert f"TRIAL (2 seeds) solves {success[2:].mean():.1%} [{low:.1%}, {high:.1%}] of 64 held-out tasks" in said
+    found = paired_bootstrap(success[:2], success[2:])
+    change = found.stricter
+    expected = f"{100 * found.mean:+.1f} points [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
     assert f"After training, TRIAL differs from GRPO by {expected}" in said
+    assert f"({change.name}, p = {change.p_value:.2g})" in said
+    assert change.p_value == max(found.p_value, found.over_seeds.p_value)
     assert "ALFWorld, split generated" in said
     assert "cost.json" not in said
+
+
+def seeds_of(outcomes):
+    """Records of runs that differ by seed alone, from the outcomes of each one's tasks after an iteration."""
+    common = {"method": "TRIAL", "settings": {"lr": 0.1}}
+    return [
+        RunRecord(Path(f"run-{seed}"), seed=seed, evaluations={"": {1: evaluation(won)}}, **common)
+        for seed, won in enumerate(outcomes)
+    ]
+
+
+def test_success_that_no_seed_had_keeps_its_interval():
+    (group,) = group_runs(seeds_of([[0] * 16] * 3))
+    (sentence,) = summary_sentences([group], [])
+    low, high = wilson_interval(0, 48)
+    assert f"solves 0.0% [{low:.1%}, {high:.1%}]" in sentence
+    for run in group.runs:
+        run.evaluations, run.metrics = {}, [{"iteration": 1, "env_runners/success_rate": 0.0}]
+    (sentence,) = summary_sentences([group], [])
+    assert "0.0%; 3 runs that do not differ give no interval" in sentence
+    for run, rate in zip(group.runs, (0.1, 0.2, 0.6), strict=True):
+        run.metrics = [{"iteration": 1, "env_runners/success_rate": rate}]
+    (sentence,) = summary_sentences([group], [])
+    assert "30.0% [0.0%, 95.7%] (Student's t over 3 runs)" in sentence
+
+
+def test_a_difference_of_few_seeds_is_no_surer_than_a_t_test_over_them():
+    gains = (4, 30, 44)
+    before = [evaluation([0] * 100) for _ in gains]
+    found = compare(
+        "a", "b", "", list(zip(before, [evaluation([1] * n + [0] * (100 - n)) for n in gains], strict=True))
+    )
+    assert found.test == "paired t-test over 3 seeds"
+    assert found.p_value == pytest.approx(stats.ttest_1samp([n / 100 for n in gains], 0).pvalue)
+    assert 0.1 < found.p_value < 0.2
+
+
+def test_an_environments_name_may_end_like_an_iteration(run):
+    shutil.rmtree(run / "evaluations")
+    for env, won in (("Shop", [1, 0]), ("Shop_2", [0, 0]), ("Shop_000002", [1, 1])):
+        for name in (f"before_{env}", f"after_{env}_000012"):
+            evaluation(won).save(run / "evaluations" / f"{name}.json")
+    found = read_run(run)
+    for results in (found.before, found.after):
+        assert {name: result.success_rate for name, result in results.items()} == {
+            "Shop": 0.5,
+            "Shop_2": 0.0,
+            "Shop_000002": 1.0,
+        }
 
 
 def test_one_run_is_compared_with_its_own_beginning(runs, capsys):
@@ -102,6 +158,17 @@ def test_one_run_is_compared_with_its_own_beginning(runs, capsys):
     said = text_of(runs[2] / "report.html")
     assert f"Change: {100 * pair.difference:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}]" in said
     assert f"report.html ({(runs[2] / 'report.html').stat().st_size:,} bytes)" in capsys.readouterr().out
+
+
+def test_a_tilde_is_the_home_folder_in_every_path_of_the_command_line(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert report("~/damaged") == 0
+    assert report("~/damaged", "--output", "~/page.html", "--figures", "~/figures") == 0
+    assert (tmp_path / "page.html").is_file()
+    assert (tmp_path / "figures").is_dir()
+    assert not (tmp_path / "~").exists()
+    assert (run / "report.html").is_file()
 
 
 def test_multipliers_come_from_what_training_recorded(runs):
@@ -253,6 +320,17 @@ def test_a_sweep_is_one_curve_a_trial(tmp_path, capsys):
     assert "1 line is of result.json cut off" in capsys.readouterr().out
 
 
+def test_iterations_that_a_resumed_trial_made_again_are_counted_once(tmp_path):
+    folder = make_sweep(tmp_path / "sweep", failed=False)
+    for file in folder.glob("*/result.json"):
+        made = [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4), (2, 0.5), (3, 0.6)]
+        lines = [{"training_iteration": number, "env_runners": {"success_rate": rate}} for number, rate in made]
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for group in load_groups([folder]):
+        found = [(line["iteration"], line["env_runners/success_rate"]) for line in group.runs[0].metrics]
+        assert found == [(1, 0.1), (2, 0.5), (3, 0.6)]
+
+
 def test_a_sweep_in_which_every_trial_failed_has_nothing_to_show(tmp_path, capsys):
     assert report(make_sweep(tmp_path / "sweep", failed=True)) == 2
     assert "The trial failed; error.txt" in capsys.readouterr().err
@@ -268,7 +346,7 @@ def test_without_the_library_the_page_has_its_tables(runs, tmp_path, monkeypatch
 
 def test_figures_for_papers(runs, tmp_path, monkeypatch):
     needed = ("panel", "turn_score", "profile_std")
-    monkeypatch.setattr(figures, "CURVES", [spec for spec in CURVES if spec.name in needed])
+    monkeypatch.setattr(figures, "CURVES", {key: spec for key, spec in CURVES.items() if spec.name in needed})
     monkeypatch.setattr(figures, "FORMATS", ("svg",))
     assert report(*runs[1:3], "--output", tmp_path / "page.html", "--figures", tmp_path / "figures") == 0
     written = sorted(path.name for path in (tmp_path / "figures").iterdir())

@@ -127,6 +127,18 @@ def test_a_run_of_another_config_is_never_taken_for_ours(scale_file, tmp_path):
         run.state()
 
 
+def test_a_run_that_was_resumed_with_another_config_is_never_taken_for_ours(scale_file, tmp_path):
+    run = plan("table3", scale_file, tmp_path)[0]
+    finish(run, scale_file, 0.5)
+    other = run.config.copy(copy_frozen=False).training(lr=0.5)
+    RunFolder.reopen(run.folder).resume(other, 5)
+    RunFolder.reopen(run.folder).resume(run.config, 8)
+    with pytest.raises(UserInputError, match=r"lr is 0\.5 there from iteration 6 on and 1e-05 here"):
+        run.state()
+    RunFolder.reopen(run.folder).resume(run.config, 5)  # the other config's iterations are made again
+    assert run.state() == "unfinished"
+
+
 def test_moved_folders_stay_done(scale_file, tmp_path):
     run = plan("table3", scale_file, tmp_path / "here")[0]
     finish(run, scale_file, 0.5)
@@ -389,7 +401,7 @@ def test_a_session_plays_its_final_panels_and_names_them_by_iteration(scale_file
     assert [path.name for path in folder.evaluations.iterdir()] == ["generated-20_000003.json"]
     assert run.state() == "done"
     labels = json.loads(run.evaluation(run.sets[0]).read_text())["labels"]
-    assert labels == {"method": "grpo", "backbone": "B", "seed": 0}
+    assert labels == {"method": "grpo", "backbone": "B", "seed": 0, "iteration": 3}
 
 
 def test_a_run_that_is_out_of_time_is_saved_and_goes_on_later(scale_file, tmp_path, monkeypatch):

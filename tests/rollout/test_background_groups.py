@@ -74,9 +74,8 @@ def until(condition) -> None:
 def taken(runner, count: int) -> list:
     samples = []
     while len(samples) < count:
-        found, _ = runner.take_groups(2, WAIT_S)
-        assert found, "nothing ended in time"
-        samples += found
+        assert runner.wait_for_groups(WAIT_S), "nothing ended in time"
+        samples += runner.take_groups(2)
     return samples
 
 
@@ -84,7 +83,8 @@ def test_groups_are_played_while_the_runner_answers_and_new_ones_join_them(runne
     client = runner.client
     runner.begin_groups([request(0), request(1)], SETTINGS)
     until(lambda: client.under_way == 3)
-    assert runner.take_groups(1, 0.01) == ([], {})
+    assert not runner.wait_for_groups(0.01)
+    assert runner.take_groups(1) == []
     runner.begin_groups([request(2)], SETTINGS)
     client.gate.set()
     samples = taken(runner, 3)
@@ -135,7 +135,7 @@ def test_an_error_of_the_runner_itself_reaches_the_next_call(runner):
     runner.client.generate = broken
     runner.begin_groups([request(0)], SETTINGS)
     with pytest.raises(LookupError, match="no such thing"):
-        runner.take_groups(1, WAIT_S)
+        runner.wait_for_groups(WAIT_S)
 
 
 def test_taken_groups_are_recorded_in_the_iteration_that_took_them(runner, tmp_path):
@@ -144,6 +144,8 @@ def test_taken_groups_are_recorded_in_the_iteration_that_took_them(runner, tmp_p
     runner.config.trajectories_folder = str(tmp_path)
     runner.client.gate.set()
     runner.begin_groups([request(0)], SETTINGS)
-    _, metrics = runner.take_groups(2, WAIT_S)
+    assert runner.wait_for_groups(WAIT_S)
+    assert runner.wait_for_groups(WAIT_S), "a group that was waited for is kept until it is taken"
+    (sample,) = runner.take_groups(2)
     assert set(read_turns(tmp_path)["iteration"].to_pylist()) == {2}
-    assert float(metrics["num_episodes"]) == 2
+    assert sample.counts.episodes == 2

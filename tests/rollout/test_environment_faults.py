@@ -78,6 +78,7 @@ def test_a_fault_of_the_environment_fails_the_rollout_and_names_environment_task
     env = guarded(fault=fault)
     trajectory = play(env)
     assert trajectory.failed
+    assert trajectory.failed_by == "environment"
     assert trajectory.error.startswith(f"EnvironmentFaultError: {CountingEnv.ENV_ID}, task 'two', {where}: ")
     assert told in trajectory.error
     assert "\n" not in trajectory.error

@@ -87,7 +87,7 @@ def test_every_field_of_the_data_contract_is_a_column():
 
 
 def test_failed_rollouts_without_a_turn_are_kept_but_are_no_turns(tmp_path):
-    failed = Trajectory("task/9", "pick", 3, ended="failed", error="EngineError: gone")
+    failed = Trajectory("task/9", "pick", 3, ended="failed", error="EngineError: gone", failed_by="engine")
     group = make_group(0)
     write_groups(tmp_path, 0, [TrajectoryGroup("task/9", [failed, *group.trajectories])], "runner001")
     assert_same(read_trajectories(tmp_path)[0], failed)
@@ -131,10 +131,25 @@ def test_another_schema_version_is_refused(tmp_path):
             read_turns(tmp_path)
 
 
+def test_files_of_the_version_before_are_read_beside_newer_ones(tmp_path):
+    failed = Trajectory("task/9", "pick", 3, ended="failed", error="EngineError: gone", failed_by="engine")
+    old = write_groups(tmp_path, 0, [TrajectoryGroup("task/9", [failed])], "w")
+    write_groups(tmp_path, 1, [TrajectoryGroup("task/9", [failed])], "w")
+    table = pq.read_table(old, partitioning=None).drop_columns(["failed_by"])
+    pq.write_table(table.replace_schema_metadata({VERSION_KEY: b"4"}), old)
+    assert [trajectory.failed_by for trajectory in read_trajectories(tmp_path)] == [None, "engine"]
+    pq.write_table(table.replace_schema_metadata({VERSION_KEY: b"5"}), old)
+    with pytest.raises(UserInputError, match="lacks columns of schema version 5: failed_by"):
+        read_trajectories(tmp_path)
+    pq.write_table(table.drop_columns(["score"]).replace_schema_metadata({VERSION_KEY: b"4"}), old)
+    with pytest.raises(UserInputError, match="lacks columns of schema version 4: score"):
+        read_trajectories(tmp_path)
+
+
 def test_a_file_without_a_column_or_cut_in_the_middle_is_refused(tmp_path):
     path = write_groups(tmp_path, 0, [make_group(0)], "w")
     pq.write_table(pq.read_table(path, partitioning=None).drop_columns(["outcome", "reward"]), path)
-    with pytest.raises(UserInputError, match="lacks columns of schema version 4: outcome, reward"):
+    with pytest.raises(UserInputError, match="lacks columns of schema version 5: outcome, reward"):
         read_turns(tmp_path)
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(UserInputError, match="no complete Parquet file"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 from synthetic_groups import synthetic_groups
 
@@ -26,6 +27,63 @@ def test_variance_is_that_of_the_chosen_reward(reward, differing):
     assert group.has_variance(reward) == (reward == differing)
     advantages = group_turn_rows([group], GRPOConfig().training(reward=reward)).advantages
     assert bool(advantages.any()) == (reward == differing)
+
+
+SAME = {
+    "another order": ((0.1, 0.2, 0.3), (0.3, 0.2, 0.1)),
+    "they cancel": ((0.1, 0.1, 0.1, -0.1, -0.1, -0.1), (0.1, -0.1, 0.1, -0.1, 0.1, -0.1)),
+    "nothing and what cancels": ((0.1, 0.2, -0.3), (0.0,)),
+    "float32": (map(float, np.float32([0.1, 0.2, 0.4])), map(float, np.float32([0.7]))),
+}
+
+
+@pytest.mark.parametrize("rewards", SAME.values(), ids=list(SAME))
+@pytest.mark.parametrize("statistics", ["trajectories", "rows"])
+def test_rewards_that_sum_up_to_the_same_make_no_variance(rewards, statistics):
+    (group,) = synthetic_groups(vocab_size=400, num_groups=1, group_size=2)
+    for trajectory, own in zip(group.trajectories, map(list, rewards), strict=True):
+        turn = dataclasses.replace(trajectory.turns[0], valid=True)
+        trajectory.turns = [dataclasses.replace(turn, reward=reward) for reward in own]
+    assert not group.has_variance("return", row_penalty=0.01)
+    config = GRPOConfig().training(reward="return", advantage_statistics=statistics)
+    assert not group_turn_rows([group], config).advantages.any()
+
+
+@pytest.mark.parametrize("score", [float("inf"), float("-inf"), float("nan")])
+def test_a_score_that_is_no_number_is_not_taken_for_the_others(score):
+    """So that such a group is trained on, where the learner refuses it, and not left out in silence."""
+    (group,) = synthetic_groups(vocab_size=400, num_groups=1, group_size=3)
+    for place, trajectory in enumerate(group.trajectories):
+        trajectory.score = score if place == 1 else 0.5
+    assert group.has_variance("score")
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        ((), 0.0),
+        ((0.25, -1.0), -0.75),
+        ((1e6, -1e6 + 10.0), 10.0),
+        ((0.1, 0.2, -0.3), 0.0),
+        ((float("inf"), 1.0), float("inf")),
+        ((float("-inf"), 1.0), float("-inf")),
+        ((float("nan"), 1.0), float("nan")),
+        ((float("inf"), float("-inf")), float("nan")),
+        ((1e308, 1e308), float("inf")),
+    ],
+)
+def test_the_return_is_the_sum_of_the_rewards(rewards, expected):
+    (group,) = synthetic_groups(vocab_size=400, num_groups=1, group_size=1)
+    turn = group.trajectories[0].turns[0]
+    group.trajectories[0].turns = [dataclasses.replace(turn, reward=reward) for reward in rewards]
+    assert group.trajectories[0].episode_return == pytest.approx(expected, nan_ok=True)
+
+
+def test_no_survivor_no_variance():
+    (group,) = synthetic_groups(vocab_size=400, num_groups=1, group_size=2)
+    for trajectory in group.trajectories:
+        trajectory.ended = "failed"
+    assert not group.has_variance("score")
 
 
 def test_with_statistics_over_rows_a_penalty_makes_a_variance():

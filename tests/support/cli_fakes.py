@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
 
 from trial_ray.evaluation.panel import Panel
 from trial_ray.evaluation.results import EvaluationResult
@@ -25,16 +24,22 @@ stop = {"training_iteration": 3}
 
 
 class FakeAlgorithm:
-    """Learns one task an iteration; counts what was done to it."""
+    """Learns a fifth of its tasks an iteration; counts what was done to it.
 
-    panels: ClassVar = {
-        "ALFWorld-v0": (Panel("trial/ALFWorld-v0", "valid_seen", tuple(f"t{i}" for i in range(20))), None)
-    }
+    Args:
+        fail_at: iteration that raises ``error``.
+        error: raised then.
+        on_train: called with the number of every iteration that begins.
+        tasks: in the panel of every environment; 0 for a run without one.
+        environments: names of those that have a panel.
+    """
 
     guards = SimpleNamespace(suspect=False)
     config = SimpleNamespace(num_learners=0, model_path="HuggingFaceTB/SmolLM2-135M-Instruct")
 
-    def __init__(self, fail_at=None, error=None, on_train=None):
+    def __init__(self, fail_at=None, error=None, on_train=None, tasks=20, environments=("ALFWorld-v0",)):
+        panel = Panel("trial/ALFWorld-v0", "valid_seen", tuple(f"t{i}" for i in range(tasks))) if tasks else None
+        self.panels = dict.fromkeys(environments, (panel, None)) if panel else {}
         self.iteration = 0
         self.stopped = False
         self.fail_at, self.error, self.on_train = fail_at, error, on_train
@@ -61,12 +66,19 @@ class FakeAlgorithm:
             "config": {"lr": 1.0},
         }
 
+    def panel_protocol(self, panel, entry):
+        return {"split": panel.split, "num_tasks": len(panel)}
+
     def evaluate_panel(self, panel, entry):
+        won = len(panel) // 5 * self.iteration
         episodes = [
-            EpisodeResult(f"t{i}", "look", i < 4 * self.iteration, float(i < 4 * self.iteration), 3, "terminated")
-            for i in range(20)
+            EpisodeResult(task, "look", index < won, float(index < won), 3, "terminated")
+            for index, task in enumerate(panel.task_ids)
         ]
-        return EvaluationResult({"split": "valid_seen"}, episodes)
+        return EvaluationResult(self.panel_protocol(panel, entry), episodes)
+
+    def take_faults(self):
+        return ""
 
     def matmul_rate(self):
         return 1e9

@@ -129,6 +129,8 @@ class CountingEnv(gymnasium.Env):
             os._exit(3)
         elif fault == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
+        elif fault == "signalled":
+            os.kill(os.getpid(), 40)  # a real-time signal, which has no name
         elif fault == "grows":
             self.grown = [bytearray(10_000_000) for _ in range(1000)]
 

@@ -7,6 +7,7 @@ here as the methods' authors published them, so that the product's defaults are 
 
 from __future__ import annotations
 
+import hashlib
 import math
 import statistics as statistics_module
 from dataclasses import dataclass, field
@@ -51,19 +52,34 @@ class TurnRecord:
 def row_advantages(turns, statistics, penalty=0.1, scale=10.0):
     """A of every turn, with the penalty for a response without the required form."""
     if statistics == "rows":
-        by_group = _grouped(turns, lambda turn: turn.group)
-        result = {}
-        for rows in by_group.values():
-            returns = [scale * rows_turn.success - (0.0 if rows_turn.valid else penalty) for rows_turn in rows]
-            result.update(zip(map(id, rows), reference.advantages([returns])[0], strict=True))
-        return [result[id(turn)] for turn in turns]
+        return normalised(
+            turns, [scale * turn.success - charge(turn, penalty) for turn in turns], lambda turn: turn.group
+        )
     advantage, unit = {}, {}
     for rows in _grouped(turns, lambda turn: turn.group).values():
         rollouts = {turn.trajectory: scale * turn.success for turn in rows}
         advantage.update(zip(rollouts, reference.advantages([list(rollouts.values())])[0], strict=True))
         spread = statistics_module.stdev(rollouts.values()) if len(set(rollouts.values())) > 1 else 1.0
         unit.update(dict.fromkeys(rollouts, spread + 1e-6 if spread != 1.0 else 1.0))
-    return [advantage[turn.trajectory] - (0.0 if turn.valid else penalty / unit[turn.trajectory]) for turn in turns]
+    return [advantage[turn.trajectory] - charge(turn, penalty) / unit[turn.trajectory] for turn in turns]
+
+
+def charge(turn, penalty=0.1):
+    return 0.0 if turn.valid else penalty
+
+
+def normalised(turns, values, key, mode="mean_std_norm"):
+    """The released normalisation of rows: less their group's mean, over its unbiased deviation + 1e-6 in ``mean_std_norm``."""
+    result = {}
+    for rows in _grouped(list(zip(turns, values, strict=True)), lambda pair: key(pair[0])).values():
+        own = [value for _, value in rows]
+        center = math.fsum(own) / len(own)
+        unit = 1.0
+        if mode == "mean_std_norm" and len(own) > 1:
+            unit = math.sqrt(math.fsum((value - center) ** 2 for value in own) / (len(own) - 1)) + 1e-6
+        flat = max(own) == min(own)
+        result.update((id(turn), 0.0 if flat else (value - center) / unit) for turn, value in rows)
+    return [result[id(turn)] for turn in turns]
 
 
 def discounted_successes(turns, discount):
@@ -84,9 +100,22 @@ def anchor_means(turns, values):
     return [means[turn.group, turn.observation] for turn in turns]
 
 
-def step_advantages(turns, discount=0.95, scale=10.0):
+def gigpo_advantages(turns, mode, statistics, coefficient=1.0, discount=0.95, scale=10.0):
+    """A_episode + ω · A_step; with statistics over rows as released, where the penalty is part of both terms' rewards."""
     returns = [scale * value for value in discounted_successes(turns, discount)]
-    return [own - mean for own, mean in zip(returns, anchor_means(turns, returns), strict=True)]
+    if statistics == "rows":
+        returns = [own - charge(turn) for own, turn in zip(returns, turns, strict=True)]
+        outcomes = [scale * turn.success - charge(turn) for turn in turns]
+        episode = normalised(turns, outcomes, lambda turn: turn.group, mode)
+    elif mode == "mean_std_norm":
+        episode = row_advantages(turns, statistics)
+    else:
+        rollouts = {turn.trajectory: (turn.group, scale * turn.success) for turn in turns}
+        of_group = _grouped(rollouts.values(), lambda pair: pair[0])
+        means = {group: math.fsum(value for _, value in pairs) / len(pairs) for group, pairs in of_group.items()}
+        episode = [scale * turn.success - means[turn.group] - charge(turn) for turn in turns]
+    step = normalised(turns, returns, lambda turn: (turn.group, turn.observation), mode)
+    return [whole + coefficient * own for whole, own in zip(episode, step, strict=True)]
 
 
 # --- profiles
@@ -108,9 +137,9 @@ def relative_weights(turns, values=None):
 
 def permuted_weights(turns, seed, iteration):
     """Each turn of a trajectory, in the order of random keys, takes the weight of the next; then the mean is restored."""
-    keys = torch.rand(
-        len(turns), generator=torch.Generator().manual_seed(seed * 2**32 + iteration), dtype=torch.float64
-    )
+    digest = hashlib.sha256(f"permuted/{seed}/{iteration}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:4], "big") % 2**31)
+    keys = torch.rand(len(turns), generator=generator, dtype=torch.float64)
     own, place, result = relative_weights(turns), 0, []
     for rows in _consecutive(turns, keys.tolist()):
         order = sorted(range(len(rows)), key=lambda index: rows[index][1])

@@ -97,7 +97,7 @@ def _trajectory(records, success, failed) -> Trajectory:
             observation=record.observation,
             action="look",
             valid=record.valid,
-            outcome="",
+            outcome="Nothing happens.",
             reward=0.0,
             finish_reason="stop",
         )

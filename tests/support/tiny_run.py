@@ -26,7 +26,10 @@ END_TIMEOUT_S = 600.0
 
 
 class ChanceEnv(gymnasium.Env):
-    """Two turns; whether they win follows from what was said alone, so that an untrained policy wins half of its episodes."""
+    """Two turns; whether they win follows from what was said alone, so that an untrained policy wins half of its episodes.
+
+    So large a share as ``failure_rate`` of the second turns fails at random; the first ones, which a run checks, never do.
+    """
 
     ENV_ID: ClassVar[str] = "mine/Chance-v0"
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
@@ -44,10 +47,10 @@ class ChanceEnv(gymnasium.Env):
         return "Say something.", self._info(won=False)
 
     def step(self, action):
-        if self.failure_rate and int.from_bytes(os.urandom(2), "big") / 65536 < self.failure_rate:
-            raise RuntimeError("failed at random")
         self.said.append(action)
         over = len(self.said) == 3
+        if over and int.from_bytes(os.urandom(2), "big") / 65536 < self.failure_rate:
+            raise RuntimeError("failed at random")
         won = over and zlib.crc32("|".join(self.said).encode("utf-8", "surrogatepass")) % 2 == 0
         return f"You said {action!r}.", float(won), over, False, self._info(won=won)
 

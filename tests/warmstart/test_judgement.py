@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from test_warmstart import ADAPTER, HOME, SETTINGS
 
 from trial_ray import cli
 from trial_ray.environments.entry import make_entries
+from trial_ray.errors import PromptTooLongError
 from trial_ray.models.tiny import build_tiny_model
 from trial_ray.models.tokenizer import build_tokenizer
 from trial_ray.rollout.prompts import PromptBuilder
@@ -51,6 +53,31 @@ def test_every_turn_is_judged(judged):
     # What an untrained model says is never understood, planned or decisive.
     assert found["planned"]["turns"] == found["decisive"]["turns"] == 0
     assert found["auc_wasted"] is None
+
+
+class ShortOfRoom(PromptBuilder):
+    """A builder to which prompts are too long from some turn on: by task, the number of turns that fit."""
+
+    fitting: ClassVar[dict[str, int]] = {}
+
+    def write(self, result, turns):
+        if len(turns) >= self.fitting.get(result.task, 99):
+            raise PromptTooLongError("the prompt has 99 tokens")
+        return super().write(result, turns)
+
+
+@pytest.mark.parametrize("most", [[0], [1], [3], [0, 0, 0, 0, 0], [0, 1, 2, 3]], ids=str)
+def test_games_that_meet_the_prompt_limit_are_judged_as_far_as_they_went(most, monkeypatch):
+    tokenizer = build_tokenizer(ADAPTER.vocabulary)
+    model = build_tiny_model(tokenizer, "nano")
+    builder = ShortOfRoom(tokenizer, ADAPTER.template("plain"), SETTINGS.max_prompt_tokens)
+    with HeldOutGames(SETTINGS, HOME, EVALUATED, 5, tokenizer, builder) as games:
+        tasks = dict.fromkeys(each.reset(task, 0).task for each, task in zip(games._envs, games._tasks, strict=True))
+        monkeypatch.setattr(ShortOfRoom, "fitting", dict(zip(tasks, most, strict=False)))
+        judged = judge(model, tokenizer, HOME, games, seed=0)
+    assert judged.figures["games"] == 5
+    assert len(judged.turns) < 5 * 8
+    assert all(turn.decisive is not None for turn in judged.turns if turn.action == "look")
 
 
 class Script:

@@ -14,6 +14,7 @@ from trial_ray.environments import EnvironmentAdapter
 from trial_ray.environments.entry import make_entries
 from trial_ray.environments.guarded_env import GuardedEnv
 from trial_ray.errors import ConfigError
+from trial_ray.models.tokenizer import build_tokenizer
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.warmstart import WarmStartSettings, cache, warm_start
 from trial_ray.warmstart import warmstart as module
@@ -43,13 +44,25 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "LEAST_RESPONSE_ACCURACY", 0.0)
 
 
-def demonstrated(entry, **changes):
-    """What was said in every turn, by task, and the tokenizer's entry for the words of the game."""
+class Modest(Curt):
+    """Does not offer to wait."""
+
+    hidden_actions = frozenset({"wait"})
+
+
+def turns_of(entry, tokenizer=None, **changes):
+    """What was demonstrated."""
     settings = replace(SETTINGS, **changes)
-    _, tokenizer = load_policy(settings, entry)
+    tokenizer = tokenizer or build_tokenizer(())
     builder = PromptBuilder(tokenizer, entry.adapter.template("plain"), settings.max_prompt_tokens)
+    return collect(settings, entry, tokenizer, builder)
+
+
+def demonstrated(entry):
+    """What was said in every turn, by task, and the tokenizer's entry for the words of the game."""
+    _, tokenizer = load_policy(SETTINGS, entry)
     said: dict[str, list[str]] = {}
-    for turn in collect(settings, entry, tokenizer, builder):
+    for turn in turns_of(entry, tokenizer):
         response = tokenizer.decode(turn.response_ids, skip_special_tokens=True)
         assert response in turn.actions
         assert "captain, choose one" in tokenizer.decode(turn.prompt_ids)
@@ -80,6 +93,43 @@ def test_without_a_demonstrator_random_play_is_demonstrated():
 def test_random_play_needs_actions_on_offer():
     with pytest.raises(ConfigError, match=r"lists no admissible_actions.*demonstrator"):
         demonstrated(entry_of(RiddleEnv, {"told": ("task", "won")}, **OWN))
+
+
+class LongWordsEnv(RiddleEnv):
+    """Actions of several words, of which parts of two can make a third."""
+
+    ENV_ID = "mine/LongWords-v0"
+
+    def __init__(self, words=("a 1", "a 2", "b 1")):
+        super().__init__(words)
+
+
+@pytest.mark.parametrize("env_class", [RiddleEnv, LongWordsEnv])
+def test_any_other_action_is_never_the_planned_one(env_class):
+    words = ("red", "green", "blue") if env_class is RiddleEnv else ("a 1", "a 2", "b 1")
+    entry = entry_of(env_class, {"words": words}, **OWN, demonstrator=Solver)
+    for setting in ("suboptimal_probability", "action_noise"):
+        carried_out = turns_of(entry, **{setting: 1.0, "games": 20})
+        assert len(carried_out) > 100
+        assert not any(turn.planned for turn in carried_out)
+
+
+class Reds(Solver):
+    """Always says red, on offer or not."""
+
+    def act(self, observation, admissible):
+        return "red"
+
+
+@pytest.mark.parametrize("words", [(), ("red",), ("red", " ", ""), ("red", "wait"), ("wait",)])
+@pytest.mark.parametrize("setting", ["suboptimal_probability", "action_noise"])
+def test_where_no_other_action_is_on_offer_the_planned_one_is_taken(words, setting):
+    class OfferingEnv(RiddleEnv):
+        def _info(self, won):
+            return {"task": "guess the word", "admissible_actions": list(words), "won": won}
+
+    entry = entry_of(OfferingEnv, **(OWN | {"templates": {"plain": Modest()}}), demonstrator=Reds)
+    assert all(turn.planned for turn in turns_of(entry, **{setting: 1.0}))
 
 
 @pytest.mark.usefixtures("own_cache")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 
@@ -13,7 +15,8 @@ import torch
 from trial_envs.webshop.generator import ShopSetting, generate_products
 from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.environments.entry import EnvironmentEntry, make_entries
-from trial_ray.errors import CheckpointError, ConfigError
+from trial_ray.environments.guarded_env import GuardedEnv
+from trial_ray.errors import CheckpointError, ConfigError, EnvironmentFaultError, InfrastructureError
 from trial_ray.models.tiny import build_tiny_model
 from trial_ray.models.tokenizer import build_tokenizer
 from trial_ray.rollout.prompts import PromptBuilder
@@ -125,7 +128,7 @@ def test_noise_is_carried_out_but_never_imitated(tokenizer, builder):
     noisy = collect(settings, HOME, tokenizer, builder)
     for demonstration in noisy:
         assert tokenizer.decode(demonstration.response_ids, skip_special_tokens=True) in demonstration.actions
-    # Now and then the noise is the very action that the demonstrator planned.
+    # Now and then the noise is an action that the demonstrator might as well have planned.
     assert np.mean([demonstration.planned for demonstration in noisy]) < 0.4
     malformed = [d for d in noisy if "Nothing happens." in tokenizer.decode(d.evidence_ids)]
     assert malformed
@@ -292,6 +295,97 @@ def test_a_second_warm_start_comes_from_the_cache_and_another_setting_does_not(o
     assert not onward.cached
     assert onward.path != first.path
     assert len(list((own_cache / "warmstart").iterdir())) == 2
+
+
+@pytest.mark.usefixtures("tiny_models_only")
+def test_demonstrations_of_an_interrupted_warm_start_are_kept_once_there_are_all(own_cache, monkeypatch, tmp_path):
+    undisturbed = warm_start(SETTINGS, out=tmp_path / "undisturbed", progress=False).path
+    shutil.rmtree(own_cache)
+    played, cloned = [], []
+
+    def collect_until(last):
+        def interrupted(*args):
+            def on_game():
+                played.append(1)
+                if len(played) == last:
+                    raise KeyboardInterrupt
+
+            return collect(*args[:-1], on_game)
+
+        return interrupted
+
+    def step(cloner):
+        cloned.append(1)
+        if len(cloned) == 2:
+            raise KeyboardInterrupt
+        return whole_step(cloner)
+
+    whole_step = Cloner.step
+    monkeypatch.setattr(module, "collect", collect_until(SETTINGS.games))
+    with pytest.raises(KeyboardInterrupt):
+        warm_start(SETTINGS, progress=False)
+    assert [path for path in own_cache.rglob("*") if path.is_file()] == []
+
+    monkeypatch.setattr(module, "collect", collect_until(None))
+    monkeypatch.setattr(Cloner, "step", step)
+    with pytest.raises(KeyboardInterrupt):
+        warm_start(SETTINGS, progress=False)
+    assert list((own_cache / "warmstart").iterdir()) == []
+    assert len(list((own_cache / "demonstrations").iterdir())) == 1
+
+    continued = warm_start(SETTINGS, progress=False)
+    assert not continued.cached
+    assert len(played) == 2 * SETTINGS.games  # none in the last warm start
+    assert (continued.path / "model.safetensors").read_bytes() == (undisturbed / "model.safetensors").read_bytes()
+
+
+@pytest.mark.usefixtures("own_cache", "tiny_models_only")
+def test_a_judgement_that_fails_costs_no_cloning(monkeypatch, caplog):
+    def fail(*arguments):
+        raise EnvironmentFaultError("the power is gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("trial_ray.warmstart.judgement.judge", fail)
+        with pytest.raises(EnvironmentFaultError, match="the power is gone"):
+            warm_start(SETTINGS, progress=False)
+    assert "The cloned model is complete in " in caplog.text
+    monkeypatch.setattr(module, "_clone", fail)
+    found = warm_start(SETTINGS, progress=False)
+    assert (found.cached, found.steps, found.episodes) == (True, 4, SETTINGS.evaluation_games)
+    record = json.loads((found.path / module.RECORD).read_text())
+    assert record["judgement"]["games"] == SETTINGS.evaluation_games
+    monkeypatch.setattr("trial_ray.warmstart.judgement.judge", fail)
+    assert warm_start(SETTINGS, progress=False).seconds == found.seconds
+
+
+def failing_games(monkeypatch, failing: Callable[[int], bool]) -> None:
+    """Have games fail at their first step, by the number of the game in the order of play."""
+    plain, resets = GuardedEnv.reset, []
+
+    def reset(self, task_id, seed):
+        resets.append(task_id)
+        if failing(len(resets)):
+            self._call("reset", lambda: 1 / 0)
+        return plain(self, task_id, seed)
+
+    monkeypatch.setattr(GuardedEnv, "reset", reset)
+
+
+def test_games_that_fail_are_not_counted_and_their_environments_are_replaced(tokenizer, builder, monkeypatch, caplog):
+    model = build_tiny_model(tokenizer, "nano")
+    failing_games(monkeypatch, lambda number: number in (1, 2))
+    with HeldOutGames(SETTINGS, HOME, CHECKED, 3, tokenizer, builder) as games:
+        assert games.play(model, 7).episodes == 1
+        assert "2 of 3 held-out games failed; the first: EnvironmentFaultError: trial/ALFWorld-v0" in caplog.text
+        assert not any(env.faulty for env in games._envs)
+        assert games.play(model, 7).episodes == 3
+    monkeypatch.undo()
+    failing_games(monkeypatch, lambda number: True)
+    with (
+        HeldOutGames(SETTINGS, HOME, CHECKED, 3, tokenizer, builder) as games,
+        pytest.raises(InfrastructureError, match="3 of 3 held-out games failed"),
+    ):
+        games.play(model, 7)
 
 
 @pytest.mark.usefixtures("own_cache")

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.algorithms.task_sampler import TaskSampler
-from trial_ray.errors import EnvironmentFaultError, InfrastructureError
+from trial_ray.errors import EnvironmentFaultError, InfrastructureError, PromptTooLongError
 from trial_ray.inference.protocol import SamplingParams
 from trial_ray.rollout.episode import derive_seed
 from trial_ray.rollout.requests import GroupRequest, GroupSample, SampleSettings
-from trial_ray.rollout.workers import Batch, RolloutWorkers
+from trial_ray.rollout.rollout_counts import RolloutCounts
+from trial_ray.rollout.workers import RolloutWorkers
 
 if TYPE_CHECKING:
     from trial_ray.learner.settings import LearnerSettings
+
+logger = logging.getLogger(__name__)
 
 MIN_SURVIVORS = 2
 
@@ -37,6 +42,7 @@ class SampledBatch:
         rows_in_flight: turn rows of those that are finished.
         rows_carried_in: ``rows_in_flight`` of the iteration before.
         on_policy: whether the iteration was held to the current weights for its predecessor's effective sample size.
+        counts: of all rollouts that env runners returned since the iteration before, by the index of their environment.
     """
 
     kept: list[GroupSample] = field(default_factory=list)
@@ -49,6 +55,7 @@ class SampledBatch:
     rows_in_flight: int = 0
     rows_carried_in: int = 0
     on_policy: bool = False
+    counts: dict[int, RolloutCounts] = field(default_factory=dict)
 
     @property
     def reason(self) -> str:
@@ -57,8 +64,8 @@ class SampledBatch:
         same = len(self.left_out) - few
         return f"in {same} groups every rollout earned the same reward, of {few} fewer than {MIN_SURVIVORS} rollouts survived"
 
-    def metrics(self) -> dict[str, dict[str, float]]:
-        """Counts of groups and of turn rows."""
+    def metrics(self) -> dict[str, float]:
+        """Counts of groups and of turn rows, by their keys in a result."""
         ended = {
             "given_to_learners": sum(sample.num_rows for sample in self.kept),
             "left_out": sum(sample.num_rows for sample in self.left_out),
@@ -66,18 +73,23 @@ class SampledBatch:
             "stale": self.stale_rows,
             "in_flight": self.rows_in_flight,
         }
-        return {
-            "groups": {
-                "num_trained": len(self.kept),
-                "num_dropped": len(self.left_out),
-                "num_refilled": self.num_refilled,
-                "num_stale": self.num_stale,
-                "num_in_flight": self.num_in_flight,
-                "num_of_several_versions": sum(len({*sample.weight_versions}) > 1 for sample in self.kept),
-                "num_on_policy_iterations": int(self.on_policy),
-                "num_empty_iterations": int(not self.kept),
-            },
-            "rows": {"sampled": sum(ended.values()) - self.rows_carried_in, **ended},
+        counts: dict[str, float] = {
+            "groups/num_trained": len(self.kept),
+            "groups/num_dropped": len(self.left_out),
+            "groups/num_too_long": sum(sample.too_long is not None for sample in self.left_out),
+            "groups/num_refilled": self.num_refilled,
+            "groups/num_stale": self.num_stale,
+            "groups/num_in_flight": self.num_in_flight,
+            "groups/num_of_several_versions": sum(len({*sample.weight_versions}) > 1 for sample in self.kept),
+            "groups/num_on_policy_iterations": int(self.on_policy),
+            "groups/num_empty_iterations": int(not self.kept),
+            "rows/sampled": sum(ended.values()) - self.rows_carried_in,
+            **{f"rows/{name}": count for name, count in ended.items()},
+        }
+        if not (samples := [*self.kept, *self.left_out]):
+            return counts
+        return counts | {
+            "groups/zero_variance_fraction": sum(sample.zero_variance for sample in samples) / len(samples)
         }
 
 
@@ -88,7 +100,6 @@ class BatchSampler:
         config: how many tasks and rollouts, and how they are sampled.
         tasks: where tasks come from.
         workers: the env runners.
-        on_metrics: takes the runners' metrics of each call.
     """
 
     def __init__(
@@ -96,12 +107,11 @@ class BatchSampler:
         config: LearnerSettings,
         tasks: TaskSampler,
         workers: RolloutWorkers,
-        on_metrics: Callable[[list[dict[str, Any]]], None],
     ) -> None:
         self._config = config
         self._tasks = tasks
         self._workers = workers
-        self._on_metrics = on_metrics
+        self._counts: defaultdict[int, RolloutCounts] = defaultdict(RolloutCounts)
 
     def sample(self, iteration: int) -> SampledBatch:
         """Play ``tasks_per_iteration`` tasks, and further ones in place of groups without variance where that is asked for.
@@ -111,6 +121,7 @@ class BatchSampler:
 
         Raises:
             InfrastructureError: no group survived.
+            PromptTooLongError: no first prompt fits.
         """
         config, batch = self._config, SampledBatch()
         for refill in range(1 + config.max_refills):
@@ -127,10 +138,13 @@ class BatchSampler:
                 self._sort(sample, batch)
             if not config.drop_zero_variance_groups:
                 break
+        batch.counts = self._take_counts()
         return batch
 
     def _sort(self, sample: GroupSample, batch: SampledBatch) -> None:
         """Keep a group to train on it, or leave it out."""
+        if sample.too_long is not None:
+            logger.warning("a task is left out, because its first prompt does not fit: %s", sample.too_long)
         dropped = self._config.drop_zero_variance_groups and sample.zero_variance
         (batch.left_out if dropped or sample.num_survivors < MIN_SURVIVORS else batch.kept).append(sample)
 
@@ -163,12 +177,19 @@ class BatchSampler:
         """The request as it is made the first time, or again with another seed."""
         return replace(request, seed=derive_seed(request.seed, "redraw", attempt)) if attempt else request
 
-    def _lost_all(self, iteration: int, samples: Sequence[GroupSample]) -> InfrastructureError:
+    def _lost_all(self, iteration: int, samples: Sequence[GroupSample]) -> InfrastructureError | PromptTooLongError:
         """The error of an iteration of whose groups none survived."""
         errors, losses = [error for sample in samples for error in sample.errors], self._workers.take_losses()
-        causes = errors + losses
+        too_long = [sample.too_long for sample in samples if sample.too_long is not None]
+        if too_long and len(too_long) == len(samples):
+            tasks = ", ".join(sorted({repr(sample.request.task_id) for sample in samples}))
+            return PromptTooLongError(
+                f"The first prompts of all {len(samples)} tasks of iteration {iteration} do not fit ({tasks}): {too_long[0]}"
+            )
+        causes = errors + losses + too_long
         # Environments that fail wherever they are played would fail again after a restart of the run.
-        of_environments = errors and not losses and all(map(_is_of_environment, errors))
+        faults = sum(sample.num_environment_faults for sample in samples)
+        of_environments = errors and not losses and faults == len(errors)
         return (EnvironmentFaultError if of_environments else InfrastructureError)(
             f"No group of rollouts survived iteration {iteration}"
             + (f"; the first error was: {causes[0]}" if causes else ": no env runner was left to play them.")
@@ -183,12 +204,12 @@ class BatchSampler:
             missing = [
                 self._redrawn(request, attempt)
                 for request in requests
-                if request.index not in samples or samples[request.index].num_survivors < MIN_SURVIVORS
+                if request.index not in samples or not is_final(samples[request.index])
             ]
             if not missing:
                 break
             if attempt:
-                self._workers.repair()
+                self._workers.repair(len(missing))
             for sample in self._play(missing, settings):
                 if (before := samples.get(sample.request.index)) is not None:
                     batch.redrawn_rows += before.num_rows
@@ -196,12 +217,20 @@ class BatchSampler:
         return [samples[index] for index in sorted(samples)]
 
     def _play(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> list[GroupSample]:
-        batches: list[Batch] = self._workers.sample_groups(requests, settings)
-        if batches:
-            self._on_metrics([metrics for _, metrics in batches])
-        return [sample for samples, _ in batches for sample in samples]
+        samples = self._workers.sample_groups(requests, settings)
+        self._count(samples)
+        return samples
+
+    def _count(self, samples: Sequence[GroupSample]) -> None:
+        for sample in samples:
+            self._counts[sample.request.environment] += sample.counts
+
+    def _take_counts(self) -> dict[int, RolloutCounts]:
+        counts = dict(self._counts)
+        self._counts.clear()
+        return counts
 
 
-def _is_of_environment(error: str) -> bool:
-    """Whether a rollout failed by its environment; errors of rollouts begin with their class."""
-    return error.startswith(EnvironmentFaultError.__name__)
+def is_final(sample: GroupSample) -> bool:
+    """Whether a group need not be played again: enough of its rollouts survived, or its task's first prompt does not fit."""
+    return sample.num_survivors >= MIN_SURVIVORS or sample.too_long is not None

@@ -13,18 +13,20 @@ from typing import Any, TypeVar
 import ray
 import torch
 from ray.rllib.algorithms.algorithm import Algorithm
-from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_LEARNER_GROUP, DEFAULT_MODULE_ID
+from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_LEARNER_GROUP
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.metrics import (
     ENV_RUNNER_RESULTS,
     LEARNER_RESULTS,
+    NUM_ENV_STEPS_SAMPLED,
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    TIMERS,
 )
 from ray.tune.execution.placement_groups import PlacementGroupFactory
 from ray.util import get_current_placement_group, get_node_ip_address
 from ray.util.placement_group import remove_placement_group
 
-from trial_ray.algorithms.batch_sampler import BatchSampler
+from trial_ray.algorithms.batch_sampler import BatchSampler, SampledBatch
 from trial_ray.algorithms.colocation import first_engine_bundle, learners_in, reserve_pairs, with_engines
 from trial_ray.algorithms.grpo_config import GRPOConfig
 from trial_ray.algorithms.guards import Guards
@@ -39,27 +41,31 @@ from trial_ray.environments.check import check_environment
 from trial_ray.environments.entry import EnvironmentEntry
 from trial_ray.errors import ConfigError
 from trial_ray.evaluation.panel import Panel
-from trial_ray.evaluation.panel_player import PanelPlayer
+from trial_ray.evaluation.panel_player import PanelPlayer, policy_protocol
 from trial_ray.evaluation.results import EvaluationResult, Rate
+from trial_ray.hindsight.aug import require_room
+from trial_ray.hindsight.privileged_views import FRAMES
+from trial_ray.inference.fault_log import FAULTS
 from trial_ray.inference.pool import EnginePool, require_engine
-from trial_ray.learner.connectors import EFFECTIVE_SAMPLE_SIZE
 from trial_ray.learner.exchange import TrainingGroups
 from trial_ray.learner.grpo_learner import GRPOLearner
 from trial_ray.learner.training_record import UpdateRecord
+from trial_ray.metrics import EFFECTIVE_SAMPLE_SIZE, ENV_RUNNERS, log, log_time, peek
+from trial_ray.models.causal_lm_module import load_tokenizer
 from trial_ray.planning.machine import gpu_bytes
 from trial_ray.planning.plan import Machine, require_fit
 from trial_ray.planning.request import PlanRequest
 from trial_ray.process_memory import peak_memory
+from trial_ray.rollout.conversation import prompt_writer
+from trial_ray.rollout.prompts import require_first_prompt
 from trial_ray.rollout.requests import GroupSample
+from trial_ray.rollout.rollout_counts import RolloutCounts
 from trial_ray.rollout.trajectory import EpisodeResult
 from trial_ray.rollout.workers import RolloutWorkers, create_engines
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-
-SECONDS = "seconds"
-"""Key of the seconds that each phase of an iteration takes on the driver's clock."""
 
 
 class GRPO(Algorithm):
@@ -96,6 +102,7 @@ class GRPO(Algorithm):
         self.tasks = self._list_tasks()
         self.panels = self._choose_panels()
         self._resolve_policy()
+        self._require_tokens()
         self._require_room()
         self.guards = Guards(self.config)
         self.weight_version = 0
@@ -128,15 +135,21 @@ class GRPO(Algorithm):
         config = self.config
         entries = config.environment_entries()
         tasks = [entry.tasks() for entry in entries]
-        for entry, listed in zip(entries, tasks, strict=True):
-            if listed:
+        self._first_turns = [
+            (
+                entry,
+                listed[0],
                 check_environment(
                     entry,
                     listed,
                     style=config.prompt_style,
                     reward=config.reward,
                     privileged_view=config.privileged_view,
-                )
+                ),
+            )
+            for entry, listed in zip(entries, tasks, strict=True)
+            if listed
+        ]
         return TaskSampler(tasks, config.seed or 0, [entry.weight for entry in entries])
 
     def _choose_panels(self) -> dict[str, tuple[Panel, EnvironmentEntry]]:
@@ -153,6 +166,15 @@ class GRPO(Algorithm):
             self.config = self.config.copy(copy_frozen=False).policy(model_path=path, warm_start=None)
             self.config.freeze()
 
+    def _require_tokens(self) -> None:
+        """Refuse limits that the first prompts, or what stands around a privileged text, exceed with the policy's tokenizer."""
+        config = self.config
+        tokenizer = load_tokenizer(str(config.model_path))
+        for entry, task, shown in self._first_turns:
+            require_first_prompt(prompt_writer(tokenizer, config, entry.adapter), shown, entry.name, task)
+        if config.privileged_view is not None:
+            require_room(FRAMES[config.privileged_view], tokenizer, config.max_outcome_tokens)
+
     def _require_room(self) -> None:
         """Refuse a run whose learners or engines do not fit on the GPUs that they ask for, where their memory is known."""
         if self.config.num_gpus_per_learner or self.config.num_gpus_per_engine:
@@ -166,14 +188,9 @@ class GRPO(Algorithm):
         return create_engines(self.config, offset=first_engine_bundle(bundles, self.config) if in_trial else None)
 
     def _create_sampler(self) -> BatchSampler:
-        def take_metrics(metrics: list[dict[str, Any]]) -> None:
-            self.metrics.aggregate(metrics, key=ENV_RUNNER_RESULTS)
-
         if not self.config.max_staleness:
-            return BatchSampler(self.config, self.tasks, self.workers, take_metrics)
-        return OverlappingSampler(
-            self.config, self.tasks, self.workers, take_metrics, version=lambda: self.weight_version
-        )
+            return BatchSampler(self.config, self.tasks, self.workers)
+        return OverlappingSampler(self.config, self.tasks, self.workers, version=lambda: self.weight_version)
 
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
         """Give restarted env runners their engines again; they hold nothing else that was learned."""
@@ -205,6 +222,19 @@ class GRPO(Algorithm):
         if getattr(self, "pairs", None) is not None:
             remove_placement_group(self.pairs)
 
+    def step(self) -> dict[str, Any]:
+        """RLlib's iteration; under :data:`FAULTS` its result says what was replaced in it.
+
+        RLlib's timers are left out: they are averages over the run, and ``seconds/`` are those of the iteration.
+        """
+        result: dict[str, Any] = super().step()
+        result.pop(TIMERS, None)
+        return {**result, FAULTS: faults} if (faults := self.take_faults()) else result
+
+    def take_faults(self) -> str:
+        """What was lost and replaced since the last call, and what that cost, in a line; empty where nothing was."""
+        return self.engine_pool.faults.take()
+
     # -- one iteration ---------------------------------------------------------------------------------------------
 
     def training_step(self) -> None:
@@ -216,6 +246,7 @@ class GRPO(Algorithm):
         self.guards.require_healthy()
         with self._phase("sampling"):
             batch = self.sampler.sample(self.iteration + 1)
+        self._log_batch(batch)
         if batch.kept:
             sampled_by = self.weights_checksum
             with self._phase("update"):
@@ -225,36 +256,45 @@ class GRPO(Algorithm):
             self._record_update(timesteps, sampled_by)
         else:
             logger.warning("iteration %d trained nothing: %s", self.iteration + 1, batch.reason)
-        for key, counts in batch.metrics().items():
-            self.metrics.log_dict(counts, key=key, reduce="sum")
-        samples = [*batch.kept, *batch.left_out]
-        zero_variance = sum(sample.zero_variance for sample in samples) / len(samples)
-        self.metrics.log_value(("groups", "zero_variance_fraction"), zero_variance, window=1)
         self.guards.look(self.iteration + 1, self.metrics, trained=bool(batch.kept))
+
+    def _log_batch(self, batch: SampledBatch) -> None:
+        """Log what became of groups and rows, and the figures of all rollouts, of several environments also by their names."""
+        for key, value in batch.metrics().items():
+            log(self.metrics, key, value)
+        figures = sum(batch.counts.values(), RolloutCounts()).metrics()
+        entries = self.config.environment_entries()
+        if len(entries) > 1:
+            for index, counts in batch.counts.items():
+                name = entries[index].name
+                figures |= {f"{name}/{key}": value for key, value in counts.episode_metrics().items()}
+        figures[NUM_ENV_STEPS_SAMPLED_LIFETIME] = figures[NUM_ENV_STEPS_SAMPLED]
+        for key, value in figures.items():
+            log(self.metrics, f"{ENV_RUNNERS}{key}", value)
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
         """Take the time of a phase, and note that it is the present one."""
         self.phase = name
-        # Sums, which begin anew with each iteration: RLlib's own timers are averages over the run.
-        with self.metrics.log_time((SECONDS, name), reduce="sum"):
+        with log_time(self.metrics, f"seconds/{name}"):
             yield
         self.phase = ""
 
     def _update(self, samples: list[GroupSample]) -> dict[str, int]:
         """Train on the groups; returns what the learners' schedules were told."""
         self.weight_sync.make_room()
-        steps = self.metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0)
         timesteps = {
-            NUM_ENV_STEPS_SAMPLED_LIFETIME: int(steps),
+            NUM_ENV_STEPS_SAMPLED_LIFETIME: int(
+                peek(self.metrics, f"{ENV_RUNNERS}{NUM_ENV_STEPS_SAMPLED_LIFETIME}") or 0
+            ),
             "training_iteration": self.iteration + 1,
             "weight_version": self.weight_version,
         }
         data = TrainingGroups(episodes_refs=[sample.ref for sample in samples])
         results = update_learners(self.learner_group, data, timesteps)
         self.metrics.aggregate(results, key=LEARNER_RESULTS)
-        name = (LEARNER_RESULTS, DEFAULT_MODULE_ID, *EFFECTIVE_SAMPLE_SIZE)
-        self.sampler.note_effective_sample_size(float(self.metrics.peek(name)))
+        if (size := peek(self.metrics, EFFECTIVE_SAMPLE_SIZE)) is not None:
+            self.sampler.note_effective_sample_size(size)
         return timesteps
 
     def _sync_weights(self) -> None:
@@ -310,6 +350,10 @@ class GRPO(Algorithm):
         self.sampler.finish()
         return PanelPlayer(self.config, self.workers).play(panel, entry, self.iteration)
 
+    def panel_protocol(self, panel: Panel, entry: EnvironmentEntry) -> dict[str, Any]:
+        """The protocol of what :meth:`evaluate_panel` would find, without playing."""
+        return policy_protocol(self.config, panel, entry)
+
     # -- what it costs ---------------------------------------------------------------------------------------------
 
     def actor_reports(self, timeout_s: float = 10.0) -> dict[str, dict[str, Any] | None]:
@@ -339,9 +383,10 @@ class GRPO(Algorithm):
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """RLlib's state, the position in the task list with what is in flight, and the weights' version."""
+        """RLlib's state, the seconds trained, the position in the task list with what is in flight, and the weights' version."""
         return {
             **super().get_state(*args, **kwargs),
+            "time_total_s": self._time_total,
             "tasks": self.sampler.get_state(),
             "weight_version": self.weight_version,
             "guards": self.guards.get_state(),
@@ -355,6 +400,8 @@ class GRPO(Algorithm):
             self.weight_version = state["weight_version"]
         if "guards" in state:
             self.guards.set_state(state["guards"])
+        if "time_total_s" in state:  # RLlib saves it for Tune's trials alone
+            self._time_total = state["time_total_s"]
 
     def save_to_path(self, path: str | Path | None = None, **kwargs: Any) -> str:
         """RLlib asks one learner to write; sharded weights are written by all of them together.

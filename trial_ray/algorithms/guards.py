@@ -8,10 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ray.rllib.core import DEFAULT_MODULE_ID
-from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS, NUM_ENV_STEPS_SAMPLED
-
 from trial_ray.errors import TrainingDivergedError
+from trial_ray.metrics import ENV_RUNNERS, LEARNER, log, peek
 from trial_ray.settings import Section, Settings, setting
 
 if TYPE_CHECKING:
@@ -19,11 +17,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MISSING = object()
-"""In place of a metric that was not logged; RLlib takes ``None`` for no default."""
 ARMED_BY = 10.0
 """A guard against a collapse watches once its metric has been so many times better than the limit: a policy that never was
 any better has not collapsed, it has not learned yet."""
+SUDDEN_PATIENCE = 2
+"""Iterations in a row after which a collapse is believed that came from one iteration to the next: no policy that still learns
+loses all that armed the guard in one update."""
 ARMED_CUT_RATE = 0.5
 """The same for the share of responses at the length limit, which is at most twice as good as its limit of 1."""
 
@@ -38,7 +37,10 @@ class GuardSettings(Settings):
         one_of=("stop", "warn"),
     )
     guard_patience: int = setting(
-        5, "iterations in a row in which one guard is violated before ``guard_action`` follows", at_least=1
+        5,
+        "iterations in a row in which one guard is violated before ``guard_action`` follows; 2 at most where a collapse came "
+        "from one iteration to the next",
+        at_least=1,
     )
     max_kl: float | None = setting(
         5.0, "largest ``grpo/kl``, in nats a token, each of which counts for 10 at most; ``None``: not guarded", above=0
@@ -100,6 +102,11 @@ class Guard:
     says: str
     advice: str
 
+    @property
+    def of_collapse(self) -> bool:
+        """Whether there is a good side, far from the limit, that a policy can fall from."""
+        return self.armed is not _always
+
 
 def _finite(values: Values) -> float | None:
     """Number of the learner's central metrics that are not finite."""
@@ -113,7 +120,7 @@ def _largest_ratio(values: Values) -> float | None:
 
 
 def _mean_length(values: Values) -> float | None:
-    tokens, turns = values.get("num_response_tokens"), values.get(NUM_ENV_STEPS_SAMPLED)
+    tokens, turns = values.get("num_response_tokens"), values.get("num_env_steps_sampled")
     return tokens / turns if tokens is not None and turns else None
 
 
@@ -141,7 +148,7 @@ FINITE = ("total_loss", "grpo/surrogate_loss", "grpo/entropy", "grpo/kl", "grpo/
 LEARNER_METRICS = (*FINITE, "grpo/ratio_mean", "engine/ratio_mean")
 RUNNER_METRICS = (
     "num_response_tokens",
-    NUM_ENV_STEPS_SAMPLED,
+    "num_env_steps_sampled",
     "cut_response_rate",
     "invalid_response_rate",
     "invalid_action_rate",
@@ -213,18 +220,23 @@ class GuardStates:
     Attributes:
         armed: names of the guards that watch.
         in_a_row: iterations in a row in which each guard was violated, up to the last one.
+        well: names of the guards against a collapse whose value would have armed them in the last iteration.
+        sudden: names of those that were violated in the iteration after such a one, and since then.
         verdict: why the next iteration must not begin; empty where it may.
     """
 
     armed: list[str] = field(default_factory=list)
     in_a_row: dict[str, int] = field(default_factory=dict)
+    well: list[str] = field(default_factory=list)
+    sudden: list[str] = field(default_factory=list)
     verdict: str = ""
 
 
 class Guards:
     """Looks at every iteration's metrics; warns, and refuses to go on where a policy is lost.
 
-    One iteration may be noise, so it takes ``guard_patience`` of them in a row.
+    One iteration may be noise, so it takes ``guard_patience`` of them in a row, or :data:`SUDDEN_PATIENCE` after a collapse from
+    one iteration to the next.
 
     Args:
         settings: limits.
@@ -256,13 +268,9 @@ class Guards:
             metrics: of the iteration, which is not over.
             trained: whether there was an update; without one the learner's metrics are those of an earlier one.
         """
-        prefix = (LEARNER_RESULTS, DEFAULT_MODULE_ID)
-        names = {name: (*prefix, *name.split("/")) for name in LEARNER_METRICS} if trained else {}
-        names |= {name: (ENV_RUNNER_RESULTS, name) for name in RUNNER_METRICS}
-        found = {name: metrics.peek(path, default=_MISSING) for name, path in names.items()}
-        values = {name: None if value is _MISSING else float(value) for name, value in found.items()}
-        violated = self.judge(iteration, values)
-        metrics.log_value(("guards", "num_violated"), violated, reduce="sum")
+        values = {name: peek(metrics, f"{LEARNER}{name}") for name in (LEARNER_METRICS if trained else ())}
+        values |= {name: peek(metrics, f"{ENV_RUNNERS}{name}") for name in RUNNER_METRICS}
+        log(metrics, "guards/num_violated", self.judge(iteration, values))
 
     def judge(self, iteration: int, values: Values) -> int:
         """Count the guards that the values of an iteration violate; warn of each, and note a verdict."""
@@ -272,17 +280,24 @@ class Guards:
             value = guard.value(values)
             if limit is None or value is None:
                 continue  # neither a violation nor its end
-            if guard.name not in states.armed and guard.armed(value, limit):
-                states.armed.append(guard.name)
+            fell = guard.name in states.well
+            states.well = [name for name in states.well if name != guard.name]
+            if guard.armed(value, limit):
+                states.armed += [guard.name] * (guard.name not in states.armed)
+                states.well += [guard.name] * guard.of_collapse
             if guard.name not in states.armed or not guard.violated(value, limit):
                 states.in_a_row.pop(guard.name, None)
+                states.sudden = [name for name in states.sudden if name != guard.name]
                 continue
             states.in_a_row[guard.name] = states.in_a_row.get(guard.name, 0) + 1
+            states.sudden += [guard.name] * fell
             self._tell(guard, iteration, guard.says.format(value=value, limit=limit))
         return len(states.in_a_row)
 
     def _tell(self, guard: Guard, iteration: int, found: str) -> None:
         count, patience = self._states.in_a_row[guard.name], self._settings.guard_patience
+        if guard.name in self._states.sudden:
+            patience = min(patience, SUDDEN_PATIENCE)
         stops = self._settings.guard_action == "stop"
         if stops and count >= patience:
             self._states.verdict = (
@@ -297,8 +312,18 @@ class Guards:
     def get_state(self) -> dict[str, Any]:
         """What a continued run must know."""
         states = self._states
-        return {"armed": list(states.armed), "in_a_row": dict(states.in_a_row)}
+        return {
+            "armed": list(states.armed),
+            "in_a_row": dict(states.in_a_row),
+            "well": list(states.well),
+            "sudden": list(states.sudden),
+        }
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue where :meth:`get_state` was taken; what was decided then is decided anew under the present settings."""
-        self._states = GuardStates(list(state["armed"]), dict(state["in_a_row"]))
+        self._states = GuardStates(
+            list(state["armed"]),
+            dict(state["in_a_row"]),
+            well=list(state.get("well", [])),  # checkpoints of earlier versions lack these two
+            sudden=list(state.get("sudden", [])),
+        )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from trial_ray.algorithms.batch_sampler import MIN_SURVIVORS, BatchSampler, SampledBatch
+from trial_ray.algorithms.batch_sampler import MIN_SURVIVORS, BatchSampler, SampledBatch, is_final
 from trial_ray.algorithms.task_sampler import TaskSampler
 from trial_ray.rollout.requests import GroupRequest, GroupSample
 from trial_ray.rollout.workers import RolloutWorkers
@@ -59,7 +59,6 @@ class OverlappingSampler(BatchSampler):
         config: how many tasks and rollouts, how they are sampled, and how old they may become.
         tasks: where tasks come from.
         workers: the env runners.
-        on_metrics: takes the runners' metrics of each call.
         version: tells the version of the weights that engines hold and the next update changes.
     """
 
@@ -68,17 +67,15 @@ class OverlappingSampler(BatchSampler):
         config: LearnerSettings,
         tasks: TaskSampler,
         workers: RolloutWorkers,
-        on_metrics: Callable[[list[dict[str, Any]]], None],
         version: Callable[[], int],
     ) -> None:
-        super().__init__(config, tasks, workers, on_metrics)
+        super().__init__(config, tasks, workers)
         self._version = version
         self._begun: dict[int, BegunGroup] = {}
         self._next_index = 0
         self._iteration = 0
         self._rows_in_flight = 0
         self._redrawn_rows = 0
-        self._metrics: list[dict[str, Any]] = []
         self._on_policy_next = False
 
     def sample(self, iteration: int) -> SampledBatch:
@@ -89,6 +86,7 @@ class OverlappingSampler(BatchSampler):
 
         Raises:
             InfrastructureError: none of the groups survived, or no env runner is left.
+            PromptTooLongError: no first prompt fits.
         """
         config, self._iteration = self._config, iteration
         batch = SampledBatch(rows_carried_in=self._rows_in_flight, on_policy=self._on_policy_next)
@@ -103,9 +101,8 @@ class OverlappingSampler(BatchSampler):
         batch.redrawn_rows, self._redrawn_rows = self._redrawn_rows, 0
         batch.num_in_flight = len(self._begun)
         batch.rows_in_flight = self._rows_in_flight = sum(group.num_rows for group in self._begun.values())
-        if self._metrics:
-            self._on_metrics(self._metrics)
-            self._metrics = []
+        batch.counts = self._take_counts()
+        self._iteration += 1  # what ends from now on is counted and recorded with the next iteration
         return batch
 
     def finish(self) -> None:
@@ -135,6 +132,7 @@ class OverlappingSampler(BatchSampler):
         self._workers.abandon_groups()
         self._begun = {}
         self._rows_in_flight = self._redrawn_rows = 0
+        self._counts.clear()
         super().set_state(state)
 
     # -- groups in flight --------------------------------------------------------------------------------------------
@@ -204,11 +202,11 @@ class OverlappingSampler(BatchSampler):
         wait_s = 0.0  # at first only what has ended already
         while True:
             runners = {group.runner for group in self._begun.values()}
-            batches, dead = self._workers.take_groups(runners, self._iteration, wait_s)
-            self._metrics += [metrics for _, metrics in batches]
+            samples, dead = self._workers.take_groups(runners, self._iteration, wait_s)
+            self._count(samples)
             lost = [group for group in self._begun.values() if group.runner in dead]
-            lost += [group for samples, _ in batches for each in samples if (group := self._take_in(each)) is not None]
-            if batches:
+            lost += [group for each in samples if (group := self._take_in(each)) is not None]
+            if samples:
                 deadline = time.monotonic() + timeout_s
             elif time.monotonic() > deadline:
                 late = self._workers.abandon_late()
@@ -227,7 +225,7 @@ class OverlappingSampler(BatchSampler):
             self._redrawn_rows += sample.num_rows  # of a group that was given up
             return None
         group.sample = sample
-        group.finished = sample.num_survivors >= MIN_SURVIVORS
+        group.finished = is_final(sample)
         return None if group.finished else group
 
     def _draw_again(self, groups: Sequence[BegunGroup]) -> None:
@@ -240,5 +238,5 @@ class OverlappingSampler(BatchSampler):
                 group.sample, group.attempt = None, group.attempt + 1
                 again.append(group)
         if again:
-            self._workers.repair()
+            self._workers.repair(len(again))
             self._begin(again)

@@ -28,7 +28,7 @@ EPILOG = """examples:
   trial-ray evaluate path/to/hf_model --env trial/ALFWorld-v0 --split valid_seen --set engine=transformers
 
 CHECKPOINT is a run folder (its newest checkpoint), a checkpoint, or a Hugging Face model folder. A checkpoint inside a
-run folder is evaluated with that run's settings (prompt, limits, engine); --set replaces them.
+run folder is evaluated with the settings that the run had then (prompt, limits, engine); --set replaces them.
 The game data are found through the environment's own rules, or with --set env_config.data=FOLDER.
 With --json FILE, finished episodes are kept as they come: the same command continues an evaluation that was interrupted.
 Responses are sampled with seeds that follow from the tasks, so env runners and engines may be as many as you like.
@@ -135,13 +135,13 @@ def evaluate_checkpoint(args: argparse.Namespace, console: Console) -> Evaluatio
 def checkpoint_config(
     checkpoint: str, env: str, split: str, overrides: list[str], adapters: Sequence[EnvironmentAdapter] = ()
 ) -> tuple[GRPOConfig, dict[str, Any]]:
-    """The config that plays a checkpoint's model, with the settings of the run folder that it lies in, if any.
+    """The config that plays a checkpoint's model, with the settings that the run which it lies in, if any, had in its iteration.
 
     Returns:
-        The config, and what tables sort by: method, backbone and seed of that run.
+        The config, and what tables sort by: method, backbone and seed of that run, and the checkpoint's iteration.
     """
     from trial_ray.algorithms.methods import new_config, with_method
-    from trial_ray.experiments.checkpoints import find_model, find_run_folder
+    from trial_ray.experiments.checkpoints import checkpoint_iteration, find_model, find_run_folder
     from trial_ray.experiments.config_record import load_method, load_record, run_labels
     from trial_ray.experiments.overrides import apply_overrides
 
@@ -150,8 +150,11 @@ def checkpoint_config(
     config, labels = new_config("grpo"), {}
     if run_folder:
         record = run_folder / "resolved_config.json"
-        recorded = load_record(record, adapters)
+        iteration = checkpoint_iteration(model, run_folder)
+        recorded = load_record(record, adapters, iteration=iteration)
         labels = {**run_labels(recorded), "method": load_method(record)}
+        if iteration is not None:
+            labels["iteration"] = iteration
         config = with_method(recorded, "grpo")  # nothing is trained, so no method needs anything
     played = next(
         (entry for entry in config.panel_entries() or config.environment_entries() if entry.env_id == env), None

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     if args.text:
         _print(runs[0], args.show, notes)
     else:
-        _write_page(runs, (args.out or args.run_folders[0] / "viewer").expanduser().resolve(), notes, args.open)
+        _write_page(runs, (args.out or args.run_folders[0] / "viewer").resolve(), notes, args.open)
     return terminal.DONE
 
 
@@ -90,7 +90,7 @@ def _check(args: argparse.Namespace) -> None:
 
 def _names(folders: list[Path]) -> list[str]:
     """The folders' names, or their paths where those are the same."""
-    resolved = [folder.expanduser().resolve() for folder in folders]
+    resolved = [folder.resolve() for folder in folders]
     names = [folder.name for folder in resolved]
     return names if len(set(names)) == len(names) else [str(folder) for folder in resolved]
 

@@ -91,5 +91,8 @@ def _machine(args: argparse.Namespace, request: PlanRequest) -> tuple[Machine, D
 
     if not request.gpus:
         return Machine(args.gpus, None, host_bytes()), measured_cpu()
-    gib = args.gpu_memory or min(visible_gpus(), default=DEFAULT_GPU_GIB * GIB) / GIB
-    return Machine(args.gpus, gib * GIB), gpu_like(gib)
+    if args.gpu_memory:
+        name, size = "", args.gpu_memory * GIB
+    else:
+        name, size = min(visible_gpus(), key=lambda gpu: gpu[1], default=("", DEFAULT_GPU_GIB * GIB))
+    return Machine(args.gpus, size), gpu_like(size / GIB, name)

@@ -88,7 +88,7 @@ def weights_lines(found: ReplayedUpdate, changed: bool) -> list[str]:
     """What came out, as checksums."""
     verdict = "the same weights, bit for bit" if found.same_weights else "other weights"
     if not found.same_weights and not changed:
-        verdict += ": sums were rounded otherwise, on another device, or settings were changed when the run was resumed"
+        verdict += ": sums were rounded otherwise, on another device or with another number of threads"
     return [
         f"weights before: {found.record.weights_before}",
         f"weights after:  {found.record.weights_after} (run)",

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
     groups = load_groups(args.runs)
     runs = [run for group in groups for run in group.runs]
-    title = args.runs[0].expanduser().resolve().name if len(args.runs) == 1 else f"{len(runs)} runs"
+    title = args.runs[0].resolve().name if len(args.runs) == 1 else f"{len(runs)} runs"
     output = args.output or (args.runs[0] / FILE if len(args.runs) == 1 else Path(FILE))
     console = terminal.output()
     for run in runs:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,19 +83,34 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Reproduce; see the module's docstring."""
+    from trial_ray.experiments.folder_lock import folder_lock
     from trial_ray.reproduction import STUDIES, load_scale, plan_choice, plan_runs
 
     deadline = None if args.minutes is None else time.time() + 60 * args.minutes
     study, scale = STUDIES[args.name], load_scale(args.scale)
-    folder = (args.out or Path("runs") / f"reproduce-{Path(args.scale).stem}").expanduser().resolve()
-    console = terminal.output()
+    folder = (args.out or Path("runs") / f"reproduce-{Path(args.scale).stem}").resolve()
     options: dict[str, Any] = {"iterations": args.iterations, "overrides": args.overrides}
     trials = plan_choice(study, scale, folder, **options)
+    plan = partial(plan_runs, study, scale, folder, seeds=args.seeds, **options)
+    plan()  # what is wrong with the input is said before a folder is made
+    with nullcontext() if args.dry_run else folder_lock(folder, sys.argv):
+        return _reproduce(args, study.title, folder, deadline, trials, plan)
+
+
+def _reproduce(
+    args: argparse.Namespace,
+    title: str,
+    folder: Path,
+    deadline: float | None,
+    trials: Sequence[PlannedRun],
+    plan: Callable[..., list[PlannedRun]],
+) -> int:
+    console = terminal.output()
     chosen, tried = (None, []) if not trials else _choose(args, trials, folder, deadline)
-    runs = plan_runs(study, scale, folder, seeds=args.seeds, chosen=chosen, **options)
+    runs = plan(chosen=chosen)
     # Before the choice nobody knows which configs these runs have.
     states = ["new"] * len(runs) if trials and chosen is None else [run.state() for run in runs]
-    console.print(run_table(f"{args.name}: {study.title}", runs, states))
+    console.print(run_table(f"{args.name}: {title}", runs, states))
     if args.dry_run:
         return terminal.DONE
     if trials and chosen is None:

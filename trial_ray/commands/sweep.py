@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
     import ray
 
+    from trial_ray.experiments.folder_lock import folder_lock
     from trial_ray.experiments.library_log import LOG_FILE, library_log
     from trial_ray.experiments.ray_session import ray_session
     from trial_ray.experiments.sweep import Sweep
@@ -74,23 +76,24 @@ def run(args: argparse.Namespace) -> int:
     _check_resume(args)
     require_trackers(args.log_to)
     file = SweepFile.load(args.file, args.iterations, args.overrides)
-    folder = (args.resume or args.out or default_folder(args.file)).expanduser().resolve()
+    folder = (args.resume or args.out or default_folder(args.file)).resolve()
     sweep = Sweep(file, folder, tuple(args.log_to))
     sweep.require_folder(resume=args.resume is not None, trust=args.trust)
     console = terminal.output()
     console.print(f"sweep folder: {folder}", highlight=False, soft_wrap=True)
     if not args.verbose:
         console.print(f"log: {folder / LOG_FILE} (what Ray, the engines and other libraries write)", soft_wrap=True)
-    with (
-        nullcontext() if args.verbose else library_log(folder / LOG_FILE, console),
-        ray_session(show=True),
-    ):
-        capacity = Capacity.of(file.configs(), ray.cluster_resources())
-        capacity.require_one(local="RAY_ADDRESS" not in os.environ)
-        at_once = sweep.at_once(capacity)
-        console.print(capacity.describe(file.num_trials, at_once), highlight=False, soft_wrap=True)
-        result = sweep.fit(at_once, resume=args.resume is not None)
-    return _conclude(sweep, result, console)
+    with folder_lock(folder, sys.argv):
+        with (
+            nullcontext() if args.verbose else library_log(folder / LOG_FILE, console),
+            ray_session(show=True),
+        ):
+            capacity = Capacity.of(file.configs(), ray.cluster_resources())
+            capacity.require_one(local="RAY_ADDRESS" not in os.environ)
+            at_once = sweep.at_once(capacity)
+            console.print(capacity.describe(file.num_trials, at_once), highlight=False, soft_wrap=True)
+            result = sweep.fit(at_once, resume=args.resume is not None)
+        return _conclude(sweep, result, console)
 
 
 def _check_resume(args: argparse.Namespace) -> None:

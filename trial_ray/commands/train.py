@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{args.file} defines no `stop`; define it, or give --iterations N.")
     config = resolve_config(experiment.config, args.method, args.seed, args.overrides, args.env_adapters)
     path = args.resume or args.out or default_folder(args.file)
-    RunFolder(path.expanduser().resolve()).configure(config)
+    RunFolder(path.resolve()).configure(config)
     config.validate()
     if args.iterations:
         # A run that was cut short on purpose, to try something out, is not refused.
@@ -163,7 +163,7 @@ def reopen_for(config: GRPOConfig, path: Path) -> RunFolder:
     from trial_ray.experiments.config_record import load_method
     from trial_ray.experiments.run_folder import RunFolder
 
-    folder = RunFolder.reopen(path)
+    folder = RunFolder.reopen(path, sys.argv)
     recorded, asked = load_method(folder.path / "resolved_config.json"), method_of(config)
     if recorded != asked:
         raise CheckpointError(f"{path} was trained with {recorded}, not {asked}. Resume it with --method {recorded}.")

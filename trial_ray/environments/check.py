@@ -10,6 +10,7 @@ import gymnasium
 
 from trial_envs.errors import TrialEnvError
 from trial_ray.environments.entry import EnvironmentEntry
+from trial_ray.environments.guarded_env import StepResult
 from trial_ray.environments.templates import PromptContext, require_task
 from trial_ray.errors import ConfigError, EnvironmentFaultError, TrialRayError
 
@@ -26,7 +27,7 @@ def required_keys(entry: EnvironmentEntry, reward: str) -> tuple[str, ...]:
 
 def check_environment(
     entry: EnvironmentEntry, tasks: list[str], *, style: str, reward: str, privileged_view: str | None
-) -> None:
+) -> StepResult:
     """Play one turn of the first task and look at what the environment tells.
 
     Args:
@@ -35,6 +36,9 @@ def check_environment(
         style: of the prompts, as in ``.rollouts(prompt_style=...)``.
         reward: what R_i is, as in ``.training(reward=...)``.
         privileged_view: as in ``.training(privileged_view=...)``.
+
+    Returns:
+        What the environment shows at the beginning of the first task.
 
     Raises:
         ConfigError: ``info`` lacks what the reward needs, the environment offers no solution to a view that shows it, or the
@@ -65,6 +69,7 @@ def check_environment(
             style,
             style,
         )
+    return StepResult(observation, task, "", actions, won=False, score=0.0)
 
 
 def _reset(entry: EnvironmentEntry, env: gymnasium.Env[Any, Any], task: str) -> tuple[str, Mapping[str, Any]]:

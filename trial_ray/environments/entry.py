@@ -28,6 +28,11 @@ UNKNOWN_MAX_TURNS = 50
 """Turns of an episode where nothing names a limit."""
 TRAIN = "train"
 """Split that is taken where nothing names one."""
+SMALL_SEEDS = ("test", "valid", "validation", "val", "dev", "eval")
+"""Splits whose seeds lie below 2³⁰, beside ``train``: environments that take no larger ones can be played in them."""
+_HASHED_BLOCKS = 1000
+_LONGEST_SPLIT = 64
+"""Of a name, in bytes: a seed has about as many."""
 
 
 @dataclass(frozen=True)
@@ -112,12 +117,49 @@ class EnvironmentEntry:
 
 
 def seed_tasks(split: str, number: int) -> list[str]:
-    """Task ids of an environment whose tasks are the seeds of ``reset``: 0, 1, … for ``train``; any other split starts at a
-    multiple of a million that follows from its name.
+    """Task ids of an environment whose tasks are the seeds of ``reset``; no two splits share any.
+
+    ``train`` starts at 0, each of :data:`SMALL_SEEDS` at a multiple of a million below 2³⁰, and any other split at a larger one,
+    which spells its name.
+
+    Raises:
+        ConfigError: too many tasks, or the name is too long.
     """
-    digest = int.from_bytes(hashlib.sha256(split.encode()).digest()[:4], "big")
-    first = 0 if split == TRAIN else MOST_SEEDS * (1 + digest % 1000)
-    return [str(first + index) for index in range(number)]
+    if split == TRAIN:
+        return _block(0, number)
+    if split in SMALL_SEEDS:
+        return _block(_hashed_block(split), number)
+    spelt = split.encode("utf-8", "surrogatepass")
+    if len(spelt) > _LONGEST_SPLIT:
+        raise ConfigError(
+            f"The split {split!r:.200} has a name of {len(spelt)} bytes, expected at most {_LONGEST_SPLIT}."
+        )
+    return _block(_HASHED_BLOCKS + int.from_bytes(b"\1" + spelt), number)
+
+
+def warm_start_seed_tasks(generator_seed: int, number: int) -> list[str]:
+    """Task ids of a warm start where tasks are seeds; no split has any of them.
+
+    Raises:
+        ConfigError: too many tasks, or they are those of one of :data:`SMALL_SEEDS`.
+    """
+    block = _hashed_block(f"warm start {generator_seed}")
+    for split in SMALL_SEEDS:
+        if block == _hashed_block(split):
+            raise ConfigError(
+                f"The warm start's generator_seed {generator_seed} gives the seeds of the split {split!r}; choose another one."
+            )
+    return _block(block, number)
+
+
+def _hashed_block(name: str) -> int:
+    return 1 + int.from_bytes(hashlib.sha256(name.encode()).digest()[:4]) % _HASHED_BLOCKS
+
+
+def _block(block: int, number: int) -> list[str]:
+    if number > MOST_SEEDS:
+        raise ConfigError(f"A split whose tasks are seeds has at most {MOST_SEEDS:,} tasks; found {number:,}.")
+    return [str(block * MOST_SEEDS + index) for index in range(number)]
 
 
 def find_spec(env_id: Any) -> EnvSpec:

@@ -67,14 +67,18 @@ class EnvProcesses:
             OSError: the fork server cannot be started, or died this moment.
         """
         connection, theirs = socket.socketpair()
-        connection.setblocking(False)
-        with self._lock, theirs:
-            if self._server is None or self._server.poll() is not None:
-                self._start_server()
-            assert self._control is not None
-            self._started += 1
-            socket.send_fds(self._control, [REQUEST.pack(START, self._started)], [theirs.fileno()])
-            return self._started, connection
+        try:
+            connection.setblocking(False)
+            with self._lock, theirs:
+                if self._server is None or self._server.poll() is not None:
+                    self._start_server()
+                assert self._control is not None
+                self._started += 1
+                socket.send_fds(self._control, [REQUEST.pack(START, self._started)], [theirs.fileno()])
+                return self._started, connection
+        except BaseException:
+            connection.close()
+            raise
 
     def end(self, number: int) -> None:
         """End a process where it is, and what it started."""
@@ -217,6 +221,8 @@ class ProcessEnv:
             self.faulty = not answered  # also where the episode was given up while the environment worked
         if "fault" in found:
             raise EnvironmentFaultError(found["fault"])
+        if "refused" in found:
+            raise self._fault(stage, f"no process could be started ({found['refused']})")
         if not answered:
             raise self._fault(stage, f"its process ended {_how(found['ended'])}")
         return found["answer"]
@@ -242,7 +248,7 @@ async def _exchange_lines(connection: socket.socket, request: Any) -> dict[str, 
         OSError: the connection is closed.
     """
     loop = asyncio.get_running_loop()
-    with suppress(BrokenPipeError):  # how the process ended is still to be read
+    with suppress(ConnectionError):  # how the process ended is still to be read
         await loop.sock_sendall(connection, json_line(request))
     received = bytearray()
     chunk = b""
@@ -273,7 +279,10 @@ def _how(status: int) -> str:
     if status >= 0:
         return f"with exit status {status}"
     hint = ", as the system does where memory is short" if -status == signal.SIGKILL else ""
-    return f"by signal {signal.Signals(-status).name}{hint}"
+    name = (
+        signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)
+    )  # real-time ones have no name
+    return f"by signal {name}{hint}"
 
 
 def _step_result(values: dict[str, Any]) -> StepResult:

@@ -8,7 +8,6 @@ closes the connection or dies, however that happens.
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import selectors
 import signal
@@ -17,10 +16,12 @@ import struct
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any, NoReturn
 
-from trial_ray.environments.env_answers import CLOSE_SECONDS, answer_requests
+from trial_ray.environments.env_answers import CLOSE_SECONDS, answer_requests, json_line
 
 REQUEST = struct.Struct("=cQ")
 """What an env runner sends: :data:`START`, with the process's end of its connection, or :data:`END`; and a number of its choice."""
@@ -85,24 +86,41 @@ class ForkServer:
         if not message:
             return False
         kind, number = REQUEST.unpack(message)
-        if kind == START:
+        if kind == START and descriptors:
             self._start(number, socket.socket(fileno=descriptors[0]))
+        elif kind == START:  # the system closed the process's end where this one has no descriptor left for it
+            print("fork server: no descriptor left, so no process is started", file=sys.stderr, flush=True)
         elif number in self._children:
             end_group(self._children[number].pid)
         return True
 
     def _start(self, number: int, connection: socket.socket) -> None:
+        """Start a process. A start that fails (memory, process ids, descriptors) ends its own connection alone."""
+        pid, pidfd = 0, -1
         server = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            self._selector.close()
-            self._control.close()
-            for child in self._children.values():
-                child.connection.close()
-                os.close(child.pidfd)
-            _become_environment(connection, server)
-        self._children[number] = Child(pid, os.pidfd_open(pid), connection)
-        self._selector.register(self._children[number].pidfd, selectors.EVENT_READ, number)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                _become_environment(connection, server, self._let_go)
+            pidfd = os.pidfd_open(pid)
+            self._selector.register(pidfd, selectors.EVENT_READ, number)
+        except (OSError, MemoryError) as error:
+            if pid:
+                end_group(pid)
+                os.waitpid(pid, 0)
+            if pidfd >= 0:
+                os.close(pidfd)
+            _send_last(connection, {"refused": f"{type(error).__name__}: {error}"})
+        else:
+            self._children[number] = Child(pid, pidfd, connection)
+
+    def _let_go(self) -> None:
+        """Close in a new process what belongs to the server."""
+        self._selector.close()
+        self._control.close()
+        for child in self._children.values():
+            child.connection.close()
+            os.close(child.pidfd)
 
     def _reap(self, number: int) -> None:
         child = self._children.pop(number)
@@ -110,11 +128,15 @@ class ForkServer:
         end_group(child.pid)  # what it started; before its id is free for another process
         _, status = os.waitpid(child.pid, 0)
         os.close(child.pidfd)
-        ended = json.dumps({"ended": os.waitstatus_to_exitcode(status)}).encode() + b"\n"
-        with suppress(OSError):  # nobody is left to read it
-            child.connection.send(ended, socket.MSG_DONTWAIT)
-            child.connection.shutdown(socket.SHUT_RDWR)
-        child.connection.close()
+        _send_last(child.connection, {"ended": os.waitstatus_to_exitcode(status)})
+
+
+def _send_last(connection: socket.socket, message: dict[str, Any]) -> None:
+    """Tell the env runner how a process ended, or that there is none, and close the connection."""
+    with suppress(OSError):  # no reader is left
+        connection.send(json_line(message), socket.MSG_DONTWAIT)
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
 
 
 def end_group(pid: int) -> None:
@@ -126,10 +148,11 @@ def end_group(pid: int) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _become_environment(connection: socket.socket, server: int) -> None:
+def _become_environment(connection: socket.socket, server: int, let_go: Callable[[], None]) -> NoReturn:
     """Answer for one environment until the connection is closed; does not return."""
     status = 1
     try:
+        let_go()
         os.setsid()
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == server:  # else it died before the line above

@@ -1,9 +1,12 @@
-"""The paired comparison of two evaluations of the same tasks."""
+"""Which evaluations may be compared or averaged, and the paired comparison of two of the same tasks."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+import numpy as np
 
 from trial_ray.errors import UserInputError
 from trial_ray.evaluation.intervals import mcnemar_exact, paired_difference_interval
@@ -11,7 +14,7 @@ from trial_ray.evaluation.results import EvaluationResult, protocol_difference
 
 
 class ComparisonError(UserInputError):
-    """Two evaluations cannot be compared: other tasks, another protocol, or nothing in common to count."""
+    """Evaluations cannot be compared or averaged: other tasks, another protocol, or nothing in common to count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ def paired_comparison(before: EvaluationResult, after: EvaluationResult) -> Pair
         ComparisonError: the protocols differ, the task lists differ, a task occurs twice (its episodes would not be
             independent), or no task is left to count.
     """
-    _require_same_protocol(before.protocol, after.protocol)
+    require_same_protocol(before.protocol, after.protocol)
     first, second = _by_task(before), _by_task(after)
     if first.keys() != second.keys():
         only_before, only_after = sorted(first.keys() - second.keys()), sorted(second.keys() - first.keys())
@@ -86,11 +89,67 @@ def paired_comparison(before: EvaluationResult, after: EvaluationResult) -> Pair
     )
 
 
-def _require_same_protocol(before: dict[str, Any], after: dict[str, Any]) -> None:
-    if key := protocol_difference(before, after):
+def success_by_seed(results: Sequence[EvaluationResult]) -> np.ndarray:
+    """Success of evaluations that may be averaged: those of the same tasks under one protocol.
+
+    Args:
+        results: at least one.
+
+    Returns:
+        Float ``[evaluations, tasks]``; the tasks are those that were played to their end, in the first one's order.
+
+    Raises:
+        ComparisonError: the protocols differ, the tasks that were played to their end differ, a task occurs twice, or there
+            is none.
+    """
+    require_one_protocol(results)
+    rows = [
+        {task: episode.success for task, episode in _by_task(result).items() if not episode.failed}
+        for result in results
+    ]
+    if any(row.keys() != rows[0].keys() for row in rows):
+        counts = " and ".join(dict.fromkeys(str(len(row)) for row in rows))
         raise ComparisonError(
-            f"The evaluations follow different protocols: {key} is {before.get(key)!r} before and "
-            f"{after.get(key)!r} after. Evaluate both in the same way."
+            f"The evaluations did not finish the same tasks ({counts}), so that they cannot be averaged."
+        )
+    if not rows[0]:
+        first = results[0]
+        raise ComparisonError(f"No task was played to its end ({first.num_failed} of {len(first.episodes)} failed).")
+    return np.array([[row[task] for task in rows[0]] for row in rows], np.float64)
+
+
+def require_one_protocol(results: Sequence[EvaluationResult]) -> None:
+    """Refuse evaluations whose episodes may not be counted together.
+
+    Raises:
+        ComparisonError: the protocols differ.
+    """
+    first = results[0].protocol
+    for other in (result.protocol for result in results):
+        if key := protocol_difference(first, other):
+            raise ComparisonError(
+                f"The evaluations follow different protocols: {key} is {first.get(key)!r} in one and {other.get(key)!r} in "
+                "another, so that they cannot be averaged."
+            )
+
+
+def require_same_protocol(
+    first: dict[str, Any], second: dict[str, Any], where: tuple[str, str] = ("before", "after")
+) -> None:
+    """Refuse two evaluations whose difference would not be that of their policies.
+
+    Args:
+        first: protocol of one evaluation.
+        second: protocol of the other.
+        where: what the message calls them.
+
+    Raises:
+        ComparisonError: the protocols differ.
+    """
+    if key := protocol_difference(first, second):
+        raise ComparisonError(
+            f"The evaluations follow different protocols: {key} is {first.get(key)!r} {where[0]} and "
+            f"{second.get(key)!r} {where[1]}. Evaluate both in the same way."
         )
 
 
@@ -99,7 +158,7 @@ def _by_task(result: EvaluationResult) -> dict[str, Any]:
     for episode in result.episodes:
         if episode.task_id in episodes:
             raise ComparisonError(
-                f"Task {episode.task_id!r} occurs more than once; a paired test needs one episode a task."
+                f"Task {episode.task_id!r} occurs more than once; a mean or a paired test takes one episode a task."
             )
         episodes[episode.task_id] = episode
     return episodes

@@ -59,10 +59,9 @@ def mcnemar_exact(gained: int, lost: int) -> float:
     """
     if gained < 0 or lost < 0:
         raise ValueError(f"counts must not be negative; found gained={gained}, lost={lost}")
-    flips = gained + lost
-    tail = sum(math.comb(flips, k) for k in range(min(gained, lost) + 1))
-    outcomes: int = 2**flips
-    return min(1.0, 2 * tail / outcomes)
+    from scipy.special import bdtr
+
+    return min(1.0, 2 * float(bdtr(min(gained, lost), gained + lost, 0.5)))
 
 
 def paired_difference_interval(gained: int, lost: int, pairs: int) -> tuple[float, float]:
@@ -96,6 +95,23 @@ class SeedInterval:
 
 
 @dataclass(frozen=True, slots=True)
+class DifferenceTest:
+    """An interval of a difference, 95 %, and its test.
+
+    Attributes:
+        low: lower bound.
+        high: upper bound.
+        p_value: two-sided, of the difference being zero.
+        name: of the test.
+    """
+
+    low: float
+    high: float
+    p_value: float
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class BootstrapInterval:
     """A mean with its 95 % percentile interval.
 
@@ -117,9 +133,40 @@ class BootstrapInterval:
     tasks: int
     over_seeds: SeedInterval | None
 
+    @property
+    def stricter(self) -> DifferenceTest:
+        """Of the bootstrap and the t-test over seeds, the one with the larger p-value; the bootstrap with a single seed."""
+        test = DifferenceTest(self.low, self.high, self.p_value, f"bootstrap over {self.seeds} seeds and the tasks")
+        over_seeds = self.over_seeds
+        if over_seeds is None or over_seeds.p_value <= self.p_value:
+            return test
+        return DifferenceTest(
+            over_seeds.low, over_seeds.high, over_seeds.p_value, f"paired t-test over {self.seeds} seeds"
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return asdict(self)
+
+
+def mean_interval(values: np.ndarray, successes: bool) -> tuple[float, float]:
+    """95 % interval of a mean over seeds and tasks.
+
+    Wilson's over all episodes for successes, and for scores of which all are 0 or all are 1, where a bootstrap has no width;
+    else the two-level bootstrap's.
+
+    Args:
+        values: in [0, 1], float ``[S, N]``, one row a training seed, one column a task.
+        successes: whether they are successes, 0 or 1 each, rather than scores.
+
+    Raises:
+        ValueError: as for :func:`bootstrap_mean`.
+    """
+    total = float(values.sum())
+    if successes or total in (0.0, float(values.size)):
+        return wilson_interval(int(total), values.size)
+    found = bootstrap_mean(values)
+    return found.low, found.high
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

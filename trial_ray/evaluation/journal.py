@@ -89,8 +89,11 @@ class EpisodeJournal:
 
     def _open(self, target: Path) -> None:
         path = self.partial_path(target)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(path, "a+", encoding="utf-8")  # noqa: SIM115  closed by close()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(path, "a+", encoding="utf-8")  # noqa: SIM115  closed by close()
+        except OSError as error:
+            raise EvaluationFileError(f"{path} cannot be written ({error}). Name another file.") from error
         try:
             _lock(self._file, path)
             self._file.seek(0)
@@ -100,15 +103,20 @@ class EpisodeJournal:
                 self._take_in(whole.split("\n"), path)
             else:
                 self._write(self._head)
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, UnicodeDecodeError):
+                raise EvaluationFileError(f"{path} is no text ({error}); delete it or name another file.") from error
             raise
 
     def _take_in(self, lines: list[str], path: Path) -> None:
         head = _parse(lines[0])
         if (head.get("schema"), head.get("schema_version")) != (SCHEMA, SCHEMA_VERSION):
             raise EvaluationFileError(f"{path} is no unfinished evaluation of this version; delete it or name another.")
-        self._require_same(path, head["protocol"], head["weights"])
+        protocol, weights = head.get("protocol"), head.get("weights")
+        if not isinstance(protocol, dict) or not isinstance(weights, str):
+            raise EvaluationFileError(f"{path} lacks its protocol or its weights; delete it or name another.")
+        self._require_same(path, protocol, weights)
         for number, line in enumerate(lines[1:], start=2):
             episode = read_episode(_parse(line), f"{path}: the episode in line {number}")
             self.episodes[episode.task_id] = episode
@@ -135,11 +143,13 @@ def _lock(file: IO[str], path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise InfrastructureError(f"Another process is writing {path}; wait for it to end.") from error
+    except OSError as error:
+        raise InfrastructureError(f"{path} cannot be locked ({error}); name a file on another file system.") from error
 
 
 def _parse(line: str) -> dict[str, Any]:
     try:
         value = json.loads(line)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

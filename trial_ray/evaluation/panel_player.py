@@ -86,7 +86,7 @@ class PanelPlayer:
             if not pending:
                 break
             if attempt:
-                self._workers.repair()
+                self._workers.repair(len(pending))
             failures = self._play_once(pending, settings, episodes, on_episode)
             if failures:
                 logger.warning("%d of %d episodes failed; the first: %s", len(failures), len(pending), failures[0])

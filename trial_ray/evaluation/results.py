@@ -23,6 +23,8 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "ended": (str,),
 }
 """Types of an episode's values in JSON."""
+_ABOUT: dict[str, type] = {"policy": str, "weights": str, "labels": dict}
+"""Types of an evaluation's other values, which may be absent."""
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -87,7 +89,8 @@ class EvaluationResult:
         policy: what was evaluated, for example a checkpoint's path; not part of the protocol.
         weights: checksum of the weights that were played (:func:`trial_ray.inference.weights.weights_checksum`);
             empty for players without any, and where a training run evaluated itself.
-        labels: what a table sorts evaluations by: ``method``, ``backbone``, ``seed``, where they are known.
+        labels: what a table sorts evaluations by: ``method``, ``backbone``, ``seed`` and ``iteration`` (how many the policy was
+            trained for), where they are known.
     """
 
     protocol: dict[str, Any]
@@ -162,6 +165,9 @@ class EvaluationResult:
         episodes = value.get("episodes")
         if not isinstance(value.get("protocol"), dict) or not isinstance(episodes, list):
             raise EvaluationFileError('The evaluation lacks its "protocol" or its "episodes".')
+        for name, kind in (("policy", str), ("weights", str), ("labels", dict)):
+            if not isinstance(value.get(name, kind()), kind):
+                raise EvaluationFileError(f"The evaluation has {name} = {value[name]!r:.100}, which is no such value.")
         return cls(
             value["protocol"],
             [read_episode(episode, f"Episode {index}") for index, episode in enumerate(episodes)],
@@ -184,9 +190,7 @@ class EvaluationResult:
         try:
             return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
         except (OSError, ValueError, RecursionError) as error:
-            if isinstance(error, EvaluationFileError):
-                raise
-            raise EvaluationFileError(f"Cannot read the evaluation {path}: {error}.") from error
+            raise EvaluationFileError(f"Cannot read the evaluation {path}: {str(error).rstrip('.')}.") from error
 
     def table(self, title: str | None = None) -> Table:
         """A rich table: one row a family, and all of them together at the end."""

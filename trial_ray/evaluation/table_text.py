@@ -8,8 +8,9 @@ from typing import Any
 from trial_ray.evaluation.tables import Cell, ResultTable
 
 CAPTION = (
-    "Success and score in percent, mean over seeds, with 95 % intervals (success: Wilson's over all episodes; score: "
-    "bootstrap over seeds and tasks). Avg. is the success of the split, not the mean of the families."
+    "Success and score in percent, mean over seeds, with 95 % intervals (success, and scores that are all 0 or all 100: "
+    "Wilson's over all episodes; other scores: bootstrap over seeds and tasks). Avg. is the success of the split, not the mean "
+    "of the families."
 )
 
 DIFFERENCE_COLUMNS = (

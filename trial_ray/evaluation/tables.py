@@ -14,9 +14,8 @@ from trial_ray.errors import UserInputError
 from trial_ray.evaluation.intervals import (
     BootstrapInterval,
     add_adjusted,
-    bootstrap_mean,
+    mean_interval,
     paired_bootstrap,
-    wilson_interval,
 )
 from trial_ray.evaluation.results import EvaluationResult, protocol_difference
 from trial_ray.evaluation.table_layout import Column, block_columns, block_order, block_title
@@ -45,7 +44,7 @@ class TableEntry:
         """Read the row out of the evaluation's labels, which ``trial-ray evaluate`` writes for checkpoints of a run.
 
         Raises:
-            TableError: a label is missing.
+            TableError: a label is missing or of another type.
         """
         missing = sorted({"backbone", "method", "seed"} - result.labels.keys())
         if missing:
@@ -53,7 +52,18 @@ class TableEntry:
                 f"The evaluation of {result.policy or 'an unnamed policy'} lacks the labels {missing}; evaluate a "
                 "checkpoint inside a run folder, or make the TableEntry yourself."
             )
-        return cls(result.labels["backbone"], result.labels["method"], int(result.labels["seed"] or 0), result)
+        backbone, method, seed = (result.labels[name] for name in ("backbone", "method", "seed"))
+        if not (isinstance(backbone, str) and isinstance(method, str) and (seed is None or type(seed) is int)):
+            raise TableError(
+                f"The evaluation of {result.policy or 'an unnamed policy'} is labelled with backbone {backbone!r}, method "
+                f"{method!r} and seed {seed!r}; expected two texts and a whole number. Make the TableEntry yourself."
+            )
+        return cls(backbone, method, seed or 0, result)
+
+    @property
+    def iteration(self) -> int | None:
+        """Iterations that the policy was trained for, where the evaluation says so."""
+        return self.result.labels.get("iteration")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +72,7 @@ class Cell:
 
     Attributes:
         mean: mean over seeds of each seed's mean.
-        interval: 95 %: Wilson's over all seeds' episodes for successes, the two-level bootstrap's for scores.
+        interval: 95 % (:func:`mean_interval`).
         by_seed: each seed's mean.
         episodes: in all.
     """
@@ -98,14 +108,20 @@ class Block:
         entries: at least one.
 
     Raises:
-        TableError: protocols or panels differ, an evaluation occurs twice, or some of its episodes failed.
+        TableError: protocols or panels differ, an evaluation or a task of it occurs twice, there are no episodes, some of them
+            failed, or the seeds of a row were trained for different numbers of iterations.
     """
 
     def __init__(self, env: str, split: str, entries: Sequence[TableEntry]) -> None:
         self.env, self.split, self.title = env, split, block_title(env, split)
         self.protocol = entries[0].result.protocol
-        self.tasks = [episode.task_id for episode in entries[0].result.episodes]
+        self.tasks = _tasks(entries[0].result)
+        if not self.tasks:
+            raise TableError(f"{self.title}: the evaluations have no episodes; evaluate again.")
+        if len(dict(self.tasks)) < len(self.tasks):
+            raise TableError(f"{self.title}: a task occurs more than once; a mean takes one episode a task.")
         self._runs: dict[tuple[str, str], dict[int, EvaluationResult]] = {}
+        self._trained: dict[tuple[str, str], int] = {}
         for entry in entries:
             _require_one_protocol(self.title, self.protocol, entry.result.protocol)
             self._add(entry)
@@ -119,11 +135,7 @@ class Block:
             return None
         values = self.values(backbone, method, column, sorted(runs))
         by_seed = values.mean(1)
-        if column.score:
-            bootstrap = bootstrap_mean(values)
-            interval = (bootstrap.low, bootstrap.high)
-        else:
-            interval = wilson_interval(int(values.sum()), values.size)
+        interval = mean_interval(values, successes=not column.score)
         means = dict(zip(sorted(runs), map(float, by_seed), strict=True))
         return Cell(float(by_seed.mean()), interval, means, values.size)
 
@@ -131,7 +143,7 @@ class Block:
         """What each episode counts, float ``[seeds, tasks of the column]``."""
         runs = self._runs[backbone, method]
         rows = [{episode.task_id: episode for episode in runs[seed].episodes} for seed in seeds]
-        tasks = [task for task in self.tasks if column.counts(rows[0][task])]
+        tasks = [task for task, _ in self.tasks if column.counts(rows[0][task])]
         return np.array([[column.value(row[task]) for task in tasks] for row in rows])
 
     def compare(self, backbone: str, first: str, second: str, column: Column) -> BootstrapInterval | None:
@@ -144,13 +156,19 @@ class Block:
         return paired_bootstrap(before, after)
 
     def _add(self, entry: TableEntry) -> None:
-        row = self._runs.setdefault((entry.backbone, entry.method), {})
+        key = entry.backbone, entry.method
+        row = self._runs.setdefault(key, {})
         where = f"{entry.backbone} {entry.method} seed {entry.seed}"
+        if entry.iteration is not None and self._trained.setdefault(key, entry.iteration) != entry.iteration:
+            raise TableError(
+                f"{self.title}: {where} was trained for {entry.iteration} iterations, and another seed of this row for "
+                f"{self._trained[key]}; evaluate checkpoints of one iteration."
+            )
         if entry.seed in row:
             raise TableError(f"{self.title}: there are two evaluations of {where}; keep one.")
         if entry.result.num_failed:
             raise TableError(f"{self.title}: {entry.result.num_failed} episodes of {where} failed; evaluate it again.")
-        if [episode.task_id for episode in entry.result.episodes] != self.tasks:
+        if _tasks(entry.result) != self.tasks:
             raise TableError(
                 f"{self.title}: {where} holds other tasks than its panel's digest says; evaluate it again."
             )
@@ -166,7 +184,7 @@ class ResultTable:
         subject: method that is compared with every other as well; default none.
 
     Raises:
-        TableError: the evaluations follow different protocols, or are of different panels.
+        TableError: the evaluations follow different protocols, or are of different panels, or none is of the reference.
     """
 
     def __init__(self, entries: Iterable[TableEntry], reference: str | None = None, subject: str | None = None) -> None:
@@ -176,6 +194,9 @@ class ResultTable:
         self.rows = list(dict.fromkeys((entry.backbone, entry.method) for entry in entries))
         self.reference = reference or self.rows[0][1]
         self.subject = subject
+        methods = dict.fromkeys(method for _, method in self.rows)
+        if self.reference not in methods:
+            raise TableError(f"No evaluation is of the reference {self.reference!r}; there are {', '.join(methods)}.")
         splits = sorted({_split_of(entry) for entry in entries}, key=lambda found: block_order(*found))
         self.blocks = [
             Block(env, split, [entry for entry in entries if _split_of(entry) == (env, split)]) for env, split in splits
@@ -254,6 +275,11 @@ class ResultTable:
         for block in self.blocks:
             shared = {key: value for key, value in block.protocol.items() if key not in OF_A_SPLIT}
             _require_one_protocol(f"{block.title} and another split", by_env.setdefault(block.env, shared), shared)
+
+
+def _tasks(result: EvaluationResult) -> list[tuple[str, str]]:
+    """Task and family of every episode."""
+    return [(episode.task_id, episode.family) for episode in result.episodes]
 
 
 def _split_of(entry: TableEntry) -> tuple[str, str]:

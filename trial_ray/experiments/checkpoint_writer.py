@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 import uuid
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from trial_ray.errors import CheckpointError
 from trial_ray.experiments.checkpoint_manifest import name_checkpoint, write_manifest
-from trial_ray.experiments.checkpoints import prune_checkpoints
+from trial_ray.experiments.checkpoints import prune_checkpoints, remove_checkpoint
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.grpo import GRPO
@@ -40,12 +41,16 @@ class CheckpointWriter:
         algorithm: what is saved.
         folder: of the run's checkpoints.
         keep: how many of the newest are kept.
+        on_saved: called with the iteration of each that is complete, those saved aside left out.
     """
 
-    def __init__(self, algorithm: GRPO, folder: Path, keep: int) -> None:
+    def __init__(
+        self, algorithm: GRPO, folder: Path, keep: int, on_saved: Callable[[int], None] = lambda iteration: None
+    ) -> None:
         self._algorithm = algorithm
         self._folder = folder.resolve()
         self._keep = keep
+        self._on_saved = on_saved
         self._unfinished: _Unfinished | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="manifest")
         for left in self._folder.glob(".*.partial"):  # by a run that was killed while it wrote
@@ -82,8 +87,6 @@ class CheckpointWriter:
             self._algorithm.save_to_path(unfinished.partial)
             write_manifest(unfinished.partial)
             self._complete(unfinished)
-            if not aside:
-                prune_checkpoints(self._folder, self._keep)
         finally:
             shutil.rmtree(unfinished.partial, ignore_errors=True)
         return unfinished.target
@@ -105,7 +108,6 @@ class CheckpointWriter:
                 if error := unfinished.manifest.exception():
                     raise CheckpointError(f"{unfinished.target} could not be written: {error}") from error
                 self._complete(unfinished)
-                prune_checkpoints(self._folder, self._keep)
                 self._unfinished = None
         except BaseException:
             self.discard()
@@ -144,5 +146,8 @@ class CheckpointWriter:
 
     def _complete(self, written: _Unfinished) -> None:
         if written.target.exists():
-            shutil.rmtree(written.target)
+            remove_checkpoint(written.target)
         name_checkpoint(written.partial, written.target)
+        if written.target.name.isdecimal():  # else it was saved aside
+            self._on_saved(int(written.target.name))
+            prune_checkpoints(self._folder, self._keep)

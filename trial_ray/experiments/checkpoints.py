@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Callable
@@ -33,7 +34,14 @@ def list_checkpoints(folder: Path) -> list[Path]:
 def prune_checkpoints(folder: Path, keep: int) -> None:
     """Delete all but the newest ``keep`` checkpoints."""
     for path in list_checkpoints(folder)[:-keep]:
-        shutil.rmtree(path)
+        remove_checkpoint(path)
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Delete a checkpoint; it loses its name first, so that a crash half-way leaves none that lacks files."""
+    removed = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
+    path.rename(removed)
+    shutil.rmtree(removed)
 
 
 def newest_whole_checkpoint(folder: Path, *, trust: bool = False) -> tuple[Path | None, list[str]]:
@@ -137,6 +145,13 @@ def find_run_folder(path: Path | str) -> Path | None:
     """The run folder that ``path`` is or lies in, told by its ``run.json``; ``None`` where there is none."""
     path = Path(path).expanduser().resolve()
     return next((folder for folder in (path, *path.parents) if (folder / "run.json").is_file()), None)
+
+
+def checkpoint_iteration(path: Path, run: Path) -> int | None:
+    """The iteration of the checkpoint of ``run`` that ``path`` is or lies in; ``None`` where it lies in none."""
+    inside = path.relative_to(run).parts
+    name = re.match("[0-9]+", inside[1]) if len(inside) > 1 and inside[0] == "checkpoints" else None
+    return int(name[0]) if name else None
 
 
 def export_model(source: Path | str, target: Path | str, *, adapter: bool = False) -> Path:

@@ -6,6 +6,7 @@ Beside it, what tables and figures call a run: its method, backbone and seed.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,7 +15,9 @@ from trial_ray.algorithms.methods import method_of, new_config
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.errors import CheckpointError, TrialRayError
 from trial_ray.experiments.overrides import is_of_setting, settable_names
+from trial_ray.experiments.run_commands import command_of, commands_in_force
 from trial_ray.redaction import redacted, without_secrets
+from trial_ray.settings import may_be_infinite
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.grpo_config import GRPOConfig
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 
 SCHEMA = "trial_ray/config"
 SCHEMA_VERSION = 2
+INFINITE = "inf"
+"""A bound that is switched off; strict JSON has no such number."""
 Read = TypeVar("Read")
 
 
@@ -36,7 +41,9 @@ def to_record(config: GRPOConfig) -> dict[str, Any]:
     for name, value in sorted(vars(config).items()):
         if name.startswith("_"):
             continue
-        if name in names and _is_json(value):
+        if name in names and may_be_infinite(type(config), name) and value == math.inf:
+            settings[name] = INFINITE
+        elif name in names and _is_json(value):
             settings[name] = value
         else:
             other[name] = redacted(repr(value))
@@ -81,6 +88,8 @@ def from_record(record: Any, adapters: Sequence[EnvironmentAdapter] = (), method
     for name in settable_names(defaults):
         if name in record["settings"]:
             value = record["settings"][name]
+            if value == INFINITE and may_be_infinite(type(config), name):
+                value = math.inf
             if not is_of_setting(type(config), name, value):
                 raise CheckpointError(
                     f"The resolved config has {name} = {value!r:.100}, which is no value of that setting."
@@ -108,18 +117,47 @@ def _require_adapter(environment: dict[str, Any], adapters: Sequence[Environment
         )
 
 
-def load_record(path: Path, adapters: Sequence[EnvironmentAdapter] = (), method_file: str | None = None) -> GRPOConfig:
-    """Read the config that a run folder's ``resolved_config.json`` holds; arguments as :func:`from_record`.
+def load_record(
+    path: Path,
+    adapters: Sequence[EnvironmentAdapter] = (),
+    method_file: str | None = None,
+    iteration: int | None = None,
+) -> GRPOConfig:
+    """Read out of a run folder's ``resolved_config.json`` the config that was in force.
+
+    Args:
+        path: the file.
+        adapters: as :func:`from_record`.
+        method_file: as :func:`from_record`.
+        iteration: which one was made with the config; ``None``: the newest command's.
 
     Raises:
         CheckpointError: the file is missing or broken.
     """
-    return _reading(path, lambda record: from_record(record, adapters, method_file))
+    return _reading(path, lambda record: from_record(command_of(record, iteration), adapters, method_file))
 
 
 def load_method(path: Path) -> str:
     """Read from a ``resolved_config.json`` the name, or the file, of the method that the run trained; errors as above."""
     return _reading(path, lambda record: str(record["method"]))
+
+
+def load_commands(path: Path, iteration: int | None = None) -> list[dict[str, Any]]:
+    """Read from a ``resolved_config.json`` the record of the command that made an iteration; errors as above.
+
+    Without ``iteration``, of all commands whose iterations are the run's. Each has ``method``, ``settings``, ``environments``.
+    """
+
+    def read(record: Any) -> list[dict[str, Any]]:
+        found = commands_in_force(record) if iteration is None else [command_of(record, iteration)]
+        return [_whole(command) for command in found]
+
+    return _reading(path, read)
+
+
+def _whole(command: Mapping[str, Any]) -> dict[str, Any]:
+    settings, environments = dict(command.get("settings", {})), list(command.get("environments", ()))
+    return {**command, "method": str(command.get("method", "")), "settings": settings, "environments": environments}
 
 
 def run_labels(config: GRPOConfig) -> dict[str, Any]:

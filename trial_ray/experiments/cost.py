@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from trial_ray.experiments.progress import LEARNER
+from trial_ray.errors import CheckpointError, LearnerError
 from trial_ray.files import write_json
+from trial_ray.metrics import LEARNER
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from trial_ray.algorithms.grpo import GRPO
 
+logger = logging.getLogger(__name__)
+Measured = TypeVar("Measured")
 SCHEMA = "trial_ray/cost"
 SCHEMA_VERSION = 1
 PHASES = {
@@ -34,13 +40,13 @@ PHASES = {
 METRICS = {
     "prompt_tokens_sampled": "env_runners/num_prompt_tokens",
     "response_tokens_sampled": "env_runners/num_response_tokens",
-    "tokens_trained": f"{LEARNER}/update/tokens_trained",
-    "scoring_seconds": f"{LEARNER}/scoring/seconds",
-    "update_seconds": f"{LEARNER}/update/seconds",
-    "scoring_tokens_forwarded": f"{LEARNER}/scoring/tokens_forwarded",
-    "scoring_tokens_distinct": f"{LEARNER}/scoring/tokens_distinct",
-    "update_tokens_forwarded": f"{LEARNER}/update/tokens_forwarded",
-    "update_tokens_distinct": f"{LEARNER}/update/tokens_distinct",
+    "tokens_trained": f"{LEARNER}update/tokens_trained",
+    "scoring_seconds": f"{LEARNER}scoring/seconds",
+    "update_seconds": f"{LEARNER}update/seconds",
+    "scoring_tokens_forwarded": f"{LEARNER}scoring/tokens_forwarded",
+    "scoring_tokens_distinct": f"{LEARNER}scoring/tokens_distinct",
+    "update_tokens_forwarded": f"{LEARNER}update/tokens_forwarded",
+    "update_tokens_distinct": f"{LEARNER}update/tokens_distinct",
 }
 """What is added up over the iterations, and the metric that it comes from."""
 SCORING_FLOPS = 2
@@ -66,56 +72,90 @@ class LearnerHardware:
 
     @classmethod
     def of(cls, algorithm: GRPO) -> LearnerHardware:
-        """Measure the device of a run's learners, which must be idle."""
+        """Measure the device of a run's learners, which must be idle.
+
+        Raises:
+            LearnerError: a learner did not answer, or what it measured is no number.
+            UserInputError: the shape of the model is not known.
+        """
         from trial_ray.models.model_shape import model_shape
 
-        config = algorithm.config
+        config, rate = algorithm.config, algorithm.matmul_rate()
+        if not math.isfinite(rate):
+            raise LearnerError(f"A matrix product on a learner's device took no time that can be measured ({rate}).")
         return cls(
             num_learners=max(1, config.num_learners),
-            matmul_flops=algorithm.matmul_rate(),
+            matmul_flops=rate,
             matmul_parameters=model_shape(str(config.model_path)).matmul_parameters,
             update_flops=4 if getattr(config, "lora_rank", None) else 6,
         )
 
 
+def measured(what: str, measure: Callable[[], Measured]) -> Measured | None:
+    """What ``measure`` returns; ``None`` and a warning where it fails: a measurement ends no run.
+
+    Args:
+        what: is measured, for the warning.
+        measure: may raise anything.
+    """
+    try:
+        return measure()
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        logger.warning("%s: not measured (%s: %s)", what, type(error).__name__, reason)
+        return None
+
+
 class CostMeter:
     """Adds up what a run costs, from its start or its resumption on; a resumed run's earlier parts stay in the file.
+
+    A file that cannot be read is renamed, with a warning.
 
     Args:
         file: ``cost.json``.
 
     Attributes:
-        iterations: counted so far, those of earlier parts left out.
+        began: whether there is something to write: the actors have started.
         actors: what the actors report at the end (``GRPO.actor_reports``).
     """
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._began = time.monotonic()
-        self._earlier = _parts_of(file)
+        self._start = time.monotonic()
+        try:
+            self._earlier = read_parts(file)
+        except CheckpointError as error:
+            aside = file.with_name(f"{file.name}.unreadable-{uuid.uuid4().hex[:8]}")
+            file.rename(aside)
+            logger.warning("%s It was set aside as %s; costs are counted from here on.", error, aside.name)
+            self._earlier = []
         self._seconds: dict[str, float] = {}
         self._counts: dict[str, float] = {}
         self._hardware: LearnerHardware | None = None
-        self.iterations = 0
+        self._iterations = 0
+        self.began = False
         self.actors: dict[str, dict[str, Any] | None] = {}
 
-    def started(self, hardware: LearnerHardware) -> None:
-        """Everything up to now was the start."""
-        self._seconds["start"] = time.monotonic() - self._began
+    def started(self, hardware: LearnerHardware | None) -> None:
+        """Everything up to now was the start; without ``hardware`` its utilisation is not measured."""
+        self._seconds["start"] = time.monotonic() - self._start
         self._hardware = hardware
+        self.began = True
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the time inside as that of a phase."""
+        """Count the time inside as that of a phase, and write the file."""
         began = time.monotonic()
         try:
             yield
         finally:
             self._add(name, time.monotonic() - began)
+            if self.began:
+                self.write()
 
     def iteration(self, metrics: Mapping[str, float]) -> None:
         """Add an iteration's flat metrics, and write the file, so that a run that is killed leaves its cost."""
-        self.iterations += 1
+        self._iterations += 1
         scoring = metrics.get(METRICS["scoring_seconds"], 0.0)
         self._add("scoring", scoring)
         # The driver's clock sees the whole call of the learners; the scoring inside it is on the learners' own.
@@ -129,9 +169,9 @@ class CostMeter:
 
     def write(self) -> dict[str, Any]:
         """Write ``cost.json`` as of now; returns what it holds."""
-        wall = time.monotonic() - self._began
+        wall = time.monotonic() - self._start
         part = {
-            "iterations": self.iterations,
+            "iterations": self._iterations,
             "seconds": {**self._seconds, "other": wall - sum(self._seconds.values())},
             "wall_seconds": wall,
             "counts": self._counts,
@@ -193,8 +233,12 @@ def total_cost(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def recorded_time(file: Path) -> tuple[int, float]:
-    """Iterations that a run's ``cost.json`` counts, those made twice after an interruption twice, and seconds; 0 without a file."""
-    parts = _parts_of(file)
+    """Iterations that a run's ``cost.json`` counts, those made twice after an interruption twice, and seconds; 0 without a file
+    that can be read."""
+    try:
+        parts = read_parts(file)
+    except CheckpointError:
+        return 0, 0.0
     return sum(part["iterations"] for part in parts), sum(part["wall_seconds"] for part in parts)
 
 
@@ -253,7 +297,7 @@ def _utilisation(parts: Sequence[Mapping[str, Any]]) -> float | None:
         tokens = hardware["update_flops"] * counts["update_tokens_forwarded"]
         tokens += SCORING_FLOPS * counts.get("scoring_tokens_forwarded", 0)
         done += hardware["matmul_parameters"] * tokens
-        seconds = counts["scoring_seconds"] + counts["update_seconds"]
+        seconds = counts.get("scoring_seconds", 0) + counts.get("update_seconds", 0)
         possible += hardware["matmul_flops"] * hardware["num_learners"] * seconds
     return float(done / possible) if possible else None
 
@@ -290,11 +334,23 @@ def _ratio(one: float | None, other: float | None) -> float | None:
     return one / other if one is not None and other else None
 
 
-def _parts_of(file: Path) -> list[dict[str, Any]]:
+def read_parts(file: Path) -> list[dict[str, Any]]:
+    """The parts of a run's ``cost.json``, one a command; none where there is no file.
+
+    Raises:
+        CheckpointError: it is not what this version writes.
+    """
     try:
         card = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError):
+        if (card["schema"], card["schema_version"]) != (SCHEMA, SCHEMA_VERSION):
+            raise ValueError(f"{card['schema']} {card['schema_version']} and not {SCHEMA} {SCHEMA_VERSION}")
+        parts: list[dict[str, Any]] = card["parts"]
+        json.dumps(total := total_cost(parts), allow_nan=False)
+        cost_sections(total)
+    except FileNotFoundError:
         return []
-    known = (card.get("schema"), card.get("schema_version")) == (SCHEMA, SCHEMA_VERSION)
-    parts: list[dict[str, Any]] = card["parts"] if known else []
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise CheckpointError(
+            f"{file} is not what this version writes ({type(error).__name__}: {str(error)[:200]})."
+        ) from error
     return parts

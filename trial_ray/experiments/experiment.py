@@ -5,6 +5,7 @@ The package's own lie at the top of a clone, and inside the installed package.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,9 +56,9 @@ def load_experiment(path: Path | str) -> Experiment:
 
     Raises:
         UserInputError: the file is missing, fails, or defines no ``config``.
-        ConfigError: ``stop`` is not a dict of numbers.
+        ConfigError: ``stop`` is not a dict of finite numbers.
     """
-    path = Path(path)
+    path = Path(path).expanduser()
     if not path.is_file():
         raise UserInputError(
             f"{path} is neither a file nor a tuned example. Name a Python file that defines `config` and `stop`."
@@ -70,9 +71,12 @@ def load_experiment(path: Path | str) -> Experiment:
             f"{path} must define `config`, an AlgorithmConfig such as TRIALConfig(); found {type(config).__name__}."
         )
     if not isinstance(stop, dict) or not all(
-        isinstance(value, int | float) and not isinstance(value, bool) for value in stop.values()
+        isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+        for value in stop.values()
     ):
-        raise ConfigError(f'{path} must define `stop` as a dict of numbers, such as {{"training_iteration": 20}}.')
+        raise ConfigError(
+            f'{path} must define `stop` as a dict of finite numbers, such as {{"training_iteration": 20}}.'
+        )
     return Experiment(path, config, stop, names)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
@@ -82,9 +83,9 @@ def _has_objects(config: GRPOConfig) -> bool:
 
 
 def _plain(value: Any) -> bool:
-    """Whether JSON holds it, and so Python's literals do."""
+    """Whether :func:`literal` can write it."""
     try:
-        return bool(json.dumps(value, allow_nan=False))
+        return bool(json.dumps(value))
     except (TypeError, ValueError):
         return False
 
@@ -129,11 +130,13 @@ def literal(value: Any, indent: int = 0) -> str:
     """Plain values as Python, on one line if it is short, else one element a line.
 
     Args:
-        value: what JSON can hold, or a tuple.
+        value: what JSON can hold, a tuple, or a number that is not finite.
         indent: characters before the line that it begins on.
     """
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
     if not isinstance(value, dict | list | tuple) or not value:
         return repr(value)
     opening, closing = {dict: ("{", "}"), list: ("[", "]"), tuple: ("(", ")")}[type(value)]

@@ -8,56 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from trial_ray.algorithms.methods import method_names, method_of
 from trial_ray.errors import ConfigError
+from trial_ray.metrics import EVALUATION, METRICS
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.grpo_config import GRPOConfig
 
-EVALUATION = "evaluation/env_runners/"
-LEARNER = "learners/default_policy/"
-PROGRESS = ("training_iteration", "time_total_s", "time_this_iter_s", "num_env_steps_sampled_lifetime")
-"""Tune's and RLlib's own that runs are commonly stopped at."""
-EPISODES = (
-    "success_rate",
-    "score_mean",
-    "episode_return_mean",
-    "episode_len_mean",
-    "num_episodes",
-    "num_env_steps_sampled",
-    "num_env_steps_sampled_lifetime",
-    "truncated_rate",
-    "invalid_response_rate",
-    "invalid_action_rate",
-    "cut_response_rate",
-    "cut_history_rate",
-    "cut_observation_rate",
-    "num_prompt_tokens",
-    "num_response_tokens",
-    "num_failed_episodes",
-)
-"""Logged under ``env_runners/``."""
-PANEL = ("success_rate", "score_mean", "episode_len_mean", "num_episodes")
-"""Logged under :data:`EVALUATION`, in iterations that play the panel."""
-LEARNING = (
-    "trial/turn_score_mean",
-    "trial/turn_weight_std",
-    "trial/gap_mean",
-    "trial/dense_loss",
-    "trial/clamp_saturated_fraction",
-    "grpo/surrogate_loss",
-    "grpo/clip_fraction",
-    "grpo/kl",
-    "grpo/entropy",
-    "engine/logprob_gap",
-    "engine/effective_sample_size",
-    "total_loss",
-)
-"""Logged under :data:`LEARNER`: those that tell how well a policy learns."""
-KNOWN = (
-    *PROGRESS,
-    *(f"env_runners/{name}" for name in EPISODES),
-    *(f"{EVALUATION}{name}" for name in PANEL),
-    *(f"{LEARNER}{name}" for name in LEARNING),
-)
 NEAR = 0.8
 """Similarity, between 0 and 1, from which a part of a name is taken for a misspelling of another."""
 
@@ -78,9 +33,9 @@ def check_metric(name: str, role: str, config: GRPOConfig) -> None:
             f"{role} is {name!r}, but no panel is played while training: set .panel(split=..., num_tasks=...) and "
             ".evaluation(evaluation_interval=1)."
         )
-    if name in KNOWN or (name.startswith("learners/") and method_of(config) not in method_names()):
+    if name in METRICS or (name.startswith("learners/") and method_of(config) not in method_names()):
         return
-    if near := [known for known in KNOWN if _misspelt(name, known)]:
+    if near := [known for known in METRICS if _misspelt(name, known)]:
         raise ConfigError(f"{role} is {name!r}, which nothing logs. Did you mean {_either(near)}?")
 
 

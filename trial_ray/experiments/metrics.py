@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 from trial_ray.experiments.run_folder import RunFolder
-from trial_ray.files import write_text
 
 
 def flatten(result: dict[str, Any], prefix: str = "") -> dict[str, float]:
@@ -32,19 +30,15 @@ def flatten(result: dict[str, Any], prefix: str = "") -> dict[str, float]:
 class MetricWriters:
     """Writes every iteration's metrics to ``metrics.jsonl`` and to TensorBoard.
 
-    ``after_iteration`` is the iteration that training continues from: lines of later ones, and a line that a crash cut,
-    are dropped first, so that no iteration occurs twice.
+    ``after_iteration`` is the iteration that training continues from, so that TensorBoard drops later ones; the run folder has
+    dropped their lines (``RunFolder.drop_records_after``).
     """
 
     def __init__(self, folder: RunFolder, after_iteration: int = 0) -> None:
         from tensorboardX import SummaryWriter
 
-        if folder.metrics.exists():
-            write_text(folder.metrics, "".join(_kept_lines(folder.metrics, after_iteration)))
         self._lines = open(folder.metrics, "a", encoding="utf-8")  # noqa: SIM115  closed by close()
-        self._events = SummaryWriter(
-            str(folder.tensorboard), purge_step=after_iteration + 1 if after_iteration else None
-        )
+        self._events = SummaryWriter(str(folder.tensorboard), purge_step=after_iteration + 1)
 
     def write(self, iteration: int, result: dict[str, Any]) -> dict[str, float]:
         """Write one iteration; return its flat metrics."""
@@ -66,15 +60,3 @@ class MetricWriters:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _kept_lines(path: Path, after_iteration: int) -> list[str]:
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            iteration = json.loads(line)["iteration"]
-        except (json.JSONDecodeError, KeyError, TypeError):
-            continue
-        if iteration <= after_iteration:
-            kept.append(line + "\n")
-    return kept

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
@@ -11,9 +10,10 @@ from typing import Any
 
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.environments.entry import find_adapter
-from trial_ray.errors import TrialRayError, UserInputError
+from trial_ray.errors import CheckpointError, TrialRayError, UserInputError
 from trial_ray.experiments.checkpoints import find_tokenizer
-from trial_ray.experiments.run_folder import RunFolder
+from trial_ray.experiments.config_record import load_commands
+from trial_ray.experiments.run_folder import CONFIG_FILE, RunFolder
 from trial_ray.models.causal_lm_module import load_tokenizer
 from trial_ray.viewer.recorded_run import RecordedRun
 from trial_ray.viewer.token_texts import TokenTexts
@@ -51,53 +51,50 @@ def open_recorded_run(
             f"{folder.path} recorded no iteration {iteration}; it has {recorded[0]} to {recorded[-1]}."
         )
     notes: list[str] = []
-    record = _config(folder, name, notes)
+    commands = _commands(folder, iteration, name, notes)
     tokens = None
     try:
         tokens = TokenTexts(load_tokenizer(str(find_tokenizer(folder.path))))
     except TrialRayError as error:
         notes.append(f"{name}: prompts and responses are not shown, since no tokenizer decodes them. {error}")
-    by_name = _adapters(record, adapters, name, notes)
+    by_name = {title: adapter for command in commands for title, adapter in _adapters(command, adapters).items()}
+    notes += _adapter_notes(commands, adapters, name)
     run = RecordedRun(
         name,
         folder.trajectories,
         folder.training,
         recorded if iteration is None else [iteration],
-        int(record.get("settings", {}).get("max_staleness") or 0),
+        max((int(command["settings"].get("max_staleness") or 0) for command in commands), default=0),
         by_name,
         tokens,
     )
     return OpenedRun(run, notes)
 
 
-def _config(folder: RunFolder, name: str, notes: list[str]) -> dict[str, Any]:
-    """The resolved config as it was recorded; an empty one where it cannot be read, which notes say."""
+def _commands(folder: RunFolder, iteration: int | None, name: str, notes: list[str]) -> list[dict[str, Any]]:
+    """The settings that an iteration was made with, or all of the run's; none where they cannot be read, which notes say."""
     try:
-        record = json.loads((folder.path / "resolved_config.json").read_text(encoding="utf-8"))
-        if _is_config(record):
-            return dict(record)
-    except (OSError, ValueError, RecursionError):
+        found = load_commands(folder.path / CONFIG_FILE, iteration)
+        if all(_is_config(command) for command in found):
+            return found
+    except CheckpointError:
         pass
     notes.append(f"{name}: classes of actions are not told apart, since there is no readable resolved_config.json.")
-    return {}
+    return []
 
 
-def _is_config(record: Any) -> bool:
-    if not isinstance(record, dict):
-        return False
-    settings, environments = record.get("settings", {}), record.get("environments", [])
+def _is_config(command: dict[str, Any]) -> bool:
+    settings, environments = command.get("settings", {}), command.get("environments", [])
     if not isinstance(settings, dict) or not isinstance(environments, list):
         return False
     described = all(isinstance(each, dict) and isinstance(each.get("env_id"), str) for each in environments)
     return described and type(settings.get("max_staleness", 0)) in (int, NoneType)
 
 
-def _adapters(
-    record: dict[str, Any], own: Sequence[EnvironmentAdapter], name: str, notes: list[str]
-) -> dict[str, EnvironmentAdapter]:
+def _adapters(command: dict[str, Any], own: Sequence[EnvironmentAdapter]) -> dict[str, EnvironmentAdapter]:
     """Adapters by the name of the run's environment, named as ``environments.entry.make_entries`` names them."""
     found: dict[str, EnvironmentAdapter] = {}
-    for described in record.get("environments", ()):
+    for described in command["environments"]:
         env_id = described["env_id"]
         base = title = env_id.rpartition("/")[2]
         number = 1
@@ -105,9 +102,15 @@ def _adapters(
             number += 1
             title = f"{base}-{number}"
         found[title] = find_adapter(env_id, own)
-        if "adapter" in described and env_id not in [adapter.env_id for adapter in own]:
-            notes.append(
+    return found
+
+
+def _adapter_notes(commands: Sequence[dict[str, Any]], own: Sequence[EnvironmentAdapter], name: str) -> Iterator[str]:
+    described = [each for command in commands for each in command["environments"]]
+    known = {adapter.env_id for adapter in own}
+    for env_id in dict.fromkeys(each["env_id"] for each in described if "adapter" in each):
+        if env_id not in known:
+            yield (
                 f"{name}: classes of actions of {env_id} follow from an adapter of the user's; name its file with "
                 "--env-adapter FILE.py."
             )
-    return found

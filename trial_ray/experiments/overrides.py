@@ -7,14 +7,24 @@ import builtins
 import dataclasses
 import functools
 import inspect
+import json
+import math
 import typing
 from collections import ChainMap, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.environments.entry import find_spec, keyword_arguments
 from trial_ray.errors import ConfigError
-from trial_ray.settings import PLAIN_TYPES, did_you_mean, fields_of, is_search, plain_types, plain_types_of
+from trial_ray.settings import (
+    PLAIN_TYPES,
+    did_you_mean,
+    fields_of,
+    is_search,
+    may_be_infinite,
+    plain_types,
+    plain_types_of,
+)
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -25,6 +35,8 @@ Settings = typing.TypeVar("Settings", bound="DataclassInstance")
 NoneType = type(None)
 OPTIONAL_IN_RLLIB = frozenset({"grad_clip", "seed", "evaluation_interval", "sample_timeout_s"})
 WORDS = {"true": True, "false": False, "none": None, "null": None}
+"""JSON's and Python's, in any case."""
+NOT_FINITE = frozenset({"inf", "infinity", "nan"})
 
 
 def split_assignment(assignment: str) -> tuple[str, str]:
@@ -42,11 +54,11 @@ def split_assignment(assignment: str) -> tuple[str, str]:
 def apply_overrides(config: GRPOConfig, assignments: Iterable[str]) -> GRPOConfig:
     """Return a copy of ``config`` with every ``key=value`` set.
 
-    A dotted key reaches into a setting that is a dict (``env_config.split=valid_seen``). Values are Python or JSON
+    A dotted key reaches into a setting that is a dict (``env_config.split=valid_seen``). Values are JSON or Python
     literals, or bare words for strings; their type must be that of the setting, where an int also serves as a float.
 
     Raises:
-        ConfigError: the key is unknown (the message names the nearest known one) or the value has another type.
+        ConfigError: the key is unknown (the message names the nearest known one), or the value has another type or is not finite.
     """
     changed: GRPOConfig = config.copy(copy_frozen=False)
     defaults = vars(type(config)())
@@ -64,7 +76,8 @@ def apply_overrides(config: GRPOConfig, assignments: Iterable[str]) -> GRPOConfi
         if path:
             setattr(changed, name, _set_nested(current, name, path, text, _known_keys(changed, name)))
         else:
-            setattr(changed, name, parse_value(key, text, _accepted_types(type(config), name, current, defaults[name])))
+            accepted = _accepted_types(type(config), name, current, defaults[name])
+            setattr(changed, name, parse_value(key, text, accepted, may_be_infinite(type(config), name)))
     return changed
 
 
@@ -124,32 +137,73 @@ def unknown_key(name: str, known: Iterable[str]) -> ConfigError:
     return ConfigError(f"Unknown setting {name!r}.{did_you_mean(name, known)}")
 
 
-def parse_value(key: str, text: str, accepted: Collection[type]) -> Any:
+def parse_value(key: str, text: str, accepted: Collection[type], infinite: bool = False) -> Any:
     """Read ``text`` as one of the ``accepted`` types; with none given, as the literal it looks like, else as a string.
 
+    Args:
+        key: what is set, for the message.
+        text: JSON, or Python with JSON's words.
+        accepted: plain types.
+        infinite: whether a number may be infinite.
+
     Raises:
-        ConfigError: it is none of them.
+        ConfigError: it is none of them, or holds a number that is not finite, or an object that JSON has no form for.
     """
     value = _literal(text)
-    if not accepted or type(value) in accepted:
-        return value
-    if type(value) is int and float in accepted:
-        return float(value)
+    if accepted and type(value) not in accepted:
+        value = _converted(value, text, accepted)
+        if value is None:
+            names = " or ".join(sorted(kind.__name__.replace("NoneType", "None") for kind in accepted))
+            raise ConfigError(f"{key} expects {names}; found {text!r}.")
+    for part in _parts_of(value):
+        if isinstance(part, float) and not math.isfinite(part) and not (infinite and math.isinf(part)):
+            raise ConfigError(f"{key} expects a finite number; found {text!r}.")
+        if type(part) not in PLAIN_TYPES:
+            raise ConfigError(f"{key} expects numbers, texts, lists and dicts; found {text!r}.")
+    return value
+
+
+def _converted(value: Any, text: str, accepted: Collection[type]) -> Any:
+    """The value as one of the accepted types, of which it has none; ``None`` where it cannot be."""
+    if float in accepted and type(value) is int:
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf
+    if float in accepted and text.lower().lstrip("+-") in NOT_FINITE:
+        return float(text)
     if isinstance(value, list | tuple) and (list in accepted or tuple in accepted):
         return tuple(value) if tuple in accepted else list(value)
-    if str in accepted:
-        return text
-    names = " or ".join(sorted(kind.__name__.replace("NoneType", "None") for kind in accepted))
-    raise ConfigError(f"{key} expects {names}; found {text!r}.")
+    # The word "none" is a value of settings such as ``sharding``; None itself is not.
+    return text if str in accepted and (value is not None or text == "none") else None
 
 
 def _literal(text: str) -> Any:
-    if text.lower() in WORDS:
-        return WORDS[text.lower()]
+    """What a text means in JSON, else in Python with JSON's words; the text itself where it is neither."""
     try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return ast.literal_eval(_Words().visit(ast.parse(text, mode="eval")))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return text
+
+
+class _Words(ast.NodeTransformer):
+    """Puts constants in place of the names that JSON and Python have for them."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """A word, or another name, which no literal holds."""
+        return ast.Constant(WORDS[node.id.lower()]) if node.id.lower() in WORDS else node
+
+
+def _parts_of(value: Any) -> Iterator[Any]:
+    """The value and what it holds."""
+    yield value
+    inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    for each in inner:
+        yield from _parts_of(each)
 
 
 def _set_nested(values: Any, name: str, path: list[str], text: str, known: Collection[str]) -> dict[str, Any]:
@@ -165,7 +219,9 @@ def _set_nested(values: Any, name: str, path: list[str], text: str, known: Colle
     current = values.get(key)
     choices = [current] if not is_search(current) else current["grid_search"] if isinstance(current, dict) else []
     kinds = {type(value) for value in choices}
-    return {**values, key: parse_value(full, text, kinds if NoneType not in kinds and kinds <= PLAIN_TYPES else set())}
+    typed = kinds and NoneType not in kinds and kinds <= PLAIN_TYPES
+    # Only the type of the present value is known; most keyword arguments can be None.
+    return {**values, key: parse_value(full, text, kinds | {NoneType} if typed else set())}
 
 
 def _known_keys(config: GRPOConfig, name: str) -> Collection[str]:

@@ -7,26 +7,16 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
+from trial_ray.metrics import METRICS
+
 if TYPE_CHECKING:
     from rich.console import Console
 
-LEARNER = "learners/default_policy"
-# Heading, result key, format; a metric that a method does not report is left out.
-KEY_METRICS = (
-    ("success", "env_runners/success_rate", "{:.1%}"),
-    ("return", "env_runners/episode_return_mean", "{:.2f}"),
-    ("turns", "env_runners/episode_len_mean", "{:.1f}"),
-    ("surrogate", f"{LEARNER}/grpo/surrogate_loss", "{:+.2e}"),
-    ("dense", f"{LEARNER}/trial/dense_loss", "{:+.2e}"),
-    ("saturated", f"{LEARNER}/trial/clamp_saturated_fraction", "{:.0%}"),
-    ("kl", f"{LEARNER}/grpo/kl", "{:.1e}"),
-    ("logprob gap", f"{LEARNER}/engine/logprob_gap", "{:.1e}"),
-)
-
 
 def describe(metrics: dict[str, float]) -> str:
-    """The key metrics of one iteration, in one line."""
-    return "  ".join(f"{label} {form.format(metrics[key])}" for label, key, form in KEY_METRICS if key in metrics)
+    """The metrics of one iteration that have a column, in one line; one that a method does not log is left out."""
+    columns = {key: metric.column for key, metric in METRICS.items() if metric.column is not None and key in metrics}
+    return "  ".join(f"{heading} {form.format(metrics[key])}" for key, (heading, form) in columns.items())
 
 
 @contextmanager

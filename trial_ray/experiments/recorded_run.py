@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from trial_ray.experiments.config_record import backbone_of_settings
 from trial_ray.experiments.cost import PHASES, cost_sections
 from trial_ray.experiments.metrics import flatten
 from trial_ray.experiments.recorded_allocation import read_allocation
+from trial_ray.experiments.run_commands import command_of, commands_in_force, setting_changes
+from trial_ray.experiments.run_evaluations import read_name
 from trial_ray.reports.dynamics import read_whole_lines
 from trial_ray.reports.run_record import CostRow, Environment, RunRecord
 
@@ -52,14 +54,14 @@ def read_runs(folder: Path) -> list[RunRecord]:
 def read_run(folder: Path) -> RunRecord:
     """What a run folder holds; a file that is missing or damaged is named in ``missing``."""
     run = RunRecord(folder)
+    _read_metrics(run)
     _read_config(run)
     about = _json(run, "run.json")
     run.state = str(about.get("state", ""))
     if run.state in UNFINISHED:
         run.missing.append(UNFINISHED[run.state])
     versions = about.get("versions")
-    run.versions = {**(versions if isinstance(versions, dict) else {}), **_platform(about)}
-    _read_metrics(run)
+    run.versions = {**(versions if isinstance(versions, dict) else {}), **run.versions, **_platform(about)}
     _read_evaluations(run)
     card = _json(run, "cost.json")
     _try(run, "cost.json", lambda: _read_cost(run, card))
@@ -104,7 +106,11 @@ def _read_config(run: RunRecord) -> None:
         _try(run, "resolved_config.json", lambda: _apply_config(run, record))
 
 
-def _apply_config(run: RunRecord, record: Mapping[str, Any]) -> None:
+def _apply_config(run: RunRecord, newest: Mapping[str, Any]) -> None:
+    """The settings of the newest iteration, and how they differ from earlier ones."""
+    commands = commands_in_force(newest)
+    run.changes, run.versions = setting_changes(commands), _versions(commands)
+    record = command_of(newest, run.iterations or None)
     settings = dict(record["settings"])
     run.method = method_title(str(record["method"]))
     run.settings, run.seed = settings, settings.get("seed")
@@ -112,6 +118,15 @@ def _apply_config(run: RunRecord, record: Mapping[str, Any]) -> None:
         run.hindsight_start = int(settings.get("hindsight_start_iteration", 1))
     run.backbone = backbone_of_settings(settings)
     run.environments = [_environment(described) for described in record["environments"]]
+
+
+def _versions(commands: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Of every package the versions that the commands had, in order."""
+    found: dict[str, list[str]] = {}
+    for command in commands:
+        for name, version in dict(command.get("versions", {})).items():
+            found.setdefault(name, []).append(str(version))
+    return {name: ", then ".join(dict.fromkeys(versions)) for name, versions in found.items()}
 
 
 def _environment(described: Mapping[str, Any]) -> Environment:
@@ -138,23 +153,18 @@ def _lines(number: int) -> str:
 
 
 def _read_evaluations(run: RunRecord) -> None:
-    before: dict[str, EvaluationResult] = {}
-    after: dict[str, EvaluationResult] = {}
-    # Iterations have as many digits as it takes, so that the newest evaluation comes last.
     for path in sorted((run.path / "evaluations").glob("*.json")):
+        named = read_name(path)
+        if named is None:
+            run.missing.append(f"evaluations/{path.name} names no iteration and is left out.")
+            continue
         try:
             result = EvaluationResult.load(path)
         except UserInputError as error:
             run.missing.append(str(error))
             continue
-        name, _, iteration = path.stem.rpartition("_")
-        name = name if iteration.isdigit() else path.stem
-        when, _, environment = name.partition("_")
-        if when == "before":
-            before[environment] = result
-        else:
-            after[environment if when == "after" else name] = result
-    run.before, run.after = before, after
+        name, iteration = named
+        run.evaluations.setdefault(name, {})[iteration] = result
 
 
 def _read_cost(run: RunRecord, card: Mapping[str, Any]) -> None:
@@ -172,11 +182,15 @@ def read_sweep(folder: Path, trials: list[Path]) -> list[RunRecord]:
         trials: folders that hold the metrics of a trial.
     """
     table = RunRecord(folder)
-    rows = _json(table, SWEEP_TABLE).get("trials", [])
-    runs = []
-    for row in rows if isinstance(rows, list) else []:
-        path = next((path for path in trials if str(row["name"]) in path.name), folder / str(row["name"]))
-        runs.append(_trial(path, row))
+    content = _json(table, SWEEP_TABLE)
+    runs: list[RunRecord] = []
+
+    def read() -> None:
+        for row in content.get("trials", []):
+            path = next((path for path in trials if str(row["name"]) in path.name), folder / str(row["name"]))
+            runs.append(_trial(path, row))
+
+    _try(table, SWEEP_TABLE, read)
     known = {run.path for run in runs}
     runs += [_trial(path, {}) for path in trials if path not in known]
     if not runs:
@@ -205,8 +219,18 @@ def _trial(path: Path, row: Mapping[str, Any]) -> RunRecord:
     metrics = [flat for line in lines if (flat := _trial_metrics(line))]
     if len(metrics) < len(lines):
         run.missing.append(f"{_lines(len(lines) - len(metrics))} of {TRIAL_RESULTS} cut off or damaged, and left out.")
-    run.metrics = metrics
+    run.metrics = _without_replaced(metrics)
     return run
+
+
+def _without_replaced(metrics: Sequence[dict[str, float]]) -> list[dict[str, float]]:
+    """One line an iteration: a trial that went on from a checkpoint made the iterations after it again."""
+    kept: list[dict[str, float]] = []
+    for line in metrics:
+        while kept and kept[-1]["iteration"] >= line["iteration"]:
+            kept.pop()
+        kept.append(line)
+    return kept
 
 
 def _trial_metrics(line: str) -> dict[str, float]:

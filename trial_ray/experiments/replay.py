@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.experiments.checkpoint_manifest import require_own, require_whole
 from trial_ray.experiments.checkpoints import list_checkpoints
 from trial_ray.experiments.config_record import load_method, load_record
+from trial_ray.experiments.metric_lines import recorded_metrics
 from trial_ray.experiments.metrics import flatten
 from trial_ray.experiments.overrides import apply_overrides
 from trial_ray.inference.transfer import merge_offers
@@ -78,7 +78,7 @@ class Replay:
         record: what the update was given, and what came out.
         groups: the rollouts that it trained on.
         checkpoint: from which it began; ``None``: the initial model.
-        recorded: the run's config.
+        recorded: the run's config in that iteration.
         config: with which the update is made again.
         changed: whether that is another method or setting than the run's.
     """
@@ -118,7 +118,7 @@ class Replay:
             UserInputError: trajectories are missing.
             ConfigError: the method or a setting is wrong.
         """
-        recorded = _recorded_config(run, method, adapters)
+        recorded = _recorded_config(run, iteration, method, adapters)
         config = apply_overrides(with_method(recorded, method or method_of(recorded)), overrides)
         config.validate()
         # Nothing is sent to engines, so learners have their devices to themselves.
@@ -157,7 +157,8 @@ class Replay:
             weights = self._checksum(learners)
         logged = MetricsLogger(root=True)
         logged.aggregate(results, key=LEARNER_RESULTS)
-        return ReplayedUpdate(self.record, weights, _of_update(flatten(logged.reduce())), self._recorded_metrics())
+        recorded = recorded_metrics(self.run.metrics, self.record.iteration)
+        return ReplayedUpdate(self.record, weights, _of_update(flatten(logged.reduce())), _of_update(recorded))
 
     def _steps_before(self) -> int:
         """Environment steps up to the last update before this one, to which a schedule of the learning rate refers."""
@@ -165,18 +166,6 @@ class Replay:
         if not earlier:
             return 0
         return UpdateRecord.read(self.run.training, earlier[-1]).timesteps[NUM_ENV_STEPS_SAMPLED_LIFETIME]
-
-    def _recorded_metrics(self) -> dict[str, float]:
-        """The run's own line of this iteration; empty where it has none."""
-        lines = self.run.metrics.read_text(encoding="utf-8").splitlines() if self.run.metrics.is_file() else []
-        for text in lines:
-            try:
-                line = json.loads(text)
-            except json.JSONDecodeError:  # cut by a crash
-                continue
-            if line.get("iteration") == self.record.iteration:
-                return _of_update(line)
-        return {}
 
     def _require_same_start(self, found: str) -> None:
         if found == self.record.weights_before:
@@ -231,15 +220,17 @@ class Replay:
         return ask_learners(learners, call, max(1, self.config.num_learners))
 
 
-def _recorded_config(run: RunFolder, method: str | None, adapters: Sequence[EnvironmentAdapter]) -> GRPOConfig:
-    """The run's config, of the method's own file where the user names it; it records nothing."""
+def _recorded_config(
+    run: RunFolder, iteration: int, method: str | None, adapters: Sequence[EnvironmentAdapter]
+) -> GRPOConfig:
+    """The config that made the iteration, of the method's own file where the user names it; it records nothing."""
     path = run.path / "resolved_config.json"
     if (trained := load_method(path)).endswith(".py") and method is None:
         raise CheckpointError(
             f"{run.path} was trained with a method that has a file of its own, which is run only if you name it: --method "
             f"{trained}."
         )
-    recorded = load_record(path, adapters, method if method and method.endswith(".py") else None)
+    recorded = load_record(path, adapters, method if method and method.endswith(".py") else None, iteration)
     recorded.recording(trajectories_folder=None, training_folder=None)
     return recorded
 

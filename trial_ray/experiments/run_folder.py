@@ -10,22 +10,30 @@ import sys
 import time
 import traceback
 import uuid
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.errors import CheckpointError, UserInputError
-from trial_ray.experiments.config_record import to_record
+from trial_ray.experiments.config_record import load_commands, to_record
+from trial_ray.experiments.folder_lock import folder_lock
+from trial_ray.experiments.later_records import drop_later_records
 from trial_ray.experiments.library_log import LOG_FILE
+from trial_ray.experiments.run_commands import setting_changes, with_command
 from trial_ray.files import write_json, write_text
 from trial_ray.redaction import redacted
 from trial_ray.rollout.partitions import partitions
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.grpo_config import GRPOConfig
+    from trial_ray.reports.run_record import SettingChange
 
 SCHEMA = "trial_ray/run"
 SCHEMA_VERSION = 1
+_HEAD = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION}
+CONFIG_FILE = "resolved_config.json"
 PACKAGES = (
     "trial-ray",
     "ray",
@@ -43,13 +51,19 @@ PACKAGES = (
 class RunFolder:
     """A run's folder; made by :meth:`create` or opened again by :meth:`reopen`.
 
-    Layout: ``run.json`` (command line, versions, state), ``resolved_config.json``, ``experiment.py`` (the file that was
-    run), ``metrics.jsonl``, ``tensorboard/``, ``trajectories/`` and ``training/`` (Parquet), ``evaluations/`` (JSON),
-    ``checkpoints/``, ``summary.json``, ``cost.json``, ``report.html``, ``logs/`` and, after a failure, ``error.log``.
+    Layout: ``run.json`` (versions, state), ``resolved_config.json`` (every command and its settings), ``experiment.py`` (the
+    file that was run), ``metrics.jsonl``, ``tensorboard/``, ``trajectories/`` and ``training/`` (Parquet), ``evaluations/``
+    (JSON), ``checkpoints/``, ``summary.json``, ``cost.json``, ``report.html``, ``logs/`` and, after a failure, ``error.log``.
+
+    Args:
+        path: of the folder.
+        command: the command line that writes into it; it is recorded with its settings.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, command: Sequence[str] = ()) -> None:
         self.path = path
+        self.command = [redacted(word) for word in command]
+        self._recorded = False
 
     @classmethod
     def create(cls, path: Path | str, config: GRPOConfig, experiment: Path, command: list[str]) -> RunFolder:
@@ -60,30 +74,38 @@ class RunFolder:
         """
         path = Path(path).expanduser().resolve()
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise UserInputError(
-                f"{path} exists and is not empty. Name a new folder, or continue it with --resume {path}."
-            )
+            raise _in_use(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = cls(path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial"))
+        partial = cls(path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial"), command)
         try:
             for name in ("checkpoints", "trajectories", "training", "evaluations", "tensorboard"):
                 (partial.path / name).mkdir(parents=True)
             _copy_redacted(experiment, partial.path / "experiment.py")
-            write_json(partial.path / "resolved_config.json", to_record(config))
-            partial._write_run("running", command=[redacted(word) for word in command])
-            os.replace(partial.path, path)
+            partial._record_command(config, after_iteration=0)
+            partial._write_run(state="running", command=partial.command)
+            try:
+                os.replace(partial.path, path)
+            except OSError as error:
+                if path.exists():  # another command was first
+                    raise _in_use(path) from error
+                raise
         finally:
             shutil.rmtree(partial.path, ignore_errors=True)
-        return cls(path)
+        partial.path = path
+        return partial
 
     @classmethod
-    def reopen(cls, path: Path | str) -> RunFolder:
+    def reopen(cls, path: Path | str, command: Sequence[str] = ()) -> RunFolder:
         """Open an existing run, to continue it or to read it.
+
+        Args:
+            path: of the folder.
+            command: the command line that continues the run.
 
         Raises:
             CheckpointError: ``path`` is no run folder, or of another version.
         """
-        folder = cls(Path(path).expanduser().resolve())
+        folder = cls(Path(path).expanduser().resolve(), command)
         try:
             run = json.loads((folder.path / "run.json").read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
@@ -134,6 +156,11 @@ class RunFolder:
         return self.path / "cost.json"
 
     @property
+    def summary(self) -> Path:
+        """How the run ended."""
+        return self.path / "summary.json"
+
+    @property
     def metrics(self) -> Path:
         """One JSON object an iteration."""
         return self.path / "metrics.jsonl"
@@ -142,28 +169,90 @@ class RunFolder:
         """Iterations of which trajectories were recorded, in ascending order."""
         return list(partitions(self.trajectories))
 
+    def held(self) -> AbstractContextManager[None]:
+        """Keep every other command from writing into this folder, which must exist; see :func:`folder_lock`."""
+        return folder_lock(self.path, self.command)
+
+    def resume(self, config: GRPOConfig, iteration: int) -> list[SettingChange]:
+        """Begin to continue the run with this folder's command; called again when that restarts.
+
+        Later records are dropped, and command and settings are recorded.
+
+        Args:
+            config: with which the run continues.
+            iteration: after which it does; 0 begins it again.
+
+        Returns:
+            The settings that differ from those that made ``iteration``.
+
+        Raises:
+            CheckpointError: the records of earlier commands are broken.
+        """
+        before = load_commands(self.path / CONFIG_FILE)
+        self.drop_records_after(iteration)
+        self._record_command(config, iteration)
+        self._write_run(state="running", **_environment())
+        now = load_commands(self.path / CONFIG_FILE)
+        return setting_changes([*[each for each in before if each.get("after_iteration", 0) < iteration][-1:], now[-1]])
+
     def drop_records_after(self, iteration: int) -> None:
         """Remove what was recorded after the iteration that a run continues from; it will be sampled and trained again."""
-        for root in (self.trajectories, self.training):
-            for number, folder in partitions(root).items():
-                if number > iteration:
-                    shutil.rmtree(folder)
+        drop_later_records(
+            iteration,
+            recordings=(self.trajectories, self.training),
+            evaluations=self.evaluations,
+            metrics=self.metrics,
+            summary=self.summary,
+        )
+
+    def note_checkpoint(self, iteration: int) -> None:
+        """Record that a checkpoint of an iteration was written, wherever it is later."""
+        self._write_run(saved_iteration=iteration)
+
+    def require_never_saved(self) -> None:
+        """Check that a run without a checkpoint may begin again, since it never wrote one.
+
+        Raises:
+            CheckpointError: it did; its metrics and recordings would be lost.
+        """
+        saved = self._run().get("saved_iteration")
+        # Before checkpoints were noted, a summary was written after the last one.
+        if saved or (saved is None and self.summary.exists()):
+            after = f" of iteration {saved}" if saved else ""
+            raise CheckpointError(
+                f"The checkpoint{after} is gone from {self.checkpoints}, so there is nothing to continue from, and beginning again "
+                "would remove the run's metrics and recordings. Restore the checkpoint, or begin a run in another folder."
+            )
+
+    def _record_command(self, config: GRPOConfig, after_iteration: int) -> None:
+        """Write the settings of this folder's command, or after which iteration it continues now."""
+        path = self.path / CONFIG_FILE
+        record = {
+            **to_record(config),
+            "command": self.command,
+            "began": _now(),
+            "versions": versions(),
+            "after_iteration": after_iteration,
+        }
+        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        write_json(path, with_command(before, record, again=self._recorded))
+        self._recorded = True
 
     def state(self) -> str:
         """How the run stands; see :meth:`set_state`."""
-        return self._recorded("state")
+        return self._about("state")
 
     def started(self) -> str:
         """When the run was begun, however often it was continued since."""
-        return self._recorded("started")
+        return self._about("started")
 
     def set_state(self, state: str) -> None:
         """Record how the run stands: ``running``, ``done``, ``interrupted`` or ``failed``."""
-        self._write_run(state)
+        self._write_run(state=state)
 
     def write_summary(self, summary: dict[str, Any]) -> Path:
         """Write ``summary.json``."""
-        return write_json(self.path / "summary.json", summary)
+        return write_json(self.summary, summary)
 
     def write_error(self, error: BaseException) -> Path:
         """Keep the traceback that the command line does not show."""
@@ -173,16 +262,30 @@ class RunFolder:
         """Remove a folder that holds nothing but the record of a run that could not begin."""
         shutil.rmtree(self.path)
 
-    def _recorded(self, name: str) -> str:
-        try:
-            return str(json.loads((self.path / "run.json").read_text(encoding="utf-8"))[name])
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise CheckpointError(f"{self.path / 'run.json'} does not say {name!r}: {error!r}.") from error
+    def _about(self, name: str) -> str:
+        found = self._run()
+        if name not in found:
+            raise CheckpointError(f"{self.path / 'run.json'} does not say {name!r}.")
+        return str(found[name])
 
-    def _write_run(self, state: str, **more: Any) -> None:
+    def _run(self) -> dict[str, Any]:
         path = self.path / "run.json"
-        run = json.loads(path.read_text(encoding="utf-8")) if path.exists() else _environment()
-        write_json(path, {**run, **more, "state": state, "updated": _now()})
+        try:
+            run = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error!r}.") from error
+        if not isinstance(run, dict):
+            raise CheckpointError(f"{path} holds no JSON object.")
+        return run
+
+    def _write_run(self, **changes: Any) -> None:
+        path = self.path / "run.json"
+        run = self._run() if path.exists() else {**_HEAD, "started": _now(), **_environment()}
+        write_json(path, {**run, **changes, "updated": _now()})
+
+
+def _in_use(path: Path) -> UserInputError:
+    return UserInputError(f"{path} exists and is not empty. Name a new folder, or continue it with --resume {path}.")
 
 
 def _copy_redacted(file: Path, target: Path) -> None:
@@ -193,9 +296,6 @@ def _copy_redacted(file: Path, target: Path) -> None:
 
 def _environment() -> dict[str, Any]:
     return {
-        "schema": SCHEMA,
-        "schema_version": SCHEMA_VERSION,
-        "started": _now(),
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "cores": os.cpu_count(),

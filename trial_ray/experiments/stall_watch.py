@@ -31,7 +31,9 @@ LOOKS = 20
 """How often to look at the counts within the time after which a run counts as stalled."""
 LONGEST_PAUSE_S = 10.0
 NODE_S = 30.0
-"""How long another node may take to tell about its processes."""
+"""How long other nodes may take to tell about their processes."""
+FETCH_S = 1.0
+"""How long what a node has told by then may take to be read."""
 ANSWER_S = 10.0
 """How long an engine may take to answer: its event loop is free even while it computes."""
 WAITED_FOR = {"update": (LEARNER,), "sync": (ENGINE, LEARNER)}
@@ -108,7 +110,7 @@ class StallWatch:
                 if self._has_progressed():
                     last, rounds = time.monotonic(), 0
                 elif time.monotonic() - last > self._timeout_s:
-                    self._act(rounds)
+                    self._act(rounds, ended)
                     last, rounds = time.monotonic(), rounds + 1
             except Exception:  # a watch that fails must not fail the run
                 logger.exception("the watch over the run's progress failed")
@@ -125,7 +127,7 @@ class StallWatch:
             self._seen[actor.id] = _Seen(actor, progress, now if known is None or changed else known.changed)
         return progressed
 
-    def _act(self, rounds: int) -> None:
+    def _act(self, rounds: int, ended: threading.Event) -> None:
         seen = list(self._seen.values())
         _examine(seen)
         phase = self._algorithm.phase
@@ -140,6 +142,10 @@ class StallWatch:
         line = f"no progress for {self._timeout_s:g} s ({phase or 'between phases'}); {what}"
         path = self._write(line, seen, phase)
         self._tell(f"{line}; who waits for whom: {path}")
+        # To find all this out takes up to a minute: what goes on meanwhile does not hang.
+        if self._has_progressed() or ended.is_set():
+            self._tell("the run went on meanwhile: nothing was ended")
+            return
         for actor in hung:
             # Ray starts env runners again by itself.
             actor.kill(restart=actor.kind == ENV_RUNNER)
@@ -193,27 +199,34 @@ def _suspects(seen: list[_Seen], phase: str) -> list[RunActor]:
 def _examine(seen: list[_Seen]) -> None:
     """Find out whether the actors answer, and the state and the stacks of their processes, on whatever node they are."""
     alive = answering([each.actor for each in seen], ANSWER_S)
-    here = ray.get_runtime_context().get_node_id()
-    nodes = {each.progress.node for each in seen if each.progress is not None}
-    found = {node: _processes(node, here, [each.progress for each in seen]) for node in nodes}
+    pids: dict[str, list[int]] = {}
+    for progress in (each.progress for each in seen if each.progress is not None):
+        pids.setdefault(progress.node, []).append(progress.pid)
+    found = _processes(pids)
     for each in seen:
         each.answers = each.actor in alive
         if each.progress is not None and (told := found[each.progress.node].get(each.progress.pid)):
             each.state, each.stacks = told["state"], told["stacks"]
 
 
-def _processes(node: str, here: str, all_of: list[Progress | None]) -> dict[int, dict[str, Any]]:
-    pids = [progress.pid for progress in all_of if progress is not None and progress.node == node]
-    if node == here:
-        return describe_processes(pids)
-    there = NodeAffinitySchedulingStrategy(node, soft=False)
+def _processes(pids: dict[str, list[int]]) -> dict[str, dict[int, dict[str, Any]]]:
+    """State and stacks of processes by node; other nodes have :data:`NODE_S` seconds together: one that hangs holds up none."""
+    here = ray.get_runtime_context().get_node_id()
     task: Any = ray.remote(describe_processes)  # Ray's annotations know no affinity to a node
-    try:
-        found: dict[int, dict[str, Any]] = ray.get(
-            task.options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(pids), timeout=NODE_S
-        )
-    except RayError as error:
-        return {pid: {"state": "unknown", "stacks": f"none: its node does not tell ({error})"} for pid in pids}
+    calls = {}
+    for node in pids.keys() - {here}:
+        there = NodeAffinitySchedulingStrategy(node, soft=False)
+        calls[node] = task.options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(pids[node])
+    found = {here: describe_processes(pids.get(here, []))}
+    if calls:
+        ray.wait(list(calls.values()), num_returns=len(calls), timeout=NODE_S)
+    for node, call in calls.items():
+        try:
+            found[node] = ray.get(call, timeout=FETCH_S)
+        except RayError as error:
+            told = f"none: its node did not tell within {NODE_S:.0f} s ({error})"
+            found[node] = {pid: {"state": "unknown", "stacks": told} for pid in pids[node]}
+            ray.cancel(call, force=True)
     return found
 
 

@@ -14,9 +14,9 @@ from ray import tune
 from ray.tune.error import TuneError
 from ray.tune.search import BasicVariantGenerator, Repeater
 from ray.tune.search.repeater import TRIAL_INDEX
+from ray.tune.utils import flatten_dict
 
 from trial_ray.errors import CheckpointError, UserInputError
-from trial_ray.experiments.metrics import flatten
 from trial_ray.experiments.provenance import require_own_folder, sign_folder
 from trial_ray.experiments.search_space import SettingPath, dotted, nested, search_space, value_at
 from trial_ray.experiments.sweep_callbacks import PopulationCheckpoints, StopCriteria, SweepReporter, TrialTrackers
@@ -102,6 +102,7 @@ class Sweep:
             self.file.metric,
             self.file.mode,
             [_record(results[index], self.file.searched, self.file.metric) for index in range(len(results))],
+            self.file.repeats,
         )
 
     def _restored(self) -> tune.Tuner:
@@ -210,13 +211,15 @@ def _record(result: Any, searched: Iterable[SettingPath], metric: str) -> TrialR
 
 
 def _last_value(result: Any, metrics: dict[str, Any], metric: str) -> float | None:
-    """The metric of the last iteration, or of the last one that had it: a panel is not played in each."""
-    value = flatten(metrics).get(metric)
-    history = result.metrics_dataframe
+    """The metric of the last iteration, or of the last one that had it: a panel is not played in each.
+
+    A value that is not finite counts as reported, so that a trial that diverged does not keep an earlier one.
+    """
+    value, history = flatten_dict(metrics, delimiter="/").get(metric), result.metrics_dataframe
     if value is None and history is not None and metric in history:
         reported = history[metric].dropna()
-        value = float(reported.iloc[-1]) if len(reported) else None
-    return value
+        value = reported.iloc[-1] if len(reported) else None
+    return None if value is None else float(value)
 
 
 def _first_line(error: BaseException) -> str:

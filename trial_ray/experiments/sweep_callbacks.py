@@ -20,6 +20,7 @@ from trial_ray.experiments.metric_names import check_reported
 from trial_ray.experiments.metrics import flatten
 from trial_ray.experiments.progress import describe
 from trial_ray.experiments.trackers import DONE, FAILED, INTERRUPTED, TrackedRun, Trackers, identifier
+from trial_ray.inference.fault_log import FAULTS
 
 
 class SweepReporter(tune.Callback):
@@ -30,6 +31,8 @@ class SweepReporter(tune.Callback):
     ) -> None:
         """A trial finished an iteration."""
         _print(f"{trial_name(trial)}  iteration {result['training_iteration']}  {describe(flatten(result))}")
+        if FAULTS in result:
+            _print(f"{trial_name(trial)}  {result[FAULTS]}")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A trial failed."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trial_ray.errors import ConfigError, MissingDependencyError, UserInputError
 from trial_ray.experiments.experiment import load_experiment
-from trial_ray.experiments.metric_names import EVALUATION, check_metric
+from trial_ray.experiments.metric_names import check_metric
 from trial_ray.experiments.overrides import apply_overrides, settable_names
 from trial_ray.experiments.search_space import (
     SEED,
@@ -25,6 +25,7 @@ from trial_ray.experiments.search_space import (
     points,
     search_space,
 )
+from trial_ray.metrics import EVALUATION, TRAINING_SUCCESS
 from trial_ray.settings import did_you_mean
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 NAMES = ("config", "stop", "metric", "mode", "num_samples", "scheduler", "search_alg", "max_concurrent_trials")
 """What a sweep file may define, beside constants in capitals and names that begin with an underscore."""
-DEFAULT_METRIC = "env_runners/success_rate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class SweepFile:
             config=config,
             stop=stop,
             searched={**searched, **mutated},
-            metric=names.get("metric", DEFAULT_METRIC),
+            metric=names.get("metric", TRAINING_SUCCESS),
             mode=names.get("mode", "max"),
             num_samples=_count(file, names, "num_samples", 1),
             scheduler=scheduler,
@@ -134,6 +134,12 @@ class SweepFile:
         """Whether some values are drawn."""
         return any(not is_grid(space) for space in self.chosen_by_tune.values())
 
+    @property
+    def repeats(self) -> int:
+        """Trials that every point has at least: one a seed, and where nothing is drawn ``num_samples`` times as many."""
+        drawn = self.draws_values or self.search_alg is not None or is_population_based(self.scheduler)
+        return max(1, len(self.seeds)) * (1 if drawn else self.num_samples)
+
     def configs(self) -> Iterator[GRPOConfig]:
         """Configs that meet every value of the grid at least once."""
         return (at_point(self.config, point) for point in points(self.chosen_by_tune))
@@ -146,7 +152,7 @@ class SweepFile:
             raise ConfigError(f"{self.path} defines mode = {self.mode!r}; expected 'max' or 'min'.")
         if not isinstance(self.metric, str):
             raise ConfigError(
-                f"{self.path} defines metric = {self.metric!r}; expected a result key such as {DEFAULT_METRIC}."
+                f"{self.path} defines metric = {self.metric!r}; expected a result key such as {TRAINING_SUCCESS}."
             )
         _check_kind(self.path, "scheduler", self.scheduler, (TrialScheduler,), "ASHAScheduler(max_t=30)")
         _check_kind(self.path, "search_alg", self.search_alg, (Searcher, SearchAlgorithm), "OptunaSearch(seed=0)")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
     import pandas
 
 SCHEMA = "trial_ray/sweep"
-SCHEMA_VERSION = 1
-DONE, FAILED, UNFINISHED = "done", "failed", "unfinished"
+SCHEMA_VERSION = 2
+DONE, UNFINISHED, FAILED = STATUSES = ("done", "unfinished", "failed")
+"""In the order in which trials rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class TrialRecord:
         parameters: what the sweep chose for it, by dotted path.
         status: ``done``, ``failed``, or ``unfinished`` because the sweep was interrupted.
         iterations: iterations that it trained.
-        metric: last value of the sweep's metric; ``None`` if it was never reported.
+        metric: last value of the sweep's metric, which may be infinite or NaN; ``None`` if it was never reported.
         seconds: time that it trained.
         error: first line of what ended it; empty unless it failed.
     """
@@ -46,6 +48,16 @@ class TrialRecord:
     seconds: float
     error: str = ""
 
+    @property
+    def value(self) -> float | None:
+        """The metric where it is finite, which alone ranks."""
+        return None if self.metric is None or not math.isfinite(self.metric) else self.metric
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; numbers that are not finite, and objects, as texts."""
+        plain: dict[str, Any] = _plain(asdict(self))
+        return plain
+
 
 @dataclass(frozen=True, slots=True)
 class Point:
@@ -53,15 +65,34 @@ class Point:
 
     Attributes:
         parameters: what the sweep chose, the seed left out.
-        values: last value of the metric of every trial that did not fail.
-        failed: how many did.
-        iterations: fewest iterations of those that did not.
+        trials: in the order of their rank.
+        repeats: trials that a point of the sweep has at least.
     """
 
     parameters: dict[str, Any]
-    values: tuple[float, ...]
-    failed: int
-    iterations: int
+    trials: tuple[TrialRecord, ...]
+    repeats: int
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """Finite values of the metric, of trials that did not fail."""
+        return tuple(trial.value for trial in self.trials if trial.status != FAILED and trial.value is not None)
+
+    @property
+    def iterations(self) -> int:
+        """Fewest iterations of the trials that did not fail."""
+        return min((trial.iterations for trial in self.trials if trial.status != FAILED), default=0)
+
+    @property
+    def lacks(self) -> str:
+        """How many trials failed, did not finish, have no finite value or were not begun; empty of a complete point."""
+        found = Counter("without a value" if trial.status == DONE else trial.status for trial in self._incomplete)
+        found["not begun"] = self.repeats - len(self.trials)
+        return ", ".join(f"{number} {kind}" for kind, number in found.items() if number > 0)
+
+    @property
+    def _incomplete(self) -> list[TrialRecord]:
+        return [trial for trial in self.trials if trial.status != DONE or trial.value is None]
 
     @property
     def mean(self) -> float | None:
@@ -70,8 +101,8 @@ class Point:
 
     @property
     def half_width(self) -> float | None:
-        """Half of the 95 % interval of the mean over seeds (Student's t); ``None`` for fewer than two."""
-        if len(self.values) < 2:
+        """Half of the 95 % interval of the mean over seeds (Student's t); ``None`` of values that do not differ, or of one."""
+        if len(set(self.values)) < 2:
             return None
         return half_width(self.values)
 
@@ -85,17 +116,33 @@ class Point:
 
 @dataclass(slots=True)
 class SweepResult:
-    """Trials of a sweep, the best one first; :meth:`points` puts together what differs in the seed alone."""
+    """Trials of a sweep, the best one first; :meth:`points` puts together what differs in the seed alone.
+
+    Trials with a finite value rank before those without, of them those that are done before the others.
+
+    Attributes:
+        metric: ``/``-joined result key that ranks the trials.
+        mode: ``"max"`` or ``"min"``.
+        trials: sorted when the result is made.
+        repeats: trials that every point has at least: one a seed.
+    """
 
     metric: str
     mode: str
     trials: list[TrialRecord] = field(default_factory=list)
+    repeats: int = 1
 
     def __post_init__(self) -> None:
-        self.trials.sort(key=lambda trial: (*self._rank(trial.metric), trial.name))
+        self.trials = sorted(self.trials, key=self._rank_of_trial)
 
-    def _rank(self, value: float | None) -> tuple[bool, float]:
-        return value is None, (-1 if self.mode == "max" else 1) * (value or 0.0)
+    def _rank_of_trial(self, trial: TrialRecord) -> tuple[Any, ...]:
+        return trial.value is None, STATUSES.index(trial.status), self._signed(trial.value), trial.name
+
+    def _rank_of_point(self, point: Point) -> tuple[Any, ...]:
+        return point.mean is None, bool(point.lacks), self._signed(point.mean)
+
+    def _signed(self, value: float | None) -> float:
+        return (-1 if self.mode == "max" else 1) * (value or 0.0)
 
     @property
     def failed(self) -> int:
@@ -114,23 +161,18 @@ class SweepResult:
         return sorted(found, key=lambda name: (name == dotted(SEED), name))
 
     def points(self) -> list[Point]:
-        """The points, the best mean first; a failed trial's value is not part of the mean."""
+        """The points: complete ones first, the best mean first; a failed trial's value is not part of the mean."""
         found: dict[str, list[TrialRecord]] = {}
         for trial in self.trials:
             key = json.dumps(_without_seed(trial.parameters), sort_keys=True, default=repr)
             found.setdefault(key, []).append(trial)
-        return sorted((_point(trials) for trials in found.values()), key=lambda point: self._rank(point.mean))
+        points = [Point(_without_seed(trials[0].parameters), tuple(trials), self.repeats) for trials in found.values()]
+        return sorted(points, key=self._rank_of_point)
 
     def best(self) -> TrialRecord | None:
-        """The best trial of the best point; ``None`` where no trial has a value."""
+        """The best trial of the best point; ``None`` where no trial that did not fail has a finite value."""
         ranked = self.points()
-        if not ranked or ranked[0].mean is None:
-            return None
-        return next(
-            trial
-            for trial in self.trials
-            if trial.metric is not None and _without_seed(trial.parameters) == ranked[0].parameters
-        )
+        return ranked[0].trials[0] if ranked and ranked[0].values else None
 
     def dataframe(self) -> pandas.DataFrame:
         """One row a trial: its parameters by their dotted paths, then the fields of :class:`TrialRecord`."""
@@ -172,19 +214,26 @@ class SweepResult:
             return None
         names = [name for name in self.names if name != dotted(SEED)]
         table = Table(title=f"{len(points)} points: mean ± 95 % interval over seeds")
-        for name in (*names, self.metric.rpartition("/")[2], "iterations", "failed"):
+        for name in (*names, self.metric.rpartition("/")[2], "iterations"):
             table.add_column(name, justify="right")
+        table.add_column("lacks")
         for index, point in enumerate(points):
             values = [_shown(point.parameters.get(name, "")) for name in names]
-            row = [*values, str(point), str(point.iterations), str(point.failed)]
+            row = [*values, str(point), str(point.iterations), point.lacks]
             table.add_row(*map(_escaped, row), style="bold" if index == 0 and point.mean is not None else None)
         return table
 
     def save(self, folder: Path) -> None:
         """Write ``sweep.json`` and ``results.csv`` (the rows of :meth:`dataframe`) into the sweep's folder."""
-        record = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, "metric": self.metric, "mode": self.mode}
-        trials = [json.loads(json.dumps(asdict(trial), default=repr)) for trial in self.trials]
-        write_json(folder / "sweep.json", {**record, "trials": trials})
+        record = {
+            "schema": SCHEMA,
+            "schema_version": SCHEMA_VERSION,
+            "metric": self.metric,
+            "mode": self.mode,
+            "repeats": self.repeats,
+            "trials": [trial.to_dict() for trial in self.trials],
+        }
+        write_json(folder / "sweep.json", record)
         write_text(folder / "results.csv", self.dataframe().to_csv(index=False))
 
     @classmethod
@@ -203,21 +252,27 @@ class SweepResult:
             record = json.loads(path.read_text(encoding="utf-8"))
             if (record["schema"], record["schema_version"]) != (SCHEMA, SCHEMA_VERSION):
                 raise CheckpointError(f"{path} was written by another version; expected {SCHEMA} {SCHEMA_VERSION}.")
-            return cls(record["metric"], record["mode"], [TrialRecord(**trial) for trial in record["trials"]])
+            trials = [_read_trial(trial) for trial in record["trials"]]
+            return cls(record["metric"], record["mode"], trials, record["repeats"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             if isinstance(error, CheckpointError):
                 raise
             raise CheckpointError(f"Cannot read {path}: {type(error).__name__}: {error}.") from error
 
 
-def _point(trials: Sequence[TrialRecord]) -> Point:
-    ended = [trial for trial in trials if trial.status != FAILED]
-    return Point(
-        parameters=_without_seed(trials[0].parameters),
-        values=tuple(trial.metric for trial in ended if trial.metric is not None),
-        failed=len(trials) - len(ended),
-        iterations=min((trial.iterations for trial in ended), default=0),
-    )
+def _read_trial(record: dict[str, Any]) -> TrialRecord:
+    metric = record["metric"]
+    return TrialRecord(**{**record, "metric": None if metric is None else float(metric)})
+
+
+def _plain(value: Any) -> Any:
+    """What strict JSON can hold, by the same keys; anything else as a text."""
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    finite = isinstance(value, float) and math.isfinite(value)
+    return value if finite or value is None or isinstance(value, bool | int | str) else repr(value)
 
 
 def _without_seed(parameters: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from trial_ray.errors import (
     is_user_error,
     root_cause,
 )
-from trial_ray.evaluation.comparison import PairedComparison, paired_comparison
+from trial_ray.evaluation.comparison import PairedComparison
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.experiments.checkpoint_writer import CheckpointWriter
 from trial_ray.experiments.checkpoints import (
@@ -28,15 +28,24 @@ from trial_ray.experiments.checkpoints import (
     newest_whole_checkpoint,
 )
 from trial_ray.experiments.config_record import run_labels, to_record
-from trial_ray.experiments.cost import CostMeter, LearnerHardware, cost_table, recorded_time
+from trial_ray.experiments.cost import CostMeter, LearnerHardware, cost_table, measured, recorded_time
 from trial_ray.experiments.experiment import reached
 from trial_ray.experiments.interrupt import GracefulInterrupt, termination_as_interrupt
+from trial_ray.experiments.metric_lines import recorded_metrics
 from trial_ray.experiments.metrics import MetricWriters
 from trial_ray.experiments.progress import TrainingProgress, waiting
 from trial_ray.experiments.restarts import first_line, is_recoverable, record_restart
+from trial_ray.experiments.run_evaluations import (
+    NotCompared,
+    RunEvaluations,
+    compare_with_beginning,
+    panel_file,
+    set_file,
+)
 from trial_ray.experiments.stall_watch import StallWatch
 from trial_ray.experiments.storage import storage_error
 from trial_ray.experiments.trackers import DONE, INTERRUPTED, TrackedRun, Trackers, identifier
+from trial_ray.inference.fault_log import FAULTS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -89,6 +98,7 @@ class TrainingSession:
         self.folder = folder
         self.console = console
         self.resume = resume
+        self.resumed = False
         self.final_panels = dict(final_panels or {})
         self.on_iteration = on_iteration
         self.checkpoint_every = checkpoint_every
@@ -96,34 +106,42 @@ class TrainingSession:
         self.log_to = log_to
         self.trust = trust
         self.deadline = deadline
-        made, seconds = recorded_time(folder.cost)
-        self.longest_iteration_s = seconds / made if made else 0.0
         self.iteration = 0
         self.restarts = 0
         self.interrupted = False
-        self.cost = CostMeter(folder.cost)
-        self.comparisons: dict[str, PairedComparison] = {}
+        self.after: dict[str, EvaluationResult] = {}
+        self.comparisons: dict[str, PairedComparison | NotCompared] = {}
         self.checkpoint: Path | None = None
+        self.card: dict[str, Any] = {}
 
     def run(self, ray: AbstractContextManager[None]) -> None:
         """Run to the end, or to the interrupt; the run folder records how it ended.
 
         Args:
             ray: entered for as long as actors live.
+
+        Raises:
+            FolderInUseError: another command writes into the run folder.
         """
-        started = time.monotonic()
+        with self.folder.held():
+            self._run_alone(ray)
+
+    def _run_alone(self, ray: AbstractContextManager[None]) -> None:
+        made, seconds = recorded_time(self.folder.cost)
+        self.longest_iteration_s = seconds / made if made else 0.0
+        self.cost = CostMeter(self.folder.cost)
         try:
             # Ray sets a handler of SIGTERM, under which the process would end without a record.
             with termination_as_interrupt(), self._trackers() as self.trackers, ray, termination_as_interrupt():
                 try:
-                    while not self._attempt(started):
-                        self.resume = True
+                    while not self._attempt():
+                        self.resume, self.card = True, {}
                     self.trackers.close(INTERRUPTED if self.interrupted else DONE)
                 finally:
-                    if self.cost.iterations:
-                        self.console.print(cost_table(self.cost.write()))
+                    self._tell_cost()
         except KeyboardInterrupt:
-            self.folder.set_state("interrupted")
+            if self._has_begun():
+                self.folder.set_state("interrupted")
             saved = list_checkpoints(self.folder.checkpoints)
             self._tell(f"stopped at once; last checkpoint: {saved[-1] if saved else 'none'}")
             raise
@@ -136,12 +154,12 @@ class TrainingSession:
         self.folder.set_state("interrupted" if self.interrupted else "done")
         self._tell_outcome()
 
-    def _attempt(self, started: float) -> bool:
+    def _attempt(self) -> bool:
         """Train to the end with actors of its own; ``False`` after a failure from which the run is to continue."""
         algorithm = None
         try:
             algorithm = self._build()
-            self._train_with(algorithm, started)
+            self._train_with(algorithm)
         except Exception as error:
             began = algorithm is not None or self.restarts
             if not began or self.restarts >= self.config.max_restarts or not is_recoverable(error):
@@ -151,16 +169,17 @@ class TrainingSession:
             return False
         return True
 
-    def _train_with(self, algorithm: GRPO, started: float) -> None:
-        checkpoints = CheckpointWriter(algorithm, self.folder.checkpoints, self.checkpoints_kept)
+    def _train_with(self, algorithm: GRPO) -> None:
+        checkpoints = CheckpointWriter(
+            algorithm, self.folder.checkpoints, self.checkpoints_kept, self.folder.note_checkpoint
+        )
         self.watch = StallWatch(
             algorithm, self.folder.library_log.parent, self.config.stall_timeout_s, self._tell, self._give_up
         )
         try:
-            if not self.restarts:
-                self.cost.started(LearnerHardware.of(algorithm))
-            self._run(algorithm, checkpoints, started)
-            self.cost.actors = algorithm.actor_reports()
+            if not self.cost.began:
+                self.cost.started(measured("the learners' device", lambda: LearnerHardware.of(algorithm)))
+            self._run(algorithm, checkpoints)
         except Exception:
             self._finish_after_failure(checkpoints)
             raise
@@ -171,7 +190,9 @@ class TrainingSession:
     def _tell_restart(self, error: Exception) -> None:
         saved = list_checkpoints(self.folder.checkpoints)
         source = f"from {saved[-1]}" if saved else "from the initial weights, since there is no checkpoint yet"
-        line = f"restart {self.restarts} of at most {self.config.max_restarts}: {first_line(error)}; going on {source}"
+        again = self.iteration - (int(saved[-1].name) if saved else 0)
+        cost = f", {again} iteration{'' if again == 1 else 's'} again" if again else ""
+        line = f"restart {self.restarts} of at most {self.config.max_restarts}: {first_line(error)}; going on {source}{cost}"
         self._tell(line)
         record_restart(self.folder.library_log.parent, line, error)
 
@@ -205,58 +226,69 @@ class TrainingSession:
             checkpoint, damages = newest_whole_checkpoint(self.folder.checkpoints, trust=self.trust)
             for damage in damages:
                 self._tell(f"left out: {damage}")
+            if checkpoint is None:
+                self.folder.require_never_saved()
         with waiting(self.console, "preparing the policy and starting Ray's actors"):
             algorithm: GRPO = self.config.build_algo()
-            if checkpoint is not None:
-                try:
+            try:
+                if checkpoint is not None:
                     algorithm.restore_from_path(str(checkpoint))
-                except BaseException:
-                    algorithm.stop()
-                    raise
-        self.iteration = int(checkpoint.name) if checkpoint is not None else 0
-        if self.resume:
-            self.folder.drop_records_after(self.iteration)
-            self.folder.set_state("running")
-            self._tell(f"continuing after iteration {self.iteration}")
+                if self.resume:
+                    self._resume(int(checkpoint.name) if checkpoint is not None else 0)
+            except BaseException:
+                algorithm.stop()
+                raise
         self._tell(f"ready after {time.monotonic() - started:.0f} s")
         return algorithm
 
-    def _run(self, algorithm: GRPO, checkpoints: CheckpointWriter, started: float) -> None:
+    def _resume(self, iteration: int) -> None:
+        changes = self.folder.resume(self.config, iteration)
+        self.iteration, self.resumed = iteration, True
+        self._tell(f"continuing after iteration {self.iteration}")
+        for change in changes:
+            self._tell(f"changed: {change.name} is {change.after!r:.200}, it was {change.before!r:.200}")
+
+    def _run(self, algorithm: GRPO, checkpoints: CheckpointWriter) -> None:
+        self.after = {}
         panels = {} if self.final_panels else algorithm.panels
-        before = {
-            name: self._evaluate(algorithm, _evaluation_name("before", name, panels), *panels[name]) for name in panels
-        }
-        checkpoint = self._train(algorithm, checkpoints)
-        after = {}
-        if not self.interrupted:
-            for name, panel in panels.items():
-                after[name] = self._evaluate(
-                    algorithm, self.name_after(_evaluation_name("after", name, panels)), *panel
-                )
-            for name, panel in self.final_panels.items():
-                self._evaluate(algorithm, self.name_after(name), *panel)
-        self._summarise(before, after, checkpoint, time.monotonic() - started)
+        # In a mixture of environments the file's name has that of the environment.
+        environments = {name: name if len(panels) > 1 else "" for name in panels}
 
-    def name_after(self, name: str) -> str:
-        """What an evaluation of the current iteration is called; another iteration's is never taken for it."""
-        return f"{name}_{self.iteration:06d}"
-
-    def _evaluate(self, algorithm: GRPO, name: str, panel: Panel, entry: EnvironmentEntry) -> EvaluationResult:
-        path = self.folder.evaluations / f"{name}.json"
-        if path.exists():  # a resumed run is compared with its own beginning
-            result = EvaluationResult.load(path)
-        else:
+        def play(panel: Panel, entry: EnvironmentEntry) -> EvaluationResult:
             status = waiting(self.console, f"playing the panel: {len(panel)} held-out tasks")
             with status, self.cost.phase("evaluation"), self.watch.watching():
                 result = algorithm.evaluate_panel(panel, entry)
-            result.policy = f"{self.folder.path.name}, iteration {self.iteration}"
-            result.labels = run_labels(self.config)
-            result.save(path)
-        self._tell(f"panel {name.replace('_', ' ')}: success {result.overall}")
-        return result
+            if faults := algorithm.take_faults():
+                self._tell(faults)
+            return result
+
+        evaluations = RunEvaluations(
+            self.folder.evaluations,
+            self.folder.path.name,
+            run_labels(self.config),
+            algorithm.panel_protocol,
+            play,
+            self._tell,
+        )
+        before = {
+            name: result
+            for name, panel in panels.items()
+            if (result := evaluations.before(environments[name], self.iteration, *panel)) is not None
+        }
+        checkpoint = self._train(algorithm, checkpoints)
+        if not self.interrupted:
+            for name, panel in panels.items():
+                file = panel_file(environments[name], self.iteration)
+                self.after[name] = evaluations.after(file, self.iteration, *panel)
+            for name, panel in self.final_panels.items():
+                evaluations.after(set_file(name, self.iteration), self.iteration, *panel)
+        self.cost.actors = measured("what the actors did", algorithm.actor_reports) or {}
+        self.card = self.cost.write()
+        self._summarise(before, checkpoint, several=len(panels) > 1)
 
     def _train(self, algorithm: GRPO, checkpoints: CheckpointWriter) -> Path:
-        finished = reached(self.stop, {"training_iteration": self.iteration})
+        last = recorded_metrics(self.folder.metrics, self.iteration) if self.resume else {}
+        finished = reached(self.stop, {**last, "training_iteration": self.iteration})
         total = self.stop.get("training_iteration")
         with (
             MetricWriters(self.folder, self.iteration) as writers,
@@ -277,6 +309,8 @@ class TrainingSession:
                 self.trackers.log(self.iteration, metrics)
                 self.cost.iteration(metrics)
                 progress.iteration(self.iteration, metrics)
+                if FAULTS in result:
+                    self._tell(result[FAULTS])
                 self.on_iteration({"training_iteration": self.iteration, **metrics})
                 finished = reached(self.stop, metrics)
                 with self.cost.phase("checkpoint"):
@@ -332,15 +366,14 @@ class TrainingSession:
     def _tell(self, line: str) -> None:
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def _summarise(
-        self,
-        before: Mapping[str, EvaluationResult],
-        after: Mapping[str, EvaluationResult],
-        checkpoint: Path,
-        seconds: float,
-    ) -> None:
-        comparisons = {name: paired_comparison(before[name], after[name]) for name in after}
-        self.comparisons = comparisons
+    def _summarise(self, before: Mapping[str, EvaluationResult], checkpoint: Path, several: bool) -> None:
+        def shown(values: Mapping[str, Any]) -> Any:
+            """The value of the only panel, ``None`` where there is none; those of a mixture by environment."""
+            return dict(values) if several else next(iter(values.values()), None)
+
+        self.comparisons = {
+            name: compare_with_beginning(before.get(name), result) for name, result in self.after.items()
+        }
         self.checkpoint = checkpoint
         self.folder.write_summary(
             {
@@ -348,30 +381,45 @@ class TrainingSession:
                 "seed": self.config.seed,
                 "iterations": self.iteration,
                 "interrupted": self.interrupted,
-                "seconds": round(seconds, 1),
+                "seconds": self.card["wall_seconds"],
                 "checkpoint": str(checkpoint.relative_to(self.folder.path)),
-                "before": _only_or_all({name: result.to_dict()["summary"] for name, result in before.items()}),
-                "after": _only_or_all({name: result.to_dict()["summary"] for name, result in after.items()}),
-                "comparison": _only_or_all({name: found.to_dict() for name, found in comparisons.items()}),
+                "before": shown({name: result.to_dict()["summary"] for name, result in before.items()}),
+                "after": shown({name: result.to_dict()["summary"] for name, result in self.after.items()}),
+                "comparison": shown({name: found.to_dict() for name, found in self.comparisons.items()}),
             }
         )
 
+    def _tell_cost(self) -> None:
+        if self.cost.began:
+            card = self.card or self.cost.write()
+            self.console.print(cost_table(card))
+
     def _tell_outcome(self) -> None:
         """What was learned and where it is, after the cost, so that it is what stands at the end."""
-        for name, comparison in self.comparisons.items():
+        for name, found in self.comparisons.items():
             of = f" in {name}" if len(self.comparisons) > 1 else ""
-            self._tell(f"learned{of}: success {comparison.before:.1%} → {comparison.after:.1%}, change {comparison}")
+            if isinstance(found, PairedComparison):
+                self._tell(f"learned{of}: success {found.before:.1%} → {found.after:.1%}, change {found}")
+            else:
+                rate = self.after[name].overall
+                self._tell(f"success{of} after iteration {self.iteration}: {rate}. {found.not_compared}")
         if self.interrupted:
             self._tell(
                 f"stopped after iteration {self.iteration}; the same command continues with --resume {self.folder.path}"
             )
         self._tell(f"checkpoint: {self.checkpoint}")
 
+    def _has_begun(self) -> bool:
+        """Whether the folder tells of this command; until it has restored a checkpoint, one that resumes changes nothing."""
+        return self.resumed or self.restarts > 0 or not self.resume
+
     def _record_failure(self, error: Exception) -> None:
-        began = self.resume or self.iteration or any(self.folder.evaluations.iterdir())
-        if not began and is_user_error(error):
-            self.folder.discard()
-            return
+        if is_user_error(error):
+            if not self._has_begun():
+                return
+            if not self.resume and not self.iteration and not any(self.folder.evaluations.iterdir()):
+                self.folder.discard()
+                return
         try:
             self.folder.write_error(error)
             self.folder.set_state("failed")
@@ -384,13 +432,3 @@ class TrainingSession:
                 highlight=False,
                 soft_wrap=True,
             )
-
-
-def _evaluation_name(when: str, environment: str, panels: Mapping[str, Any]) -> str:
-    """File name of a panel's evaluation; in a mixture with the environment's name."""
-    return when if len(panels) == 1 else f"{when}_{environment}"
-
-
-def _only_or_all(values: Mapping[str, Any]) -> Any:
-    """The value of the only environment, those of a mixture by name, ``None`` where there are none."""
-    return next(iter(values.values()), None) if len(values) < 2 else dict(values)

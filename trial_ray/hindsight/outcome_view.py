@@ -6,17 +6,37 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class OutcomeView:
-    """z_k: the realised consequence of one decision, shared by all tokens of that turn's response.
+class Frame:
+    """What stands around the text of a view, and where both go.
 
     Attributes:
-        text: the consequence in words; what the environment showed is kept as it is.
+        lead: opens the text and says what it is.
+        close: follows the text.
+        in_front: whether both stand in front of the whole prompt; else at the end of the user's message.
+    """
+
+    lead: str
+    close: str = ""
+    in_front: bool = False
+
+
+OUTCOME = Frame("\n\nOutcome after the reply:\n")
+
+
+@dataclass(frozen=True, slots=True)
+class PrivilegedView:
+    """What the second view of a turn shows besides the prompt, shared by all tokens of that turn's response; z_k for an outcome.
+
+    Attributes:
+        text: the content in words; what the environment showed is kept as it is.
+        frame: around it.
     """
 
     text: str
+    frame: Frame = OUTCOME
 
 
-def outcome_view(outcome: str, *, terminal: bool, success: bool) -> OutcomeView:
+def outcome_view(outcome: str, *, terminal: bool, success: bool) -> PrivilegedView:
     """The view of one turn: what the environment answered to it, and the verdict where the answer ended the episode.
 
     ALFWorld: ``outcome`` is the text rendered after the action; WebShop: the page that the action reached. A terminal
@@ -29,7 +49,7 @@ def outcome_view(outcome: str, *, terminal: bool, success: bool) -> OutcomeView:
         success: whether the task was accomplished; matters on a terminal turn alone.
     """
     text = outcome.strip()
-    if not terminal:
-        return OutcomeView(text)
-    verdict = f"The episode ended: the task {'succeeded' if success else 'failed'}."
-    return OutcomeView(f"{text}\n{verdict}" if text else verdict)
+    if terminal:
+        verdict = f"The episode ended: the task {'succeeded' if success else 'failed'}."
+        text = f"{text}\n{verdict}" if text else verdict
+    return PrivilegedView(text)

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import numpy as np
 
 from trial_ray.errors import EngineError
-from trial_ray.inference.protocol import InvalidRequestError, SamplingParams
+from trial_ray.inference.protocol import (
+    MOST_IDS,
+    InvalidRequestError,
+    RequestBatch,
+    SamplingParams,
+    is_token_ids,
+    is_whole,
+)
 
 #: vLLM raises any lower temperature than this, 0 apart, without saying so in its response.
 MIN_TEMPERATURE = 0.01
+MOST_SEEDS = 2**63
+"""torch's generators take no larger one."""
 
 
 class AdmissionGate:
@@ -102,28 +112,72 @@ class AdmissionGate:
             ) from error
 
 
-def check_request(prompt_ids: np.ndarray, params: SamplingParams, *, max_model_len: int, vocab_size: int) -> None:
+def check_message(requests: object) -> None:
+    """Refuse a message whose parts do not belong together: no request of it could be told from another.
+
+    Raises:
+        InvalidRequestError: says which part.
+    """
+    if not isinstance(requests, RequestBatch):
+        raise InvalidRequestError(f"a RequestBatch expected, {type(requests).__name__} found")
+    numbers, lengths, params = requests.numbers, requests.lengths, requests.params
+    if not all(isinstance(part, tuple) and len(part) == len(numbers) for part in (numbers, lengths, params)):
+        raise InvalidRequestError("numbers, lengths and params: tuples of one length expected")
+    if not (all(map(is_whole, numbers)) and len(set(numbers)) == len(numbers)):
+        raise InvalidRequestError(f"numbers: different whole numbers expected, {numbers!r:.200} found")
+    if not (is_token_ids(requests.prompt_ids) and all(map(is_whole, lengths))):
+        raise InvalidRequestError("prompt_ids and lengths: whole numbers expected")
+    if min(lengths, default=0) < 0 or sum(lengths) != len(requests.prompt_ids):
+        raise InvalidRequestError(
+            f"prompts of {lengths!r:.200} tokens expected, {len(requests.prompt_ids)} tokens found in all"
+        )
+
+
+def check_request(
+    prompt_ids: np.ndarray, params: SamplingParams, *, max_model_len: int | None, vocab_size: int | None
+) -> None:
     """Refuse a request that no engine of this model could serve.
+
+    Args:
+        prompt_ids: of the prompt.
+        params: how to sample.
+        max_model_len: most tokens of prompt and response; ``None`` where it is not known.
+        vocab_size: token ids are below it; ``None`` where it is not known.
 
     Raises:
         InvalidRequestError: an empty prompt, ids outside the vocabulary, no room for ``max_tokens``, or a sampling
-            value out of range.
+            value of another type or out of range.
     """
-    length = len(prompt_ids)
-    if length == 0:
+    _check_params(params)
+    if not isinstance(prompt_ids, np.ndarray) or prompt_ids.ndim != 1:
+        raise InvalidRequestError(f"prompt_ids: {prompt_ids!r:.80} found, an array [P] expected")
+    if not (length := len(prompt_ids)):
         raise InvalidRequestError("prompt_ids: empty, at least one token expected")
-    if params.max_tokens < 1:
-        raise InvalidRequestError(f"max_tokens: {params.max_tokens} found, 1 or more expected")
-    if length + params.max_tokens > max_model_len:
+    if not is_token_ids(prompt_ids):
+        raise InvalidRequestError(f"prompt_ids: {prompt_ids.dtype} found, an integer type expected")
+    if max_model_len is not None and length + params.max_tokens > max_model_len:
         raise InvalidRequestError(
             f"prompt of {length} tokens and a response of up to {params.max_tokens} exceed max_model_len={max_model_len}; "
             "shorten the prompt, lower max_tokens or raise the engine's max_model_len"
         )
+    vocab_size = vocab_size or MOST_IDS
     if int(np.min(prompt_ids)) < 0 or int(np.max(prompt_ids)) >= vocab_size:
         raise InvalidRequestError(f"prompt_ids: values outside [0, {vocab_size}) found")
-    tempered = params.temperature == 0 or params.temperature >= MIN_TEMPERATURE
+
+
+def _check_params(params: SamplingParams) -> None:
+    if not isinstance(params, SamplingParams):
+        raise InvalidRequestError(f"params: SamplingParams expected, {type(params).__name__} found")
+    if not is_whole(params.max_tokens) or params.max_tokens < 1:
+        raise InvalidRequestError(f"max_tokens: {params.max_tokens!r} found, a whole number of 1 or more expected")
+    if params.seed is not None and not (is_whole(params.seed) and 0 <= params.seed < MOST_SEEDS):
+        raise InvalidRequestError(f"seed: {params.seed!r} found, None or a whole number in [0, 2**63) expected")
+    known = all(
+        isinstance(value, (int, float)) and math.isfinite(value) for value in (params.temperature, params.top_p)
+    )
+    tempered = known and (params.temperature == 0 or params.temperature >= MIN_TEMPERATURE)
     if not tempered or not 0 < params.top_p <= 1:
         raise InvalidRequestError(
-            f"temperature={params.temperature}, top_p={params.top_p} found; "
+            f"temperature={params.temperature!r}, top_p={params.top_p!r} found; "
             f"a temperature of 0 or at least {MIN_TEMPERATURE}, and top_p in (0, 1] expected"
         )

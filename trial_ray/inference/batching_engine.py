@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import queue
 import threading
@@ -14,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from trial_ray.errors import EngineError
-from trial_ray.inference.admission import AdmissionGate, check_request
+from trial_ray.errors import EngineError, WeightSyncError
+from trial_ray.inference.admission import AdmissionGate, check_message, check_request
 from trial_ray.inference.outbox import Outbox
 from trial_ray.inference.protocol import EnginePart, RequestBatch, Response, ResponseBatch, SamplingParams
-from trial_ray.inference.weights import Weights
+from trial_ray.inference.weights import Weights, wrong_version
 from trial_ray.process_memory import peak_memory
 from trial_ray.process_progress import advance, announce
 
@@ -26,6 +27,7 @@ STEP_TIMEOUT_S = 300.0
 """A step that takes longer hangs: the engine then says that it cannot serve, and is replaced."""
 DRAIN_TIMEOUT_S = 600.0
 """Deadline of the responses under way before weights change or the engine sleeps."""
+_NOT_STARTED = "it was not started; call ready first"
 
 
 @dataclass(eq=False)
@@ -47,8 +49,22 @@ class Request:
     finish_reason: str = ""
     cached_tokens: int | None = None
 
+    @property
+    def fault(self) -> str:
+        """Why there is no response: some token has no probability, because the model overflowed; empty where each has one."""
+        wrong = next((logprob for logprob in self.logprobs if not math.isfinite(logprob)), None)
+        if wrong is None:
+            return ""
+        return f"the model gives a log-probability of {wrong} after a prompt of {len(self.prompt_ids)} tokens"
+
     def response(self, weight_version: int) -> Response:
-        """The finished response, as sampled by weights of this version."""
+        """The finished response, as sampled by weights of this version.
+
+        Raises:
+            EngineError: it has a :attr:`fault`.
+        """
+        if fault := self.fault:
+            raise EngineError(fault)
         return Response(
             response_ids=np.asarray(self.response_ids, np.int32),
             logprobs=np.asarray(self.logprobs, np.float32),
@@ -121,7 +137,9 @@ class BatchingEngine(ABC):
         self._thread: threading.Thread | None = None
         self._opening: asyncio.Task[dict[str, Any]] | None = None
         self._info: dict[str, Any] = {}
-        self._failure = "it was not started; call ready first"
+        self._failure = _NOT_STARTED
+        self._part_lock = asyncio.Lock()
+        self._answering_version = -1  # of the newest weights under which some response had probabilities
         self._step_began: float | None = None
         self._usage = EngineUsage()
 
@@ -129,11 +147,14 @@ class BatchingEngine(ABC):
         """Start the engine (idempotent); see ``EngineProtocol``."""
         if self._opening is None:
             self._opening = asyncio.create_task(self._start())
-        return {**await asyncio.shield(self._opening), "pid": os.getpid()}
+        info = await asyncio.shield(self._opening)
+        self._check_alive()
+        return {**info, "pid": os.getpid()}
 
     async def exchange(self, client: str, requests: RequestBatch) -> ResponseBatch:
         """Take further requests of a client, return what has finished; see ``EngineProtocol``."""
         self._check_alive()
+        check_message(requests)
         if client not in self._outboxes:
             self._outboxes = {name: outbox for name, outbox in self._outboxes.items() if not outbox.abandoned}
             self._outboxes[client] = Outbox()
@@ -166,40 +187,49 @@ class BatchingEngine(ABC):
             return
         for number, request in admitted:
             self._clients[request] = _Client(outbox, number, version)
-        self._inbox.put([request for _, request in admitted])
+        entering = [request for _, request in admitted]
+        if self._thread is None:
+            self._deliver(entering, self._cannot_serve())
+        else:
+            self._inbox.put(entering)
 
     async def load_weights(self, weights: Weights, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> str:
         """Let responses under way finish, then replace the weights; see ``EngineProtocol``.
 
         Raises:
-            EngineError: the weights do not fit the model, or the responses under way did not finish in time.
+            EngineError: these are no weights, they do not fit the model, or the responses under way did not finish in time.
+            WeightSyncError: other weights arrived than were sent.
         """
         await self.ready()
-        self._check_alive()
+        if not isinstance(weights, Weights) or wrong_version(weights.version):
+            raise EngineError(f"weights with a version of at least 0 expected, {weights!r:.200} found")
         async with self._gate.update(weights.version, drain_timeout_s=drain_timeout_s):
             if "weights" in self._freed:
                 raise EngineError("the engine's weights are asleep; wake them before new ones are loaded")
-            checksum: str = await self._in_thread(self._replace_weights, weights)
-            return checksum
+            # Inside the gate: no request may enter before these are known to be the weights that were sent.
+            _require_same(weights, *await self._in_thread(self._replace_weights, weights))
+            return weights.checksum
 
     async def sleep(self, level: int = 1, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
         """Let responses under way finish, then free the device's memory; see ``EngineProtocol``."""
-        self._check_alive()
-        if self._gate.asleep:
-            return
-        async with self._gate.sleep(drain_timeout_s=drain_timeout_s):
-            self._freed = {"weights", "cache"}
-            if level > 1:
-                self._gate.version = -1
-            await self._in_thread(self._sleep, level)
+        async with self._part_lock:
+            self._check_alive()
+            if self._gate.asleep:
+                return
+            async with self._gate.sleep(drain_timeout_s=drain_timeout_s):
+                self._freed = {"weights", "cache"}
+                if level > 1:
+                    self._gate.version = -1
+                await self._in_thread(self._sleep, level)
 
     async def wake(self, part: EnginePart) -> None:
         """Take memory back; see ``EngineProtocol``."""
-        self._check_alive()
-        if part in self._freed:
-            await self._in_thread(self._wake, part)
-            self._freed.remove(part)
-            self._gate.asleep = bool(self._freed)
+        async with self._part_lock:
+            self._check_alive()
+            if part in self._freed:
+                await self._in_thread(self._wake, part)
+                self._freed.remove(part)
+                self._gate.asleep = bool(self._freed)
 
     async def weight_version(self) -> int:
         """Version now held; -1 before the first ``load_weights``.
@@ -215,13 +245,20 @@ class BatchingEngine(ABC):
         return {**asdict(self._usage), **asdict(peak_memory())}
 
     async def shutdown(self) -> None:
-        """Stop the thread and free the model; requests under way fail."""
+        """Stop the thread and free the model; requests under way and calls that wait fail."""
         if self._thread is None:
             return
         self._failure = "it was shut down"
         self._inbox.put(None)
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
         self._thread = None
+        # The thread has ended, so what is still queued is answered here.
+        while not self._inbox.empty():
+            item = self._inbox.get_nowait()
+            if isinstance(item, _Call):
+                _set_exception(item.done, self._cannot_serve())
+            elif item is not None:
+                self._deliver(item, self._cannot_serve())
 
     @abstractmethod
     def _open(self) -> dict[str, Any]:
@@ -232,8 +269,13 @@ class BatchingEngine(ABC):
         """Take in ``joining``, sample one token (or more) for what runs; return the requests that finished."""
 
     @abstractmethod
-    def _replace_weights(self, weights: Weights) -> str:
-        """Load the weights into the idle model; return the checksum of what it then holds."""
+    def _replace_weights(self, weights: Weights) -> tuple[str, str]:
+        """Load the weights into the idle model.
+
+        Returns:
+            Checksum of the values that it then holds, and their arrangement (``WeightsChecksum``): as held where tensors are held
+            as in a checkpoint, else as received.
+        """
 
     @abstractmethod
     def _sleep(self, level: int) -> None:
@@ -253,11 +295,14 @@ class BatchingEngine(ABC):
 
     def _check_alive(self) -> None:
         if self._failure:
-            raise EngineError(f"the engine cannot serve: {self._failure}")
+            raise self._cannot_serve()
         # The event loop answers even where the thread that computes hangs.
         began = self._step_began
         if began is not None and (seconds := time.monotonic() - began) > STEP_TIMEOUT_S:
             raise EngineError(f"the engine cannot serve: a step has been running for {seconds:.0f} s")
+
+    def _cannot_serve(self) -> EngineError:
+        return EngineError(f"the engine cannot serve: {self._failure}")
 
     async def _start(self) -> dict[str, Any]:
         announce()
@@ -265,11 +310,17 @@ class BatchingEngine(ABC):
         # A daemon: an actor that Ray ends must not wait for it.
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._thread.start()
-        self._info = await self._in_thread(self._open)
-        self._failure = ""
+        await self._in_thread(self._open_model)
+        if self._failure == _NOT_STARTED:
+            self._failure = ""
         return self._info
 
+    def _open_model(self) -> None:
+        self._info = self._open()
+
     async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
+        if self._thread is None:
+            raise self._cannot_serve()
         call = _Call(function, args, asyncio.get_running_loop().create_future())
         self._inbox.put(call)
         return await call.done
@@ -279,16 +330,18 @@ class BatchingEngine(ABC):
             items = self._take()
             joining = [request for item in items if isinstance(item, list) for request in item]
             self._in_flight.update(joining)
+            calls = [item for item in items if isinstance(item, _Call)]
             if None in items:
                 break
-            for call in items:
-                if isinstance(call, _Call):
-                    self._run_call(call)
+            for call in calls:
+                self._run_call(call)
             if self._in_flight:
                 self._advance(joining)
+        self._fail_requests("the engine was shut down before the response was finished")
+        for call in calls:
+            self._post(call.done, self._cannot_serve())
         if self._info:  # else the model never came up, and there is nothing to free
             self._close()
-        self._fail_requests("the engine was shut down before the response was finished")
 
     def _take(self) -> list[list[Request] | _Call | None]:
         """Empty the inbox, waiting for something only when no request runs."""
@@ -325,12 +378,26 @@ class BatchingEngine(ABC):
     def _deliver(self, requests: list[Request], error: EngineError | None = None) -> None:
         """In the event loop: hand finished requests, or what became of them, to their clients."""
         self._gate.leave(len(requests))
-        for request in requests:
+        faults = {request: request.fault for request in requests}
+        # Those without one first: they say that the weights of the others are not to blame.
+        for request in sorted(requests, key=lambda request: faults[request] != ""):
             client = self._clients.pop(request)
-            if error is None:
-                client.outbox.put(client.number, request.prompt_ids, request.response(client.weight_version))
-            else:
+            if error is not None:
                 client.outbox.fail(client.number, error)
+            elif faults[request]:
+                client.outbox.fail(client.number, self._explained(faults[request], client.weight_version))
+            else:
+                self._answering_version = client.weight_version
+                client.outbox.put(client.number, request.prompt_ids, request.response(client.weight_version))
+
+    def _explained(self, fault: str, version: int) -> EngineError:
+        wider = "set a dtype of wider range in engine_kwargs ('bfloat16', 'float32')"
+        if self._answering_version == version:
+            return EngineError(f"{fault}, which overflows: weights of version {version} answer other prompts; {wider}")
+        return EngineError(
+            f"{fault}, and weights of version {version} have answered no other yet. If they answer none, they are broken: lower lr "
+            f"and continue from the last checkpoint; if they answer others, the prompt overflows: {wider}"
+        )
 
     def _run_call(self, call: _Call) -> None:
         try:
@@ -343,6 +410,23 @@ class BatchingEngine(ABC):
 
     def _post(self, done: asyncio.Future[Any], error: Exception) -> None:
         self._loop.call_soon_threadsafe(_set_exception, done, error)
+
+
+def _require_same(sent: Weights, checksum: str, arrangement: str) -> None:
+    """Compare what an engine has with what was sent.
+
+    Raises:
+        WeightSyncError: they differ.
+    """
+    if checksum != sent.checksum:
+        raise WeightSyncError(
+            f"version {sent.version} was sent with checksum {sent.checksum}, the engine has {checksum}; it serves none of them"
+        )
+    if arrangement != sent.arrangement:
+        raise WeightSyncError(
+            f"version {sent.version} was sent with names and places of digest {sent.arrangement}, the engine has {arrangement} of "
+            "equal values: tensors changed their names or elements their places; it serves none of them"
+        )
 
 
 def _set_result(future: asyncio.Future[Any], result: Any) -> None:

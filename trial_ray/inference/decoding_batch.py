@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from random import Random
 
@@ -30,7 +31,9 @@ class _Row:
         request = self.request
         request.response_ids.append(token)
         request.logprobs.append(logprob)
-        if token in stop_ids:
+        if not math.isfinite(logprob):
+            request.finish_reason = "overflow"
+        elif token in stop_ids:
             request.finish_reason = "stop"
         elif len(request.response_ids) >= request.params.max_tokens:
             request.finish_reason = "length"

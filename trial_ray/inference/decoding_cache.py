@@ -18,6 +18,9 @@ class DecodingCache(Cache):
     is there already. A row that leaves is replaced by the last one. Where columns or rows run out, those in use are
     moved once to where there is room again.
 
+    Left of its first token every row holds zeros. The mask alone would not keep out what another row left there, or what a
+    model computes of padding: masked attention weighs it by 0, and 0 times NaN is NaN.
+
     Args:
         max_rows: most rows that will ever be needed; ``None`` if unknown.
 
@@ -27,6 +30,7 @@ class DecodingCache(Cache):
         rows: rows that the next forward pass writes to.
         columns: columns that it writes to.
         first: first column that it sees.
+        padding: bool ``[rows, columns]``, which of those that it writes to are no tokens; ``None`` where all are.
     """
 
     def __init__(self, max_rows: int | None = None) -> None:
@@ -35,6 +39,7 @@ class DecodingCache(Cache):
         self.end = 0
         self.rows = self.columns = slice(0, 0)
         self.first = 0
+        self.padding: torch.Tensor | None = None
         self.room = (0, 0)
         self._max_rows = max_rows
 
@@ -47,6 +52,8 @@ class DecodingCache(Cache):
         self.starts += [self.end - length for length in lengths]
         self.rows, self.columns = slice(before, len(self.starts)), slice(self.end - longest, self.end)
         self.first = self.columns.start
+        absent = longest - torch.tensor(lengths)
+        self.padding = torch.arange(longest) < absent[:, None] if bool(absent.any()) else None
 
     def add_column(self) -> None:
         """Make room for one more token in every row; a forward pass with those tokens must follow."""
@@ -54,6 +61,7 @@ class DecodingCache(Cache):
             self._make_room(len(self.starts), 0)
         self.rows, self.columns = slice(0, len(self.starts)), slice(self.end, self.end + 1)
         self.first = min(self.starts)
+        self.padding = None
         self.end += 1
 
     def drop_rows(self, rows: list[int]) -> list[tuple[int, int]]:
@@ -116,9 +124,15 @@ class _Layer(CacheLayerMixin):
         assert self.keys is not None
         assert self.values is not None
         cache = self._cache
+        if cache.padding is not None:
+            cache.padding = cache.padding.to(key_states.device)  # moved by the first layer
+            absent = cache.padding[:, None, :, None]
+            key_states, value_states = key_states.masked_fill(absent, 0), value_states.masked_fill(absent, 0)
         self.keys[cache.rows, :, cache.columns] = key_states
         self.values[cache.rows, :, cache.columns] = value_states
         if cache.first == cache.columns.start:
+            for buffer in (self.keys, self.values):
+                buffer[cache.rows, :, : cache.first] = 0
             return key_states, value_states
         seen = slice(cache.first, cache.columns.stop)
         return self.keys[cache.rows, :, seen], self.values[cache.rows, :, seen]
@@ -151,6 +165,7 @@ class _Layer(CacheLayerMixin):
         used = buffer[:rows, :, before]
         if (buffer.shape[0], buffer.shape[2]) == self._cache.room:
             used = used.clone()  # the two may overlap
+            buffer[:rows, :, : after.start] = 0
         else:
             buffer = self._buffer(buffer)
         buffer[:rows, :, after] = used

@@ -5,9 +5,12 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from trial_ray.errors import ConfigError
+from trial_ray.inference.protocol import is_whole
+from trial_ray.models.model_shape import max_positions
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -41,8 +44,18 @@ REFUSED = {
 }
 """Fields of vLLM's ``EngineArgs`` that are not the user's to set, and why."""
 
+VLLM_CPU_ROWS = 64
+"""Requests that vLLM decodes at a time on the CPU, by default."""
+VLLM_CPU_CACHE_GIB = 0.5
+"""Its key-value cache there."""
+GPU_MEMORY_UTILIZATION = 0.9
+"""Share of a GPU that vLLM takes, by default."""
+
 SAME = {"max_num_seqs": "max_batch", "kv_cache_memory_bytes": "kv_cache_gib"}
 """Fields of vLLM's ``EngineArgs`` by which an argument of both engines, or of a more readable unit, is meant."""
+
+COUNTS = {"max_model_len": False, "max_batch": True, "num_threads": True, "tensor_parallel_size": False}
+"""Arguments that are whole numbers of at least 1, and whether ``None`` leaves the choice to the engine."""
 
 
 def engine_dtype(dtype: str | None, *, on_gpu: bool) -> str:
@@ -67,7 +80,7 @@ def check_engine_arguments(engine: str, engine_class: type, arguments: Mapping[s
         arguments: what the user set.
 
     Raises:
-        ConfigError: an argument is unknown (the message names the nearest known one) or not the user's to set.
+        ConfigError: an argument is unknown (the message names the nearest known one), not the user's to set, or out of range.
     """
     parameters = inspect.signature(engine_class).parameters.values()
     known = {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
@@ -83,7 +96,34 @@ def check_engine_arguments(engine: str, engine_class: type, arguments: Mapping[s
             raise ConfigError(f"engine_kwargs: the {engine} engine has no argument {name!r}.{hint}")
         if SAME.get(name) in arguments:
             raise ConfigError(f"engine_kwargs: {name!r} and {SAME[name]!r} set the same; leave one of them out.")
+    for name, may_be_none in COUNTS.items():
+        value = arguments.get(name, 1)
+        if not (may_be_none if value is None else is_whole(value) and value >= 1):
+            raise ConfigError(f"engine_kwargs: {name}={value!r} found, a whole number of at least 1 expected.")
     engine_dtype(arguments.get("dtype"), on_gpu=False)
+
+
+def check_positions(model_path: str, max_model_len: int) -> None:
+    """Refuse contexts that are longer than the model has positions for: it would fail there, or answer with nonsense.
+
+    Args:
+        model_path: folder of the model; where this machine does not see it, the engine that loads it checks.
+        max_model_len: most tokens of prompt and response together.
+
+    Raises:
+        ConfigError: says both numbers.
+    """
+    if not (Path(model_path) / "config.json").is_file():
+        return
+    from transformers import AutoConfig
+
+    positions = max_positions(AutoConfig.from_pretrained(model_path))
+    if positions is not None and max_model_len > positions:
+        raise ConfigError(
+            f"max_model_len: {max_model_len} found, but the model in {model_path} has {positions} positions; lower "
+            "max_prompt_tokens or max_response_tokens, or max_model_len in engine_kwargs where it is set there, or take another "
+            "model."
+        )
 
 
 def _vllm_fields() -> set[str]:

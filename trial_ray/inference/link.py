@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from ray import ObjectRef
 from ray.actor import ActorHandle
-from ray.exceptions import RayError, RayTaskError
 
-from trial_ray.errors import EngineError
+from trial_ray.errors import EngineError, root_cause
+from trial_ray.inference.admission import check_request
 from trial_ray.inference.protocol import RequestBatch, Response, ResponseBatch, SamplingParams, prompt_digest
 from trial_ray.inference.validation import Asked, WrongAnswerError, require_consistent, wrong_answer
 
@@ -54,9 +54,12 @@ class EngineLink:
         """Sample one response.
 
         Raises:
+            InvalidRequestError: the request itself is wrong, which shows here or at the engine.
             EngineError: the engine refused the request, failed or died.
             WrongAnswerError: it answered outside its contract.
         """
+        # Here, where the caller is; in a message it would take the requests of others with it.
+        check_request(prompt_ids, params, max_model_len=None, vocab_size=self._vocab_size)
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._start(loop)
@@ -96,8 +99,12 @@ class EngineLink:
     def _send(self) -> None:
         wanted = [request for request in self._unsent if request[0] in self._pending]
         self._unsent = []
-        # Sent now; a task would start only when the pass has ended.
-        answers: ObjectRef[ResponseBatch] = self._handle.exchange.remote(self._name, RequestBatch.join(wanted))
+        try:
+            # Sent now; a task would start only when the pass has ended.
+            answers: ObjectRef[ResponseBatch] = self._handle.exchange.remote(self._name, RequestBatch.join(wanted))
+        except Exception as error:  # of Ray's, for one: nothing would answer these
+            self._fail_pending(error)
+            return
         self._calls.add(asyncio.ensure_future(self._receive(answers)))
         if self._send_by is not None:
             self._send_by = time.monotonic() + SEND_AFTER_S
@@ -105,13 +112,15 @@ class EngineLink:
     async def _receive(self, call: Awaitable[ResponseBatch]) -> None:
         try:
             self._deliver(require_consistent(await call))
-        except (RayError, WrongAnswerError) as error:
-            cause = error.cause if isinstance(error, RayTaskError) else error
-            self._unsent.clear()  # they go elsewhere, too
-            for pending in self._pending.values():
-                _fail(pending.answer, cause)
+        except Exception as error:  # whatever it is, it reaches those who wait
+            self._fail_pending(root_cause(error))
         finally:
             self._calls.discard(asyncio.current_task())
+
+    def _fail_pending(self, cause: BaseException) -> None:
+        self._unsent.clear()  # they go elsewhere, too
+        for pending in self._pending.values():
+            _fail(pending.answer, cause)
 
     def _deliver(self, answers: ResponseBatch) -> None:
         """Hand on what was answered; with one wrong response, none of its message is taken: all may be shifted.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,8 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trial_ray.errors import ConfigError, EngineError, MissingDependencyError, WeightSyncError
-from trial_ray.inference.engine_arguments import check_engine_arguments
+from trial_ray.inference.engine_arguments import check_engine_arguments, check_positions
+from trial_ray.inference.fault_log import FaultLog
 from trial_ray.inference.protocol import EnginePart
 from trial_ray.inference.weights import Weights
 
@@ -67,6 +69,7 @@ class EnginePool:
     restarted engine would answer with the weights on disk.
 
     Attributes:
+        faults: engines and env runners that were lost.
         replacements: how many engines were replaced so far; who holds ``handles`` asks for them again when it has grown.
         vocab_size: of their model, once they have started.
     """
@@ -80,6 +83,7 @@ class EnginePool:
         self._options = options
         self._weights: Weights | None = None
         self._send_again: Callable[[], Weights] | None = None
+        self.faults = FaultLog()
         self.replacements = 0
         self.vocab_size: int | None = None
         self._handles = [self._spawn(index) for index in range(len(options))]
@@ -123,6 +127,7 @@ class EnginePool:
             raise ConfigError(f"num_engines: {num_engines} found, 1 or more expected")
         actor_class, actor_kwargs = engine_class(engine), dict(engine_kwargs or {})
         check_engine_arguments(engine, actor_class, actor_kwargs)
+        check_positions(model_path, actor_kwargs["max_model_len"])
         group = placement_group or ray.util.get_current_placement_group()
         options = [
             {
@@ -150,7 +155,10 @@ class EnginePool:
             EngineError: an engine failed to start, or not within ``timeout_s`` seconds.
         """
         refs: list[ObjectRef[Any]] = [handle.ready.remote() for handle in self._handles]
-        infos = [self._result(ref, index, "start", timeout_s) for index, ref in enumerate(refs)]
+        deadline = time.monotonic() + timeout_s
+        infos = [
+            self._result(ref, index, "start", max(0.0, deadline - time.monotonic())) for index, ref in enumerate(refs)
+        ]
         self.vocab_size = infos[0]["vocab_size"]
         return infos
 
@@ -184,6 +192,7 @@ class EnginePool:
                 self._confirm(index, ref, weights)
             except _EngineDied as error:
                 logger.warning("%s; it is replaced", error)
+                self.faults.note(str(error))
                 dead.append(index)
         self._replace(dead)
 
@@ -232,6 +241,7 @@ class EnginePool:
                 ray.get(ref, timeout=PROBE_TIMEOUT_S)
             except (RayActorError, RayTaskError, GetTimeoutError) as error:
                 logger.warning("engine %d does not answer (%s); it is replaced", index, type(error).__name__)
+                self.faults.note(f"engine {index} does not answer ({type(error).__name__})")
                 dead.append(index)
         self._replace(dead)
         return dead
@@ -257,13 +267,18 @@ class EnginePool:
         return handle
 
     def _replace(self, indices: list[int]) -> None:
+        if indices:
+            with self.faults.waiting():
+                self._start_again(indices)
+
+    def _start_again(self, indices: list[int]) -> None:
         for index in indices:
             ray.kill(self._handles[index], no_restart=True)
             self._handles[index] = self._spawn(index)
             self.replacements += 1
         for index in indices:
             self._wait_for_replacement(index)
-        if indices and self._weights is not None:
+        if self._weights is not None:
             sent = self._weights if self._send_again is None else self._send_again()
             for index in indices:
                 self._confirm(index, self._handles[index].load_weights.remote(sent), self._weights)
@@ -297,7 +312,8 @@ class EnginePool:
         except GetTimeoutError as error:
             raise EngineError(f"engine {index} did not {what} within {timeout_s:.0f} s") from error
         except RayTaskError as error:
-            raise EngineError(f"engine {index} failed to {what}: {error.cause}{hint}") from error
+            kind = WeightSyncError if isinstance(error.cause, WeightSyncError) else EngineError
+            raise kind(f"engine {index} failed to {what}: {error.cause}{hint}") from error
 
 
 def answers(calls: list[ObjectRef[Any]], timeout_s: float) -> list[Any | None]:

@@ -19,6 +19,9 @@ from trial_ray.inference.weights import Weights
 EnginePart = Literal["weights", "cache"]
 """What an engine gives back when it sleeps, in the order in which it is woken."""
 
+MOST_IDS = 2**31
+"""Token ids travel as int32."""
+
 
 class InvalidRequestError(EngineError):
     """The request itself is wrong: any other engine of this model would refuse it too."""
@@ -60,6 +63,16 @@ class Response:
     finish_reason: str
 
 
+def is_whole(value: object) -> bool:
+    """Whether a value is a whole number; a truth value is none."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def is_token_ids(values: object) -> bool:
+    """Whether a value is an array ``[n]`` of an integer type."""
+    return isinstance(values, np.ndarray) and values.ndim == 1 and np.issubdtype(values.dtype, np.integer)
+
+
 def prompt_digest(prompt_ids: np.ndarray) -> int:
     """Of a prompt, by which an answer says which one it continues."""
     return zlib.crc32(np.ascontiguousarray(prompt_ids, np.int32).tobytes())
@@ -87,7 +100,8 @@ class RequestBatch:
         if not requests:
             return cls()
         numbers, prompts, params = zip(*requests, strict=True)
-        return cls(numbers, np.concatenate(prompts), tuple(map(len, prompts)), params)
+        joined = np.concatenate(prompts, dtype=np.int32, casting="same_kind")
+        return cls(numbers, joined, tuple(map(len, prompts)), params)
 
     def split(self) -> list[tuple[int, np.ndarray, SamplingParams]]:
         """What :meth:`join` was given."""
@@ -152,6 +166,7 @@ class EngineProtocol(Protocol):
             requests: may be empty.
 
         Raises:
+            InvalidRequestError: the parts of ``requests`` do not belong together.
             EngineError: the engine cannot serve any more.
         """
         ...
@@ -160,10 +175,15 @@ class EngineProtocol(Protocol):
         """Replace the weights, drop every cached prefix, adopt their version.
 
         Responses under way finish first, under the weights they began with; requests that come meanwhile wait. When it
-        fails, the engine has no version and refuses requests until a whole load succeeds.
+        fails, the engine has no version and refuses requests until a whole load succeeds. It fails, too, where the checksum or
+        the arrangement (``WeightsChecksum``) of what has arrived is another than that of what was sent.
 
         Returns:
             ``weights_checksum`` of what the engine now holds.
+
+        Raises:
+            WeightSyncError: other weights arrived than were sent.
+            EngineError: these are no weights, or none of this model's.
         """
         ...
 

@@ -58,7 +58,7 @@ class IPCSender(WeightSender):
         checksum = WeightsChecksum()
         update: dict[str, list[Any]] = {"names": [], "dtype_names": [], "shapes": [], "ipc_handles": []}
         for name, tensor in cast_weights(weights, dtype):
-            checksum.add(tensor)
+            checksum.add(name, tensor)
             self._offered.append(tensor)
             update["names"].append(name)
             update["dtype_names"].append(_dtype_name(tensor.dtype))
@@ -66,7 +66,7 @@ class IPCSender(WeightSender):
             gpu = torch.cuda.get_device_properties(tensor.device).uuid
             update["ipc_handles"].append({str(gpu): reduce_tensor(tensor)[1]})
         torch.cuda.synchronize(self._offered[0].device)
-        return DeviceWeights(version, checksum.hexdigest, "ipc", update)
+        return DeviceWeights(version, checksum.hexdigest, checksum.arrangement, "ipc", update)
 
     def withdraw(self) -> None:
         """Free the copies."""
@@ -77,7 +77,7 @@ class IPCSender(WeightSender):
 class NCCLSender(WeightSender):
     """By an NCCL broadcast from the first learner to every worker of every engine, on GPUs of their own.
 
-    The group is made anew whenever an engine was replaced. A broadcast whose receiver dies cannot be called back: the
+    The group is made again whenever an engine was replaced. A broadcast whose receiver dies cannot be called back: the
     learner then hangs in it, and only the deadline of whoever waits for the learner ends the run.
 
     Args:
@@ -101,7 +101,7 @@ class NCCLSender(WeightSender):
         self._source = _Source(weights, dtype)
         checksum, metadata = WeightsChecksum(), []
         for name, tensor in self._source:
-            checksum.add(tensor)
+            checksum.add(name, tensor)
             metadata.append(ParamMeta(name, tensor.dtype, tuple(tensor.shape)))
         if self._rank:
             return None
@@ -113,7 +113,7 @@ class NCCLSender(WeightSender):
             "dtype_names": [_dtype_name(each.dtype) for each in metadata],
             "shapes": [list(each.shape) for each in metadata],
         }
-        return DeviceWeights(version, checksum.hexdigest, "nccl", update)
+        return DeviceWeights(version, checksum.hexdigest, checksum.arrangement, "nccl", update)
 
     def transmit(self) -> None:
         """Broadcast; every learner takes part in gathering what the first one sends."""
@@ -135,7 +135,9 @@ class NCCLSender(WeightSender):
         from vllm.utils.network_utils import get_open_port
 
         if self._group is not None:
+            # Left before the next meeting, which may fail: nothing must be sent to a group that has ended.
             self._group.shutdown()
+            self._group, self._members = None, []
         info = NCCLTrainerInitInfo(
             rank=0,
             master_address=ray.util.get_node_ip_address(),

@@ -3,7 +3,8 @@
 ``object_store`` goes by way of the host's memory, from anywhere to anywhere. ``ipc`` lets an engine read the memory of the
 learner on the same GPU. ``nccl`` broadcasts from the first learner's GPU to the engines' own. An exchange has four steps,
 whichever backend it takes: every learner offers its weights; every engine loads what was offered, while every learner
-transmits; each engine answers with the checksum of what it then holds; every learner withdraws its offer.
+transmits; each engine compares the checksums of what it then has with those of the offer, and answers with them; every
+learner withdraws its offer.
 """
 
 from __future__ import annotations
@@ -71,9 +72,10 @@ def merge_offers(offers: Sequence[Weights | None]) -> Weights:
     if not given:
         raise WeightSyncError("No learner offered weights to the engines; expected one at least.")
     first = given[0]
-    if differing := {offer.checksum for offer in given} - {first.checksum}:
+    if differing := {(offer.checksum, offer.arrangement) for offer in given} - {(first.checksum, first.arrangement)}:
         raise WeightSyncError(
-            f"Learners hold different weights: checksum {first.checksum} on the first, {sorted(differing)} on others. "
+            f"Learners hold different weights: checksum {first.checksum} on the first (arrangement {first.arrangement}), "
+            f"{sorted(differing)} on others. "
             "Resume from the last checkpoint."
         )
     if not isinstance(first, DeviceWeights) or first.backend != "ipc":

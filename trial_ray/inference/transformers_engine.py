@@ -10,10 +10,10 @@ from trial_ray.errors import EngineError
 from trial_ray.inference.batch_limit import free_memory, rows_that_fit
 from trial_ray.inference.batching_engine import BatchingEngine, Request
 from trial_ray.inference.decoding_batch import DecodingBatch
-from trial_ray.inference.engine_arguments import engine_dtype
+from trial_ray.inference.engine_arguments import check_positions, engine_dtype
 from trial_ray.inference.protocol import EnginePart
 from trial_ray.inference.sampling import stop_token_ids
-from trial_ray.inference.weights import Weights, WeightShards, iter_weights, weights_checksum
+from trial_ray.inference.weights import Weights, WeightsChecksum, WeightShards, iter_weights
 
 JOINING_SHARE = 2 / 3
 """Requests join together once they are so large a share of the rows that run, ..."""
@@ -59,6 +59,7 @@ class TransformersEngine(BatchingEngine):
     def _open(self) -> dict[str, Any]:
         from transformers import AutoModelForCausalLM
 
+        check_positions(self._model_path, self._max_model_len)
         if self._num_threads is not None:
             torch.set_num_threads(self._num_threads)
         model = AutoModelForCausalLM.from_pretrained(self._model_path, dtype=getattr(torch, self._dtype))
@@ -94,9 +95,10 @@ class TransformersEngine(BatchingEngine):
         taken, self._waiting = self._waiting[:room], self._waiting[room:]
         return taken
 
-    def _replace_weights(self, weights: Weights) -> str:
+    def _replace_weights(self, weights: Weights) -> tuple[str, str]:
         if not isinstance(weights, WeightShards):
             raise EngineError(f"the transformers engine takes weights from the object store, not by {weights.backend}")
+        self._recover()  # nothing that other weights computed is there when these serve
         missing = dict(self._model.named_parameters())
         with torch.no_grad():
             for name, tensor in iter_weights(weights):
@@ -109,7 +111,10 @@ class TransformersEngine(BatchingEngine):
                 parameter.copy_(tensor)
         if missing:
             raise EngineError(f"weights: {sorted(missing)} were not sent")
-        return weights_checksum(self._model.named_parameters())
+        held = WeightsChecksum()
+        for name, parameter in self._model.named_parameters():
+            held.add(name, parameter)
+        return held.hexdigest, held.arrangement
 
     def _sleep(self, level: int) -> None:
         del self._batch

@@ -14,10 +14,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import save
 
-from trial_ray.errors import ConfigError, EngineError
+from trial_ray.errors import ConfigError, EngineError, WeightSyncError
 from trial_ray.inference.batch_limit import MOST_ROWS
 from trial_ray.inference.batching_engine import DRAIN_TIMEOUT_S, BatchingEngine, Request
-from trial_ray.inference.engine_arguments import NO_SLEEP, engine_dtype
+from trial_ray.inference.decoding_batch import PREFILL_TOKENS
+from trial_ray.inference.engine_arguments import (
+    GPU_MEMORY_UTILIZATION,
+    NO_SLEEP,
+    VLLM_CPU_CACHE_GIB,
+    VLLM_CPU_ROWS,
+    engine_dtype,
+)
 from trial_ray.inference.protocol import EnginePart
 from trial_ray.inference.sampling import stop_token_ids
 from trial_ray.inference.weights import Weights, WeightShards, iter_shards
@@ -65,7 +72,7 @@ class VLLMEngine(BatchingEngine):
         dtype: str | None = None,
         max_model_len: int,
         kv_cache_gib: float | None = None,
-        gpu_memory_utilization: float = 0.9,
+        gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION,
         tensor_parallel_size: int = 1,
         enforce_eager: bool | None = None,
         enable_prefix_caching: bool = True,
@@ -90,7 +97,7 @@ class VLLMEngine(BatchingEngine):
                 "enable_chunked_prefill: True found, which vLLM's CPU kernels cannot do with seeds; leave it out"
             )
         if kv_cache_gib is None and not self._on_cuda:
-            kv_cache_gib = 0.5
+            kv_cache_gib = VLLM_CPU_CACHE_GIB
         self._arguments: dict[str, Any] = {
             "model": model_path,
             "dtype": engine_dtype(dtype, on_gpu=self._on_cuda),
@@ -102,7 +109,7 @@ class VLLMEngine(BatchingEngine):
             "enforce_eager": not self._on_cuda if enforce_eager is None else enforce_eager,
             "enable_prefix_caching": enable_prefix_caching,
             "enable_sleep_mode": enable_sleep_mode,
-            "max_num_seqs": max_batch or (MOST_ROWS if self._on_cuda else 64),
+            "max_num_seqs": max_batch or (MOST_ROWS if self._on_cuda else VLLM_CPU_ROWS),
             "seed": seed,
             "skip_tokenizer_init": True,
             "generation_config": "vllm",
@@ -115,7 +122,7 @@ class VLLMEngine(BatchingEngine):
             # rewind.
             self._arguments |= {
                 "enable_chunked_prefill": False,
-                "max_num_batched_tokens": max(8192, max_model_len),
+                "max_num_batched_tokens": max(PREFILL_TOKENS, max_model_len),
                 "block_size": 32,
             }
         self._arguments |= engine_args
@@ -125,12 +132,13 @@ class VLLMEngine(BatchingEngine):
         from vllm import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        from trial_ray.inference.vllm_worker import keep_cpu_weights_readable
+        from trial_ray.inference.vllm_worker import keep_cpu_weights_readable, zero_new_cache_blocks
 
         if self._num_threads is not None:
             torch.set_num_threads(self._num_threads)
         if not self._on_cuda:
             keep_cpu_weights_readable()
+            zero_new_cache_blocks()
         self._engine = LLMEngine.from_engine_args(EngineArgs(**self._arguments))
         self._stop_ids = stop_token_ids(self._model_path)
         self._ids = itertools.count()
@@ -185,21 +193,25 @@ class VLLMEngine(BatchingEngine):
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
-    def _replace_weights(self, weights: Weights) -> str:
+    def _replace_weights(self, weights: Weights) -> tuple[str, str]:
         backend = "object_store" if isinstance(weights, WeightShards) else weights.backend
         self._engine.collective_rpc("begin_update", args=(backend,))
         for update in _updates(weights):
             self._engine.collective_rpc("update_weights", args=(update,))
-        checksums = set(self._engine.collective_rpc("end_update"))
-        if len(checksums) > 1:
-            raise EngineError(f"tensor-parallel workers received different weights: {sorted(checksums)}")
+        found: set[tuple[str, str]] = set(self._engine.collective_rpc("end_update"))
+        if len(found) > 1:
+            raise WeightSyncError(f"tensor-parallel workers received different weights: {sorted(found)}")
         if not self._engine.reset_prefix_cache():
             raise EngineError("the prefix cache could not be dropped after new weights were loaded")
-        checksum: str = checksums.pop()
-        return checksum
+        return found.pop()
 
     async def join_transfer(self, backend: str, info: dict[str, Any]) -> None:
-        """Join the group in which the learner sends weights (``init_weight_transfer_engine`` of vLLM's worker)."""
+        """Join the group in which the learner sends weights (``init_weight_transfer_engine`` of vLLM's worker).
+
+        Raises:
+            EngineError: the engine cannot serve.
+        """
+        self._check_alive()
         await self._in_thread(self._join_transfer, backend, info)
 
     def _join_transfer(self, backend: str, info: dict[str, Any]) -> None:

@@ -1,15 +1,17 @@
 """Weights on their way from the learner to the engines, never through the driver.
 
 Through the object store, they go as shards of numpy integer views (bfloat16 has no numpy type, its bit pattern has), so that
-readers on the same host map them without a copy. A checksum travels along; each engine answers with the checksum of what it
-then holds.
+readers on the same host map them without a copy. Checksums travel along; an engine serves only where those of what it received
+or holds are the same.
 """
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -27,37 +29,52 @@ FETCH_TIMEOUT_S = 300.0
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MASKS = {1: 0xFF, 2: 0xFFFF, 4: 0xFFFF_FFFF, 8: -1}
-_CHUNK_ELEMENTS = 1 << 22
+_CHUNK_ELEMENTS = 1 << 20
+"""Summed at a time: few enough for a CPU's caches, enough for a GPU; the same in every process, as arrangements depend on it."""
 
 
 @dataclass(frozen=True)
-class WeightShards:
-    """One version of the policy's weights in the object store.
+class _Version:
+    """One version of the policy's weights.
 
     Attributes:
         version: number that the learner gave to these weights, 0 or more.
         checksum: :func:`weights_checksum` of the tensors as sent.
-        refs: one reference per :data:`Shard`, owned by the learner's process.
+        arrangement: ``WeightsChecksum.arrangement`` of the tensors as sent.
+
+    Raises:
+        ValueError: ``version`` is no whole number of at least 0.
     """
 
     version: int
     checksum: str
+    arrangement: str
+
+    def __post_init__(self) -> None:
+        if wrong := wrong_version(self.version):
+            raise ValueError(wrong)
+
+
+@dataclass(frozen=True)
+class WeightShards(_Version):
+    """Weights in the object store.
+
+    Attributes:
+        refs: one reference per :data:`Shard`, owned by the learner's process.
+    """
+
     refs: list[ObjectRef[Shard]]
 
 
 @dataclass(frozen=True)
-class DeviceWeights:
-    """One version of the policy's weights that stays on the learner's device, where engines read or receive it.
+class DeviceWeights(_Version):
+    """Weights that stay on the learner's device, where engines read or receive them.
 
     Attributes:
-        version: number that the learner gave to these weights, 0 or more.
-        checksum: :func:`weights_checksum` of the tensors as sent.
         backend: of vLLM's transfer engine, ``"ipc"`` or ``"nccl"``.
         update: what vLLM's receiving side of that backend is told (names, shapes, handles).
     """
 
-    version: int
-    checksum: str
     backend: str
     update: dict[str, Any]
 
@@ -66,26 +83,48 @@ Weights = WeightShards | DeviceWeights
 """What an engine is asked to load."""
 
 
+def wrong_version(version: object) -> str:
+    """Why a value is no version of weights; empty where it is one."""
+    if isinstance(version, int) and not isinstance(version, bool) and version >= 0:
+        return ""
+    return f"version: {version!r} found, a whole number of at least 0 expected"
+
+
 class WeightsChecksum:
-    """Accumulates :func:`weights_checksum` tensor by tensor, for callers that hold one tensor at a time."""
+    """Sums up tensors one by one, in two ways: their values alone, and their values with names, shapes and places."""
 
     def __init__(self) -> None:
-        self._sum = 0
+        self._values = 0
         self._nonzero = 0
+        self._arrangement = 0
 
-    def add(self, tensor: torch.Tensor) -> None:
+    def add(self, name: str, tensor: torch.Tensor) -> None:
         """Take in one tensor of any shape, dtype and device."""
         flat = tensor.detach().reshape(-1)
         width = flat.element_size()
+        digest = hashlib.blake2b(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), digest_size=8)
         for chunk in flat.split(_CHUNK_ELEMENTS):
             bits = chunk.view(_BITS[width]).to(torch.int64) & _MASKS[width]
-            self._sum += int(_mix(bits).sum())
             self._nonzero += int(torch.count_nonzero(bits))
+            mixed = _mix(bits)
+            self._values += int(mixed.sum())
+            placed = int((mixed * _places(mixed.device)[: len(mixed)]).sum())
+            digest.update(placed.to_bytes(8, "little", signed=True))
+        self._arrangement += int.from_bytes(digest.digest(), "little")
 
     @property
     def hexdigest(self) -> str:
-        """Sum and count so far as text."""
-        return f"{self._sum % 2**64:016x}-{self._nonzero}"
+        """:func:`weights_checksum` so far."""
+        return f"{self._values % 2**64:016x}-{self._nonzero}"
+
+    @property
+    def arrangement(self) -> str:
+        """Digest of which values stand where, ``"<16 hex digits>"``: equal for equal names, dtypes, shapes and elements.
+
+        It sees tensors or elements that changed places (layers swapped, a square transposed, tensors of zeros left out),
+        and is compared only between tensors in checkpoint form: engines fuse and pad. The order of the tensors does not count.
+        """
+        return f"{self._arrangement % 2**64:016x}"
 
 
 def weights_checksum(named_tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
@@ -96,8 +135,8 @@ def weights_checksum(named_tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     fused, split or reordered (``qkv_proj``, ``gate_up_proj``) and when rows of zeros pad the vocabulary.
 
     It detects a value changed anywhere, a tensor missing, sent twice or left from another version, and another dtype
-    (chance of a miss about 2**-64). It cannot detect elements that changed positions (two tensors swapped, one
-    transposed), nor zeros added or left out.
+    (chance of a miss about 2**-64). Elements that changed places (two tensors swapped, one transposed) show in
+    ``WeightsChecksum.arrangement``.
 
     Args:
         named_tensors: as from ``model.named_parameters()``, which names a tied tensor once; names themselves do not
@@ -107,8 +146,8 @@ def weights_checksum(named_tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
         ``"<16 hex digits>-<non-zero elements>"``.
     """
     checksum = WeightsChecksum()
-    for _, tensor in named_tensors:
-        checksum.add(tensor)
+    for name, tensor in named_tensors:
+        checksum.add(name, tensor)
     return checksum.hexdigest
 
 
@@ -125,10 +164,10 @@ def pack_weights(
             as they are.
 
     Raises:
-        ValueError: no tensors, a name twice, or a negative version.
+        ValueError: no tensors, a name twice, or no version.
     """
-    if version < 0:
-        raise ValueError(f"version: {version} found, 0 or more expected")
+    if wrong := wrong_version(version):
+        raise ValueError(wrong)
     checksum = WeightsChecksum()
     refs: list[ObjectRef[Shard]] = []
     names: set[str] = set()
@@ -141,7 +180,7 @@ def pack_weights(
         tensor = tensor.detach()
         if dtype is not None and tensor.is_floating_point():
             tensor = tensor.to(dtype)
-        checksum.add(tensor)
+        checksum.add(name, tensor)
         shard[name] = (_integer_view(tensor), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
         size += tensor.nbytes
         if size >= SHARD_BYTES:
@@ -151,7 +190,7 @@ def pack_weights(
         refs.append(ray.put(shard))
     if not refs:
         raise ValueError("named_tensors: at least one tensor expected, none found")
-    return WeightShards(version, checksum.hexdigest, refs)
+    return WeightShards(version, checksum.hexdigest, checksum.arrangement, refs)
 
 
 def iter_shards(shards: WeightShards) -> Iterator[dict[str, torch.Tensor]]:
@@ -174,9 +213,16 @@ def iter_weights(shards: WeightShards) -> Iterator[tuple[str, torch.Tensor]]:
 def _mix(bits: torch.Tensor) -> torch.Tensor:
     """Mix int64 bit patterns (wrapping arithmetic): a bijection that maps 0 to 0 and spreads close values far apart."""
     bits = bits * -0x61C8864680B583EB
-    bits = bits ^ ((bits >> 31) & 0x1_FFFF_FFFF)
-    bits = bits * -0x40A7B892E31B1A47
-    return bits ^ ((bits >> 29) & 0x7_FFFF_FFFF)
+    bits ^= (bits >> 31).bitwise_and_(0x1_FFFF_FFFF)
+    bits *= -0x40A7B892E31B1A47
+    bits ^= (bits >> 29).bitwise_and_(0x7_FFFF_FFFF)
+    return bits
+
+
+@cache
+def _places(device: torch.device) -> torch.Tensor:
+    """A multiplier for each place in a chunk, odd so that no bit of a value is lost."""
+    return _mix(torch.arange(1, _CHUNK_ELEMENTS + 1, device=device)) | 1
 
 
 def _integer_view(tensor: torch.Tensor) -> np.ndarray:

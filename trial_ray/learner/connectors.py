@@ -14,7 +14,7 @@ from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from trial_ray.errors import ConfigError, MethodError, PolicyBrokenError, TrainingDivergedError, WeightSyncError
-from trial_ray.hindsight.aug import encode_evidence
+from trial_ray.hindsight.aug import Evidence, encode_evidence
 from trial_ray.hindsight.privileged_views import TurnContext, privileged_view
 from trial_ray.learner.action_spans import action_mask
 from trial_ray.learner.exchange import LearnerExchange
@@ -22,26 +22,24 @@ from trial_ray.learner.method import Method
 from trial_ray.learner.packing import Row, lay_out
 from trial_ray.learner.turn_rows import TurnRows
 from trial_ray.learner.update_plan import UpdatePlan, plan_update
+from trial_ray.metrics import EFFECTIVE_SAMPLE_SIZE, LEARNER, log
 from trial_ray.models.causal_lm_module import CausalLMModule
 from trial_ray.models.logprobs import sequence_logprobs
 from trial_ray.models.prefix_tree import PrefixOrder, ScoredSequence
 from trial_ray.objectives.advantages import group_relative_advantages, penalised_advantages
 from trial_ray.objectives.divergences import engine_divergences
 from trial_ray.objectives.importance import effective_sample_size, truncated_importance_weights
-from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
+from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from trial_ray.learner.settings import LearnerSettings
+    from trial_ray.learner.settings import LearnerSettings, TrainingSettings
 
 TURN_ROWS, UPDATE_PLAN = "turn_rows", "update_plan"
 """Keys in ``shared_data`` under which the pieces hand on the rows and the plan."""
 
-EFFECTIVE_SAMPLE_SIZE = ("engine", "effective_sample_size")
-"""Name of the metric that says how far the rows of an update are from the policy that it trains."""
-
-_NOT_NEEDED = np.empty(0, np.int32)
+_NOT_NEEDED = Evidence(np.empty(0, np.int32), 0)
 
 
 class GroupAdvantages(ConnectorV2):
@@ -82,14 +80,27 @@ def group_turn_rows(groups: list[TrajectoryGroup], config: LearnerSettings) -> T
             f"A rollout of task {task_id!r} earned {reward} ({config.reward} times reward_scale={config.reward_scale:g}), expected "
             "a finite number; nothing was trained. Check the rewards of the environment, or lower reward_scale."
         )
-    charges = [0.0 if turn.valid else config.invalid_action_penalty for turn in turns]
-    penalties = torch.tensor(charges, dtype=torch.float64)
+    penalties = form_penalties(turns, config)
     if config.advantage_statistics == "rows":
-        row_returns = returns[trajectory_ids] - penalties
-        advantages = group_relative_advantages(row_returns, group_ids[trajectory_ids], config.advantage_epsilon)
+        advantages = normalised_returns(returns[trajectory_ids] - penalties, group_ids[trajectory_ids], config)
     else:
-        advantages = penalised_advantages(returns, group_ids, penalties, trajectory_ids, config.advantage_epsilon)
+        by_deviation = config.advantage_norm == "mean_std_norm"
+        advantages = penalised_advantages(
+            returns, group_ids, penalties, trajectory_ids, config.advantage_epsilon, by_deviation=by_deviation
+        )
     return TurnRows(turns, trajectory_ids, advantages)
+
+
+def form_penalties(turns: Sequence[Turn], config: TrainingSettings) -> torch.Tensor:
+    """What each turn is charged for a response without the required form, float64 ``[K]`` in units of the scaled reward."""
+    charges = [0.0 if turn.valid else config.invalid_action_penalty for turn in turns]
+    return torch.tensor(charges, dtype=torch.float64)
+
+
+def normalised_returns(returns: torch.Tensor, group_ids: torch.Tensor, config: TrainingSettings) -> torch.Tensor:
+    """Returns ``[N]`` as advantages over those of their group, by the config's ``advantage_norm``."""
+    by_deviation = config.advantage_norm == "mean_std_norm"
+    return group_relative_advantages(returns, group_ids, config.advantage_epsilon, by_deviation=by_deviation)
 
 
 class PlanRows(ConnectorV2):
@@ -153,14 +164,14 @@ class PrivilegedViews(ConnectorV2):
         tokenizer = rl_module[DEFAULT_MODULE_ID].unwrapped().tokenizer
         survivors = [trajectory for group in episodes for trajectory in group.survivors]
         rows = None if self.of_all_rows else set(shared_data[UPDATE_PLAN].scoring[self.rank].tolist())
-        shared_data[TURN_ROWS].evidence_ids = encode_views(survivors, self.config, tokenizer, rows)
+        shared_data[TURN_ROWS].evidence = encode_views(survivors, self.config, tokenizer, rows)
         return batch
 
 
 def encode_views(
     trajectories: Sequence[Trajectory], config: LearnerSettings, tokenizer: Any, rows: Collection[int] | None = None
-) -> list[np.ndarray]:
-    """Token ids of what the second view of every turn shows, int32 ``[z_k]`` each, all trajectories' turns in order.
+) -> list[Evidence]:
+    """What the second view of every turn inserts into its prompt, all trajectories' turns in order.
 
     Args:
         trajectories: whose turns.
@@ -174,25 +185,24 @@ def encode_views(
     if (view := config.privileged_view) is None:
         raise ConfigError("privileged_view is None, expected a view: without one turns have no evidence to encode.")
     adapters = {name: config.adapter_of(name) for name in {trajectory.environment for trajectory in trajectories}}
-    contexts = [
-        TurnContext(
-            environment=adapters[trajectory.environment].env_id,
+    numbered = enumerate((trajectory, index) for trajectory in trajectories for index in range(len(trajectory.turns)))
+
+    def evidence(trajectory: Trajectory, index: int) -> Evidence:
+        turn, adapter = trajectory.turns[index], adapters[trajectory.environment]
+        context = TurnContext(
+            environment=adapter.env_id,
             family=trajectory.family,
             outcome=turn.outcome,
             terminal=trajectory.ended == "terminated" and index == len(trajectory.turns) - 1,
             success=trajectory.success,
             solution=trajectory.solution,
-            skills=adapters[trajectory.environment].skills or {},
+            skills=adapter.skills or {},
         )
-        for trajectory in trajectories
-        for index, turn in enumerate(trajectory.turns)
-    ]
-    return [
-        encode_evidence(privileged_view(view, context), tokenizer, config.max_outcome_tokens)
-        if rows is None or row in rows
-        else _NOT_NEEDED
-        for row, context in enumerate(contexts)
-    ]
+        shown = privileged_view(view, context)
+        ids = encode_evidence(shown, tokenizer, config.max_outcome_tokens)
+        return Evidence(ids, 0 if shown.frame.in_front else turn.insert_at)
+
+    return [evidence(*turn) if rows is None or row in rows else _NOT_NEEDED for row, turn in numbered]
 
 
 class ScoreRows(ConnectorV2):
@@ -238,7 +248,7 @@ class ScoreRows(ConnectorV2):
         plan: UpdatePlan = shared_data[UPDATE_PLAN]
         share = plan.scoring[self.exchange.rank]
         with module.autocast():
-            scores = self._score(module, rows.model_rows(share, with_evidence=bool(rows.evidence_ids)), metrics)
+            scores = self._score(module, rows.model_rows(share, with_evidence=bool(rows.evidence)), metrics)
         module.finish_passes()
         for name, values in self._exchanged(rows, share, scores, module.lm.dtype).items():
             _require_finite_scores(name, values)
@@ -246,7 +256,7 @@ class ScoreRows(ConnectorV2):
         behaviour = torch.from_numpy(np.concatenate([turn.logprobs for turn in rows.turns])).to(rows.logprobs.dtype)
         self._compare_with_engine(rows, behaviour, metrics)
         size = effective_sample_size(rows.logprobs, behaviour)
-        metrics.log_value((DEFAULT_MODULE_ID, *EFFECTIVE_SAMPLE_SIZE), size.item(), reduce="mean")
+        log(metrics, EFFECTIVE_SAMPLE_SIZE, size.item())
         if (cap := self.config.importance_cap) is not None:
             rows.importance_weights = truncated_importance_weights(rows.logprobs, behaviour, cap)
         return batch
@@ -276,7 +286,7 @@ class ScoreRows(ConnectorV2):
             return {name: torch.empty(0, device=lm.device) for name in views}
         packed = lay_out(lm, PrefixOrder(sequences), self.config.max_tokens_per_forward)
         for name, count in (("tokens_forwarded", packed.num_tokens), ("tokens_distinct", packed.num_distinct)):
-            metrics.log_value((DEFAULT_MODULE_ID, "scoring", name), count, reduce="sum")
+            log(metrics, f"{LEARNER}scoring/{name}", count)
         logprobs, _ = sequence_logprobs(lm, packed, temperature=self.config.temperature)
         return dict(zip(views, logprobs.chunk(len(views)), strict=True))
 
@@ -297,11 +307,10 @@ class ScoreRows(ConnectorV2):
         staleness = self._staleness(rows)
         # Older responses differ because the weights have changed since, which is no error.
         found = engine_divergences(rows.logprobs, behaviour, compared=(staleness <= 0)[rows.turn_ids])
-        logged = {("engine", name): value for name, value in found.items()}
-        logged |= {("rows", "staleness_mean"): staleness.double().mean(), ("rows", "staleness_max"): staleness.max()}
+        logged = {f"engine/{name}": value for name, value in found.items()}
+        logged |= {"rows/staleness_mean": staleness.double().mean(), "rows/staleness_max": staleness.max()}
         for name, value in logged.items():
-            reduce = "max" if name[1].endswith("max") else "mean"
-            metrics.log_value((DEFAULT_MODULE_ID, *name), value.item(), reduce=reduce)
+            log(metrics, f"{LEARNER}{name}", value.item())
         gap = math.nan if found["kl"].isnan() else found["logprob_gap"].item()
         limit = self.config.logprob_gap_limit()
         if not gap <= limit:  # NaN too
@@ -352,7 +361,7 @@ class PrepareRows(ConnectorV2):
         _require_fields(self.method, rows)
         _require_finite_rows(self.method, rows)
         for name, value in logged.items():
-            metrics.log_value((DEFAULT_MODULE_ID, self.method.name, name), value.item(), reduce="mean")
+            log(metrics, f"{LEARNER}{self.method.name}/{name}", value.item())
         return batch
 
 

@@ -15,7 +15,11 @@ from ray.rllib.core import ALL_MODULES, COMPONENT_OPTIMIZER, COMPONENT_RL_MODULE
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
 from ray.rllib.core.rl_module.rl_module import RLModule
-from ray.rllib.utils.metrics import NUM_MODULE_STEPS_TRAINED, NUM_MODULE_STEPS_TRAINED_LIFETIME
+from ray.rllib.utils.metrics import (
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    NUM_MODULE_STEPS_TRAINED,
+    NUM_MODULE_STEPS_TRAINED_LIFETIME,
+)
 from ray.rllib.utils.torch_utils import clip_gradients
 from torch import nn
 
@@ -41,6 +45,7 @@ from trial_ray.learner.training_record import write_training
 from trial_ray.learner.turn_rows import TokenBatch, TurnRows
 from trial_ray.learner.update_plan import Microbatch, Minibatch, UpdatePlan
 from trial_ray.learner.weighted_means import WeightedMeans, means
+from trial_ray.metrics import LEARNER, log, log_time
 from trial_ray.models.causal_lm_module import CausalLMModule, compute_dtype
 from trial_ray.models.deferred_writer import copies_fit
 from trial_ray.models.matmul import matmul_rate
@@ -67,6 +72,8 @@ class GRPOLearner(TorchLearner):
         super().build()
         self.method: Method[Any] = self.config.method_class(self.config)
         self.iteration = 0
+        self.env_steps: int | None = 0
+        """Sampled up to the last update, to which a schedule of the learning rate refers."""
         self.weight_version: int | None = None
         self.skipped_in_a_row = 0
         self.trained_groups: list[str] = []
@@ -132,6 +139,7 @@ class GRPOLearner(TorchLearner):
         renew the lagged teacher when it is due."""
         super().before_gradient_based_update(timesteps=timesteps)
         self.iteration = timesteps.get("training_iteration", self.iteration + 1)
+        self.env_steps = timesteps.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0)
         self.weight_version = timesteps.get("weight_version")
         if (period := self.config.teacher_sync_iterations) and (self.iteration - 1) % period == 0:
             self.policy_module.renew_teacher()
@@ -175,9 +183,9 @@ class GRPOLearner(TorchLearner):
             raise ValueError("update() was given neither training_data nor episodes; expected one of them.")
         if not groups:
             raise InfrastructureError(f"All {num_lost} groups of the update were lost before they could be trained on.")
-        with self.metrics.log_time((DEFAULT_MODULE_ID, "scoring", "seconds"), reduce="max"):
+        with log_time(self.metrics, f"{LEARNER}scoring/seconds"):
             rows, plan = self._finished_rows(groups)
-        with self.metrics.log_time((DEFAULT_MODULE_ID, "update", "seconds"), reduce="max"):
+        with log_time(self.metrics, f"{LEARNER}update/seconds"):
             losses, num_rows = self._optimizer_steps(rows, plan)
         self._require_finite_weights()
         self._log_update(losses, num_rows, num_lost)
@@ -211,7 +219,7 @@ class GRPOLearner(TorchLearner):
             losses.append(loss)
             num_rows["trained" if applied else "skipped"] += len(mine)
             num_tokens += sum(rows.turns[row].num_tokens for row in mine) if applied else 0
-        self.metrics.log_value((DEFAULT_MODULE_ID, "update", "tokens_trained"), num_tokens, reduce="sum")
+        log(self.metrics, f"{LEARNER}update/tokens_trained", num_tokens)
         return losses, num_rows
 
     def _optimizer_step(self, rows: TurnRows, minibatch: Minibatch) -> tuple[float, bool]:
@@ -288,21 +296,25 @@ class GRPOLearner(TorchLearner):
     def _log_update(self, losses: list[float], num_rows: dict[str, int], num_lost: int) -> None:
         """Log what the rows came to; means are those of all learners, the same number on each."""
         for (prefix, name), value in means(self.exchange.gather(self.means.take())).items():
-            self.metrics.log_value((DEFAULT_MODULE_ID, prefix, name), value, reduce="mean")
-        if losses:
-            total = sum(sum(each) for each in self.exchange.gather(losses)) / len(losses)
-            self.metrics.log_value((DEFAULT_MODULE_ID, self.TOTAL_LOSS_KEY), total, reduce="mean")
-        for module_id in (DEFAULT_MODULE_ID, ALL_MODULES):
-            self.metrics.log_value((module_id, NUM_MODULE_STEPS_TRAINED), num_rows["trained"], reduce="sum")
-            self.metrics.log_value(
-                (module_id, NUM_MODULE_STEPS_TRAINED_LIFETIME), num_rows["trained"], reduce="lifetime_sum"
-            )
+            log(self.metrics, f"{LEARNER}{prefix}/{name}", value)
         tokens, self.passes.counts = self.passes.counts, TokenCounts()
-        for name, count in (("tokens_forwarded", tokens.forwarded), ("tokens_distinct", tokens.distinct)):
-            self.metrics.log_value((DEFAULT_MODULE_ID, "update", name), count, reduce="sum")
-        counts = {"skipped": num_rows["skipped"], "lost_groups": num_lost if self.exchange.rank == 0 else 0}
+        counts: dict[str, float] = {
+            NUM_MODULE_STEPS_TRAINED: num_rows["trained"],
+            NUM_MODULE_STEPS_TRAINED_LIFETIME: num_rows["trained"],
+            "update/tokens_forwarded": tokens.forwarded,
+            "update/tokens_distinct": tokens.distinct,
+            "rows/skipped": num_rows["skipped"],
+            "rows/lost_groups": num_lost if self.exchange.rank == 0 else 0,
+        }
+        if losses:
+            counts[self.TOTAL_LOSS_KEY] = sum(sum(each) for each in self.exchange.gather(losses)) / len(losses)
         for name, count in counts.items():
-            self.metrics.log_value((DEFAULT_MODULE_ID, "rows", name), count, reduce="sum")
+            log(self.metrics, f"{LEARNER}{name}", count)
+        # RLlib reads those over all modules, of which there is one.
+        self.metrics.log_value((ALL_MODULES, NUM_MODULE_STEPS_TRAINED), num_rows["trained"], reduce="sum")
+        self.metrics.log_value(
+            (ALL_MODULES, NUM_MODULE_STEPS_TRAINED_LIFETIME), num_rows["trained"], reduce="lifetime_sum"
+        )
 
     def _finite(self, gradients: dict[Any, torch.Tensor]) -> bool:
         """Whether all gradients are finite; counts and limits the updates that are skipped because they are not.
@@ -314,7 +326,7 @@ class GRPOLearner(TorchLearner):
             finite = all(self.exchange.gather(finite))
         self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
         counted = int(not finite) if self.exchange.rank == 0 else 0
-        self.metrics.log_value((DEFAULT_MODULE_ID, "skipped_updates"), counted, reduce="sum")
+        log(self.metrics, f"{LEARNER}skipped_updates", counted)
         if self.skipped_in_a_row >= self.config.max_skipped_updates:
             raise TrainingDivergedError(
                 f"Gradients were not finite in {self.skipped_in_a_row} updates in a row. Lower lr, or check the rewards; "
@@ -397,10 +409,10 @@ class GRPOLearner(TorchLearner):
         not_components: str | Collection[str] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Leave the optimizer out: it is written to a file of its own by :meth:`save_to_path`."""
+        """Leave the optimizer out, which :meth:`save_to_path` writes to a file of its own; add where its schedule is."""
         left_out = [not_components] if isinstance(not_components, str) else list(not_components or ())
         state: dict[str, Any] = super().get_state(components, not_components=[*left_out, COMPONENT_OPTIMIZER], **kwargs)
-        return state
+        return {**state, "env_steps": self.env_steps}
 
     def save_to_path(self, path: str | Path | None = None, **kwargs: Any) -> str:
         """Write RLlib's files and, unless they are sharded (see :meth:`save_shards`), weights and optimizer state."""
@@ -447,11 +459,20 @@ class GRPOLearner(TorchLearner):
         self.policy_module.save_weights(module_folder, write=self.exchange.rank == 0)
 
     def restore_from_path(self, path: str | Path, **kwargs: Any) -> None:
-        """Load what :meth:`save_to_path` and :meth:`save_shards` wrote.
+        """Load what :meth:`save_to_path` and :meth:`save_shards` wrote; the optimizers' settings are the config's.
 
         Raises:
             CheckpointError: files are missing, or they are of another sharding.
         """
+        self.env_steps = None  # checkpoints of earlier releases do not say
         super().restore_from_path(path, **kwargs)
         names = None if self.policy_module.sharded is None else self.policy_module.parameter_names()
         self.iteration = load_optimizers(self._named_optimizers, names, Path(path))
+        if self.env_steps is not None:
+            self.take_optimizer_settings(self.env_steps)
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue where :meth:`get_state` was taken."""
+        super().set_state(state)
+        if "env_steps" in state:
+            self.env_steps = state["env_steps"]

@@ -11,6 +11,7 @@ from trial_ray.errors import MethodError
 from trial_ray.learner.method import Method, Metrics
 from trial_ray.learner.turn_rows import TokenBatch
 from trial_ray.objectives.divergences import k3_divergence
+from trial_ray.objectives.importance import bounded_ratio
 from trial_ray.objectives.losses import clamp_saturated, joint_loss
 from trial_ray.objectives.segments import masked_mean
 
@@ -59,7 +60,7 @@ def loss_terms(
     else:
         # Without a reference, the drift from the sampling policy is what there is to watch.
         kl = k3_divergence(logprobs.detach(), tokens.old_logprobs, tokens.mask)
-    ratio = (logprobs.detach() - tokens.old_logprobs).exp()
+    ratio = bounded_ratio(logprobs.detach() - tokens.old_logprobs)
     clipped = ((ratio < 1 - config.clip_low) | (ratio > 1 + config.clip_high)).to(logprobs.dtype)
     shared = {
         "surrogate_loss": surrogate,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from trial_ray.hindsight.aug import augment
 from trial_ray.models.logprobs import DEFAULT_CHUNK_TOKENS, sequence_logprobs
@@ -34,7 +35,7 @@ class Row:
 
     Attributes:
         prompt_ids: int ``[P]``, at least one token.
-        insert_at: index in ``prompt_ids`` before which the evidence goes; in ``1..P``.
+        insert_at: index in ``prompt_ids`` before which the evidence goes; in ``0..P``.
         response_ids: int ``[y]``.
         evidence_ids: int ``[z]``, possibly empty.
 
@@ -48,8 +49,10 @@ class Row:
     evidence_ids: np.ndarray = field(default_factory=lambda: _NO_TOKENS)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.insert_at <= len(self.prompt_ids):
-            raise ValueError(f"insert_at must lie in 1..{len(self.prompt_ids)} (the prompt); got {self.insert_at}")
+        if not len(self.prompt_ids):
+            raise ValueError("prompt_ids are empty; expected at least one token")
+        if not 0 <= self.insert_at <= len(self.prompt_ids):
+            raise ValueError(f"insert_at must lie in 0..{len(self.prompt_ids)} (the prompt); got {self.insert_at}")
 
     @property
     def hindsight_prompt_ids(self) -> np.ndarray:
@@ -82,15 +85,46 @@ def lay_out(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) -> PackedS
     Args:
         lm: a transformers causal language model.
         order: of the sequences.
-        max_tokens: most inputs in a forward pass.
+        max_tokens: most inputs in a pack.
     """
     if not takes_trees(lm):
         _say_padded(type(lm).__name__)
         return pack_padded(order, max_tokens, lm.device)
-    if takes_blocks(lm):
-        most = max_tokens if lm.device.type == "cuda" else min(max_tokens, _CPU_TOKENS)
-        return pack_trees(order, most, lm.device, multiple_of=block_size(lm))
-    return pack_trees(order, min(max_tokens, tree_tokens(lm)), lm.device)
+    return pack_trees(order, _pack_tokens(lm, max_tokens), lm.device, multiple_of=block_size(lm))
+
+
+def pass_parts(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) -> list[NDArray[np.int64]]:
+    """Which sequences share a forward pass with a gradient, where all inputs of its packs stay until the backward pass.
+
+    Args:
+        lm: as in :func:`lay_out`, whose packs are counted, with what they repeat and pad.
+        order: of the sequences.
+        max_tokens: most inputs in a pass; a sequence that is longer has one of its own.
+
+    Returns:
+        Numbers of the sequences of each pass.
+    """
+    if not takes_trees(lm):
+        # One pack each: shorter views of the same rows, cut in other places, must not need more.
+        return [members for members, _ in order.padded_packs(max_tokens)]
+    parts: list[NDArray[np.int64]] = []
+    held = 0
+    for members, size in order.packs(_pack_tokens(lm, max_tokens), block_size(lm)):
+        if parts and held + size <= max_tokens:
+            parts[-1] = np.concatenate((parts[-1], members))
+            held += size
+        else:
+            parts.append(members)
+            held = size
+    return parts
+
+
+def _pack_tokens(lm: PreTrainedModel, max_tokens: int) -> int:
+    """Most nodes of a pack for a model that takes trees; what fills a pack up to whole blocks stays within ``max_tokens``."""
+    if not takes_blocks(lm):
+        return min(max_tokens, tree_tokens(lm))
+    most = max_tokens if lm.device.type == "cuda" else min(max_tokens, _CPU_TOKENS)
+    return most - most % block_size(lm) or most
 
 
 def tree_tokens(lm: PreTrainedModel) -> int:

@@ -18,7 +18,7 @@ import torch
 
 from trial_ray.learner.loss import LossTerms, MinibatchClamp, loss_terms, microbatch_loss
 from trial_ray.learner.method import Method
-from trial_ray.learner.packing import lay_out
+from trial_ray.learner.packing import lay_out, pass_parts
 from trial_ray.learner.turn_rows import TokenBatch, TurnRows
 from trial_ray.learner.update_plan import Microbatch
 from trial_ray.learner.weighted_means import WeightedMeans
@@ -188,7 +188,7 @@ class MicrobatchPasses:
         if not microbatches:
             return
         rows = np.concatenate([each.rows for each in microbatches])
-        if len(microbatches) == 1 or self._order(table, rows).num_distinct <= self._config.max_tokens_per_forward:
+        if len(microbatches) == 1 or len(self._parts(table, rows)) == 1:
             yield microbatches
             return
         middle = len(microbatches) // 2
@@ -197,7 +197,7 @@ class MicrobatchPasses:
 
     def _parts(self, table: TurnRows, rows: np.ndarray) -> list[np.ndarray]:
         """Row numbers by forward pass; a microbatch in one piece keeps its order."""
-        parts = self._order(table, rows).parts(self._config.max_tokens_per_forward)
+        parts = pass_parts(self._module.lm, self._order(table, rows), self._config.max_tokens_per_forward)
         return [rows[part] for part in parts] if len(parts) > 1 else [rows]
 
     def _order(self, table: TurnRows, rows: np.ndarray) -> PrefixOrder:

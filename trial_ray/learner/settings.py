@@ -12,9 +12,10 @@ from trial_ray.rollout.settings import PlaySettings
 from trial_ray.settings import Section, Settings, setting
 
 ADVANTAGE_STATISTICS = ("trajectories", "rows")
+ADVANTAGE_NORMS = ("mean_std_norm", "mean_norm")
 REWARDS = ("success", "score", "return")
 FLOAT32_GAP = 1e-3
-"""Engine and learner in float32 differ by 1e-7 to 1e-5 nats a token; see docs/decisions.md."""
+"""Engine and learner in float32 or more differ by 1e-7 to 1e-5 nats a token; see docs/decisions.md."""
 LOW_PRECISION_GAP = 0.1
 """Where one of them computes in bfloat16 or float16; see docs/decisions.md."""
 
@@ -58,7 +59,9 @@ class TrainingSettings(Settings):
         one_of=MICROBATCH_WEIGHTINGS,
     )
     max_tokens_per_forward: int = setting(
-        16_384, "memory limit of one forward pass, in tokens; never changes the loss", at_least=1
+        16_384,
+        "memory limit of one forward pass, in tokens, with those that its packs repeat or pad; never changes the loss",
+        at_least=1,
     )
     reward: str = setting(
         "success",
@@ -71,8 +74,16 @@ class TrainingSettings(Settings):
         'mean and deviation over ``"trajectories"`` (Eq. 1) or over turn ``"rows"``',
         one_of=ADVANTAGE_STATISTICS,
     )
+    advantage_norm: str = setting(
+        "mean_std_norm",
+        "what returns of a group are compared by: their distance from the mean over the deviation (Eq. 1), or "
+        '``"mean_norm"``, the distance alone',
+        one_of=ADVANTAGE_NORMS,
+    )
     advantage_epsilon: float = setting(1e-6, "added to the standard deviation", above=0)
-    drop_zero_variance_groups: bool = setting(False, "leave out groups in which every rollout earned the same")
+    drop_zero_variance_groups: bool = setting(
+        False, "leave out groups in which every rollout earned the same, up to rounding"
+    )
     max_refills: int = setting(
         0,
         "with ``drop_zero_variance_groups``, times in an iteration that further tasks are drawn in place of the groups that "
@@ -81,8 +92,8 @@ class TrainingSettings(Settings):
     )
     invalid_action_penalty: float = setting(
         0.1,
-        "taken off the reward of a turn whose response lacks the required form, in the units of the scaled reward; in a "
-        "group without variance it is taken off the turn's advantage as it is",
+        "taken off the reward of a turn whose response lacks the required form, in the units of the scaled reward; it takes no "
+        "more than itself off the turn's advantage, which it does in a group without variance",
         at_least=0,
     )
     clip_low: float = setting(0.2, "lower clip of the probability ratio is ``1 - clip_low``", within=(0, 1))
@@ -174,8 +185,13 @@ class LearnerSettings(TrainingSettings, PlaySettings):
         """Largest mean difference between engine and learner at which training goes on, in nats."""
         if self.max_logprob_gap is not None:
             return self.max_logprob_gap
-        learner = self.compute_dtype or ("bfloat16" if self.num_gpus_per_learner else "float32")
-        return FLOAT32_GAP if {learner, self.engine_dtype()} == {"float32"} else LOW_PRECISION_GAP
+        short = {"bfloat16", "float16"} & {self.passes_dtype(), self.engine_dtype()}
+        return LOW_PRECISION_GAP if short else FLOAT32_GAP
+
+    def passes_dtype(self) -> str:
+        """Type in which the learner's passes compute: that of autocast, or of the weights where there is none."""
+        autocast = self.compute_dtype or ("bfloat16" if self.num_gpus_per_learner else "float32")
+        return self.model_dtype if autocast == "float32" else autocast
 
     def check_overlap(self) -> None:
         """Refuse what sampling while the learner updates cannot do.

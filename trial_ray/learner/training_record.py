@@ -32,7 +32,7 @@ from trial_ray.rollout.partitions import (
 )
 from trial_ray.rollout.trajectory import TrajectoryGroup
 
-TRAINING_SCHEMA_VERSION = 1
+TRAINING_SCHEMA_VERSION = 2
 """Raised by one whenever a column changes its name, type or meaning."""
 
 TRAINING_SCHEMA = new_schema(
@@ -72,10 +72,17 @@ TRAINING_SCHEMA = new_schema(
         (
             "evidence_ids",
             IDS,
-            "tokens that the hindsight view inserts into `prompt_ids` at `insert_at`; null without a hindsight view",
+            "tokens that the hindsight view inserts into `prompt_ids`; null without a hindsight view",
+        ),
+        (
+            "evidence_at",
+            pa.int32(),
+            "index in `prompt_ids` before which it does; null without a hindsight view, and in files of earlier releases, where it "
+            "is `insert_at`",
         ),
     ),
     TRAINING_SCHEMA_VERSION,
+    added={"evidence_at": 2},
 )
 """Columns of a file, each with its description; ``iteration`` comes from the folder's name."""
 
@@ -128,7 +135,8 @@ def _records(
             "turn_weight": None if rows.weights is None else rows.weights[row].item(),
             "gap": None if gap is None else gap[tokens],
             "learner_logprobs": logprobs[tokens],
-            "evidence_ids": rows.evidence_ids[row] if rows.evidence_ids else None,
+            "evidence_ids": rows.evidence[row].ids if rows.evidence else None,
+            "evidence_at": rows.evidence[row].insert_at if rows.evidence else None,
         }
 
 

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from trial_ray.errors import MethodError
+from trial_ray.hindsight.aug import Evidence
 from trial_ray.learner.packing import Row
 from trial_ray.rollout.trajectory import Turn
 
@@ -26,7 +27,7 @@ class TurnRows:
         trajectory_ids: int64 ``[K]``, index of each turn's trajectory.
         advantages: float ``[K]``, group-relative advantage of the turn's trajectory, less the penalty for a response without
             the required form.
-        evidence_ids: K arrays int32 ``[z_k]``; empty where no hindsight view is used.
+        evidence: of the K turns; empty where no hindsight view is used.
         logprobs: float ``[T]``, log π_old(y|h) as the learner scores it; empty before.
         hindsight_logprobs: float ``[T]``, log π_T(y|h⁺), or ``None``.
         reference_logprobs: float ``[T]`` under the frozen initial policy, or ``None``.
@@ -40,7 +41,7 @@ class TurnRows:
     turns: list[Turn]
     trajectory_ids: torch.Tensor
     advantages: torch.Tensor
-    evidence_ids: list[np.ndarray] = field(default_factory=list)
+    evidence: list[Evidence] = field(default_factory=list)
     logprobs: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     hindsight_logprobs: torch.Tensor | None = None
     reference_logprobs: torch.Tensor | None = None
@@ -80,10 +81,12 @@ class TurnRows:
 
     def model_rows(self, rows: Sequence[int] | np.ndarray, with_evidence: bool = False) -> list[Row]:
         """Some turns as model inputs; ``with_evidence`` for those whose hindsight view is wanted too."""
-        evidence = self.evidence_ids if with_evidence else [_NO_TOKENS] * len(self)
         turns = self.turns
+        if not with_evidence:
+            return [Row(turns[row].prompt_ids, turns[row].insert_at, turns[row].response_ids) for row in rows]
         return [
-            Row(turns[row].prompt_ids, turns[row].insert_at, turns[row].response_ids, evidence[row]) for row in rows
+            Row(turns[row].prompt_ids, self.evidence[row].insert_at, turns[row].response_ids, self.evidence[row].ids)
+            for row in rows
         ]
 
 

@@ -115,6 +115,22 @@ class ModelShape:
         )
 
 
+def max_positions(config: PretrainedConfig) -> int | None:
+    """Most tokens of a context that the model has positions for; ``None`` where its architecture sets no limit.
+
+    Linear and dynamic scaling of rotary embeddings extend what the configuration says, other kinds are part of it already.
+    """
+    text = config.get_text_config()
+    positions = getattr(text, "max_position_embeddings", None)
+    if positions is None:
+        return None
+    rotary = getattr(text, "rope_parameters", None) or {}
+    # One for all layers, or one for each kind of layer.
+    kinds = [rotary] if "rope_type" in rotary else [kind for kind in rotary.values() if isinstance(kind, dict)]
+    factors = [kind.get("factor") or 1.0 for kind in kinds if kind.get("rope_type") in ("linear", "dynamic")]
+    return int(positions * max(factors, default=1.0))
+
+
 @cache
 def model_shape(model_path: str) -> ModelShape:
     """Shape of a model folder, or of a hub model whose configuration is listed here, in the hub's cache or on the hub.

@@ -132,9 +132,26 @@ class PrefixOrder:
             stop = int(begins[stop])
         return ranges[::-1]
 
-    def parts(self, max_tokens: int) -> list[NDArray[np.int64]]:
-        """Numbers of the sequences of each range of :meth:`cuts`."""
-        return [self.order[start:stop] for start, stop in self.cuts(max_tokens)]
+    def packs(self, max_tokens: int, multiple_of: int = 1) -> list[tuple[NDArray[np.int64], int]]:
+        """Numbers of the sequences of each range of :meth:`cuts`, and the inputs of their pack, filled up to a multiple."""
+        sizes = [
+            (start, stop, int(self.lengths[start:stop].sum() - self.shared[start + 1 : stop].sum()))
+            for start, stop in self.cuts(max_tokens)
+        ]
+        return [(self.order[start:stop], size + -size % multiple_of) for start, stop, size in sizes]
+
+    def padded_packs(self, max_tokens: int) -> list[tuple[NDArray[np.int64], int]]:
+        """Numbers of sequences of similar length, the longest first, at most ``max_tokens`` inputs as padded rows, and their width.
+
+        A sequence that is longer stands alone.
+        """
+        by_length = np.argsort([-len(sequence.inputs) for sequence in self.sequences], kind="stable")
+        packs, start = [], 0
+        while start < len(by_length):
+            width = max(1, len(self.sequences[by_length[start]].inputs))
+            packs.append((by_length[start : start + max(1, max_tokens // width)], width))
+            start += len(packs[-1][0])
+        return packs
 
 
 def pack_trees(
@@ -167,12 +184,9 @@ def pack_padded(order: PrefixOrder, max_tokens: int, device: torch.device | str 
     Padding needs no mask: under causal attention no real token sees what follows it. Positions count on through the
     padding, because transformers takes a jump in them for a packed sequence and would then build a mask.
     """
-    by_length = np.argsort([-len(sequence.inputs) for sequence in order.sequences], kind="stable")
     packs, nodes = [], [np.empty(0, np.int64)] * len(order.sequences)
-    start = offset = 0
-    while start < len(by_length):
-        width = max(1, len(order.sequences[by_length[start]].inputs))
-        members = by_length[start : start + max(1, max_tokens // width)]
+    offset = 0
+    for members, width in order.padded_packs(max_tokens):
         ids = np.zeros((len(members), width), np.int64)
         for row, index in enumerate(members):
             inputs = order.sequences[index].inputs
@@ -180,7 +194,7 @@ def pack_padded(order: PrefixOrder, max_tokens: int, device: torch.device | str 
             first = offset + row * width + len(inputs) - order.sequences[index].num_targets
             nodes[index] = np.arange(first, first + order.sequences[index].num_targets)
         packs.append(Pack(torch.from_numpy(ids).to(device), torch.arange(width, device=device)[None], None))
-        start, offset = start + len(members), offset + ids.size
+        offset += ids.size
     return _finish(packs, order.sequences, nodes, offset, order.num_distinct, device)
 
 

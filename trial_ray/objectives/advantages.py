@@ -6,18 +6,26 @@ import torch
 from torch import Tensor
 
 from trial_ray.objectives.checks import flat_floats, flat_ids
-from trial_ray.objectives.segments import renumber, segment_sum
+from trial_ray.objectives.importance import LOG_RATIO_BOUND
+from trial_ray.objectives.rounding import equal_up_to_rounding
+from trial_ray.objectives.segments import renumber, segment_sum, zero_outside
+
+LEAST_PENALTY_UNIT = 1.0
+"""Reward that a penalty of one unit of advantage costs at least; docs/decisions.md says why."""
 
 
-def group_relative_advantages(returns: Tensor, group_ids: Tensor, epsilon: float = 1e-6) -> Tensor:
+def group_relative_advantages(
+    returns: Tensor, group_ids: Tensor, epsilon: float = 1e-6, *, by_deviation: bool = True
+) -> Tensor:
     """Group-relative advantage, Eq. 1: Â_i = (R_i − R̄) / (σ_R + ε), with mean and unbiased deviation of the group.
 
-    A group whose returns are all equal, a single rollout included, gets exactly 0, whatever rounding does to its mean.
+    A group whose returns are equal up to rounding, a single rollout included, gets exactly 0.
 
     Args:
         returns: float ``[N]``, R_i, the return of each rollout in units of reward.
         group_ids: integer ``[N]``, from 0, in any order; rollouts with the same id form a group.
         epsilon: ε_A, above 0.
+        by_deviation: ``False`` leaves the division out: Â_i = R_i − R̄.
 
     Returns:
         Float ``[N]`` in the dtype of ``returns``, detached.
@@ -26,17 +34,22 @@ def group_relative_advantages(returns: Tensor, group_ids: Tensor, epsilon: float
         ValueError: wrong shape or dtype, NaN, a negative id, or ``epsilon`` not above 0.
     """
     centred, deviations = _group_statistics(returns, group_ids, epsilon)
-    # Rounding leaves the mean of equal returns a little off; their deviation is exactly 0.
-    return torch.where(deviations > 0, centred / (deviations + epsilon), torch.zeros_like(centred))
+    return centred / (deviations + epsilon) if by_deviation else centred
 
 
 def penalised_advantages(
-    returns: Tensor, group_ids: Tensor, penalties: Tensor, trajectory_ids: Tensor, epsilon: float = 1e-6
+    returns: Tensor,
+    group_ids: Tensor,
+    penalties: Tensor,
+    trajectory_ids: Tensor,
+    epsilon: float = 1e-6,
+    *,
+    by_deviation: bool = True,
 ) -> Tensor:
     """Advantage of each turn: Eq. 1's of its rollout, less the turn's penalty in units of the reward.
 
-    A_k = (R_i − R̄ − p_k) / (σ_R + ε). Where all returns of a group are equal there is no σ_R to measure a penalty by, and
-    A_k = −p_k.
+    A_k = (R_i − R̄) / (σ_R + ε) − p_k / max(σ_R + ε, 1). Where the returns of a group are equal there is no σ_R to measure a
+    penalty by, and A_k = −p_k; the bound of 1 keeps groups that nearly are so from a larger one.
 
     Args:
         returns: float ``[N]``, R_i in units of reward.
@@ -44,6 +57,7 @@ def penalised_advantages(
         penalties: float ``[K]``, p_k in units of reward.
         trajectory_ids: integer ``[K]`` in ``[0, N)``, the rollout of each turn.
         epsilon: ε_A, above 0.
+        by_deviation: ``False``: A_k = R_i − R̄ − p_k.
 
     Returns:
         Float ``[K]`` in the dtype of ``returns``, detached.
@@ -53,14 +67,15 @@ def penalised_advantages(
     """
     penalties = flat_floats("penalties", penalties).detach().to(returns.dtype)
     turns = flat_ids("trajectory_ids", trajectory_ids, ("penalties", penalties), len(returns))
-    advantages = group_relative_advantages(returns, group_ids, epsilon)
-    _, deviations = _group_statistics(returns, group_ids, epsilon)
-    units = torch.where(deviations > 0, deviations + epsilon, torch.ones_like(deviations))
-    return advantages[turns] - penalties / units[turns]
+    centred, deviations = _group_statistics(returns, group_ids, epsilon)
+    if not by_deviation:
+        return centred[turns] - penalties
+    units = deviations + epsilon
+    return (centred / units)[turns] - penalties / units.clamp(min=LEAST_PENALTY_UNIT)[turns]
 
 
 def _group_statistics(returns: Tensor, group_ids: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """R_i − R̄ and the unbiased deviation of its group for each rollout, the latter exactly 0 where all are equal."""
+    """R_i − R̄ and the unbiased deviation of its group for each rollout; exactly 0 where all are equal up to rounding."""
     returns = flat_floats("returns", returns).detach()
     group_ids = flat_ids("group_ids", group_ids, ("returns", returns))
     if not epsilon > 0:
@@ -73,8 +88,8 @@ def _group_statistics(returns: Tensor, group_ids: Tensor, epsilon: float) -> tup
     variance = segment_sum(centred.square(), groups, num_groups) / (size - 1).clamp(min=1)
     lowest = returns.new_zeros(num_groups).scatter_reduce(0, groups, returns, "amin", include_self=False)
     highest = returns.new_zeros(num_groups).scatter_reduce(0, groups, returns, "amax", include_self=False)
-    deviations = torch.where(lowest == highest, torch.zeros_like(variance), variance.sqrt())
-    return centred, deviations[groups]
+    differ = ~equal_up_to_rounding(lowest, highest)
+    return zero_outside(centred, differ[groups]), zero_outside(variance.sqrt(), differ)[groups]
 
 
 def rescaled_advantages(advantages: Tensor, gap: Tensor, strength: float, clip: float = 0.2) -> Tensor:
@@ -84,7 +99,7 @@ def rescaled_advantages(advantages: Tensor, gap: Tensor, strength: float, clip: 
 
     Args:
         advantages: float ``[T]``, A of each token's rollout.
-        gap: float ``[T]``, δ = log π_T(y|h⁺) − log π(y|h) in nats.
+        gap: float ``[T]``, δ = log π_T(y|h⁺) − log π(y|h) in nats, bounded to ±20 here.
         strength: λ, at least 0.
         clip: ε, in [0, 1].
 
@@ -100,5 +115,5 @@ def rescaled_advantages(advantages: Tensor, gap: Tensor, strength: float, clip: 
         raise ValueError(f"strength must be at least 0, got {strength}")
     if not 0 <= clip <= 1:
         raise ValueError(f"clip must be in [0, 1], got {clip}")
-    factor = (advantages.sign() * gap).exp().clamp(1 - clip, 1 + clip)
+    factor = (advantages.sign() * gap.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)).exp().clamp(1 - clip, 1 + clip)
     return advantages * ((1 - strength) + strength * factor)

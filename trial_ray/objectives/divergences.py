@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from trial_ray.objectives.checks import flat_floats, flat_mask
+from trial_ray.objectives.importance import LOG_RATIO_BOUND, bounded_ratio
 from trial_ray.objectives.segments import masked_mean, zero_outside
 
 K3_BOUND = 10.0
@@ -35,15 +36,17 @@ def k3_divergence(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor) ->
     like = ("logprobs", logprobs)
     reference_logprobs = flat_floats("reference_logprobs", reference_logprobs, like).detach()
     mask = flat_mask("mask", mask, like)
-    # 20 is far beyond the bound, and keeps exp and its gradient finite.
-    difference = zero_outside(reference_logprobs - logprobs, mask).clamp(-20, 20)
+    # Far beyond the bound of the result, and keeps exp and its gradient finite.
+    difference = zero_outside(reference_logprobs - logprobs, mask).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     return masked_mean((difference.exp() - difference - 1).clamp(-K3_BOUND, K3_BOUND), mask)
 
 
 def engine_divergences(
     logprobs: Tensor, behaviour_logprobs: Tensor, compared: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """How far the policy that sampled is from the one that is trained, over the tokens sampled; nothing is clamped.
+    """How far the policy that sampled is from the one that is trained, over the tokens sampled.
+
+    Nothing is clamped but ratios at e²⁰, which keeps the figures finite.
 
     Args:
         logprobs: float ``[T]``, the learner's log π_old of the sampled tokens, in nats.
@@ -65,7 +68,7 @@ def engine_divergences(
             f"{list(behaviour_logprobs.shape)}"
         )
     difference = (logprobs - behaviour_logprobs).detach()
-    ratio = difference.exp()
+    ratio, bounded = bounded_ratio(difference), difference.clamp(max=LOG_RATIO_BOUND)
     gaps = difference.abs() if compared is None else difference.abs()[compared]
     gaps = gaps if len(gaps) else gaps.new_zeros(1)
     return {
@@ -74,7 +77,7 @@ def engine_divergences(
         "ratio_mean": ratio.mean(),
         "ratio_max": ratio.max(),
         # expm1 keeps what a difference of rounding size would lose.
-        "kl": (torch.expm1(difference) - difference).mean(),
+        "kl": (torch.expm1(bounded) - bounded).mean(),
     }
 
 

@@ -1,10 +1,18 @@
-"""Importance ratios between the policy that is trained and the one that sampled: truncated weights, effective sample size."""
+"""Ratios of probabilities: their bound, truncated importance weights, effective sample size."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from trial_ray.objectives.checks import flat_floats
+
+LOG_RATIO_BOUND = 20.0
+"""Largest log-ratio that is exponentiated, in nats: far beyond any clip, and finite in float32 with its gradient (e⁸⁹ is not)."""
+
+
+def bounded_ratio(log_ratio: Tensor) -> Tensor:
+    """exp(min(log_ratio, 20)): the ratio of two probabilities; at the bound it has no gradient."""
+    return log_ratio.clamp(max=LOG_RATIO_BOUND).exp()
 
 
 def truncated_importance_weights(logprobs: Tensor, behaviour_logprobs: Tensor, cap: float) -> Tensor:
@@ -13,7 +21,7 @@ def truncated_importance_weights(logprobs: Tensor, behaviour_logprobs: Tensor, c
     Args:
         logprobs: float ``[T]``, the learner's log π_old of the sampled tokens, in nats.
         behaviour_logprobs: float ``[T]``, what the engine reported for them.
-        cap: largest weight, at least 1.
+        cap: largest weight, at least 1; above e²⁰ the bound of :func:`bounded_ratio` is the largest.
 
     Returns:
         Float ``[T]``, in [0, cap].
@@ -23,7 +31,7 @@ def truncated_importance_weights(logprobs: Tensor, behaviour_logprobs: Tensor, c
     """
     if not cap >= 1:
         raise ValueError(f"cap must be at least 1, got {cap}")
-    return _log_ratio(logprobs, behaviour_logprobs).exp().clamp(max=cap)
+    return bounded_ratio(_log_ratio(logprobs, behaviour_logprobs)).clamp(max=cap)
 
 
 def effective_sample_size(logprobs: Tensor, behaviour_logprobs: Tensor) -> Tensor:

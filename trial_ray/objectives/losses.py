@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from trial_ray.objectives.checks import flat_floats, flat_mask, scalar
+from trial_ray.objectives.importance import bounded_ratio
 from trial_ray.objectives.segments import masked_mean, zero_outside
 
 
@@ -22,7 +23,8 @@ def clipped_surrogate(
 ) -> Tensor:
     """L_GRPO: token mean of max(−A r, −A clip(r, 1 − low, 1 + high)), r = π_θ / π_old.
 
-    With ``dual_clip`` d, a token with A < 0 contributes at most −d A, however large its ratio.
+    With ``dual_clip`` d, a token with A < 0 contributes at most −d A, however large its ratio. Without it, the ratio is bounded
+    to e²⁰, and a token at that bound has no gradient.
 
     Args:
         logprobs: float ``[T]``, log π_θ in nats; the only argument that receives a gradient.
@@ -51,7 +53,7 @@ def clipped_surrogate(
     if dual_clip is not None and not dual_clip > 1:
         raise ValueError(f"dual_clip must be above 1, got {dual_clip}")
     # Masked before exp and products: what is infinite outside of the mask must not become inf · 0 in the backward pass.
-    ratio = zero_outside(logprobs - old_logprobs, mask).exp()
+    ratio = bounded_ratio(zero_outside(logprobs - old_logprobs, mask))
     advantages = zero_outside(advantages, mask)
     losses = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high))
     if dual_clip is not None:

@@ -1,4 +1,4 @@
-"""Step-level credit over turns that start from the same observation (GiGPO; Feng et al., 2025)."""
+"""Returns from a turn on, and their means over turns that start from the same observation (GiGPO; Feng et al., 2025)."""
 
 from __future__ import annotations
 
@@ -50,21 +50,3 @@ def group_means(values: Tensor, group_ids: Tensor) -> Tensor:
     groups, num_groups = renumber(flat_ids("group_ids", group_ids, ("values", values)))
     sizes = segment_sum(torch.ones_like(values), groups, num_groups)
     return (segment_sum(values, groups, num_groups) / sizes)[groups]
-
-
-def step_advantages(step_returns: Tensor, anchor_ids: Tensor) -> Tensor:
-    """A_step: how much better a turn went on than the others that started from the same observation.
-
-    Mean-centred, not divided by the deviation; a turn whose observation occurs once gets exactly 0.
-
-    Args:
-        step_returns: float ``[K]``, see ``discounted_returns``.
-        anchor_ids: integer ``[K]``, from 0; equal ids mark equal observations within a task's group.
-
-    Returns:
-        Float ``[K]`` in the dtype of ``step_returns``, detached.
-
-    Raises:
-        ValueError: wrong shape or dtype, NaN, or a negative id.
-    """
-    return flat_floats("step_returns", step_returns).detach() - group_means(step_returns, anchor_ids)

@@ -26,16 +26,17 @@ HOST_BANDWIDTH = 10e9
 """Bytes per second that a CPU reads out of memory, where nothing better is known."""
 
 
-def visible_gpus() -> list[float]:
-    """Bytes of every NVIDIA GPU of this host; empty where there is none."""
+def visible_gpus() -> list[tuple[str, float]]:
+    """Name and bytes of every NVIDIA GPU of this host; empty where there is none."""
     if shutil.which("nvidia-smi") is None:
         return []
-    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (subprocess.SubprocessError, OSError):
         return []
-    return [float(line) * 2**20 for line in done.stdout.split() if line.isdigit()]
+    rows = [line.rpartition(", ") for line in done.stdout.splitlines()]
+    return [(name, float(mib) * 2**20) for name, _, mib in rows if mib.isdigit()]
 
 
 def gpu_bytes(cluster_resources: Mapping[str, float]) -> float | None:
@@ -47,7 +48,7 @@ def gpu_bytes(cluster_resources: Mapping[str, float]) -> float | None:
         name.removeprefix("accelerator_type:") for name in cluster_resources if name.startswith("accelerator_type:")
     ]
     known = [RAY_ACCELERATORS[name] * GIB for name in types if name in RAY_ACCELERATORS]
-    return max([*visible_gpus(), *known], default=None)
+    return max([*(size for _, size in visible_gpus()), *known], default=None)
 
 
 def host_bytes() -> float:

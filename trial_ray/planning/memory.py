@@ -6,6 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from trial_ray.inference.batch_limit import MEMORY_SHARE
+from trial_ray.inference.decoding_batch import PREFILL_TOKENS
+from trial_ray.inference.decoding_cache import SLACK
 from trial_ray.models.logprobs import DEFAULT_CHUNK_TOKENS
 from trial_ray.planning.request import PlanRequest
 
@@ -18,14 +21,10 @@ HEAP_FACTOR = 1.1
 """What a process holds over what its tensors take, for what passes allocate: allocators keep freed blocks; measured on the CPU."""
 LOGIT_COPIES = 5
 """Float32 arrays of ``[chunk, vocabulary]`` that are alive when a chunk's log-probabilities and entropies are differentiated."""
-ENGINE_PASS_TOKENS = 8192
-"""Tokens that vLLM prefills at a time."""
 ENGINE_CONTEXT_BYTES = 2 * GIB
 """CUDA context, compiled graphs and workspaces of an engine on a GPU."""
 SLEEPING_ENGINE_BYTES = 1 * GIB
 """What an engine that sleeps leaves on its GPU: context and compiled graphs."""
-CPU_KV_CACHE_GIB = 0.5
-"""Key-value cache of vLLM on the CPU where none is asked for; see ``VLLMEngine``."""
 EPISODE_BYTES = 4 * 2**20
 """An environment in an env runner, with its loaded game."""
 
@@ -135,7 +134,7 @@ class EngineRoom:
 
     Attributes:
         memory: what it takes.
-        sequences: requests of full length that its key-value cache holds at a time.
+        sequences: requests of full length that its key-value cache holds at a time; 0 where it would not start.
     """
 
     memory: Memory
@@ -147,7 +146,7 @@ def engine_room(request: PlanRequest, free: float | None) -> EngineRoom:
 
     Args:
         request: sizes.
-        free: bytes of the device that are not someone else's; ``None`` where that is not known.
+        free: bytes of the device, or of the host, that the engine may take; ``None`` where that is not known.
     """
     on_gpu, split = request.gpus_per_engine > 0, request.tensor_parallel
     shape = request.shape
@@ -157,24 +156,41 @@ def engine_room(request: PlanRequest, free: float | None) -> EngineRoom:
         "workspace": _engine_workspace(request),
         "process": ENGINE_CONTEXT_BYTES if on_gpu else PROCESS_BYTES,
     }
-    if request.kv_cache_gib is not None:
-        cache = request.kv_cache_gib * GIB
-    elif request.engine != "vllm":
-        # Rows grow by concatenation: old and new cache are there at once.
-        cache = 2 * per_sequence * min(request.max_batch, request.trajectories)
-    elif not on_gpu:
-        cache = CPU_KV_CACHE_GIB * GIB
+    if request.engine != "vllm":
+        rows, cache = _rows_in_place(request, None if free is None else free - items["weights"] - items["process"])
     else:
-        cache = max(per_sequence, (free or 0.0) - sum(items.values()))
+        left = max(per_sequence, (free or 0.0) - sum(items.values()))
+        cache = left if request.kv_cache_gib is None else request.kv_cache_gib * GIB
+        rows = cache / per_sequence
     memory = Memory("engine", request.num_engines, on_gpu, {**items, "key-value cache": cache})
-    return EngineRoom(memory, cache / per_sequence)
+    return EngineRoom(memory, rows)
+
+
+def _rows_in_place(request: PlanRequest, free: float | None) -> tuple[float, float]:
+    """Rows that the transformers engine decodes at a time, and the bytes of their keys and values.
+
+    They are written in place, with free columns on both sides (``DecodingCache``). When a buffer grows, one layer after the other
+    moves to a new one.
+
+    Args:
+        request: sizes.
+        free: bytes that are left beside the model; ``None`` where that is not known.
+    """
+    shape = request.shape
+    row = shape.kv_elements_per_token * request.engine_bytes * request.row_tokens * (1 + 2 / SLACK)
+    rows = min(request.most_rows, request.requests_per_engine)
+    if request.max_batch is None and free is not None:
+        rows = min(rows, int(free * MEMORY_SHARE / row))
+    if rows < 1:  # the engine does not start where less is free
+        return 0.0, row / MEMORY_SHARE
+    return rows, rows * row * (1 + 1 / shape.layers)
 
 
 def _engine_workspace(request: PlanRequest) -> float:
     shape = request.shape
-    tokens = ENGINE_PASS_TOKENS if request.gpus_per_engine else max(ENGINE_PASS_TOKENS, request.row_tokens)
+    tokens = PREFILL_TOKENS if request.gpus_per_engine else max(PREFILL_TOKENS, request.row_tokens)
     widest = 2 * shape.intermediate + 4 * shape.hidden
-    logits = 3 * 4 * request.max_batch * shape.vocabulary
+    logits = 3 * 4 * request.most_rows * shape.vocabulary
     return tokens * widest * request.engine_bytes / request.tensor_parallel + logits
 
 

@@ -71,7 +71,7 @@ class Plan:
 def make_plan(request: PlanRequest, machine: Machine) -> Plan:
     """Predict the memory of every actor and hold it against the machine."""
     learner = learner_memory(request)
-    engine = engine_room(request, _free_for_engine(request, machine))
+    engine = engine_room(request, _free_for_engine(request, learner, machine))
     others = tuple(host_memory(request))
     complaints = [
         *_count_complaints(request, machine),
@@ -81,9 +81,13 @@ def make_plan(request: PlanRequest, machine: Machine) -> Plan:
     return Plan(request, learner, engine, others, tuple(complaints))
 
 
-def _free_for_engine(request: PlanRequest, machine: Machine) -> float | None:
-    """Bytes of a GPU that its engine may take while it samples."""
-    return None if machine.gpu_bytes is None else request.gpu_memory_utilization * machine.gpu_bytes
+def _free_for_engine(request: PlanRequest, learner: Memory, machine: Machine) -> float | None:
+    """Bytes of its GPU, or of the host, that an engine may take while it samples."""
+    if not request.gpus_per_engine:
+        return machine.host_bytes
+    if machine.gpu_bytes is None or request.engine == "vllm":
+        return None if machine.gpu_bytes is None else request.gpu_memory_utilization * machine.gpu_bytes
+    return machine.gpu_bytes - (learner.kept if request.colocated else 0.0)
 
 
 def _count_complaints(request: PlanRequest, machine: Machine) -> Iterator[str]:

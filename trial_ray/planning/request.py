@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from trial_ray.inference.batch_limit import MOST_ROWS
+from trial_ray.inference.engine_arguments import GPU_MEMORY_UTILIZATION, VLLM_CPU_CACHE_GIB, VLLM_CPU_ROWS
 from trial_ray.models.model_shape import ModelShape, model_shape
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ class PlanRequest:
         gradient_checkpointing: activations are computed again in the backward pass.
         max_tokens_per_forward: most tokens in a pass.
         minibatch_rows: most turn rows of an optimizer step, over all learners.
-        two_views: rows are scored a second time with hindsight.
+        privileged_view: with which rows are scored a second time; ``None``: they are not.
         num_epochs: passes over an iteration's rows.
         engine: its name.
         num_engines: engine actors.
@@ -39,9 +41,9 @@ class PlanRequest:
         tensor_parallel: GPUs over which the weights of one engine are split.
         colocated: engine i and learner i take turns on one GPU, of which each reserves a part.
         engine_bytes: of a weight and of a cached number in an engine.
-        kv_cache_gib: size of an engine's key-value cache; ``None``: what is left.
+        kv_cache_gib: size of an engine's key-value cache; ``None``: what is left, or what its rows take.
         gpu_memory_utilization: share of a GPU that an engine takes, where ``kv_cache_gib`` is ``None``.
-        max_batch: most requests that an engine decodes at a time.
+        max_batch: most requests that an engine decodes at a time; ``None``: the engine's own limit.
         max_prompt_tokens: limit of a prompt.
         max_response_tokens: limit of a response.
         num_env_runners: env-runner actors.
@@ -61,7 +63,7 @@ class PlanRequest:
     gradient_checkpointing: bool
     max_tokens_per_forward: int
     minibatch_rows: int
-    two_views: bool
+    privileged_view: str | None
     num_epochs: int
     engine: str
     num_engines: int
@@ -71,7 +73,7 @@ class PlanRequest:
     engine_bytes: int
     kv_cache_gib: float | None
     gpu_memory_utilization: float
-    max_batch: int
+    max_batch: int | None
     max_prompt_tokens: int
     max_response_tokens: int
     num_env_runners: int
@@ -95,6 +97,17 @@ class PlanRequest:
         return max(self.row_tokens, min(self.max_tokens_per_forward, self.pass_rows * self.row_tokens))
 
     @property
+    def most_rows(self) -> int:
+        """Most requests that an engine decodes at a time."""
+        on_cpu = self.engine == "vllm" and not self.gpus_per_engine
+        return self.max_batch or (VLLM_CPU_ROWS if on_cpu else MOST_ROWS)
+
+    @property
+    def requests_per_engine(self) -> int:
+        """Most requests that an engine has at a time: a rollout asks for one after the other."""
+        return math.ceil(self.trajectories / self.num_engines)
+
+    @property
     def gpus(self) -> float:
         """GPUs that learners and engines take together."""
         return self.num_learners * self.gpus_per_learner + self.num_engines * self.gpus_per_engine
@@ -107,9 +120,7 @@ class PlanRequest:
             ConfigError: nothing says what shape the model has.
         """
         engine: dict[str, Any] = config.engine_kwargs
-        on_gpu = config.num_gpus_per_learner > 0
         lora_rank = config.lora_rank or 0
-        compute = config.compute_dtype or ("bfloat16" if on_gpu else config.model_dtype)
         # The policy with its adapters switched off is its own reference.
         references = (config.kl_coeff > 0 and not lora_rank) + (config.teacher_sync_iterations is not None)
         return cls(
@@ -119,12 +130,12 @@ class PlanRequest:
             sharded=config.sharding == "fsdp",
             lora_rank=lora_rank,
             model_bytes=BYTES[config.model_dtype],
-            compute_bytes=BYTES[compute],
+            compute_bytes=BYTES[config.passes_dtype()],
             num_references=references,
             gradient_checkpointing=config.gradient_checkpointing,
             max_tokens_per_forward=config.max_tokens_per_forward,
             minibatch_rows=config.minibatch_rows,
-            two_views=config.privileged_view is not None,
+            privileged_view=config.privileged_view,
             num_epochs=config.num_epochs,
             engine=config.engine,
             num_engines=config.num_engines,
@@ -132,9 +143,9 @@ class PlanRequest:
             tensor_parallel=engine.get("tensor_parallel_size", 1),
             colocated=config.colocate,
             engine_bytes=BYTES[config.engine_dtype()],
-            kv_cache_gib=engine.get("kv_cache_gib"),
-            gpu_memory_utilization=engine.get("gpu_memory_utilization", 0.9),
-            max_batch=engine.get("max_batch", 64),
+            kv_cache_gib=_cache_gib(config),
+            gpu_memory_utilization=engine.get("gpu_memory_utilization", GPU_MEMORY_UTILIZATION),
+            max_batch=engine.get("max_batch") or engine.get("max_num_seqs"),
             max_prompt_tokens=config.max_prompt_tokens,
             max_response_tokens=config.max_response_tokens,
             num_env_runners=max(1, config.num_env_runners),
@@ -142,6 +153,17 @@ class PlanRequest:
             trajectories=config.group_size * config.tasks_per_iteration,
             max_turns=max(entry.max_turns for entry in config.environment_entries()),
         )
+
+
+def _cache_gib(config: LearnerSettings) -> float | None:
+    """Size of an engine's key-value cache, where it does not follow from memory or rows."""
+    engine: dict[str, Any] = config.engine_kwargs
+    size: float | None = engine.get("kv_cache_gib")
+    if size is None and (number := engine.get("kv_cache_memory_bytes")) is not None:
+        size = number / 2**30
+    if size is None and config.engine == "vllm" and not config.num_gpus_per_engine:
+        return VLLM_CPU_CACHE_GIB
+    return size
 
 
 def _shape(config: LearnerSettings) -> ModelShape:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
+from trial_ray.hindsight.privileged_views import FRAMES
 from trial_ray.planning.request import PlanRequest
 
 TURNS_SHARE, PROMPT_SHARE, RESPONSE_SHARE = 0.6, 0.45, 0.2
@@ -12,7 +14,8 @@ TURNS_SHARE, PROMPT_SHARE, RESPONSE_SHARE = 0.6, 0.45, 0.2
 SHARED_PREFIXES = 2.2
 """Tokens of an iteration's rows over those on distinct prefixes, which the learner computes; measured with the quickstart."""
 EVIDENCE_SHARE = 0.3
-"""Tokens that a second view adds to the distinct ones of the first; measured with the quickstart."""
+"""Tokens that a second view adds to the distinct ones of the first; measured with the quickstart. One in front of the prompt shares
+none with the first, and adds as many."""
 LEARNER_UTILISATION = 0.3
 """Of a device's matrix products in the learner's passes: an assumption; ``cost.json`` of a run has the measured figure."""
 PREFILL_UTILISATION = 0.4
@@ -48,14 +51,22 @@ GPUS = (
     Device("A100 40 GB", 312e12, 1.55e12, 40e9),
     Device("L40S", 362e12, 0.86e12, 48e9),
     Device("A100 80 GB", 312e12, 2.0e12, 80e9),
+    Device("H100", 989e12, 3.35e12, 80e9),
     Device("H200", 989e12, 4.8e12, 141e9),
 )
-"""Published peaks, by memory: the speed of a GPU of which only the memory is known is that of the nearest one."""
+"""Published peaks, of dense products in bfloat16 and of the SXM form where there are several; of equal memory, the slower first."""
 
 
-def gpu_like(memory_gb: float) -> Device:
-    """The GPU with the nearest memory."""
-    return min(GPUS, key=lambda device: abs(device.memory / 1e9 - memory_gb))
+def gpu_like(memory_gb: float, name: str = "") -> Device:
+    """The GPU of that type, and else, or of several sizes, that with the nearest memory.
+
+    Args:
+        memory_gb: of the GPU.
+        name: as its driver has it; empty where only the memory is known.
+    """
+    words = re.findall(r"\w+", name)
+    named = [device for device in GPUS if device.name.split()[0] in words]
+    return min(named or GPUS, key=lambda device: abs(device.memory / 1e9 - memory_gb))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +93,9 @@ def step_time(request: PlanRequest, device: Device) -> StepTime:
     tokens = rows * (prompt + response)
     distinct = tokens / SHARED_PREFIXES
     per_token = request.shape.matmul_parameters / (request.num_learners * device.flops * LEARNER_UTILISATION)
-    passes = 1 + EVIDENCE_SHARE * request.two_views + request.num_references + (request.lora_rank > 0)
+    view = request.privileged_view
+    second_view = 0.0 if view is None else 1.0 if FRAMES[view].in_front else EVIDENCE_SHARE
+    passes = 1 + second_view + request.num_references + (request.lora_rank > 0)
     update_flops = (4 if request.lora_rank else 6) + 2 * request.gradient_checkpointing
     return StepTime(
         sampling=_sampling(request, device, turns, prompt, response),
@@ -96,8 +109,8 @@ def step_time(request: PlanRequest, device: Device) -> StepTime:
 def _sampling(request: PlanRequest, device: Device, turns: float, prompt: float, response: float) -> float:
     """Rollouts in waves of what the engines decode at a time; each decoding step reads weights and cache, or computes."""
     shape, split = request.shape, request.tensor_parallel
-    per_engine = math.ceil(request.trajectories / request.num_engines)
-    batch = min(request.max_batch, per_engine)
+    per_engine = request.requests_per_engine
+    batch = min(request.most_rows, per_engine)
     waves = math.ceil(per_engine / batch)
     cached = batch * (prompt + response) * shape.kv_elements_per_token * request.engine_bytes
     traffic = (shape.parameters * request.engine_bytes + cached) / split / (device.bandwidth * BANDWIDTH_UTILISATION)

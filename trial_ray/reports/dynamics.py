@@ -12,9 +12,6 @@ from typing import Any
 
 from trial_ray.errors import UserInputError
 
-PANEL_SUCCESS = "evaluation/env_runners/success_rate"
-TURN_SCORE = "learners/default_policy/trial/turn_score_mean"
-PROFILE_STD = "learners/default_policy/trial/turn_weight_std"
 WINDOW = 5
 
 
@@ -66,7 +63,9 @@ def read_whole_lines(path: Path) -> tuple[list[dict[str, float]], int]:
     for line in lines:
         try:
             values = json.loads(line)
-            found[int(values["iteration"])] = {key: value for key, value in values.items() if _is_number(value)}
+            if type(values["iteration"]) is not int:
+                raise TypeError("no number of an iteration")
+            found[values["iteration"]] = {key: value for key, value in values.items() if _is_number(value)}
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             damaged += 1
     return [found[iteration] for iteration in sorted(found)], damaged

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from trial_ray.environments.adapter import ACTION_CLASSES
-from trial_ray.reports.charts import CURVES, curve_chart
-from trial_ray.reports.dynamics import PROFILE_STD, TURN_SCORE, mean_over_runs, windows
+from trial_ray.metrics import CURVES, PROFILE_STD, TURN_SCORE
+from trial_ray.reports.charts import curve_chart
+from trial_ray.reports.dynamics import mean_over_runs, windows
 from trial_ray.reports.plots import plot_allocation, plot_curve, plot_dynamics
-from trial_ray.reports.run_groups import RunGroup
+from trial_ray.reports.run_groups import RunGroup, recorded_iterations
 from trial_ray.reports.traces import class_means, readable_trace
 
 FORMATS = ("png", "svg")
@@ -25,7 +26,7 @@ def write_figures(groups: Sequence[RunGroup], folder: Path) -> list[Path]:
     Raises:
         MissingDependencyError: matplotlib is not installed.
     """
-    charts = {spec.name: chart for spec in CURVES if (chart := curve_chart(spec, groups))}
+    charts = {spec.name: chart for key, spec in CURVES.items() if (chart := curve_chart(key, groups))}
     written = [path for name, chart in charts.items() for path in plot_curve(chart, *_files(folder, name))]
     if {"panel", "turn_score", "profile_std"} <= charts.keys():
         written += plot_dynamics(_dynamics(groups, charts["panel"]), *_files(folder, "figure2"))
@@ -46,7 +47,12 @@ def _dynamics(groups: Sequence[RunGroup], panel: Mapping[str, Any]) -> dict[str,
         "title": "; ".join(group.title for group in groups),
         "iterations": max(run.iterations for run in runs),
         "hindsight_start_iteration": min(starts, default=1),
-        "panel": {series["name"]: _panel_points(series) for series in panel["series"]},
+        # As for the other two: a mean over all runs of the group, or none.
+        "panel": {
+            groups[series["group"]].title: _panel_points(series)
+            for series in panel["series"]
+            if len(series["runs"]) == len(groups[series["group"]].runs)
+        },
     }
     for name, key in (("turn_score", TURN_SCORE), ("profile_std", PROFILE_STD)):
         means = {group.title: mean_over_runs([windows(run.metrics, key) for run in group.runs]) for group in groups}
@@ -64,13 +70,14 @@ def _panel_points(series: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _allocation(group: RunGroup) -> dict[str, Any] | None:
-    found = [run.allocation for run in group.runs if run.allocation and run.allocation.shown]
+    runs = [run for run in group.runs if run.allocation and run.allocation.shown]
+    found = [run.allocation.shown for run in runs if run.allocation]
     if not found:
         return None
-    traces = [trace for allocation in found for trace in allocation.shown]
+    traces = [trace for shown in found for trace in shown]
     return {
-        "title": f"{group.title}: {len(traces)} trajectories of iteration {found[0].iteration}",
+        "title": f"{group.title_of(runs)}: {len(traces)} trajectories of {recorded_iterations(runs)}",
         "class_order": list(ACTION_CLASSES),
         "classes": class_means(traces),
-        "example": readable_trace(found[0].shown).to_dict(),
+        "example": readable_trace(found[0]).to_dict(),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -9,14 +10,14 @@ from itertools import combinations
 import numpy as np
 
 from trial_ray.errors import UserInputError
-from trial_ray.evaluation.comparison import ComparisonError, paired_comparison
-from trial_ray.evaluation.intervals import bootstrap_curve, bootstrap_mean, paired_bootstrap
+from trial_ray.evaluation.comparison import ComparisonError, paired_comparison, require_one_protocol, success_by_seed
+from trial_ray.evaluation.intervals import mean_interval, paired_bootstrap, seed_interval
 from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.reports.dynamics import WINDOW
-from trial_ray.reports.run_groups import RunGroup
+from trial_ray.metrics import TRAINING_SUCCESS
+from trial_ray.reports.dynamics import WINDOW, Window, curve
+from trial_ray.reports.run_groups import RunGroup, listed
 from trial_ray.reports.run_record import RunRecord
 
-TRAINING_SUCCESS = "env_runners/success_rate"
 MOST_GROUPS = 6
 """Groups that are all named in the summary, and compared in pairs."""
 
@@ -60,18 +61,51 @@ def summary_sentences(groups: Sequence[RunGroup], differences: Sequence[Differen
 
     Of more than :data:`MOST_GROUPS` groups, the best ones are named.
     """
-    named = groups if len(groups) <= MOST_GROUPS else sorted(groups, key=_success_of, reverse=True)[:MOST_GROUPS]
-    sentences = [sentence for group in named for sentence in _group_sentences(group)]
-    if len(groups) > len(named):
-        return [f"The {len(named)} best of {len(groups)} groups of runs:", *sentences]
-    return [*sentences, *(f"After training, {one.second} differs from {one.first} by {one}." for one in differences)]
+    if len(groups) > MOST_GROUPS:
+        measure, ranked = _ranked(groups)
+        head = f"The {MOST_GROUPS} best of {len(groups)} groups of runs, by {measure}:"
+        return [head, *(sentence for group in ranked[:MOST_GROUPS] for sentence in _group_sentences(group))]
+    sentences = [sentence for group in groups for sentence in _group_sentences(group)]
+    return [
+        *sentences,
+        *(f"After training, {one.second} differs from {one.first} by {one}, in {one.where}." for one in differences),
+    ]
 
 
-def _success_of(group: RunGroup) -> float:
-    """What groups are ranked by: success after training, else in the last iterations; -1 where neither is known."""
-    rates = [result.success_rate for run in group.runs for result in run.after.values() if result.counted]
-    rates = rates or [rate for run in group.runs if (rate := last_training_success(run)) is not None]
-    return float(np.mean(rates)) if rates else -1.0
+def _ranked(groups: Sequence[RunGroup]) -> tuple[str, list[RunGroup]]:
+    """The groups by a success that is the same measure for all of them, the highest first, and what that is of."""
+    try:
+        newest = [_only_panel(group) for group in groups]
+        means = success_by_seed([result for results in newest for result in results]).mean(1).tolist()
+    except ComparisonError:
+        measure = "success in the last iterations of training"
+        rates = [-1.0 if mean is None else mean for mean in map(_training_mean, groups)]
+    else:
+        measure = "success on the same held-out tasks"
+        rates = [float(np.mean([means.pop(0) for _ in results])) for results in newest]
+    order = sorted(range(len(groups)), key=lambda index: -rates[index])
+    return measure, [groups[index] for index in order]
+
+
+def _only_panel(group: RunGroup) -> list[EvaluationResult]:
+    """The newest evaluation of every run of a group that plays one panel.
+
+    Raises:
+        ComparisonError: a run was not evaluated, or in several environments, or the runs were after different iterations.
+    """
+    names = {tuple(run.after) for run in group.runs}
+    if names != {("",)}:
+        raise ComparisonError(f"The runs of {group.title} were not all evaluated on one panel.")
+    _iterations_of(group.runs, "")
+    return [run.after[""] for run in group.runs]
+
+
+def _training_mean(group: RunGroup) -> float | None:
+    """Mean success of a group's runs in their last iterations; ``None`` where these differ, or a run logged none."""
+    found = [window for run in group.runs if (window := last_training_success(run))]
+    if len(found) < len(group.runs) or len({(window.first, window.last) for window in found}) > 1:
+        return None
+    return float(np.mean([window.mean for window in found]))
 
 
 def _group_sentences(group: RunGroup) -> list[str]:
@@ -84,50 +118,82 @@ def _group_sentences(group: RunGroup) -> list[str]:
 def _panel_sentence(group: RunGroup, name: str) -> str:
     played = [run for run in group.runs if name in run.after]
     results = [run.after[name] for run in played]
-    where = place(played[0], results[0])
-    iterations = max(run.iterations for run in group.runs)
-    trained = f" after {iterations} iteration{'s' if iterations != 1 else ''}" if iterations else ""
-    sentence = f"{group.title} solves {_rate(results)} of {len(results[0].episodes)} held-out tasks ({where}){trained}"
+    title, where = group.title_of(played), place(played[0], results[0])
+    try:
+        iteration = _iterations_of(played, name)
+        rate, tasks = _rate(results)
+    except ComparisonError as error:
+        return f"{title}, held-out tasks ({where}): {error}"
+    failed = len(results[0].episodes) - tasks
+    longest = max(run.iterations for run in played)
+    trained = f"{iteration} of {longest}" if iteration < longest else str(iteration)
+    sentence = (
+        f"{title} solves {rate} of {tasks} held-out tasks ({where}{f'; {failed} failed' if failed else ''}) "
+        f"after {trained} iteration{'s' if trained != '1' else ''}"
+    )
     pairs = [(run.before[name], run.after[name]) for run in played if name in run.before]
     if not pairs:
         return f"{sentence}. It was not evaluated before training."
     try:
         change = compare("before", "after", where, pairs)
+        before, tasks = _rate([first for first, _ in pairs])
     except ComparisonError as error:
         return f"{sentence}. Before and after cannot be compared: {error}"
-    return f"{sentence}, {_rate([before for before, _ in pairs])} before training. Change: {change}."
+    if len(pairs) < len(played):
+        were = "was" if len(pairs) == 1 else "were"
+        sentence += f". {len(pairs)} of its {len(played)} runs {were} evaluated before training"
+    return f"{sentence}, {before} of {tasks} before training. Change: {change}."
 
 
-def _rate(results: Sequence[EvaluationResult]) -> str:
-    """Success over seeds and tasks with its 95 % interval: Wilson's for one evaluation, else the two-level bootstrap's."""
-    if len(results) == 1:
-        result = results[0]
-        if not result.counted:
-            return "None (no episode ended)"
-        low, high = result.interval
-        return f"{result.success_rate:.1%} [{low:.1%}, {high:.1%}]"
-    values = _success(results)
-    if values is None:
-        return f"{np.mean([result.success_rate for result in results]):.1%}"
-    found = bootstrap_mean(values)
-    return f"{found.mean:.1%} [{found.low:.1%}, {found.high:.1%}]"
+def _iterations_of(runs: Sequence[RunRecord], name: str) -> int:
+    """Iterations that the runs had trained for when they were last evaluated in an environment.
+
+    Raises:
+        ComparisonError: not all of them for as many.
+    """
+    found = list(dict.fromkeys(run.evaluated_after(name) for run in runs))
+    if len(found) > 1:
+        raise ComparisonError(
+            f"The runs were evaluated after {listed(found)} iterations, so that they cannot be averaged."
+        )
+    return found[0]
+
+
+def _rate(results: Sequence[EvaluationResult]) -> tuple[str, int]:
+    """Success over all seeds with its 95 % interval, as in a table's cell, and the tasks counted.
+
+    Raises:
+        ComparisonError: the evaluations cannot be averaged, or there is nothing to count.
+    """
+    values = success_by_seed(results)
+    low, high = mean_interval(values, successes=True)
+    return f"{values.mean():.1%} [{low:.1%}, {high:.1%}]", values.shape[1]
 
 
 def _training_sentence(group: RunGroup) -> str:
-    rates = [rate for run in group.runs if (rate := last_training_success(run)) is not None]
-    if not rates:
+    found = [(run, window) for run in group.runs if (window := last_training_success(run))]
+    if not found:
         return f"{group.title}: neither an evaluation nor success in training was recorded."
-    said = f"{group.title}: no held-out tasks were played after training. Success in its last {WINDOW} iterations:"
-    if len(rates) > 1:
-        ((low, high),) = bootstrap_curve(np.array(rates)[:, None])
-        return f"{said} {np.mean(rates):.1%} [{low:.1%}, {high:.1%}] (bootstrap over {len(rates)} runs)."
-    return f"{said} {rates[0]:.1%}; a single run gives no interval."
+    said = f"{group.title_of([run for run, _ in found])}: no held-out tasks were played after training."
+    spans = list(dict.fromkeys((window.first, window.last) for _, window in found))
+    if len(spans) > 1:
+        ends = listed([f"{first} to {last}" for first, last in spans])
+        return f"{said} Its runs end with iterations {ends}, so that they cannot be averaged."
+    ((first, last),) = spans
+    said += f" Success in {f'iterations {first} to {last}' if first < last else f'iteration {last}'}:"
+    rates = [window.mean for _, window in found]
+    if (interval := seed_interval(np.array(rates))) is None:
+        return f"{said} {rates[0]:.1%}; a single run gives no interval."
+    if interval.low == interval.high:
+        return f"{said} {rates[0]:.1%}; {len(rates)} runs that do not differ give no interval."
+    low, high = max(0.0, interval.low), min(1.0, interval.high)
+    return f"{said} {np.mean(rates):.1%} [{low:.1%}, {high:.1%}] (Student's t over {len(rates)} runs)."
 
 
-def last_training_success(run: RunRecord) -> float | None:
-    """Mean success of the rollouts of the last iterations; ``None`` where it was not logged."""
-    values = [line[TRAINING_SUCCESS] for line in run.metrics if TRAINING_SUCCESS in line][-WINDOW:]
-    return float(np.mean(values)) if values else None
+def last_training_success(run: RunRecord) -> Window | None:
+    """Mean success of the rollouts of the last :data:`WINDOW` iterations that logged it; ``None`` where none did."""
+    found = curve(run.metrics, TRAINING_SUCCESS)[-WINDOW:]
+    return Window(found[0][0], found[-1][0], statistics.fmean(value for _, value in found)) if found else None
 
 
 def place(run: RunRecord, result: EvaluationResult) -> str:
@@ -155,9 +221,12 @@ def paired_differences(groups: Sequence[RunGroup]) -> tuple[list[Difference], li
             if not seeds:
                 missing.append(f"{first.name} and {second.name} have no seed in common, so no runs can be paired.")
                 continue
-            where = place(first.runs[0], one[seeds[0]])
+            where = place(first.runs[0], one[seeds[0]].after[name])
+            evaluated = [(one[seed].after[name], other[seed].after[name]) for seed in seeds]
             try:
-                found.append(compare(first.name, second.name, where, [(one[seed], other[seed]) for seed in seeds]))
+                trained = [_iterations_of([runs[seed] for seed in seeds], name) for runs in (one, other)]
+                where += f", after {trained[0]} and {trained[1]} iterations" if trained[0] != trained[1] else ""
+                found.append(compare(first.name, second.name, where, evaluated))
             except ComparisonError as error:
                 missing.append(f"{first.name} and {second.name}: {error}")
     return found, missing
@@ -166,7 +235,7 @@ def paired_differences(groups: Sequence[RunGroup]) -> tuple[list[Difference], li
 def compare(
     first: str, second: str, where: str, pairs: Sequence[tuple[EvaluationResult, EvaluationResult]]
 ) -> Difference:
-    """The paired difference of one pair of evaluations (exact McNemar test) or of several (bootstrap over seeds and tasks).
+    """The paired difference of one pair of evaluations (exact McNemar test) or of several (bootstrap or t-test, the stricter one).
 
     Raises:
         ComparisonError: tasks or protocols differ, or episodes failed in some of several pairs.
@@ -177,32 +246,21 @@ def compare(
         return Difference(
             first, second, where, one.difference, one.interval, one.p_value, 1, one.pairs, "exact McNemar test"
         )
-    before, after = (_success([pair[side] for pair in pairs]) for side in (0, 1))
-    if before is None or after is None:
-        raise ComparisonError(
-            "the seeds did not all finish the same tasks, so that no bootstrap over seeds and tasks is possible."
-        )
+    # Of all evaluations together, so that those of both sides count the same tasks.
+    values = success_by_seed([pair[side] for side in (0, 1) for pair in pairs])
+    before, after = values[: len(pairs)], values[len(pairs) :]
     found = paired_bootstrap(before, after)
-    test = f"bootstrap over {found.seeds} seeds and the tasks"
-    interval = (found.low, found.high)
-    return Difference(first, second, where, found.mean, interval, found.p_value, found.seeds, found.tasks, test)
+    test = found.stricter
+    interval = (test.low, test.high)
+    return Difference(first, second, where, found.mean, interval, test.p_value, found.seeds, found.tasks, test.name)
 
 
-def _success(results: Sequence[EvaluationResult]) -> np.ndarray | None:
-    """Success, float ``[evaluations, tasks]``; ``None`` where they have not all finished the same tasks."""
-    rows = [{episode.task_id: float(episode.success) for episode in result.counted} for result in results]
-    tasks = list(rows[0])
-    if not tasks or any(row.keys() != rows[0].keys() for row in rows):
-        return None
-    return np.array([[row[task] for task in tasks] for row in rows])
-
-
-def _by_seed(group: RunGroup, name: str) -> dict[int | None, EvaluationResult]:
-    """The evaluation of every seed; of a seed that was run twice, the first one's."""
-    found: dict[int | None, EvaluationResult] = {}
+def _by_seed(group: RunGroup, name: str) -> dict[int | None, RunRecord]:
+    """The run of every seed that was evaluated; of a seed that was run twice, the first one."""
+    found: dict[int | None, RunRecord] = {}
     for run in group.runs:
         if name in run.after:
-            found.setdefault(run.seed, run.after[name])
+            found.setdefault(run.seed, run)
     return found
 
 
@@ -220,7 +278,7 @@ class FamilyRow:
 
 
 def family_rows(groups: Sequence[RunGroup]) -> list[FamilyRow]:
-    """Success after training by family."""
+    """Success after training by family; a group whose runs cannot be counted together has no row."""
     rows = []
     for group in groups:
         for name in dict.fromkeys(name for run in group.runs for name in run.after):
@@ -229,14 +287,18 @@ def family_rows(groups: Sequence[RunGroup]) -> list[FamilyRow]:
 
 
 def _families(group: RunGroup, name: str) -> list[FamilyRow]:
-    results = [run.after[name] for run in group.runs if name in run.after]
+    played = [run for run in group.runs if name in run.after]
+    results = [run.after[name] for run in played]
+    try:
+        _iterations_of(played, name)
+        require_one_protocol(results)
+    except ComparisonError:  # which the summary says
+        return []
     merged = EvaluationResult(results[0].protocol, [episode for result in results for episode in result.episodes])
-    where = place(group.runs[0], results[0])
-    titles = _family_titles(group.runs[0], results[0])
+    title, where = group.title_of(played), place(played[0], results[0])
+    titles = _family_titles(played[0], results[0])
     return [
-        FamilyRow(
-            group.title, where, titles.get(family, family), rate.successes, rate.episodes, rate.rate, rate.interval
-        )
+        FamilyRow(title, where, titles.get(family, family), rate.successes, rate.episodes, rate.rate, rate.interval)
         for family, rate in merged.per_family().items()
     ]
 

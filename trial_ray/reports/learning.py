@@ -8,40 +8,59 @@ from typing import Any
 
 import numpy as np
 
+from trial_ray.errors import UserInputError
 from trial_ray.evaluation.intervals import add_adjusted, bootstrap_mean
 from trial_ray.evaluation.table_text import DIFFERENCE_COLUMNS, difference_cells
 
-TRAINING_SUCCESS = "env_runners/success_rate"
 SMOOTHED = 5
 """Iterations in a moving mean."""
 
-Curves = Mapping[str, Mapping[int, Sequence[float]]]
-"""By method and seed: success in every iteration, from the first."""
+Curves = Mapping[str, Mapping[int, Mapping[int, float]]]
+"""By method, seed and iteration: success."""
+_Values = Mapping[str, Mapping[int, Sequence[float]]]
+"""By method and seed: success in every iteration, from the first to the last."""
 
 
 def learning(curves: Curves, reference: str, subject: str) -> dict[str, Any]:
     """Area under the learning curve and iterations to the reference's final success, by method.
 
     The area is the mean success over all iterations, so that a method that learns sooner has more of it at the same final
-    success. Games are new in every iteration and the same for all methods of a seed, which makes differences paired.
+    success. Games are new in every iteration and the same for all methods of a seed, which makes differences paired. They need
+    two seeds that both methods have: of a single one nothing says how far it is from the next.
 
     Args:
-        curves: by method and seed, all of one length.
+        curves: of every iteration from the first to the last, the same one for all.
         reference: whose mean success in the last :data:`SMOOTHED` iterations is the one to be reached; differences are to it.
-        subject: whose differences to all others are told as well.
+        subject: whose differences to all others are reported as well.
+
+    Raises:
+        UserInputError: a curve lacks an iteration that another one has.
     """
-    length = {len(values) for by_seed in curves.values() for values in by_seed.values()}
-    if len(length) != 1:
-        raise ValueError(f"learning curves must have one length; found {sorted(length)}")
-    goal = statistics.fmean(statistics.fmean(values[-SMOOTHED:]) for values in curves[reference].values())
-    methods = {name: _of_method(by_seed, goal) for name, by_seed in curves.items()}
+    recorded = [iteration for by_seed in curves.values() for values in by_seed.values() for iteration in values]
+    last = max(recorded, default=1)
+    whole = {
+        name: {seed: _whole(values, last, f"seed {seed} of {name}") for seed, values in by_seed.items()}
+        for name, by_seed in curves.items()
+    }
+    goal = statistics.fmean(statistics.fmean(values[-SMOOTHED:]) for values in whole[reference].values())
+    methods = {name: _of_method(by_seed, goal) for name, by_seed in whole.items()}
     pairs = [(name, reference) for name in curves if name != reference]
     pairs += [(subject, name) for name in curves if subject in curves and name not in (subject, reference)]
     differences = [
-        _difference(curves, name, other) for name, other in pairs if curves[name].keys() & curves[other].keys()
+        _difference(whole, name, other) for name, other in pairs if len(curves[name].keys() & curves[other].keys()) > 1
     ]
     add_adjusted(differences)
-    return {"success_to_reach": goal, "iterations": length.pop(), "methods": methods, "differences": differences}
+    return {"success_to_reach": goal, "iterations": last, "methods": methods, "differences": differences}
+
+
+def _whole(values: Mapping[int, float], last: int, run: str) -> list[float]:
+    missing = next((iteration for iteration in range(1, last + 1) if iteration not in values), None)
+    if missing is not None:
+        raise UserInputError(
+            f"Learning curves are averaged over all iterations, but {run} lacks the success of iteration {missing} of {last}. "
+            "Compare runs of the same iterations."
+        )
+    return [values[iteration] for iteration in range(1, last + 1)]
 
 
 def _of_method(by_seed: Mapping[int, Sequence[float]], goal: float) -> dict[str, Any]:
@@ -69,7 +88,7 @@ def _first_at(values: Sequence[float], goal: float) -> int | None:
     return None
 
 
-def _difference(curves: Curves, method: str, reference: str) -> dict[str, Any]:
+def _difference(curves: _Values, method: str, reference: str) -> dict[str, Any]:
     """Area of ``method`` less that of ``reference`` over the seeds that both have."""
     seeds = sorted(curves[method].keys() & curves[reference].keys())
     areas = [statistics.fmean(curves[method][seed]) - statistics.fmean(curves[reference][seed]) for seed in seeds]

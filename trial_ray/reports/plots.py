@@ -27,7 +27,8 @@ def plot_dynamics(data: Mapping[str, Any], *paths: Path) -> list[Path]:
     """
     plt = pyplot()
     figure, axes = plt.subplots(1, 3, figsize=(12, 3.4), layout="constrained")
-    colours = dict(zip(data["panel"], cycle(COLOURS), strict=False))
+    names = dict.fromkeys(name for key in ("panel", "turn_score", "profile_std") for name in data[key])
+    colours = dict(zip(names, cycle(COLOURS), strict=False))
     for method, points in data["panel"].items():
         colour = colours[method]
         iterations = [point["iteration"] for point in points]

@@ -9,7 +9,9 @@ from typing import Any
 
 from trial_ray.reports.run_record import RunRecord
 
-OF_A_RUN = frozenset({"seed", "trajectories_folder", "training_folder", "max_recorded_tokens"})
+OF_THE_RECORDING = frozenset({"trajectories_folder", "training_folder", "max_recorded_tokens"})
+"""Settings that say what is recorded and where, which does not change what a run is."""
+OF_A_RUN = OF_THE_RECORDING | {"seed"}
 """Settings in which runs of one group may differ."""
 
 
@@ -38,6 +40,10 @@ class RunGroup:
         """Name and seeds."""
         return f"{self.name} ({self.seeds})" if self.seeds else self.name
 
+    def title_of(self, runs: Sequence[RunRecord]) -> str:
+        """The title of a number that is of these runs of the group: of fewer than all, it says of how many."""
+        return self.title if len(runs) == len(self.runs) else f"{self.name} ({len(runs)} of {self.seeds})"
+
     @property
     def hindsight_start(self) -> int | None:
         """Iteration from which the dense term acts."""
@@ -62,6 +68,18 @@ def run_label(run: RunRecord, group: RunGroup) -> str:
     return f"seed {run.seed}" if alone and run.seed is not None else run.name
 
 
+def listed(values: Sequence[object]) -> str:
+    """Values, each once, as a sentence lists them: ``4, 5 and 6``."""
+    *most, last = dict.fromkeys(map(str, values))
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def recorded_iterations(runs: Sequence[RunRecord]) -> str:
+    """Of which iterations the turn weights of some runs are; each has recorded some."""
+    numbers = [run.allocation.iteration for run in runs if run.allocation]
+    return f"iteration{'s' if len(set(numbers)) > 1 else ''} {listed(numbers)}"
+
+
 def differing_settings(runs: Sequence[RunRecord]) -> list[str]:
     """Settings that not all of the runs have alike, in alphabetical order."""
     keys = sorted({key for run in runs for key in (*run.settings, *run.parameters)} - OF_A_RUN)
@@ -70,7 +88,11 @@ def differing_settings(runs: Sequence[RunRecord]) -> list[str]:
 
 def setting_text(run: RunRecord, key: str) -> str:
     """A setting's value as a reader would write it; a dash where the run has none of the name."""
-    value = _setting(run, key)
+    return value_text(_setting(run, key))
+
+
+def value_text(value: Any) -> str:
+    """A value as a reader would write it; a dash for ``None``."""
     return "–" if value is None else value if isinstance(value, str) else _text(value)
 
 
@@ -81,7 +103,8 @@ def _setting(run: RunRecord, key: str) -> Any:
 def _identity(run: RunRecord) -> str:
     if not run.settings and not run.parameters:
         return str(run.path)  # nothing says that another run was like it
-    return _text([run.method, run.backbone, _without_seed(run.settings), _without_seed(run.parameters)])
+    changes = [(each.iteration, each.name, each.before) for each in run.changes if each.name not in OF_A_RUN]
+    return _text([run.method, run.backbone, _without_seed(run.settings), _without_seed(run.parameters), changes])
 
 
 def _without_seed(settings: Mapping[str, Any]) -> dict[str, Any]:

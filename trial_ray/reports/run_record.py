@@ -63,6 +63,23 @@ class CostRow:
     share: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class SettingChange:
+    """A setting that had another value from some iteration on, because the run was resumed with it.
+
+    Attributes:
+        iteration: the first one with the new value, counted from 1.
+        name: of the setting.
+        before: its value up to then; ``None`` also where it was not recorded.
+        after: its value from then on, likewise.
+    """
+
+    iteration: int
+    name: str
+    before: Any
+    after: Any
+
+
 @dataclass(slots=True)
 class RunRecord:
     """One run, or one trial of a sweep.
@@ -75,11 +92,12 @@ class RunRecord:
         seed: ``None`` where it is not recorded.
         state: ``done``, ``running``, ``interrupted`` or ``failed``; empty where it is not recorded.
         environments: what the run played.
-        settings: every setting that the run recorded.
+        settings: every setting that the run recorded, as its newest iteration had it.
+        changes: settings that had other values in earlier iterations, in order.
         parameters: of a trial, what the sweep chose for it.
         metrics: flat metrics, one mapping an iteration, in order.
-        before: evaluations before training by environment; ``""`` where the run has a single one.
-        after: evaluations of the trained policy, likewise.
+        evaluations: by environment, ``""`` where the run has a single one, and by the iterations that the policy was trained
+            for, 0 before training.
         seconds: time by phase, in seconds, by the phase's label.
         cost: the cost card, in sections.
         allocation: turn weights of the newest iteration that recorded some.
@@ -96,10 +114,10 @@ class RunRecord:
     state: str = ""
     environments: Sequence[Environment] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    changes: Sequence[SettingChange] = ()
     parameters: Mapping[str, Any] = field(default_factory=dict)
     metrics: Sequence[Mapping[str, float]] = ()
-    before: Mapping[str, EvaluationResult] = field(default_factory=dict)
-    after: Mapping[str, EvaluationResult] = field(default_factory=dict)
+    evaluations: dict[str, dict[int, EvaluationResult]] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     cost: Sequence[Sequence[CostRow]] = ()
     allocation: Allocation | None = None
@@ -114,10 +132,25 @@ class RunRecord:
 
     @property
     def iterations(self) -> int:
-        """Iterations trained, as far as the metrics go."""
-        return max((int(line["iteration"]) for line in self.metrics), default=0)
+        """Iterations trained, as far as metrics and evaluations go."""
+        evaluated = (iteration for played in self.evaluations.values() for iteration in played)
+        return max((*(int(line["iteration"]) for line in self.metrics), *evaluated), default=0)
+
+    @property
+    def before(self) -> dict[str, EvaluationResult]:
+        """Evaluations before training, by environment."""
+        return {name: played[0] for name, played in self.evaluations.items() if 0 in played}
+
+    @property
+    def after(self) -> dict[str, EvaluationResult]:
+        """The newest evaluations of the trained policy, by environment; of which iteration :meth:`evaluated_after` gives."""
+        return {name: played[max(played)] for name, played in self.evaluations.items() if max(played)}
+
+    def evaluated_after(self, name: str) -> int:
+        """Iterations trained before the newest evaluation in an environment; 0 before training."""
+        return max(self.evaluations[name])
 
     @property
     def empty(self) -> bool:
         """Whether there is nothing to show: no iteration and no evaluation."""
-        return not (self.metrics or self.before or self.after)
+        return not (self.metrics or self.evaluations)

@@ -9,6 +9,7 @@ from typing import Any
 
 from trial_ray import __version__
 from trial_ray.reports.charts import all_charts, describe_chart
+from trial_ray.reports.dynamics import WINDOW
 from trial_ray.reports.findings import (
     Difference,
     family_rows,
@@ -17,7 +18,7 @@ from trial_ray.reports.findings import (
     summary_sentences,
 )
 from trial_ray.reports.page import render_page
-from trial_ray.reports.run_groups import RunGroup, differing_settings, run_label, setting_text
+from trial_ray.reports.run_groups import RunGroup, differing_settings, run_label, setting_text, value_text
 from trial_ray.reports.run_record import RunRecord
 
 DASH = "–"
@@ -202,7 +203,6 @@ def _runs_table(groups: Sequence[RunGroup]) -> Table:
     for group in groups:
         for run in group.runs:
             success = last_training_success(run)
-            panels = [run.before, run.after]
             rows.append(
                 [
                     run.name,
@@ -211,8 +211,9 @@ def _runs_table(groups: Sequence[RunGroup]) -> Table:
                     ", ".join(known.title for known in run.environments) or DASH,
                     run.state or DASH,
                     str(run.iterations),
-                    _number(success, percent=True),
-                    *(", ".join(str(result.overall) for result in found.values()) or DASH for found in panels),
+                    DASH if success is None else f"{success.mean:.1%}",
+                    ", ".join(_named(name, str(result.overall)) for name, result in run.before.items()) or DASH,
+                    ", ".join(_panel_after(run, name) for name in run.after) or DASH,
                 ]
             )
     head = [
@@ -222,11 +223,22 @@ def _runs_table(groups: Sequence[RunGroup]) -> Table:
         "environment",
         "state",
         "iterations",
-        "training, last 5",
+        f"training, last {WINDOW}",
         "panel before",
         "panel after",
     ]
     return Table("Runs; success with 95 % Wilson intervals", head, rows)
+
+
+def _panel_after(run: RunRecord, name: str) -> str:
+    iteration = run.evaluated_after(name)
+    rate = str(run.after[name].overall)
+    return _named(name, rate if iteration == run.iterations else f"{rate}, iteration {iteration}")
+
+
+def _named(name: str, text: str) -> str:
+    """Text with its environment before it, where the run plays in several."""
+    return f"{name}: {text}" if name else text
 
 
 def _family_tables(groups: Sequence[RunGroup]) -> list[Table]:
@@ -260,7 +272,7 @@ def _differences_section(found: Sequence[Difference], missing: Sequence[str]) ->
         "differences",
         "Paired differences",
         "Success after training on the same tasks, runs of the same seed paired; percentage points with 95 % intervals. p-values "
-        "are two-sided and not corrected for the number of comparisons."
+        "are two-sided, of several seeds those of the stricter of two tests, and not corrected for the number of comparisons."
         if rows
         else "",
         list(missing),
@@ -293,6 +305,14 @@ def _configuration(groups: Sequence[RunGroup]) -> Section:
         rows = [[key, setting_text(run, key)] for key in sorted(settings)]
         if rows:
             section.tables.append(Table(f"Every setting of {group.title}", ["setting", "value"], rows, True, True))
+    changed = [
+        [run.name, str(each.iteration), each.name, value_text(each.before), value_text(each.after)]
+        for run in runs
+        for each in run.changes
+    ]
+    if changed:
+        head = ["run", "from iteration", "setting", "before", "from then on"]
+        section.tables.append(Table("Settings that changed when a run was resumed", head, changed, long=True))
     names = dict.fromkeys(name for run in runs for name in run.versions)
     if names:
         rows = [[name, ", ".join(dict.fromkeys(run.versions.get(name, DASH) for run in runs))] for name in names]

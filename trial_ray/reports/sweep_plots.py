@@ -136,7 +136,7 @@ class _Axis:
     """One axis of the parallel coordinates: where values lie between 0 and 1."""
 
     def __init__(self, title: str, values: Sequence[Any]) -> None:
-        numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+        numbers = all(map(_is_number, values))
         self.categories = [] if numbers else sorted({str(value) for value in values})
         self.logarithmic = numbers and _logarithmic(values)
         self.title = f"{title} (log)" if self.logarithmic else title
@@ -167,14 +167,17 @@ def _names(points: Sequence[PointValue]) -> list[str]:
 
 
 def _numeric(points: Sequence[PointValue]) -> list[str]:
-    """Settings that took several values, all of them numbers."""
+    """Settings that took several values, all of them finite numbers."""
     found = []
     for name in _names(points):
         values = [parameters.get(name) for parameters, _, _ in points]
-        numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-        if numbers and len(set(values)) > 1:
+        if all(map(_is_number, values)) and len(set(values)) > 1:
             found.append(name)
     return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _logarithmic(values: Sequence[float]) -> bool:

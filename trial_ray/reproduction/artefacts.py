@@ -13,6 +13,7 @@ from trial_ray.evaluation.table_text import to_latex, to_markdown
 from trial_ray.evaluation.tables import ResultTable, TableEntry
 from trial_ray.experiments.run_folder import RunFolder
 from trial_ray.files import write_json, write_text
+from trial_ray.metrics import PANEL_SUCCESS, PROFILE_STD, TRAINING_SUCCESS, TURN_SCORE
 from trial_ray.reproduction.plan import PlannedRun
 from trial_ray.rollout.trajectory import EpisodeResult
 
@@ -65,15 +66,15 @@ def _table(name: str, runs: Sequence[PlannedRun], folder: Path) -> list[Path]:
 
 def _learning(runs: Sequence[PlannedRun], folder: Path, tried: Sequence[Mapping[str, Any]]) -> list[Path]:
     from trial_ray.reports.dynamics import curve, read_metrics
-    from trial_ray.reports.learning import TRAINING_SUCCESS, learning, to_markdown
+    from trial_ray.reports.learning import learning, to_markdown
     from trial_ray.reports.plots import plot_learning
 
     written, parts = [], []
     for environment in dict.fromkeys(run.environment for run in runs):
-        curves: dict[str, dict[int, list[float]]] = {}
+        curves: dict[str, dict[int, dict[int, float]]] = {}
         for run in (run for run in runs if run.environment == environment):
             found = curve(read_metrics(RunFolder(run.folder).metrics), TRAINING_SUCCESS)
-            curves.setdefault(run.method, {})[run.seed] = [value for _, value in found]
+            curves.setdefault(run.method, {})[run.seed] = dict(found)
         if REFERENCE not in curves:
             continue
         data = learning(curves, REFERENCE, SUBJECT)
@@ -92,15 +93,7 @@ def _rows(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
 
 
 def _figure2(runs: Sequence[PlannedRun], folder: Path) -> list[Path]:
-    from trial_ray.reports.dynamics import (
-        PANEL_SUCCESS,
-        PROFILE_STD,
-        TURN_SCORE,
-        mean_over_runs,
-        panel_curve,
-        read_metrics,
-        windows,
-    )
+    from trial_ray.reports.dynamics import mean_over_runs, panel_curve, read_metrics, windows
     from trial_ray.reports.plots import plot_dynamics
 
     metrics: dict[str, list[list[dict[str, float]]]] = {}

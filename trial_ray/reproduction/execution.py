@@ -96,7 +96,8 @@ def _train(
     run = runs[trial["run"]]
     resume = run.folder.exists()
     command = [*sys.argv[:1], "reproduce", run.name]
-    folder = RunFolder.reopen(run.folder) if resume else RunFolder.create(run.folder, run.config, scale_file, command)
+    where = run.folder
+    folder = RunFolder.reopen(where, command) if resume else RunFolder.create(where, run.config, scale_file, command)
     panels = {}
     for evaluated in run.sets:
         entry = run.entry(evaluated)

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.algorithms.methods import with_method
-from trial_ray.errors import CheckpointError, UserInputError
+from trial_ray.errors import UserInputError
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.experiments.checkpoints import list_checkpoints
-from trial_ray.experiments.config_record import to_record
+from trial_ray.experiments.config_record import load_commands, to_record
 from trial_ray.experiments.overrides import apply_overrides
+from trial_ray.experiments.run_evaluations import set_file
 from trial_ray.experiments.run_folder import RunFolder
+from trial_ray.reports.run_groups import OF_THE_RECORDING
 from trial_ray.reproduction.scale import EvaluationSet, Scale
 
 if TYPE_CHECKING:
@@ -24,9 +26,6 @@ if TYPE_CHECKING:
 
 Chosen = Mapping[tuple[str, str, str], float]
 """By environment, backbone and method: the value that was chosen for the scale's setting."""
-
-# What is written, and where, does not change what a run is.
-NOT_COMPARED = ("trajectories_folder", "training_folder", "max_recorded_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ class PlannedRun:
 
     def evaluation(self, evaluated: EvaluationSet) -> Path:
         """Where the final evaluation of a set is written."""
-        return RunFolder(self.folder).evaluations / f"{set_name(evaluated)}_{self.iterations:06d}.json"
+        return RunFolder(self.folder).evaluations / set_file(set_name(evaluated), self.iterations)
 
     def entry(self, evaluated: EvaluationSet) -> EnvironmentEntry:
         """What a set is played in: the run's environment with the keyword arguments of its panel."""
@@ -128,20 +127,17 @@ class PlannedRun:
         return "done" if complete and folder.state() == "done" else "unfinished"
 
     def _require_same_config(self, folder: RunFolder) -> None:
-        path = folder.path / "resolved_config.json"
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            theirs = {**found["settings"], "method": found["method"]}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"Cannot read the resolved config {path}: {error}.") from error
         record = json.loads(json.dumps(to_record(self.config)))
         ours = {**record["settings"], "method": record["method"]}
-        for key in sorted((theirs.keys() | ours.keys()) - set(NOT_COMPARED)):
-            if theirs.get(key) != ours.get(key):
-                raise UserInputError(
-                    f"{folder.path} holds a run of another config: {key} is {theirs.get(key)!r} there and "
-                    f"{ours.get(key)!r} here. Name another folder with --out, or delete this one."
-                )
+        for command in load_commands(folder.path / "resolved_config.json"):
+            theirs = {**command["settings"], "method": command["method"]}
+            for key in sorted((theirs.keys() | ours.keys()) - OF_THE_RECORDING):
+                if theirs.get(key) != ours.get(key):
+                    since = f" from iteration {after + 1} on" if (after := command.get("after_iteration")) else ""
+                    raise UserInputError(
+                        f"{folder.path} holds a run of another config: {key} is {theirs.get(key)!r} there{since} and "
+                        f"{ours.get(key)!r} here. Name another folder with --out, or delete this one."
+                    )
 
 
 def set_name(evaluated: EvaluationSet) -> str:

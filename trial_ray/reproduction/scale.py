@@ -90,7 +90,7 @@ def scale_file(name: str) -> Path:
     Raises:
         UserInputError: there is no such file.
     """
-    path = Path(name) if name.endswith(".py") else examples_folder() / "reproduce" / f"{name}.py"
+    path = Path(name).expanduser() if name.endswith(".py") else examples_folder() / "reproduce" / f"{name}.py"
     if not path.is_file():
         raise UserInputError(
             f"There is no scale {name!r} ({path} is not a file). Choose one of {', '.join(scale_names())}, or name a Python "

@@ -8,6 +8,7 @@ import queue
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 from trial_ray.rollout.requests import GroupRequest
@@ -32,6 +33,7 @@ class BackgroundGroups:
 
     def __init__(self, max_episodes_in_flight: int) -> None:
         self._ended: queue.SimpleQueue[Played | BaseException] = queue.SimpleQueue()
+        self._waited_for: list[Played] = []
         self._slots = asyncio.Semaphore(max_episodes_in_flight)
         self._stop = asyncio.Event()
         running: Future[asyncio.AbstractEventLoop] = Future()
@@ -44,19 +46,24 @@ class BackgroundGroups:
         playing = play(lambda request, group: self._ended.put((request, group)), self._slots)
         asyncio.run_coroutine_threadsafe(playing, self._loop).add_done_callback(self._note_error)
 
-    def take(self, timeout_s: float) -> list[Played]:
-        """The groups that have ended since the last call; waits for the first of them, at most ``timeout_s`` seconds.
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until :meth:`take` has a group, at most ``timeout_s`` seconds; returns whether it has.
 
         Raises:
             Exception: what a rollout raised, which is an error of this package's code or its configuration.
         """
-        taken: list[Played] = []
-        try:
-            taken.append(self._checked(self._ended.get(timeout=timeout_s)))
+        if not self._waited_for:
+            with suppress(queue.Empty):
+                self._waited_for.append(self._checked(self._ended.get(timeout=timeout_s)))
+        return bool(self._waited_for)
+
+    def take(self) -> list[Played]:
+        """The groups that have ended since the last call; errors as :meth:`wait`."""
+        taken, self._waited_for = self._waited_for, []
+        with suppress(queue.Empty):
             while True:
                 taken.append(self._checked(self._ended.get_nowait()))
-        except queue.Empty:
-            return taken
+        return taken
 
     def close(self) -> None:
         """End what is played, and forget it."""

@@ -13,7 +13,7 @@ from trial_ray.environments.templates import ConversationPrompt, PromptContext
 from trial_ray.errors import PromptTooLongError
 from trial_ray.hindsight.untrusted import encode_untrusted
 from trial_ray.rollout.chat_template import split_conversation
-from trial_ray.rollout.prompts import Prompt, PromptBuilder, PromptWriter, check_limits
+from trial_ray.rollout.prompts import Prompt, PromptBuilder, PromptWriter, check_limits, too_long
 from trial_ray.rollout.settings import PlaySettings
 from trial_ray.rollout.trajectory import Turn
 
@@ -76,7 +76,7 @@ class ConversationBuilder:
         context = PromptContext(result.task, result.observation.strip(), result.admissible_actions, (), len(turns) + 1)
         message = self._parts.first.lead_in + self.template.render(context).strip()
         if len(message) > self._most_characters:
-            raise self._too_long(result)
+            raise self._too_long(result, None)
         end = np.asarray([*encode_untrusted(self._tokenizer, message), *self._parts.suffix_ids], np.int32)
         if turns:
             ids = np.concatenate([turns[-1].prompt_ids, self._answered(turns[-1]), end])
@@ -86,7 +86,7 @@ class ConversationBuilder:
             ids = np.concatenate([*self._opening(result.task, turns[len(turns) - num_kept :]), end])
             if len(ids) <= self.max_prompt_tokens:
                 return self._prompt(ids, len(turns) - num_kept)
-        raise self._too_long(result)
+        raise self._too_long(result, len(ids))
 
     def _opening(self, task: str, turns: Sequence[Turn]) -> list[np.ndarray]:
         """A conversation of these turns, up to the next message."""
@@ -112,9 +112,11 @@ class ConversationBuilder:
     def _prompt(self, ids: np.ndarray, num_cut: int) -> Prompt:
         return Prompt(ids.astype(np.int32, copy=False), len(ids) - len(self._parts.suffix_ids), num_cut, False)
 
-    def _too_long(self, result: StepResult) -> PromptTooLongError:
-        return PromptTooLongError(
+    def _too_long(self, result: StepResult, length: int | None) -> PromptTooLongError:
+        return too_long(
             f"the task, an observation of {len(result.observation)} characters and its {len(result.admissible_actions)} "
-            f"admissible actions alone exceed max_prompt_tokens={self.max_prompt_tokens}; raise it, or choose "
-            "prompt_style='tagged', which shortens observations"
+            "admissible actions",
+            length,
+            self.max_prompt_tokens,
+            ", or choose prompt_style='tagged', which shortens observations",
         )

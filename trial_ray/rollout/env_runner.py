@@ -16,13 +16,6 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
 from ray.rllib.env.env_runner import EnvRunner
 from ray.rllib.utils.checkpoints import Checkpointable
-from ray.rllib.utils.metrics import (
-    EPISODE_LEN_MEAN,
-    EPISODE_RETURN_MEAN,
-    NUM_ENV_STEPS_SAMPLED,
-    NUM_ENV_STEPS_SAMPLED_LIFETIME,
-    NUM_EPISODES,
-)
 
 from trial_ray.environments.check import required_keys
 from trial_ray.environments.entry import EnvironmentEntry
@@ -80,10 +73,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         else:
             self._client = EngineClient(engines, timeout_s=self.config.request_timeout_s, vocab_size=vocab_size)
 
-    def sample_groups(
-        self, requests: Sequence[GroupRequest], settings: SampleSettings
-    ) -> tuple[list[GroupSample], dict[str, Any]]:
-        """Play every request; returns the groups in the order of the requests, and this call's metrics.
+    def sample_groups(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> list[GroupSample]:
+        """Play every request; returns the groups in the order of the requests.
 
         A rollout that an engine or the environment fails is kept as ``failed``; it never ends the others.
         """
@@ -94,25 +85,26 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             for request, group in zip(requests, groups, strict=True)
         ]
         if settings.keep_trajectories:
-            self._keep(groups, settings.iteration)
-        return samples, self.get_metrics()
+            self._record(groups, settings.iteration)
+        return samples
 
     def begin_groups(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> None:
         """Start to play the requests behind what is played already, and return at once; see :meth:`take_groups`."""
         self._background().begin(lambda on_end, slots: _play_groups(self, requests, settings, on_end, slots))
 
-    def take_groups(self, iteration: int, timeout_s: float) -> tuple[list[GroupSample], dict[str, Any]]:
-        """The groups of :meth:`begin_groups` that have ended since the last call, in any order, and their metrics.
+    def wait_for_groups(self, timeout_s: float) -> bool:
+        """Wait until a group of :meth:`begin_groups` has ended, at most ``timeout_s`` seconds; returns whether one has."""
+        return self._background().wait(timeout_s)
+
+    def take_groups(self, iteration: int) -> list[GroupSample]:
+        """The groups of :meth:`begin_groups` that have ended since the last call, in any order.
 
         Args:
-            iteration: in which they are recorded.
-            timeout_s: how long to wait, in seconds, until at least one has ended.
+            iteration: in which they are recorded, and counted by the driver.
         """
-        played = self._background().take(timeout_s)
-        if not played:
-            return [], {}
-        self._keep([group for _, group in played], iteration)
-        return [self._sample(request, group, keep=True) for request, group in played], self.get_metrics()
+        if played := self._background().take():
+            self._record([group for _, group in played], iteration)
+        return [self._sample(request, group, keep=True) for request, group in played]
 
     def abandon_groups(self) -> None:
         """End the groups of :meth:`begin_groups` where they are, and forget them."""
@@ -200,54 +192,14 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             self._in_background = BackgroundGroups(self.config.max_episodes_in_flight)
         return self._in_background
 
-    def _keep(self, groups: Sequence[TrajectoryGroup], iteration: int) -> None:
-        """Log the groups, and record them where that is asked for."""
-        self._log(groups)
+    def _record(self, groups: Sequence[TrajectoryGroup], iteration: int) -> None:
+        """Record the groups where that is asked for."""
         if self.config.trajectories_folder is not None:
             from trial_ray.rollout.recording import write_groups
 
             writer = f"runner{self.worker_index:03d}-{self._num_batches:05d}"
             write_groups(self.config.trajectories_folder, iteration, groups, writer)
         self._num_batches += 1
-
-    def _log(self, groups: Sequence[TrajectoryGroup]) -> None:
-        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-        for trajectory in trajectories:
-            self.metrics.log_value("num_failed_episodes", int(trajectory.failed), reduce="sum")
-            if not trajectory.failed:
-                self._log_trajectory(trajectory)
-
-    def _log_trajectory(self, trajectory: Trajectory) -> None:
-        turns = trajectory.turns
-        self.num_env_steps_sampled_lifetime += len(turns)
-        sums = {
-            NUM_EPISODES: 1,
-            NUM_ENV_STEPS_SAMPLED: len(turns),
-            "num_prompt_tokens": sum(len(turn.prompt_ids) for turn in turns),
-            "num_response_tokens": sum(len(turn.response_ids) for turn in turns),
-        }
-        means = {
-            EPISODE_RETURN_MEAN: trajectory.episode_return,
-            EPISODE_LEN_MEAN: len(turns),
-            "success_rate": float(trajectory.success),
-            "score_mean": trajectory.score,
-            "truncated_rate": float(trajectory.ended != "terminated"),
-        }
-        for name, value in sums.items():
-            self.metrics.log_value(name, value, reduce="sum")
-        for name, mean in means.items():
-            self.metrics.log_value(name, mean, reduce="mean")
-            if len(self._entries) > 1:
-                self.metrics.log_value((trajectory.environment, name), mean, reduce="mean")
-        if len(self._entries) > 1:
-            self.metrics.log_value((trajectory.environment, NUM_EPISODES), 1, reduce="sum")
-        for turn in turns:
-            self.metrics.log_value("invalid_response_rate", float(not turn.valid), reduce="mean")
-            self.metrics.log_value("invalid_action_rate", float(turn.invalid_action), reduce="mean")
-            self.metrics.log_value("cut_response_rate", float(turn.finish_reason == "length"), reduce="mean")
-            self.metrics.log_value("cut_history_rate", float(turn.prompt_cut != "none"), reduce="mean")
-            self.metrics.log_value("cut_observation_rate", float(turn.prompt_cut == "observation"), reduce="mean")
-        self.metrics.log_value(NUM_ENV_STEPS_SAMPLED_LIFETIME, len(turns), reduce="lifetime_sum")
 
     # -- what RLlib asks of an env runner --------------------------------------------------------------------------
 
@@ -264,9 +216,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         return {**asdict(peak_memory()), **counts}
 
     def get_metrics(self) -> dict[str, Any]:
-        """Metrics since the last call."""
-        metrics: dict[str, Any] = self.metrics.reduce()
-        return metrics
+        """None: the driver counts what the groups say (:class:`GroupSample`)."""
+        return {}
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Nothing is learned here."""

@@ -14,8 +14,8 @@ from trial_ray.environments.guarded_env import StepResult
 from trial_ray.errors import EngineError, EnvironmentFaultError, PromptTooLongError
 from trial_ray.inference.protocol import Response, SamplingParams
 from trial_ray.process_progress import advance
-from trial_ray.rollout.prompts import PromptWriter
-from trial_ray.rollout.trajectory import PromptCut, Trajectory, Turn
+from trial_ray.rollout.prompts import PromptWriter, located
+from trial_ray.rollout.trajectory import Ending, PromptCut, Trajectory, Turn
 
 Answer = TypeVar("Answer")
 Generate = Callable[[np.ndarray, SamplingParams], Awaitable[Response]]
@@ -118,19 +118,23 @@ async def play_episode(
     trajectory = Trajectory(task_id=task_id, family="", seed=seed, environment=env.name)
     try:
         await _play(env, trajectory, player, env_seed)
-    except PromptTooLongError as error:
-        trajectory.ended, trajectory.error = "prompt_limit", str(error)
     except (EngineError, EnvironmentFaultError) as error:
-        trajectory.ended = "failed"
-        trajectory.error = f"{type(error).__name__}: {error}"
+        trajectory.ended, trajectory.error = "failed", f"{type(error).__name__}: {error}"
+        trajectory.failed_by = "environment" if isinstance(error, EnvironmentFaultError) else "engine"
     return trajectory
 
 
 async def _play(env: EpisodeEnv, trajectory: Trajectory, player: Player, env_seed: int) -> None:
     now = await _resolved(env.reset(trajectory.task_id, env_seed))
     trajectory.family, trajectory.solution = now.family, await _resolved(env.walkthrough())
+    cut: Ending = "turn_limit"
     while not (now.terminated or now.truncated or len(trajectory.turns) >= env.max_turns):
-        decision = await player.act(now, trajectory.turns, len(trajectory.turns) + 1)
+        step = len(trajectory.turns) + 1
+        try:
+            decision = await player.act(now, trajectory.turns, step)
+        except PromptTooLongError as error:
+            cut, trajectory.error = "prompt_limit", located(error, env.name, trajectory.task_id, step)
+            break
         if decision is None:
             break
         before, now = now, await _resolved(env.step(decision.action))
@@ -153,7 +157,7 @@ async def _play(env: EpisodeEnv, trajectory: Trajectory, player: Player, env_see
             )
         )
     trajectory.success, trajectory.score = now.won, now.score
-    trajectory.ended = "terminated" if now.terminated else "turn_limit"
+    trajectory.ended = "terminated" if now.terminated else cut
 
 
 async def _resolved(answer: Answer | Awaitable[Answer]) -> Answer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,9 @@ VERSION_KEY = b"trial_ray.schema_version"
 ROWS_KEY = b"trial_ray.rows"
 """Key of the number of rows, which no checksum of Parquet's covers."""
 
+SINCE = "since"
+"""Key of the version that a column came with in the column's metadata; 0 for those that every file has."""
+
 IDS, FLOATS = pa.list_(pa.int32()), pa.list_(pa.float32())
 
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError, MemoryError)
@@ -34,9 +37,22 @@ _CHECKED = pds.ParquetFileFormat(
 _PARTITION = pds.partitioning(pa.schema([("iteration", pa.int32())]), flavor="hive")
 
 
-def new_schema(columns: Iterable[tuple[str, pa.DataType, str]], version: int) -> pa.Schema:
-    """A schema of columns (name, type, description) and its version; ``iteration`` comes from the folder's name."""
-    fields = [pa.field(name, kind, metadata={"description": text}) for name, kind, text in columns]
+def new_schema(
+    columns: Iterable[tuple[str, pa.DataType, str]], version: int, added: Mapping[str, int] | None = None
+) -> pa.Schema:
+    """A schema; ``iteration`` comes from the folder's name.
+
+    Args:
+        columns: name, type and description of each.
+        version: of the schema.
+        added: columns that files of earlier versions lack, and the version that each came with; they are read as null there.
+            Files of the versions before the first of these are not read.
+    """
+    since = added or {}
+    fields = [
+        pa.field(name, kind, metadata={"description": text, SINCE: str(since.get(name, 0))})
+        for name, kind, text in columns
+    ]
     return pa.schema(fields, metadata={VERSION_KEY: str(version).encode()})
 
 
@@ -48,12 +64,15 @@ def partition(folder: str | os.PathLike[str], iteration: int) -> Path:
     """
     if iteration < 0:
         raise UserInputError(f"iteration must not be negative; got {iteration}.")
-    return Path(folder) / f"iteration={iteration:05d}"
+    return Path(folder).expanduser() / f"iteration={iteration:05d}"
 
 
 def partitions(folder: str | os.PathLike[str]) -> dict[int, Path]:
     """The iterations that ``folder`` holds folders of, in ascending order; folders of other names are passed over."""
-    names = ((re.fullmatch(r"iteration=([0-9]{1,9})", path.name), path) for path in Path(folder).glob("iteration=*"))
+    names = (
+        (re.fullmatch(r"iteration=([0-9]{1,9})", path.name), path)
+        for path in Path(folder).expanduser().glob("iteration=*")
+    )
     return dict(sorted((int(name[1]), path) for name, path in names if name))
 
 
@@ -102,7 +121,11 @@ def _repeating(schema: pa.Schema) -> list[str]:
 
 
 def read_rows(
-    folder: str | os.PathLike[str], iteration: int | None, schema: pa.Schema, what: str, advice: str
+    folder: str | os.PathLike[str],
+    iteration: int | None,
+    schema: pa.Schema,
+    what: str,
+    advice: str,
 ) -> pa.Table:
     """Rows of one iteration, or of all, with the columns of ``schema`` and ``iteration``.
 
@@ -118,12 +141,13 @@ def read_rows(
     Raises:
         UserInputError: nothing was recorded there, or a file is cut, damaged, of another version of the schema, or lacks columns.
     """
+    folder = Path(folder).expanduser()
     pattern = "iteration=*" if iteration is None else partition(folder, iteration).name
     folders = partitions(folder)
     chosen = list(folders.values()) if iteration is None else [folders[iteration]] if iteration in folders else []
     files = [file for each in chosen for file in sorted(each.glob("*.parquet"))]
     if not files:
-        raise UserInputError(f"No {what} in {Path(folder) / pattern}; expected Parquet files. {advice}")
+        raise UserInputError(f"No {what} in {folder / pattern}; expected Parquet files. {advice}")
     for file in files:
         _require_schema(file, schema)
     dataset = pds.dataset(
@@ -137,7 +161,7 @@ def read_rows(
         return dataset.to_table()
     except _UNREADABLE as error:
         raise UserInputError(
-            f"A file below {Path(folder) / pattern} is damaged ({_first_line(error)}). Copy the folder again from where it was "
+            f"A file below {folder / pattern} is damaged ({_first_line(error)}). Copy the folder again from where it was "
             "written."
         ) from error
 
@@ -153,13 +177,15 @@ def _require_schema(file: Path, schema: pa.Schema) -> None:
     version, expected = (
         (each.metadata or {}).get(VERSION_KEY, b"none").decode(errors="replace") for each in (found, schema)
     )
-    if version != expected:
+    since = {field.name: int(field.metadata[SINCE.encode()]) for field in schema}
+    oldest = min((came - 1 for came in since.values() if came), default=int(expected))
+    if version not in map(str, range(oldest, int(expected) + 1)):
         raise UserInputError(
             f"{file} has schema version {version}; expected {expected}. Read it with the release that wrote it."
         )
-    if missing := [name for name in schema.names if name not in found.names]:
+    if missing := [name for name, came in since.items() if came <= int(version) and name not in found.names]:
         raise UserInputError(
-            f"{file} lacks columns of schema version {expected}: {', '.join(missing)}. It was changed after it was written; "
+            f"{file} lacks columns of schema version {version}: {', '.join(missing)}. It was changed after it was written; "
             "copy it again from where it was written."
         )
     written = (found.metadata or {}).get(ROWS_KEY, str(rows).encode())  # files of earlier releases do not say it

@@ -154,10 +154,7 @@ class PromptBuilder:
 
         fitting = keeping(0)
         if fitting is None:
-            raise PromptTooLongError(
-                f"the task, the {len(context.admissible_actions)} admissible actions and the instructions alone exceed "
-                f"max_prompt_tokens={self.max_prompt_tokens}; raise it"
-            )
+            raise self._too_long(replace(context, observation=min(observation, CUT_MARK, key=len)))
         low, high = 0, min(len(observation), self._most_characters)
         while high - low > 1:
             middle = (low + high) // 2
@@ -168,9 +165,24 @@ class PromptBuilder:
                 high = middle
         return fitting
 
+    def _too_long(self, shortest: PromptContext) -> PromptTooLongError:
+        message = self._message(shortest)
+        length = None
+        if len(message) <= self._most_characters:
+            message_ids = encode_untrusted(self._tokenizer, message)
+            length = len(self._opening.ids) + len(message_ids) + len(self._suffix_ids)
+        return too_long(
+            f"the task, the {len(shortest.admissible_actions)} admissible actions and the instructions",
+            length,
+            self.max_prompt_tokens,
+        )
+
+    def _message(self, context: PromptContext) -> str:
+        return self._opening.lead_in + self.template.render(context).strip()
+
     def _encode(self, context: PromptContext) -> list[int] | None:
         """Ids of the message, or ``None`` when the prompt would exceed the limit."""
-        message = self._opening.lead_in + self.template.render(context).strip()
+        message = self._message(context)
         if len(message) > self._most_characters:
             return None
         ids = encode_untrusted(self._tokenizer, message)
@@ -179,6 +191,45 @@ class PromptBuilder:
     def _assemble(self, message_ids: list[int], num_cut_records: int, cut_observation: bool) -> Prompt:
         ids = np.asarray([*self._opening.ids, *message_ids, *self._suffix_ids], dtype=np.int32)
         return Prompt(ids, len(ids) - len(self._suffix_ids), num_cut_records, cut_observation)
+
+
+def too_long(parts: str, length: int | None, limit: int, advice: str = "") -> PromptTooLongError:
+    """The error of a prompt whose parts that are never cut exceed the limit.
+
+    Args:
+        parts: names them.
+        length: of the prompt that they make, in tokens; ``None`` where it was not counted, because its characters show that it is
+            over the limit.
+        limit: ``max_prompt_tokens``.
+        advice: what can be done besides raising the limit.
+    """
+    counted = f"{length}" if length is not None else f"more than {limit}"
+    return PromptTooLongError(
+        f"{parts} alone make {counted} tokens, more than max_prompt_tokens={limit}; raise it{advice}"
+    )
+
+
+def require_first_prompt(writer: PromptWriter, shown: StepResult, environment: str, task_id: str) -> None:
+    """Refuse a limit that the first prompt of a task exceeds.
+
+    Args:
+        writer: of the run's prompts.
+        shown: what the environment shows at the beginning of the task.
+        environment: its name.
+        task_id: of the task.
+
+    Raises:
+        PromptTooLongError: names environment, task, length and limit.
+    """
+    try:
+        writer.write(shown, ())
+    except PromptTooLongError as error:
+        raise PromptTooLongError(located(error, environment, task_id, 1)) from error
+
+
+def located(error: PromptTooLongError, environment: str, task_id: str, turn: int) -> str:
+    """What an error says, with the place where it was raised."""
+    return f"{environment}, task {task_id!r}, turn {turn}: {error}"
 
 
 def check_limits(max_prompt_tokens: int, history_window: int) -> None:

@@ -19,8 +19,8 @@ from trial_ray.rollout.partitions import FLOATS, IDS, columns_table, new_schema,
 from trial_ray.rollout.stored_text import escaped, unescaped
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 
-SCHEMA_VERSION = 4
-"""Raised by one whenever a column changes its name, type or meaning."""
+SCHEMA_VERSION = 5
+"""Raised by one whenever a column is added, or changes its name, type or meaning."""
 
 _TRAJECTORY_COLUMNS = (
     ("group_id", pa.string(), "the group of rollouts of one task; unique in the run"),
@@ -32,7 +32,8 @@ _TRAJECTORY_COLUMNS = (
     ("success", pa.bool_(), "whether the environment was won"),
     ("score", pa.float64(), "the environment's score, 0 to 1"),
     ("ended", pa.string(), "`terminated`, `turn_limit`, `prompt_limit` or `failed`"),
-    ("error", pa.string(), "for `failed`: which error; else null"),
+    ("error", pa.string(), "for `failed` and `prompt_limit`: which error; else null"),
+    ("failed_by", pa.string(), "for `failed`: `environment` or `engine`; else null, as in all files of version 4"),
     ("solution", pa.list_(pa.string()), "the environment's own solution of the task; empty where it knows none"),
 )
 _TURN_COLUMNS = (
@@ -53,7 +54,7 @@ _TURN_COLUMNS = (
 _TURN_INDEX = ("turn_index", pa.int32(), "index of the turn in its trajectory; null where no turn was taken")
 
 
-SCHEMA = new_schema((*_TRAJECTORY_COLUMNS, _TURN_INDEX, *_TURN_COLUMNS), SCHEMA_VERSION)
+SCHEMA = new_schema((*_TRAJECTORY_COLUMNS, _TURN_INDEX, *_TURN_COLUMNS), SCHEMA_VERSION, added={"failed_by": 5})
 """Columns of a file, each with its description; ``iteration`` comes from the folder's name."""
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from ray import ObjectRef
 
 from trial_ray.inference.protocol import SamplingParams
+from trial_ray.rollout.rollout_counts import RolloutCounts
 from trial_ray.rollout.trajectory import EpisodeResult, TrajectoryGroup
 
 
@@ -61,7 +62,10 @@ class GroupSample:
         num_survivors: rollouts that can be trained on.
         num_rows: turns of the survivors.
         zero_variance: whether all survivors earned the same reward, so that outcome advantages are zero.
+        counts: of all rollouts, for the metrics.
+        too_long: where a prompt of the task's first turn does not fit, which one; playing it again would not help.
         weight_versions: oldest and newest version of the weights that sampled the survivors' turns; (0, 0) without turns.
+        num_environment_faults: rollouts that failed by their environment.
     """
 
     request: GroupRequest
@@ -71,7 +75,10 @@ class GroupSample:
     num_survivors: int
     num_rows: int
     zero_variance: bool
+    counts: RolloutCounts
     weight_versions: tuple[int, int] = (0, 0)
+    num_environment_faults: int = 0
+    too_long: str | None = None
 
     @classmethod
     def from_group(
@@ -93,5 +100,10 @@ class GroupSample:
             num_survivors=len(survivors),
             num_rows=sum(len(trajectory.turns) for trajectory in survivors),
             zero_variance=not group.has_variance(reward, row_penalty),
+            counts=RolloutCounts.of(group.trajectories),
             weight_versions=(min(versions), max(versions)),
+            num_environment_faults=sum(trajectory.failed_by == "environment" for trajectory in group.trajectories),
+            too_long=next(
+                (each.error for each in group.trajectories if each.ended == "prompt_limit" and not each.turns), None
+            ),
         )

@@ -8,10 +8,13 @@ from typing import Literal
 
 import numpy as np
 
+from trial_ray.objectives.rounding import equal_up_to_rounding
+
 PromptCut = Literal["none", "history", "observation"]
 """What was left out of a prompt for its length: nothing, history records, or those and the observation's middle."""
 
 Ending = Literal["terminated", "turn_limit", "prompt_limit", "failed"]
+FailedBy = Literal["environment", "engine"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,8 @@ class Trajectory:
     ``environment`` is the name of the run's environment that it was played in (see ``EnvironmentEntry.name``).
     ``solution`` is the environment's own (its ``walkthrough``), empty where it has none; no prompt shows it.
     ``ended`` says how: the environment terminated it, a limit on turns or prompt tokens cut it (truncated), or an engine or
-    the environment failed (``failed``; ``error`` then says how). Failed rollouts never enter group statistics.
+    the environment failed (``failed``; ``failed_by`` then says which, and ``error`` how). Failed rollouts never enter group
+    statistics.
     """
 
     task_id: str
@@ -72,13 +76,16 @@ class Trajectory:
     score: float = 0.0
     ended: Ending = "terminated"
     error: str | None = None
+    failed_by: FailedBy | None = None
     solution: tuple[str, ...] = ()
     environment: str = ""
 
     @property
     def episode_return(self) -> float:
-        """Undiscounted sum of the environment's rewards."""
-        return float(sum(turn.reward for turn in self.turns))
+        """Undiscounted sum of the environment's rewards; exactly 0 where they cancel each other up to rounding."""
+        rewards = [float(turn.reward) for turn in self.turns]
+        total, gained = sum(rewards), sum(each for each in rewards if each > 0)
+        return 0.0 if equal_up_to_rounding(gained, gained - total) else total
 
     def outcome_reward(self, reward: str) -> float:
         """The unscaled R_i of Eq. 1: ``"success"`` (0 or 1), ``"score"``, or ``"return"``."""
@@ -149,19 +156,20 @@ class TrajectoryGroup:
         return sum(len(trajectory.turns) for trajectory in self.trajectories)
 
     def has_variance(self, reward: str, row_penalty: float = 0.0) -> bool:
-        """Whether outcome advantages can differ from 0: whether the survivors earned different rewards.
+        """Whether outcome advantages can differ from 0: whether the survivors' rewards differ by more than rounding.
 
         Args:
             reward: as in :meth:`Trajectory.outcome_reward`.
             row_penalty: where statistics are taken over turn rows, what a response without the required form costs its row, in
                 units of that reward.
         """
-        earned = {
+        earned = [
             trajectory.outcome_reward(reward) - (0.0 if turn.valid else row_penalty)
             for trajectory in self.survivors
             for turn in trajectory.turns
-        }
-        return len(earned) > 1
+        ]
+        # numpy's smallest and largest of numbers with a NaN are NaN.
+        return bool(earned) and not equal_up_to_rounding(float(np.min(earned)), float(np.max(earned)))
 
     @property
     def survivors(self) -> list[Trajectory]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
 from ray import ObjectRef, ObjectRefGenerator
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.util.placement_group import PlacementGroup
 
@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+Answer = TypeVar("Answer")
+
 RESTART_TIMEOUT_S = 180.0
 """How long to wait until Ray has restarted an env runner, where all of them have died."""
-TAKE_SECONDS = 2.0
+WAIT_SECONDS = 2.0
 """How long an env runner is kept from other calls by one that waits for groups to end."""
-
-Batch = tuple[list[GroupSample], dict[str, Any]]
-"""What one env runner sampled, and its metrics."""
+TAKE_TIMEOUT_S = 120.0
+"""How long an env runner may take to record groups that have ended, and to hand them over."""
 
 
 def create_engines(config: PlaySettings, group: PlacementGroup | None = None, offset: int | None = None) -> EnginePool:
@@ -76,27 +77,27 @@ class RolloutWorkers:
         self._engines = engines
         self._losses: list[str] = []
         self._unfinished: dict[int, int] = {}
-        self._takes: dict[ObjectRef[Batch], int] = {}
+        self._waits: dict[ObjectRef[bool], int] = {}
         self._connected = -1
         self._connect_to_replacements()
 
-    def sample_groups(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> list[Batch]:
+    def sample_groups(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> list[GroupSample]:
         """Hand the requests out to the env runners, whole groups each; what a lost runner had is missing.
 
         Raises:
             RayTaskError: a runner raised; it is of the class of what was raised, too.
             InfrastructureError: no env runner is left, and none was restarted within :data:`RESTART_TIMEOUT_S` seconds.
         """
-        batches = self._sample(requests, settings)
-        _warn_of_failed([sample for samples, _ in batches for sample in samples])
-        return batches
+        samples = self._sample(requests, settings)
+        _warn_of_failed(samples)
+        return samples
 
-    def _sample(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> list[Batch]:
+    def _sample(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> list[GroupSample]:
         runner_ids = self._await_runners()
         if (local := self._local()) is not None:
-            return [local.sample_groups(list(requests), settings)]
+            return local.sample_groups(list(requests), settings)
         # Not through RLlib's foreach_env_runner, which ends a runner that raises, and loses what it raised.
-        calls: dict[ObjectRef[Batch], int] = {
+        calls: dict[ObjectRef[list[GroupSample]], int] = {
             self._actor(runner_id).sample_groups.remote(shard, settings): runner_id
             for runner_id, shard in _deal(requests, runner_ids).items()
         }
@@ -104,15 +105,15 @@ class RolloutWorkers:
         for call in late:
             self._replace(calls[call], f"did not answer within sample_timeout_s={self._config.sample_timeout_s:g} s")
             self._runners._num_env_runners_dropped_lifetime += 1
-        batches = []
+        samples = []
         for call in ready:
             try:
-                batches.append(ray.get(call))
+                samples += ray.get(call)
             except RayTaskError:
                 raise
             except RayError as error:
                 self._lose(calls[call], f"died: {error}")
-        return batches
+        return samples
 
     def stream_groups(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> Iterator[GroupSample]:
         """Play the requests like :meth:`sample_groups`, but yield every group as soon as it has ended, in any order.
@@ -176,49 +177,63 @@ class RolloutWorkers:
 
     def take_groups(
         self, runner_ids: Collection[int], iteration: int, timeout_s: float
-    ) -> tuple[list[Batch], list[int]]:
+    ) -> tuple[list[GroupSample], list[int]]:
         """Groups that have ended since the last call, in any order; waits for some, at most ``timeout_s`` seconds.
 
         Args:
             runner_ids: runners that play them, or hold some that have ended.
             iteration: in which they are recorded.
-            timeout_s: in seconds; a runner takes up to :data:`TAKE_SECONDS` to say that none of its groups has ended.
+            timeout_s: in seconds; a runner takes up to :data:`WAIT_SECONDS` to say that none of its groups has ended.
 
         Returns:
-            What the runners had, and the ids of those that have died: what was begun on them is lost.
+            The groups, and the ids of runners that have died: what was begun on them is lost.
 
         Raises:
             RayTaskError: a runner raised; it is of the class of what was raised, too.
         """
-        self._ask_for_groups({*runner_ids}, iteration)
-        ready, _ = ray.wait(list(self._takes), num_returns=1, timeout=timeout_s) if self._takes else ([], [])
-        ready, _ = ray.wait(list(self._takes), num_returns=len(self._takes), timeout=0) if ready else ([], [])
-        batches, dead = [], []
-        for call in ready:
-            runner_id = self._takes.pop(call)
-            try:
-                if (batch := ray.get(call))[0]:
-                    batches.append(batch)
-            except RayTaskError:
-                raise
-            except RayError as error:
-                self._lose(runner_id, f"died: {error}")
-                dead.append(runner_id)
-        samples = [sample for samples, _ in batches for sample in samples]
-        ended = {sample.request.index for sample in samples}
+        self._await_groups({*runner_ids})
+        ready, _ = ray.wait(list(self._waits), num_returns=1, timeout=timeout_s) if self._waits else ([], [])
+        ready, _ = ray.wait(list(self._waits), num_returns=len(self._waits), timeout=0) if ready else ([], [])
+        ended, dead = self._answers({call: self._waits.pop(call) for call in ready})
+        # Taken by a call of this iteration, so that groups are recorded in the iteration that counts them.
+        takes: dict[ObjectRef[list[GroupSample]], int] = {
+            self._actor(runner_id).take_groups.remote(iteration): runner_id
+            for runner_id, found in ended.items()
+            if found
+        }
+        taken, lost = self._answers(takes)
+        samples, dead = [sample for found in taken.values() for sample in found], dead + lost
+        taken_indices = {sample.request.index for sample in samples}
         self._unfinished = {
             index: runner_id
             for index, runner_id in self._unfinished.items()
-            if index not in ended and runner_id not in dead
+            if index not in taken_indices and runner_id not in dead
         }
         # A call that is always under way tells of the death of a runner, also of one that is restarted before the next call.
-        self._ask_for_groups({*self._unfinished.values()}, iteration)
+        self._await_groups({*self._unfinished.values()})
         _warn_of_failed(samples)
-        return batches, dead
+        return samples, dead
 
-    def _ask_for_groups(self, runner_ids: set[int], iteration: int) -> None:
-        for runner_id in runner_ids - {*self._takes.values()}:
-            self._takes[self._actor(runner_id).take_groups.remote(iteration, TAKE_SECONDS)] = runner_id
+    def _await_groups(self, runner_ids: set[int]) -> None:
+        for runner_id in runner_ids - {*self._waits.values()}:
+            self._waits[self._actor(runner_id).wait_for_groups.remote(WAIT_SECONDS)] = runner_id
+
+    def _answers(self, calls: Mapping[ObjectRef[Answer], int]) -> tuple[dict[int, Answer], list[int]]:
+        """What env runners answer, by their ids, and the ids of those that died or are replaced for being late."""
+        answers: dict[int, Answer] = {}
+        lost = []
+        for call, runner_id in calls.items():
+            try:
+                answers[runner_id] = ray.get(call, timeout=TAKE_TIMEOUT_S)
+            except RayTaskError:
+                raise
+            except GetTimeoutError:
+                self._replace(runner_id, f"did not hand over its groups within {TAKE_TIMEOUT_S:.0f} s")
+                lost.append(runner_id)
+            except RayError as error:
+                self._lose(runner_id, f"died: {error}")
+                lost.append(runner_id)
+        return answers, lost
 
     def abandon_late(self) -> list[int]:
         """Replace every env runner that has unfinished groups, without waiting; returns these groups' indices."""
@@ -242,15 +257,21 @@ class RolloutWorkers:
         losses, self._losses = self._losses, []
         return losses
 
-    def repair(self) -> None:
-        """Replace dead engines and runners; replacements get the current weights and engines."""
+    def repair(self, again: int) -> None:
+        """Replace dead engines and runners; replacements get the current weights and engines.
+
+        Args:
+            again: groups of rollouts that are then played again.
+        """
+        self._engines.faults.played_again += again
         self._engines.probe_and_restart()
         self._connect_to_replacements()
         self.restore_runners()
 
     def restore_runners(self) -> list[int]:
         """Connect the env runners that Ray has restarted since; returns their ids."""
-        restored: list[int] = self._runners.probe_unhealthy_env_runners()
+        with self._engines.faults.waiting():
+            restored: list[int] = self._runners.probe_unhealthy_env_runners()
         if restored:
             self._connect(restored)
         return restored
@@ -294,13 +315,14 @@ class RolloutWorkers:
     def _replace(self, runner_id: int, reason: str) -> None:
         """End an env runner that hangs; Ray starts another one in its place."""
         self._lose(runner_id, reason)
-        self._takes = {call: other for call, other in self._takes.items() if other != runner_id}
+        self._waits = {call: other for call, other in self._waits.items() if other != runner_id}
         ray.kill(self._actor(runner_id), no_restart=False)
 
     def _lose(self, runner_id: int, reason: str) -> None:
         """Give an env runner nothing more to do until Ray has restarted it."""
         logger.warning("env runner %d %s", runner_id, reason)
         self._losses.append(f"env runner {runner_id} {reason}".splitlines()[0])
+        self._engines.faults.note(self._losses[-1])
         self._runners._worker_manager.set_actor_state(runner_id, healthy=False)
 
     def _actor(self, runner_id: int) -> ActorHandle[TextEnvRunner]:

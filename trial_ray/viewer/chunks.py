@@ -146,8 +146,7 @@ class ChunkWriter:
         add = self._detail_lines.add
         prompt, evidence = None, None
         if tokens is not None:
-            before, after = turn.prompt_ids[: turn.insert_at], turn.prompt_ids[turn.insert_at :]
-            prompt = [add("".join(tokens.texts(part.tolist()))) for part in (before, after)]
+            prompt = [add("".join(tokens.texts(part))) for part in trained.split_prompt(turn)]
             if trained.evidence_ids is not None:
                 evidence = add("".join(tokens.texts(trained.evidence_ids)))
         return {

@@ -82,16 +82,12 @@ def _turn(
     if tokens is None:
         yield _part("observation", turn.observation)
     else:
-        prompt = turn.prompt_ids.tolist()
-        parts = [prompt[: turn.insert_at], prompt[turn.insert_at :]]
-        before, after = ("".join(tokens.texts(ids)) for ids in parts)
-        evidence = (
-            None if trained is None or trained.evidence_ids is None else "".join(tokens.texts(trained.evidence_ids))
-        )
-        label = f"prompt, {len(prompt)} tokens"
-        if evidence is None:
-            yield _part(label, before + after)
+        label = f"prompt, {len(turn.prompt_ids)} tokens"
+        if trained is None or trained.evidence_ids is None:
+            yield _part(label, "".join(tokens.texts(turn.prompt_ids.tolist())))
         else:
+            before, after = ("".join(tokens.texts(ids)) for ids in trained.split_prompt(turn))
+            evidence = "".join(tokens.texts(trained.evidence_ids))
             yield _part(f"{label}; ⟦⟧ is what the hindsight view adds", f"{before}⟦{evidence}⟧{after}")
         yield _part(f"response, {len(turn.response_ids)} tokens", "".join(tokens.texts(turn.response_ids.tolist())))
     yield _part(f"action{''.join(f' ({flag})' for flag in flags if flag)}", turn.action)

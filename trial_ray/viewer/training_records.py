@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from trial_ray.learner.training_record import read_training
 from trial_ray.rollout.partitions import partition
+from trial_ray.rollout.trajectory import Turn
 
 Key = tuple[str, int | None, int]
 """``group_id``, ``rollout_index``, ``turn_index``."""
@@ -27,6 +28,7 @@ class TrainedTurn:
         gap: signed hindsight gap of each response token in nats, ``[y]``; ``None`` without a hindsight view.
         learner_logprobs: of each response token under the learner before the update, ``[y]``.
         evidence_ids: what the hindsight view inserts into the prompt; ``None`` without one.
+        evidence_at: index in the prompt before which it does; ``None`` without one, and where an earlier release recorded it.
     """
 
     advantage: float | None
@@ -35,6 +37,13 @@ class TrainedTurn:
     gap: list[float] | None
     learner_logprobs: list[float] | None
     evidence_ids: list[int] | None
+    evidence_at: int | None = None
+
+    def split_prompt(self, turn: Turn) -> tuple[list[int], list[int]]:
+        """Ids of the prompt before and after the place of the evidence; without any, of the end of the user's message."""
+        at = turn.insert_at if self.evidence_at is None else self.evidence_at
+        ids = turn.prompt_ids.tolist()
+        return ids[:at], ids[at:]
 
 
 _COLUMNS = tuple(field.name for field in fields(TrainedTurn))

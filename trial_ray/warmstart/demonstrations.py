@@ -152,7 +152,7 @@ class DemonstratorPlayer:
         prompt = self._builder.write(result, history)
         planned, as_good = plan(self._demonstrator, result.observation, actions)
         chosen = self._suboptimal(actions, planned)
-        carried_out = self._noise(actions) or chosen
+        carried_out = self._noise(actions, chosen) or chosen
         self._demonstrator.carried_out(carried_out)
         self._planned.append(carried_out if carried_out in as_good else planned)
         self._offered.append(actions)
@@ -183,20 +183,27 @@ class DemonstratorPlayer:
 
     def _suboptimal(self, actions: Sequence[str], planned: str) -> str:
         """The planned action, or now and then any other on offer, which is demonstrated all the same."""
-        return self._any(actions) if self._random.random() < self._settings.suboptimal_probability else planned
+        if self._random.random() >= self._settings.suboptimal_probability:
+            return planned
+        return self._other(actions, planned) or planned
 
-    def _any(self, actions: Sequence[str]) -> str:
-        return str(self._random.choice([action for action in actions if action not in self._hidden]))
-
-    def _noise(self, actions: Sequence[str]) -> str | None:
-        if self._random.random() >= self._settings.action_noise or not actions:
+    def _noise(self, actions: Sequence[str], chosen: str) -> str | None:
+        """Now and then another action on offer than the chosen one, or a malformed one."""
+        if self._random.random() >= self._settings.action_noise or (action := self._other(actions, chosen)) is None:
             return None
-        action = self._any(actions)
         if self._random.random() < MALFORMED_SHARE:
             words = action.split()
-            words[int(self._random.integers(len(words)))] = str(self._random.choice(actions)).split()[-1]
-            return " ".join(words)
+            place = int(self._random.integers(len(words)))
+            words[place : place + 1] = str(self._random.choice(actions)).split()[-1:]
+            malformed = " ".join(words)
+            # Words of two actions on offer can make a third one that is, or the chosen one.
+            return action if malformed in (chosen, *actions) else malformed
         return action
+
+    def _other(self, actions: Sequence[str], than: str) -> str | None:
+        """Any action on offer but one; ``None`` where there is no other."""
+        others = [each for each in actions if each.strip() and each != than and each not in self._hidden]
+        return str(self._random.choice(others)) if others else None
 
 
 class _TextCollector:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from transformers import PreTrainedModel
 
 from trial_ray.environments.entry import EnvironmentEntry
 from trial_ray.environments.guarded_env import GuardedEnv
-from trial_ray.errors import EnvironmentFaultError
+from trial_ray.errors import InfrastructureError
 from trial_ray.evaluation.intervals import wilson_interval
 from trial_ray.inference.local_engine import LocalEngine
 from trial_ray.inference.protocol import SamplingParams
@@ -21,6 +22,8 @@ from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.rollout.trajectory import Trajectory
 from trial_ray.warmstart.settings import WarmStartSettings
 from trial_ray.warmstart.tasks import task_set
+
+_log = logging.getLogger(__name__)
 
 Watch = Callable[[str, Player, GuardedEnv], Player]
 IN_FLIGHT = 64
@@ -33,7 +36,7 @@ class PlayResult:
 
     Attributes:
         successes: episodes won.
-        episodes: episodes played, one a task.
+        episodes: episodes played, one a task, without those that failed.
         invalid_share: share of turns whose action the environment did not understand.
     """
 
@@ -86,6 +89,7 @@ class HeldOutGames:
         self._builder = builder
         played = task_set(settings, entry, purpose, games)
         self._tasks = played.tasks
+        self._entry = played.entry
         self._envs = [GuardedEnv(played.entry) for _ in range(min(games, IN_FLIGHT))]
 
     def __enter__(self) -> HeldOutGames:
@@ -102,7 +106,7 @@ class HeldOutGames:
         return PlayResult.of(self.trajectories(model, seed))
 
     def trajectories(self, model: PreTrainedModel, seed: int, watch: Watch | None = None) -> Sequence[Trajectory]:
-        """Play each task once; same model, seed and threads, same trajectories, one a task.
+        """Play each task once; same model, seed and threads, same trajectories, one a task that did not fail.
 
         Args:
             model: the policy.
@@ -110,7 +114,7 @@ class HeldOutGames:
             watch: makes the player of one episode from its task, the policy's player and the environment that it plays in.
 
         Raises:
-            EnvironmentFaultError: the environment fails.
+            InfrastructureError: environment or engine failed in every episode; in some of them, a warning says so.
         """
         training = model.training
         model.eval()
@@ -118,10 +122,14 @@ class HeldOutGames:
         with asyncio.Runner() as loop:
             trajectories = run_quietly(loop, self._play_all(engine, seed, watch))
         model.train(training)
-        for trajectory in trajectories:
-            if trajectory.failed:
-                raise EnvironmentFaultError(trajectory.error)
-        return trajectories
+        ended = [trajectory for trajectory in trajectories if not trajectory.failed]
+        if len(ended) < len(trajectories):
+            first = next(trajectory.error for trajectory in trajectories if trajectory.failed)
+            told = f"{len(trajectories) - len(ended)} of {len(trajectories)} held-out games failed; the first: {first}"
+            if not ended:
+                raise InfrastructureError(told)
+            _log.warning("%s. They are not counted.", told)
+        return ended
 
     async def _play_all(self, engine: LocalEngine, seed: int, watch: Watch | None) -> Sequence[Trajectory]:
         free = list(self._envs)
@@ -136,6 +144,9 @@ class HeldOutGames:
                 if watch is not None:
                     player = watch(task, player, env)
                 trajectory = await play_episode(env, task, player)
+                if env.faulty:
+                    env.close()
+                    self._envs[self._envs.index(env)] = env = GuardedEnv(self._entry)
                 free.append(env)
                 return trajectory
 

@@ -8,7 +8,7 @@ two views of the turn (Eq. 4) should tell the one kind from the other, or nothin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -130,7 +130,7 @@ def judge(
         seed: of its responses.
 
     Raises:
-        EnvironmentFaultError: the environment fails.
+        InfrastructureError: every episode failed.
         ConfigError: nothing demonstrates.
     """
     watchers: dict[str, _Watcher] = {}
@@ -167,16 +167,22 @@ def judge_model(
 
     Raises:
         CheckpointError, ChatTemplateError: ``model_path`` holds no causal LM with a usable tokenizer.
-        EnvironmentFaultError: the environment fails.
+        InfrastructureError: every episode failed.
         ConfigError: the environment is not registered, or nothing demonstrates.
     """
     (entry,) = make_entries([(settings.env, settings.env_config, 1.0)], adapters)
+    number = settings.evaluation_games if games is None else games
+    return outside_loop(lambda: judge_policy(replace(settings, evaluation_games=number, device="cpu"), entry))
+
+
+def judge_policy(settings: WarmStartSettings, entry: EnvironmentEntry) -> Judgement:
+    """Judge the model that ``settings.model_path`` names on ``settings.evaluation_games`` games; errors as :func:`judge_model`."""
     model, tokenizer = load_policy(settings, entry)
+    model.to(settings.device)  # type: ignore[arg-type]  # transformers wraps Module.to without its arguments' types
     template = entry.adapter.template(settings.response_style)
     builder = PromptBuilder(tokenizer, template, settings.max_prompt_tokens, settings.history_window)
-    number = settings.evaluation_games if games is None else games
-    with HeldOutGames(settings, entry, EVALUATED, number, tokenizer, builder) as held_out:
-        return outside_loop(lambda: judge(model, tokenizer, entry, held_out, settings.seed))
+    with HeldOutGames(settings, entry, EVALUATED, settings.evaluation_games, tokenizer, builder) as games:
+        return judge(model, tokenizer, entry, games, settings.seed)
 
 
 class _Watcher:
@@ -194,7 +200,7 @@ class _Watcher:
         if step == 1:
             self._demonstrator.reset(result.task, result.observation, 0)
         _, planned = plan(self._demonstrator, result.observation, result.admissible_actions)
-        self._remaining.append(self._env.commands_to_win())
+        self._remaining.append(self._env.commands_to_win())  # also before a turn that the prompt limit prevents
         decision = await self._player.act(result, history, step)
         if decision is not None:
             self.planned.append(decision.action in planned)
@@ -202,9 +208,10 @@ class _Watcher:
         return decision
 
     def decisive(self, trajectory: Trajectory) -> Iterator[bool | None]:
-        """For each turn, whether it shortened the plan; the last one of a game that was not won is not known."""
-        after = [*self._remaining[1:], 0 if trajectory.success else None]
-        for before, then in zip(self._remaining, after, strict=True):
+        """For each turn, whether it shortened the plan; not known of the last one of a game that ended without being won."""
+        remaining = [*self._remaining, 0 if trajectory.success else None]
+        for index in range(len(trajectory.turns)):
+            before, then = remaining[index : index + 2]
             yield None if before is None or then is None else then < before
 
 
@@ -222,12 +229,12 @@ def _views(
             hindsight.append(Example(augment(turn.prompt_ids, turn.insert_at, evidence), turn.response_ids))
             counts.append(len(turn.response_ids))
             trajectory_ids.append(index)
-    turn_ids = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    turn_ids = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts, dtype=torch.int64))
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     logprobs, hindsight_logprobs = _logprobs(model, ordinary, pad_id), _logprobs(model, hindsight, pad_id)
     gap = hindsight_gap(hindsight_logprobs, logprobs, GAP_CLIP)
     scores, lengths = turn_scores(gap, torch.ones_like(gap, dtype=torch.bool), turn_ids, len(counts))
-    weights = relative_weights(scores, lengths, torch.tensor(trajectory_ids))
+    weights = relative_weights(scores, lengths, torch.tensor(trajectory_ids, dtype=torch.int64))
     signed = segment_sum(gap, turn_ids, len(counts)) / lengths
     log_ratio = segment_sum(hindsight_logprobs - logprobs, turn_ids, len(counts))
     return signed.tolist(), log_ratio.tolist(), scores.tolist(), weights.tolist()

@@ -14,7 +14,7 @@ LINE_EVERY = 100
 
 
 class WarmStartProgress:
-    """A progress bar a stage: games played by the oracle, updates, evaluation; in a log, lines. A context manager."""
+    """A progress bar a stage: games played by the oracle, updates; in a log, lines. A context manager."""
 
     def __init__(self, settings: WarmStartSettings, enabled: bool) -> None:
         self._settings = settings
@@ -48,6 +48,10 @@ class WarmStartProgress:
         """The oracle finished a game."""
         self._bars.advance(self._collecting)
 
+    def demonstrated(self) -> None:
+        """All games are played, now or by an earlier warm start that was interrupted."""
+        self._bars.update(self._collecting, completed=self._settings.games)
+
     def update(self, step: int, loss: float) -> None:
         """An update was done."""
         if step == 1:
@@ -60,9 +64,3 @@ class WarmStartProgress:
     def check(self, result: PlayResult) -> None:
         """A check was played."""
         self._success = f" · held-out success {result.success_rate:.0%} (stops at {self._settings.target_success:.0%})"
-
-    def evaluation(self) -> None:
-        """The final evaluation begins."""
-        self._bars.stop_task(self._cloning)
-        if not self._bars.disable:
-            self._bars.console.print(f"Evaluating on {self._settings.evaluation_games} games never seen before …")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -87,6 +88,8 @@ class WarmStartSettings:
 
     def __post_init__(self) -> None:
         """Check ranges."""
+        if self.model_path is not None:
+            object.__setattr__(self, "model_path", os.path.expanduser(self.model_path))
         reserved = CHOSEN & set(self.env_config)
         if reserved:
             raise ConfigError(f"env_config sets {sorted(reserved)}, which the warm start chooses; leave them out.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from trial_ray.environments.entry import TRAIN, EnvironmentEntry, seed_tasks
+from trial_ray.environments.entry import TRAIN, EnvironmentEntry, warm_start_seed_tasks
 from trial_ray.errors import ConfigError
 from trial_ray.warmstart.settings import WarmStartSettings
 
@@ -25,7 +25,7 @@ def task_set(settings: WarmStartSettings, entry: EnvironmentEntry, purpose: int,
     """``number`` tasks for a purpose: generated, seeds, or a part of the split ``train``, as the environment has them.
 
     Raises:
-        ConfigError: the split ``train`` has fewer tasks than the three purposes need.
+        ConfigError: the split ``train`` has fewer tasks than the three purposes need, or the seeds are those of another split.
     """
     if entry.adapter.generated is not None:
         generated = entry.at(**entry.adapter.generated(settings.generator_seed + purpose, number))
@@ -35,7 +35,7 @@ def task_set(settings: WarmStartSettings, entry: EnvironmentEntry, purpose: int,
         entry = entry.at(split=TRAIN)
         tasks = _shuffled_split(settings, entry, needs)
     else:
-        tasks = seed_tasks(f"warm start {settings.generator_seed}", sum(needs))
+        tasks = warm_start_seed_tasks(settings.generator_seed, sum(needs))
     first = sum(needs[:purpose])
     return TaskSet(entry, tuple(tasks[first : first + number]))
 

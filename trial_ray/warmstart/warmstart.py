@@ -1,4 +1,4 @@
-"""The warm start: collect demonstrations, clone them until held-out success reaches the target, evaluate, cache."""
+"""The warm start: collect demonstrations, clone them until held-out success reaches the target, cache, evaluate."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +23,20 @@ import trial_ray
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.environments.entry import EnvironmentEntry, make_entries
 from trial_ray.errors import ConfigError
+from trial_ray.files import write_json
 from trial_ray.rollout.event_loop import outside_loop
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.warmstart.cache import content_key, files_digest, get_or_build
 from trial_ray.warmstart.cloning import Cloner, Example, Renaming, Schedule
 from trial_ray.warmstart.demonstrations import collect, make_demonstrator, to_examples
 from trial_ray.warmstart.evaluation import HeldOutGames, PlayResult
-from trial_ray.warmstart.judgement import judge
+from trial_ray.warmstart.judgement import judge_policy
+from trial_ray.warmstart.kept_examples import kept_examples
 from trial_ray.warmstart.policy import RECORD, load_policy, model_files
 from trial_ray.warmstart.progress import WarmStartProgress
 from trial_ray.warmstart.renaming import Renamer
 from trial_ray.warmstart.settings import WarmStartSettings
-from trial_ray.warmstart.tasks import CHECKED, EVALUATED
+from trial_ray.warmstart.tasks import CHECKED
 
 LEAST_RESPONSE_ACCURACY = 0.3
 """Below this share of right responses in training no game is won, and a check would only cost time."""
@@ -111,15 +113,17 @@ def warm_start(
             empty; ``device`` is ``cuda`` where there is none.
         CheckpointError: ``model_path`` holds no causal LM.
         ChatTemplateError: its tokenizer has no (usable) chat template.
+        InfrastructureError: checks or the evaluation could not be played; a model that was cloned by then stays in the cache.
+        PromptTooLongError: a prompt of the demonstrator does not fit.
     """
     if out is not None and out.exists() and any(out.iterdir()):
         raise ConfigError(f"{out} is not empty; choose another folder for the warm-started model, or empty it.")
     (entry,) = make_entries([(settings.env, settings.env_config, 1.0)], adapters, specs)
+    key = cache_key(settings, entry)
     path, cached = get_or_build(
-        "warmstart",
-        cache_key(settings, entry),
-        lambda work: outside_loop(lambda: _make(settings, entry, work, progress)),
+        "warmstart", key, lambda work: outside_loop(lambda: _make(settings, entry, key, work, progress))
     )
+    outside_loop(lambda: _judge(settings, entry, path, progress))
     if out is not None:
         shutil.copytree(path, out, dirs_exist_ok=True)
     record = json.loads((path / RECORD).read_text(encoding="utf-8"))
@@ -181,8 +185,8 @@ def _source_files(part: Any) -> set[Path]:
     return {path.resolve() for path in map(Path, names) if path.is_file()}
 
 
-def _make(settings: WarmStartSettings, entry: EnvironmentEntry, folder: Path, progress: bool) -> None:
-    """Make the model and write it, with its record, to ``folder``."""
+def _make(settings: WarmStartSettings, entry: EnvironmentEntry, key: str, folder: Path, progress: bool) -> None:
+    """Make the model and write it, with its record, to ``folder``; its examples are kept under ``key`` as soon as they are made."""
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             "The warm start's setting device is 'cuda', but PyTorch finds no CUDA device here; set device=cpu, or make the warm "
@@ -194,31 +198,58 @@ def _make(settings: WarmStartSettings, entry: EnvironmentEntry, folder: Path, pr
         model.to(settings.device)  # type: ignore[arg-type]  # transformers wraps Module.to without its arguments' types
         template = entry.adapter.template(settings.response_style)
         builder = PromptBuilder(tokenizer, template, settings.max_prompt_tokens, settings.history_window)
-        demonstrations = collect(settings, entry, tokenizer, builder, shown.game)
-        examples = to_examples(
-            demonstrations, settings.hindsight_fraction, settings.hindsight_wasted_share, settings.seed
+        examples = kept_examples(
+            key,
+            lambda: to_examples(
+                collect(settings, entry, tokenizer, builder, shown.game),
+                settings.hindsight_fraction,
+                settings.hindsight_wasted_share,
+                settings.seed,
+            ),
         )
+        shown.demonstrated()
         steps, curve = _clone(settings, entry, model, tokenizer, builder, examples, shown)
-        shown.evaluation()
-        with HeldOutGames(settings, entry, EVALUATED, settings.evaluation_games, tokenizer, builder) as games:
-            judgement = judge(model, tokenizer, entry, games, settings.seed)
-    result = judgement.result
     model.to("cpu")  # type: ignore[arg-type]
     model.save_pretrained(folder, safe_serialization=True)
     tokenizer.save_pretrained(folder)
     record = {
         "settings": settings.to_dict(),
+        "steps": steps,
+        "examples": len(examples),
+        "curve": curve,
+        "seconds": time.perf_counter() - started,
+    }
+    write_json(folder / RECORD, record)
+
+
+def _judge(settings: WarmStartSettings, entry: EnvironmentEntry, folder: Path, progress: bool) -> None:
+    """Add to the record in ``folder`` how well the model there does, where it does not say so yet."""
+    record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    if "judgement" in record:
+        return
+    started = time.perf_counter()
+    if progress:
+        rich.get_console().print(f"Evaluating on {settings.evaluation_games} games never seen before …")
+    try:
+        with _threads(settings.threads):
+            judgement = judge_policy(replace(settings, model_path=str(folder)), entry)
+    except BaseException:
+        _log.warning(
+            "The cloned model is complete in %s, but how well it does was not measured; a warm start with the same settings "
+            "measures it there.",
+            folder,
+        )
+        raise
+    result = judgement.result
+    record |= {
         "success_rate": result.success_rate,
         "episodes": result.episodes,
         "interval": result.interval,
         "invalid_share": result.invalid_share,
-        "steps": steps,
-        "examples": len(examples),
-        "curve": curve,
         "judgement": judgement.figures,
-        "seconds": time.perf_counter() - started,
+        "seconds": record["seconds"] + time.perf_counter() - started,
     }
-    (folder / RECORD).write_text(json.dumps(record, indent=2), encoding="utf-8")
+    write_json(folder / RECORD, record)
 
 
 def _clone(

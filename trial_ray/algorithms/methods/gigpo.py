@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from trial_ray.algorithms.grpo_config import GRPOConfig
+from trial_ray.learner.connectors import form_penalties, normalised_returns
 from trial_ray.learner.method import Method, Metrics
 from trial_ray.learner.step_values import anchor_ids, step_returns
 from trial_ray.learner.turn_rows import TurnRows
-from trial_ray.objectives.steps import step_advantages
 from trial_ray.rollout.trajectory import TrajectoryGroup
 from trial_ray.settings import setting
 
 
 class StepGroups(Method["GiGPOConfig"]):
-    """Â = A_episode + ω · A_step; A_step is mean-centred over identical anchor observations inside a task group."""
+    """Â = A_episode + ω · A_step; A_step compares the returns from identical anchor observations inside a task group on.
+
+    ``advantage_norm`` names the released mode of both terms.
+    """
 
     name = "gigpo"
 
@@ -21,7 +24,9 @@ class StepGroups(Method["GiGPOConfig"]):
         config = self.config
         anchors = anchor_ids(groups)
         returns = config.reward_scale * step_returns(groups, config.reward, config.step_discount)
-        advantages = step_advantages(returns, anchors)
+        if config.advantage_statistics == "rows":
+            returns = returns - form_penalties(rows.turns, config)
+        advantages = normalised_returns(returns, anchors, config)
         rows.advantages = rows.advantages + config.step_coeff * advantages
         # A turn shares its anchor where its group has more than one member.
         shared = anchors.bincount()[anchors] > 1
@@ -29,7 +34,7 @@ class StepGroups(Method["GiGPOConfig"]):
 
 
 class GiGPOConfig(GRPOConfig):
-    """GiGPO as released."""
+    """GiGPO with the mode that was released for ALFWorld; ``advantage_norm="mean_norm"`` is that for WebShop."""
 
     method_class = StepGroups
 

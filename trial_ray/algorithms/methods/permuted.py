@@ -6,6 +6,7 @@ import torch
 
 from trial_ray.algorithms.methods.trial import TrajectoryRelative, TRIALConfig
 from trial_ray.objectives.allocation import permuted_weights
+from trial_ray.rollout.episode import derive_seed
 
 
 class PermutedProfile(TrajectoryRelative):
@@ -16,7 +17,7 @@ class PermutedProfile(TrajectoryRelative):
     ) -> torch.Tensor:
         """Turn weights ``[K]``."""
         # Seeded by the iteration, so that a resumed run permutes as an uninterrupted one does.
-        generator = torch.Generator().manual_seed(((self.config.seed or 0) << 32) + iteration)
+        generator = torch.Generator().manual_seed(derive_seed("permuted", self.config.seed or 0, iteration))
         return permuted_weights(scores, counts, trajectory_ids, generator)
 
 

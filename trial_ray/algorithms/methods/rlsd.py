@@ -27,8 +27,8 @@ class RescaledAdvantages(Method["RLSDConfig"]):
         return {"rescaling": torch.tensor(self.strength(iteration)), "gap_mean": gap.mean()}
 
     def strength(self, iteration: int) -> float:
-        """λ of an iteration."""
-        return linear_decay(self.config.rescaling, self.config.rescaling_iterations, iteration)
+        """λ of an iteration: as released, the first one's is already a step below the initial value."""
+        return linear_decay(self.config.rescaling, self.config.rescaling_iterations, iteration + 1)
 
     def token_advantages(self, tokens: TokenBatch, logprobs: torch.Tensor, iteration: int) -> torch.Tensor:
         """Â of every token, ``[T]``."""
@@ -42,8 +42,8 @@ class RLSDConfig(GRPOConfig):
     method_class = RescaledAdvantages
 
     privileged_view: str | None = setting("skill")
-    rescaling: float = setting(0.5, "λ in the first iteration", within=(0, 1))
-    rescaling_iterations: int = setting(100, "iterations after which λ is 0", at_least=1)
+    rescaling: float = setting(0.5, "λ before it falls, by equal steps", within=(0, 1))
+    rescaling_iterations: int = setting(100, "steps in which λ falls to 0", at_least=1)
     rescaling_clip: float = setting(0.2, "ε, the bound of the rescaling", within=(0, 1))
 
     def schedules(self) -> dict[str, int]:

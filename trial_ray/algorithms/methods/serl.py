@@ -8,13 +8,11 @@ from __future__ import annotations
 import torch
 
 from trial_ray.algorithms.methods.rlsd import RescaledAdvantages, RLSDConfig
-from trial_ray.learner.method import Metrics
+from trial_ray.learner.method import Metrics, linear_decay
 from trial_ray.learner.turn_rows import TokenBatch, TurnRows, required
 from trial_ray.objectives.advantages import rescaled_advantages
 from trial_ray.rollout.trajectory import TrajectoryGroup
 from trial_ray.settings import setting
-
-EXPONENT_BOUND = 20.0
 
 
 class ActionRescaling(RescaledAdvantages):
@@ -24,13 +22,19 @@ class ActionRescaling(RescaledAdvantages):
     needs_action_spans = True
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
-        """Log the share of tokens that are rescaled too."""
+        """Leave out what the environment did not answer, and log the share of tokens that are rescaled too."""
+        answered = torch.tensor([bool(turn.outcome.strip()) for turn in rows.turns])
+        rows.action_mask = required(rows.action_mask) & answered[rows.turn_ids]
         fraction = required(rows.action_mask).float().mean()
         return super().prepare(rows, groups, iteration) | {"action_token_fraction": fraction}
 
+    def strength(self, iteration: int) -> float:
+        """λ of an iteration: as released, the first one's is the initial value."""
+        return linear_decay(self.config.rescaling, self.config.rescaling_iterations, iteration)
+
     def token_advantages(self, tokens: TokenBatch, logprobs: torch.Tensor, iteration: int) -> torch.Tensor:
         """Â of every token, ``[T]``."""
-        gap = (required(tokens.hindsight_logprobs) - logprobs).clamp(-EXPONENT_BOUND, EXPONENT_BOUND)
+        gap = required(tokens.hindsight_logprobs) - logprobs
         rescaled = rescaled_advantages(tokens.advantages, gap, self.strength(iteration), self.config.rescaling_clip)
         return torch.where(required(tokens.action_mask), rescaled, tokens.advantages)
 

@@ -85,7 +85,7 @@ class TRIALConfig(GRPOConfig):
         25, "first iteration (counted from 1) at which λ applies; 0 before", at_least=1
     )
     clamp_alpha: float = setting(
-        1.0, "α, the bound of the dense contribution relative to the GRPO loss (Eq. 8)", at_least=0
+        1.0, "α, the bound of the dense contribution relative to the GRPO loss (Eq. 8)", at_least=0, infinite=True
     )
     clamp_scope: str = setting(
         "microbatch",
@@ -93,7 +93,9 @@ class TRIALConfig(GRPOConfig):
         '``"minibatch"``, at the price of one more forward pass while λ is above 0',
         one_of=CLAMP_SCOPES,
     )
-    gap_clip: float = setting(2.0, "c, the elementwise bound on the log-probability gap, in nats (Eq. 4)", above=0)
+    gap_clip: float = setting(
+        2.0, "c, the elementwise bound on the log-probability gap, in nats (Eq. 4)", above=0, infinite=True
+    )
     value_weighting: bool = setting(
         False,
         "multiply turn scores by step values, so that of two turns with the same gap the one from which more rollouts "

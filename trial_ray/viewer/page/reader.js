@@ -285,7 +285,7 @@
     }
     if (document.getElementById("prompts").checked) {
       for (const made of place.querySelectorAll("article.current")) made.append(promptsElement(sides[made.dataset.side].turns[current]));
-      // The evidence stands at the end of a long prompt; both views show that end.
+      // The evidence may stand at the end of a long prompt; both views show where it goes.
       for (const box of place.querySelectorAll(".prompts .text")) {
         const mark = box.querySelector("mark, .here");
         if (!mark) continue;

@@ -1,4 +1,4 @@
-"""The tables of docs/settings.md, from the settings' declarations: ``python -m trial_ray.algorithms.settings_page FILE``."""
+"""Tables of the documentation, from the code: ``python -m trial_ray.algorithms.reference_tables docs/*.md``."""
 
 from __future__ import annotations
 
@@ -11,25 +11,33 @@ from pathlib import Path
 
 from trial_ray.algorithms.grpo_config import GRPOConfig
 from trial_ray.algorithms.methods import METHODS, config_class
+from trial_ray.metrics import GROUPS, metrics_table
 from trial_ray.settings import default_of, fields_of, sections_of, settings_table
 from trial_ray.warmstart.settings import WarmStartSettings
 
-_BLOCK = re.compile(r"(<!-- settings of (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- ((?:settings|metrics) of \S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def fill_page(page: str) -> str:
-    """``page`` with what stands between its markers made anew.
+    """``page`` with what stands between its markers written again from the code.
 
     Raises:
-        KeyError: a marker names neither a section nor a method.
+        KeyError: a marker names no table.
     """
-    blocks = _section_tables() | _method_tables() | {"warm-start": _warm_start_table()}
+    blocks = _tables()
     return _BLOCK.sub(lambda found: f"{found[1]}\n{blocks[found[2]]}\n{found[3]}", page)
 
 
-def block_names() -> list[str]:
-    """What the page has to show: every section, every method, and the warm start."""
-    return [*_section_tables(), *_method_tables(), "warm-start"]
+def table_names() -> list[str]:
+    """Names of the tables that the documentation has to show, each once."""
+    return list(_tables())
+
+
+def _tables() -> dict[str, str]:
+    settings = _section_tables() | _method_tables() | {"warm-start": _warm_start_table()}
+    return {f"settings of {name}": table for name, table in settings.items()} | {
+        f"metrics of {group.name}": metrics_table(group) for group in GROUPS
+    }
 
 
 def _section_tables() -> dict[str, str]:
@@ -77,5 +85,6 @@ def _warm_start_table() -> str:
 
 
 if __name__ == "__main__":
-    file = Path(sys.argv[1])
-    file.write_text(fill_page(file.read_text(encoding="utf-8")), encoding="utf-8")
+    for name in sys.argv[1:]:
+        file = Path(name)
+        file.write_text(fill_page(file.read_text(encoding="utf-8")), encoding="utf-8")

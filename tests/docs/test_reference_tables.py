@@ -1,0 +1,29 @@
+"""Tables of settings and metrics in the documentation are what the code says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trial_ray.algorithms.reference_tables import fill_page, table_names
+
+PAGES = {page.name: page.read_text(encoding="utf-8") for page in (Path(__file__).parents[2] / "docs").glob("*.md")}
+
+
+@pytest.mark.parametrize("name", sorted(PAGES))
+def test_a_page_is_what_the_code_says(name):
+    """Fix with: python -m trial_ray.algorithms.reference_tables docs/*.md"""
+    assert fill_page(PAGES[name]) == PAGES[name]
+
+
+@pytest.mark.parametrize("name", table_names())
+def test_every_table_stands_in_one_page(name):
+    assert sum(page.count(f"<!-- {name} -->") for page in PAGES.values()) == 1
+
+
+def test_a_stale_table_is_written_again():
+    page = PAGES["settings.md"]
+    assert fill_page(page.replace("| `gap_clip` |", "| `gap_clop` |")) == page
+    with pytest.raises(KeyError, match="nothing"):
+        fill_page("<!-- settings of nothing -->\n<!-- end -->")

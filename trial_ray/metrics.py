@@ -1,0 +1,536 @@
+"""The one table of logged metrics: name, kind, meaning, and where each is drawn.
+
+Loggers, checks of names, charts, terminal and documentation read it; a metric that the package logs and that is not in it
+fails a test. A method of a user's own may log others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+
+LEARNER = "learners/default_policy/"
+ENV_RUNNERS = "env_runners/"
+EVALUATION = "evaluation/env_runners/"
+
+Kind = Literal["sum", "lifetime_sum", "mean", "max", "item"]
+"""How RLlib reduces what is logged within an iteration. ``"item"`` is computed once: rates and means over rollouts are sums
+over all of an iteration's rollouts, divided on the driver (RLlib's own merge of means would weigh env runners alike)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The chart of a metric in reports.
+
+    Attributes:
+        name: of the chart, in the page and in file names.
+        section: of the page.
+        title: heading of the chart.
+        axis: what is on the vertical axis, with its unit.
+        text: what the metric is, in a sentence.
+        percent: whether values are shares.
+        windowed: whether means over windows of iterations are shown, as in the paper's Figure 2.
+        hindsight: whether methods without a hindsight view have no such metric.
+    """
+
+    name: str
+    section: str
+    title: str
+    axis: str
+    text: str
+    percent: bool = False
+    windowed: bool = False
+    hindsight: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One logged number.
+
+    Attributes:
+        name: ``/``-joined key below the prefix of its group.
+        kind: see :data:`Kind`.
+        meaning: one line of Markdown.
+        curve: its chart in reports.
+        column: its heading and format in the terminal's line of an iteration.
+    """
+
+    name: str
+    kind: Kind
+    meaning: str
+    curve: Curve | None = None
+    column: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MetricGroup:
+    """Metrics that one part of a run logs.
+
+    Attributes:
+        name: of the group's table in the documentation.
+        prefix: of the metrics' keys in a result.
+        metrics: of the group.
+    """
+
+    name: str
+    prefix: str
+    metrics: tuple[Metric, ...]
+
+
+_PANEL = MetricGroup(
+    "panel",
+    EVALUATION,
+    (
+        Metric(
+            "success_rate",
+            "item",
+            "share of the panel's episodes that were solved; failed ones are left out",
+            Curve(
+                "panel",
+                "learning",
+                "Success on the panel",
+                "success",
+                "Share of the held-out tasks that were solved, before, during and after training.",
+                percent=True,
+            ),
+        ),
+        Metric("score_mean", "item", "mean score of these episodes"),
+        Metric("episode_len_mean", "item", "mean number of turns of these episodes"),
+        Metric("num_episodes", "item", "episodes that these means are over"),
+    ),
+)
+_ROLLOUTS = MetricGroup(
+    "rollouts",
+    ENV_RUNNERS,
+    (
+        Metric(
+            "success_rate",
+            "item",
+            "share of episodes that solved their task",
+            Curve(
+                "success",
+                "learning",
+                "Success in training",
+                "success",
+                "Share of the iteration's rollouts that solved their task.",
+                percent=True,
+            ),
+            ("success", "{:.1%}"),
+        ),
+        Metric("score_mean", "item", "mean over episodes of the environment's score"),
+        Metric(
+            "episode_return_mean",
+            "item",
+            "mean over episodes of the undiscounted sum of rewards",
+            Curve(
+                "return",
+                "learning",
+                "Return",
+                "return",
+                "Mean over rollouts of the undiscounted sum of the environment's rewards.",
+            ),
+            ("return", "{:.2f}"),
+        ),
+        Metric(
+            "episode_len_mean",
+            "item",
+            "mean over episodes of the turns taken",
+            Curve("turns", "learning", "Turns of a rollout", "turns", "Mean number of turns that a rollout takes."),
+            ("turns", "{:.1f}"),
+        ),
+        Metric("truncated_rate", "item", "share of episodes that a limit on turns or prompt tokens cut"),
+        Metric("num_episodes", "sum", "episodes played to their end"),
+        Metric(
+            "num_failed_episodes",
+            "sum",
+            "episodes that an engine or the environment failed; in none of the other figures",
+        ),
+        Metric("num_env_steps_sampled", "sum", "turns taken"),
+        Metric("num_env_steps_sampled_lifetime", "lifetime_sum", "turns taken in the run so far"),
+        Metric("num_prompt_tokens", "sum", "prompt tokens over turns"),
+        Metric("num_response_tokens", "sum", "response tokens over turns"),
+        Metric("invalid_response_rate", "item", "share of turns whose response had not the required form"),
+        Metric(
+            "invalid_action_rate",
+            "item",
+            "share of turns whose action the environment did not understand, where it says so",
+        ),
+        Metric("cut_response_rate", "item", "share of turns whose response reached `max_response_tokens`"),
+        Metric(
+            "cut_history_rate",
+            "item",
+            "share of turns whose prompt lost history records to `max_prompt_tokens`; in conversations, that begin one again",
+        ),
+        Metric(
+            "cut_observation_rate",
+            "item",
+            "share of turns whose prompt lost a part of the observation as well",
+        ),
+    ),
+)
+_LEARNER = MetricGroup(
+    "learner",
+    LEARNER,
+    (
+        Metric(
+            "grpo/surrogate_loss",
+            "mean",
+            r"$L_{GRPO}$, token mean of the clipped surrogate",
+            column=("surrogate", "{:+.2e}"),
+        ),
+        Metric(
+            "trial/dense_loss",
+            "mean",
+            r"$L_{dense}$ (Eq. 7), before coefficient and clamp; logged during warm-up too",
+            Curve(
+                "dense_loss",
+                "hindsight",
+                "Dense loss",
+                "nats per token",
+                "The dense hindsight loss (Eq. 7) before coefficient and clamp.",
+                hindsight=True,
+            ),
+            ("dense", "{:+.2e}"),
+        ),
+        Metric(
+            "trial/turn_score_mean",
+            "mean",
+            "mean over turn rows of $s_k$ (Eq. 5), successful and unsuccessful rollouts alike; nats per token",
+            Curve(
+                "turn_score",
+                "hindsight",
+                "Mean turn score",
+                "nats per token",
+                "How much hindsight revises a turn: mean absolute gap of its tokens (Eq. 5), in windows of 5 iterations.",
+                windowed=True,
+                hindsight=True,
+            ),
+        ),
+        Metric(
+            "trial/turn_weight_std",
+            "mean",
+            "standard deviation over turn rows of the weights that were applied; 0 for the uniform profile",
+            Curve(
+                "profile_std",
+                "hindsight",
+                "Spread of the profile",
+                "standard deviation",
+                "Standard deviation over turns of the multipliers that were applied (Eq. 6), in windows of 5 iterations.",
+                windowed=True,
+                hindsight=True,
+            ),
+        ),
+        Metric(
+            "trial/gap_mean",
+            "mean",
+            r"mean over tokens of $\Delta^{old}$, sign kept; above 0 where hindsight confirms the responses on average",
+        ),
+        Metric(
+            "trial/clamp_saturated_fraction",
+            "mean",
+            "share of microbatches in which the clamp of Eq. 8 took the dense gradient; 0 during warm-up",
+            Curve(
+                "saturated",
+                "hindsight",
+                "Saturated share of the clamp",
+                "share of microbatches",
+                "Share of microbatches in which the clamp of Eq. 8 took the dense gradient; 0 during warm-up.",
+                percent=True,
+                hindsight=True,
+            ),
+            ("saturated", "{:.0%}"),
+        ),
+        Metric("trial/hindsight_coeff", "mean", r"$\lambda_g$"),
+        Metric(
+            "grpo/entropy",
+            "mean",
+            "token mean of the policy's entropy, nats",
+            Curve("entropy", "policy", "Entropy of the policy", "nats per token", "Mean over tokens."),
+        ),
+        Metric(
+            "grpo/kl",
+            "mean",
+            "token mean of k3 against the frozen initial policy, nats; without a reference model (`kl_coeff=0`), against "
+            r"$\pi_{old}$",
+            Curve(
+                "kl",
+                "policy",
+                "KL divergence of the policy",
+                "nats per token",
+                "From the frozen reference; without a reference model, from the policy before the update.",
+            ),
+            ("kl", "{:.1e}"),
+        ),
+        Metric(
+            "grpo/clip_fraction",
+            "mean",
+            "share of tokens whose ratio lies outside of the clip range",
+            Curve(
+                "clip_fraction",
+                "policy",
+                "Clipped tokens",
+                "share of tokens",
+                "Share of tokens whose ratio lies outside of the clip range.",
+                percent=True,
+            ),
+        ),
+        Metric(
+            "grpo/ratio_mean",
+            "mean",
+            r"token mean of the ratio $r_t = \pi_\theta / \pi_{old}$, at most $e^{20}$ each, before it is clipped",
+        ),
+        Metric("total_loss", "mean", "mean over optimizer steps of the minibatch's loss $L$ (Eq. 8)"),
+        Metric(
+            "engine/logprob_gap",
+            "mean",
+            r"mean of \|learner's $\log \pi_{old}$ − engine's log-probability of the same token\|, nats, over the rows that were "
+            "sampled by the version that is updated (0 where there are none); above `max_logprob_gap`, or with NaN in any row, "
+            "nothing is trained and the run stops",
+            column=("logprob gap", "{:.1e}"),
+        ),
+        Metric("engine/logprob_gap_max", "max", "the largest of these differences"),
+        Metric(
+            "engine/ratio_mean",
+            "mean",
+            r"mean of the importance ratio $r = \pi_{old} / \pi_{engine}$ over the tokens of all rows, at most $e^{20}$ each, "
+            "not truncated",
+            Curve(
+                "engine_ratio",
+                "engine",
+                "Mean importance ratio",
+                "learner / engine",
+                "Probability of the sampled tokens under the learner before the update, over that under the engine's policy.",
+            ),
+        ),
+        Metric(
+            "engine/ratio_max",
+            "max",
+            "the largest of these ratios",
+            Curve(
+                "engine_ratio_max",
+                "engine",
+                "Largest importance ratio",
+                "learner / engine",
+                "The same ratio, its largest value in the iteration.",
+            ),
+        ),
+        Metric(
+            "engine/kl",
+            "mean",
+            r"mean of $r - 1 - \log r$, which estimates $\mathrm{KL}(\pi_{engine} \| \pi_{old})$, with $\log r$ at most 20",
+            Curve(
+                "engine_kl",
+                "engine",
+                "KL divergence of engine and learner",
+                "nats per token",
+                "Estimated from the same ratios.",
+            ),
+        ),
+        Metric(
+            "engine/effective_sample_size",
+            "mean",
+            r"$(\sum r)^2 / (T \sum r^2)$ of the same ratios, in (0, 1]: 1 where all are equal",
+            Curve(
+                "sample_size",
+                "engine",
+                "Effective sample size",
+                "share of tokens",
+                "1 where all ratios are equal.",
+                percent=True,
+            ),
+        ),
+        Metric(
+            "num_module_steps_trained", "sum", "turn rows that optimizer steps were taken on, counted by the learners"
+        ),
+        Metric("num_module_steps_trained_lifetime", "lifetime_sum", "the same of the run so far"),
+        Metric("rows/skipped", "sum", "turn rows of steps that were skipped for gradients that were not finite"),
+        Metric("skipped_updates", "sum", "these steps"),
+        Metric(
+            "rows/staleness_mean",
+            "mean",
+            "by how many versions the weights that sampled a turn are older than those that were updated on it, over turn rows; 0 "
+            "with `max_staleness=0`",
+        ),
+        Metric("rows/staleness_max", "max", "the largest of these ages"),
+        Metric(
+            "rows/lost_groups", "sum", "groups that were lost with the env runner that sampled them, after sampling"
+        ),
+        Metric("scoring/tokens_forwarded", "sum", "model inputs of the passes before the first step"),
+        Metric("scoring/tokens_distinct", "sum", "distinct prefixes of the rows that these passes scored"),
+        Metric(
+            "scoring/seconds",
+            "max",
+            "time in which a learner scored its rows before the first step: views, passes without gradients, the method's "
+            "preparation; the slowest learner's",
+        ),
+        Metric(
+            "update/tokens_forwarded",
+            "sum",
+            "model inputs of the forward passes with a gradient, over all steps "
+            "([scaling.md](scaling.md#how-the-learner-computes-one-prefix-tree))",
+        ),
+        Metric("update/tokens_distinct", "sum", "distinct prefixes of the rows of these passes"),
+        Metric("update/seconds", "max", "time of the optimizer steps of the iteration; the slowest learner's"),
+        Metric(
+            "update/tokens_trained",
+            "sum",
+            "prompt and response tokens of the rows that steps were taken on, once an epoch",
+        ),
+    ),
+)
+_METHODS = MetricGroup(
+    "methods",
+    LEARNER,
+    (
+        Metric("sdar/dense_loss", "mean", "−mean of the gate times log π_θ, before μ"),
+        Metric("sdar/gate_mean", "mean", "mean over tokens of σ(β δ_θ); 0.5 throughout for `grpo_opsd`"),
+        Metric("sdar/gap_mean", "mean", "mean over tokens of δ_θ, nats"),
+        Metric("rlsd/rescaling", "mean", "λ of the iteration"),
+        Metric(
+            "rlsd/gap_mean", "mean", r"mean over tokens of log π_T(y\|h⁺) − log π_old(y\|h), nats, before any bound"
+        ),
+        Metric("serl/rescaling", "mean", "λ of the iteration"),
+        Metric(
+            "serl/gap_mean", "mean", r"mean over tokens of log π_T(y\|h⁺) − log π_old(y\|h), nats, before any bound"
+        ),
+        Metric(
+            "serl/action_token_fraction",
+            "mean",
+            "share of tokens that are rescaled; 0 means that no response had both tags, and that SERL is GRPO",
+        ),
+        Metric("opsd/dense_loss", "mean", "`jsd`: mean divergence, nats per token; `sampled`: −mean of δ_θ log π_θ"),
+        Metric("gigpo/step_advantage_std", "mean", "standard deviation of $A_{step}$ over turn rows, before ω"),
+        Metric(
+            "gigpo/shared_anchor_fraction",
+            "mean",
+            "share of turn rows whose observation occurs more than once in their group",
+        ),
+    ),
+)
+_DRIVER = MetricGroup(
+    "driver",
+    "",
+    (
+        Metric("rows/sampled", "sum", "turn rows of all surviving rollouts"),
+        Metric("rows/given_to_learners", "sum", "turn rows of groups that are trained"),
+        Metric("rows/left_out", "sum", "turn rows of groups left out"),
+        Metric(
+            "rows/redrawn",
+            "sum",
+            "turn rows of groups that were drawn again because fewer than 2 rollouts survived",
+        ),
+        Metric(
+            "rows/stale",
+            "sum",
+            "turn rows that were dropped and begun again because older weights had sampled them: too old ones, and those in "
+            "flight when the effective sample size was too small",
+        ),
+        Metric("rows/in_flight", "sum", "turn rows of finished groups that wait for a later update"),
+        Metric("groups/num_trained", "sum", "groups trained"),
+        Metric(
+            "groups/num_dropped", "sum", "groups left out: too few survivors, or no variance where that is asked for"
+        ),
+        Metric(
+            "groups/num_too_long",
+            "sum",
+            "groups left out because the first prompt of their task exceeds `max_prompt_tokens`; a warning names each task",
+        ),
+        Metric("groups/num_refilled", "sum", "tasks drawn in place of groups without variance (`max_refills`)"),
+        Metric("groups/num_stale", "sum", "groups whose rows `rows/stale` counts"),
+        Metric(
+            "groups/num_in_flight", "sum", "when the update begins, groups that wait for a later one, finished or not"
+        ),
+        Metric(
+            "groups/num_of_several_versions",
+            "sum",
+            "groups trained whose turns were sampled by more than one version of the weights",
+        ),
+        Metric(
+            "groups/num_on_policy_iterations",
+            "sum",
+            "1 where a small effective sample size held the iteration to the current weights",
+        ),
+        Metric("groups/num_empty_iterations", "sum", "1 where the iteration trained nothing; a warning says why"),
+        Metric(
+            "groups/zero_variance_fraction",
+            "item",
+            "share of groups in which all rollouts earned the same `reward`, up to rounding",
+        ),
+        Metric(
+            "guards/num_violated", "sum", "guards that the iteration violates ([reliability.md](reliability.md#guards))"
+        ),
+        Metric("seconds/sampling", "sum", "the driver's time in this iteration for sampling"),
+        Metric("seconds/update", "sum", "for the learners' update, its scoring included"),
+        Metric("seconds/sync", "sum", "for sending weights"),
+        Metric("seconds/evaluation", "sum", "for the panel"),
+    ),
+)
+_RLLIB = MetricGroup(
+    "rllib",
+    "",
+    (
+        Metric("training_iteration", "lifetime_sum", "iterations so far"),
+        Metric("time_total_s", "lifetime_sum", "seconds of all iterations so far"),
+        Metric("time_this_iter_s", "item", "seconds of this iteration"),
+        Metric("num_env_steps_sampled_lifetime", "lifetime_sum", "turns taken in the run so far"),
+    ),
+)
+
+GROUPS = (_PANEL, _ROLLOUTS, _LEARNER, _METHODS, _DRIVER, _RLLIB)
+METRICS: Mapping[str, Metric] = {group.prefix + metric.name: metric for group in GROUPS for metric in group.metrics}
+"""Every metric by its key in a flat result; of RLlib's own those by which runs are commonly stopped."""
+
+CURVES = {key: metric.curve for key, metric in METRICS.items() if metric.curve is not None}
+"""Charts of reports, by the metric's key."""
+
+PANEL_SUCCESS = f"{EVALUATION}success_rate"
+TRAINING_SUCCESS = f"{ENV_RUNNERS}success_rate"
+EFFECTIVE_SAMPLE_SIZE = f"{LEARNER}engine/effective_sample_size"
+TURN_SCORE = f"{LEARNER}trial/turn_score_mean"
+PROFILE_STD = f"{LEARNER}trial/turn_weight_std"
+
+_MISSING = object()
+"""In place of a metric that was not logged; RLlib takes ``None`` for no default."""
+
+
+def log(logger: MetricsLogger, key: str, value: float) -> None:
+    """Log a number as the table says; what a method of a user's own logs beside it is a mean.
+
+    Args:
+        logger: the driver's, or a learner's, which holds what stands under ``learners/``.
+        key: in a flat result.
+        value: of the iteration, or a part of it.
+    """
+    logger.log_value(_logged_path(key), value, reduce=_kind(key))
+
+
+def log_time(logger: MetricsLogger, key: str) -> AbstractContextManager[Any]:
+    """Log the seconds that the block takes; arguments as :func:`log`."""
+    timer: AbstractContextManager[Any] = logger.log_time(_logged_path(key), reduce=_kind(key))
+    return timer
+
+
+def peek(logger: MetricsLogger, key: str) -> float | None:
+    """The driver's value in the iteration that is under way; ``None`` where there is none yet."""
+    value = logger.peek(tuple(key.split("/")), default=_MISSING)
+    return None if value is _MISSING or value is None else float(value)
+
+
+def _logged_path(key: str) -> tuple[str, ...]:
+    return tuple(key.removeprefix("learners/").split("/"))
+
+
+def _kind(key: str) -> Kind:
+    return METRICS[key].kind if key in METRICS else "mean"
+
+
+def metrics_table(group: MetricGroup) -> str:
+    """The group as a table of Markdown."""
+    lines = ["| metric | kind | definition |", "| --- | --- | --- |"]
+    lines += [f"| `{metric.name}` | {metric.kind} | {metric.meaning} |" for metric in group.metrics]
+    return "\n".join(lines) + "\n"
