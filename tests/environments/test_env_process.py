@@ -19,7 +19,7 @@ from faulty_env import TURNS, Broken, CountingEnv
 from riddle_env import RiddleEnv
 from user_env import entry_of
 
-from trial_ray.environments.env_process import EnvProcesses, ProcessEnv, ProcessLimits
+from trial_ray.environments.env_process import EnvProcesses, ProcessEnv, ProcessLimits, _exchange_lines
 from trial_ray.environments.fork_server import REQUEST, START, ForkServer
 from trial_ray.environments.guarded_env import GuardedEnv
 from trial_ray.errors import EnvironmentFaultError
@@ -253,6 +253,22 @@ def test_a_start_without_a_descriptor_left_fails_alone(make, spare, told):
     assert children(first) == before
     assert not asyncio.run(play_episode(later, "two", Counts())).failed
     assert first._processes._server.pid == server
+
+
+def test_a_process_that_ends_before_it_reads_the_request_is_said_to_have_ended():
+    connection, theirs = socket.socketpair()
+    connection.setblocking(False)
+
+    async def end_unread():
+        theirs.close()  # with the request in it, which the system reports as a reset
+
+    async def ask():
+        return await asyncio.gather(_exchange_lines(connection, "request"), end_unread(), return_exceptions=True)
+
+    with connection:
+        error, _ = asyncio.run(ask())
+    assert isinstance(error, ConnectionError)
+    assert str(error) == "it ended"
 
 
 @pytest.mark.parametrize("error", [BlockingIOError(11, "no more processes"), MemoryError("none left")], ids=type)

@@ -253,7 +253,10 @@ async def _exchange_lines(connection: socket.socket, request: Any) -> dict[str, 
     received = bytearray()
     chunk = b""
     while b"\n" not in chunk:
-        chunk = await loop.sock_recv(connection, CHUNK_BYTES)
+        try:
+            chunk = await loop.sock_recv(connection, CHUNK_BYTES)
+        except ConnectionResetError:  # it ended before it had read the request
+            chunk = b""
         if not chunk:
             raise ConnectionError("it ended")
         received += chunk
