@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
+from trial_ray.warmstart.muon import Muon
 from trial_ray.warmstart.renaming import Renamer
 
 CHUNK_BATCHES = 32
@@ -149,7 +150,7 @@ class Schedule:
         adamw = torch.optim.AdamW(others, lr=self.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
         if not matrices:
             return [adamw]
-        return [torch.optim.Muon(matrices, lr=self.matrix_learning_rate, momentum=0.95, weight_decay=0.0), adamw]
+        return [Muon(matrices, lr=self.matrix_learning_rate), adamw]
 
 
 def _is_layer_matrix(name: str, parameter: torch.nn.Parameter) -> bool:
