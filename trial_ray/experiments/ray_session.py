@@ -50,7 +50,8 @@ def ray_session(show: bool = False) -> Iterator[None]:
                 _join(address, logs)
             else:
                 undone.enter_context(_on_loopback())
-                _start(logs)
+                with _without_unused_services():
+                    _start(logs)
         yield
 
 
@@ -72,6 +73,25 @@ def _without_rays_handler() -> Iterator[None]:
         yield
     finally:
         utils.set_sigterm_handler = set_handler
+
+
+@contextmanager
+def _without_unused_services() -> Iterator[None]:
+    """Start neither the autoscaler nor the API server, for which Ray waits: one machine does not grow, and nobody asks it."""
+    from ray._private.node import Node
+
+    started = {"start_monitor": Node.start_monitor, "start_api_server": Node.start_api_server}
+    for name in started:
+        setattr(Node, name, _start_nothing)
+    try:
+        yield
+    finally:
+        for name, start in started.items():
+            setattr(Node, name, start)
+
+
+def _start_nothing(node: Any, **arguments: Any) -> None:
+    """In place of a method of Ray's that starts a process."""
 
 
 def _join(address: str, logs: dict[str, Any]) -> None:

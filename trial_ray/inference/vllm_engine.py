@@ -159,6 +159,9 @@ class VLLMEngine(BatchingEngine):
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
             "HF_HUB_OFFLINE": "1",  # the model is a folder already
         }
+        if not self._on_cuda and self._arguments["enforce_eager"]:
+            # vLLM compiles parts of its sampler all the same, which takes longer than the first iterations.
+            settings["TORCH_COMPILE_DISABLE"] = "1"
         for name, value in settings.items():
             os.environ.setdefault(name, value)
 
