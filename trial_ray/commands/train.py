@@ -82,6 +82,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train; see the module's docstring."""
+    from trial_ray.algorithms.initial_policy import require_initial_policy
     from trial_ray.experiments.experiment import load_experiment
     from trial_ray.experiments.library_log import library_log
     from trial_ray.experiments.overview import print_overview
@@ -103,6 +104,7 @@ def run(args: argparse.Namespace) -> int:
     path = args.resume or args.out or default_folder(args.file)
     RunFolder(path.resolve()).configure(config)
     config.validate()
+    require_initial_policy(config)
     if args.iterations:
         # A run that was cut short on purpose, to try something out, is not refused.
         for complaint in config.unfinished_schedules(args.iterations):

@@ -44,29 +44,30 @@ class Muon(torch.optim.Optimizer):
         if closure is not None:
             raise ValueError("Muon takes no closure.")
         for group in self.param_groups:
-            by_shape = defaultdict(list)
+            by_shape: dict[tuple[Any, ...], list[tuple[torch.Tensor, torch.Tensor]]] = defaultdict(list)
             for matrix in group["params"]:
                 if matrix.grad is not None:
                     rows, columns = sorted(matrix.shape)
-                    by_shape[rows, columns, matrix.device, matrix.dtype].append(matrix)
-            for matrices in by_shape.values():
-                updates = [_wide(self._nesterov(matrix, group["momentum"])) for matrix in matrices]
-                for matrix, update in zip(matrices, orthogonalized(torch.stack(updates)), strict=True):
+                    update = self._nesterov(matrix, matrix.grad, group["momentum"])
+                    by_shape[rows, columns, matrix.device, matrix.dtype].append((matrix, update))
+            for trained in by_shape.values():
+                wide = torch.stack([update if _is_wide(update) else update.T for _, update in trained])
+                for (matrix, _), step in zip(trained, orthogonalized(wide), strict=True):
                     rows, columns = matrix.shape
-                    step = update if rows <= columns else update.T
-                    matrix.add_(step, alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
+                    rate = group["lr"] * max(1.0, rows / columns) ** 0.5
+                    matrix.add_(step if _is_wide(matrix) else step.T, alpha=-rate)
 
-    def _nesterov(self, matrix: torch.nn.Parameter, momentum: float) -> torch.Tensor:
+    def _nesterov(self, matrix: torch.Tensor, gradient: torch.Tensor, momentum: float) -> torch.Tensor:
         """The direction ``[R, C]`` of the next update, before it is made orthogonal."""
         state = self.state[matrix]
         if not state:
             state["momentum"] = torch.zeros_like(matrix)
-        average = state["momentum"].lerp_(matrix.grad, 1 - momentum)
-        return matrix.grad.lerp(average, momentum)
+        average = state["momentum"].lerp_(gradient, 1 - momentum)
+        return gradient.lerp(average, momentum)
 
 
-def _wide(matrix: torch.Tensor) -> torch.Tensor:
-    return matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+def _is_wide(matrix: torch.Tensor) -> bool:
+    return matrix.shape[0] <= matrix.shape[1]
 
 
 def orthogonalized(matrices: torch.Tensor) -> torch.Tensor:

@@ -40,6 +40,16 @@ def task_set(settings: WarmStartSettings, entry: EnvironmentEntry, purpose: int,
     return TaskSet(entry, tuple(tasks[first : first + number]))
 
 
+def require_tasks(settings: WarmStartSettings, entry: EnvironmentEntry) -> None:
+    """Refuse a split that has too few tasks, without playing or generating any.
+
+    Raises:
+        ConfigError: as :func:`task_set`.
+    """
+    if entry.adapter.generated is None:
+        task_set(settings, entry, EVALUATED, settings.evaluation_games)
+
+
 def _shuffled_split(settings: WarmStartSettings, entry: EnvironmentEntry, needs: list[int]) -> list[str]:
     tasks = sorted(
         entry.tasks(), key=lambda task: hashlib.sha256(f"{settings.generator_seed}\n{task}".encode()).digest()
