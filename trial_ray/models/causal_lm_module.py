@@ -6,12 +6,11 @@ import contextlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from trial_ray.errors import ConfigError
 from trial_ray.models import tree_attention
@@ -22,6 +21,9 @@ from trial_ray.models.model_files import load_tensors, write_model
 from trial_ray.models.model_folder import model_folder
 from trial_ray.models.prefix_tree import PackedSequences
 from trial_ray.models.sharding import ShardedModels, gathered
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 HF_FOLDER = "hf"
 """Folder of a module checkpoint that holds the Hugging Face model, which vLLM and transformers load directly."""
@@ -248,6 +250,8 @@ def load_tokenizer(model_path: str) -> PreTrainedTokenizerBase:
     Raises:
         ConfigError: there is none at ``model_path``.
     """
+    from transformers import AutoTokenizer  # not at the top, see tree_attention.register
+
     # Not by transformers: without a network it asks for each file six times, and says so each time.
     folder = model_path if Path(model_path).is_dir() else model_folder(model_path)
     try:
@@ -262,6 +266,8 @@ def load_causal_lm(model_path: str, dtype: str) -> PreTrainedModel:
     Raises:
         ConfigError: there is none at ``model_path``.
     """
+    from transformers import AutoModelForCausalLM
+
     folder = model_path if Path(model_path).is_dir() else model_folder(model_path)
     try:
         lm = AutoModelForCausalLM.from_pretrained(

@@ -13,9 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,6 +142,10 @@ def _added_mask(visible: torch.Tensor, dtype: torch.dtype, hidden: float) -> tor
 
 def register() -> str:
     """Make :data:`IMPLEMENTATION` known to transformers; returns it."""
+    # Not at the top: configs come here too, and transformers' models take three seconds to import.
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
     ALL_ATTENTION_FUNCTIONS.register(IMPLEMENTATION, _attention)
     ALL_MASK_ATTENTION_FUNCTIONS.register(IMPLEMENTATION, sdpa_mask)
     return IMPLEMENTATION
@@ -164,6 +165,8 @@ def _attention(
     if tree_keys is not None and isinstance(attention_mask, torch.Tensor):
         return _block_attention(query, key, value, attention_mask, scaling, tree_keys), None
     if not isinstance(attention_mask, BlockMask):
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     attend: Callable[..., torch.Tensor] = _compiled_flex_attention() if query.is_cuda else flex_attention  # type: ignore[assignment]  # may return more, when asked
     grouped = query.shape[1] != key.shape[1]
