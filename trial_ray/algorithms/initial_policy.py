@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trial_ray.models.model_folder import model_folder
@@ -29,12 +30,14 @@ def initial_policy(config: PlaySettings) -> str:
         from trial_ray.warmstart import warm_start
 
         settings, adapters = _warm_start(config)
+        if settings.model_path is not None:
+            settings = replace(settings, model_path=_folder(settings.model_path))
         return str(warm_start(settings, adapters, config.env_specs).path)
     return _folder(str(config.model_path))
 
 
 def require_initial_policy(config: PlaySettings) -> None:
-    """Refuse what a warm start of the config would refuse, as far as settings and lists of tasks show it.
+    """Check the settings of the config's warm start and the number of its tasks; loads no model.
 
     Raises:
         ConfigError: the settings are wrong, or the environment has too few tasks for them.
@@ -49,15 +52,14 @@ def require_initial_policy(config: PlaySettings) -> None:
 
 
 def _warm_start(config: PlaySettings) -> tuple[WarmStartSettings, list[EnvironmentAdapter]]:
-    """The settings of the config's warm start, and the adapter of its environment."""
+    """The settings of the config's warm start, ``model_path`` as given, and the adapter of its environment."""
     from trial_ray.warmstart.settings import CHOSEN, WarmStartSettings
 
     described = config.warm_start or {}
-    base = described.get("model_path")
     own = {"env": config.env, "env_config": {k: v for k, v in config.env_config.items() if k not in CHOSEN}}
     if described.get("env", config.env) != config.env:
         own = {}
-    settings = WarmStartSettings(**{**own, **described, "model_path": base and _folder(base)})
+    settings = WarmStartSettings(**{**own, **described})
     return settings, [adapter for adapter in config.adapters if adapter.env_id == settings.env]
 
 

@@ -77,7 +77,7 @@ def _without_rays_handler() -> Iterator[None]:
 
 @contextmanager
 def _without_unused_services() -> Iterator[None]:
-    """Start neither the autoscaler nor the API server, for which Ray waits: one machine does not grow, and nobody asks it."""
+    """Start Ray without its autoscaler and API server: a local cluster uses neither, and Ray waits for the latter."""
     from ray._private.node import Node
 
     started = {"start_monitor": Node.start_monitor, "start_api_server": Node.start_api_server}
