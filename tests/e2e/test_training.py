@@ -15,7 +15,7 @@ from nano_model import save_nano_model
 from transformers import AutoModelForCausalLM
 
 from trial_ray.algorithms import GRPO, TRIAL, TRIALConfig
-from trial_ray.errors import CheckpointError
+from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.experiments.checkpoint_manifest import write_manifest
 from trial_ray.experiments.checkpoints import find_model
 from trial_ray.experiments.metrics import MetricWriters
@@ -285,3 +285,40 @@ def test_a_checkpoint_holds_a_model_that_transformers_loads(model_path, tmp_path
     loaded = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
     assert torch.equal(loaded, expected)
     assert AutoTokenizer.from_pretrained(folder).chat_template
+
+
+def pids(algo: GRPO) -> dict[str, int]:
+    return {actor.name: ray.get(actor.handle.__ray_call__.remote(lambda self: os.getpid())) for actor in algo.actors()}
+
+
+def test_a_reset_algorithm_trains_as_a_new_one_with_the_actors_of_the_last(uninterrupted, model_path):
+    algo = small_config(model_path, lr=1e-2, group_size=4).debugging(seed=9).build_algo()
+    try:
+        algo.train()
+        before = pids(algo)
+        assert algo.reset_config(small_config(model_path, lr=[[0, 2e-3], [60, 1e-4]]).to_dict())
+        assert pids(algo) == before
+        assert torch.equal(weights(algo), uninterrupted.initial)
+        found = [algo.train() for _ in range(4)]
+        assert torch.equal(weights(algo), uninterrupted.weights)
+        for ours, expected in zip(found, uninterrupted.results, strict=True):
+            assert ours["env_runners"] == expected["env_runners"]
+            assert ours["rows"] == expected["rows"]
+        # Ray makes a lost env runner again with the settings of its first trial: it has to be told of this one's.
+        os.kill(before["env runner 1"], signal.SIGKILL)
+        assert algo.train()["rows"]["given_to_learners"] > 0
+        told = algo.env_runner_group.foreach_env_runner(lambda runner: runner.config.group_size, local_env_runner=False)
+        assert told == [small_config(model_path).group_size]
+        # Other engines, where the settings ask for other ones.
+        assert algo.reset_config(small_config(model_path).rollouts(max_response_tokens=6).to_dict())
+        assert not set(pids(algo).values()) & set(before.values())
+        algo.train()
+        # Settings that cannot be leave no actor.
+        actors = algo.actors()
+        with pytest.raises(ConfigError, match="no folder"):
+            algo.reset_config(small_config("/nowhere/at/all").to_dict())
+        for actor in actors:
+            with pytest.raises(ray.exceptions.RayActorError):
+                ray.get(actor.handle.__ray_ready__.remote(), timeout=30)
+    finally:
+        algo.stop()

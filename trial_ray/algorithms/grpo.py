@@ -22,6 +22,7 @@ from ray.rllib.utils.metrics import (
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
     TIMERS,
 )
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from ray.tune.execution.placement_groups import PlacementGroupFactory
 from ray.util import get_current_placement_group, get_node_ip_address
 from ray.util.placement_group import remove_placement_group
@@ -31,6 +32,7 @@ from trial_ray.algorithms.colocation import first_engine_bundle, learners_in, re
 from trial_ray.algorithms.grpo_config import GRPOConfig
 from trial_ray.algorithms.guards import Guards
 from trial_ray.algorithms.initial_policy import initial_policy
+from trial_ray.algorithms.kept_runners import runners_kept
 from trial_ray.algorithms.learner_update import update_learners
 from trial_ray.algorithms.overlapping_sampler import OverlappingSampler
 from trial_ray.algorithms.resources import require_resources
@@ -61,7 +63,7 @@ from trial_ray.rollout.prompts import require_first_prompt
 from trial_ray.rollout.requests import GroupSample
 from trial_ray.rollout.rollout_counts import RolloutCounts
 from trial_ray.rollout.trajectory import EpisodeResult
-from trial_ray.rollout.workers import RolloutWorkers, create_engines
+from trial_ray.rollout.workers import RolloutWorkers, create_engines, pool_arguments
 
 logger = logging.getLogger(__name__)
 
@@ -107,29 +109,66 @@ class GRPO(Algorithm):
         self.guards = Guards(self.config)
         self.weight_version = 0
         self.phase = ""
-        bundles = type(self).default_resource_request(self.config).bundles
-        self.pairs = None
-        if get_current_placement_group() is None:  # else Tune has reserved all of the trial's
-            remote = bundles[1:]  # this process takes nothing from Ray
+        request = type(self).default_resource_request(self.config)
+        kept = self._keep_actors(request)
+        if not kept and get_current_placement_group() is None:  # else Tune has reserved all of the trial's
+            remote = request.bundles[1:]  # this process takes nothing from Ray
             require_resources(remote, self.config.resource_timeout_s)
-            self.pairs = reserve_pairs(bundles, self.config)
+            self.pairs = reserve_pairs(request.bundles, self.config)
         try:
-            # Before RLlib's own actors, so that no unpinned learner can take an engine's bundle.
-            self.engine_pool = self._create_engine_pool(bundles)
+            if not kept:
+                # Before RLlib's own actors, so that no unpinned learner can take an engine's bundle.
+                self.engine_pool = self._create_engine_pool(request.bundles)
             if self.config.colocate:
                 # Each learner then finds room in one bundle only, and on its device all that the engine does not need asleep.
                 self.engine_pool.start(self.config.engine_start_timeout_s)
                 self.engine_pool.sleep(self.config.sleep_level)
-            with learners_in(self.pairs):
+            with learners_in(self.pairs), runners_kept(self.env_runner_group if kept else None):
                 super().setup(config)
             self.engine_pool.start(self.config.engine_start_timeout_s)
             self.weight_sync = WeightSync(self.config, self.learner_group, self.engine_pool)
-            self.workers = RolloutWorkers(self.config, self.env_runner_group, self.engine_pool)
+            self.workers = RolloutWorkers(self.config, self.env_runner_group, self.engine_pool, kept)
             self.sampler = self._create_sampler()
             self._sync_weights()
         except BaseException:
             self.cleanup()
             raise
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Become another trial of a sweep: all begins again, but for engines and env runners where it needs the same ones.
+
+        Raises:
+            ConfigError: the trial's settings are wrong; as :meth:`setup`, otherwise.
+        """
+        config = self.get_default_config().update_from_dict(new_config)
+        config.validate()
+        config.freeze()
+        try:
+            self.workers.abandon_groups()
+            self.learner_group.shutdown()
+            del self.learner_group
+            self.config = config
+            self._env_id, self.env_creator = self._get_env_id_and_creator(config.env, config)
+            self.metrics = MetricsLogger(root=True, stats_cls_lookup=config.stats_cls_lookup)
+            self.setup(config)
+        except BaseException:
+            self.cleanup()
+            raise
+        return True
+
+    def _keep_actors(self, request: PlacementGroupFactory) -> bool:
+        """Whether the engines and env runners of an earlier trial are what this one asks for; if not, they are stopped."""
+        config = self.config
+        wanted = {"engines": pool_arguments(config), "runners": config.num_env_runners, "placed": request}
+        before, self._made_for = getattr(self, "_made_for", None), wanted
+        if before == wanted:
+            self.engine_pool.renew()
+            return True
+        if before is not None:
+            self.cleanup()
+            del self.engine_pool, self.env_runner_group
+        self.pairs = None
+        return False
 
     def _list_tasks(self) -> TaskSampler:
         config = self.config

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,10 +89,7 @@ class Sweep:
             sign_folder(self.folder)
         tuner = self._restored() if resume else self._new(at_once)
         try:
-            with warnings.catch_warnings():
-                # An algorithm cannot be reused for another trial.
-                warnings.filterwarnings("ignore", message="Consider boosting PBT performance")
-                results = tuner.fit()
+            results = tuner.fit()
         except TuneError as error:
             if isinstance(error.__context__, UserInputError):
                 raise error.__context__ from None
@@ -137,6 +133,8 @@ class Sweep:
                 search_alg=self._search_alg(),
                 # The members of a population take turns: each is begun before any has ended.
                 max_concurrent_trials=None if population else at_once,
+                # A trial takes over the actors of one that has ended, where it needs the same.
+                reuse_actors=True,
             ),
             run_config=tune.RunConfig(
                 name=self.folder.name,

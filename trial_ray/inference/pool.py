@@ -162,6 +162,16 @@ class EnginePool:
         self.vocab_size = infos[0]["vocab_size"]
         return infos
 
+    def renew(self) -> None:
+        """Before another run: forget the weights of the last one, whose sender is gone, and replace engines that died.
+
+        Raises:
+            EngineError: a replacement did not come up.
+        """
+        self._weights = self._send_again = None
+        self.probe_and_restart()
+        self.faults = FaultLog()
+
     def sync(
         self,
         weights: Weights,

@@ -54,15 +54,24 @@ class TextEnvRunner(EnvRunner, Checkpointable):
     def __init__(self, config: PlaySettings, **kwargs: Any) -> None:
         super().__init__(config=config, **kwargs)
         self._env_creator = kwargs["env_creator"]
+        self._processes = EnvProcesses()
+        self._begin(config)
+        announce()
+
+    def _begin(self, config: PlaySettings) -> None:
+        self.config = config
         self._entries = config.environment_entries()
         self._tokenizer: Any = None
         self._prompts: dict[int, PromptWriter] = {}
         self._client: EngineClient | None = None
         self._free_envs: dict[str, list[EpisodeEnv]] = {}
-        self._processes = EnvProcesses()
         self._num_batches = 0
         self._in_background: BackgroundGroups | None = None
-        announce()
+
+    def reset(self, config: PlaySettings) -> None:
+        """Play with another config from now on, as if made with it; :meth:`connect` has to follow."""
+        self.stop()
+        self._begin(config)
 
     # -- sampling --------------------------------------------------------------------------------------------------
 

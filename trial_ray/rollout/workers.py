@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
@@ -42,21 +42,24 @@ def create_engines(config: PlaySettings, group: PlacementGroup | None = None, of
         group: placement group of the engines; ``None`` takes the one of this process.
         offset: index of the first engine's bundle in it; ``None`` takes any.
     """
+    return EnginePool.create(**pool_arguments(config), placement_group=group, placement_group_bundle_offset=offset)
+
+
+def pool_arguments(config: PlaySettings) -> dict[str, Any]:
+    """Arguments of ``EnginePool.create`` that ``config`` decides: engines of equal ones answer alike, given the same weights."""
     limit = config.max_prompt_tokens + config.max_response_tokens
     arguments = {"max_model_len": limit, **config.engine_kwargs, "dtype": config.engine_dtype()}
     if config.colocate and config.engine == "vllm":
         arguments["enable_sleep_mode"] = True
-    return EnginePool.create(
-        engine=config.engine,
-        model_path=str(config.model_path),
-        num_engines=config.num_engines,
-        engine_kwargs=arguments,
-        num_cpus_per_engine=config.num_cpus_per_engine,
-        num_gpus_per_engine=config.num_gpus_per_engine,
-        custom_resources_per_engine=config.custom_resources_per_engine,
-        placement_group=group,
-        placement_group_bundle_offset=offset,
-    )
+    return {
+        "engine": config.engine,
+        "model_path": str(config.model_path),
+        "num_engines": config.num_engines,
+        "engine_kwargs": arguments,
+        "num_cpus_per_engine": config.num_cpus_per_engine,
+        "num_gpus_per_engine": config.num_gpus_per_engine,
+        "custom_resources_per_engine": config.custom_resources_per_engine,
+    }
 
 
 class RolloutWorkers:
@@ -69,9 +72,10 @@ class RolloutWorkers:
         config: limits and deadlines.
         runners: remote env runners, or a single local one where the config asks for none.
         engines: started engines.
+        kept: the env runners were made for another config, and are to play with this one.
     """
 
-    def __init__(self, config: PlaySettings, runners: EnvRunnerGroup, engines: EnginePool) -> None:
+    def __init__(self, config: PlaySettings, runners: EnvRunnerGroup, engines: EnginePool, kept: bool = False) -> None:
         self._config = config
         self._runners = runners
         self._engines = engines
@@ -79,6 +83,10 @@ class RolloutWorkers:
         self._unfinished: dict[int, int] = {}
         self._waits: dict[ObjectRef[bool], int] = {}
         self._connected = -1
+        self._kept = kept
+        if kept:
+            self._reset()
+            self.restore_runners()
         self._connect_to_replacements()
 
     def sample_groups(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> list[GroupSample]:
@@ -273,6 +281,8 @@ class RolloutWorkers:
         with self._engines.faults.waiting():
             restored: list[int] = self._runners.probe_unhealthy_env_runners()
         if restored:
+            if self._kept:  # Ray made them again as they were made first
+                self._reset(restored)
             self._connect(restored)
         return restored
 
@@ -331,8 +341,16 @@ class RolloutWorkers:
 
     def _connect(self, worker_ids: list[int] | None = None) -> None:
         handles, vocab_size = self._engines.handles, self._engines.vocab_size
+        self._tell(lambda runner: runner.connect(handles, vocab_size), worker_ids)
+
+    def _reset(self, worker_ids: list[int] | None = None) -> None:
+        config = self._config
+        self._tell(lambda runner: runner.reset(config), worker_ids)
+
+    def _tell(self, call: Callable[[TextEnvRunner], None], worker_ids: list[int] | None) -> None:
+        """Have env runners carry out a call: the named ones, or all; one that cannot is lost."""
         self._runners.foreach_env_runner(
-            lambda runner: runner.connect(handles, vocab_size),
+            call,
             remote_worker_ids=worker_ids,
             local_env_runner=worker_ids is None,
             timeout_seconds=self._config.engine_start_timeout_s,
