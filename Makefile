@@ -1,5 +1,7 @@
 # Each target does its own set-up in .venv and skips it when requirements and packaging have not changed.
-PYTHON ?= python3.11
+# The newest that is there and can make environments; the stub of a version manager may be there and not run.
+PYTHON ?= $(shell for python in python3.13 python3.12 python3.11; do $$python -c 'import ensurepip, venv' 2>/dev/null && echo $$python && break; done)
+MAKE_VENV = test -n "$(PYTHON)" || { echo "There is no Python 3.11, 3.12 or 3.13 with venv here. Install one, or name it: make PYTHON=/path/to/python"; exit 1; }; $(PYTHON) -m venv
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -77,7 +79,7 @@ audit: setup
 setup: $(STAMP)
 
 $(STAMP): requirements/torch.txt requirements/cpu.txt setup.py envs/setup.py
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test -x $(BIN)/python || { $(MAKE_VENV) $(VENV); }
 	$(BIN)/python -m pip install --quiet $(UV) --requirement requirements/torch.txt
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --requirement requirements/cpu.txt
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
@@ -86,7 +88,7 @@ $(STAMP): requirements/torch.txt requirements/cpu.txt setup.py envs/setup.py
 docs-setup: $(DOCS_STAMP)
 
 $(DOCS_STAMP): requirements/docs.txt
-	test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
+	test -x $(DOCS_VENV)/bin/python || { $(MAKE_VENV) $(DOCS_VENV); }
 	$(DOCS_VENV)/bin/python -m pip install --quiet $(UV)
 	$(DOCS_VENV)/bin/uv pip install --quiet --python $(DOCS_VENV)/bin/python --no-deps --requirement requirements/docs.txt
 	touch $(DOCS_STAMP)
@@ -94,7 +96,7 @@ $(DOCS_STAMP): requirements/docs.txt
 bench-setup: $(BENCH_STAMP)
 
 $(BENCH_STAMP): requirements/torch.txt requirements/bench.txt
-	test -x $(BENCH_VENV)/bin/python || $(PYTHON) -m venv $(BENCH_VENV)
+	test -x $(BENCH_VENV)/bin/python || { $(MAKE_VENV) $(BENCH_VENV); }
 	$(BENCH_VENV)/bin/python -m pip install --quiet $(UV) --requirement requirements/torch.txt
 	$(BENCH_VENV)/bin/uv pip install --quiet --python $(BENCH_VENV)/bin/python --no-deps --requirement requirements/bench.txt
 	touch $(BENCH_STAMP)

@@ -30,7 +30,7 @@ setup(
     packages=find_packages(include=["trial_ray", "trial_ray.*"]) + find_packages("envs") + list(EXAMPLES),
     package_dir={"trial_envs": "envs/trial_envs", **EXAMPLES},
     package_data={
-        "trial_ray": ["py.typed", "evaluation/panels/*.json", "reports/assets/*", "viewer/page/*"],
+        "trial_ray": ["py.typed", "evaluation/panels/*.json", "reports/assets/*", "viewer/page/*", "policies/*/*"],
         "trial_envs": ["py.typed"],
     },
     install_requires=[
@@ -85,6 +85,8 @@ setup(
     classifiers=[
         "License :: OSI Approved :: Apache Software License",
         "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
 )

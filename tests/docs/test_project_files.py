@@ -100,8 +100,12 @@ def test_the_workflow_calls_make_targets_alone():
     assert all(len(words) == 2 and words[0] == "make" and words[1] in TARGETS for words in called), called
     assert {target for _, target in called} == {"lint", "test", "docs"}
     assert workflow["concurrency"]["cancel-in-progress"] is True
-    versions = {step["with"]["python-version"] for step in steps if "setup-python" in step.get("uses", "")}
-    assert versions == {"3.11"}
+    tested = workflow["jobs"]["test"]["strategy"]["matrix"]["python"]
+    assert len(tested) > 1
+    declared = {
+        line.rpartition(" :: ")[2].rstrip('",') for line in read(ROOT / "setup.py").splitlines() if ":: 3." in line
+    }
+    assert set(tested) <= declared == set(re.findall(r"python(3\.\d+)", read(ROOT / "Makefile").split("MAKE_VENV")[0]))
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("[!c]*.yml")), ids=name_of)
