@@ -100,15 +100,18 @@ def start_ray(folder: str, attempts: int = 3) -> None:
     """Start Ray, again where a busy machine took longer than the 30 s for which Ray waits."""
     import ray
 
+    from trial_ray.experiments.ray_session import without_unused_services
+
     for attempt in range(1, attempts + 1):
         try:
-            ray.init(
-                num_cpus=2,
-                object_store_memory=150_000_000,
-                include_dashboard=False,
-                log_to_driver=False,
-                _temp_dir=folder,
-            )
+            with without_unused_services():
+                ray.init(
+                    num_cpus=2,
+                    object_store_memory=150_000_000,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    _temp_dir=folder,
+                )
             return
         except Exception as error:
             ray.shutdown()

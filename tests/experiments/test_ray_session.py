@@ -8,6 +8,7 @@ import socket
 import stat
 from threading import Thread
 
+import psutil
 import pytest
 import ray
 from ray._private import ray_constants, services, worker
@@ -59,6 +60,15 @@ def test_a_signal_during_the_start_waits_for_its_end(number, monkeypatch):
     assert happened == ["started", "stopped"]
     assert signal.getsignal(signal.SIGTERM) is before
     assert utils.set_sigterm_handler is set_handler
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_local_ray_has_no_dashboard_and_no_autoscaler():
+    """The session's Ray, which starts as a command's does; on one machine Ray would start both, and wait for the first."""
+    started = " ".join(word for child in psutil.Process().children(recursive=True) for word in child.cmdline())
+    assert "raylet" in started
+    assert "dashboard.py" not in started
+    assert "autoscaler" not in started
 
 
 def test_a_slow_start_is_tried_again(starts, caplog):

@@ -50,7 +50,7 @@ def ray_session(show: bool = False) -> Iterator[None]:
                 _join(address, logs)
             else:
                 undone.enter_context(_on_loopback())
-                with _without_unused_services():
+                with without_unused_services():
                     _start(logs)
         yield
 
@@ -76,7 +76,7 @@ def _without_rays_handler() -> Iterator[None]:
 
 
 @contextmanager
-def _without_unused_services() -> Iterator[None]:
+def without_unused_services() -> Iterator[None]:
     """Start Ray without its autoscaler and API server: a local cluster uses neither, and Ray waits for the latter."""
     from ray._private.node import Node
 
