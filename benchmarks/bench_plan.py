@@ -11,7 +11,6 @@ import argparse
 import json
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -27,21 +26,6 @@ def config_of(name: str):
     from trial_ray.experiments.experiment import load_experiment
 
     return load_experiment(EXAMPLES / f"{MEASURED[name]}.py").config
-
-
-def prepare(name: str, folder: Path) -> str:
-    """The folder of the experiment's model; for a warm start an untrained one of its shape, which is what memory follows from."""
-    from trial_ray.algorithms.initial_policy import initial_policy
-    from trial_ray.models.tiny import build_tiny_model
-    from trial_ray.models.tokenizer import build_tokenizer
-
-    config = config_of(name)
-    if config.warm_start is None:
-        return initial_policy(config)
-    tokenizer = build_tokenizer(config.environment_entries()[0].adapter.vocabulary)
-    build_tiny_model(tokenizer, config.warm_start["size"]).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
 
 
 def synthetic_groups(config, vocabulary: int):
@@ -91,7 +75,7 @@ def measure(name: str, model_path: str) -> dict:
     from trial_ray.process_memory import peak_memory
     from trial_ray.rollout.env_runner import TextEnvRunner
 
-    config = config_of(name).policy(model_path=model_path, warm_start=None)
+    config = config_of(name).policy(model_path=model_path)
     config.training(max_logprob_gap=1e9)  # the log-probabilities are synthetic
     spec = config.get_multi_rl_module_spec(spaces=TextEnvRunner.get_spaces(None))
     learner = config.get_default_learner_class()(config=config, module_spec=spec)
@@ -108,12 +92,13 @@ def measure(name: str, model_path: str) -> dict:
     }
 
 
-def compare(name: str, folder: Path) -> dict:
+def compare(name: str) -> dict:
     """Prediction and measurement of one experiment, the latter in a process that has done nothing else."""
+    from trial_ray.algorithms.initial_policy import initial_policy
     from trial_ray.planning.memory import learner_memory
     from trial_ray.planning.request import PlanRequest
 
-    command = [sys.executable, __file__, "--measure", name, prepare(name, folder)]
+    command = [sys.executable, __file__, "--measure", name, initial_policy(config_of(name))]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     predicted = learner_memory(PlanRequest.of(config_of(name)))
     measured = json.loads(done.stdout.splitlines()[-1])
@@ -135,8 +120,7 @@ def main() -> None:
     if args.measure:
         print(json.dumps(measure(*args.measure)))
         return
-    with tempfile.TemporaryDirectory() as folder:
-        result = {name: compare(name, Path(folder) / name) for name in args.models}
+    result = {name: compare(name) for name in args.models}
     write_report(args.json, measures(result), result)
 
 

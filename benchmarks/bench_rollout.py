@@ -7,8 +7,8 @@ In turn and several times, in the same processes: the rollouts; the requests tha
 and a lock-step loop, which samples one response for every running episode and then steps every environment, until all have
 ended.
 
-- **quickstart**: an iteration of the quickstart (16 groups of 8), played by its warm-started policy (made once, in three
-  minutes, and cached) or by ``--model-path``. Responses have about 5 tokens, few more than 8.
+- **quickstart**: 16 groups of 8 of the quickstart, played by the policy that it begins with, or by
+  ``--model-path``. Responses have about 5 tokens, few more than 8.
 - **official**: 8 groups of 8 in ALFWorld's official games, where a folder holds them (``--data``, else ``ALFWORLD_DATA``, else
   ``TRIAL_TEST_DATA``); generated games of the official size stand in. As with a policy that reasons before it acts, lengths
   are unequal: drawn from a geometric distribution, 24 tokens on average, 128 at most. The model is an untrained one of the
@@ -247,7 +247,7 @@ def cpu_seconds(process: psutil.Process) -> float:
 def quickstart(model_path: str | None) -> Any:
     """Config of the quickstart."""
     config = runpy.run_path(str(QUICKSTART))["config"]
-    return config.policy(model_path=model_path or initial_policy(config), warm_start=None)
+    return config.policy(model_path=model_path or initial_policy(config))
 
 
 def official(folder: str, data: str | None, turns: int) -> Any:

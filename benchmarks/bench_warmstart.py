@@ -18,15 +18,13 @@ import torch
 from measure import Measure, write_report
 
 from trial_ray.environments.entry import make_entries
-from trial_ray.experiments.experiment import load_experiment
+from trial_ray.models.packaged import alfworld_tiny
 from trial_ray.rollout.prompts import PromptBuilder
-from trial_ray.warmstart import WarmStartSettings
 from trial_ray.warmstart.cloning import Batch, Cloner, Renaming, Schedule, cloning_loss
 from trial_ray.warmstart.demonstrations import collect, to_examples
-from trial_ray.warmstart.policy import load_policy
+from trial_ray.warmstart.policy import load_policy, recorded_settings
 from trial_ray.warmstart.renaming import Renamer
 
-QUICKSTART = Path(__file__).parents[1] / "tuned_examples" / "alfworld_quickstart.py"
 GAMES = 60
 UPDATES = 60
 UNTIMED = 10
@@ -86,8 +84,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
     torch.set_num_threads(2)
-    given = WarmStartSettings(**load_experiment(QUICKSTART).config.warm_start)
-    settings = replace(given, games=GAMES)
+    settings = replace(recorded_settings(alfworld_tiny()), games=GAMES)
     (entry,) = make_entries([(settings.env, settings.env_config, 1.0)])
     _, tokenizer = load_policy(settings, entry)
     template = entry.adapter.template(settings.response_style)

@@ -7,14 +7,14 @@ the reference model, update and weight sync) with a model that fits beside them 
 """
 
 from trial_ray.algorithms import TRIALConfig
-from trial_ray.algorithms.initial_policy import PACKAGED_SMOLLM2
+from trial_ray.models.packaged import SMOLLM2
 
 config = (
     TRIALConfig()
     .environment(
         "trial/ALFWorld-v0", env_config={"split": "generated", "difficulty": "medium", "num_games": 64, "max_turns": 3}
     )
-    .policy(model_path=PACKAGED_SMOLLM2)
+    .policy(model_path=SMOLLM2)
     .training(
         lr=1e-6,
         group_size=2,

@@ -8,12 +8,12 @@ gives no response of the required form at temperature 1. Clone it first (docs/wa
 """
 
 from trial_ray.algorithms import TRIALConfig
-from trial_ray.algorithms.initial_policy import PACKAGED_SMOLLM2
+from trial_ray.models.packaged import SMOLLM2
 
 config = (
     TRIALConfig()
     .environment("trial/WebShop-v0", env_config={"split": "generated", "max_turns": 3})
-    .policy(model_path=PACKAGED_SMOLLM2)
+    .policy(model_path=SMOLLM2)
     .training(
         lr=1e-6,
         group_size=2,

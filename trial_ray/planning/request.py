@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from trial_ray.inference.batch_limit import MOST_ROWS
 from trial_ray.inference.engine_arguments import GPU_MEMORY_UTILIZATION, VLLM_CPU_CACHE_GIB, VLLM_CPU_ROWS
 from trial_ray.models.model_shape import ModelShape, model_shape
+from trial_ray.models.packaged import ALFWORLD_TINY, HUB_NAMES, alfworld_tiny
 
 if TYPE_CHECKING:
     from trial_ray.learner.settings import LearnerSettings
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-PACKAGED_SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ def _shape(config: LearnerSettings) -> ModelShape:
     started = config.warm_start or {}
     path = config.model_path or started.get("model_path")
     if path is not None:
-        return model_shape(PACKAGED_SMOLLM2 if str(path).startswith("package:") else str(path))
+        return model_shape(str(alfworld_tiny()) if path == ALFWORLD_TINY else HUB_NAMES.get(path, str(path)))
     entry = config.environment_entries()[0]
     tokenizer = build_tokenizer(entry.adapter.vocabulary)
     return ModelShape.of_config(tiny_config(tokenizer, started.get("size", "tiny")))

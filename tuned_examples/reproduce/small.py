@@ -8,7 +8,7 @@ either environment, and rewards that are all zero teach nothing. Engine and lear
 """
 
 from trial_ray.algorithms import TRIALConfig
-from trial_ray.algorithms.initial_policy import PACKAGED_SMOLLM2
+from trial_ray.models.packaged import SMOLLM2
 from trial_ray.reproduction import EvaluationSet, Scale
 
 ITERATIONS = 60
@@ -25,7 +25,7 @@ def configure(environment, backbone):
         .environment(env_id, env_config={"split": "generated", "num_games": 4096, "generator_seed": 0, **env_config})
         .policy(
             warm_start={
-                "model_path": PACKAGED_SMOLLM2,
+                "model_path": SMOLLM2,
                 "env": env_id,
                 "env_config": env_config,
                 "optimizer": "adamw",

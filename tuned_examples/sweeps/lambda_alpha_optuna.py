@@ -13,8 +13,8 @@ from ray.tune.search.optuna import OptunaSearch
 config = (
     runpy.run_path(str(Path(__file__).parents[1] / "alfworld_quickstart.py"))["config"]
     .training(
-        lr=tune.loguniform(1e-4, 3e-3),
-        hindsight_coeff=tune.loguniform(1e-3, 0.1),
+        lr=tune.loguniform(1e-4, 1e-3),
+        hindsight_coeff=tune.loguniform(1e-2, 1.0),
         clamp_alpha=tune.uniform(0.25, 2.0),
         hindsight_start_iteration=2,
     )

@@ -14,7 +14,7 @@ from ray.tune.schedulers import ASHAScheduler
 config = (
     runpy.run_path(str(Path(__file__).parents[1] / "alfworld_quickstart.py"))["config"]
     .training(
-        hindsight_coeff=tune.grid_search([0.005, 0.02]),
+        hindsight_coeff=tune.grid_search([0.03, 0.3]),
         clamp_alpha=tune.grid_search([0.5, 1.0]),
         hindsight_start_iteration=2,
     )

@@ -14,8 +14,8 @@ from ray.tune.schedulers import PopulationBasedTraining
 config = (
     runpy.run_path(str(Path(__file__).parents[1] / "alfworld_quickstart.py"))["config"]
     .training(
-        lr=tune.loguniform(3e-4, 3e-3),
-        hindsight_coeff=tune.loguniform(1e-3, 0.1),
+        lr=tune.loguniform(1e-4, 1e-3),
+        hindsight_coeff=tune.loguniform(1e-2, 1.0),
         hindsight_start_iteration=2,
     )
     .engines(engine="transformers")
@@ -26,5 +26,5 @@ num_samples = 4
 scheduler = PopulationBasedTraining(
     time_attr="training_iteration",
     perturbation_interval=5,
-    hyperparam_mutations={"lr": tune.loguniform(3e-4, 3e-3), "hindsight_coeff": tune.loguniform(1e-3, 0.1)},
+    hyperparam_mutations={"lr": tune.loguniform(1e-4, 1e-3), "hindsight_coeff": tune.loguniform(1e-2, 1.0)},
 )

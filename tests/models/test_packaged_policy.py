@@ -1,0 +1,99 @@
+"""The quickstart's first policy, which comes with the package: unchanged, and made for the words and prompts of its environment."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from trial_ray.algorithms.initial_policy import initial_policy
+from trial_ray.environments.guarded_env import GuardedEnv
+from trial_ray.experiments.experiment import load_experiment
+from trial_ray.models.packaged import ALFWORLD_TINY, alfworld_tiny
+from trial_ray.models.tokenizer import build_tokenizer
+from trial_ray.rollout.conversation import prompt_writer
+from trial_ray.rollout.episode import Decision, play_episode
+from trial_ray.rollout.prompts import PromptBuilder
+from trial_ray.warmstart.evaluation import HeldOutGames
+from trial_ray.warmstart.policy import load_policy, recorded_settings
+from trial_ray.warmstart.tasks import EVALUATED
+
+QUICKSTART = Path(__file__).parents[2] / "tuned_examples" / "alfworld_quickstart.py"
+REMAKE = (
+    "make the policy again with the command of trial_ray/policies/alfworld_tiny/README.md, and write its digests there"
+)
+
+
+@pytest.fixture(scope="module")
+def config():
+    return load_experiment(QUICKSTART).config
+
+
+@pytest.fixture(scope="module")
+def card() -> dict[str, str]:
+    """The digests that the model card states, by what they are of."""
+    text = (alfworld_tiny() / "README.md").read_text(encoding="utf-8")
+    return dict(re.findall(r"^\| `?([\w.]+)`? \| `([0-9a-f]{64})` \|$", text, re.MULTILINE))
+
+
+class DrawnActions:
+    """Draws among the actions on offer, and keeps the prompts that a policy would be shown."""
+
+    def __init__(self, writer) -> None:
+        self.writer, self.random, self.prompts = writer, random.Random(0), []
+
+    async def act(self, result, history, step) -> Decision:
+        self.prompts.append(self.writer.write(result, history).ids)
+        return Decision(self.random.choice(result.admissible_actions))
+
+
+def prompts(config, tokenizer) -> list[list[int]]:
+    """Prompts of some of the quickstart's training games, as token ids."""
+    (entry,) = config.environment_entries()
+    player, env = DrawnActions(prompt_writer(tokenizer, config, entry.adapter)), GuardedEnv(entry)
+    for task in entry.tasks()[:12]:
+        asyncio.run(play_episode(env, task, player))
+    env.close()
+    return [ids.tolist() for ids in player.prompts]
+
+
+def test_the_weights_are_those_of_the_card(config, card):
+    assert config.model_path == ALFWORLD_TINY
+    folder = Path(initial_policy(config))
+    assert hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() == card["model.safetensors"]
+    assert sum(file.stat().st_size for file in folder.iterdir()) <= 2_000_000
+
+
+def test_the_policy_has_the_words_of_the_environment(config):
+    (entry,) = config.environment_entries()
+    built = build_tokenizer(entry.adapter.vocabulary)
+    held = json.loads((alfworld_tiny() / "tokenizer.json").read_text(encoding="utf-8"))
+    assert json.loads(built.backend_tokenizer.to_str())["model"] == held["model"], REMAKE
+
+
+def test_the_policy_was_made_for_the_prompts_that_the_quickstart_shows(config, card):
+    (entry,) = config.environment_entries()
+    tokenizer = build_tokenizer(entry.adapter.vocabulary)
+    shown = prompts(config, tokenizer)
+    digest = hashlib.sha256(json.dumps(shown).encode()).hexdigest()
+    assert digest == card["prompts"], f"{REMAKE}; the prompts' is {digest}"
+    settings = recorded_settings(alfworld_tiny())
+    assert (settings.history_window, settings.response_style) == (config.history_window, config.prompt_style)
+    assert settings.max_prompt_tokens == config.max_prompt_tokens
+    assert dict(settings.env_config) == {name: entry.config[name] for name in settings.env_config}
+
+
+def test_the_policy_wins_some_games_and_leaves_room_to_learn(config):
+    (entry,) = config.environment_entries()
+    settings = dataclasses.replace(recorded_settings(alfworld_tiny()), model_path=str(alfworld_tiny()))
+    model, tokenizer = load_policy(settings, entry)
+    template = entry.adapter.template(settings.response_style)
+    builder = PromptBuilder(tokenizer, template, settings.max_prompt_tokens, settings.history_window)
+    with HeldOutGames(settings, entry, EVALUATED, 64, tokenizer, builder) as games:
+        assert 0.1 < games.play(model, seed=0).success_rate < 0.5
