@@ -7,6 +7,7 @@ import math
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from riddle_env import Curt, RiddleEnv
 from user_env import registered
@@ -89,8 +90,18 @@ def test_a_bound_that_is_switched_off_is_read_back():
 
 
 def test_a_keyword_that_json_cannot_hold_is_shown(tmp_path):
-    record = recorded("trial/ALFWorld-v0", env_config={"split": "train", "data": Path("games")})
-    assert "Path('games')" in record["environments"][0]["config"]["data"]
+    record = recorded("trial/ALFWorld-v0", env_config={"split": "train", "data": object()})
+    assert "object" in record["environments"][0]["config"]["data"]
+    assert record["settings"]["env_config"] == {"split": "train", "data": None}
+    with pytest.raises(CheckpointError, match=r"has env_config\.data only as the text '<object .*trial-ray export"):
+        from_record(record)
+
+
+def test_paths_and_numpys_numbers_are_read_back_as_plain_values():
+    config = new_config("trial").environment("trial/ALFWorld-v0", env_config={"data": Path("x"), "n": np.int64(3)})
+    config.training(lr=np.float64(0.5)).debugging(seed=np.int64(3))
+    read = from_record(json.loads(json.dumps(to_record(config))))
+    assert (read.lr, read.seed, read.env_config) == (0.5, 3, {"data": "x", "n": 3})
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 from trial_ray.errors import ConfigError
@@ -21,6 +22,9 @@ class CheckedConfig(AlgorithmConfig):
     RLlib and Tune pass configs on as dicts, and rebuild them as the algorithm's default config, updated from the dict. Several
     methods share an algorithm, so the dict names the config's class, and the update returns an instance of that class.
     """
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        super().__setattr__(key, plain(value))
 
     def validate(self) -> None:
         """Check every value.
@@ -64,3 +68,12 @@ class CheckedConfig(AlgorithmConfig):
             )
         made: Self = wanted()
         return made.update_from_dict(settings)
+
+
+def plain(value: Any) -> Any:
+    """The value with Python's numbers in place of NumPy's, which records and experiment files have no form for."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) is dict:
+        return {key: plain(inner) for key, inner in value.items()}
+    return type(value)(map(plain, value)) if type(value) in (list, tuple) else value

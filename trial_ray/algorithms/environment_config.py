@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray.rllib.algorithms.algorithm_config import NotProvided
 
-from trial_ray.algorithms.checked_config import CheckedConfig
+from trial_ray.algorithms.checked_config import CheckedConfig, plain
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.environments.entry import find_adapter, find_spec, travelling
 from trial_ray.environments.settings import EnvironmentSettings
@@ -66,7 +66,7 @@ class EnvironmentConfig(EnvironmentSettings, CheckedConfig):
         if env is not NotProvided:
             kwargs["env"] = env
         if env_config is not NotProvided:
-            kwargs["env_config"] = env_config
+            kwargs["env_config"] = plain(env_config)  # RLlib updates the setting in place
         super().environment(**kwargs)
         own = vars(type(self)())
         for name, value in before.items():

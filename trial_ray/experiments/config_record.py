@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trial_ray.algorithms.methods import method_of, new_config
@@ -17,7 +17,8 @@ from trial_ray.errors import CheckpointError, TrialRayError
 from trial_ray.experiments.overrides import is_of_setting, settable_names
 from trial_ray.experiments.run_commands import command_of, commands_in_force
 from trial_ray.redaction import redacted, without_secrets
-from trial_ray.settings import may_be_infinite
+from trial_ray.reports.run_groups import OF_THE_RECORDING
+from trial_ray.settings import RLlibSettings, fields_of, may_be_infinite
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.grpo_config import GRPOConfig
@@ -33,31 +34,57 @@ Read = TypeVar("Read")
 def to_record(config: GRPOConfig) -> dict[str, Any]:
     """Every setting of ``config`` that JSON can hold, and under ``other`` how the rest would print; secrets are left out.
 
+    Paths are recorded as texts. Other objects inside a dict or list are null there, and under ``other`` by their dotted names.
+
     Of the environments it holds, under ``environments``, what decides their tasks and prompts, and what reports call them; the
     code of a user's adapter is in the file that defines it.
     """
-    settings, other = {}, {}
-    names = settable_names(vars(config))
+    settings: dict[str, Any] = {}
+    other: dict[str, str] = {}
+    names, decisive = settable_names(vars(config)), _decisive(type(config))
     for name, value in sorted(vars(config).items()):
         if name.startswith("_"):
             continue
         if name in names and may_be_infinite(type(config), name) and value == math.inf:
             settings[name] = INFINITE
-        elif name in names and _is_json(value):
-            settings[name] = value
+        elif name in names and (name in decisive or is_json(value)):
+            settings[name] = _as_json(value, name, other)
         else:
             other[name] = redacted(repr(value))
     return {
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
         "method": method_of(config),
-        # Keyword arguments may be objects, such as paths.
+        # Keyword arguments may be objects.
         "environments": json.loads(
-            json.dumps([_describe(entry) for entry in config.environment_entries()], default=repr)
+            json.dumps([_describe(entry) for entry in config.environment_entries()], default=_as_text)
         ),
         "settings": without_secrets(settings),
         "other": other,
     }
+
+
+def _decisive(cls: type) -> set[str]:
+    """Settings that this package reads, except those that say what is recorded; other ones of RLlib's may be objects."""
+    return {*fields_of(cls), *RLlibSettings.__annotations__, "environments"} - OF_THE_RECORDING
+
+
+def _as_json(value: Any, name: str, other: dict[str, str]) -> Any:
+    """The value as strict JSON; objects that it has no form for become null, and are put into ``other`` as texts."""
+    if isinstance(value, Mapping):
+        return {str(key): _as_json(inner, f"{name}.{key}", other) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(inner, f"{name}.{index}", other) for index, inner in enumerate(value)]
+    if isinstance(value, PurePath):
+        return str(value)
+    if is_json(value) and (not isinstance(value, float) or math.isfinite(value)):
+        return value
+    other[name] = redacted(repr(value))
+    return None
+
+
+def _as_text(value: Any) -> str:
+    return str(value) if isinstance(value, PurePath) else repr(value)
 
 
 def _describe(entry: EnvironmentEntry) -> dict[str, Any]:
@@ -65,7 +92,7 @@ def _describe(entry: EnvironmentEntry) -> dict[str, Any]:
 
 
 def from_record(record: Any, adapters: Sequence[EnvironmentAdapter] = (), method_file: str | None = None) -> GRPOConfig:
-    """A fresh config of the recorded method with the recorded settings; what is under ``other`` keeps its default.
+    """A fresh config of the recorded method with the recorded settings; classes of RLlib's, under ``other``, are the defaults.
 
     A record is data, from wherever the run folder came: no file that it names is run. Of a method that has a file of its
     own, the settings that it shares with GRPO are read, unless the file is given.
@@ -76,7 +103,8 @@ def from_record(record: Any, adapters: Sequence[EnvironmentAdapter] = (), method
         method_file: of a method that has a file of its own, that file.
 
     Raises:
-        CheckpointError: not such a record, of another version, or of a run with an adapter that is not among ``adapters``.
+        CheckpointError: not such a record, of another version, of a run with an adapter that is not among ``adapters``, or with
+            a setting that decides results and is there as a text alone.
     """
     if not isinstance(record, dict) or (record.get("schema"), record.get("schema_version")) != (SCHEMA, SCHEMA_VERSION):
         raise CheckpointError(f"Expected a resolved config of schema {SCHEMA} version {SCHEMA_VERSION}.")
@@ -85,6 +113,13 @@ def from_record(record: Any, adapters: Sequence[EnvironmentAdapter] = (), method
     method = record["method"]
     config = new_config((method_file or "grpo") if method.endswith(".py") else method)
     defaults = vars(config)
+    for name, text in record.get("other", {}).items():
+        if name.partition(".")[0] in _decisive(type(config)):
+            raise CheckpointError(
+                f"The resolved config has {name} only as the text {text!r:.100}, which cannot be read back. Expected numbers, "
+                "texts, paths, lists and dicts. `trial-ray export` takes the model out of the run; state the settings that it "
+                "is used with."
+            )
     for name in settable_names(defaults):
         if name in record["settings"]:
             value = record["settings"][name]
@@ -192,9 +227,10 @@ def _reading(path: Path, read: Callable[[Any], Read]) -> Read:
         raise CheckpointError(f"Cannot read the resolved config {path}: {error}.") from error
 
 
-def _is_json(value: Any) -> bool:
+def is_json(value: Any) -> bool:
+    """Whether JSON has a form for the value; also for numbers that are not finite, as Python writes them."""
     try:
-        json.dumps(value, allow_nan=False)
+        json.dumps(value)
     except (TypeError, ValueError):
         return False
     return True

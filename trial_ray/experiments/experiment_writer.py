@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.algorithms.methods import method_names, method_of
+from trial_ray.experiments.config_record import is_json
 from trial_ray.experiments.overrides import settable_names
 from trial_ray.files import write_text
 from trial_ray.settings import fields_of, sections_of
@@ -76,18 +77,10 @@ def _has_objects(config: GRPOConfig) -> bool:
     """Whether a setting that differs from its default cannot be written down."""
     defaults = vars(type(config)())
     return any(
-        not _plain(value) and repr(value) != repr(defaults[name])
+        not is_json(value) and repr(value) != repr(defaults[name])
         for name, value in vars(config).items()
         if not name.startswith("_") and name not in DERIVED and name in defaults
     )
-
-
-def _plain(value: Any) -> bool:
-    """Whether :func:`literal` can write it."""
-    try:
-        return bool(json.dumps(value))
-    except (TypeError, ValueError):
-        return False
 
 
 def _by_section(config: GRPOConfig) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
