@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import uuid
 from pathlib import Path
@@ -37,3 +38,26 @@ def write_text(path: Path | str, text: str) -> Path:
 def write_json(path: Path | str, value: Any) -> Path:
     """Write ``value`` as indented strict JSON (NaN is refused: other readers could not parse it)."""
     return write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder for results, before what they cost is spent.
+
+    Raises:
+        UserInputError: it cannot be made, or not be written into.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserInputError(f"The folder {path} cannot be made ({error.strerror}). Name another one.") from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise UserInputError(f"The folder {path} cannot be written into. Name another one, or change its permissions.")
+
+
+def finite(value: Any) -> Any:
+    """The value with ``None`` for each number that is not finite, which strict JSON has no form for."""
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

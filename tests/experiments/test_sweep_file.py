@@ -6,10 +6,10 @@ import pytest
 
 from trial_ray import cli
 from trial_ray.algorithms.methods import method_names, new_config
-from trial_ray.errors import ConfigError, MissingDependencyError, UserInputError
+from trial_ray.errors import CheckpointError, ConfigError, MissingDependencyError, UserInputError
 from trial_ray.experiments import sweep_file
 from trial_ray.experiments.metric_names import check_metric, check_reported
-from trial_ray.experiments.sweep import EverySeed, Sweep
+from trial_ray.experiments.sweep import EverySeed, Sweep, begun_options
 from trial_ray.experiments.sweep_file import SweepFile
 
 SWEEP = """
@@ -131,6 +131,23 @@ def test_metrics_of_a_users_own_method_are_left_to_its_first_result(tmp_path, mo
         check_metric("learners/default_policy/trials/dense_loss", "metric", new_config("trial"))
     monkeypatch.setattr("trial_ray.experiments.metric_names.method_of", lambda config: "mine.py")
     check_metric("learners/default_policy/trials/dense_loss", "metric", new_config("trial"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "found"),
+    [
+        ('mode = "min"\n', "mode was 'max', and is 'min' now"),
+        ("config.training(lr=0.5)\n", r"config\.lr was .* 0\.5 now"),
+    ],
+)
+def test_a_sweep_is_not_continued_with_another_file(load, tmp_path, changed, found):
+    folder = tmp_path / "out"
+    Sweep(load(DRAWN, iterations=3, overrides=["group_size=4"]), folder).begin()
+    (folder / "tuner.pkl").touch()
+    options = begun_options(folder)
+    Sweep(load(DRAWN, "0.1", *options), folder).require_folder(resume=True)
+    with pytest.raises(CheckpointError, match=found):
+        Sweep(load(DRAWN + changed, "0.1", *options), folder).require_folder(resume=True)
 
 
 def test_a_sweep_continues_as_it_was_begun(tmp_path, capsys):

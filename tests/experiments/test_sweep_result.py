@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -124,6 +126,27 @@ def test_a_written_experiment_is_the_one_that_was_read(name, tmp_path):
     assert to_record(written.config)["settings"] == to_record(config)["settings"]
     assert to_record(written.config)["environments"] == to_record(config)["environments"]
     assert written.stop == experiment.stop
+
+
+def test_the_best_of_a_file_with_objects_keeps_overrides_and_finds_modules_beside_the_file(tmp_path):
+    shutil.copy(EXAMPLES / "own_environment.py", tmp_path / "played_beside.py")
+    source = tmp_path / "search.py"
+    source.write_text(
+        "from ray import tune\nimport played_beside as _beside\n"
+        "config = _beside.config.training(hindsight_coeff=tune.grid_search([0.005, 0.02]))\n"
+        'stop = {"training_iteration": 20}\n'
+    )
+    file = SweepFile.load(source, overrides=["lr=0.002"])
+    outcome = SweepResult(METRIC, "max", [TrialRecord("a", {"hindsight_coeff": 0.02}, "done", 2, 0.5, 9.0)])
+    list(write_outputs(file, outcome, tmp_path / "out"))
+    sys.modules.pop("played_beside")
+    written = load_experiment(tmp_path / "out" / "best.py").config
+    assert (written.lr, written.hindsight_coeff) == (0.002, 0.02)
+
+
+def test_parameters_whose_keys_cannot_be_sorted_are_points():
+    outcome = SweepResult(METRIC, "max", [TrialRecord("a", {"x": {1: 2, "a": 3}}, "done", 1, 0.5, 1.0)])
+    assert len(outcome.points()) == 1
 
 
 # -- what fits ---------------------------------------------------------------------------------------------------------

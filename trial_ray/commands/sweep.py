@@ -68,14 +68,15 @@ def run(args: argparse.Namespace) -> int:
     from trial_ray.experiments.folder_lock import folder_lock
     from trial_ray.experiments.library_log import LOG_FILE, library_log
     from trial_ray.experiments.ray_session import ray_session
-    from trial_ray.experiments.sweep import Sweep
+    from trial_ray.experiments.sweep import Sweep, begun_options
     from trial_ray.experiments.sweep_capacity import Capacity
     from trial_ray.experiments.sweep_file import SweepFile
     from trial_ray.experiments.trackers import require_trackers
 
     _check_resume(args)
     require_trackers(args.log_to)
-    file = SweepFile.load(args.file, args.iterations, args.overrides)
+    options = begun_options(args.resume) if args.resume else (args.iterations, args.overrides)
+    file = SweepFile.load(args.file, *options)
     folder = (args.resume or args.out or default_folder(args.file)).resolve()
     sweep = Sweep(file, folder, tuple(args.log_to))
     sweep.require_folder(resume=args.resume is not None, trust=args.trust)
@@ -106,10 +107,11 @@ def _conclude(sweep: Sweep, result: SweepResult, console: Console) -> int:
     from trial_ray.experiments.run_report import leave_report
     from trial_ray.experiments.sweep_outputs import write_outputs
 
+    written = list(write_outputs(sweep.file, result, sweep.folder))
     console.print(result.table())
     if points := result.points_table():
         console.print(points)
-    for line in write_outputs(sweep.file, result, sweep.folder):
+    for line in written:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     leave_report(sweep.folder, console)
     if result.unfinished:

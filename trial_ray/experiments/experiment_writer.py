@@ -6,7 +6,7 @@ import inspect
 import json
 import math
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,12 +27,18 @@ WIDTH = 120
 
 
 def write_experiment(
-    path: Path, config: GRPOConfig, stop: dict[str, float], summary: str, source: Path, chosen: Iterable[str]
+    path: Path,
+    config: GRPOConfig,
+    stop: dict[str, float],
+    summary: str,
+    source: Path,
+    chosen: Iterable[str],
+    overrides: Sequence[str] = (),
 ) -> None:
     """Write an experiment file that gives ``config`` and ``stop``.
 
     It states every setting that differs from its default. Where some of them are objects, such as an adapter of the user's
-    own, it takes the config of the file that made them, and states what was chosen.
+    own, it takes the config of the file that made them, and states overrides and what was chosen.
 
     Args:
         path: of the file.
@@ -40,19 +46,23 @@ def write_experiment(
         stop: as in an experiment file.
         summary: the file's docstring.
         source: the file that ``config`` was made from.
-        chosen: names of the settings in which it differs from what is in ``source``.
+        chosen: names of the settings in which it differs from what is in ``source`` with the overrides.
+        overrides: ``key=value`` each, set in the config of ``source``.
     """
-    body = _from_source(config, source, chosen) if _has_objects(config) else _whole(config)
+    body = _from_source(config, source, chosen, overrides) if _has_objects(config) else _whole(config)
     docstring = textwrap.fill(summary.replace("\\", "\\\\").replace('"', "'"), WIDTH - 6)
     write_text(path, "\n".join([f'"""{docstring}"""', "", *body, f"stop = {literal(stop)}", ""]))
 
 
-def _from_source(config: GRPOConfig, source: Path, chosen: Iterable[str]) -> list[str]:
+def _from_source(config: GRPOConfig, source: Path, chosen: Iterable[str], overrides: Sequence[str]) -> list[str]:
     settings = {name: getattr(config, name) for name in sorted(set(chosen))}
+    # load_experiment finds modules beside the file.
     return [
-        "import runpy",
+        "from trial_ray.experiments.experiment import load_experiment",
+        "from trial_ray.experiments.overrides import apply_overrides",
         "",
-        f'config = runpy.run_path({literal(str(source.resolve()))})["config"].copy(copy_frozen=False)',
+        f"source = load_experiment({literal(str(source.resolve()))}).config",
+        f"config = apply_overrides(source, {literal(list(overrides))})",
         f"config.update_from_dict({literal(settings)})",
     ]
 

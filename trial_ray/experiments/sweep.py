@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Iterable, Sequence
@@ -22,9 +23,13 @@ from trial_ray.experiments.sweep_callbacks import PopulationCheckpoints, StopCri
 from trial_ray.experiments.sweep_capacity import Capacity
 from trial_ray.experiments.sweep_file import SweepFile, is_population_based
 from trial_ray.experiments.sweep_result import DONE, FAILED, UNFINISHED, SweepResult, TrialRecord
+from trial_ray.files import write_json
+from trial_ray.redaction import redacted
 
 CHECKPOINT_EVERY = 5
 """Iterations between two checkpoints of a trial."""
+BEGUN = "begun.json"
+"""In a sweep's folder: the options and the description of the file that it was begun with."""
 TUNE_ENVIRONMENT = {
     # Tune ends the whole sweep without saying which metrics there are; StopCriteria says it.
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
@@ -58,15 +63,37 @@ class Sweep:
 
         Raises:
             UserInputError: a new sweep's folder is not empty.
-            CheckpointError: there is nothing to continue, or it may be of somebody else.
+            CheckpointError: there is nothing to continue, it may be of somebody else, or it was begun with another file.
         """
         folder = self.folder
         if resume and not tune.Tuner.can_restore(str(folder)):
             raise CheckpointError(f"{folder} holds no sweep to continue.")
         if resume and not trust:
             require_own_folder(folder)
+        if resume:
+            self._require_same_file()
         if not resume and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserInputError(f"{folder} exists and is not empty. Name a new folder, or continue with --resume.")
+
+    def _require_same_file(self) -> None:
+        begun = _begun(self.folder).get("description")
+        if begun is None:
+            return  # an earlier release began it
+        now = self.file.description()
+        if differing := sorted(name for name in begun.keys() | now.keys() if begun.get(name) != now.get(name)):
+            name = differing[0]
+            raise CheckpointError(
+                f"{self.folder} was begun with another sweep than {self.file.path} defines: {name} was "
+                f"{begun.get(name)!r:.200}, and is {now.get(name)!r:.200} now. Continue with the file that it was begun with, "
+                "or begin a new sweep."
+            )
+
+    def begin(self) -> None:
+        """Make the folder, and record in it what is searched and how."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        sign_folder(self.folder)
+        options = {"iterations": self.file.iterations, "overrides": [redacted(each) for each in self.file.overrides]}
+        write_json(self.folder / BEGUN, {**options, "description": self.file.description()})
 
     def at_once(self, capacity: Capacity) -> int:
         """Trials at a time: as many as fit, and no more than the file allows."""
@@ -85,8 +112,7 @@ class Sweep:
         """
         os.environ.update(TUNE_ENVIRONMENT)
         if not resume:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            sign_folder(self.folder)
+            self.begin()
         tuner = self._restored() if resume else self._new(at_once)
         try:
             results = tuner.fit()
@@ -165,6 +191,33 @@ class Sweep:
             yield PopulationCheckpoints(kept=2 + math.ceil(scheduler._perturbation_interval / CHECKPOINT_EVERY))
         if self.log_to:
             yield TrialTrackers(self.log_to, self.folder.name)
+
+
+def begun_options(folder: Path) -> tuple[int | None, list[str]]:
+    """Iterations and overrides that the sweep in a folder was begun with; none where an earlier release began it.
+
+    Raises:
+        CheckpointError: the record of them is damaged.
+    """
+    begun = _begun(folder)
+    return begun.get("iterations"), begun.get("overrides", [])
+
+
+def _begun(folder: Path) -> dict[str, Any]:
+    path = folder / BEGUN
+    try:
+        begun = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        if begun and (
+            not isinstance(begun["description"], dict)
+            or not isinstance(begun["iterations"], int | None)
+            or not all(isinstance(each, str) for each in begun["overrides"])
+        ):
+            raise TypeError("its values are of other types than this version writes")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({error}). Remove it to continue without a check of the sweep file."
+        ) from error
+    return begun
 
 
 class EverySeed(Repeater):

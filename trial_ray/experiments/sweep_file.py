@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -10,7 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from trial_ray.algorithms.checked_config import plain
 from trial_ray.errors import ConfigError, MissingDependencyError, UserInputError
+from trial_ray.experiments.config_record import is_json, to_record
 from trial_ray.experiments.experiment import load_experiment
 from trial_ray.experiments.metric_names import check_metric
 from trial_ray.experiments.overrides import apply_overrides, settable_names
@@ -25,6 +28,7 @@ from trial_ray.experiments.search_space import (
     points,
     search_space,
 )
+from trial_ray.files import finite
 from trial_ray.metrics import EVALUATION, TRAINING_SUCCESS
 from trial_ray.settings import did_you_mean
 
@@ -52,6 +56,8 @@ class SweepFile:
         scheduler: one of Ray Tune's; ``None``: every trial runs to its end.
         search_alg: one of Ray Tune's searchers; ``None``: grid and random draws.
         max_concurrent_trials: at most; ``None``: as many as fit.
+        iterations: what ``stop["training_iteration"]`` was replaced with.
+        overrides: ``key=value`` each, set in the config.
     """
 
     path: Path
@@ -64,6 +70,8 @@ class SweepFile:
     scheduler: Any
     search_alg: Any
     max_concurrent_trials: int | None
+    iterations: int | None = None
+    overrides: tuple[str, ...] = ()
 
     @classmethod
     def load(cls, file: Path, iterations: int | None = None, overrides: list[str] | None = None) -> SweepFile:
@@ -103,6 +111,8 @@ class SweepFile:
             scheduler=scheduler,
             search_alg=names.get("search_alg"),
             max_concurrent_trials=_count(file, names, "max_concurrent_trials", None),
+            iterations=iterations,
+            overrides=tuple(overrides or ()),
         )
         found._check_search()
         for chosen in found.configs():
@@ -143,6 +153,19 @@ class SweepFile:
     def configs(self) -> Iterator[GRPOConfig]:
         """Configs that meet every value of the grid at least once."""
         return (at_point(self.config, point) for point in points(self.chosen_by_tune))
+
+    def description(self) -> dict[str, Any]:
+        """What decides the trials and their ranking, as JSON: two files with equal descriptions define the same sweep."""
+        record = to_record(self.config)
+        of_search = ("stop", "metric", "mode", "num_samples", "scheduler", "search_alg")
+        found = {
+            "method": record["method"],
+            **{f"config.{name}": value for name, value in record["settings"].items()},
+            **{dotted(path): _described(space) for path, space in self.searched.items()},
+            **{name: _described(getattr(self, name)) for name in of_search},
+        }
+        described: dict[str, Any] = json.loads(json.dumps(finite(found)))
+        return described
 
     def _check_search(self) -> None:
         from ray.tune.schedulers import TrialScheduler
@@ -189,6 +212,24 @@ class SweepFile:
                 raise ConfigError(
                     f"{type(self.search_alg).__name__} cannot search over {dotted(path)}: {str(error).splitlines()[0]}"
                 ) from error
+
+
+def _described(value: Any) -> Any:
+    """An object of Ray Tune's as JSON: its class, and those of its attributes that are plain or distributions."""
+    value = plain(value)
+    if is_json(value):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _described(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_described(inner) for inner in value]
+    # Tune writes the state of a search into other objects, such as generators of random numbers.
+    own = {name: each for name, each in getattr(value, "__dict__", {}).items() if _is_described(each)}
+    return {type(value).__qualname__: {name: _described(each) for name, each in own.items()}}
+
+
+def _is_described(value: Any) -> bool:
+    return is_json(value) or isinstance(value, dict) or type(value).__module__ == "ray.tune.search.sample"
 
 
 def is_population_based(scheduler: Any) -> bool:

@@ -58,5 +58,6 @@ def _best(file: SweepFile, result: SweepResult, folder: Path) -> Iterator[str]:
         f"The best of {len(result.points())} points of {file.path.name}: {chosen}; {result.metric} {point}{lacks}."
     )
     config = at_point(file.config, values)
-    write_experiment(folder / BEST, config, file.stop, summary, file.path, [path[0] for path in values])
+    chosen_names = [path[0] for path in values]
+    write_experiment(folder / BEST, config, file.stop, summary, file.path, chosen_names, file.overrides)
     yield f"best: {chosen}{lacks}; trial-ray train {folder / BEST}"

@@ -164,7 +164,8 @@ class SweepResult:
         """The points: complete ones first, the best mean first; a failed trial's value is not part of the mean."""
         found: dict[str, list[TrialRecord]] = {}
         for trial in self.trials:
-            key = json.dumps(_without_seed(trial.parameters), sort_keys=True, default=repr)
+            # Not as JSON: keys of different types cannot be sorted.
+            key = repr(sorted(_without_seed(trial.parameters).items()))
             found.setdefault(key, []).append(trial)
         points = [Point(_without_seed(trials[0].parameters), tuple(trials), self.repeats) for trials in found.values()]
         return sorted(points, key=self._rank_of_point)
