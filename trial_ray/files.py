@@ -40,6 +40,11 @@ def write_json(path: Path | str, value: Any) -> Path:
     return write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+def read_lines(path: Path) -> list[str]:
+    """Lines of a file that a crash may have cut or damaged: bytes that are no UTF-8 are replaced, so that the other lines stay."""
+    return path.read_text(encoding="utf-8", errors="replace").splitlines()
+
+
 def make_folder(path: Path) -> None:
     """Make a folder for results, before what they cost is spent.
 

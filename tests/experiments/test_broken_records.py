@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import pyarrow.parquet as pq
 import pytest
 import torch
+from rich.console import Console
 from synthetic_groups import synthetic_groups
 
 from trial_ray import cli
@@ -18,6 +20,7 @@ from trial_ray.experiments.metrics import MetricWriters
 from trial_ray.experiments.opened_run import _is_config
 from trial_ray.experiments.recorded_run import read_runs
 from trial_ray.experiments.run_folder import RunFolder
+from trial_ray.experiments.training_session import TrainingSession
 from trial_ray.files import write_json, write_text
 from trial_ray.learner.optimizer_files import OPTIMIZER_FILE, load_optimizers, save_optimizers
 from trial_ray.models.deferred_writer import DeferredWriter
@@ -168,3 +171,15 @@ def test_command_lines_with_names_that_mean_nothing(capfd):
     assert "not known here" in shown
     assert "\x1b[2J" not in shown
     assert "Traceback" not in shown
+
+
+def test_a_run_that_recorded_something_is_not_discarded(tmp_path):
+    (tmp_path / "run.py").write_text("config = 1")
+    config = TRIALConfig().environment("trial/ALFWorld-v0", env_config={"split": "train"})
+    for recorded in (True, False):
+        folder = RunFolder.create(tmp_path / str(recorded), config, tmp_path / "run.py", ["x"])
+        if recorded:
+            write_groups(folder.trajectories, 1, [], "runner001")
+        session = TrainingSession(config, {}, folder, Console(file=io.StringIO()))
+        session._record_failure(ConfigError("no such split"))
+        assert folder.path.exists() == recorded

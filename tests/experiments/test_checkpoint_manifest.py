@@ -5,11 +5,16 @@ from __future__ import annotations
 import pytest
 
 from trial_ray.errors import CheckpointError
+from trial_ray.experiments import checkpoints as checkpoints_module
 from trial_ray.experiments.checkpoint_manifest import MANIFEST, require_whole, write_manifest
 from trial_ray.experiments.checkpoints import (
+    ADAPTER_INSIDE_CHECKPOINT,
+    ADAPTER_MARK,
     CHECKPOINT_MARK,
     MODEL_INSIDE_CHECKPOINT,
     export_model,
+    find_model,
+    find_run_folder,
     list_checkpoints,
     newest_whole_checkpoint,
     prune_checkpoints,
@@ -104,3 +109,36 @@ def test_a_checkpoint_whose_removal_was_cut_off_is_none_any_more(checkpoints, mo
     with pytest.raises(KeyboardInterrupt):
         prune_checkpoints(checkpoints, keep=1)
     assert [path.name for path in list_checkpoints(checkpoints)] == ["000002", "000003"]
+
+
+def test_checkpoints_are_ordered_by_number(tmp_path):
+    for name in ("999999", "1000000"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / CHECKPOINT_MARK).touch()
+    prune_checkpoints(tmp_path, 1)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["1000000"]
+
+
+def test_a_model_that_another_command_merged_meanwhile_is_taken(tmp_path, monkeypatch):
+    adapter = tmp_path / ADAPTER_INSIDE_CHECKPOINT
+    adapter.mkdir(parents=True)
+    (adapter / ADAPTER_MARK).touch()
+    (tmp_path / CHECKPOINT_MARK).touch()
+    write_manifest(tmp_path)
+
+    def merge(adapter, partial):
+        for folder in (partial, tmp_path / MODEL_INSIDE_CHECKPOINT):
+            folder.mkdir()
+            (folder / "config.json").touch()
+            (folder / "model.safetensors").touch()
+
+    monkeypatch.setattr(checkpoints_module, "_merge", merge)
+    assert find_model(tmp_path) == tmp_path / MODEL_INSIDE_CHECKPOINT
+
+
+def test_a_run_json_of_another_program_makes_no_run_folder(tmp_path):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "run.json").write_text('{"tool": "other"}')
+    assert find_run_folder(tmp_path / "models") is None
+    (tmp_path / "run.json").write_text('{"schema": "trial_ray/run", "schema_version": 1')  # cut
+    assert find_run_folder(tmp_path / "models") == tmp_path

@@ -15,7 +15,7 @@ from user_env import registered
 from trial_ray.algorithms.methods import new_config
 from trial_ray.environments import EnvironmentAdapter
 from trial_ray.errors import CheckpointError
-from trial_ray.experiments.config_record import from_record, load_record, to_record
+from trial_ray.experiments.config_record import backbone_of_settings, from_record, load_record, to_record
 
 ENV_ID = RiddleEnv.ENV_ID
 
@@ -112,3 +112,10 @@ def test_a_record_of_another_kind_is_refused(change, told, tmp_path):
     file.write_text(json.dumps({**recorded(ENV_ID, adapter=own()), **change}))
     with pytest.raises(CheckpointError, match=told):
         load_record(file)
+
+
+def test_a_model_in_a_checkpoint_is_named_by_run_and_iteration():
+    inside = "learner_group/learner/rl_module/default_policy/hf"
+    paths = [f"/runs/a/checkpoints/000010/{inside}", "/runs/b/checkpoints/000020", "/models/start"]
+    names = [backbone_of_settings({"model_path": path}) for path in paths]
+    assert names == ["a, iteration 10", "b, iteration 20", "start"]

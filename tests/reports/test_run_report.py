@@ -12,6 +12,7 @@ from pathlib import Path
 
 import chromium
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from evaluation_samples import evaluation
@@ -188,6 +189,39 @@ def test_multipliers_come_from_what_training_recorded(runs):
     sems = [np.std(values, ddof=1) / len(values) ** 0.5 for values in weights.values()]
     assert series["sem"] == pytest.approx(sems, rel=1e-5)
     assert {turn["action"] for turn in profile_chart(groups)["turns"]} <= set(ACTIONS)
+
+
+@pytest.mark.parametrize("weight", [float("nan"), float("inf")])
+def test_a_weight_that_is_not_finite_ends_no_report(run, weight):
+    (file,) = run.glob("training/*/*.parquet")
+    rows = pq.read_table(file, partitioning=None).to_pylist()
+    pq.write_table(pa.Table.from_pylist([{**row, "turn_weight": weight} for row in rows]), file)
+    assert report(run) == 0
+
+
+def test_groups_are_looked_for_as_far_back_as_the_run_lets_them_wait(tmp_path):
+    folder = make_run(tmp_path / "run")
+    record = json.loads((folder / "resolved_config.json").read_text())
+    record["settings"]["max_staleness"] = 6
+    (folder / "resolved_config.json").write_text(json.dumps(record))
+    trajectories = folder / "trajectories"
+    (trajectories / "iteration=00012").rename(trajectories / "iteration=00006")
+    other = make_run(tmp_path / "other", seed=1) / "trajectories" / "iteration=00012"
+    for number in range(7, 13):
+        shutil.copytree(other, trajectories / f"iteration={number:05d}")
+    (folder / "training" / "iteration=00012.bak").mkdir()
+    found = read_run(folder)
+    assert (found.allocation.iteration, found.allocation.lost) == (12, 0)
+    shutil.rmtree(trajectories / "iteration=00006")
+    found = read_run(folder)
+    assert found.allocation is None
+    assert "holds none of the groups" in found.missing[-1]
+
+
+def test_a_damaged_byte_costs_no_other_line(run):
+    lines = (run / "metrics.jsonl").read_bytes()
+    (run / "metrics.jsonl").write_bytes(lines + b'{"iteration": 13, "\xff')
+    assert len(read_run(run).metrics) == len(lines.splitlines())
 
 
 def test_settings_name_groups_of_one_method(tmp_path):

@@ -16,6 +16,7 @@ from trial_ray.experiments.opened_run import open_recorded_run
 from trial_ray.models.tokenizer import build_tokenizer
 from trial_ray.rollout.recording import write_groups
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
+from trial_ray.viewer import printed
 from trial_ray.viewer.chunks import LineTable, script
 from trial_ray.viewer.disagreement import disagreement
 from trial_ray.viewer.folder import write_viewer
@@ -230,3 +231,19 @@ def test_no_number_breaks_the_json(tmp_path):
     detail = read(tmp_path / "viewer" / "data" / "detail-0.js")
     assert detail["trajectories"][0]["turns"][0]["engine"] == [None, None, -1.0]
     assert detail["trajectories"][1]["error"] == "EngineError: <b>died</b>"
+
+
+def test_an_iteration_without_a_whole_file_is_not_read(tmp_path, tokenizer):
+    folder = make_run(tmp_path / "run", tokenizer, 4)
+    save_tokenizer(folder, tokenizer)
+    before = open_recorded_run(folder, "run", None).run.iterations
+    (folder / "trajectories" / "iteration=00009").mkdir()
+    (folder / "trajectories" / "iteration=00009" / ".runner001-x.unfinished").write_bytes(b"PAR1")
+    assert open_recorded_run(folder, "run", None).run.iterations == before
+
+
+def test_a_multiplier_that_is_no_number_is_printed_without_a_bar():
+    ids, values = np.zeros(2, np.int32), np.zeros(2, np.float32)
+    turn = Turn(ids, ids, values, 1, 2, "seen", "act", True, "done", 0.0, "stop")
+    shown = [str(part) for part in printed._turn(0, turn, trained(None, weight=float("nan")), "other", None)]
+    assert "multiplier nan   score 0.1000 nats" in shown

@@ -22,13 +22,16 @@ CHECKPOINT_EVERY = 10
 CHECKPOINTS_KEPT = 2
 """How many of the newest are kept, unless a user says otherwise."""
 CHECKPOINT_MARK = "rllib_checkpoint.json"
+RUN_SCHEMA = "trial_ray/run"
+"""In the ``run.json`` of a run folder."""
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Complete checkpoints in a ``checkpoints`` folder, oldest first."""
     if not folder.is_dir():
         return []
-    return sorted(path for path in folder.iterdir() if path.name.isdecimal() and (path / CHECKPOINT_MARK).is_file())
+    found = [path for path in folder.iterdir() if path.name.isdecimal() and (path / CHECKPOINT_MARK).is_file()]
+    return sorted(found, key=lambda path: int(path.name))
 
 
 def prune_checkpoints(folder: Path, keep: int) -> None:
@@ -106,7 +109,11 @@ def find_model(path: Path | str) -> Path:
     model, adapter = checkpoint / MODEL_INSIDE_CHECKPOINT, checkpoint / ADAPTER_INSIDE_CHECKPOINT
     if not _is_model(model) and (adapter / ADAPTER_MARK).is_file():
         require_whole(checkpoint, ADAPTER_INSIDE_CHECKPOINT)
-        _copy_whole(model, lambda partial: _merge(adapter, partial))
+        try:
+            _copy_whole(model, lambda partial: _merge(adapter, partial))
+        except OSError:
+            if not _is_model(model):  # else another command made it meanwhile
+                raise
     else:
         require_whole(checkpoint, MODEL_INSIDE_CHECKPOINT)
     if not _is_model(model):
@@ -142,9 +149,14 @@ def find_adapter(path: Path | str) -> Path:
 
 
 def find_run_folder(path: Path | str) -> Path | None:
-    """The run folder that ``path`` is or lies in, told by its ``run.json``; ``None`` where there is none."""
+    """The run folder that ``path`` is or lies in, told by the schema in its ``run.json``; ``None`` where there is none."""
     path = Path(path).expanduser().resolve()
-    return next((folder for folder in (path, *path.parents) if (folder / "run.json").is_file()), None)
+    return next((folder for folder in (path, *path.parents) if _is_run(folder / "run.json")), None)
+
+
+def _is_run(file: Path) -> bool:
+    # As a text, because a damaged record is to be reported, not passed over.
+    return file.is_file() and f'"{RUN_SCHEMA}"' in file.read_text(encoding="utf-8", errors="replace")
 
 
 def checkpoint_iteration(path: Path, run: Path) -> int | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,6 +29,7 @@ SCHEMA = "trial_ray/config"
 SCHEMA_VERSION = 2
 INFINITE = "inf"
 """A bound that is switched off; strict JSON has no such number."""
+_IN_CHECKPOINT = re.compile(r"([^/]+)/checkpoints/([0-9]+)(?:/|$)")
 Read = TypeVar("Read")
 
 
@@ -215,6 +217,8 @@ def backbone_of_settings(settings: Mapping[str, Any]) -> str:
 
 
 def _last_part(path: str) -> str:
+    if found := _IN_CHECKPOINT.search(path):  # in each, the model's folder has the same name
+        return f"{found[1]}, iteration {int(found[2])}"
     return path.rstrip("/").rpartition("/")[2].removeprefix("package:").removeprefix("llm-")
 
 

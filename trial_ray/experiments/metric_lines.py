@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from trial_ray.files import read_lines
+
 
 def kept_lines(file: Path, iteration: int) -> list[str]:
     """Lines of a ``metrics.jsonl`` up to an iteration; later ones, and one that a crash cut, are left out."""
@@ -20,7 +22,7 @@ def recorded_metrics(file: Path, iteration: int) -> dict[str, float]:
 
 def _whole_lines(file: Path) -> Iterator[tuple[int, str, dict[str, float]]]:
     """Iteration, text and values of every line that can be read."""
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in read_lines(file):
         try:
             metrics = json.loads(line)
             number = metrics["iteration"]

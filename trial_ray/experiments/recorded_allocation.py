@@ -13,34 +13,41 @@ from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.errors import UserInputError
 from trial_ray.reports.run_record import Allocation, Environment
 from trial_ray.reports.traces import Trace, TracedTurn
+from trial_ray.rollout.partitions import partitions
 from trial_ray.rollout.recording import read_turns
 
 KEYS = ("group_id", "rollout_index", "turn_index")
 VALUES = ("turn_score", "turn_weight")
-EARLIER = 4
-"""Iterations back in which a group may have been recorded that waited for its update."""
 
 
-def read_allocation(folder: Path, environments: Sequence[Environment]) -> Allocation:
+def read_allocation(folder: Path, environments: Sequence[Environment], max_staleness: int = 0) -> Allocation:
     """The newest iteration of which training recorded turn weights.
 
     Args:
         folder: of the run.
         environments: of the run, whose adapters tell classes of actions.
+        max_staleness: of the run: iterations for which a group may have waited for its update.
 
     Raises:
         UserInputError: nothing was recorded, or it cannot be read; the message is for the report's reader.
     """
-    partitions = sorted((folder / "training").glob("iteration=*"), reverse=True)
-    if not partitions:
+    recorded = partitions(folder / "training")
+    if not recorded:
         raise UserInputError("RUN/training was not recorded, so multipliers by class of action are not known.")
-    for partition in partitions:
+    weighed = False
+    for iteration, partition in reversed(recorded.items()):
         weights = _weights(partition)
         if weights:
-            iteration = int(partition.name.partition("=")[2])
-            traces = _traces(_recorded(folder / "trajectories", iteration, weights), weights, environments)
-            if traces:
-                return Allocation(iteration, traces)
+            weighed = True
+            rows = _recorded(folder / "trajectories", iteration, weights, max_staleness)
+            if traces := _traces(rows, weights, environments):
+                found = {row["group_id"] for row in rows}
+                return Allocation(iteration, traces, len({group for group, _, _ in weights} - found))
+    if weighed:
+        raise UserInputError(
+            "RUN/trajectories holds none of the groups that RUN/training has turn weights of, in the iterations of the updates "
+            f"and {max_staleness} before them (max_staleness)."
+        )
     raise UserInputError(
         "RUN/training holds no turn weights: the method weighs no turns, or trajectories were not recorded."
     )
@@ -67,12 +74,14 @@ def _weights(partition: Path) -> dict[tuple[str, int, int], tuple[float, float]]
     return found
 
 
-def _recorded(trajectories: Path, iteration: int, weights: Mapping[tuple[str, int, int], Any]) -> list[dict[str, Any]]:
+def _recorded(
+    trajectories: Path, iteration: int, weights: Mapping[tuple[str, int, int], Any], max_staleness: int
+) -> list[dict[str, Any]]:
     """The recorded turns of the trajectories that have weights; some may have been sampled in an earlier iteration."""
-    wanted, rows = {group for group, _, _ in weights}, []
-    for number in range(iteration, max(0, iteration - EARLIER - 1), -1):
-        if number < iteration and not (trajectories / f"iteration={number:05d}").is_dir():
-            break
+    wanted, rows, recorded = {group for group, _, _ in weights}, [], partitions(trajectories)
+    for number in range(iteration, max(0, iteration - max_staleness - 1), -1):
+        if number < iteration and number not in recorded:
+            continue
         table = read_turns(trajectories, number).drop_columns(["prompt_ids", "logprobs", "observation"])
         found = [row for row in table.to_pylist() if row["group_id"] in wanted]
         rows += found

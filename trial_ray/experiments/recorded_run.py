@@ -18,6 +18,7 @@ from trial_ray.experiments.metrics import flatten
 from trial_ray.experiments.recorded_allocation import read_allocation
 from trial_ray.experiments.run_commands import command_of, commands_in_force, setting_changes
 from trial_ray.experiments.run_evaluations import read_name
+from trial_ray.files import read_lines
 from trial_ray.reports.dynamics import read_whole_lines
 from trial_ray.reports.run_record import CostRow, Environment, RunRecord
 
@@ -66,8 +67,17 @@ def read_run(folder: Path) -> RunRecord:
     card = _json(run, "cost.json")
     _try(run, "cost.json", lambda: _read_cost(run, card))
     if run.hindsight_start is not None:
-        _try(run, "", lambda: setattr(run, "allocation", read_allocation(folder, run.environments)))
+        _try(run, "", lambda: _read_allocation(run))
     return run
+
+
+def _read_allocation(run: RunRecord) -> None:
+    run.allocation = read_allocation(run.path, run.environments, int(run.settings.get("max_staleness") or 0))
+    if lost := run.allocation.lost:
+        run.missing.append(
+            f"Multipliers by class of action lack {lost} group{'' if lost == 1 else 's'} of iteration "
+            f"{run.allocation.iteration}, whose trajectories are not in RUN/trajectories."
+        )
 
 
 def _platform(about: Mapping[str, Any]) -> dict[str, str]:
@@ -212,8 +222,8 @@ def _trial(path: Path, row: Mapping[str, Any]) -> RunRecord:
     if run.state == "failed":
         run.missing.append("The trial failed; error.txt in its folder says why.")
     try:
-        lines = (path / TRIAL_RESULTS).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_lines(path / TRIAL_RESULTS)
+    except OSError as error:
         run.missing.append(f"{TRIAL_RESULTS} cannot be read ({error}).")
         return run
     metrics = [flat for line in lines if (flat := _trial_metrics(line))]

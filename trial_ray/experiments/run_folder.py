@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.errors import CheckpointError, UserInputError
+from trial_ray.experiments.checkpoints import RUN_SCHEMA
 from trial_ray.experiments.config_record import load_commands, to_record
 from trial_ray.experiments.folder_lock import folder_lock
 from trial_ray.experiments.later_records import drop_later_records
@@ -30,9 +31,8 @@ if TYPE_CHECKING:
     from trial_ray.algorithms.grpo_config import GRPOConfig
     from trial_ray.reports.run_record import SettingChange
 
-SCHEMA = "trial_ray/run"
 SCHEMA_VERSION = 1
-_HEAD = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION}
+_HEAD = {"schema": RUN_SCHEMA, "schema_version": SCHEMA_VERSION}
 CONFIG_FILE = "resolved_config.json"
 PACKAGES = (
     "trial-ray",
@@ -110,9 +110,9 @@ class RunFolder:
             run = json.loads((folder.path / "run.json").read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise CheckpointError(f"{folder.path} is not a run folder (it has no readable run.json).") from error
-        if not isinstance(run, dict) or (run.get("schema"), run.get("schema_version")) != (SCHEMA, SCHEMA_VERSION):
+        if not isinstance(run, dict) or (run.get("schema"), run.get("schema_version")) != (RUN_SCHEMA, SCHEMA_VERSION):
             raise CheckpointError(
-                f"{folder.path} was written by another version; its run.json is not {SCHEMA} {SCHEMA_VERSION}."
+                f"{folder.path} was written by another version; its run.json is not {RUN_SCHEMA} {SCHEMA_VERSION}."
             )
         return folder
 
@@ -166,8 +166,8 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     def recorded_iterations(self) -> list[int]:
-        """Iterations of which trajectories were recorded, in ascending order."""
-        return list(partitions(self.trajectories))
+        """Iterations of which trajectories were recorded, in ascending order; a run that was killed may leave an empty folder."""
+        return [number for number, folder in partitions(self.trajectories).items() if any(folder.glob("*.parquet"))]
 
     def held(self) -> AbstractContextManager[None]:
         """Keep every other command from writing into this folder, which must exist; see :func:`folder_lock`."""

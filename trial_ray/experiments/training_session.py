@@ -417,7 +417,8 @@ class TrainingSession:
         if is_user_error(error):
             if not self._has_begun():
                 return
-            if not self.resume and not self.iteration and not any(self.folder.evaluations.iterdir()):
+            recorded = self.iteration or self.folder.recorded_iterations() or any(self.folder.evaluations.iterdir())
+            if not self.resume and not recorded:
                 self.folder.discard()
                 return
         try:
@@ -427,8 +428,4 @@ class TrainingSession:
             self._tell(f"what happened could not be recorded in {self.folder.path}: {failure}")
         saved = list_checkpoints(self.folder.checkpoints)
         if saved:
-            self.console.print(
-                f"last checkpoint: {saved[-1]}; continue with --resume {self.folder.path}",
-                highlight=False,
-                soft_wrap=True,
-            )
+            self._tell(f"last checkpoint: {saved[-1]}; continue with --resume {self.folder.path}")

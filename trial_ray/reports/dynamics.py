@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trial_ray.errors import UserInputError
+from trial_ray.files import read_lines
 
 WINDOW = 5
 
@@ -52,11 +53,11 @@ def read_whole_lines(path: Path) -> tuple[list[dict[str, float]], int]:
     Of an iteration that occurs twice the later line counts. What is not a finite number is left out.
 
     Raises:
-        UserInputError: the file is missing or no text.
+        UserInputError: the file is missing.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_lines(path)
+    except OSError as error:
         raise UserInputError(f"Cannot read the metrics {path}: {error}.") from error
     found: dict[int, dict[str, float]] = {}
     damaged = 0

@@ -13,6 +13,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from trial_ray.files import finite
+
 ASSETS = resources.files("trial_ray.reports") / "assets"
 LIBRARY = "package_data/plotly.min.js"
 """Inside the Python package ``plotly``, of which nothing else is used."""
@@ -60,8 +62,8 @@ def _hash(text: str) -> str:
 
 
 def json_for_html(value: Any) -> str:
-    """JSON that no text inside it can end: the characters that HTML knows are written as escapes."""
-    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    """JSON that no text inside it can end: the characters that HTML knows are written as escapes; null for NaN and infinity."""
+    text = json.dumps(finite(value), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
 
 

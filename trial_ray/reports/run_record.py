@@ -37,10 +37,12 @@ class Allocation:
     Attributes:
         iteration: the training iteration.
         traces: every trajectory that was trained.
+        lost: groups that were trained, but are not among the recorded trajectories.
     """
 
     iteration: int
     traces: Sequence[Trace]
+    lost: int = 0
 
     @property
     def shown(self) -> list[Trace]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from rich.rule import Rule
@@ -77,7 +78,7 @@ def _turn(
     ]
     yield Rule(Text(f"turn {index + 1} · {name}"), align="left")
     if trained is not None and trained.turn_weight is not None:
-        bar = "█" * round(_BAR * min(trained.turn_weight, 4.0) / 2)
+        bar = "" if math.isnan(trained.turn_weight) else "█" * round(_BAR * min(trained.turn_weight, 4.0) / 2)
         yield Text(f"multiplier {trained.turn_weight:.2f} {bar}  score {_number(trained.turn_score, '.4f')} nats")
     if tokens is None:
         yield _part("observation", turn.observation)
