@@ -87,9 +87,13 @@ def test_another_protocol_panel_or_policy_is_refused(tmp_path, finished, protoco
 def test_foreign_and_damaged_files_are_refused(tmp_path):
     path = tmp_path / "result.json"
     partial = EpisodeJournal.partial_path(path)
-    partial.write_text("something else\n")
-    with pytest.raises(EvaluationFileError, match="no unfinished evaluation"):
-        journal(path)
+    for foreign in ("something else\n", "line one\nline two, not ended", "notes without a line's end"):
+        partial.write_text(foreign)
+        with pytest.raises(EvaluationFileError, match="no unfinished evaluation"):
+            journal(path)
+        assert partial.read_text() == foreign
+    partial.write_text('{"schema": "trial')  # a crash cut the first line
+    journal(path).close()
     partial.unlink()
     write_half(path)
     partial.write_text(partial.read_text().replace('"score"', '"points"'))

@@ -1,13 +1,15 @@
 """Evaluation results: rates, families, JSON, table; and panels that every machine chooses alike."""
 
+import io
 import json
 import math
+from dataclasses import asdict
 
 import pytest
 from rich.console import Console
 
 from trial_ray.evaluation.panel import Panel, PanelError
-from trial_ray.evaluation.results import EvaluationFileError, EvaluationResult
+from trial_ray.evaluation.results import EvaluationFileError, EvaluationResult, read_episode
 from trial_ray.rollout.trajectory import EpisodeResult, Trajectory
 
 
@@ -122,3 +124,18 @@ def test_an_evaluation_whose_labels_are_of_another_type_is_refused(name, value):
     record = sample().to_dict()
     with pytest.raises(EvaluationFileError, match=name):
         EvaluationResult.from_dict({**record, name: value})
+
+
+def test_a_score_beyond_any_float_is_refused():
+    episode = asdict(EpisodeResult("a", "f", True, 1.0, 1, "terminated"))
+    for score in (10**400, float("nan"), float("inf")):
+        with pytest.raises(EvaluationFileError, match="expected a finite number"):
+            read_episode({**episode, "score": score}, "Episode 0")
+
+
+def test_names_in_a_table_are_no_markup():
+    result = EvaluationResult({}, [EpisodeResult("a", "[red]family", True, 1.0, 1, "terminated")])
+    console = Console(width=160, file=io.StringIO())
+    console.print(result.table(title="/models/[lr=1]"))
+    assert "/models/[lr=1]" in console.file.getvalue()
+    assert "[red]family" in console.file.getvalue()

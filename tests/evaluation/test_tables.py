@@ -1,11 +1,13 @@
 """Result tables: cells, blocks that never mix, comparisons, Markdown and LaTeX."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from evaluation_samples import FAMILIES, coin_flips, evaluation
 
+from trial_ray.evaluation import table_text
 from trial_ray.evaluation.intervals import bootstrap_mean, wilson_interval
 from trial_ray.evaluation.table_text import escape, to_latex, to_markdown
 from trial_ray.evaluation.tables import ResultTable, TableEntry, TableError
@@ -172,6 +174,13 @@ def test_markdown_marks_the_best_and_keeps_missing_cells_empty():
     assert "**" not in grpo.split("|")[8]
     assert grpo.count("|") == trial.count("|") == 16
     assert "| TRIAL − GRPO |" in text
+
+
+def test_cells_that_show_the_same_mean_share_a_rank():
+    cells = [SimpleNamespace(mean=mean) for mean in (299 / 1040, 298 / 1040, 0.0)]
+    shown = [f"{100 * cell.mean:.1f}" for cell in cells]
+    assert shown[0] == shown[1]
+    assert table_text._ranks([[cell] for cell in cells]) == [[1], [1], [2]]
 
 
 def test_latex_is_balanced_and_escaped():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import shutil
@@ -12,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from trial_ray.algorithms import TRIAL, TRIALConfig
+from trial_ray.commands import sweep as sweep_command
 from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.experiments.config_record import to_record
 from trial_ray.experiments.experiment import examples_folder, load_experiment
@@ -142,6 +144,19 @@ def test_the_best_of_a_file_with_objects_keeps_overrides_and_finds_modules_besid
     sys.modules.pop("played_beside")
     written = load_experiment(tmp_path / "out" / "best.py").config
     assert (written.lr, written.hindsight_coeff) == (0.002, 0.02)
+
+
+def test_results_are_written_before_tables_are_printed(tmp_path, monkeypatch):
+    monkeypatch.setattr(SweepResult, "points_table", lambda self: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        sweep_command._conclude(SimpleNamespace(file=None, folder=tmp_path), result(), Console(file=io.StringIO()))
+    assert SweepResult.load(tmp_path).best().name == result().best().name
+
+
+def test_values_that_differ_by_rounding_have_no_interval():
+    values = (0.1 + 0.2, 0.3, 0.3)
+    trials = [TrialRecord(str(seed), {"seed": seed}, "done", 1, value, 1.0) for seed, value in enumerate(values)]
+    assert SweepResult(METRIC, "max", trials, 3).points()[0].half_width is None
 
 
 def test_parameters_whose_keys_cannot_be_sorted_are_points():

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -230,6 +231,15 @@ def test_of_equal_values_the_smaller_one_is_chosen(choosing_file, tmp_path):
     for run in trials:
         finish(run, choosing_file, 0.0)
     assert set(choose(trials)[0].values()) == {0.01}
+
+
+def test_equal_sums_of_successes_are_equal_values(tmp_path):
+    runs = []
+    for value, seed, won in ((0.01, 0, 20), (0.01, 1, 24), (0.1, 0, 27), (0.1, 1, 17)):
+        path = evaluation([index < won for index in range(100)]).save(tmp_path / f"{value}-{seed}.json")
+        about = {"environment": "e", "backbone": "b", "method": "trial", "value": value, "sets": ("s",), "name": "r"}
+        runs.append(SimpleNamespace(**about, state=lambda: "done", evaluation=lambda _, path=path: path))
+    assert list(choose(runs)[0].values()) == [0.01]
 
 
 def test_the_study_tells_success_area_and_differences(choosing_file, tmp_path):

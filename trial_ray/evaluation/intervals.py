@@ -206,6 +206,11 @@ def half_width(values: Sequence[float] | np.ndarray) -> float:
     return float(stdtrit(len(values) - 1, 0.975)) * _standard_error(values)
 
 
+def differ(values: Sequence[float] | np.ndarray) -> bool:
+    """Whether values differ by more than rounding: equal means differ in the last bits when they are sums in another order."""
+    return _standard_error(values) > 1e-12 * max(1.0, abs(float(np.mean(values))))
+
+
 def _standard_error(values: Sequence[float] | np.ndarray) -> float:
     return float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
@@ -217,8 +222,7 @@ def seed_interval(means: np.ndarray) -> SeedInterval | None:
     if means.size < 2:
         return None
     mean, half, error = float(means.mean()), half_width(means), _standard_error(means)
-    # Equal means differ in the last bits when they are sums in another order.
-    if error <= 1e-12 * max(1.0, abs(mean)):
+    if not differ(means):
         return SeedInterval(mean, mean, 1.0 if abs(mean) <= 1e-12 else 0.0)
     return SeedInterval(mean - half, mean + half, float(2 * stdtr(means.size - 1, -abs(mean) / error)))
 

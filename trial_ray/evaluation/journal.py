@@ -14,6 +14,8 @@ from trial_ray.rollout.trajectory import EpisodeResult
 
 SCHEMA = "trial_ray/unfinished_evaluation"
 SCHEMA_VERSION = 1
+HEAD_START = json.dumps({"schema": SCHEMA}).removesuffix("}")
+"""How the first line begins, which a crash may have cut, too."""
 
 
 class EpisodeJournal:
@@ -97,11 +99,14 @@ class EpisodeJournal:
         try:
             _lock(self._file, path)
             self._file.seek(0)
-            whole, newline, _ = self._file.read().rpartition("\n")  # what follows the last newline was cut
-            self._file.truncate(len((whole + newline).encode()))
+            whole, newline, rest = self._file.read().rpartition("\n")  # what follows the last newline was cut
             if newline:
                 self._take_in(whole.split("\n"), path)
-            else:
+            elif not rest.startswith(HEAD_START) and not HEAD_START.startswith(rest):
+                raise EvaluationFileError(f"{path} is no unfinished evaluation; delete it or name another file.")
+            # Nothing is changed in a file that is not known to be a journal.
+            self._file.truncate(len((whole + newline).encode()))
+            if not newline:
                 self._write(self._head)
         except BaseException as error:
             self.close()

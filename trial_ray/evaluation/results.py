@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -194,17 +195,18 @@ class EvaluationResult:
 
     def table(self, title: str | None = None) -> Table:
         """A rich table: one row a family, and all of them together at the end."""
+        from rich.markup import escape
         from rich.table import Table
 
         caption = None
         if self.num_failed:
             caption = f"{self.num_failed} episode(s) ended by an infrastructure error are not counted"
-        table = Table(title=title, caption=caption)
+        table = Table(title=escape(title) if title else None, caption=caption)
         table.add_column("family")
         for header in ("episodes", "success", "95 % interval", "score", "turns"):
             table.add_column(header, justify="right")
         for name, rate in self.per_family().items():
-            table.add_row(name, *_cells(rate))
+            table.add_row(escape(name), *_cells(rate))
         table.add_section()
         table.add_row("all", *_cells(self.overall), style="bold")
         return table
@@ -221,8 +223,8 @@ def read_episode(value: Any, name: str) -> EpisodeResult:
         raise EvaluationFileError(f"{name} must have exactly the fields {sorted(expected)}.")
     if wrong := [key for key, kinds in _KINDS.items() if type(value[key]) not in kinds]:
         raise EvaluationFileError(f"{name} has {wrong[0]} = {value[wrong[0]]!r:.100}, which is no such value.")
-    if not math.isfinite(value["score"]):
-        raise EvaluationFileError(f"{name} has the score {value['score']}; expected a finite number.")
+    if not abs(value["score"]) <= sys.float_info.max:  # an int may be too large for a float
+        raise EvaluationFileError(f"{name} has the score {value['score']!r:.100}; expected a finite number.")
     return EpisodeResult(**value)
 
 

@@ -95,7 +95,7 @@ def _ranks(rows: Sequence[Sequence[Cell | None]]) -> list[list[int]]:
     ranks = [[0] * len(rows[0]) for _ in rows]
     for column in range(len(rows[0])):
         cells = [row[column] for row in rows]
-        means = [round(1000 * cell.mean) if cell else None for cell in cells]
+        means = [float(_mean(cell)) if cell else None for cell in cells]
         for rank, value in enumerate(sorted({mean for mean in means if mean is not None}, reverse=True)[:2], start=1):
             for index, mean in enumerate(means):
                 if mean == value:
@@ -103,11 +103,16 @@ def _ranks(rows: Sequence[Sequence[Cell | None]]) -> list[list[int]]:
     return ranks
 
 
+def _mean(cell: Cell) -> str:
+    """The mean as it is shown, which is what ranks."""
+    return f"{100 * cell.mean:.1f}"
+
+
 def _markdown_cell(cell: Cell | None, rank: int) -> str:
     if cell is None:
         return "–"
     low, high = cell.interval
-    mean = f"{100 * cell.mean:.1f}"
+    mean = _mean(cell)
     return f"{f'**{mean}**' if rank == 1 else mean} [{100 * low:.1f}, {100 * high:.1f}]"
 
 
@@ -115,7 +120,7 @@ def _latex_cell(cell: Cell | None, rank: int) -> str:
     if cell is None:
         return "--"
     low, high = cell.interval
-    mean = f"{100 * cell.mean:.1f}"
+    mean = _mean(cell)
     shown = {1: f"\\textbf{{{mean}}}", 2: f"\\underline{{{mean}}}"}.get(rank, mean)
     return f"{shown} {{\\scriptsize[{100 * low:.1f}, {100 * high:.1f}]}}"
 

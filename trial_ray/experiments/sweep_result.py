@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from trial_ray.errors import CheckpointError
-from trial_ray.evaluation.intervals import half_width
+from trial_ray.evaluation.intervals import differ, half_width
 from trial_ray.experiments.search_space import SEED, dotted
 from trial_ray.files import write_json, write_text
 
@@ -102,9 +102,7 @@ class Point:
     @property
     def half_width(self) -> float | None:
         """Half of the 95 % interval of the mean over seeds (Student's t); ``None`` of values that do not differ, or of one."""
-        if len(set(self.values)) < 2:
-            return None
-        return half_width(self.values)
+        return half_width(self.values) if len(self.values) > 1 and differ(self.values) else None
 
     def __str__(self) -> str:
         if self.mean is None:

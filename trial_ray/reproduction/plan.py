@@ -6,6 +6,7 @@ import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -228,15 +229,15 @@ def choose(runs: Sequence[PlannedRun]) -> tuple[Chosen, list[dict[str, Any]]]:
             f"Nothing can be chosen yet: {len(unfinished)} of {len(runs)} runs are not done ({unfinished[0]}, …). The same command "
             "continues them."
         )
-    rates: dict[tuple[str, str, str], dict[float, list[float]]] = {}
+    # Fractions: equal sums of successes would differ in the last bits of floats.
+    rates: dict[tuple[str, str, str], dict[float, list[Fraction]]] = {}
     for run in runs:
         assert run.value is not None
-        success = statistics.fmean(
-            EvaluationResult.load(run.evaluation(evaluated)).success_rate for evaluated in run.sets
-        )
+        played = [EvaluationResult.load(run.evaluation(evaluated)).overall for evaluated in run.sets]
+        success = statistics.mean(Fraction(rate.successes, max(1, rate.episodes)) for rate in played)
         by_value = rates.setdefault((run.environment, run.backbone, run.method), {})
         by_value.setdefault(run.value, []).append(success)
-    means = {key: {value: statistics.fmean(found) for value, found in of.items()} for key, of in rates.items()}
+    means = {key: {value: statistics.mean(found) for value, found in of.items()} for key, of in rates.items()}
     chosen = {key: max(sorted(of), key=lambda value: of[value]) for key, of in means.items()}
     tried = [
         {
@@ -244,7 +245,7 @@ def choose(runs: Sequence[PlannedRun]) -> tuple[Chosen, list[dict[str, Any]]]:
             "backbone": key[1],
             "method": key[2],
             "value": value,
-            "success": mean,
+            "success": float(mean),
             "runs": len(rates[key][value]),
             "chosen": chosen[key] == value,
         }
