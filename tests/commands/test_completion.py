@@ -1,11 +1,13 @@
-"""The completion scripts, asked by the shells themselves."""
+"""The completion scripts, asked by the shells themselves, and the console of results."""
 
 import shutil
 import subprocess
+import sys
 
 import pytest
 
 from trial_ray import cli
+from trial_ray.commands import console
 
 BASH = """
 source "$1"; shift
@@ -69,3 +71,10 @@ def test_another_shell_is_refused(capsys):
         cli.main(["--print-completion", "cmd"])
     assert end.value.code == 2
     assert "bash" in capsys.readouterr().err
+
+
+def test_results_are_shown_as_they_are_and_also_without_a_stdout(capsys, monkeypatch):
+    console.show("/models/[lr=1]")
+    assert capsys.readouterr().out == "/models/[lr=1]\n"
+    monkeypatch.setattr(sys, "stdout", None)
+    console.output().print("done")

@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import socket
+import tempfile
 from collections import namedtuple
 from importlib import metadata
 from types import SimpleNamespace
@@ -149,6 +150,24 @@ def test_rays_folder_must_have_a_short_path_and_a_disk_that_is_not_full(monkeypa
     assert "95%" in check.found
 
 
+def test_a_folder_of_rays_that_is_not_made_yet_is_judged_by_its_parent(monkeypatch):
+    monkeypatch.setenv("RAY_TMPDIR", "/tmp/not_made_yet")
+    assert "GB free in /tmp/not_made_yet" in machine_checks.ray_folder().found
+
+
+def test_a_folder_that_may_not_be_looked_into_is_a_finding(monkeypatch, tmp_path):
+    def stat(self, **_):
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr(machine_checks.Path, "stat", stat)
+    monkeypatch.setattr(
+        tempfile, "TemporaryFile", lambda dir: _raise(PermissionError(errno.EACCES, "Permission denied"))
+    )
+    check = machine_checks.free_disk("disk", tmp_path / "inside", "export X=/elsewhere")
+    assert check.level is Level.STOPS
+    assert "cannot be written: Permission denied" in check.found
+
+
 def test_shared_memory_must_hold_the_object_store(monkeypatch, tmp_path):
     disk(monkeypatch, free=64e6)
     check = machine_checks.shared_memory(tmp_path)
@@ -191,6 +210,8 @@ def test_a_gpu_needs_a_torch_and_a_driver_that_fit(driver, cuda, level, words, m
     assert words in check.found
     program.write_text("#!/bin/sh\necho Failed to initialize NVML: Driver/library version mismatch\nexit 18\n")
     assert "version mismatch" in machine_checks.gpus().found
+    program.write_text("#!/bin/sh\necho No devices were found\n")
+    assert "No devices were found" in machine_checks.gpus().found
 
 
 def test_the_cuda_of_torch_is_that_of_its_build():

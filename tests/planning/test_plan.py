@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from trial_ray import cli
 from trial_ray.algorithms import GRPO
+from trial_ray.commands import plan as plan_command
 from trial_ray.errors import ConfigError
 from trial_ray.experiments.experiment import load_experiment
 from trial_ray.inference.batch_limit import MOST_ROWS, rows_that_fit, token_bytes
@@ -254,6 +255,11 @@ def test_smaller_gpus_ask_for_more_changes_until_nothing_helps(qwen3):
 )
 def test_a_gpu_has_the_speed_of_its_name_or_else_of_its_memory(name, memory, expected):
     assert gpu_like(memory, name).name == expected
+
+
+def test_memory_given_in_gib_is_compared_with_bytes(monkeypatch):
+    arguments = SimpleNamespace(gpus=1, gpu_memory=44)  # what Ray says of an L40S
+    assert plan_command._machine(arguments, SimpleNamespace(gpus=1))[1].name == "L40S"
 
 
 def test_the_gpus_of_this_host_are_read_with_their_names(monkeypatch):

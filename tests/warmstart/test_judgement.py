@@ -153,6 +153,9 @@ def test_the_command_judges_a_model_and_writes_what_it_found(tmp_path, capsys):
     written = json.loads((tmp_path / "out" / "judgement.json").read_text())
     assert len(written["of_turns"]) == 12
     assert (tmp_path / "out" / "judgement.png").read_bytes().startswith(b"\x89PNG")
+    (tmp_path / "file").touch()
+    assert cli.main([*words, "--out", str(tmp_path / "file")]) == 2
+    assert "cannot be made" in capsys.readouterr().err
     assert cli.main(["judge", str(tmp_path / "absent")]) == 2
     with pytest.raises(SystemExit) as refused:
         cli.main(["judge", str(folder), "--games", "0"])

@@ -19,9 +19,16 @@ def output() -> Console:
     """The console of results and progress: rich's own, so that what any part of a command shows comes in one order."""
     import rich
 
-    # Off a terminal rich assumes 80 columns, which cuts tables that go into a file or a log.
-    rich.reconfigure(width=None if sys.stdout.isatty() else 140)
+    # Off a terminal rich assumes 80 columns, which cuts tables that go into a file or a log. A closed stdout is None.
+    rich.reconfigure(width=None if sys.stdout is not None and sys.stdout.isatty() else 140)
     return rich.get_console()
+
+
+def show(text: str) -> None:
+    """Print plain text to standard output: what looks like markup, in a path, stays as it is."""
+    import rich
+
+    rich.get_console().print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def errors() -> Console:

@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         ]
         console = terminal.output()
         console.print(about, highlight=False, markup=False)
-        console.print(f"  found     {found()}", highlight=False, markup=False, soft_wrap=True)
+        terminal.show(f"  found     {found()}")
     return terminal.DONE
 
 
@@ -101,8 +101,8 @@ def generate(folder: Path, count: int, seed: int, difficulty: str) -> None:
             written = write_games(folder, count, seed, difficulty)
         except FileExistsError as error:
             raise UserInputError(str(error)) from error
-    console.print(f"{len(written)} games: {folder.resolve()} (split train)", highlight=False, soft_wrap=True)
-    console.print(f"play them with --set env_config.data={folder}", highlight=False, soft_wrap=True)
+    terminal.show(f"{len(written)} games: {folder.resolve()} (split train)")
+    terminal.show(f"play them with --set env_config.data={folder}")
 
 
 def import_alfworld(args: argparse.Namespace) -> None:
@@ -119,8 +119,7 @@ def import_alfworld(args: argparse.Namespace) -> None:
             folder = import_games(args.source, args.out, advance)
         except FileExistsError as error:
             raise UserInputError(str(error)) from error
-    console = terminal.output()
-    console.print(f"every game is the published one: {folder}", highlight=False, soft_wrap=True)
+    terminal.show(f"every game is the published one: {folder}")
 
 
 def import_webshop(args: argparse.Namespace) -> None:
@@ -145,7 +144,7 @@ def import_webshop(args: argparse.Namespace) -> None:
             folder = import_shop(args.source, args.out, seed=seed, files=files)
         except FileExistsError as error:
             raise UserInputError(str(error)) from error
-    console.print(f"indexed: {folder}", highlight=False, soft_wrap=True)
+    terminal.show(f"indexed: {folder}")
 
 
 @contextmanager

@@ -96,4 +96,4 @@ def print_findings(console: Console, checks: Iterable[Check]) -> None:
         console.print(
             f"{check.level.value}: {check.name}: {check.found}", markup=False, highlight=False, soft_wrap=True
         )
-        console.print(f"    {check.mend}", markup=False, highlight=False, soft_wrap=True)
+        terminal.show(f"    {check.mend}")

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     result = evaluate_the_oracle(args, console) if args.policy == ORACLE else evaluate_checkpoint(args, console)
     console.print(result.table(title=f"{result.policy} · {args.env} · {args.split}"))
     if args.json:
-        console.print(f"episodes: {args.json}", highlight=False, soft_wrap=True)
+        terminal.show(f"episodes: {args.json}")
     return terminal.DONE
 
 

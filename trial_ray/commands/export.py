@@ -41,5 +41,5 @@ def run(args: argparse.Namespace) -> int:
     from trial_ray.experiments.checkpoints import export_model
 
     target = export_model(args.checkpoint, args.folder, adapter=args.adapter)
-    terminal.output().print(f"{'adapter' if args.adapter else 'model'}: {target}", highlight=False, soft_wrap=True)
+    terminal.show(f"{'adapter' if args.adapter else 'model'}: {target}")
     return terminal.DONE

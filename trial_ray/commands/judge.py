@@ -46,25 +46,26 @@ def run(args: argparse.Namespace) -> int:
     """Judge."""
     from trial_ray.environments.user_adapters import load_adapters
     from trial_ray.experiments.overrides import override_dataclass
+    from trial_ray.files import finite, make_folder, write_json
     from trial_ray.warmstart.judgement import judge_model
     from trial_ray.warmstart.policy import recorded_settings
 
+    if args.out is not None:
+        make_folder(args.out)
     settings = dataclasses.replace(recorded_settings(args.model), model_path=str(args.model))
     judgement = judge_model(override_dataclass(settings, args.overrides), load_adapters(args.env_adapters), args.games)
     found = judgement.figures
     console = terminal.output()
     console.print(_table(found))
-    console.print(str(judgement), highlight=False, soft_wrap=True)
+    terminal.show(str(judgement))
     if args.out is not None:
-        from trial_ray.files import write_json
         from trial_ray.reports.plots import plot_judgement
 
-        args.out.mkdir(parents=True, exist_ok=True)
         turns = [dataclasses.asdict(turn) for turn in judgement.turns]
         data = {**found, "of_turns": turns}
-        path = write_json(args.out / "judgement.json", data)
+        path = write_json(args.out / "judgement.json", finite(data))
         plot_judgement(data, args.out / "judgement.png")
-        console.print(f"written: {path} and judgement.png", highlight=False, soft_wrap=True)
+        terminal.show(f"written: {path} and judgement.png")
     return terminal.DONE
 
 

@@ -86,7 +86,7 @@ def memory() -> Check:
 
 def free_disk(name: str, folder: Path, mend: str) -> Check:
     """Whether a folder can be written, and how much fits on its disk."""
-    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    existing = _existing(folder)
     try:
         tempfile.TemporaryFile(dir=existing).close()
     except OSError as error:
@@ -94,6 +94,11 @@ def free_disk(name: str, folder: Path, mend: str) -> Check:
     free = shutil.disk_usage(existing).free
     level = Level.STOPS if free < LEAST_FREE else Level.NOTE if free < ROOMY else Level.OK
     return Check(name, f"{free / 1e9:.1f} GB free in {folder}", level, mend if level is not Level.OK else "")
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or its nearest parent that exists as far as this user may look."""
+    return next(parent for parent in (folder, *folder.absolute().parents) if os.path.exists(parent))
 
 
 def ray_folder() -> Check:
@@ -105,7 +110,7 @@ def ray_folder() -> Check:
         found = f"{folder} is too long by {excess} bytes for the path of a socket"
         return Check(name, found, Level.STOPS, "export RAY_TMPDIR=/tmp")
     check = free_disk(name, folder, mend)
-    usage = shutil.disk_usage(folder) if check.level is not Level.STOPS else None
+    usage = shutil.disk_usage(_existing(folder)) if check.level is not Level.STOPS else None
     if usage and usage.free < (1 - DISK_THRESHOLD) * usage.total:
         found = f"{check.found}; Ray spills no objects to a disk that is over {DISK_THRESHOLD:.0%} full"
         return Check(name, found, Level.NOTE, mend)
@@ -214,7 +219,9 @@ def _ask_driver() -> tuple[list[str], str]:
         return [], f"nvidia-smi failed: {error}"
     if done.returncode:
         return [], f"nvidia-smi failed: {(done.stdout + done.stderr).strip().partition(chr(10))[0]}"
-    return done.stdout.strip().splitlines(), ""
+    lines = done.stdout.strip().splitlines()
+    listed = [line for line in lines if line.rpartition(",")[2].strip().partition(".")[0].isdecimal()]
+    return listed, "" if listed else f"nvidia-smi lists no GPU: {' '.join(lines) or 'it printed nothing'}"
 
 
 def _cuda_of_torch() -> int | None:

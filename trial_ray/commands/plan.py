@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         console.print(memory_table(shown, machine))
         console.print(time_table(step_time(shown.request, device), device))
         if shown is plan:
-            console.print(verdict(plan, found), highlight=False, markup=False, soft_wrap=True)
+            terminal.show(verdict(plan, found))
     return terminal.DONE if plan.fits else terminal.FAILED
 
 
@@ -95,4 +95,4 @@ def _machine(args: argparse.Namespace, request: PlanRequest) -> tuple[Machine, D
         name, size = "", args.gpu_memory * GIB
     else:
         name, size = min(visible_gpus(), key=lambda gpu: gpu[1], default=("", DEFAULT_GPU_GIB * GIB))
-    return Machine(args.gpus, size), gpu_like(size / GIB, name)
+    return Machine(args.gpus, size), gpu_like(size / 1e9, name)

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         found = replay.play()
     console.print(metrics_table(found))
     for line in weights_lines(found, replay.changed):
-        console.print(line, highlight=False, soft_wrap=True)
+        terminal.show(line)
     return terminal.DONE
 
 

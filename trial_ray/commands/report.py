@@ -49,15 +49,14 @@ def run(args: argparse.Namespace) -> int:
     runs = [run for group in groups for run in group.runs]
     title = args.runs[0].resolve().name if len(args.runs) == 1 else f"{len(runs)} runs"
     output = args.output or (args.runs[0] / FILE if len(args.runs) == 1 else Path(FILE))
-    console = terminal.output()
     for run in runs:
         for reason in run.missing:
-            console.print(f"missing: {run.name}: {reason}", markup=False, highlight=False, soft_wrap=True)
+            terminal.show(f"missing: {run.name}: {reason}")
     written = [write_report(groups, title, output)]
     if args.figures:
         from trial_ray.reports.figures import write_figures
 
         written = [*write_figures(groups, args.figures), *written]
     for path in written:
-        console.print(f"written: {path} ({path.stat().st_size:,} bytes)", markup=False, highlight=False, soft_wrap=True)
+        terminal.show(f"written: {path} ({path.stat().st_size:,} bytes)")
     return terminal.DONE

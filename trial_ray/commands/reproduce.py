@@ -121,7 +121,7 @@ def _reproduce(
         from trial_ray.reproduction.artefacts import assemble
 
         for path in assemble(args.name, runs, folder, tried):
-            console.print(f"written: {path}", highlight=False, soft_wrap=True)
+            terminal.show(f"written: {path}")
     _require_none(failed, runs)
     return _tell_unfinished(runs) if unfinished else terminal.DONE
 

@@ -81,9 +81,9 @@ def run(args: argparse.Namespace) -> int:
     sweep = Sweep(file, folder, tuple(args.log_to))
     sweep.require_folder(resume=args.resume is not None, trust=args.trust)
     console = terminal.output()
-    console.print(f"sweep folder: {folder}", highlight=False, soft_wrap=True)
+    terminal.show(f"sweep folder: {folder}")
     if not args.verbose:
-        console.print(f"log: {folder / LOG_FILE} (what Ray, the engines and other libraries write)", soft_wrap=True)
+        terminal.show(f"log: {folder / LOG_FILE} (what Ray, the engines and other libraries write)")
     with folder_lock(folder, sys.argv):
         with (
             nullcontext() if args.verbose else library_log(folder / LOG_FILE, console),
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
             capacity = Capacity.of(file.configs(), ray.cluster_resources())
             capacity.require_one(local="RAY_ADDRESS" not in os.environ)
             at_once = sweep.at_once(capacity)
-            console.print(capacity.describe(file.num_trials, at_once), highlight=False, soft_wrap=True)
+            terminal.show(capacity.describe(file.num_trials, at_once))
             result = sweep.fit(at_once, resume=args.resume is not None)
         return _conclude(sweep, result, console)
 
@@ -112,10 +112,10 @@ def _conclude(sweep: Sweep, result: SweepResult, console: Console) -> int:
     if points := result.points_table():
         console.print(points)
     for line in written:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        terminal.show(line)
     leave_report(sweep.folder, console)
     if result.unfinished:
-        console.print(f"{result.unfinished} trial(s) unfinished; continue with --resume {sweep.folder}", soft_wrap=True)
+        terminal.show(f"{result.unfinished} trial(s) unfinished; continue with --resume {sweep.folder}")
         return terminal.INTERRUPTED
     if result.failed:
         raise InfrastructureError(

@@ -46,5 +46,5 @@ def run(args: argparse.Namespace) -> int:
 
     settings = override_dataclass(WarmStartSettings(model_path=args.model, seed=args.seed), args.overrides)
     result = warm_start(settings, load_adapters(args.env_adapters), out=args.out, progress=True)
-    terminal.output().print(f"model: {result.path}", highlight=False, soft_wrap=True)
+    terminal.show(f"model: {result.path}")
     return terminal.DONE
