@@ -11,6 +11,7 @@ from trial_ray.errors import ConfigError
 from trial_ray.inference.engine_arguments import check_positions, engine_dtype
 from trial_ray.inference.pool import EnginePool
 from trial_ray.inference.transformers_engine import TransformersEngine
+from trial_ray.inference.vllm_engine import VLLMEngine
 from trial_ray.models.causal_lm_module import compute_dtype
 from trial_ray.models.model_shape import max_positions
 
@@ -36,6 +37,7 @@ def create(engine, **engine_kwargs):
         ("transformers", {"max_batch": 2.5}, "max_batch=2.5 found"),
         ("transformers", {"max_model_len": "64"}, "max_model_len='64' found"),
         ("transformers", {"max_model_len": None}, "max_model_len=None found"),
+        pytest.param("vllm", {"seed": "7"}, "seed='7' found, a whole number or None", marks=VLLM),
         pytest.param("vllm", {"tensor_parallel_size": 0}, "tensor_parallel_size=0 found", marks=VLLM),
         pytest.param(
             "vllm", {"max_num_seq": 8}, "vllm engine has no argument 'max_num_seq'.*'max_num_seqs'", marks=VLLM
@@ -70,6 +72,12 @@ def test_contexts_longer_than_the_models_positions_are_refused_before_any_actor_
 def test_an_engine_checks_its_positions_itself(tiny_qwen3):
     with pytest.raises(ConfigError, match="has 512 positions"):
         TransformersEngine(str(tiny_qwen3), max_model_len=513)._open()
+
+
+def test_vllm_engines_without_a_seed_draw_different_ones():
+    seeds = {VLLMEngine("nowhere", max_model_len=64)._arguments["seed"] for _ in range(2)}
+    assert len(seeds) == 2
+    assert VLLMEngine("nowhere", max_model_len=64, seed=0)._arguments["seed"] == 0
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import importlib.util
 import os
 import signal
 import time
+from typing import ClassVar
 
 import numpy as np
 import psutil
@@ -173,6 +174,23 @@ def test_an_engine_that_dies_in_its_sleep_comes_back_awake_with_the_next_weights
     assert asked == [1]
     assert [response.weight_version for response in ask(EngineClient(pool.handles[1:]), range(2))] == [14, 14]
     assert versions(pool) == [14, 14]
+
+
+def test_a_given_seed_is_another_one_in_every_engine_and_replacement():
+    class Actor:
+        seeds: ClassVar[list[int]] = []
+
+        @classmethod
+        def options(cls, **options):
+            return cls
+
+        @classmethod
+        def remote(cls, model_path, seed):
+            cls.seeds.append(seed)
+
+    pool = EnginePool(Actor, ("folder",), {"seed": 5}, [{}, {}])
+    pool._spawn(0)
+    assert Actor.seeds == [5, 6, 7]
 
 
 def test_a_healthy_pool_is_left_alone(pool, infos):

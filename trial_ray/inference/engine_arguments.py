@@ -100,6 +100,8 @@ def check_engine_arguments(engine: str, engine_class: type, arguments: Mapping[s
         value = arguments.get(name, 1)
         if not (may_be_none if value is None else is_whole(value) and value >= 1):
             raise ConfigError(f"engine_kwargs: {name}={value!r} found, a whole number of at least 1 expected.")
+    if not is_whole(seed := arguments.get("seed") or 0):
+        raise ConfigError(f"engine_kwargs: seed={seed!r} found, a whole number or None expected.")
     engine_dtype(arguments.get("dtype"), on_gpu=False)
 
 

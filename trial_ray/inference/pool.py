@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import logging
 import time
 from collections.abc import Callable
@@ -81,6 +82,7 @@ class EnginePool:
         self._actor_args = actor_args
         self._actor_kwargs = actor_kwargs
         self._options = options
+        self._starts = itertools.count()
         self._weights: Weights | None = None
         self._send_again: Callable[[], Weights] | None = None
         self.faults = FaultLog()
@@ -272,8 +274,10 @@ class EnginePool:
         self._weights = self._send_again = None
 
     def _spawn(self, index: int) -> ActorHandle[Any]:
-        options = self._options[index]
-        handle: ActorHandle[Any] = self._actor_class.options(**options).remote(*self._actor_args, **self._actor_kwargs)
+        options, kwargs = self._options[index], self._actor_kwargs
+        if kwargs.get("seed") is not None:  # engines of one seed, or a replacement, would repeat each other's responses
+            kwargs = {**kwargs, "seed": kwargs["seed"] + next(self._starts)}
+        handle: ActorHandle[Any] = self._actor_class.options(**options).remote(*self._actor_args, **kwargs)
         return handle
 
     def _replace(self, indices: list[int]) -> None:

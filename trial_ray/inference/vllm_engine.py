@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import secrets
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,7 @@ class VLLMEngine(BatchingEngine):
         enable_sleep_mode: lets the engine sleep, for a learner on the same GPU; needs CUDA.
         max_batch: most requests decoded at a time; further ones wait. ``None``: 256 on CUDA and 64 on the CPU, or fewer while
             their keys and values do not fit into the cache.
-        seed: for requests without a seed of their own.
+        seed: for requests without a seed of their own; ``None`` draws one, so that no two engines or starts repeat responses.
         num_threads: threads of the forward passes on the CPU; ``None`` leaves torch's own choice.
         engine_args: further fields of vLLM's ``EngineArgs``, which go before what is set here
             (``check_engine_arguments`` says which may).
@@ -78,7 +79,7 @@ class VLLMEngine(BatchingEngine):
         enable_prefix_caching: bool = True,
         enable_sleep_mode: bool = False,
         max_batch: int | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         num_threads: int | None = None,
         **engine_args: Any,
     ) -> None:
@@ -110,7 +111,7 @@ class VLLMEngine(BatchingEngine):
             "enable_prefix_caching": enable_prefix_caching,
             "enable_sleep_mode": enable_sleep_mode,
             "max_num_seqs": max_batch or (MOST_ROWS if self._on_cuda else VLLM_CPU_ROWS),
-            "seed": seed,
+            "seed": secrets.randbits(31) if seed is None else seed,
             "skip_tokenizer_init": True,
             "generation_config": "vllm",
             "logprobs_mode": "processed_logprobs",  # of the distribution that is sampled from
