@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 from faulty_env import TURNS, CountingEnv
+from ray import cloudpickle
 from user_env import registered
 
 from trial_ray.algorithms.grpo_config import GRPOConfig
@@ -126,6 +127,25 @@ def test_abandoned_groups_end_at_once_and_give_their_environments_back(runner):
     runner.begin_groups([request(2)], SETTINGS)
     assert [sample.request.index for sample in taken(runner, 1)] == [2]
     assert len(free) == 3
+
+
+class Level:
+    """An object in a config, whose text names its address."""
+
+    def __init__(self) -> None:
+        self.map = np.zeros(2000)
+
+
+def test_equal_configs_share_environments_and_others_do_not(runner):
+    first, equal, other = Level(), Level(), Level()
+    other.map[1000] = 1
+
+    def free(level: Level) -> list:
+        # As a call brings it: a copy, whose objects are new.
+        return runner.take_env(0, cloudpickle.loads(cloudpickle.dumps({"broken": level})))[1]
+
+    assert free(first) is free(first) is free(equal)
+    assert free(first) is not free(other)
 
 
 def test_an_error_of_the_runner_itself_reaches_the_next_call(runner):

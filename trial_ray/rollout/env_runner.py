@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import ray
 from gymnasium.spaces import Text
+from ray import cloudpickle
 from ray.actor import ActorHandle
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
@@ -311,4 +312,5 @@ async def _play_rollout(
 
 
 def _key(entry: EnvironmentEntry) -> str:
-    return json.dumps([entry.name, dict(entry.config)], sort_keys=True, default=str)
+    # Not of texts: that of an object may name its address, which differs in every call, and that of an array leaves values out.
+    return hashlib.sha256(cloudpickle.dumps((entry.name, sorted(entry.config.items())))).hexdigest()
