@@ -29,13 +29,15 @@ class FakeClient:
         self.version = 1
         self.gate = threading.Event()
         self.asked = 0
+        self.groups: set[GroupRequest] = set()
         self.under_way = self.most_under_way = 0
 
     def end_group(self, request) -> None:
-        pass
+        self.groups.discard(request)
 
-    async def generate(self, prompt_ids, params, *affinity, **preferred) -> Response:
+    async def generate(self, prompt_ids, params, request, **preferred) -> Response:
         self.asked += 1
+        self.groups.add(request)
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
         try:
@@ -121,6 +123,7 @@ def test_abandoned_groups_end_at_once_and_give_their_environments_back(runner):
     until(lambda: client.under_way == 3)
     runner.abandon_groups()
     assert client.under_way == 0
+    assert not client.groups, "one had a rollout that still waited for a slot"
     (free,) = runner._free_envs.values()
     assert len(free) == 3
     client.gate.set()

@@ -271,14 +271,18 @@ async def _play_groups(
             slots.release()
 
     groups = []
-    for request in requests:
-        rollouts = []
-        for rollout in range(request.group_size):
-            await slots.acquire()
-            rollouts.append(asyncio.create_task(play(request, rollout)))
-            await asyncio.sleep(0)
-        groups.append(asyncio.create_task(_end_group(runner, request, rollouts, on_end)))
-    return await asyncio.gather(*groups)
+    try:
+        for request in requests:
+            rollouts = []
+            for rollout in range(request.group_size):
+                await slots.acquire()
+                rollouts.append(asyncio.create_task(play(request, rollout)))
+                await asyncio.sleep(0)
+            groups.append(asyncio.create_task(_end_group(runner, request, rollouts, on_end)))
+        return await asyncio.gather(*groups)
+    finally:  # also of a group that is abandoned while its rollouts wait for slots, before the task that ends it runs
+        for request in requests:
+            runner.client.end_group(request)
 
 
 async def _end_group(
@@ -289,7 +293,7 @@ async def _end_group(
 ) -> TrajectoryGroup:
     try:
         group = TrajectoryGroup(request.task_id, await asyncio.gather(*rollouts))
-    finally:  # also of a group that is abandoned
+    finally:  # also of a group that fails
         runner.client.end_group(request)
     on_end(request, group)
     return group
