@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from trial_ray.errors import EngineError
 from trial_ray.inference import batching_engine
 from trial_ray.inference import outbox as outbox_module
 from trial_ray.inference.client import ATTEMPTS, EngineClient
+from trial_ray.inference.link import EngineLink
 from trial_ray.inference.protocol import InvalidRequestError, SamplingParams
 
 PROMPT = np.array([1, 2, 3], dtype=np.int32)
@@ -237,6 +239,31 @@ def test_a_client_outlives_an_event_loop_that_was_cut_off():
     again = healthy()
     client._links[0]._handle = again[0]
     assert run(again, lambda: client.generate(PROMPT, PARAMS, 0)).response_ids.tolist() == [1, 1]
+
+
+def test_a_late_answer_to_an_earlier_event_loop_leaves_requests_of_another_alone():
+    calls = []
+
+    class Late:
+        def remote(self, client, batch):
+            calls.append(asyncio.get_running_loop().create_future())
+            return calls[-1]
+
+    link = EngineLink(SimpleNamespace(exchange=Late()))
+
+    async def begun():
+        asked = asyncio.create_task(link.ask(PROMPT, PARAMS))
+        await asyncio.sleep(0.01)
+        return asked
+
+    with asyncio.Runner() as earlier, asyncio.Runner() as later:
+        earlier.run(begun()).cancel()
+        asked = later.run(begun())
+        calls[0].set_exception(RayActorError())
+        earlier.run(asyncio.sleep(0.01))
+        later.run(asyncio.sleep(0.01))
+        assert not asked.done()
+        assert len(calls) == 2
 
 
 def test_an_engine_that_has_nothing_lets_the_client_ask_again(monkeypatch):

@@ -6,7 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,17 @@ SEND_AFTER_S = 0.03
 class _Pending:
     asked: Asked
     answer: asyncio.Future[Response]
+
+
+@dataclass(slots=True)
+class _Requests:
+    """Requests of the coroutines of one event loop: a late answer to another loop finds that loop's own."""
+
+    loop: asyncio.AbstractEventLoop
+    pending: dict[int, _Pending] = field(default_factory=dict)
+    unsent: list[tuple[int, np.ndarray, SamplingParams]] = field(default_factory=list)
+    send_by: float | None = None
+    calls: set[asyncio.Task[None]] = field(default_factory=set)
 
 
 class EngineLink:
@@ -48,7 +59,7 @@ class EngineLink:
         self._vocab_size = vocab_size
         self._name = uuid.uuid4().hex
         self._num_asked = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._requests: _Requests | None = None
 
     async def ask(self, prompt_ids: np.ndarray, params: SamplingParams) -> Response:
         """Sample one response.
@@ -61,68 +72,56 @@ class EngineLink:
         # Here, where the caller is; in a message it would take the requests of others with it.
         check_request(prompt_ids, params, max_model_len=None, vocab_size=self._vocab_size)
         loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            self._start(loop)
+        requests = self._requests
+        if requests is None or requests.loop is not loop:
+            requests = self._requests = _Requests(loop)
         number, answer = self._num_asked, loop.create_future()
         asked = Asked(prompt_digest(prompt_ids), params.max_tokens, self._vocab_size)
-        self._pending[number] = _Pending(asked, answer)
+        requests.pending[number] = _Pending(asked, answer)
         self._num_asked += 1
-        self._unsent.append((number, prompt_ids, params))
-        self._send_soon(loop)
+        requests.unsent.append((number, prompt_ids, params))
+        self._send_soon(requests)
         try:
             response: Response = await answer
             return response
         finally:
-            self._pending.pop(number, None)
+            requests.pending.pop(number, None)
 
-    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Forget an event loop that has ended; what it still waited for nobody wants any more."""
-        self._loop = loop
-        self._pending: dict[int, _Pending] = {}
-        self._unsent: list[tuple[int, np.ndarray, SamplingParams]] = []
-        self._send_by: float | None = None
-        self._calls: set[asyncio.Task[None]] = set()
+    def _send_soon(self, requests: _Requests) -> None:
+        if requests.send_by is None:
+            requests.send_by = time.monotonic() + SEND_AFTER_S
+            requests.loop.call_soon(self._send_rest, requests)
+        elif time.monotonic() > requests.send_by:
+            self._send(requests)
 
-    def _send_soon(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._send_by is None:
-            self._send_by = time.monotonic() + SEND_AFTER_S
-            loop.call_soon(self._send_rest)
-        elif time.monotonic() > self._send_by:
-            self._send()
-
-    def _send_rest(self) -> None:
+    def _send_rest(self, requests: _Requests) -> None:
         """At the end of a pass: send what is left of it, or ask for answers if no call does."""
-        self._send_by = None
-        if self._unsent or (self._pending and not self._calls):
-            self._send()
+        requests.send_by = None
+        if requests.unsent or (requests.pending and not requests.calls):
+            self._send(requests)
 
-    def _send(self) -> None:
-        wanted = [request for request in self._unsent if request[0] in self._pending]
-        self._unsent = []
+    def _send(self, requests: _Requests) -> None:
+        wanted = [request for request in requests.unsent if request[0] in requests.pending]
+        requests.unsent = []
         try:
             # Sent now; a task would start only when the pass has ended.
             answers: ObjectRef[ResponseBatch] = self._handle.exchange.remote(self._name, RequestBatch.join(wanted))
         except Exception as error:  # of Ray's, for one: nothing would answer these
-            self._fail_pending(error)
+            _fail_pending(requests, error)
             return
-        self._calls.add(asyncio.ensure_future(self._receive(answers)))
-        if self._send_by is not None:
-            self._send_by = time.monotonic() + SEND_AFTER_S
+        requests.calls.add(asyncio.ensure_future(self._receive(requests, answers)))
+        if requests.send_by is not None:
+            requests.send_by = time.monotonic() + SEND_AFTER_S
 
-    async def _receive(self, call: Awaitable[ResponseBatch]) -> None:
+    async def _receive(self, requests: _Requests, call: Awaitable[ResponseBatch]) -> None:
         try:
-            self._deliver(require_consistent(await call))
+            self._deliver(requests, require_consistent(await call))
         except Exception as error:  # whatever it is, it reaches those who wait
-            self._fail_pending(root_cause(error))
+            _fail_pending(requests, root_cause(error))
         finally:
-            self._calls.discard(asyncio.current_task())
+            requests.calls.discard(asyncio.current_task())
 
-    def _fail_pending(self, cause: BaseException) -> None:
-        self._unsent.clear()  # they go elsewhere, too
-        for pending in self._pending.values():
-            _fail(pending.answer, cause)
-
-    def _deliver(self, answers: ResponseBatch) -> None:
+    def _deliver(self, requests: _Requests, answers: ResponseBatch) -> None:
         """Hand on what was answered; with one wrong response, none of its message is taken: all may be shifted.
 
         Raises:
@@ -131,9 +130,9 @@ class EngineLink:
         if unknown := [number for number in (*answers.numbers, *answers.failed) if not 0 <= number < self._num_asked]:
             raise WrongAnswerError(f"the engine answered to request {unknown[0]}, which was never sent")
         answered = [
-            (self._pending[number], response, digest)
+            (requests.pending[number], response, digest)
             for (number, response), digest in zip(answers.split(), answers.prompt_digests, strict=True)
-            if number in self._pending  # else nobody waits for it any more
+            if number in requests.pending  # else nobody waits for it any more
         ]
         found = [wrong_answer(response, digest, pending.asked) for pending, response, digest in answered]
         wrong = [error for error in found if error is not None]
@@ -143,10 +142,16 @@ class EngineLink:
             elif not pending.answer.done():
                 pending.answer.set_result(response)
         for number, error in answers.failed.items():
-            if number in self._pending:
-                _fail(self._pending[number].answer, error)
+            if number in requests.pending:
+                _fail(requests.pending[number].answer, error)
         # After the coroutines that were answered: they act, and most ask again.
-        asyncio.get_running_loop().call_soon(self._send_rest)
+        requests.loop.call_soon(self._send_rest, requests)
+
+
+def _fail_pending(requests: _Requests, cause: BaseException) -> None:
+    requests.unsent.clear()  # they go elsewhere, too
+    for pending in requests.pending.values():
+        _fail(pending.answer, cause)
 
 
 def _fail(answer: asyncio.Future[Response], cause: BaseException) -> None:
