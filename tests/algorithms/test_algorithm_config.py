@@ -98,6 +98,13 @@ def test_sampling_ahead_needs_an_env_runner_and_takes_groups_without_variance():
     valid_config().training(importance_cap=1.0).validate()
 
 
+def test_engines_with_too_short_a_context_are_refused():
+    config = valid_config().rollouts(max_prompt_tokens=400, max_response_tokens=100)
+    config.engines(engine_kwargs={"max_model_len": 500}).validate()
+    with pytest.raises(ConfigError, match=r"max_model_len=499 found, at least 500 expected \(max_prompt_tokens plus"):
+        config.engines(engine_kwargs={"max_model_len": 499}).validate()
+
+
 def test_more_learners_than_trajectories_are_refused():
     config = valid_config().training(group_size=2, tasks_per_iteration=2).learners(num_learners=5)
     with pytest.raises(ConfigError, match=r"num_learners is 5.*at most 4 trajectories.*at least one for each learner"):

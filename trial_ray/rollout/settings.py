@@ -8,6 +8,7 @@ from trial_ray.environments.settings import EnvironmentSettings
 from trial_ray.environments.templates import GENERIC, PromptStyle
 from trial_ray.errors import ConfigError
 from trial_ray.inference.admission import MIN_TEMPERATURE
+from trial_ray.inference.protocol import is_whole
 from trial_ray.inference.settings import EngineSettings
 from trial_ray.models.settings import PolicySettings
 from trial_ray.settings import Section, Settings, setting
@@ -101,6 +102,10 @@ class RolloutSettings(RecordingSettings):
 
     rollouts = Section("Set how episodes are played.")
 
+    def row_tokens(self) -> int:
+        """Most tokens of a prompt and its response together."""
+        return self.max_prompt_tokens + self.max_response_tokens
+
     def check_sampling(self) -> None:
         """Training needs the log-probabilities of the distribution that was sampled from.
 
@@ -130,6 +135,20 @@ class EarnedReward:
 
 class PlaySettings(PolicySettings, RolloutSettings, EngineSettings, EarnedReward, EnvironmentSettings):
     """All that playing episodes with a policy needs; what trains it is not part of it."""
+
+    def check_engines(self) -> None:
+        """Refuse engines whose context is shorter than a prompt and a response, which would refuse the longest prompts.
+
+        Raises:
+            ConfigError: says both numbers, or what the engines' own check says.
+        """
+        super().check_engines()
+        context = self.engine_kwargs.get("max_model_len", self.row_tokens())
+        if is_whole(context) and context < self.row_tokens():
+            raise ConfigError(
+                f"engine_kwargs: max_model_len={context} found, at least {self.row_tokens()} expected (max_prompt_tokens "
+                "plus max_response_tokens); leave it out, or lower max_prompt_tokens or max_response_tokens."
+            )
 
     def check_policy(self) -> None:
         """Refuse two sources of the first policy, or none, or one that does not fit to the prompts.

@@ -47,8 +47,7 @@ def create_engines(config: PlaySettings, group: PlacementGroup | None = None, of
 
 def pool_arguments(config: PlaySettings) -> dict[str, Any]:
     """Arguments of ``EnginePool.create`` that ``config`` decides: engines of equal ones answer alike, given the same weights."""
-    limit = config.max_prompt_tokens + config.max_response_tokens
-    arguments = {"max_model_len": limit, **config.engine_kwargs, "dtype": config.engine_dtype()}
+    arguments = {"max_model_len": config.row_tokens(), **config.engine_kwargs, "dtype": config.engine_dtype()}
     if config.colocate and config.engine == "vllm":
         arguments["enable_sleep_mode"] = True
     return {
