@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from trial_ray.algorithms.grpo_config import GRPOConfig
 from trial_ray.inference.protocol import Response, SamplingParams
 from trial_ray.rollout.env_runner import TextEnvRunner
 from trial_ray.rollout.requests import GroupRequest, SampleSettings
+from trial_ray.rollout.workers import RolloutWorkers
 
 WAIT_S = 60.0
 SETTINGS = SampleSettings(
@@ -159,6 +162,18 @@ def test_an_error_of_the_runner_itself_reaches_the_next_call(runner):
     runner.begin_groups([request(0)], SETTINGS)
     with pytest.raises(LookupError, match="no such thing"):
         runner.wait_for_groups(WAIT_S)
+
+
+def test_runners_whose_streams_end_no_group_in_time_are_replaced(monkeypatch):
+    workers, replaced = object.__new__(RolloutWorkers), []
+    workers._config = SimpleNamespace(sample_timeout_s=5.0)
+    monkeypatch.setattr(workers, "_await_runners", lambda: [3, 4, 5])
+    monkeypatch.setattr(workers, "_local", lambda: None)
+    monkeypatch.setattr(workers, "_actor", lambda runner_id: MagicMock())
+    monkeypatch.setattr(workers, "_replace", lambda runner_id, reason: replaced.append((runner_id, reason)))
+    monkeypatch.setattr("trial_ray.rollout.workers.ray.wait", lambda streams, **limits: ([], streams))
+    assert list(workers.stream_groups([request(0), request(1)], SETTINGS)) == []
+    assert replaced == [(runner_id, "ended no group within sample_timeout_s=5 s") for runner_id in (3, 4)]
 
 
 def test_taken_groups_are_recorded_in_the_iteration_that_took_them(runner, tmp_path):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
 from ray import ObjectRef, ObjectRefGenerator
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.util.placement_group import PlacementGroup
 
@@ -125,9 +125,11 @@ class RolloutWorkers:
     def stream_groups(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> Iterator[GroupSample]:
         """Play the requests like :meth:`sample_groups`, but yield every group as soon as it has ended, in any order.
 
+        Where none ends within ``sample_timeout_s`` seconds, the runners that still play are replaced, and their groups are missing.
+
         Raises:
-            InfrastructureError: no group ended within ``sample_timeout_s`` seconds, or no env runner is left, and none was
-                restarted within :data:`RESTART_TIMEOUT_S` seconds.
+            RayTaskError: a runner raised; it is of the class of what was raised, too.
+            InfrastructureError: no env runner is left, and none was restarted within :data:`RESTART_TIMEOUT_S` seconds.
         """
         runner_ids = self._await_runners()
         if (local := self._local()) is not None:
@@ -140,16 +142,16 @@ class RolloutWorkers:
         while streams:
             ready, _ = ray.wait(list(streams), num_returns=1, timeout=self._config.sample_timeout_s)
             if not ready:
-                raise InfrastructureError(
-                    f"No episode ended within {self._config.sample_timeout_s:.0f} s; raise sample_timeout_s if they are "
-                    "that long, else look at the env runners' logs."
-                )
+                self._replace_late(streams.values())
+                return
             stream: ObjectRefGenerator = ready[0]
             try:
                 yield ray.get(next(stream))
             except StopIteration:
                 del streams[stream]
-            except RayActorError as error:
+            except RayTaskError:
+                raise
+            except RayError as error:
                 self._lose(streams.pop(stream), f"died: {error}")
 
     def reports(self, timeout_s: float) -> list[dict[str, Any] | None]:
@@ -244,8 +246,7 @@ class RolloutWorkers:
 
     def abandon_late(self) -> list[int]:
         """Replace every env runner that has unfinished groups, without waiting; returns these groups' indices."""
-        for runner_id in {*self._unfinished.values()}:
-            self._replace(runner_id, f"ended no group within sample_timeout_s={self._config.sample_timeout_s:g} s")
+        self._replace_late(self._unfinished.values())
         indices, self._unfinished = list(self._unfinished), {}
         return indices
 
@@ -326,6 +327,10 @@ class RolloutWorkers:
         self._lose(runner_id, reason)
         self._waits = {call: other for call, other in self._waits.items() if other != runner_id}
         ray.kill(self._actor(runner_id), no_restart=False)
+
+    def _replace_late(self, runner_ids: Iterable[int]) -> None:
+        for runner_id in {*runner_ids}:
+            self._replace(runner_id, f"ended no group within sample_timeout_s={self._config.sample_timeout_s:g} s")
 
     def _lose(self, runner_id: int, reason: str) -> None:
         """Give an env runner nothing more to do until Ray has restarted it."""
