@@ -169,6 +169,27 @@ def test_a_score_that_nobody_gives_is_the_return_so_far_cut_to_its_range():
     assert env.reset("7", seed=0).score == 0.0
 
 
+def summing(reward: float, turns: int, **adapter) -> list:
+    """What an environment answers to each of its turns, of which every one earns the same."""
+
+    class Summing(CountingEnv):
+        def step(self, action):
+            return "", reward, False, False, {}
+
+    env = GuardedEnv(entry_of(Summing, **adapter))
+    env.reset("one", seed=0)
+    return [env.step("count") for _ in range(turns)]
+
+
+def test_a_return_that_misses_success_by_rounding_alone_wins():
+    assert [result.won for result in summing(0.1, 10, success=1.0)] == [False] * 9 + [True]
+
+
+def test_a_return_that_is_not_finite_is_a_fault():
+    with pytest.raises(EnvironmentFaultError, match=r"turn 2: return inf \(float\); expected a finite number"):
+        summing(1e308, 2)
+
+
 def test_a_key_that_the_reward_needs_may_be_missing_until_the_episode_ends():
     assert not guessed((), ("won",), action="blue")[1].terminated
     with pytest.raises(EnvironmentFaultError, match=r"mine/Riddle-v0, task '7', turn 1: info without 'won' at the end"):

@@ -9,9 +9,11 @@ travels inside the config, by value, to every actor.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import UnionType
 from typing import Any
 
 from trial_ray.environments.demonstrators import Demonstrator
@@ -46,8 +48,8 @@ class EnvironmentAdapter:
             style that is missing is written by a generic template.
         skills: advice for the ``"skill"`` view by family (``info["family"]``), and under ``""`` for all other families;
             ``None``: the environment offers no such view.
-        success: when an episode counts as won: a return that it must reach, or a function of ``info`` and the return so far;
-            ``None``: as ``info["won"]`` says.
+        success: when an episode counts as won: a return that it must reach, up to rounding, or a function of ``info`` and the
+            return so far; ``None``: as ``info["won"]`` says.
         score: score in [0, 1] as a function of ``info`` and the return so far; ``None``: ``info["score"]``, and where
             that is missing the return, cut to [0, 1].
         max_turns: turns after which an episode ends, if the environment does not end it before; ``None``: the environment's
@@ -137,16 +139,16 @@ class EnvironmentAdapter:
         if self.skills is not None:
             self._check_skills()
         success = self.success
-        if success is not None and not callable(success) and not isinstance(success, int | float):
-            raise self._error("success", "a return to reach, or a function of info and the return so far")
+        if success is not None and not callable(success) and not (_is_number(success) and math.isfinite(success)):
+            raise self._error("success", "a finite return to reach, or a function of info and the return so far")
         for name in ("score", "generated", "demonstrator"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
                 raise self._error(name, "a function, or None")
-        if self.max_turns is not None and not (isinstance(self.max_turns, int) and self.max_turns >= 1):
+        if self.max_turns is not None and not (_is_number(self.max_turns, int) and self.max_turns >= 1):
             raise self._error("max_turns", "at least 1, or None")
         if not isinstance(self.own_process, bool):
             raise self._error("own_process", "True or False")
-        if not (isinstance(self.num_seeds, int) and 1 <= self.num_seeds <= MOST_SEEDS):
+        if not (_is_number(self.num_seeds, int) and 1 <= self.num_seeds <= MOST_SEEDS):
             raise self._error("num_seeds", f"1 to {MOST_SEEDS:,}")
         if wrong := {name for _, name in self.action_patterns} - set(ACTION_CLASSES):
             raise self._error("action_patterns", f"classes out of {', '.join(ACTION_CLASSES)} (not {sorted(wrong)})")
@@ -208,6 +210,10 @@ class EnvironmentAdapter:
         return ConfigError(
             f"The adapter of {self.env_id} has {name} = {getattr(self, name)!r:.200}, expected {expected}."
         )
+
+
+def _is_number(value: Any, kind: type | UnionType = int | float) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _described(value: Any) -> Any:

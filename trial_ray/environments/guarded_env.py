@@ -15,6 +15,7 @@ import numpy as np
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.environments.entry import EnvironmentEntry
 from trial_ray.errors import EnvironmentFaultError
+from trial_ray.objectives.rounding import equal_up_to_rounding
 
 logger = logging.getLogger(__name__)
 
@@ -173,8 +174,9 @@ class GuardedEnv:
     def _read_step(self, answer: Any) -> StepResult:
         names = ("observation", "reward", "terminated", "truncated", "info")
         observation, reward, terminated, truncated, info = _parts("step", answer, names)
-        finite = isinstance(reward, Real) and math.isfinite(reward)
-        self._return += float(_require("reward", reward, "a finite number", finite))
+        _require_finite("reward", reward)
+        self._return += float(reward)
+        _require_finite("return", self._return)
         ends = _truth("terminated", terminated), _truth("truncated", truncated)
         result = _step_result(
             observation, info, self._entry.adapter, self._return, float(reward), terminated=ends[0], truncated=ends[1]
@@ -222,7 +224,8 @@ def _won(info: Mapping[str, Any], adapter: EnvironmentAdapter, episode_return: f
     if callable(adapter.success):
         return _truth("success(info, return)", adapter.success(info, episode_return))
     if adapter.success is not None:
-        return episode_return >= adapter.success
+        # Rewards that are added up, such as ten of 0.1, may miss their sum by a rounding.
+        return bool(episode_return >= adapter.success or equal_up_to_rounding(episode_return, adapter.success))
     return _truth("info['won']", info.get("won", False))
 
 
@@ -243,6 +246,10 @@ def _parts(method: str, answer: Any, names: tuple[str, ...]) -> tuple[Any, ...]:
 
 def _truth(name: str, value: Any) -> bool:
     return bool(_require(name, value, "a bool", isinstance(value, bool | np.bool_)))
+
+
+def _require_finite(name: str, value: Any) -> None:
+    _require(name, value, "a finite number", isinstance(value, Real) and math.isfinite(value))
 
 
 def _texts(name: str, value: Any) -> Sequence[str]:
