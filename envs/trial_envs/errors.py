@@ -33,6 +33,10 @@ class CorruptTranscriptError(TrialEnvError, ValueError):
     """A line of a transcript is not a recorded episode."""
 
 
+class UnrecordableInfoError(TrialEnvError, TypeError):
+    """``info`` has a value that a transcript cannot hold."""
+
+
 class MissingEngineError(TrialEnvError, ImportError):
     """The engine of an environment is not installed."""
 

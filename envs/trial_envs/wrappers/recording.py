@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import Any, SupportsFloat
 
@@ -9,6 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium.utils import RecordConstructorArgs
 
+from trial_envs.errors import UnrecordableInfoError
 from trial_envs.wrappers.transcript import Episode, Step, append_episode, open_transcript
 
 
@@ -17,7 +19,7 @@ class Recording(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
 
     :func:`trial_envs.wrappers.read_episodes` reads the file. Several environments and processes may write to one file.
     The recorded action is the argument of this wrapper's ``step``: around an :class:`ActionProjection`, the whole
-    response.
+    response. An episode that could not be written is kept, and written by the next ``reset`` or ``close``.
 
     Args:
         env: the environment.
@@ -38,7 +40,11 @@ class Recording(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
             pass
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Starts an episode; a running one is recorded unfinished."""
+        """Starts an episode; a running one is recorded unfinished.
+
+        Raises:
+            UnrecordableInfoError: ``info`` has a value that is no JSON.
+        """
         self._write()
         observation, info = self.env.reset(seed=seed, options=options)
         self._seed = seed
@@ -46,9 +52,13 @@ class Recording(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
         return observation, info
 
     def step(self, action: str) -> tuple[str, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Carries out the action; the last step of an episode writes it to the file."""
+        """Carries out the action; the last step of an episode writes it to the file.
+
+        Raises:
+            UnrecordableInfoError: ``info`` has a value that is no JSON; the step is not recorded.
+        """
         observation, reward, terminated, truncated, info = self.env.step(action)
-        self._steps.append(Step(action, observation, float(reward), terminated, truncated, _plain(info)))
+        self._steps.append(Step(action, observation, float(reward), bool(terminated), bool(truncated), _plain(info)))
         if terminated or truncated:
             self._write()
         return observation, reward, terminated, truncated, info
@@ -62,14 +72,29 @@ class Recording(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
 
     def _write(self) -> None:
         """Writes the episode if it has an action."""
-        steps, self._steps = tuple(self._steps), []
-        if len(steps) > 1:
-            append_episode(self._path, Episode(self._name(), self._seed, steps))
+        if len(self._steps) > 1:
+            append_episode(self._path, Episode(self._name(), self._seed, tuple(self._steps)))
+        self._steps = []
 
     def _name(self) -> str:
         return self.spec.id if self.spec else type(self.unwrapped).__name__
 
 
 def _plain(info: dict[str, Any]) -> dict[str, Any]:
-    """A copy with Python values in place of NumPy scalars and arrays, for JSON."""
-    return {key: value.tolist() if isinstance(value, np.generic | np.ndarray) else value for key, value in info.items()}
+    """A copy as JSON gives it back, with Python values in place of NumPy scalars and arrays."""
+    plain: dict[str, Any] = {}
+    for key, value in info.items():
+        try:
+            plain |= json.loads(json.dumps({key: value}, default=_python_value))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UnrecordableInfoError(
+                f"info[{key!r}], of type {type(value).__name__}, cannot be recorded ({error}); expected values of JSON or NumPy: "
+                "leave it out of info"
+            ) from error
+    return plain
+
+
+def _python_value(value: object) -> object:
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"it holds a {type(value).__name__}")

@@ -6,11 +6,12 @@ import pickle
 from collections.abc import Sequence
 
 import gymnasium
+import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
 from trial_envs.core import Outcome, TextEnv
-from trial_envs.errors import ClosedEnvError, CorruptTranscriptError, EpisodeOverError
+from trial_envs.errors import ClosedEnvError, CorruptTranscriptError, EpisodeOverError, UnrecordableInfoError
 from trial_envs.wrappers import ActionProjection, Episode, HistoryWindow, Recording, Step, append_episode, read_episodes
 
 
@@ -116,6 +117,42 @@ def test_episodes_are_recorded_when_they_end_or_are_cut_short(tmp_path):
     assert won.steps[1].info["action"] == "win"
     assert (unfinished.seed, unfinished.ended, unfinished.total_reward) == (None, False, 0.0)
     assert unfinished.steps[1].action == "Ünï \ud800\x00\n"
+
+
+class OddInfo(EchoEnv):
+    """Answers in NumPy's types; the action ``odd`` brings an ``info`` that is no JSON."""
+
+    def step(self, action):
+        observation, reward, terminated, truncated, info = super().step(action)
+        info |= {"map": {"rows": [np.arange(2), np.float32(0.5)]}, **({"self": self} if action == "odd" else {})}
+        return observation, np.float64(reward), np.bool_(terminated), np.bool_(truncated), info
+
+
+def test_values_of_numpy_are_recorded_and_others_are_refused_at_their_step(tmp_path):
+    env = Recording(OddInfo(), tmp_path / "episodes.jsonl")
+    env.reset()
+    env.step("one")
+    with pytest.raises(
+        UnrecordableInfoError, match=r"info\['self'\], of type OddInfo, cannot be recorded.*leave it out"
+    ):
+        env.step("odd")
+    env.step("win")
+    (episode,) = read_episodes(tmp_path / "episodes.jsonl")
+    assert [step.action for step in episode.steps] == [None, "one", "win"]
+    assert episode.steps[1].info["map"] == {"rows": [[0, 1], 0.5]}
+    assert episode.ended
+
+
+def test_an_episode_that_could_not_be_written_is_written_later(tmp_path):
+    file = tmp_path / "episodes.jsonl"
+    env = Recording(EchoEnv(), file)
+    env.reset()
+    file.write_text("my notes")
+    with pytest.raises(CorruptTranscriptError):
+        env.step("win")
+    file.unlink()
+    env.close()
+    assert [episode.ended for episode in read_episodes(file)] == [True]
 
 
 def test_an_incomplete_last_line_is_skipped_and_then_replaced(tmp_path):
