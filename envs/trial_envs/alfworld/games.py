@@ -64,7 +64,7 @@ class TreeGames:
     """The directory layout of the release: ``<split>/<name>/<trial>/game.tw-pddl``."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder = folder.absolute()
 
     def tasks(self, split: str) -> Sequence[str]:
         """The solvable games of the six families.
@@ -75,7 +75,8 @@ class TreeGames:
         folder = self._folder / split
         if not folder.is_dir():
             raise MissingDataError(f"{self._folder} has no split {split!r}: {folder} is missing. {_HELP}")
-        return _tree_tasks(folder)
+        state = folder.stat()
+        return _tree_tasks(folder, state.st_ino, state.st_mtime_ns)
 
     def game(self, split: str, task_id: str) -> Game:
         """Reads one game.
@@ -111,7 +112,8 @@ def _published_game(task_id: str, content: object, path: Path) -> Game:
 
 
 @lru_cache(maxsize=16)
-def _tree_tasks(folder: Path) -> tuple[str, ...]:
+def _tree_tasks(folder: Path, inode: int, changed_ns: int) -> tuple[str, ...]:
+    """Inode and time belong to the key alone: they differ if the tree was written again."""
     found = []
     for name in sorted(os.listdir(folder)):
         if parse_name(name) is None or not (folder / name).is_dir():

@@ -2,6 +2,7 @@
 
 import json
 import lzma
+import shutil
 
 import gymnasium
 import pytest
@@ -87,6 +88,25 @@ def test_trees_hold_more_than_the_games_that_are_played(tree, tmp_path):
     (split / "pick_and_place_simple-Mug-None-Desk-301/trial_5").mkdir()
     env = make(split="train", data=tmp_path)
     assert list(env.unwrapped.tasks()) == ["pick_and_place_simple-Mug-None-Desk-301/trial_1"]
+    env.close()
+
+
+def test_a_tree_is_listed_again_after_a_change_of_the_folder_and_of_the_tree(tree, tmp_path, monkeypatch):
+    folder, ids = tree
+    for place, number in (("one", 1), ("two", 2)):
+        write_games(tmp_path / place / "games", n=number, seed=4, difficulty="tiny", split="valid_seen")
+    listed = []
+    for place in ("one", "two"):
+        monkeypatch.chdir(tmp_path / place)
+        env = make(split="valid_seen", data="games")
+        monkeypatch.chdir(tmp_path)
+        env.reset()
+        listed.append(len(env.unwrapped.tasks()))
+        env.close()
+    shutil.rmtree(tmp_path / "one" / "games")
+    shutil.copytree(folder, tmp_path / "one" / "games")
+    env = make(split="valid_seen", data=tmp_path / "one" / "games")
+    assert [*listed, len(env.unwrapped.tasks())] == [1, 2, len(ids)]
     env.close()
 
 
