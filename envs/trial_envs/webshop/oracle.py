@@ -79,10 +79,9 @@ def best_options(product: Product, goal: Goal) -> dict[str, str]:
 def _reachable_values(product: Product) -> dict[str, list[str]]:
     """Option name -> the values that a click on their label chooses."""
     owners = {value: name for name, values in product.options.items() for value in values}
-    reserved = {label.lower() for label in (pages.BUY, pages.BACK_TO_SEARCH, pages.PREVIOUS, *pages.SUB_PAGES)}
     reachable: dict[str, list[str]] = {}
     for value, name in owners.items():
-        if value not in reserved and parse_action(f"click[{value}]") == ("click", value):
+        if value not in pages.RESERVED and parse_action(f"click[{value}]") == ("click", value):
             reachable.setdefault(name, []).append(value)
     return reachable
 

@@ -14,6 +14,10 @@ PREVIOUS = "< Prev"
 NEXT = "Next >"
 BUY = "Buy Now"
 SUB_PAGES = ("Description", "Features", "Reviews")
+SEARCH = "Search"
+ITEM_BUTTONS = (BACK_TO_SEARCH, PREVIOUS, *SUB_PAGES, BUY)
+RESERVED = frozenset(label.lower() for label in (SEARCH, *ITEM_BUTTONS))
+"""Labels of buttons: a click on one never chooses the value of an option, even if an option has it."""
 RESULTS_PER_PAGE = 10
 """Products on a page of results of the published shop."""
 
@@ -68,7 +72,7 @@ class Listing:
 
 def index_page(instruction: str) -> Page:
     """The first page, with the search bar."""
-    return Page(INDEX, _join(["WebShop", "Instruction:", instruction, "Search"]), _buttons(["Search"]), True)
+    return Page(INDEX, _join(["WebShop", "Instruction:", instruction, SEARCH]), _buttons([SEARCH]), True)
 
 
 def results_page(instruction: str, number: int, total: int, listings: Sequence[Listing]) -> Page:
@@ -85,7 +89,7 @@ def results_page(instruction: str, number: int, total: int, listings: Sequence[L
 def item_page(instruction: str, product: Product) -> Page:
     """A product with its options."""
     texts = [*_head(instruction), PREVIOUS]
-    targets = _buttons([BACK_TO_SEARCH, PREVIOUS, *SUB_PAGES, BUY])
+    targets = _buttons(ITEM_BUTTONS)
     for name, values in product.options.items():
         texts += [name, *values]
         targets |= dict.fromkeys(values, Target(option=name))

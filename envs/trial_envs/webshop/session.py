@@ -57,7 +57,7 @@ class Session:
         if name == "search":
             return self._search(argument)
         if name == "click" and argument in self.page.targets:
-            if argument != "search":
+            if argument != pages.SEARCH.lower():
                 self.page = self._click(argument)
             return True
         return False

@@ -1,9 +1,12 @@
 """The planned purchase reaches the best reward of its product; the explorer, which sees only the pages, wins most goals."""
 
 import pytest
+from webshop_source import PRODUCTS
 
 from trial_envs.webshop.env import WebShopEnv
 from trial_envs.webshop.explorer import ExplorerOracle, read_task
+from trial_envs.webshop.oracle import _reachable_values
+from trial_envs.webshop.product import read_product
 
 EVERY, WON = 15, 426
 """Of all 6,910 goals 6,452 can be won; of every 15th, 426 of 461."""
@@ -50,6 +53,12 @@ def test_the_plan_reaches_all_that_the_goals_product_can_reach(published_shop):
 def test_instructions_are_read(sentence, product, options, limit):
     task = read_task(sentence)
     assert (task.product, task.options, task.limit) == (product, options, limit)
+
+
+def test_the_plan_chooses_no_value_whose_label_is_a_button():
+    options = {"kind": [{"value": value} for value in ("Search", "Reviews", "Next >", "Red")]}
+    product = read_product({**PRODUCTS[0], "customization_options": options}, None)
+    assert _reachable_values(product) == {"kind": ["next >", "red"]}
 
 
 def explore(env, task, seed):
