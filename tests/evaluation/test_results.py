@@ -7,9 +7,12 @@ from dataclasses import asdict
 
 import pytest
 from rich.console import Console
+from riddle_env import RiddleEnv
+from user_env import entry_of
 
-from trial_ray.evaluation.panel import Panel, PanelError
+from trial_ray.evaluation.panel import Panel, PanelError, instructions_digest
 from trial_ray.evaluation.results import EvaluationFileError, EvaluationResult, read_episode
+from trial_ray.rollout.episode import derive_seed
 from trial_ray.rollout.trajectory import EpisodeResult, Trajectory
 
 
@@ -35,6 +38,18 @@ def test_rates_leave_out_failed_episodes_and_say_so():
     assert (families["heat"].successes, families["heat"].episodes) == (1, 1)
     assert families["look"].turns == 27
     assert result.interval[0] < 2 / 3 < result.interval[1]
+
+
+def test_tasks_and_instructions_with_lone_surrogates_have_digests():
+    class Odd(RiddleEnv):
+        def reset(self, **arguments):
+            observation, info = super().reset(**arguments)
+            return observation, {**info, "task": "guess \ud800"}
+
+    panel = Panel.choose("mine/Riddle-v0", "train", ["1\udfff", "1"])
+    assert len(panel.digest) == 64
+    assert derive_seed(0, panel.task_ids[0]) != derive_seed(0, panel.task_ids[1])
+    assert instructions_digest(entry_of(Odd), ["1"]) != instructions_digest(entry_of(RiddleEnv), ["1"])
 
 
 def test_json_round_trip(tmp_path):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.errors import UserInputError
+from trial_ray.rollout.stored_text import text_digest
 
 if TYPE_CHECKING:
     from trial_ray.environments.entry import EnvironmentEntry
@@ -48,7 +48,7 @@ class Panel:
     @property
     def digest(self) -> str:
         """SHA-256 (hexadecimal) of the task ids, in their order, one a line."""
-        return hashlib.sha256("\n".join(self.task_ids).encode()).hexdigest()
+        return text_digest("\n".join(self.task_ids)).hex()
 
     def protocol(self) -> dict[str, Any]:
         """The panel's part of an evaluation's protocol."""
@@ -75,7 +75,7 @@ class Panel:
         ids = [str(task) for task in tasks]
         if num_tasks is not None and not 1 <= num_tasks <= len(ids):
             raise PanelError(f"Asked for {num_tasks} tasks; split {split!r} of {env_id} has {len(ids)}.")
-        ranked = sorted(ids, key=lambda task: hashlib.sha256(f"{seed}\n{task}".encode()).digest())
+        ranked = sorted(ids, key=lambda task: text_digest(f"{seed}\n{task}"))
         return cls(env_id, split, tuple(ranked[:num_tasks]))
 
     @classmethod
@@ -99,4 +99,4 @@ def instructions_digest(entry: EnvironmentEntry, task_ids: Sequence[str]) -> str
         asked = [env.reset(task, seed=0).task for task in task_ids[:PROBED]]
     finally:
         env.close()
-    return hashlib.sha256("\n".join(asked).encode()).hexdigest()
+    return text_digest("\n".join(asked)).hex()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from trial_ray.errors import EngineError, EnvironmentFaultError, PromptTooLongEr
 from trial_ray.inference.protocol import Response, SamplingParams
 from trial_ray.process_progress import advance
 from trial_ray.rollout.prompts import PromptWriter, located
+from trial_ray.rollout.stored_text import text_digest
 from trial_ray.rollout.trajectory import Ending, PromptCut, Trajectory, Turn
 
 Answer = TypeVar("Answer")
@@ -203,5 +203,4 @@ class PolicyPlayer:
 
 def derive_seed(*parts: int | str) -> int:
     """A seed in [0, 2**31) that depends on the parts alone: the same on every machine and in every process."""
-    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
-    return int.from_bytes(digest[:4], "big") & 0x7FFF_FFFF
+    return int.from_bytes(text_digest("/".join(map(str, parts)))[:4], "big") & 0x7FFF_FFFF

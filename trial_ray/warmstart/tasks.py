@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 from trial_ray.environments.entry import TRAIN, EnvironmentEntry, warm_start_seed_tasks
 from trial_ray.errors import ConfigError
+from trial_ray.rollout.stored_text import text_digest
 from trial_ray.warmstart.settings import WarmStartSettings
 
 DEMONSTRATED, CHECKED, EVALUATED = 0, 1, 2
@@ -51,9 +51,7 @@ def require_tasks(settings: WarmStartSettings, entry: EnvironmentEntry) -> None:
 
 
 def _shuffled_split(settings: WarmStartSettings, entry: EnvironmentEntry, needs: list[int]) -> list[str]:
-    tasks = sorted(
-        entry.tasks(), key=lambda task: hashlib.sha256(f"{settings.generator_seed}\n{task}".encode()).digest()
-    )
+    tasks = sorted(entry.tasks(), key=lambda task: text_digest(f"{settings.generator_seed}\n{task}"))
     if len(tasks) < sum(needs):
         raise ConfigError(
             f"The split {entry.split!r} of {entry.env_id} has {len(tasks)} tasks, but the warm start needs {sum(needs)} "

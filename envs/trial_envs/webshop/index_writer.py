@@ -64,7 +64,7 @@ def write_index(
                 for path in sorted(building.iterdir())
             },
         }
-        (building / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8")
+        (building / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
         building.chmod(0o755)
         _rename(building, target, replace)
     except BaseException:

@@ -144,6 +144,12 @@ def test_malformed_and_repeated_asins_are_left_out(tmp_path):
     assert [shop.listing(n).title for n in range(shop.num_products)] == [p["name"] for p in PRODUCTS]
 
 
+def test_a_collection_may_be_named_with_a_lone_surrogate(tmp_path):
+    odd = [{**PRODUCTS[0], "query": "lamps \ud800"}]
+    shop = open_catalogue(prepare(write_source(tmp_path / "s", odd), tmp_path / "i", tagger=tag))
+    assert shop.in_collection("lamps \ud800").tolist() == [0]
+
+
 def test_what_is_missing_is_said_with_its_source_and_size(tmp_path):
     with pytest.raises(MissingDataError, match=r"items_shuffle\.json or .*items_ins_v2.*setup\.sh.*GB"):
         import_shop(tmp_path)
@@ -158,6 +164,7 @@ def test_what_is_missing_is_said_with_its_source_and_size(tmp_path):
         ([{"asin": "B000000001"}], ATTRIBUTES, {}),
         ([*PRODUCTS, 7], ATTRIBUTES, {}),
         ([{**PRODUCTS[0], "pricing": "ten dollars"}], ATTRIBUTES, {}),
+        ([{**PRODUCTS[0], "asin": "B\ud800"}], ATTRIBUTES, {}),
         (PRODUCTS, ["no", "object"], {}),
         (PRODUCTS, ATTRIBUTES, {"prices": {}}),
         (PRODUCTS, ATTRIBUTES, {"title_nouns": {}}),
