@@ -188,3 +188,14 @@ def test_an_iteration_is_looked_at_as_it_was_logged():
         metrics.aggregate([runner.reduce()], key="env_runners")
         made.look(iteration, metrics, trained=True)
         assert float(metrics.reduce()["guards"]["num_violated"]) == expected
+
+
+@pytest.mark.parametrize("name", sorted(VIOLATIONS.keys() - {"finite"}))
+def test_a_guard_that_is_switched_off_on_resume_keeps_nothing_from_being_saved(name):
+    first, second = guards(), guards(**{name: None})
+    for found in (HEALTHY, HEALTHY | VIOLATIONS[name][0]):
+        first.judge(1, found)
+    second.set_state(first.get_state())
+    assert second.judge(3, HEALTHY | VIOLATIONS[name][0]) == 0
+    assert not second.suspect
+    assert not any(name in remembered for remembered in second.get_state().values())

@@ -231,6 +231,12 @@ class GuardStates:
     sudden: list[str] = field(default_factory=list)
     verdict: str = ""
 
+    def forget(self, name: str) -> None:
+        """Drop everything remembered of a guard."""
+        self.in_a_row.pop(name, None)
+        for names in (self.armed, self.well, self.sudden):
+            names[:] = [each for each in names if each != name]
+
 
 class Guards:
     """Looks at every iteration's metrics; warns, and refuses to go on where a policy is lost.
@@ -278,7 +284,10 @@ class Guards:
         for guard in GUARDS:
             limit = 0.0 if guard.name == "finite" else getattr(settings, guard.name)
             value = guard.value(values)
-            if limit is None or value is None:
+            if limit is None:
+                states.forget(guard.name)  # the run may have watched it up to the checkpoint that it continues from
+                continue
+            if value is None:
                 continue  # neither a violation nor its end
             fell = guard.name in states.well
             states.well = [name for name in states.well if name != guard.name]
