@@ -54,6 +54,11 @@ def test_values_out_of_range_are_refused(settings, message):
         valid_config().training(**settings).validate()
 
 
+def test_a_seed_below_0_is_refused():
+    with pytest.raises(ConfigError, match="seed is -1, expected an int of at least 0, or None"):
+        valid_config().debugging(seed=-1).validate()
+
+
 @pytest.mark.parametrize(
     ("sampling", "message"),
     [

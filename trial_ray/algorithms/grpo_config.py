@@ -129,6 +129,8 @@ class GRPOConfig(LearnerSettings, GuardSettings, EvaluationSettings, RecoverySet
 
     def _check_rllib(self) -> None:
         """Settings of RLlib's that ours replace, or that must fit to ours."""
+        if isinstance(self.seed, int) and self.seed < 0:  # else Tune has still to choose it
+            raise ConfigError(f"seed is {self.seed}, expected an int of at least 0, or None. Set .debugging(seed=0).")
         if self.num_learners > (most := self.tasks_per_iteration * self.group_size):
             raise ConfigError(
                 f"num_learners is {self.num_learners}, but an iteration samples at most {most} trajectories "
