@@ -459,7 +459,7 @@ _DRIVER = MetricGroup(
         Metric(
             "groups/zero_variance_fraction",
             "item",
-            "share of groups in which all rollouts earned the same `reward`, up to rounding",
+            "share of groups with at least 2 completed rollouts in which all of these earned the same `reward`, up to rounding",
         ),
         Metric(
             "guards/num_violated", "sum", "guards that the iteration violates ([reliability.md](reliability.md#guards))"

@@ -155,3 +155,11 @@ def test_a_batch_without_any_survivor_stops_the_run_with_the_first_cause():
     filler, _ = sampler(lambda request, call: sample_of(request, survivors=0, rows=0))
     with pytest.raises(InfrastructureError, match=r"iteration 7.*EngineError: gone"):
         filler.sample(7)
+
+
+def test_the_share_of_groups_without_variance_is_of_those_whose_rewards_could_differ():
+    request = GroupRequest(0, "task", 4, 0)
+    lost = [sample_of(request, survivors=survivors, zero_variance=True) for survivors in (0, 1)]
+    batch = SampledBatch([sample_of(request), sample_of(request, zero_variance=True)], lost)
+    assert batch.metrics()["groups/zero_variance_fraction"] == 0.5
+    assert "groups/zero_variance_fraction" not in SampledBatch([], lost).metrics()

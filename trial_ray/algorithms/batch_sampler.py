@@ -86,7 +86,9 @@ class SampledBatch:
             "rows/sampled": sum(ended.values()) - self.rows_carried_in,
             **{f"rows/{name}": count for name, count in ended.items()},
         }
-        if not (samples := [*self.kept, *self.left_out]):
+        # Rewards of fewer rollouts cannot differ, whatever the task.
+        samples = [sample for sample in (*self.kept, *self.left_out) if sample.num_survivors >= MIN_SURVIVORS]
+        if not samples:
             return counts
         return counts | {
             "groups/zero_variance_fraction": sum(sample.zero_variance for sample in samples) / len(samples)
