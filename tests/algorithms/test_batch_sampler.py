@@ -11,6 +11,8 @@ from trial_ray.algorithms import GRPOConfig
 from trial_ray.algorithms.batch_sampler import BatchSampler, SampledBatch
 from trial_ray.algorithms.task_sampler import TaskSampler
 from trial_ray.errors import EnvironmentFaultError, InfrastructureError, PromptTooLongError
+from trial_ray.evaluation.panel import Panel
+from trial_ray.evaluation.panel_player import PanelPlayer
 from trial_ray.rollout.requests import GroupRequest, GroupSample
 from trial_ray.rollout.rollout_counts import RolloutCounts
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
@@ -26,6 +28,9 @@ class PlayedWorkers:
     def sample_groups(self, requests, settings):
         self.calls += 1
         return [self._play(request, self.calls) for request in requests]
+
+    def stream_groups(self, requests, settings):
+        yield from self.sample_groups(requests, settings)
 
     def repair(self, again: int) -> None:
         """Nothing to repair."""
@@ -74,8 +79,15 @@ def test_only_a_field_says_whose_failures_ended_an_iteration(failed_by, expected
         failed = [Trajectory(request.task_id, "", 0, ended="failed", error=error, failed_by=each) for each in failed_by]
         return GroupSample.from_group(request, TrajectoryGroup(request.task_id, failed), None, "success", 0.0)
 
+    sampling, workers = sampler(play)
     with pytest.raises(InfrastructureError, match="No group of rollouts survived iteration 1") as caught:
-        sampler(play)[0].sample(1)
+        sampling.sample(1)
+    assert type(caught.value) is expected
+    (entry,) = sampling._config.environment_entries()
+    with pytest.raises(
+        InfrastructureError, match=r"2 of the panel's 2 episodes could not be .*: EnvironmentF"
+    ) as caught:
+        PanelPlayer(sampling._config, workers).play(Panel("trial/ALFWorld-v0", "train", ("a", "b")), entry)
     assert type(caught.value) is expected
 
 

@@ -2,14 +2,20 @@
 
 import io
 import json
+import logging
 import math
+from contextlib import nullcontext
 from dataclasses import asdict
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 from riddle_env import RiddleEnv
 from user_env import entry_of
 
+from trial_ray.algorithms import GRPO
+from trial_ray.errors import EnvironmentFaultError
 from trial_ray.evaluation.panel import Panel, PanelError, instructions_digest
 from trial_ray.evaluation.results import EvaluationFileError, EvaluationResult, read_episode
 from trial_ray.rollout.episode import derive_seed
@@ -154,3 +160,22 @@ def test_names_in_a_table_are_no_markup():
     console.print(result.table(title="/models/[lr=1]"))
     assert "/models/[lr=1]" in console.file.getvalue()
     assert "[red]family" in console.file.getvalue()
+
+
+@pytest.mark.parametrize("names", [("home",), ("home", "shop")])
+def test_an_evaluation_that_cannot_be_played_in_training_is_left_out_with_a_warning(names, caplog):
+    def play(panel):
+        if panel == "home":
+            raise EnvironmentFaultError("the power is gone")
+        return sample()
+
+    algorithm = SimpleNamespace(
+        panels={name: (name,) for name in names}, evaluate_panel=play, iteration=0, _phase=lambda name: nullcontext()
+    )
+    algorithm.evaluate_panels = partial(GRPO.evaluate_panels, algorithm)
+    with caplog.at_level(logging.WARNING):
+        found = GRPO.evaluate(algorithm)["env_runners"]
+    assert found.keys() == set(names[1:]), "no overall rates over another set of tasks"
+    assert "iteration 1: no evaluation in home: the power is gone" in caplog.text
+    with pytest.raises(EnvironmentFaultError):
+        algorithm.evaluate_panels()

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.algorithms.task_sampler import TaskSampler
-from trial_ray.errors import EnvironmentFaultError, InfrastructureError, PromptTooLongError
+from trial_ray.errors import InfrastructureError, PromptTooLongError
 from trial_ray.inference.protocol import SamplingParams
 from trial_ray.rollout.episode import derive_seed
-from trial_ray.rollout.requests import GroupRequest, GroupSample, SampleSettings
+from trial_ray.rollout.requests import GroupRequest, GroupSample, SampleSettings, failure_of
 from trial_ray.rollout.rollout_counts import RolloutCounts
 from trial_ray.rollout.workers import RolloutWorkers
 
@@ -181,21 +181,14 @@ class BatchSampler:
 
     def _lost_all(self, iteration: int, samples: Sequence[GroupSample]) -> InfrastructureError | PromptTooLongError:
         """The error of an iteration of whose groups none survived."""
-        errors, losses = [error for sample in samples for error in sample.errors], self._workers.take_losses()
+        losses = self._workers.take_losses()
         too_long = [sample.too_long for sample in samples if sample.too_long is not None]
         if too_long and len(too_long) == len(samples):
             tasks = ", ".join(sorted({repr(sample.request.task_id) for sample in samples}))
             return PromptTooLongError(
                 f"The first prompts of all {len(samples)} tasks of iteration {iteration} do not fit ({tasks}): {too_long[0]}"
             )
-        causes = errors + losses + too_long
-        # Environments that fail wherever they are played would fail again after a restart of the run.
-        faults = sum(sample.num_environment_faults for sample in samples)
-        of_environments = errors and not losses and faults == len(errors)
-        return (EnvironmentFaultError if of_environments else InfrastructureError)(
-            f"No group of rollouts survived iteration {iteration}"
-            + (f"; the first error was: {causes[0]}" if causes else ": no env runner was left to play them.")
-        )
+        return failure_of(f"No group of rollouts survived iteration {iteration}", samples, losses)
 
     def _play_tasks(self, num_tasks: int, iteration: int, batch: SampledBatch) -> list[GroupSample]:
         """Play new tasks; a group of which too few rollouts survived is drawn again."""

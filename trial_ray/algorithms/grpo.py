@@ -41,7 +41,7 @@ from trial_ray.algorithms.task_sampler import TaskSampler
 from trial_ray.algorithms.weight_sync import WeightSync, ask_learners
 from trial_ray.environments.check import check_environment
 from trial_ray.environments.entry import EnvironmentEntry
-from trial_ray.errors import ConfigError
+from trial_ray.errors import ConfigError, InfrastructureError
 from trial_ray.evaluation.panel import Panel
 from trial_ray.evaluation.panel_player import PanelPlayer, policy_protocol
 from trial_ray.evaluation.results import EvaluationResult, Rate
@@ -357,16 +357,21 @@ class GRPO(Algorithm):
     # -- evaluation ------------------------------------------------------------------------------------------------
 
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
-        """RLlib's evaluation hook: play the panel, return its rates."""
+        """RLlib's evaluation hook: play the panel, return its rates; none where it could not be played."""
         with self._phase("evaluation"):
-            results = self.evaluate_panels()
-        rates = _rates([episode for result in results.values() for episode in result.counted])
-        if len(results) > 1:
+            results = self.evaluate_panels(skip_failed=True)
+        # Over the episodes of other tasks, the overall rates would be those of another panel.
+        whole = len(results) == len(self.panels)
+        rates = _rates([each for result in results.values() for each in result.counted]) if whole else {}
+        if len(self.panels) > 1:
             rates |= {name: _rates(result.counted) for name, result in results.items()}
         return {ENV_RUNNER_RESULTS: rates}
 
-    def evaluate_panels(self) -> dict[str, EvaluationResult]:
+    def evaluate_panels(self, *, skip_failed: bool = False) -> dict[str, EvaluationResult]:
         """Play the configured panels, one an environment; results by the environments' names.
+
+        Args:
+            skip_failed: warn of a panel that could not be played and leave it out, in place of raising.
 
         Raises:
             ConfigError: no panel is configured.
@@ -374,7 +379,16 @@ class GRPO(Algorithm):
         """
         if not self.panels:
             raise ConfigError("No panel is configured; choose one with .panel(split=..., num_tasks=...).")
-        return {name: self.evaluate_panel(*panel) for name, panel in self.panels.items()}
+        results = {}
+        for name, panel in self.panels.items():
+            try:
+                results[name] = self.evaluate_panel(*panel)
+            except InfrastructureError as error:
+                if not skip_failed:
+                    raise
+                # Raised out of train(), it would cost the update and the metrics of the iteration.
+                logger.warning("iteration %d: no evaluation in %s: %s", self.iteration + 1, name, error)
+        return results
 
     def evaluate_panel(self, panel: Panel, entry: EnvironmentEntry) -> EvaluationResult:
         """Play one rollout of every task of a panel with the current weights, without touching any training state.

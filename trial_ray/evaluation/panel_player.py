@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.environments.entry import EnvironmentEntry
-from trial_ray.errors import InfrastructureError
 from trial_ray.evaluation.panel import Panel
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.evaluation.settings import EvaluationSettings
 from trial_ray.inference.protocol import SamplingParams
 from trial_ray.rollout.episode import derive_seed
-from trial_ray.rollout.requests import GroupRequest, SampleSettings
+from trial_ray.rollout.requests import GroupRequest, GroupSample, SampleSettings, failure_of
 from trial_ray.rollout.trajectory import EpisodeResult
 
 if TYPE_CHECKING:
@@ -73,10 +72,12 @@ class PanelPlayer:
 
         Raises:
             InfrastructureError: episodes failed on every attempt; what ended before was told to ``on_episode``.
+            EnvironmentFaultError: the same, where nothing but the environment failed.
         """
         settings, environment = self._settings(entry, iteration)
         episodes = dict(known or {})
-        errors: list[str] = []
+        failed: dict[str, GroupSample] = {}
+        losses: list[str] = []
         for attempt in range(1 + self._config.max_group_redraws):
             pending = [
                 self._request(panel, index, environment)
@@ -89,12 +90,15 @@ class PanelPlayer:
                 self._workers.repair(len(pending))
             failures = self._play_once(pending, settings, episodes, on_episode)
             if failures:
-                logger.warning("%d of %d episodes failed; the first: %s", len(failures), len(pending), failures[0])
-            errors += failures + self._workers.take_losses()
-        if missing := sum(task not in episodes for task in panel.task_ids):
-            raise InfrastructureError(
-                f"{missing} of the panel's {len(panel)} episodes could not be played"
-                + (f"; the first error was: {errors[0]}" if errors else ": no env runner was left to play them.")
+                first = failures[0].errors[0]
+                logger.warning("%d of %d episodes failed; the first: %s", len(failures), len(pending), first)
+            failed |= {sample.request.task_id: sample for sample in failures}
+            losses += self._workers.take_losses()
+        if missing := [task for task in panel.task_ids if task not in episodes]:
+            raise failure_of(
+                f"{len(missing)} of the panel's {len(panel)} episodes could not be played",
+                [failed[task] for task in missing if task in failed],
+                losses,
             )
         ordered = [episodes[task] for task in panel.task_ids]
         return EvaluationResult(policy_protocol(self._config, panel, entry), ordered, str(self._config.model_path))
@@ -105,16 +109,17 @@ class PanelPlayer:
         settings: SampleSettings,
         episodes: dict[str, EpisodeResult],
         on_episode: Callable[[EpisodeResult], None],
-    ) -> list[str]:
-        """Play the requests and keep what did not fail in ``episodes``; returns what ended the others."""
-        errors: list[str] = []
+    ) -> list[GroupSample]:
+        """Play the requests and keep what did not fail in ``episodes``; returns the others."""
+        failures: list[GroupSample] = []
         for sample in self._workers.stream_groups(requests, settings):
             episode = sample.episodes[0]
-            errors += sample.errors
-            if not episode.failed:
+            if episode.failed:
+                failures.append(sample)
+            else:
                 episodes[episode.task_id] = episode
                 on_episode(episode)
-        return errors
+        return failures
 
     def _settings(self, entry: EnvironmentEntry, iteration: int) -> tuple[SampleSettings, int]:
         """How the panel is played, and the index of its environment among the run's."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ray import ObjectRef
 
+from trial_ray.errors import EnvironmentFaultError, InfrastructureError
 from trial_ray.inference.protocol import SamplingParams
 from trial_ray.rollout.rollout_counts import RolloutCounts
 from trial_ray.rollout.trajectory import EpisodeResult, TrajectoryGroup
@@ -107,3 +109,20 @@ class GroupSample:
                 (each.error for each in group.trajectories if each.ended == "prompt_limit" and not each.turns), None
             ),
         )
+
+
+def failure_of(found: str, samples: Sequence[GroupSample], losses: Sequence[str]) -> InfrastructureError:
+    """The error of groups that could not be played: an :class:`EnvironmentFaultError` where nothing but environments failed.
+
+    An environment that failed on every attempt would fail again after a restart of the run.
+
+    Args:
+        found: what could not be played.
+        samples: the groups as they were played last.
+        losses: why env runners were lost.
+    """
+    errors = [error for sample in samples for error in sample.errors]
+    faults = sum(sample.num_environment_faults for sample in samples)
+    kind = EnvironmentFaultError if errors and not losses and faults == len(errors) else InfrastructureError
+    causes = [*errors, *losses, *(sample.too_long for sample in samples if sample.too_long is not None)]
+    return kind(found + (f"; the first error was: {causes[0]}" if causes else ": no env runner was left to play them."))
