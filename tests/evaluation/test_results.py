@@ -14,7 +14,7 @@ from rich.console import Console
 from riddle_env import RiddleEnv
 from user_env import entry_of
 
-from trial_ray.algorithms import GRPO
+from trial_ray.algorithms import GRPO, GRPOConfig
 from trial_ray.errors import EnvironmentFaultError
 from trial_ray.evaluation.panel import Panel, PanelError, instructions_digest
 from trial_ray.evaluation.results import EvaluationFileError, EvaluationResult, read_episode
@@ -179,3 +179,18 @@ def test_an_evaluation_that_cannot_be_played_in_training_is_left_out_with_a_warn
     assert "iteration 1: no evaluation in home: the power is gone" in caplog.text
     with pytest.raises(EnvironmentFaultError):
         algorithm.evaluate_panels()
+
+
+@pytest.mark.parametrize(("recorded", "warns"), [("a", False), ("b", True)])
+def test_another_reference_than_at_the_beginning_of_a_run_is_reported(recorded, warns, caplog):
+    def compare(kl_coeff: float, dtype: str) -> bool:
+        caplog.clear()
+        config = GRPOConfig().policy(model_path="model").training(kl_coeff=kl_coeff)
+        found = SimpleNamespace(config=config, initial_weights={"checksum": "a", "dtype": "float32"})
+        GRPO._compare_initial_weights(found, {"checksum": recorded, "dtype": dtype})
+        assert found.initial_weights["checksum"] == recorded, "later checkpoints hold that of the first part"
+        return "the model in model has other weights" in caplog.text
+
+    assert compare(0.01, "float32") == warns
+    assert not compare(0.0, "float32")
+    assert not compare(0.01, "bfloat16")

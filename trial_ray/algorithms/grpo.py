@@ -130,6 +130,7 @@ class GRPO(Algorithm):
             self.workers = RolloutWorkers(self.config, self.env_runner_group, self.engine_pool, kept)
             self.sampler = self._create_sampler()
             self._sync_weights()
+            self.initial_weights = {"checksum": self.weights_checksum, "dtype": self.config.engine_dtype()}
         except BaseException:
             self.cleanup()
             raise
@@ -443,6 +444,7 @@ class GRPO(Algorithm):
             "tasks": self.sampler.get_state(),
             "weight_version": self.weight_version,
             "guards": self.guards.get_state(),
+            "initial_weights": self.initial_weights,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -455,6 +457,23 @@ class GRPO(Algorithm):
             self.guards.set_state(state["guards"])
         if "time_total_s" in state:  # RLlib saves it for Tune's trials alone
             self._time_total = state["time_total_s"]
+        if "initial_weights" in state:
+            self._compare_initial_weights(state["initial_weights"])
+
+    def _compare_initial_weights(self, recorded: dict[str, str]) -> None:
+        """Warn where ``model_path`` holds other weights than when the run began: checkpoints hold no frozen model."""
+        config, found = self.config, self.initial_weights
+        self.initial_weights = recorded
+        frozen = config.kl_coeff > 0 or config.lora_rank is not None
+        # Other engines may take the same weights in another dtype, in which they cannot be compared.
+        if frozen and found["dtype"] == recorded["dtype"] and found != recorded:
+            logger.warning(
+                "the model in %s has other weights than when the run began (checksum %s, expected %s), so the KL reference, or the "
+                "model under the adapters, is another. Restore that model, or begin a new run.",
+                config.model_path,
+                found["checksum"],
+                recorded["checksum"],
+            )
 
     def save_to_path(self, path: str | Path | None = None, **kwargs: Any) -> str:
         """RLlib asks one learner to write; sharded weights are written by all of them together.
