@@ -256,6 +256,27 @@ def test_weights_that_an_update_breaks_are_neither_saved_nor_sent(model_path, gr
         update(learner, groups)
 
 
+@pytest.mark.parametrize("of_weights", [True, False])
+def test_a_policy_that_a_step_breaks_is_not_saved_when_the_next_ones_are_skipped(
+    of_weights, model_path, groups, monkeypatch
+):
+    """Finite weights may overflow in the forward pass; other policies that diverge are saved aside."""
+    learner = learner_of(model_path, max_skipped_updates=1)
+    apply, forward = learner.apply_gradients, learner.policy_module.forward_train
+
+    def overflow(gradients):
+        apply(gradients)
+        if of_weights:
+            learner.policy_module.policy_parameters()[-1].data.fill_(torch.inf)
+        else:
+            broken = lambda batch: {name: each * torch.nan for name, each in forward(batch).items()}  # noqa: E731
+            monkeypatch.setattr(learner.policy_module, "forward_train", broken)
+
+    monkeypatch.setattr(learner, "apply_gradients", overflow)
+    with pytest.raises(PolicyBrokenError, match="Weights are not" if of_weights else "log-probabilities that are not"):
+        update(learner, groups)
+
+
 def test_rewards_without_bounds_are_not_trained_on(model_path):
     groups = synthetic_groups(vocab_size=400, num_groups=1)
     groups[0].trajectories[0].score = 1e308

@@ -69,5 +69,24 @@ def test_no_pass_holds_more_inputs_than_allowed(kind, limit, method):
     assert max(module.held) <= limit
 
 
+def test_log_probabilities_that_are_not_finite_leave_a_minibatch_without_scalars():
+    """So that its step is skipped, as with a clamp of each microbatch."""
+
+    class Broken(Watched):
+        def forward_train(self, batch):
+            return {name: value * torch.nan for name, value in super().forward_train(batch).items()}
+
+    groups = synthetic_groups(vocab_size=VOCABULARY, num_groups=2, group_size=4, seed=1)
+    config = new_config("trial").training(clamp_scope="minibatch", **_active("trial"))
+    rows = group_turn_rows(groups, config)
+    tokens = int(rows.lengths.sum())
+    rows.logprobs, rows.hindsight_logprobs = torch.zeros(tokens), torch.zeros(tokens)
+    rows.weights = torch.ones(len(rows))
+    passes = MicrobatchPasses(Broken(model()), config.method_class(config), config, WeightedMeans())
+    scalars = passes.clamp_scalars(rows, [Microbatch(np.arange(len(rows)), 0, 1.0)], 1)
+    assert scalars.isnan().all()
+    assert passes.broken
+
+
 def _active(method):
     return {"hindsight_start_iteration": 1} if method == "trial" else {}

@@ -320,14 +320,25 @@ class GRPOLearner(TorchLearner):
         """Whether all gradients are finite; counts and limits the updates that are skipped because they are not.
 
         All learners decide alike: their gradients are the same, or parts of the same.
+
+        Raises:
+            TrainingDivergedError: too many were skipped in a row.
+            PolicyBrokenError: the same, and an update before them has broken the policy.
         """
         finite = all(bool(torch.isfinite(local_part(gradient)).all()) for gradient in gradients.values())
         if self.policy_module.sharded is not None:
             finite = all(self.exchange.gather(finite))
         self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
+        self.passes.broken = self.passes.broken and not finite  # the weights are about to change
         counted = int(not finite) if self.exchange.rank == 0 else 0
         log(self.metrics, f"{LEARNER}skipped_updates", counted)
         if self.skipped_in_a_row >= self.config.max_skipped_updates:
+            self._require_finite_weights()
+            if any(self.exchange.gather(self.passes.broken)):
+                raise PolicyBrokenError(
+                    f"The weights give log-probabilities that are not finite, in {self.skipped_in_a_row} updates in a row, so they "
+                    "are neither saved nor sent to the engines. Lower lr, and continue from the last checkpoint."
+                )
             raise TrainingDivergedError(
                 f"Gradients were not finite in {self.skipped_in_a_row} updates in a row. Lower lr, or check the rewards; "
                 "the weights are still those before the first of them."

@@ -51,6 +51,7 @@ class MicrobatchPasses:
 
     Attributes:
         counts: inputs of the forward passes since they were last taken.
+        broken: whether the policy gave log-probabilities that are not finite since this was last set to ``False``.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class MicrobatchPasses:
         self._config = config
         self._means = means
         self.counts = TokenCounts()
+        self.broken = False
 
     def backward(
         self,
@@ -91,13 +93,19 @@ class MicrobatchPasses:
 
     @torch.no_grad()
     def clamp_scalars(self, table: TurnRows, microbatches: Sequence[Microbatch], iteration: int) -> torch.Tensor:
-        """L_GRPO and L_dense of the microbatches, each times its weight, added up; float64 ``[2]``, without a gradient."""
+        """L_GRPO and L_dense of the microbatches, each times its weight, added up; float64 ``[2]``, without a gradient.
+
+        NaN where log-probabilities are not finite: the backward passes skip the step, and other learners wait for this sum.
+        """
         scalars = torch.zeros(2, dtype=torch.float64)
         for group in self._groups(table, microbatches):
             rows = np.concatenate([each.rows for each in group])
             outputs = self._whole_outputs(table, rows, self._parts(table, rows))
             for each, own in zip(group, _split(outputs, table, group), strict=True):
-                scalars += each.weight * _scalars(self._terms(table, each.rows, own, iteration))
+                finite = self._finite(own)
+                scalars += (
+                    each.weight * _scalars(self._terms(table, each.rows, own, iteration)) if finite else torch.nan
+                )
         return scalars
 
     def _backward_together(
@@ -167,7 +175,7 @@ class MicrobatchPasses:
         weight: float,
         clamp: MinibatchClamp | None,
     ) -> torch.Tensor:
-        if not torch.isfinite(outputs["logprobs"]).all():
+        if not self._finite(outputs):
             # Goes through the backward pass like any loss, so that every learner sees it in its gradients and skips.
             return outputs["logprobs"].sum() * torch.nan
         terms = self._terms(table, rows, outputs, iteration)
@@ -176,6 +184,11 @@ class MicrobatchPasses:
             for prefix, values in terms.logged.items():
                 self._means.add(prefix, values)
         return loss
+
+    def _finite(self, outputs: Outputs) -> bool:
+        finite = bool(torch.isfinite(outputs["logprobs"]).all())
+        self.broken = self.broken or not finite
+        return finite
 
     def _terms(self, table: TurnRows, rows: np.ndarray, outputs: Outputs, iteration: int) -> LossTerms:
         tokens = TokenBatch.from_rows(table, rows, outputs["logprobs"].device)
