@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import ray
 import torch
 from ray import cloudpickle
 from small_learners import build_learner, update, weights
@@ -236,6 +237,44 @@ def test_opsd_distils_from_the_lagged_teacher_where_there_is_one(model_path, gro
     spoil_teacher(learner)
     far = float(update(learner, groups, iteration=3)["opsd"]["dense_loss"])
     assert far > 2 * near
+
+
+def test_a_renewal_that_an_iteration_without_an_update_missed_is_made_up_for(model_path, tmp_path, monkeypatch):
+    def renewals(learner: GRPOLearner, *iterations: int) -> list[int]:
+        made = []
+        monkeypatch.setattr(learner.policy_module, "renew_teacher", lambda: made.append(learner.iteration))
+        for iteration in iterations:
+            learner.before_gradient_based_update(timesteps={"training_iteration": iteration})
+        return made
+
+    def continued() -> GRPOLearner:
+        learner.save_to_path(tmp_path / "checkpoint")
+        other = learner_of("serl", model_path, teacher_sync_iterations=10)
+        other.restore_from_path(tmp_path / "checkpoint")
+        return other
+
+    learner = learner_of("serl", model_path, teacher_sync_iterations=10)
+    assert renewals(learner, 1, 2, 10, 12, 13, 20) == [1, 12]
+    assert renewals(continued(), 22) == [22]
+    assert renewals(learner, 24, 30) == [24]
+    state = learner.get_state
+    assert renewals(continued(), 30, 31) == [31]
+    earlier = ("teacher_renewed_in",)
+    monkeypatch.setattr(
+        learner,
+        "get_state",
+        lambda *args, **kwargs: {k: v for k, v in state(*args, **kwargs).items() if k not in earlier},
+    )
+    assert renewals(continued(), 30, 32) == [32]
+
+
+def test_the_lagged_teacher_counts_among_the_copies_of_a_checkpoint(model_path, monkeypatch):
+    copied = []
+    monkeypatch.setattr("trial_ray.learner.grpo_learner.copies_fit", lambda number: copied.append(number) or True)
+    for method in ("grpo", "serl"):
+        learner = learner_of(method, model_path)
+        assert learner.can_write_later(ray.util.get_node_ip_address())
+    assert copied[1] - copied[0] == sum(each.nbytes for each in learner.policy_module.teacher.parameters())
 
 
 # --- a method of the user's own

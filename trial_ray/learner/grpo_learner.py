@@ -76,6 +76,8 @@ class GRPOLearner(TorchLearner):
         """Sampled up to the last update, to which a schedule of the learning rate refers."""
         self.weight_version: int | None = None
         self.skipped_in_a_row = 0
+        self.teacher_renewed_in = 0
+        """Iteration of the update before which the lagged teacher last took the policy's weights."""
         self.trained_groups: list[str] = []
         """Ids of the groups of the last update, in order."""
         self.exchange = LearnerExchange(self.config.num_learners, self.device)
@@ -141,8 +143,11 @@ class GRPOLearner(TorchLearner):
         self.iteration = timesteps.get("training_iteration", self.iteration + 1)
         self.env_steps = timesteps.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0)
         self.weight_version = timesteps.get("weight_version")
-        if (period := self.config.teacher_sync_iterations) and (self.iteration - 1) % period == 0:
+        period = self.config.teacher_sync_iterations
+        # Not by the remainder alone: the iteration in which a renewal is due may train nothing.
+        if period and (self.iteration - 1) // period != (self.teacher_renewed_in - 1) // period:
             self.policy_module.renew_teacher()
+            self.teacher_renewed_in = self.iteration
 
     # -- the update ------------------------------------------------------------------------------------------------
 
@@ -423,7 +428,7 @@ class GRPOLearner(TorchLearner):
         """Leave the optimizer out, which :meth:`save_to_path` writes to a file of its own; add where its schedule is."""
         left_out = [not_components] if isinstance(not_components, str) else list(not_components or ())
         state: dict[str, Any] = super().get_state(components, not_components=[*left_out, COMPONENT_OPTIMIZER], **kwargs)
-        return {**state, "env_steps": self.env_steps}
+        return {**state, "env_steps": self.env_steps, "teacher_renewed_in": self.teacher_renewed_in}
 
     def save_to_path(self, path: str | Path | None = None, **kwargs: Any) -> str:
         """Write RLlib's files and, unless they are sharded (see :meth:`save_shards`), weights and optimizer state."""
@@ -445,6 +450,8 @@ class GRPOLearner(TorchLearner):
         """
         states = [each for optimizer in self._named_optimizers.values() for each in optimizer.state.values()]
         tensors = [*self.policy_module.policy_parameters(), *(tensor for state in states for tensor in state.values())]
+        if (teacher := self.policy_module.teacher) is not None:
+            tensors += teacher.parameters()
         shared = self.policy_module.sharded is not None or ray.util.get_node_ip_address() == node_ip
         return shared and copies_fit(sum(tensor.nbytes for tensor in tensors))
 
@@ -475,10 +482,12 @@ class GRPOLearner(TorchLearner):
         Raises:
             CheckpointError: files are missing, or they are of another sharding.
         """
-        self.env_steps = None  # checkpoints of earlier releases do not say
+        self.env_steps, self.teacher_renewed_in = None, -1  # checkpoints of earlier releases do not say
         super().restore_from_path(path, **kwargs)
         names = None if self.policy_module.sharded is None else self.policy_module.parameter_names()
         self.iteration = load_optimizers(self._named_optimizers, names, Path(path))
+        if self.teacher_renewed_in < 0:
+            self.teacher_renewed_in = self.iteration
         if self.env_steps is not None:
             self.take_optimizer_settings(self.env_steps)
 
@@ -487,3 +496,5 @@ class GRPOLearner(TorchLearner):
         super().set_state(state)
         if "env_steps" in state:
             self.env_steps = state["env_steps"]
+        if "teacher_renewed_in" in state:
+            self.teacher_renewed_in = state["teacher_renewed_in"]
