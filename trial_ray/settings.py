@@ -328,10 +328,14 @@ def expected(field: Field[Any]) -> str:
 # -- checks ------------------------------------------------------------------------------------------------------------
 
 
-def check_settings(config: Any) -> None:
+def check_settings(config: Any, prefix: str = "") -> None:
     """Check the plain type and the range of every setting of ``config``.
 
     An int serves as a float; a bool never serves as a number. What Tune has still to choose is not checked.
+
+    Args:
+        config: an instance of a dataclass.
+        prefix: what stands before the setting's name in the message.
 
     Raises:
         ConfigError: names the setting, what was found and what is expected.
@@ -341,7 +345,7 @@ def check_settings(config: Any) -> None:
         if not is_search(value) and not _fits(value, field):
             text = f"{'finite ' if _is_infinite(value) else ''}{expected(field)}"
             article = "" if text.startswith("one of") else "an " if text[0] in "aeiou" else "a "
-            raise ConfigError(f"{name} is {value!r}, expected {article}{text}.")
+            raise ConfigError(f"{prefix}{name} is {value!r}, expected {article}{text}.")
 
 
 def is_search(value: Any) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import constants
 
 from trial_ray.algorithms import GRPOConfig
-from trial_ray.algorithms.initial_policy import initial_policy
+from trial_ray.algorithms.initial_policy import initial_policy, require_initial_policy
 from trial_ray.errors import ConfigError
 from trial_ray.inference.sampling import stop_token_ids
 from trial_ray.models.causal_lm_module import load_causal_lm, load_tokenizer
@@ -108,3 +108,8 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
 def test_stop_tokens_of_anything_but_a_folder_are_refused():
     with pytest.raises(ConfigError, match=f"'{NAME}'.*folder"):
         stop_token_ids(NAME)
+
+
+def test_a_warm_start_names_the_setting_that_it_does_not_have():
+    with pytest.raises(ConfigError, match=r"warm_start has no setting 'gamess'\. Did you mean 'games'\?"):
+        require_initial_policy(GRPOConfig().environment("trial/ALFWorld-v0").policy(warm_start={"gamess": 3}))

@@ -461,6 +461,14 @@ def test_the_adapter_is_part_of_the_key(change):
         ("optimizer", "sgd"),
         ("prompt_weight", -1.0),
         ("response_style", "conversation"),
+        ("games", "5"),
+        ("games", 2.5),
+        ("env_config", None),
+        ("history_window", -1),
+        ("learning_rate", float("inf")),
+        ("prompt_weight", float("nan")),
+        ("seed", -1),
+        ("hindsight_fraction", 1.0),
     ],
 )
 def test_settings_out_of_range_are_named(setting, value):

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from trial_ray.errors import ConfigError
 from trial_ray.models.model_folder import model_folder
 from trial_ray.models.packaged import ALFWORLD_TINY, SMOLLM2, alfworld_tiny
 from trial_ray.rollout.settings import PlaySettings
+from trial_ray.settings import did_you_mean, fields_of
 
 if TYPE_CHECKING:
     from trial_ray.environments.adapter import EnvironmentAdapter
@@ -53,7 +55,10 @@ def _warm_start(config: PlaySettings) -> tuple[WarmStartSettings, list[Environme
     """The settings of the config's warm start, ``model_path`` as given, and the adapter of its environment."""
     from trial_ray.warmstart.settings import CHOSEN, WarmStartSettings
 
-    described = config.warm_start or {}
+    described, known = config.warm_start or {}, fields_of(WarmStartSettings)
+    for name in described:
+        if name not in known:
+            raise ConfigError(f"warm_start has no setting {name!r}.{did_you_mean(str(name), known)}")
     own = {"env": config.env, "env_config": {k: v for k, v in config.env_config.items() if k not in CHOSEN}}
     if described.get("env", config.env) != config.env:
         own = {}
