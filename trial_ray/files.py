@@ -1,11 +1,13 @@
-"""Files that are either whole or absent: written under another name, then renamed."""
+"""Files and folders that are either whole or absent: written under another name, then renamed."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import shutil
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +68,26 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def require_new_folder(folder: Path) -> None:
+    """Refuse the name of a folder that :func:`write_folder` could not make.
+
+    Raises:
+        UserInputError: the folder holds something, or it, or one that it lies in, is a file.
+    """
+    file = next((each for each in (folder, *folder.parents) if each.is_file()), None)
+    if file is not None or (folder.is_dir() and any(folder.iterdir())):
+        raise UserInputError(f"{file or folder} is {'a file' if file else 'not empty'}. Name a new folder.")
+
+
+def write_folder(folder: Path, write: Callable[[Path], object]) -> None:
+    """Let ``write`` make a new folder, which appears as ``folder`` only once it is complete."""
+    folder = folder.resolve()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.partial")
+    try:
+        write(partial)
+        os.replace(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

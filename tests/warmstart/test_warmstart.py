@@ -16,7 +16,13 @@ from trial_envs.webshop.generator import ShopSetting, generate_products
 from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.environments.entry import EnvironmentEntry, make_entries
 from trial_ray.environments.guarded_env import GuardedEnv
-from trial_ray.errors import CheckpointError, ConfigError, EnvironmentFaultError, InfrastructureError
+from trial_ray.errors import (
+    CheckpointError,
+    ConfigError,
+    EnvironmentFaultError,
+    InfrastructureError,
+    UserInputError,
+)
 from trial_ray.models.tiny import build_tiny_model
 from trial_ray.models.tokenizer import build_tokenizer
 from trial_ray.rollout.prompts import PromptBuilder
@@ -275,7 +281,7 @@ def test_play_repeats_with_the_same_seed(tokenizer, builder):
 
 
 @pytest.mark.usefixtures("tiny_models_only")
-def test_a_second_warm_start_comes_from_the_cache_and_another_setting_does_not(own_cache, tmp_path):
+def test_a_second_warm_start_comes_from_the_cache_and_another_setting_does_not(own_cache, tmp_path, monkeypatch):
     first = warm_start(SETTINGS, progress=False)
     assert not first.cached
     assert first.episodes == SETTINGS.evaluation_games
@@ -288,8 +294,20 @@ def test_a_second_warm_start_comes_from_the_cache_and_another_setting_does_not(o
     assert second.success_rate == first.success_rate
     for name in ("model.safetensors", "tokenizer.json", "generation_config.json"):
         assert (tmp_path / "copy" / name).read_bytes() == (first.path / name).read_bytes()
-    with pytest.raises(ConfigError, match="not empty"):
-        warm_start(SETTINGS, out=tmp_path / "copy", progress=False)
+    assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".partial")] == []
+    for taken, found in (("copy", "copy is not empty"), ("copy/config.json", "config.json is a file")):
+        with pytest.raises(UserInputError, match=found):
+            warm_start(SETTINGS, out=tmp_path / taken, progress=False)
+
+    def interrupted(source, target):
+        target.mkdir()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "copytree", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            warm_start(SETTINGS, out=tmp_path / "cut", progress=False)
+    assert {path.name for path in tmp_path.iterdir()} == {"copy", "cache"}
 
     onward = warm_start(replace(SETTINGS, model_path=str(first.path), max_steps=2), progress=False)
     assert not onward.cached

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 
-from trial_ray.errors import CheckpointError, UserInputError
+from trial_ray.errors import CheckpointError
 from trial_ray.experiments.checkpoint_manifest import require_own, require_whole
+from trial_ray.files import require_new_folder, write_folder
 
 MODULE_INSIDE_CHECKPOINT = Path("learner_group/learner/rl_module/default_policy")
 MODEL_INSIDE_CHECKPOINT = MODULE_INSIDE_CHECKPOINT / "hf"
@@ -110,7 +109,7 @@ def find_model(path: Path | str) -> Path:
     if not _is_model(model) and (adapter / ADAPTER_MARK).is_file():
         require_whole(checkpoint, ADAPTER_INSIDE_CHECKPOINT)
         try:
-            _copy_whole(model, lambda partial: _merge(adapter, partial))
+            write_folder(model, lambda partial: _merge(adapter, partial))
         except OSError:
             if not _is_model(model):  # else another command made it meanwhile
                 raise
@@ -176,25 +175,13 @@ def export_model(source: Path | str, target: Path | str, *, adapter: bool = Fals
 
     Raises:
         CheckpointError: ``source`` holds no model, or no adapter.
-        UserInputError: ``target`` exists and is not empty.
+        UserInputError: ``target`` is a file or is not empty.
     """
     found = find_adapter(source) if adapter else find_model(source)
     target = Path(target).expanduser().resolve()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserInputError(f"{target} exists and is not empty. Name a new folder.")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _copy_whole(target, lambda partial: shutil.copytree(found, partial))
+    require_new_folder(target)
+    write_folder(target, lambda partial: shutil.copytree(found, partial))
     return target
-
-
-def _copy_whole(target: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` make a new folder, which appears as ``target`` only once it is complete."""
-    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
-    try:
-        write(partial)
-        os.replace(partial, target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _merge(adapter: Path, target: Path) -> None:

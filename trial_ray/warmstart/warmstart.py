@@ -23,7 +23,7 @@ import trial_ray
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.environments.entry import EnvironmentEntry, make_entries
 from trial_ray.errors import ConfigError
-from trial_ray.files import write_json
+from trial_ray.files import require_new_folder, write_folder, write_json
 from trial_ray.rollout.event_loop import outside_loop
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.warmstart.cache import content_key, files_digest, get_or_build
@@ -105,19 +105,20 @@ def warm_start(
         settings: everything that decides the result, but the environment's adapter.
         adapters: the user's.
         specs: what Gymnasium knows under environment ids, where they are not registered in this process.
-        out: copy the model here too; must not hold anything yet.
+        out: copy the model to this new folder too.
         progress: show progress bars, and the result in a sentence.
 
     Raises:
-        ConfigError: the environment is not registered, nothing demonstrates, there are too few tasks, or ``out`` is not
-            empty; ``device`` is ``cuda`` where there is none.
+        UserInputError: ``out`` is a file or is not empty.
+        ConfigError: the environment is not registered, nothing demonstrates, or there are too few tasks; ``device`` is
+            ``cuda`` where there is none.
         CheckpointError: ``model_path`` holds no causal LM.
         ChatTemplateError: its tokenizer has no (usable) chat template.
         InfrastructureError: checks or the evaluation could not be played; a model that was cloned by then stays in the cache.
         PromptTooLongError: a prompt of the demonstrator does not fit.
     """
-    if out is not None and out.exists() and any(out.iterdir()):
-        raise ConfigError(f"{out} is not empty; choose another folder for the warm-started model, or empty it.")
+    if out is not None:
+        require_new_folder(out)
     (entry,) = make_entries([(settings.env, settings.env_config, 1.0)], adapters, specs)
     key = cache_key(settings, entry)
     path, cached = get_or_build(
@@ -125,7 +126,7 @@ def warm_start(
     )
     outside_loop(lambda: _judge(settings, entry, path, progress))
     if out is not None:
-        shutil.copytree(path, out, dirs_exist_ok=True)
+        write_folder(out, lambda partial: shutil.copytree(path, partial))
     record = json.loads((path / RECORD).read_text(encoding="utf-8"))
     result = WarmStartResult(
         path=out or path,
