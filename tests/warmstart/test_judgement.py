@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 import pytest
+import torch
 from test_warmstart import ADAPTER, HOME, SETTINGS
 
 from trial_ray import cli
 from trial_ray.environments.entry import make_entries
-from trial_ray.errors import PromptTooLongError
+from trial_ray.errors import ConfigError, PromptTooLongError
 from trial_ray.models.tiny import build_tiny_model
 from trial_ray.models.tokenizer import build_tokenizer
 from trial_ray.rollout.prompts import PromptBuilder
@@ -138,6 +140,15 @@ def test_decisive_and_wasted_turns_are_told_apart(monkeypatch):
     assert not any(turn.planned for turn in idle)
     assert found["planned"]["turns"] > len(judged.turns) / 4
     assert found["auc_wasted"][0] > 0.8
+
+
+def test_a_judgement_computes_with_the_threads_and_on_the_device_of_its_settings(monkeypatch):
+    threads = torch.get_num_threads() + 1
+    monkeypatch.setattr(module, "judge", lambda *arguments: torch.get_num_threads())
+    assert module.judge_model(replace(SETTINGS, threads=threads)) == threads == torch.get_num_threads() + 1
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="finds no CUDA device"):
+        module.judge_model(replace(SETTINGS, device="cuda"))
 
 
 def test_the_command_judges_a_model_and_writes_what_it_found(tmp_path, capsys):

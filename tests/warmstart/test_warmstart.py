@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,10 +23,15 @@ from trial_ray.errors import (
     ConfigError,
     EnvironmentFaultError,
     InfrastructureError,
+    TrainingDivergedError,
     UserInputError,
 )
+from trial_ray.inference.decoding_batch import DecodingBatch
+from trial_ray.inference.local_engine import LocalEngine
+from trial_ray.inference.sampling import sample_tokens
 from trial_ray.models.tiny import build_tiny_model
 from trial_ray.models.tokenizer import build_tokenizer
+from trial_ray.objectives.allocation import hindsight_gap
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.warmstart import WarmStartSettings, cache, progress, warm_start
 from trial_ray.warmstart import warmstart as module
@@ -419,6 +426,29 @@ def test_the_target_ends_cloning(own_cache, monkeypatch):
     assert result.steps == SETTINGS.check_every
 
 
+@pytest.mark.parametrize(("right", "checks"), [(1.0, [2, 4, 5]), (0.0, [5])])
+def test_checks_go_by_the_updates_so_far_and_the_last_update_is_always_checked(
+    right, checks, own_cache, monkeypatch, caplog
+):
+    monkeypatch.setattr(Cloner, "step", lambda cloner: (1.0, right))
+    result = warm_start(replace(SETTINGS, max_steps=5, check_every=2), progress=False)
+    assert [point["step"] for point in result.curve] == checks
+    assert "ended after 5 updates with 0 % of the last check's games won, below the target of 35 %" in caplog.text
+
+
+@pytest.mark.parametrize("of_weights", [False, True])
+def test_a_model_that_diverges_is_not_kept(of_weights, own_cache, monkeypatch):
+    def step(cloner):
+        if of_weights:
+            next(cloner._model.parameters()).data.fill_(torch.nan)
+        return 1.0 if of_weights else torch.nan, 0.0
+
+    monkeypatch.setattr(Cloner, "step", step)
+    with pytest.raises(TrainingDivergedError, match="Lower learning_rate"):
+        warm_start(SETTINGS, progress=False)
+    assert list((own_cache / "warmstart").iterdir()) == []
+
+
 def test_a_digest_knows_contents_and_names_but_not_places(tmp_path):
     def digest(places, text="b"):
         files = [tmp_path / place for place in places]
@@ -454,6 +484,12 @@ def test_of_two_builders_the_first_wins(own_cache):
     assert (path / "model").read_text() == "first"
     assert not cached
     assert [entry.name for entry in path.parent.iterdir()] == ["key"]
+
+
+@pytest.mark.parametrize("part", [LocalEngine, DecodingBatch, sample_tokens, hindsight_gap])
+def test_what_plays_and_judges_is_part_of_the_key(part):
+    source, package = Path(inspect.getfile(part)), Path(module.trial_ray.__file__).parent
+    assert source in {path for name in module.CODE for path in package.glob(name)}
 
 
 def test_every_setting_is_part_of_the_key():

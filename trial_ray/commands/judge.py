@@ -52,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.out is not None:
         make_folder(args.out)
-    settings = dataclasses.replace(recorded_settings(args.model), model_path=str(args.model))
+    # A model that a GPU cloned is judged on a CPU too, unless --set device=cuda asks for one.
+    settings = dataclasses.replace(recorded_settings(args.model), model_path=str(args.model), device="cpu")
     judgement = judge_model(override_dataclass(settings, args.overrides), load_adapters(args.env_adapters), args.games)
     found = judgement.figures
     console = terminal.output()

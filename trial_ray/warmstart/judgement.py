@@ -30,7 +30,7 @@ from trial_ray.rollout.trajectory import Trajectory
 from trial_ray.warmstart.cloning import Example, collate
 from trial_ray.warmstart.demonstrations import make_demonstrator
 from trial_ray.warmstart.evaluation import HeldOutGames, PlayResult
-from trial_ray.warmstart.policy import load_policy
+from trial_ray.warmstart.policy import computing_with, load_policy
 from trial_ray.warmstart.settings import WarmStartSettings
 from trial_ray.warmstart.tasks import EVALUATED
 
@@ -161,28 +161,29 @@ def judge_model(
     """Judge the model that ``settings.model_path`` names, on the held-out games of a warm start with these settings.
 
     Args:
-        settings: environment, prompts and responses, as in training.
+        settings: environment, prompts and responses, as in training; device and threads.
         adapters: the user's.
         games: how many; ``None`` plays ``settings.evaluation_games``.
 
     Raises:
         CheckpointError, ChatTemplateError: ``model_path`` holds no causal LM with a usable tokenizer.
         InfrastructureError: every episode failed.
-        ConfigError: the environment is not registered, or nothing demonstrates.
+        ConfigError: the environment is not registered, nothing demonstrates, or ``device`` is ``cuda`` where there is none.
     """
     (entry,) = make_entries([(settings.env, settings.env_config, 1.0)], adapters)
     number = settings.evaluation_games if games is None else games
-    return outside_loop(lambda: judge_policy(replace(settings, evaluation_games=number, device="cpu"), entry))
+    return outside_loop(lambda: judge_policy(replace(settings, evaluation_games=number), entry))
 
 
 def judge_policy(settings: WarmStartSettings, entry: EnvironmentEntry) -> Judgement:
     """Judge the model that ``settings.model_path`` names on ``settings.evaluation_games`` games; errors as :func:`judge_model`."""
-    model, tokenizer = load_policy(settings, entry)
-    model.to(settings.device)  # type: ignore[arg-type]  # transformers wraps Module.to without its arguments' types
-    template = entry.adapter.template(settings.response_style)
-    builder = PromptBuilder(tokenizer, template, settings.max_prompt_tokens, settings.history_window)
-    with HeldOutGames(settings, entry, EVALUATED, settings.evaluation_games, tokenizer, builder) as games:
-        return judge(model, tokenizer, entry, games, settings.seed)
+    with computing_with(settings):
+        model, tokenizer = load_policy(settings, entry)
+        model.to(settings.device)  # type: ignore[arg-type]  # transformers wraps Module.to without its arguments' types
+        template = entry.adapter.template(settings.response_style)
+        builder = PromptBuilder(tokenizer, template, settings.max_prompt_tokens, settings.history_window)
+        with HeldOutGames(settings, entry, EVALUATED, settings.evaluation_games, tokenizer, builder) as games:
+            return judge(model, tokenizer, entry, games, settings.seed)
 
 
 class _Watcher:

@@ -1,8 +1,10 @@
-"""The model that a warm start begins with."""
+"""The model that a warm start begins with, and where it computes."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from trial_ray.environments.entry import EnvironmentEntry
-from trial_ray.errors import ChatTemplateError, CheckpointError
+from trial_ray.errors import ChatTemplateError, CheckpointError, ConfigError
 from trial_ray.models.tiny import build_tiny_model
 from trial_ray.models.tokenizer import build_tokenizer
 from trial_ray.warmstart.demonstrations import collect_texts
@@ -72,3 +74,23 @@ def load_policy(settings: WarmStartSettings, entry: EnvironmentEntry) -> tuple[P
     if tokenizer.eos_token_id is None:
         raise ChatTemplateError(f"The tokenizer in {settings.model_path} has no end token; set its eos_token.")
     return model, tokenizer
+
+
+@contextmanager
+def computing_with(settings: WarmStartSettings) -> Iterator[None]:
+    """PyTorch with the settings' number of threads, and afterwards with as many as before.
+
+    Raises:
+        ConfigError: ``device`` is ``cuda`` where there is none.
+    """
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "The warm start's setting device is 'cuda', but PyTorch finds no CUDA device here; set device=cpu, or compute on a "
+            "machine that has one."
+        )
+    before = torch.get_num_threads()
+    torch.set_num_threads(settings.threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import rich
@@ -22,7 +23,7 @@ import trial_envs
 import trial_ray
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.environments.entry import EnvironmentEntry, make_entries
-from trial_ray.errors import ConfigError
+from trial_ray.errors import TrainingDivergedError
 from trial_ray.files import require_new_folder, write_folder, write_json
 from trial_ray.rollout.event_loop import outside_loop
 from trial_ray.rollout.prompts import PromptBuilder
@@ -32,7 +33,7 @@ from trial_ray.warmstart.demonstrations import collect, make_demonstrator, to_ex
 from trial_ray.warmstart.evaluation import HeldOutGames, PlayResult
 from trial_ray.warmstart.judgement import judge_policy
 from trial_ray.warmstart.kept_examples import kept_examples
-from trial_ray.warmstart.policy import RECORD, load_policy, model_files
+from trial_ray.warmstart.policy import RECORD, computing_with, load_policy, model_files
 from trial_ray.warmstart.progress import WarmStartProgress
 from trial_ray.warmstart.renaming import Renamer
 from trial_ray.warmstart.settings import WarmStartSettings
@@ -46,6 +47,10 @@ CODE = (
     "models/tiny.py",
     "models/tokenizer.py",
     "hindsight/*.py",
+    "inference/local_engine.py",
+    "inference/decoding_batch.py",
+    "inference/sampling.py",
+    "objectives/allocation.py",
     "rollout/chat_template.py",
     "rollout/prompts.py",
     "rollout/episode.py",
@@ -112,6 +117,7 @@ def warm_start(
         UserInputError: ``out`` is a file or is not empty.
         ConfigError: the environment is not registered, nothing demonstrates, or there are too few tasks; ``device`` is
             ``cuda`` where there is none.
+        TrainingDivergedError: losses or weights of the model are not finite.
         CheckpointError: ``model_path`` holds no causal LM.
         ChatTemplateError: its tokenizer has no (usable) chat template.
         InfrastructureError: checks or the evaluation could not be played; a model that was cloned by then stays in the cache.
@@ -188,13 +194,8 @@ def _source_files(part: Any) -> set[Path]:
 
 def _make(settings: WarmStartSettings, entry: EnvironmentEntry, key: str, folder: Path, progress: bool) -> None:
     """Make the model and write it, with its record, to ``folder``; its examples are kept under ``key`` as soon as they are made."""
-    if settings.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            "The warm start's setting device is 'cuda', but PyTorch finds no CUDA device here; set device=cpu, or make the warm "
-            "start on a machine that has one."
-        )
     started = time.perf_counter()
-    with _threads(settings.threads), WarmStartProgress(settings, progress) as shown:
+    with computing_with(settings), WarmStartProgress(settings, progress) as shown:
         model, tokenizer = load_policy(settings, entry)
         model.to(settings.device)  # type: ignore[arg-type]  # transformers wraps Module.to without its arguments' types
         template = entry.adapter.template(settings.response_style)
@@ -232,8 +233,7 @@ def _judge(settings: WarmStartSettings, entry: EnvironmentEntry, folder: Path, p
     if progress:
         rich.get_console().print(f"Evaluating on {settings.evaluation_games} games never seen before …")
     try:
-        with _threads(settings.threads):
-            judgement = judge_policy(replace(settings, model_path=str(folder)), entry)
+        judgement = judge_policy(replace(settings, model_path=str(folder)), entry)
     except BaseException:
         _log.warning(
             "The cloned model is complete in %s, but how well it does was not measured; a warm start with the same settings "
@@ -262,7 +262,11 @@ def _clone(
     examples: list[Example],
     shown: WarmStartProgress,
 ) -> tuple[int, list[dict[str, float]]]:
-    """Update until a check reaches the target; return the updates done and the curve of the checks."""
+    """Update until a check reaches the target; return the updates done and the curve of the checks.
+
+    Raises:
+        TrainingDivergedError: the loss, or weights that a check would play with, are not finite.
+    """
     schedule = Schedule(settings.optimizer, settings.learning_rate, settings.matrix_learning_rate, settings.max_steps)
     cloner = Cloner(
         model,
@@ -280,7 +284,14 @@ def _clone(
             loss, right = cloner.step()
             accuracies.append(right)
             shown.update(step, loss)
-            if step % settings.check_every or sum(accuracies[-25:]) < LEAST_RESPONSE_ACCURACY * 25:
+            due = step % settings.check_every == 0 and fmean(accuracies[-25:]) >= LEAST_RESPONSE_ACCURACY
+            due = due or step == settings.max_steps
+            if not math.isfinite(loss) or (due and not all(bool(each.isfinite().all()) for each in model.parameters())):
+                raise TrainingDivergedError(
+                    f"The warm start's loss or weights are not finite after update {step} (loss {loss:g}), so the model is not "
+                    "kept. Lower learning_rate, or matrix_learning_rate with the optimizer muon."
+                )
+            if not due:
                 continue
             result = games.play(model, settings.seed)
             curve.append(_point(step, time.perf_counter() - started, result))
@@ -288,9 +299,10 @@ def _clone(
             if result.success_rate >= settings.target_success:
                 return step, curve
     _log.warning(
-        "Cloning ended after %d updates below the target success of %.0f %%; raise max_steps or games, "
-        "or choose easier games.",
+        "Cloning ended after %d updates with %.0f %% of the last check's games won, below the target of %.0f %%; raise max_steps "
+        "or games, or choose easier games.",
         settings.max_steps,
+        100 * curve[-1]["success_rate"],
         100 * settings.target_success,
     )
     return settings.max_steps, curve
@@ -303,14 +315,3 @@ def _point(step: int, seconds: float, result: PlayResult) -> dict[str, float]:
         "success_rate": result.success_rate,
         "invalid_share": result.invalid_share,
     }
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """PyTorch with ``count`` threads, and afterwards with as many as before."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
