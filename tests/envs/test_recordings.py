@@ -3,7 +3,7 @@
 import json
 
 from make_recordings import GAMES, alfworld_rows, reward_rows, search_rows, webshop_rows
-from recordings import alfworld_episodes, webshop_records
+from recordings import alfworld_episodes, plays_the_stock_engine, webshop_records
 
 from trial_envs.alfworld.generator import generate
 from trial_envs.webshop.catalogue import open_catalogue
@@ -20,6 +20,7 @@ def test_the_shops_recordings_are_made_again(own_shop):
     assert as_written(search_rows(shop)) == webshop_records("search")
 
 
+@plays_the_stock_engine
 def test_the_stock_engine_plays_a_recorded_game_again(monkeypatch, tmp_path):
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))  # importing alfworld makes this folder, or one in the home
     assert as_written(alfworld_rows(generate(GAMES[-1]))) == alfworld_episodes()[-2:]

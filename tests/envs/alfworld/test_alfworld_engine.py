@@ -8,7 +8,7 @@ import threading
 
 import gymnasium
 import pytest
-from recordings import alfworld_episodes
+from recordings import alfworld_episodes, plays_the_stock_engine
 from third_party import ALFWORLD
 
 import trial_envs  # noqa: F401  registers the ids
@@ -92,6 +92,7 @@ def game_text(origin: str) -> GameText:
     return source.game("valid_unseen", source.tasks("valid_unseen")[60]).text
 
 
+@plays_the_stock_engine
 def test_random_walks_equal_those_of_the_stock_engine(origin, monkeypatch, tmp_path):
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))  # importing alfworld makes this folder, or one in the home
     from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
