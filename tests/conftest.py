@@ -26,6 +26,14 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(third_party.missing())
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that start actors come first, those that take longest before all, so that no worker ends with one of them alone."""
+    longest = [item.path for item in items if item.get_closest_marker("e2e")]
+    actors = [item.path for item in items if item.get_closest_marker("actors") or "ray_session" in item.fixturenames]
+    rank = dict.fromkeys(actors, 1) | dict.fromkeys(longest, 0)
+    items.sort(key=lambda item: rank.get(item.path, 2))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what compares with third-party data that are not here; pytest reports all of it in one line."""

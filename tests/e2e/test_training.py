@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -64,7 +65,7 @@ def small_config(model_path: str, **training) -> TRIALConfig:
             }
         )
         .rollouts(max_prompt_tokens=400, max_response_tokens=8, prompt_style="plain", seeded_sampling=True)
-        .engines(engine="transformers", num_cpus_per_engine=0.25)
+        .engines(engine="transformers", num_cpus_per_engine=0.25, engine_kwargs={"max_model_len": 508})
         .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25)
         .learners(num_learners=0, num_cpus_per_learner=0.25)
         .resources(num_cpus_for_main_process=0.25)
@@ -79,8 +80,8 @@ def weights(algo: GRPO) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(ray_session, model_path, tmp_path_factory) -> SimpleNamespace:
-    """Four iterations, their results and weights, and the run folder, with checkpoints of the second and the third."""
+def uninterrupted(ray_session, model_path, tmp_path_factory) -> Iterator[SimpleNamespace]:
+    """Four iterations: results, weights, the run folder with checkpoints of the second and the third, and the algorithm."""
     config = small_config(model_path, lr=[[0, 2e-3], [60, 1e-4]])
     run = RunFolder.create(tmp_path_factory.mktemp("runs") / "run", config, Path(__file__), [])
     run.configure(config)
@@ -96,7 +97,8 @@ def uninterrupted(ray_session, model_path, tmp_path_factory) -> SimpleNamespace:
                 if iteration in (2, 3):
                     algo.save_to_path(str(run.checkpoints / f"{iteration:06d}"))
                     write_manifest(run.checkpoints / f"{iteration:06d}")
-        return SimpleNamespace(run=run, initial=initial, weights=weights(algo).clone(), results=results, panels=panels)
+        trained = weights(algo).clone()
+        yield SimpleNamespace(run=run, initial=initial, weights=trained, results=results, panels=panels, algo=algo)
     finally:
         algo.stop()
 
@@ -105,8 +107,9 @@ def test_a_replay_gives_the_weights_of_the_run_bit_for_bit(uninterrupted, tmp_pa
     run = uninterrupted.run
     found = {iteration: Replay.of(run, iteration).play() for iteration in (1, 3)}
     assert all(each.same_weights for each in found.values())
-    checkpoint = AutoModelForCausalLM.from_pretrained(find_model(run.checkpoints / "000003"))
-    assert found[3].weights == weights_checksum(checkpoint.named_parameters())
+    folder = find_model(run.checkpoints / "000003")
+    assert found[3].weights == weights_checksum(AutoModelForCausalLM.from_pretrained(folder).named_parameters())
+    assert load_tokenizer(str(folder)).chat_template
     assert found[3].metrics == found[3].recorded_metrics
     assert {"trial/dense_loss", "grpo/surrogate_loss", "engine/logprob_gap"} <= set(found[3].metrics)
     # Recording it elsewhere changes nothing, and what is recorded is the same.
@@ -217,15 +220,12 @@ def _check_counts(results, reports) -> None:
         assert 0 < engine["busy_seconds"] < sum(each["time_this_iter_s"] for each in results)
 
 
-def test_conversations_are_trained_as_they_were_sampled(model_path, tmp_path):
+def test_conversations_are_trained_as_they_were_sampled(uninterrupted, model_path, tmp_path):
     """The third turns exceed the limit of prompts, so that the conversation starts again with the second."""
     end, user = load_tokenizer(model_path).convert_tokens_to_ids(["<|end|>", "<|user|>"])
     config = small_config(model_path).rollouts(prompt_style="conversation", max_prompt_tokens=500, history_window=1)
-    algo = config.recording(trajectories_folder=str(tmp_path)).build_algo()
-    try:
-        result = algo.train()
-    finally:
-        algo.stop()
+    uninterrupted.algo.reset_config(config.recording(trajectories_folder=str(tmp_path)).to_dict())
+    result = uninterrupted.algo.train()
     assert float(result["learners"]["default_policy"]["engine"]["logprob_gap"]) < 1e-5
     assert float(result["learners"]["default_policy"]["trial"]["turn_score_mean"]) > 0
     assert float(result["env_runners"]["cut_history_rate"]) == pytest.approx(1 / 3)
@@ -239,86 +239,53 @@ def test_conversations_are_trained_as_they_were_sampled(model_path, tmp_path):
         assert third.prompt_ids[: len(kept)].tolist() == kept
 
 
-def test_a_killed_env_runner_and_a_killed_engine_are_replaced_and_lose_no_group(model_path):
-    algo = small_config(model_path).build_algo()
-    try:
-        algo.train()
-        pid = algo.env_runner_group.foreach_env_runner(lambda runner: os.getpid(), local_env_runner=False)[0]
-        os.kill(pid, signal.SIGKILL)
-        ray.kill(algo.engine_pool.handles[0])
-        result = algo.train()
-        assert result["groups"]["num_trained"] == 2
-        engine = algo.engine_pool.handles[0]
-        assert ray.get(engine.weight_version.remote(), timeout=60) == algo.weight_version
-    finally:
-        algo.stop()
-
-
-def test_two_learners_stay_equal(model_path):
-    config = small_config(model_path).learners(num_learners=2, num_cpus_per_learner=0.25)
-    algo = config.build_algo()
-    try:
-        algo.train()
-        checksums = [
-            result.get()
-            for result in algo.learner_group.foreach_learner(
-                lambda learner: weights_checksum(learner.policy_module.named_weights())
-            )
-        ]
-        assert len(set(checksums)) == 1
-    finally:
-        algo.stop()
-
-
-def test_a_checkpoint_holds_a_model_that_transformers_loads(model_path, tmp_path):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    algo = small_config(model_path).build_algo()
-    try:
-        algo.train()
-        path = Path(algo.save_to_path(str(tmp_path / "checkpoint")))
-        expected = weights(algo).clone()
-    finally:
-        algo.stop()
-    folder = path / "learner_group/learner/rl_module/default_policy/hf"
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    loaded = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
-    assert torch.equal(loaded, expected)
-    assert AutoTokenizer.from_pretrained(folder).chat_template
-
-
 def pids(algo: GRPO) -> dict[str, int]:
     return {actor.name: ray.get(actor.handle.__ray_call__.remote(lambda self: os.getpid())) for actor in algo.actors()}
 
 
 def test_a_reset_algorithm_trains_as_a_new_one_with_the_actors_of_the_last(uninterrupted, model_path):
-    algo = small_config(model_path, lr=1e-2, group_size=4).debugging(seed=9).build_algo()
-    try:
-        algo.train()
-        before = pids(algo)
-        assert algo.reset_config(small_config(model_path, lr=[[0, 2e-3], [60, 1e-4]]).to_dict())
-        assert pids(algo) == before
-        assert torch.equal(weights(algo), uninterrupted.initial)
-        found = [algo.train() for _ in range(4)]
-        assert torch.equal(weights(algo), uninterrupted.weights)
-        for ours, expected in zip(found, uninterrupted.results, strict=True):
-            assert ours["env_runners"] == expected["env_runners"]
-            assert ours["rows"] == expected["rows"]
-        # Ray makes a lost env runner again with the settings of its first trial: it has to be told of this one's.
-        os.kill(before["env runner 1"], signal.SIGKILL)
-        assert algo.train()["rows"]["given_to_learners"] > 0
-        told = algo.env_runner_group.foreach_env_runner(lambda runner: runner.config.group_size, local_env_runner=False)
-        assert told == [small_config(model_path).group_size]
-        # Other engines, where the settings ask for other ones.
-        assert algo.reset_config(small_config(model_path).rollouts(max_response_tokens=6).to_dict())
-        assert not set(pids(algo).values()) & set(before.values())
-        algo.train()
-        # Settings that cannot be leave no actor.
-        actors = algo.actors()
-        with pytest.raises(ConfigError, match="no folder"):
-            algo.reset_config(small_config("/nowhere/at/all").to_dict())
-        for actor in actors:
-            with pytest.raises(ray.exceptions.RayActorError):
-                ray.get(actor.handle.__ray_ready__.remote(), timeout=30)
-    finally:
-        algo.stop()
+    algo = uninterrupted.algo
+    algo.reset_config(small_config(model_path, lr=1e-2, group_size=4).debugging(seed=9).to_dict())
+    algo.train()
+    before = pids(algo)
+    assert algo.reset_config(small_config(model_path, lr=[[0, 2e-3], [60, 1e-4]]).to_dict())
+    assert pids(algo) == before
+    assert torch.equal(weights(algo), uninterrupted.initial)
+    found = [algo.train() for _ in range(4)]
+    assert torch.equal(weights(algo), uninterrupted.weights)
+    for ours, expected in zip(found, uninterrupted.results, strict=True):
+        assert ours["env_runners"] == expected["env_runners"]
+        assert ours["rows"] == expected["rows"]
+
+
+def test_a_killed_env_runner_and_a_killed_engine_are_replaced_and_lose_no_group(uninterrupted, model_path):
+    """Those of a reset algorithm: Ray makes an env runner again with the settings that it was made with first."""
+    algo = uninterrupted.algo
+    algo.reset_config(small_config(model_path, group_size=4).to_dict())
+    os.kill(pids(algo)["env runner 1"], signal.SIGKILL)
+    ray.kill(algo.engine_pool.handles[0])
+    result = algo.train()
+    assert result["groups"]["num_trained"] == 2
+    assert result["env_runners"]["num_episodes"] == 8
+    assert result["fault_tolerance"]["num_remote_worker_restarts"] == 1
+    assert ray.get(algo.engine_pool.handles[0].weight_version.remote(), timeout=60) == algo.weight_version
+    algo.reset_config(small_config(model_path).to_dict())
+    assert algo.train()["fault_tolerance"]["num_remote_worker_restarts"] == 0
+
+
+def test_other_engines_are_made_where_settings_ask_for_them_and_wrong_settings_leave_no_actor(
+    uninterrupted, model_path
+):
+    algo = uninterrupted.algo
+    before = pids(algo)
+    assert algo.reset_config(
+        small_config(model_path).rollouts(max_response_tokens=6).engines(engine_kwargs={}).to_dict()
+    )
+    assert not set(pids(algo).values()) & set(before.values())
+    algo.train()
+    actors = algo.actors()
+    with pytest.raises(ConfigError, match="no folder"):
+        algo.reset_config(small_config("/nowhere/at/all").to_dict())
+    for actor in actors:
+        with pytest.raises(ray.exceptions.RayActorError):
+            ray.get(actor.handle.__ray_ready__.remote(), timeout=30)

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import stat
+from contextlib import suppress
 from threading import Thread
 
 import psutil
@@ -65,7 +66,10 @@ def test_a_signal_during_the_start_waits_for_its_end(number, monkeypatch):
 @pytest.mark.usefixtures("ray_session")
 def test_a_local_ray_has_no_dashboard_and_no_autoscaler():
     """The session's Ray, which starts as a command's does; on one machine Ray would start both, and wait for the first."""
-    started = " ".join(word for child in psutil.Process().children(recursive=True) for word in child.cmdline())
+    started = ""
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has just ended
+            started += " ".join(child.cmdline())
     assert "raylet" in started
     assert "dashboard.py" not in started
     assert "autoscaler" not in started

@@ -61,7 +61,7 @@ def test_a_hub_name_in_the_cache_is_its_folder_with_the_same_stop_tokens(hub_cac
 
 def test_a_warm_start_from_a_hub_name_is_keyed_by_the_model_it_means(hub_cache, monkeypatch):
     with pytest.raises(ConfigError, match=rf"no folder '{NAME}'"):
-        initial_policy(GRPOConfig().policy(warm_start={"model_path": NAME}))
+        initial_policy(GRPOConfig().environment("trial/ALFWorld-v0").policy(warm_start={"model_path": NAME}))
 
 
 def test_a_relative_folder_becomes_an_absolute_one(folder, monkeypatch):

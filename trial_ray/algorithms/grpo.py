@@ -145,30 +145,35 @@ class GRPO(Algorithm):
         config.validate()
         config.freeze()
         try:
-            self.workers.abandon_groups()
-            self.learner_group.shutdown()
-            del self.learner_group
+            if hasattr(self, "learner_group"):  # else the last trial could not begin
+                self.workers.abandon_groups()
+                self.learner_group.shutdown()
+                del self.learner_group
             self.config = config
             self._env_id, self.env_creator = self._get_env_id_and_creator(config.env, config)
             self.metrics = MetricsLogger(root=True, stats_cls_lookup=config.stats_cls_lookup)
             self.setup(config)
         except BaseException:
-            self.cleanup()
+            self._end_actors()
             raise
         return True
+
+    def _end_actors(self) -> None:
+        self.cleanup()
+        for name in ("learner_group", "env_runner_group", "engine_pool", "_made_for"):
+            self.__dict__.pop(name, None)
 
     def _keep_actors(self, request: PlacementGroupFactory) -> bool:
         """Whether the engines and env runners of an earlier trial are what this one asks for; if not, they are stopped."""
         config = self.config
         wanted = {"engines": pool_arguments(config), "runners": config.num_env_runners, "placed": request}
-        before, self._made_for = getattr(self, "_made_for", None), wanted
+        before = getattr(self, "_made_for", None)
         if before == wanted:
             self.engine_pool.renew()
             return True
         if before is not None:
-            self.cleanup()
-            del self.engine_pool, self.env_runner_group
-        self.pairs = None
+            self._end_actors()
+        self.pairs, self._made_for = None, wanted
         return False
 
     def _list_tasks(self) -> TaskSampler:

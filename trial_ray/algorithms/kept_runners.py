@@ -17,6 +17,7 @@ def runners_kept(group: EnvRunnerGroup | None) -> Iterator[None]:
 
     def take(**arguments: Any) -> EnvRunnerGroup:
         assert group is not None
+        group._worker_manager._num_actor_restarts = group._num_env_runners_dropped_lifetime = 0
         return group
 
     if group is not None:
