@@ -19,6 +19,7 @@ import argparse
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -102,8 +103,14 @@ def run(command: str, text: str, folder: Path, *arguments: str) -> tuple[float, 
         for each in map(json.loads, results.read_text(encoding="utf-8").splitlines())
     }
     # Ray rounds the times of results to whole seconds; the line of an iteration is printed when it ends.
-    ends = [(each, moment) for moment, line in lines if (each := ITERATION.match(line))]
-    played = [(moment - took[each[1] or "", int(each[2])], moment) for each, moment in ends]
+    ends = [((each[1] or "", int(each[2])), moment) for moment, line in lines if (each := ITERATION.match(line))]
+    # A member of a population that copies another gives up its own results.
+    usual = statistics.median(took.values())
+    played = [(moment - took.get(key, usual), moment) for key, moment in ends]
+    print(
+        f"{command} in {exited - began:.1f} s: {[tuple(round(each - began, 1) for each in pair) for pair in played]}",
+        flush=True,
+    )
     return began, exited, played
 
 

@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import pytest
 
+from trial_ray.experiments.interrupt import termination_as_interrupt
 from trial_ray.process_progress import advance, describe_processes, is_announced, own_count
 
 CHILD = """
@@ -76,3 +78,13 @@ def test_units_of_work_are_counted():
     before = own_count()
     advance("step")
     assert own_count() == before + 1
+
+
+def test_a_termination_that_a_library_swallows_ends_the_work_all_the_same():
+    with termination_as_interrupt():
+        with suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        with pytest.raises(KeyboardInterrupt):
+            advance("turn")
+    advance("turn")

@@ -13,10 +13,12 @@ import faulthandler
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import ray
@@ -49,6 +51,7 @@ class _Own:
     """State of this process."""
 
     count = 0
+    interrupted = False
     published_at = 0.0
     actor: str | None = None
     node = ""
@@ -60,10 +63,30 @@ def advance(work: str) -> None:
 
     Args:
         work: what it was, for a person to read.
+
+    Raises:
+        KeyboardInterrupt: in the main thread, one that :func:`interrupt` raised was swallowed.
     """
+    if _Own.interrupted and threading.current_thread() is threading.main_thread():
+        raise KeyboardInterrupt
     _Own.count += 1
     if _Own.actor is not None and time.monotonic() - _Own.published_at > PUBLISH_S:
         _publish(work)
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Handler of a signal that ends the work: wherever it comes, a library may swallow what is raised, and then the work goes on.
+
+    Raises:
+        KeyboardInterrupt: always, and again with each finished unit of work until :func:`forget_interrupt`.
+    """
+    _Own.interrupted = True
+    raise KeyboardInterrupt
+
+
+def forget_interrupt() -> None:
+    """The interrupt, if there was one, has reached who waits for it."""
+    _Own.interrupted = False
 
 
 def announce() -> None:

@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any
 
+from trial_ray.process_progress import forget_interrupt, interrupt
+
 
 @contextmanager
 def termination_as_interrupt() -> Iterator[None]:
@@ -16,11 +18,12 @@ def termination_as_interrupt() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # Python allows handlers nowhere else
         yield
         return
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    previous = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
+        forget_interrupt()
 
 
 @contextmanager

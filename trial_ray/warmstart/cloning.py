@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
+from trial_ray.process_progress import advance
 from trial_ray.warmstart.muon import Muon
 from trial_ray.warmstart.renaming import Renamer
 
@@ -200,4 +201,5 @@ class Cloner:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             scheduler.step()
+        advance("cloning update")
         return loss.item(), right.item()
