@@ -79,7 +79,7 @@ audit: setup
 setup: $(STAMP)
 
 $(STAMP): requirements/torch.txt requirements/cpu.txt setup.py envs/setup.py
-	test -x $(BIN)/python || { $(MAKE_VENV) $(VENV); }
+	@test -x $(BIN)/python || { $(MAKE_VENV) $(VENV); }
 	$(BIN)/python -m pip install --quiet $(UV) --requirement requirements/torch.txt
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --requirement requirements/cpu.txt
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
@@ -88,7 +88,7 @@ $(STAMP): requirements/torch.txt requirements/cpu.txt setup.py envs/setup.py
 docs-setup: $(DOCS_STAMP)
 
 $(DOCS_STAMP): requirements/docs.txt
-	test -x $(DOCS_VENV)/bin/python || { $(MAKE_VENV) $(DOCS_VENV); }
+	@test -x $(DOCS_VENV)/bin/python || { $(MAKE_VENV) $(DOCS_VENV); }
 	$(DOCS_VENV)/bin/python -m pip install --quiet $(UV)
 	$(DOCS_VENV)/bin/uv pip install --quiet --python $(DOCS_VENV)/bin/python --no-deps --requirement requirements/docs.txt
 	touch $(DOCS_STAMP)
@@ -96,7 +96,7 @@ $(DOCS_STAMP): requirements/docs.txt
 bench-setup: $(BENCH_STAMP)
 
 $(BENCH_STAMP): requirements/torch.txt requirements/bench.txt
-	test -x $(BENCH_VENV)/bin/python || { $(MAKE_VENV) $(BENCH_VENV); }
+	@test -x $(BENCH_VENV)/bin/python || { $(MAKE_VENV) $(BENCH_VENV); }
 	$(BENCH_VENV)/bin/python -m pip install --quiet $(UV) --requirement requirements/torch.txt
 	$(BENCH_VENV)/bin/uv pip install --quiet --python $(BENCH_VENV)/bin/python --no-deps --requirement requirements/bench.txt
 	touch $(BENCH_STAMP)
