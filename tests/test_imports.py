@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import graphlib
+import subprocess
+import sys
 from pathlib import Path
 
 import grimp
@@ -51,3 +53,8 @@ def test_what_type_checkers_import_is_looked_at(graph):
 def test_contributors_are_told_the_same_direction():
     layers = " → ".join(CONTRACTS["layers"]["layers"])
     assert f"`{layers}`" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+def test_the_command_line_imports_neither_ray_nor_torch_before_a_command_needs_them():
+    code = "import sys, trial_ray.cli; print({'ray', 'torch', 'numpy', 'transformers'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

@@ -13,16 +13,16 @@ import faulthandler
 import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import ray
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
+
+from trial_ray.termination import raise_swallowed_interrupt
 
 PUBLISH_S = 1.0
 STACKS_FILE = "trial_ray_stacks"
@@ -51,7 +51,6 @@ class _Own:
     """State of this process."""
 
     count = 0
-    interrupted = False
     published_at = 0.0
     actor: str | None = None
     node = ""
@@ -65,28 +64,12 @@ def advance(work: str) -> None:
         work: what it was, for a person to read.
 
     Raises:
-        KeyboardInterrupt: in the main thread, one that :func:`interrupt` raised was swallowed.
+        KeyboardInterrupt: as :func:`~trial_ray.termination.raise_swallowed_interrupt`.
     """
-    if _Own.interrupted and threading.current_thread() is threading.main_thread():
-        raise KeyboardInterrupt
+    raise_swallowed_interrupt()
     _Own.count += 1
     if _Own.actor is not None and time.monotonic() - _Own.published_at > PUBLISH_S:
         _publish(work)
-
-
-def interrupt(number: int, frame: FrameType | None) -> None:
-    """Handler of a signal that ends the work: wherever it comes, a library may swallow what is raised, and then the work goes on.
-
-    Raises:
-        KeyboardInterrupt: always, and again with each finished unit of work until :func:`forget_interrupt`.
-    """
-    _Own.interrupted = True
-    raise KeyboardInterrupt
-
-
-def forget_interrupt() -> None:
-    """The interrupt, if there was one, has reached who waits for it."""
-    _Own.interrupted = False
 
 
 def announce() -> None:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any
 
-from trial_ray.process_progress import forget_interrupt, interrupt
+from trial_ray.termination import forget_interrupt, interrupt
 
 
 @contextmanager

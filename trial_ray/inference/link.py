@@ -132,7 +132,7 @@ class EngineLink:
         answered = [
             (requests.pending[number], response, digest)
             for (number, response), digest in zip(answers.split(), answers.prompt_digests, strict=True)
-            if number in requests.pending  # else nobody waits for it any more
+            if number in requests.pending  # else its caller has stopped waiting
         ]
         found = [wrong_answer(response, digest, pending.asked) for pending, response, digest in answered]
         wrong = [error for error in found if error is not None]
