@@ -5,10 +5,16 @@ Property tests draw the same examples everywhere and have no deadline on a busy 
 
 from __future__ import annotations
 
+import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+# Before anything imports torch: threads of several processes of pytest would wait for each other's processors.
+os.environ.setdefault(
+    "OMP_NUM_THREADS", str(max(1, os.cpu_count() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))))
+)
 
 import fault_table
 import pytest
@@ -26,12 +32,19 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(third_party.missing())
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that start actors come first, those that take longest before all, so that no worker ends with one of them alone."""
+    """Files that start actors come first, those that take longest before all, so that no worker ends with one of them alone.
+
+    A worker takes whole files, and all files that share an algorithm (``make test`` distributes by these groups).
+    """
     longest = [item.path for item in items if item.get_closest_marker("e2e")]
     actors = [item.path for item in items if item.get_closest_marker("actors") or "ray_session" in item.fixturenames]
     rank = dict.fromkeys(actors, 1) | dict.fromkeys(longest, 0)
     items.sort(key=lambda item: rank.get(item.path, 2))
+    sharing = {item.path for item in items if "algorithm_of" in item.fixturenames}
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("algorithm" if item.path in sharing else item.path.stem))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -102,6 +115,28 @@ def ray_session() -> Iterator[None]:
         start_ray(folder)
         yield
         ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def algorithm_of(ray_session: None) -> Iterator[Callable[[Any], Any]]:
+    """Makes the algorithm of a config, with the engines and env runners of the one before it where it asks for the same.
+
+    There is one at a time; tests do not stop it, and leave it whole.
+    """
+    from trial_ray.algorithms import GRPO
+
+    made: list[GRPO] = []
+
+    def algorithm_of(config: Any) -> GRPO:
+        if made:
+            made[0].reset(config.to_dict())
+        else:
+            made.append(GRPO(config=config))
+        return made[0]
+
+    yield algorithm_of
+    for algo in made:
+        algo.stop()
 
 
 def start_ray(folder: str, attempts: int = 3) -> None:

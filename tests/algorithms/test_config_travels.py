@@ -83,7 +83,7 @@ def test_tune_trains_the_method_of_the_config_that_it_is_given(tmp_path):
         .training(distillation_coeff=tune.grid_search([0.5]))
         .rollouts(max_prompt_tokens=400, max_response_tokens=8, prompt_style="plain")
         .engines(engine="transformers", num_cpus_per_engine=0.25)
-        .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25)
+        .env_runners(num_env_runners=0)
         .learners(num_learners=0, num_cpus_per_learner=0.25)
         .resources(num_cpus_for_main_process=0.25)
     )

@@ -1,4 +1,4 @@
-"""The page about an environment of one's own: its blocks are the tuned example, and train with remote actors."""
+"""The page about an environment of one's own: its blocks are the tuned example, and train with a remote env runner."""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ def test_the_file_is_an_adapter_file_too(page):
 
 
 @pytest.mark.actors
-@pytest.mark.usefixtures("ray_session")
-def test_the_file_trains_with_remote_runners_and_a_remote_learner(page, tmp_path, monkeypatch):
+def test_the_file_trains_with_a_remote_env_runner(page, tmp_path, monkeypatch, algorithm_of):
     monkeypatch.setenv("TRIAL_RAY_CACHE", str(tmp_path / "cache"))
     config = load_experiment(page).config
     settings = {
@@ -57,18 +56,15 @@ def test_the_file_trains_with_remote_runners_and_a_remote_learner(page, tmp_path
         group_size=2, tasks_per_iteration=4, minibatch_rows=16, microbatch_rows=8, hindsight_start_iteration=1
     )
     config.engines(num_cpus_per_engine=0.25)
-    config.env_runners(num_env_runners=2, num_cpus_per_env_runner=0.25)
-    config.learners(num_learners=1, num_cpus_per_learner=0.25)
+    config.env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25)
+    config.learners(num_learners=0, num_cpus_per_learner=0.25)
     config.resources(num_cpus_for_main_process=0.25)
     config.panel(split=None)
     config.recording(trajectories_folder=str(tmp_path / "trajectories"))
     page.unlink()
-    algo = config.build_algo()
-    try:
-        rows = algo.train()["rows"]
-        tokenizer = load_tokenizer(algo.config.model_path)
-    finally:
-        algo.stop()
+    algo = algorithm_of(config)
+    rows = algo.train()["rows"]
+    tokenizer = load_tokenizer(algo.config.model_path)
     assert rows["sampled"] == rows["given_to_learners"] > 0
     prompts = [tokenizer.decode(ids) for ids in read_turns(tmp_path / "trajectories")["prompt_ids"].to_pylist()]
     assert len(prompts) == rows["sampled"]

@@ -28,7 +28,7 @@ def colocated_config(model_path: str) -> TRIALConfig:
         .training(group_size=2, tasks_per_iteration=2, minibatch_rows=12, microbatch_rows=6, kl_coeff=0.0, lr=1e-2)
         .rollouts(max_prompt_tokens=400, max_response_tokens=4, prompt_style="plain")
         .engines(engine="transformers", colocate=True, sleep_level=2, num_cpus_per_engine=0.25)
-        .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25)
+        .env_runners(num_env_runners=0)
         .learners(num_learners=1, num_cpus_per_learner=0.5)
         .resources(num_cpus_for_main_process=0.25)
         .panel(split="generated", env_config={"generator_seed": 1}, num_tasks=2, temperature=1.0)

@@ -8,7 +8,7 @@ import ray
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.rollout.trajectory import TrajectoryGroup
 
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("ray_session")]
+pytestmark = pytest.mark.e2e
 
 
 def overlapping_config(model_path: str) -> GRPOConfig:
@@ -24,7 +24,7 @@ def overlapping_config(model_path: str) -> GRPOConfig:
         .rollouts(max_prompt_tokens=400, max_response_tokens=16, prompt_style="plain")
         # One rollout at a time, so that groups are still played when the first ones are trained on.
         .rollouts(max_staleness=1, max_episodes_in_flight=1)
-        .engines(engine="transformers", num_cpus_per_engine=0.25)
+        .engines(engine="transformers", num_cpus_per_engine=0.25, engine_kwargs={"max_model_len": 508})
         .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25)
         .learners(num_learners=0, num_cpus_per_learner=0.25)
         .resources(num_cpus_for_main_process=0.25)
@@ -36,11 +36,11 @@ def overlapping_config(model_path: str) -> GRPOConfig:
 class TrainedGroups:
     """What each update of an algorithm was given."""
 
-    def __init__(self, algo) -> None:
+    def __init__(self, algo, monkeypatch) -> None:
         self.versions: list[int] = []
         self.groups: list[list[TrajectoryGroup]] = []
         self._algo, self._update = algo, algo._update
-        algo._update = self.update
+        monkeypatch.setattr(algo, "_update", self.update)
 
     def update(self, samples) -> None:
         self.versions.append(self._algo.weight_version)
@@ -52,22 +52,21 @@ class TrainedGroups:
         return [group.task_id for groups in self.groups for group in groups]
 
 
-def test_groups_go_on_under_new_weights_and_a_resumed_run_trains_each_task_once(model_path, tmp_path):
-    algo = overlapping_config(model_path).build_algo()
-    try:
-        trained = TrainedGroups(algo)
-        order = [request.task_id for request in type(algo.tasks)(algo.tasks._task_ids, 1).draw(14, 3)]
-        results = [algo.train() for _ in range(3)]
-        assert len(algo.evaluate_panels()["ALFWorld-v0"].episodes) == 2
-        algo.save_to_path(str(tmp_path / "checkpoint"))
-        in_flight = algo.sampler.get_state()["returned"]
-        assert len(in_flight) == 2
-        results.append(algo.train())  # its updates are lost with the interruption
-        del trained.versions[3:], trained.groups[3:]
-        algo.restore_from_path(str(tmp_path / "checkpoint"))
-        results += [algo.train() for _ in range(3)]
-    finally:
-        algo.stop()
+def test_groups_go_on_under_new_weights_and_a_resumed_run_trains_each_task_once(
+    algorithm_of, model_path, tmp_path, monkeypatch
+):
+    algo = algorithm_of(overlapping_config(model_path))
+    trained = TrainedGroups(algo, monkeypatch)
+    order = [request.task_id for request in type(algo.tasks)(algo.tasks._task_ids, 1).draw(14, 3)]
+    results = [algo.train() for _ in range(3)]
+    assert len(algo.evaluate_panels()["ALFWorld-v0"].episodes) == 2
+    algo.save_to_path(str(tmp_path / "checkpoint"))
+    in_flight = algo.sampler.get_state()["returned"]
+    assert len(in_flight) == 2
+    results.append(algo.train())  # its updates are lost with the interruption
+    del trained.versions[3:], trained.groups[3:]
+    algo.restore_from_path(str(tmp_path / "checkpoint"))
+    results += [algo.train() for _ in range(3)]
     for version, groups in zip(trained.versions, trained.groups, strict=True):
         sampled_by = [turn.weight_version for group in groups for each in group.trajectories for turn in each.turns]
         assert version - 1 <= min(sampled_by) <= max(sampled_by) <= version

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +14,7 @@ import torch
 from nano_model import save_nano_model
 from transformers import AutoModelForCausalLM
 
-from trial_ray.algorithms import GRPO, TRIAL, TRIALConfig
+from trial_ray.algorithms import GRPO, TRIALConfig
 from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.experiments.checkpoint_manifest import write_manifest
 from trial_ray.experiments.checkpoints import find_model
@@ -27,7 +26,7 @@ from trial_ray.learner.training_record import read_training
 from trial_ray.models.causal_lm_module import load_tokenizer
 from trial_ray.rollout.recording import read_trajectories, read_turns
 
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("ray_session")]
+pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")
@@ -80,27 +79,26 @@ def weights(algo: GRPO) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(ray_session, model_path, tmp_path_factory) -> Iterator[SimpleNamespace]:
+def uninterrupted(algorithm_of, model_path, tmp_path_factory) -> SimpleNamespace:
     """Four iterations: results, weights, the run folder with checkpoints of the second and the third, and the algorithm."""
     config = small_config(model_path, lr=[[0, 2e-3], [60, 1e-4]])
     run = RunFolder.create(tmp_path_factory.mktemp("runs") / "run", config, Path(__file__), [])
     run.configure(config)
-    algo = config.build_algo()
-    try:
-        initial, results = weights(algo).clone(), []
-        with MetricWriters(run) as writers:
-            for iteration in range(1, 5):
-                results.append(algo.train())
-                writers.write(iteration, results[-1])
-                if iteration == 2:
-                    panels = algo.evaluate_panels()
-                if iteration in (2, 3):
-                    algo.save_to_path(str(run.checkpoints / f"{iteration:06d}"))
-                    write_manifest(run.checkpoints / f"{iteration:06d}")
-        trained = weights(algo).clone()
-        yield SimpleNamespace(run=run, initial=initial, weights=trained, results=results, panels=panels, algo=algo)
-    finally:
-        algo.stop()
+    algo = algorithm_of(config)
+    initial, results = weights(algo).clone(), []
+    with MetricWriters(run) as writers:
+        for iteration in range(1, 5):
+            results.append(algo.train())
+            writers.write(iteration, results[-1])
+            if iteration == 2:
+                panels = algo.evaluate_panels()
+            if iteration in (2, 3):
+                algo.save_to_path(str(run.checkpoints / f"{iteration:06d}"))
+                write_manifest(run.checkpoints / f"{iteration:06d}")
+    trained = weights(algo).clone()
+    return SimpleNamespace(
+        config=config, run=run, initial=initial, weights=trained, results=results, panels=panels, algo=algo
+    )
 
 
 def test_a_replay_gives_the_weights_of_the_run_bit_for_bit(uninterrupted, tmp_path):
@@ -148,17 +146,16 @@ def test_every_trained_row_is_recorded(uninterrupted):
 def test_resuming_gives_the_weights_of_an_uninterrupted_run(uninterrupted):
     run = uninterrupted.run
     run.drop_records_after(2)
-    resumed = TRIAL.from_checkpoint(str(run.checkpoints / "000002"))
-    try:
-        assert resumed.iteration == 2
-        assert _episodes(resumed.evaluate_panels()) == _episodes(uninterrupted.panels)
-        results = [resumed.train() for _ in range(2)]
-        trained = [uninterrupted.results[1]["time_total_s"], *(each["time_this_iter_s"] for each in results)]
-        assert results[1]["time_total_s"] == pytest.approx(sum(trained))
-        assert torch.equal(weights(resumed), uninterrupted.weights)
-        assert not torch.equal(uninterrupted.weights, uninterrupted.initial)
-    finally:
-        resumed.stop()
+    resumed = uninterrupted.algo
+    resumed.reset(uninterrupted.config.to_dict())
+    resumed.restore_from_path(str(run.checkpoints / "000002"))
+    assert resumed.iteration == 2
+    assert _episodes(resumed.evaluate_panels()) == _episodes(uninterrupted.panels)
+    results = [resumed.train() for _ in range(2)]
+    trained = [uninterrupted.results[1]["time_total_s"], *(each["time_this_iter_s"] for each in results)]
+    assert results[1]["time_total_s"] == pytest.approx(sum(trained))
+    assert torch.equal(weights(resumed), uninterrupted.weights)
+    assert not torch.equal(uninterrupted.weights, uninterrupted.initial)
     _check_metrics(uninterrupted.results[1])
     assert set(read_turns(run.trajectories)["iteration"].to_pylist()) == {1, 2, 3, 4}
     assert Replay.of(run, 3).play().same_weights
@@ -179,45 +176,6 @@ def _check_metrics(result) -> None:
     sampled = result["env_runners"]
     assert sampled["num_episodes"] == 6
     assert sampled["num_prompt_tokens"] > sampled["num_response_tokens"] > 0
-
-
-@pytest.mark.parametrize("engine", ["transformers", pytest.param("vllm", marks=pytest.mark.vllm)])
-def test_engine_and_learner_agree_at_another_temperature_and_every_row_is_trained(engine, model_path):
-    """Sharp logits: untempered ones would differ by far more than the limit of 1e-3 nats, which stops a run."""
-    config = small_config(model_path, num_epochs=2).rollouts(temperature=0.7).engines(engine=engine)
-    algo = config.build_algo()
-    try:
-        results = [algo.train() for _ in range(2)]
-        reports = algo.actor_reports()
-    finally:
-        algo.stop()
-    _check_counts(results, reports)
-    for result in results:
-        learned = result["learners"]["default_policy"]
-        print(f"{engine}: logprob gap {float(learned['engine']['logprob_gap']):.1e} at T = 0.7")
-        assert float(learned["engine"]["logprob_gap"]) < 1e-5
-        assert float(learned["engine"]["ratio_mean"]) == pytest.approx(1, abs=1e-4)
-        rows = result["rows"]
-        assert rows["sampled"] == rows["given_to_learners"] + rows["left_out"] + rows["redrawn"]
-        assert rows["sampled"] == result["env_runners"]["num_env_steps_sampled"]
-        assert learned["num_module_steps_trained"] + learned["rows"]["skipped"] == 2 * rows["given_to_learners"]
-
-
-def _check_counts(results, reports) -> None:
-    """Env runners, engines and learners counted the same tokens; the phases are within the iterations' time."""
-    sampled = [result["env_runners"] for result in results]
-    prompts, responses = (sum(each[f"num_{kind}_tokens"] for each in sampled) for kind in ("prompt", "response"))
-    engine = reports["engine 0"]
-    assert (engine["prompt_tokens"], engine["response_tokens"]) == (prompts, responses)
-    trained = sum(result["learners"]["default_policy"]["update"]["tokens_trained"] for result in results)
-    assert trained == 2 * (prompts + responses)
-    assert set(reports) == {"driver and learner", "engine 0", "env runner 0"}
-    assert all(report["host_bytes"] > 50_000_000 for report in reports.values())
-    for result in results:
-        seconds, learner = result["seconds"], result["learners"]["default_policy"]
-        assert 0.5 * result["time_this_iter_s"] < sum(seconds.values()) <= result["time_this_iter_s"]
-        assert learner["scoring"]["seconds"] + learner["update"]["seconds"] <= seconds["update"]
-        assert 0 < engine["busy_seconds"] < sum(each["time_this_iter_s"] for each in results)
 
 
 def test_conversations_are_trained_as_they_were_sampled(uninterrupted, model_path, tmp_path):
@@ -273,6 +231,46 @@ def test_a_killed_env_runner_and_a_killed_engine_are_replaced_and_lose_no_group(
     assert algo.train()["fault_tolerance"]["num_remote_worker_restarts"] == 0
 
 
+@pytest.mark.parametrize(
+    "engine", ["transformers", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(600)])]
+)
+def test_engine_and_learner_agree_at_another_temperature_and_every_row_is_trained(engine, algorithm_of, model_path):
+    """Sharp logits: untempered ones would differ by far more than the limit of 1e-3 nats, which stops a run."""
+    config = small_config(model_path, num_epochs=2).rollouts(temperature=0.7).engines(engine=engine)
+    algo = algorithm_of(config)
+    before = algo.actor_reports()["engine 0"]
+    results = [algo.train() for _ in range(2)]
+    _check_counts(results, algo.actor_reports(), before)
+    for result in results:
+        learned = result["learners"]["default_policy"]
+        print(f"{engine}: logprob gap {float(learned['engine']['logprob_gap']):.1e} at T = 0.7")
+        assert float(learned["engine"]["logprob_gap"]) < 1e-5
+        assert float(learned["engine"]["ratio_mean"]) == pytest.approx(1, abs=1e-4)
+        rows = result["rows"]
+        assert rows["sampled"] == rows["given_to_learners"] + rows["left_out"] + rows["redrawn"]
+        assert rows["sampled"] == result["env_runners"]["num_env_steps_sampled"]
+        assert learned["num_module_steps_trained"] + learned["rows"]["skipped"] == 2 * rows["given_to_learners"]
+
+
+def _check_counts(results, reports, before) -> None:
+    """Env runners, engines and learners counted the same tokens; the phases are within the iterations' time."""
+    sampled = [result["env_runners"] for result in results]
+    prompts, responses = (sum(each[f"num_{kind}_tokens"] for each in sampled) for kind in ("prompt", "response"))
+    engine = {
+        name: reports["engine 0"][name] - before[name] for name in ("prompt_tokens", "response_tokens", "busy_seconds")
+    }
+    assert (engine["prompt_tokens"], engine["response_tokens"]) == (prompts, responses)
+    trained = sum(result["learners"]["default_policy"]["update"]["tokens_trained"] for result in results)
+    assert trained == 2 * (prompts + responses)
+    assert set(reports) == {"driver and learner", "engine 0", "env runner 0"}
+    assert all(report["host_bytes"] > 50_000_000 for report in reports.values())
+    for result in results:
+        seconds, learner = result["seconds"], result["learners"]["default_policy"]
+        assert 0.5 * result["time_this_iter_s"] < sum(seconds.values()) <= result["time_this_iter_s"]
+        assert learner["scoring"]["seconds"] + learner["update"]["seconds"] <= seconds["update"]
+        assert 0 < engine["busy_seconds"] < sum(each["time_this_iter_s"] for each in results)
+
+
 def test_other_engines_are_made_where_settings_ask_for_them_and_wrong_settings_leave_no_actor(
     uninterrupted, model_path
 ):
@@ -289,3 +287,5 @@ def test_other_engines_are_made_where_settings_ask_for_them_and_wrong_settings_l
     for actor in actors:
         with pytest.raises(ray.exceptions.RayActorError):
             ray.get(actor.handle.__ray_ready__.remote(), timeout=30)
+    assert algo.reset_config(small_config(model_path).to_dict())
+    assert algo.train()["groups"]["num_trained"] == 2

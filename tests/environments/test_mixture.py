@@ -9,7 +9,7 @@ from faulty_env import CountingEnv
 from riddle_env import RiddleEnv
 from user_env import registered
 
-from trial_ray.algorithms import GRPO, GRPOConfig
+from trial_ray.algorithms import GRPOConfig
 from trial_ray.environments import EnvironmentAdapter
 from trial_ray.errors import ConfigError
 from trial_ray.rollout.recording import read_trajectories
@@ -25,7 +25,7 @@ def config_of(model_path, folder) -> GRPOConfig:
         .policy(model_path=model_path)
         .training(lr=1e-3, group_size=2, tasks_per_iteration=4, minibatch_rows=16, microbatch_rows=8, kl_coeff=0.0)
         .rollouts(max_prompt_tokens=300, max_response_tokens=4, prompt_style="plain")
-        .engines(engine="transformers", num_cpus_per_engine=0.25)
+        .engines(engine="transformers", num_cpus_per_engine=0.25, engine_kwargs={"max_model_len": 508})
         .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25)
         .learners(num_learners=0, num_cpus_per_learner=0.25)
         .resources(num_cpus_for_main_process=0.25)
@@ -36,33 +36,26 @@ def config_of(model_path, folder) -> GRPOConfig:
 
 
 @pytest.mark.actors
-@pytest.mark.usefixtures("ray_session")
 @registered(RiddleEnv, CountingEnv)
-def test_a_run_counts_and_evaluates_every_environment(model_path, tmp_path):
-    algo = config_of(model_path, tmp_path / "trajectories").build_algo()
-    try:
-        result = algo.train()
-        played = result["env_runners"]
-        assert [played[name]["num_episodes"] for name in (RIDDLE, COUNTING)] == [6, 2]
-        # Counting is won by whatever is said three times; a riddle ends after two guesses.
-        assert (played[COUNTING]["success_rate"], played[COUNTING]["episode_len_mean"]) == (1.0, 3.0)
-        assert played[RIDDLE]["episode_len_mean"] <= 2
-        expected = (2 * 1.0 + 6 * played[RIDDLE]["success_rate"]) / 8
-        assert played["success_rate"] == pytest.approx(expected)
-        assert algo.tasks.get_state()["drawn"] == [3, 1]
-        _check_panels(algo)
-        path = algo.save_to_path(str(tmp_path / "checkpoint"))
-    finally:
-        algo.stop()
+def test_a_run_counts_and_evaluates_every_environment(algorithm_of, model_path, tmp_path):
+    algo = algorithm_of(config_of(model_path, tmp_path / "trajectories"))
+    result = algo.train()
+    played = result["env_runners"]
+    assert [played[name]["num_episodes"] for name in (RIDDLE, COUNTING)] == [6, 2]
+    # Counting is won by whatever is said three times; a riddle ends after two guesses.
+    assert (played[COUNTING]["success_rate"], played[COUNTING]["episode_len_mean"]) == (1.0, 3.0)
+    assert played[RIDDLE]["episode_len_mean"] <= 2
+    expected = (2 * 1.0 + 6 * played[RIDDLE]["success_rate"]) / 8
+    assert played["success_rate"] == pytest.approx(expected)
+    assert algo.tasks.get_state()["drawn"] == [3, 1]
+    _check_panels(algo)
+    path = algo.save_to_path(str(tmp_path / "checkpoint"))
     trajectories = read_trajectories(tmp_path / "trajectories")
     assert Counter(trajectory.environment for trajectory in trajectories) == {RIDDLE: 6, COUNTING: 2}
     assert {trajectory.family for trajectory in trajectories if trajectory.environment == COUNTING} == {"counting"}
-    resumed = GRPO.from_checkpoint(path)
-    try:
-        assert resumed.tasks.get_state()["drawn"] == [3, 1]
-        assert resumed.train()["env_runners"][COUNTING]["num_episodes"] == 2
-    finally:
-        resumed.stop()
+    algo.restore_from_path(path)
+    assert algo.tasks.get_state()["drawn"] == [3, 1]
+    assert algo.train()["env_runners"][COUNTING]["num_episodes"] == 2
 
 
 def _check_panels(algo) -> None:

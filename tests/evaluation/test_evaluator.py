@@ -16,7 +16,7 @@ from trial_ray.evaluation.evaluator import Evaluator
 from trial_ray.evaluation.journal import EpisodeJournal
 from trial_ray.evaluation.named_panels import choose_panel
 from trial_ray.evaluation.panel import Panel
-from trial_ray.evaluation.panel_player import policy_protocol
+from trial_ray.evaluation.panel_player import PanelPlayer, policy_protocol
 from trial_ray.evaluation.results import EvaluationResult
 
 pytestmark = [pytest.mark.actors, pytest.mark.usefixtures("ray_session")]
@@ -32,9 +32,16 @@ def config_of(model_path: str, runners: int = 1, engines: int = 1) -> GRPOConfig
         )
         .policy(model_path=model_path)
         .rollouts(max_prompt_tokens=400, max_response_tokens=8, prompt_style="plain", max_episodes_in_flight=3)
-        .engines(engine="transformers", num_engines=engines, num_cpus_per_engine=0.25)
+        .engines(
+            engine="transformers",
+            num_engines=engines,
+            num_cpus_per_engine=0.25,
+            engine_kwargs={"max_model_len": 508},
+        )
         .env_runners(num_env_runners=runners, num_cpus_per_env_runner=0.25)
-        .panel(split="generated", temperature=1.0)
+        .learners(num_learners=0, num_cpus_per_learner=0.25)
+        .resources(num_cpus_for_main_process=0.25)
+        .panel(split="generated", temperature=1.0, num_tasks=TASKS)
     )
     config.validate()
     return config
@@ -58,21 +65,21 @@ def responses(player, panel: Panel) -> dict[str, list[np.ndarray]]:
     return {group.task_id: [turn.response_ids for turn in group.trajectories[0].turns] for group in groups}
 
 
-def test_episodes_depend_on_the_task_alone_and_interruptions_cost_nothing(model_path, tmp_path):
+def test_episodes_depend_on_the_task_alone_and_interruptions_cost_nothing(algorithm_of, model_path, tmp_path):
     config = config_of(model_path)
     panel = panel_of(config)
-    first = Evaluator(config)
-    with first as player:
-        alone = responses(player, panel)
-        whole = player.play(panel, entry_of(config))
-        few = player.play(panel_of(config, 3), entry_of(config))
+    algo = algorithm_of(config)
+    player = PanelPlayer(config, algo.workers)
+    alone = responses(player, panel)
+    whole = algo.evaluate_panel(panel, entry_of(config))
+    few = player.play(panel_of(config, 3), entry_of(config))
     assert [episode.task_id for episode in whole.episodes] == list(panel.task_ids)
     assert few.episodes == whole.episodes[:3]
     assert len({ids.tobytes() for turns in alone.values() for ids in turns}) > TASKS  # the model says different things
 
     crowd = config_of(model_path, runners=2, engines=2)
     second = Evaluator(crowd)
-    assert second.weights == first.weights
+    assert second.weights == algo.weights_checksum
     protocol, path = policy_protocol(crowd, panel, entry_of(crowd)), tmp_path / "result.json"
     assert protocol == whole.protocol
     with second as player:

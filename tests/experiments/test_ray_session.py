@@ -7,6 +7,7 @@ import signal
 import socket
 import stat
 from contextlib import suppress
+from functools import partial
 from threading import Thread
 
 import psutil
@@ -145,28 +146,35 @@ def other_program():
         server.shutdown(socket.SHUT_RDWR)
 
 
-def complaint(monkeypatch, address):
-    monkeypatch.setenv("RAY_ADDRESS", address)
+@pytest.fixture
+def unreachable(monkeypatch):
+    """An address that is tried in vain; the Ray of other tests goes on."""
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    return partial(monkeypatch.setenv, "RAY_ADDRESS")
+
+
+def complaint(unreachable, address):
+    unreachable(address)
     with pytest.raises(ClusterError) as caught, ray_session():
         pass
     return str(caught.value)
 
 
-def test_an_address_where_nothing_answers(monkeypatch):
-    assert "No Ray cluster answers at RAY_ADDRESS=127.0.0.1:1 " in complaint(monkeypatch, "127.0.0.1:1")
+def test_an_address_where_nothing_answers(unreachable):
+    assert "No Ray cluster answers at RAY_ADDRESS=127.0.0.1:1 " in complaint(unreachable, "127.0.0.1:1")
 
 
-def test_a_port_that_another_program_has(monkeypatch, other_program):
-    assert "the port is another program's" in complaint(monkeypatch, other_program)
+def test_a_port_that_another_program_has(unreachable, other_program):
+    assert "the port is another program's" in complaint(unreachable, other_program)
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:8265", "nonsense"])
-def test_what_is_no_address_of_a_head_is_told_in_rays_words(monkeypatch, address):
-    assert f"Ray cannot use RAY_ADDRESS={address}: Invalid" in complaint(monkeypatch, address)
+def test_what_is_no_address_of_a_head_is_told_in_rays_words(unreachable, address):
+    assert f"Ray cannot use RAY_ADDRESS={address}: Invalid" in complaint(unreachable, address)
 
 
-def test_a_command_ends_with_status_2_and_leaves_no_folder(monkeypatch, tmp_path, capsys, model_path):
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+def test_a_command_ends_with_status_2_and_leaves_no_folder(unreachable, tmp_path, capsys, model_path):
+    unreachable("127.0.0.1:1")
     settings = ("warm_start=None", f"model_path={model_path}", "engine=transformers")
     overrides = [part for setting in settings for part in ("--set", setting)]
     assert main(["train", "alfworld_quickstart", "--out", str(tmp_path / "run"), *overrides]) == 2

@@ -13,7 +13,7 @@ import pytest
 import ray
 import torch
 
-from trial_ray.errors import EngineError, WeightSyncError
+from trial_ray.errors import ConfigError, EngineError, WeightSyncError
 from trial_ray.inference import weights as weights_module
 from trial_ray.inference.client import EngineClient
 from trial_ray.inference.pool import EnginePool
@@ -24,6 +24,8 @@ pytestmark = pytest.mark.actors
 
 VOCAB_SIZE, STOP_ID = 300, 7  # of the tiny model in conftest
 MAX_MODEL_LEN = 160
+# Fields of vLLM's own arguments, of other values than this package's or vLLM's defaults.
+VLLM_ARGUMENTS = {"max_num_batched_tokens": 4096, "max_num_seqs": 15, "num_gpu_blocks_override": 400}
 VERSIONS = itertools.count(1)
 
 
@@ -31,6 +33,7 @@ VERSIONS = itertools.count(1)
 class Engine:
     """One running engine and the learner's model whose weights it was given."""
 
+    name: str
     pool: EnginePool
     client: EngineClient
     info: dict
@@ -65,7 +68,8 @@ def started(request, ray_session, tiny_qwen3):
         engine=request.param,
         model_path=str(tiny_qwen3),
         num_engines=1,
-        engine_kwargs={"max_model_len": MAX_MODEL_LEN, "max_batch": 16, "num_threads": 1},
+        engine_kwargs={"max_model_len": MAX_MODEL_LEN, "num_threads": 1}
+        | (VLLM_ARGUMENTS if request.param == "vllm" else {"max_batch": 16}),
         num_cpus_per_engine=0.2,
     )
     try:
@@ -73,7 +77,7 @@ def started(request, ray_session, tiny_qwen3):
         client = EngineClient(pool.handles, timeout_s=120)
         with pytest.raises(EngineError) as refusal:
             asyncio.run(client.generate(np.array([1, 2, 3]), SamplingParams(max_tokens=2), 0))
-        yield pool, client, info, refusal.value
+        yield request.param, pool, client, info, refusal.value
     finally:
         pool.stop()
 
@@ -448,3 +452,48 @@ def test_more_requests_than_rows_are_all_answered_for_their_own_prompt(engine):
 
 def test_an_engine_has_no_process_that_could_outlive_its_actor(engine):
     assert psutil.Process(engine.info["pid"]).children(recursive=True) == []
+
+
+def test_arguments_of_vllm_arrive_and_go_before_the_engines_own(engine):
+    def settings_inside(actor):
+        import torch._dynamo
+
+        config = actor._engine.vllm_config
+        return {
+            "compiles": not torch._dynamo.config.disable,
+            **{name: getattr(config.scheduler_config, name) for name in ("max_num_batched_tokens", "max_num_seqs")},
+            "num_gpu_blocks_override": config.cache_config.num_gpu_blocks,
+            "logprobs_mode": config.model_config.logprobs_mode,
+            "dtype": str(config.model_config.dtype),
+        }
+
+    if engine.name != "vllm":
+        pytest.skip("of vLLM alone")
+    assert ray.get(engine.pool.handles[0].__ray_call__.remote(settings_inside), timeout=60) == {
+        "compiles": False,  # eager execution is the default on a CPU, and vLLM's sampler would be compiled all the same
+        **VLLM_ARGUMENTS,
+        "logprobs_mode": "processed_logprobs",
+        "dtype": "torch.float32",
+    }
+
+
+def test_vllm_sleeps_through_both_parts_only_where_it_was_started_to(engine):
+    """Its CPU worker keeps the memory; the rest of it does as on a GPU."""
+    if engine.name != "vllm":
+        pytest.skip("of vLLM alone; how the transformers engine sleeps is in test_engine_pool")
+    handle = engine.pool.handles[0]
+
+    def may_sleep(actor, allowed):
+        actor._arguments["enable_sleep_mode"] = allowed
+
+    def sleeping_after(call):
+        ray.get(call, timeout=60)
+        return ray.get(handle.__ray_call__.remote(lambda actor: actor._engine.is_sleeping()), timeout=60)
+
+    with pytest.raises(ConfigError, match="cannot sleep"):
+        ray.get(handle.sleep.remote(), timeout=60)
+    ray.get(handle.__ray_call__.remote(may_sleep, allowed=True), timeout=60)
+    assert sleeping_after(handle.sleep.remote())
+    assert sleeping_after(handle.wake.remote("weights"))
+    assert not sleeping_after(handle.wake.remote("cache"))
+    ray.get(handle.__ray_call__.remote(may_sleep, allowed=False), timeout=60)

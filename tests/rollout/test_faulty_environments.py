@@ -29,7 +29,7 @@ def config_of(model_path: str, **env_config) -> GRPOConfig:
         .policy(model_path=model_path)
         .training(lr=1e-3, group_size=4, tasks_per_iteration=2, minibatch_rows=12, microbatch_rows=6, kl_coeff=0.0)
         .rollouts(max_prompt_tokens=200, max_response_tokens=4, prompt_style="plain", max_group_redraws=1)
-        .engines(engine="transformers", num_cpus_per_engine=0.25)
+        .engines(engine="transformers", num_cpus_per_engine=0.25, engine_kwargs={"max_model_len": 508})
         .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25)
         .learners(num_learners=0, num_cpus_per_learner=0.25)
         .resources(num_cpus_for_main_process=0.25)
@@ -39,46 +39,41 @@ def config_of(model_path: str, **env_config) -> GRPOConfig:
     )
 
 
-def test_one_faulty_episode_of_eight_is_left_out_and_told_while_the_others_train(model_path, caplog):
-    algo = config_of(model_path, fault="step_raises", faulty_episode=3).build_algo()
-    try:
-        with caplog.at_level(logging.WARNING):
-            result = algo.train()
-        assert result["groups"]["num_trained"] == 2
-        assert result["env_runners"]["num_failed_episodes"] == 1
-        assert result["env_runners"]["num_episodes"] == 7
-        assert np.isfinite(result["learners"]["default_policy"]["grpo"]["surrogate_loss"])
-        assert "1 of 8 rollouts failed" in caplog.text
-        assert "turn 2: KeyError: 'position'" in caplog.text
-        # The instance that failed is closed and never played again; the others are kept.
-        (kept,) = algo.env_runner_group.foreach_env_runner(
-            lambda runner: [env._env.unwrapped.closed for envs in runner._free_envs.values() for env in envs],
-            local_env_runner=False,
-        )
-        assert kept == [False] * 7
-        assert algo.train()["env_runners"]["num_episodes"] == 8
-    finally:
-        algo.stop()
+def test_one_faulty_episode_of_eight_is_left_out_and_told_while_the_others_train(
+    algorithm_of, model_path, caplog, tmp_path
+):
+    algo = algorithm_of(config_of(model_path, orders=str(tmp_path / "orders")))
+    (tmp_path / "orders").write_text("step_raises")
+    with caplog.at_level(logging.WARNING):
+        result = algo.train()
+    assert result["groups"]["num_trained"] == 2
+    assert result["env_runners"]["num_failed_episodes"] == 1
+    assert result["env_runners"]["num_episodes"] == 7
+    assert np.isfinite(result["learners"]["default_policy"]["grpo"]["surrogate_loss"])
+    assert "1 of 8 rollouts failed" in caplog.text
+    assert "turn 2: KeyError: 'position'" in caplog.text
+    # The instance that failed is closed and never played again; the others are kept.
+    (kept,) = algo.env_runner_group.foreach_env_runner(
+        lambda runner: [env._env.unwrapped.closed for envs in runner._free_envs.values() for env in envs],
+        local_env_runner=False,
+    )
+    assert kept == [False] * 7
+    assert algo.train()["env_runners"]["num_episodes"] == 8
 
 
-def test_where_every_episode_fails_the_run_and_the_panel_say_why(model_path, caplog):
-    algo = config_of(model_path, fault="step_raises").build_algo()
-    try:
-        with pytest.raises(InfrastructureError, match=f"No group of rollouts survived.*{FAULT}"):
-            algo.train()
-        with (
-            caplog.at_level(logging.WARNING),
-            pytest.raises(InfrastructureError, match=f"2 of the panel's 2 episodes.*{FAULT}"),
-        ):
-            algo.evaluate_panels()
-        assert "2 of 2 episodes failed" in caplog.text
-    finally:
-        algo.stop()
+def test_where_every_episode_fails_the_run_and_the_panel_say_why(algorithm_of, model_path, caplog):
+    algo = algorithm_of(config_of(model_path, fault="step_raises"))
+    with pytest.raises(InfrastructureError, match=f"No group of rollouts survived.*{FAULT}"):
+        algo.train()
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(InfrastructureError, match=f"2 of the panel's 2 episodes.*{FAULT}"),
+    ):
+        algo.evaluate_panels()
+    assert "2 of 2 episodes failed" in caplog.text
 
 
 def test_an_episode_of_the_panel_is_played_again_and_what_goes_wrong_in_a_runner_is_named(model_path, caplog):
-    """One run for three faults: an algorithm with its actors takes twenty seconds to start."""
-
     def spoil(runner) -> None:
         def player(request, settings, seed):
             raise ZeroDivisionError("a bug of ours")

@@ -145,10 +145,10 @@ class GRPO(Algorithm):
         config.validate()
         config.freeze()
         try:
-            if hasattr(self, "learner_group"):  # else the last trial could not begin
+            learners = self.__dict__.pop("learner_group", None)
+            if learners is not None:  # else the last trial could not begin
                 self.workers.abandon_groups()
-                self.learner_group.shutdown()
-                del self.learner_group
+                learners.shutdown()
             self.config = config
             self._env_id, self.env_creator = self._get_env_id_and_creator(config.env, config)
             self.metrics = MetricsLogger(root=True, stats_cls_lookup=config.stats_cls_lookup)
