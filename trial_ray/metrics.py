@@ -372,7 +372,7 @@ _LEARNER = MetricGroup(
             "update/tokens_forwarded",
             "sum",
             "model inputs of the forward passes with a gradient, over all steps "
-            "([scaling.md](scaling.md#how-the-learner-computes-one-prefix-tree))",
+            "([scaling.md](scaling.md#shared-prefixes))",
         ),
         Metric("update/tokens_distinct", "sum", "distinct prefixes of the rows of these passes"),
         Metric("update/seconds", "max", "time of the optimizer steps of the iteration; the slowest learner's"),
