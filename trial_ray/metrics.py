@@ -462,7 +462,9 @@ _DRIVER = MetricGroup(
             "share of groups with at least 2 completed rollouts in which all of these earned the same `reward`, up to rounding",
         ),
         Metric(
-            "guards/num_violated", "sum", "guards that the iteration violates ([reliability.md](reliability.md#guards))"
+            "guards/num_violated",
+            "sum",
+            "guards that the iteration violates ([reliability.md](reliability.md#health-checks-of-the-policy))",
         ),
         Metric("seconds/sampling", "sum", "the driver's time in this iteration for sampling"),
         Metric("seconds/update", "sum", "for the learners' update, its scoring included"),

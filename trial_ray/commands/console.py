@@ -87,7 +87,7 @@ def add_trust_option(parser: argparse.ArgumentParser) -> None:
         "--trust",
         action="store_true",
         help="load the pickles of a folder that this user did not write on this machine: they can run any program "
-        "(docs/security.md)",
+        "(docs/reliability.md#security)",
     )
 
 
