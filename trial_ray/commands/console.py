@@ -98,7 +98,7 @@ def add_log_to_option(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         choices=["wandb", "mlflow", "trackio"],
-        help="log to Weights & Biases, MLflow or trackio too, beside TensorBoard; may be repeated (docs/evaluation.md#sweeps)",
+        help="log to Weights & Biases, MLflow or trackio too, beside TensorBoard; may be repeated (docs/evaluation.md)",
     )
 
 
