@@ -372,7 +372,7 @@ _LEARNER = MetricGroup(
             "update/tokens_forwarded",
             "sum",
             "model inputs of the forward passes with a gradient, over all steps "
-            "([scaling.md](scaling.md#how-the-learner-computes-one-prefix-tree))",
+            "([scaling.md](scaling.md#shared-prefixes))",
         ),
         Metric("update/tokens_distinct", "sum", "distinct prefixes of the rows of these passes"),
         Metric("update/seconds", "max", "time of the optimizer steps of the iteration; the slowest learner's"),
@@ -462,7 +462,9 @@ _DRIVER = MetricGroup(
             "share of groups with at least 2 completed rollouts in which all of these earned the same `reward`, up to rounding",
         ),
         Metric(
-            "guards/num_violated", "sum", "guards that the iteration violates ([reliability.md](reliability.md#guards))"
+            "guards/num_violated",
+            "sum",
+            "guards that the iteration violates ([reliability.md](reliability.md#health-checks-of-the-policy))",
         ),
         Metric("seconds/sampling", "sum", "the driver's time in this iteration for sampling"),
         Metric("seconds/update", "sum", "for the learners' update, its scoring included"),

@@ -3,7 +3,7 @@
     trial-ray train tuned_examples/own_environment.py
 
 A tiny model first clones a player who remembers what the answers rule out, but does something else every third turn. TRIAL then
-trains it. docs/own_environment.md goes through this file step by step.
+trains it. docs/environments.md goes through this file step by step.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Makes the pictures of docs/report.md in headless Chromium.
+"""Makes the pictures of docs/runs.md in headless Chromium.
 
 python docs/images/report.py runs/trial-0 runs/trial-1 runs/grpo-0 runs/grpo-1
 """

@@ -1,4 +1,4 @@
-"""The pictures of docs/viewer.md: the page of two invented runs in headless Chromium.
+"""The pictures of docs/runs.md: the page of two invented runs in headless Chromium.
 
 python docs/images/viewer.py        # viewer-light.png, viewer-dark.png, viewer-narrow.png
 """

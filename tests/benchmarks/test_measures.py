@@ -73,6 +73,14 @@ def test_the_page_shows_the_committed_results():
         assert all(measure.name in page for measure in read_measures(path))
 
 
+def test_the_readme_quotes_the_speed_of_the_environments_as_it_was_measured():
+    (speed,) = [
+        each for each in read_measures(RESULTS / "alfworld.json") if each.name.endswith("steps a second against it")
+    ]
+    readme = (PAGE.parents[1] / "README.md").read_text(encoding="utf-8")
+    assert f"{speed.figure:.0f} times as many steps a second" in " ".join(readme.split())
+
+
 def test_every_benchmark_is_described_on_the_page():
     assert set(LONG) < set(names_of_all())
     page = PAGE.read_text(encoding="utf-8")

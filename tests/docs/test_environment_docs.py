@@ -1,7 +1,8 @@
-"""``docs/environments.md`` shows messages and both views of real turns: they are rendered anew and must be what the page says."""
+"""``docs/environments.md`` and ``docs/assets/views.txt`` show prompts of real turns: they are rendered again and compared."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from trial_ray.hindsight.outcome_view import OUTCOME
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "environments.md"
+VIEWS = ROOT / "docs" / "assets" / "views.txt"
 BOOK = "look_at_obj_in_light-Book-None-DeskLamp-308/trial_T20190908_020029_636862"
 SHOWN = [
     ("trial/ALFWorld-v0", {"split": "valid_unseen", "data": ALFWORLD}, BOOK, 3),
@@ -46,11 +48,22 @@ def render_views(env_id: str, settings: dict, task: str, turn: int) -> tuple[str
 
 @pytest.mark.data
 @pytest.mark.parametrize("shown", SHOWN, ids=lambda shown: f"{shown[0]}, turn {shown[3]}")
-def test_the_page_shows_views_as_they_are(shown):
-    page = PAGE.read_text(encoding="utf-8")
+def test_the_file_of_views_shows_them_as_they_are(shown):
+    views = VIEWS.read_text(encoding="utf-8")
     ordinary, evidence = render_views(*shown)
-    assert f"```text\n{ordinary}\n```" in page
-    assert f"```text\n{evidence.lstrip()}\n```" in page
+    assert f"```text\n{ordinary}\n```" in views
+    assert f"```text\n{evidence.lstrip()}\n```" in views
+
+
+def test_the_page_quotes_the_file_of_views():
+    views = VIEWS.read_text(encoding="utf-8")
+    quoted = [
+        block
+        for block in re.findall(r"^```text\n.*?^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+        if "<|im_start|>" not in block
+    ]
+    assert len(quoted) == 2
+    assert all(block in views for block in quoted)
 
 
 def test_the_page_shows_the_system_message_of_a_conversation_as_it_is():

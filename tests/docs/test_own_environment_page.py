@@ -13,7 +13,7 @@ from trial_ray.models.causal_lm_module import load_tokenizer
 from trial_ray.rollout.recording import read_turns
 from trial_ray.warmstart import WarmStartSettings, warm_start
 
-BLOCKS = snippets("own_environment.md", "own-environment")
+BLOCKS = snippets("environments.md", "own-environment")
 EXAMPLE = Path(__file__).parents[2] / "tuned_examples" / "own_environment.py"
 
 

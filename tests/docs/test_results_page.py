@@ -22,7 +22,7 @@ def read(name: str) -> dict[str, Any]:
 
 TINY, STUDY, SHOP = read("table3"), read("study"), read("webshop_table3")
 LEARNED = read("study_learning_alfworld")
-ROWS = [(name, row) for name, table in (("tiny", TINY), ("study", STUDY), ("webshop", SHOP)) for row in table["rows"]]
+ROWS = [(name, row) for name, table in (("study", STUDY), ("webshop", SHOP)) for row in table["rows"]]
 DIFFERENCES = [
     (name, found)
     for name, differences in (
@@ -32,14 +32,13 @@ DIFFERENCES = [
     )
     for found in differences
 ]
+FEW_SEEDS = 3
+"""Of the methods that are there for orientation; their differences stand in the JSON alone."""
+QUOTED = [(name, found) for name, found in DIFFERENCES if found["seeds"] > FEW_SEEDS]
 
 
 def percent(value: float) -> str:
     return f"{100 * value:.1f}"
-
-
-def signed(value: float) -> str:
-    return f"{100 * value:+.1f}".replace("-", "−")
 
 
 def pair(found: dict[str, Any]) -> str:
@@ -53,17 +52,24 @@ def test_every_cell_is_quoted_as_it_is(row):
     assert f"| {method_title(row['method'])} | {' | '.join([*cells, seeds])} |" in PAGE
 
 
-@pytest.mark.parametrize("found", TINY["comparisons"], ids=pair)
-def test_every_difference_of_the_tiny_scale_is_quoted_as_it_is(found):
-    interval = f"[{signed(found['low'])}, {signed(found['high'])}]"
-    assert f"| {pair(found)} | {signed(found['mean'])} | {interval} | {found['p_value']:.2g} |" in PAGE
-
-
-@pytest.mark.parametrize(
-    "found", [each for _, each in DIFFERENCES], ids=[f"{name}-{pair(each)}" for name, each in DIFFERENCES]
-)
-def test_every_tested_difference_is_quoted_as_the_tables_write_it(found):
+@pytest.mark.parametrize("found", [each for _, each in QUOTED], ids=[f"{name}-{pair(each)}" for name, each in QUOTED])
+def test_every_quoted_difference_is_as_the_tables_write_it(found):
     assert f"| {' | '.join(difference_cells(found, method_title))} |" in PAGE
+
+
+def test_no_difference_of_methods_with_few_seeds_is_significant_by_both_tests():
+    others = [found for _, found in DIFFERENCES if found["seeds"] == FEW_SEEDS]
+    assert len(QUOTED) + len(others) == len(DIFFERENCES)
+    assert [len(differences) for differences in (STUDY["comparisons"], LEARNED["differences"])] == [17, 17]
+    assert len(others) == 2 * 10
+    assert min(max(found["p_holm"], found["over_seeds"]["p_holm"]) for found in others) > 0.05
+
+
+def test_the_summary_of_the_tiny_scale_is_that_of_its_files():
+    means = [percent(row["cells"][-1]["mean"]) for row in TINY["rows"]]
+    assert f"{', '.join(means[:-1])} and {means[-1]} % of 256 games" in " ".join(PAGE.split())
+    assert [row["method"] for row in TINY["rows"]] == ["grpo", "uniform", "permuted", "trial"]
+    assert all(found["low"] < 0 < found["high"] for found in TINY["comparisons"])
 
 
 @pytest.mark.parametrize("method", LEARNED["methods"])

@@ -18,9 +18,9 @@ SETTINGS = {"split": "generated", "difficulty": "tiny", "max_turns": 3}
     enumerate([" won 1.0\n", "done 1.0 {'r_type': 1.0", "async ", "True 1.0 [None, '<think>", "Actions: "]),
 )
 def test_a_block_runs_as_it_stands(number, printed, capsys):
-    code = snippets("reuse.md")
+    code = snippets("environments.md")
     assert len(code) == 5
-    exec(compile(code[number], f"docs/reuse.md, block {number}", "exec"), {"__name__": "__main__"})
+    exec(compile(code[number], f"docs/environments.md, block {number}", "exec"), {"__name__": "__main__"})
     assert printed in capsys.readouterr().out
 
 

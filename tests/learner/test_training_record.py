@@ -192,6 +192,6 @@ def test_the_record_of_an_update_comes_back_and_a_broken_one_is_a_clear_error(tm
 def test_the_documentation_lists_the_schema_as_it_is():
     from snippets import DOCS
 
-    page = (DOCS / "trajectories.md").read_text(encoding="utf-8")
+    page = (DOCS / "runs.md").read_text(encoding="utf-8")
     assert training_schema_table() in page
     assert f"Schema version of `training/`: {training_record.TRAINING_SCHEMA_VERSION}" in page

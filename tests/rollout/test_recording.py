@@ -232,6 +232,6 @@ def test_names_that_would_leave_the_folder_are_refused(tmp_path, iteration, writ
 
 
 def test_the_documentation_lists_the_schema_as_it_is():
-    page = (Path(__file__).parents[2] / "docs" / "trajectories.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "runs.md").read_text(encoding="utf-8")
     assert schema_table() in page
     assert f"Schema version: {recording.SCHEMA_VERSION}" in page

@@ -16,7 +16,7 @@ def add_option(parser: argparse.ArgumentParser) -> None:
         "--print-completion",
         action=PrintCompletion,
         choices=SHELLS,
-        help="print the completion script of a shell (docs/cli.md says where to put it)",
+        help="print the completion script of a shell (docs/installation.md says where to put it)",
     )
 
 

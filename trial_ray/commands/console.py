@@ -87,7 +87,7 @@ def add_trust_option(parser: argparse.ArgumentParser) -> None:
         "--trust",
         action="store_true",
         help="load the pickles of a folder that this user did not write on this machine: they can run any program "
-        "(docs/security.md)",
+        "(docs/reliability.md#security)",
     )
 
 
@@ -98,7 +98,7 @@ def add_log_to_option(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         choices=["wandb", "mlflow", "trackio"],
-        help="log to Weights & Biases, MLflow or trackio too, beside TensorBoard; may be repeated (docs/sweeps.md)",
+        help="log to Weights & Biases, MLflow or trackio too, beside TensorBoard; may be repeated (docs/evaluation.md)",
     )
 
 

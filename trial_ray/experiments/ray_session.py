@@ -105,7 +105,7 @@ def _join(address: str, logs: dict[str, Any]) -> None:
     if os.environ.get(AUTH_MODE, "").lower() != "token":
         logger.warning(
             "the Ray cluster at %s is used without a token: whoever reaches its ports can run code on it. Start it with %s=token, "
-            "and set that here, too (docs/security.md)",
+            "and set that here, too (docs/reliability.md#security)",
             address,
             AUTH_MODE,
         )

@@ -215,7 +215,7 @@ class Trackers:
                 self.close(FAILED)
                 raise UserInputError(
                     f"{name} did not take the run: {_line(error)}. Log in with its own command, or use it offline "
-                    "(docs/sweeps.md says how)."
+                    "(docs/evaluation.md says how)."
                 ) from error
 
     def __enter__(self) -> Trackers:

@@ -1,6 +1,6 @@
 """What training did to each decision, as Parquet, and what an update was given, as JSON.
 
-``docs/trajectories.md`` describes every column. Rows are joined with the recorded trajectories by ``group_id``,
+``docs/runs.md`` describes every column. Rows are joined with the recorded trajectories by ``group_id``,
 ``rollout_index`` and ``turn_index``.
 """
 

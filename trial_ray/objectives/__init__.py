@@ -1,1 +1,1 @@
-"""The objective, equation by equation: pure functions of flat tensors (``docs/algorithm.md`` lists them)."""
+"""The objective, equation by equation: pure functions of flat tensors (``docs/methods.md`` lists them)."""

@@ -1,6 +1,6 @@
 """Trajectories as Parquet: one row per turn, ids and numbers exactly as they were sampled and rewarded.
 
-``docs/trajectories.md`` describes every column.
+``docs/runs.md`` describes every column.
 """
 
 from __future__ import annotations

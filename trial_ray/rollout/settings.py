@@ -23,7 +23,7 @@ class RecordingSettings(Settings):
     training_folder: str | None = setting(
         None,
         "folder below which every update writes what a replay needs and, as Parquet, what it did to each turn (weights, gaps, "
-        "log-probabilities; see docs/trajectories.md); ``None`` writes nothing",
+        "log-probabilities; see docs/runs.md); ``None`` writes nothing",
     )
     max_recorded_tokens: int = setting(
         1_000_000,
