@@ -30,7 +30,13 @@ setup(
     packages=find_packages(include=["trial_ray", "trial_ray.*"]) + find_packages("envs") + list(EXAMPLES),
     package_dir={"trial_envs": "envs/trial_envs", **EXAMPLES},
     package_data={
-        "trial_ray": ["py.typed", "evaluation/panels/*.json", "reports/assets/*", "viewer/page/*", "policies/*/*"],
+        "trial_ray": [
+            "py.typed",
+            "evaluation/panels/*.json",
+            "reports/assets/*",
+            "reports/viewer/page/*",
+            "policies/*/*",
+        ],
         "trial_envs": ["py.typed"],
     },
     install_requires=[

@@ -21,10 +21,10 @@ import ray
 import torch
 from measure import Measure, write_report
 
-from trial_ray.inference.client import EngineClient
-from trial_ray.inference.pool import EnginePool
-from trial_ray.inference.protocol import SamplingParams
-from trial_ray.inference.weights import pack_weights
+from trial_ray.engines.client import EngineClient
+from trial_ray.engines.pool import EnginePool
+from trial_ray.engines.protocol import SamplingParams
+from trial_ray.engines.weights import pack_weights
 
 VOCAB_SIZE = 500
 

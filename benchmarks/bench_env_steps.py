@@ -25,9 +25,9 @@ from measure import Measure, write_report
 
 from trial_ray.environments import EnvironmentAdapter, EnvironmentEntry
 from trial_ray.environments.alfworld import ADAPTER
-from trial_ray.environments.entry import find_spec
-from trial_ray.environments.env_process import EnvProcesses, ProcessEnv, ProcessLimits
-from trial_ray.environments.guarded_env import GuardedEnv
+from trial_ray.environments.guarded import GuardedEnv
+from trial_ray.environments.processes import EnvProcesses, ProcessEnv, ProcessLimits
+from trial_ray.environments.registry import find_spec
 
 ROUNDS, STEPS, STARTS = 50, 40, 10
 LIMITS = ProcessLimits(step_timeout_s=60)

@@ -36,8 +36,7 @@ from ray.rllib.core.learner.learner_group import LearnerGroup
 from trial_ray.algorithms import GRPOConfig, TRIALConfig
 from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.learner.exchange import TrainingGroups
-from trial_ray.models.tiny import build_tiny_model
-from trial_ray.models.tokenizer import build_tokenizer
+from trial_ray.models.tiny import build_tiny_model, build_tokenizer
 from trial_ray.rollout.env_runner import TextEnvRunner
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 

@@ -23,7 +23,7 @@ TRAJECTORIES = 4
 
 
 def config_of(name: str):
-    from trial_ray.experiments.experiment import load_experiment
+    from trial_ray.runs.experiment import load_experiment
 
     return load_experiment(EXAMPLES / f"{MEASURED[name]}.py").config
 
@@ -72,7 +72,7 @@ def measure(name: str, model_path: str) -> dict:
     """Peak of this process over one update."""
     import torch
 
-    from trial_ray.process_memory import peak_memory
+    from trial_ray.process_reports import peak_memory
     from trial_ray.rollout.env_runner import TextEnvRunner
 
     config = config_of(name).policy(model_path=model_path)

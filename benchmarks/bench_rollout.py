@@ -41,17 +41,16 @@ import torch
 from measure import Measure, write_report
 
 from trial_ray.algorithms.initial_policy import initial_policy
+from trial_ray.engines.pool import EnginePool
+from trial_ray.engines.protocol import Response, SamplingParams
+from trial_ray.engines.weights import pack_weights
 from trial_ray.environments.alfworld import ADAPTER
-from trial_ray.environments.guarded_env import StepResult
-from trial_ray.inference.pool import EnginePool
-from trial_ray.inference.protocol import Response, SamplingParams
-from trial_ray.inference.weights import pack_weights
-from trial_ray.models.causal_lm_module import load_causal_lm
-from trial_ray.models.tiny import build_tiny_model
-from trial_ray.models.tokenizer import build_tokenizer
+from trial_ray.environments.guarded import StepResult
+from trial_ray.models.module import load_causal_lm
+from trial_ray.models.tiny import build_tiny_model, build_tokenizer
 from trial_ray.rollout.env_runner import TextEnvRunner
 from trial_ray.rollout.episode import Decision, History, PolicyPlayer, derive_seed
-from trial_ray.rollout.requests import GroupRequest, SampleSettings
+from trial_ray.rollout.groups import GroupRequest, SampleSettings
 from trial_ray.rollout.workers import create_engines
 
 QUICKSTART = Path(__file__).parents[1] / "tuned_examples" / "alfworld_quickstart.py"

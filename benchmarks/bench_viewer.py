@@ -38,9 +38,9 @@ SORTED = """(() => { const began = performance.now(); const order = document.que
 def write_page(folder: Path) -> dict[str, Any]:
     """Make run and page; returns seconds and bytes."""
     from trial_ray.environments.alfworld import ADAPTER
-    from trial_ray.experiments.opened_run import open_recorded_run
-    from trial_ray.models.tokenizer import build_tokenizer
-    from trial_ray.viewer.folder import write_viewer
+    from trial_ray.models.tiny import build_tokenizer
+    from trial_ray.reports.viewer.files import write_viewer
+    from trial_ray.runs.opened import open_recorded_run
 
     tokenizer = build_tokenizer(ADAPTER.vocabulary)
     run = make_run(folder / "run", tokenizer, TRAJECTORIES, ITERATIONS)

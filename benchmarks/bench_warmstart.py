@@ -17,13 +17,12 @@ from typing import Any
 import torch
 from measure import Measure, write_report
 
-from trial_ray.environments.entry import make_entries
+from trial_ray.environments.registry import make_entries
 from trial_ray.models.packaged import alfworld_tiny
 from trial_ray.rollout.prompts import PromptBuilder
-from trial_ray.warmstart.cloning import Batch, Cloner, Renaming, Schedule, cloning_loss
+from trial_ray.warmstart.cloning import Batch, Cloner, Renamer, Renaming, Schedule, cloning_loss
 from trial_ray.warmstart.demonstrations import collect, to_examples
 from trial_ray.warmstart.policy import load_policy, recorded_settings
-from trial_ray.warmstart.renaming import Renamer
 
 GAMES = 60
 UPDATES = 60

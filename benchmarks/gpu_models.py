@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config
 
 from trial_ray.environments.alfworld import ADAPTER
-from trial_ray.models.tokenizer import build_tokenizer
+from trial_ray.models.tiny import build_tokenizer
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 
 SMOLLM2, QWEN3 = "SmolLM2-135M", "Qwen3-1.7B"

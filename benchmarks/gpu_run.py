@@ -17,7 +17,7 @@ from measure import Measure
 
 from trial_ray.algorithms import TRIALConfig
 from trial_ray.environments.alfworld import ADAPTER
-from trial_ray.models.tokenizer import build_tokenizer
+from trial_ray.models.tiny import build_tokenizer
 
 ROUNDS = 5
 

@@ -16,7 +16,7 @@ import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from trial_ray.learner.packing import Row
-from trial_ray.learner.turn_rows import TurnRows
+from trial_ray.learner.rows import TurnRows
 from trial_ray.learner.update_plan import Minibatch, UpdatePlan
 from trial_ray.rollout.env_runner import TextEnvRunner
 from trial_ray.rollout.trajectory import TrajectoryGroup

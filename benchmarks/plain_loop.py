@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from trial_ray.learner.turn_rows import TurnRows
+from trial_ray.learner.rows import TurnRows
 from trial_ray.learner.update_plan import Minibatch, UpdatePlan
 
 CLIP_LOW, CLIP_HIGH, DUAL_CLIP = 0.2, 0.2, 3.0

@@ -25,23 +25,23 @@ TIMED = {
 """Calls that need this keyword argument."""
 
 ALLOWED = {
-    ("rollout/event_loop.py", "outside_loop", "(...).result"): "the caller's own work, in a thread of its own",
+    ("rollout/env_runner.py", "outside_loop", "(...).result"): "the caller's own work, in a thread of its own",
     ("rollout/workers.py", "_sample", "ray.get"): "of calls that ray.wait found ready",
     ("rollout/workers.py", "stream_groups", "ray.get"): "of an item that ray.wait found ready",
-    ("inference/pool.py", "answers", "ray.get"): "of calls that ray.wait found ready",
-    ("algorithms/run_actors.py", "answering", "ray.get"): "of calls that ray.wait found ready",
-    ("algorithms/learner_update.py", "update_learners", "ray.get"): "of calls that ray.wait found ready",
-    ("algorithms/learner_update.py", "_cause", "ray.get"): "of calls that ray.wait found ready",
+    ("engines/pool.py", "answers", "ray.get"): "of calls that ray.wait found ready",
+    ("algorithms/actors.py", "answering", "ray.get"): "of calls that ray.wait found ready",
+    ("algorithms/weight_sync.py", "update_learners", "ray.get"): "of calls that ray.wait found ready",
+    ("algorithms/weight_sync.py", "_cause", "ray.get"): "of calls that ray.wait found ready",
     ("algorithms/weight_sync.py", "ask_learners", "result.get"): "RLlib's result of a call that has ended",
     ("algorithms/grpo.py", "actor_reports", "each.get"): "RLlib's result of a call that has ended",
-    ("algorithms/colocation.py", "learner_placement_group", "_LEARNERS.get"): "a context variable",
+    ("algorithms/placement.py", "learner_placement_group", "_LEARNERS.get"): "a context variable",
     (
-        "inference/batching_engine.py",
+        "engines/batching.py",
         "_take",
         "self._inbox.get",
     ): "an idle engine's thread waits for work; None ends it",
-    ("inference/admission.py", "_until_open", "self._open.wait"): "the client's request has a deadline",
-    ("inference/admission.py", "_drain", "self._idle.wait"): "inside asyncio.wait_for",
+    ("engines/admission.py", "_until_open", "self._open.wait"): "the client's request has a deadline",
+    ("engines/admission.py", "_drain", "self._idle.wait"): "inside asyncio.wait_for",
     ("rollout/background_groups.py", "__init__", "running.result"): "set by the thread's first statement",
     ("rollout/background_groups.py", "_run", "self._stop.wait"): "a daemon thread's loop, until close() ends it",
     (

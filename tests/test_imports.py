@@ -39,14 +39,14 @@ def test_no_file_imports_itself_through_others(graph):
 
 def test_only_the_config_names_the_algorithm_that_is_made_of_it():
     assert CONTRACTS["acyclic_siblings"]["ignore_imports"] == [
-        "trial_ray.algorithms.grpo_config -> trial_ray.algorithms.grpo"
+        "trial_ray.algorithms.config -> trial_ray.algorithms.grpo"
     ]
     assert all("ignore_imports" not in options for name, options in CONTRACTS.items() if name != "acyclic_siblings")
 
 
 def test_what_type_checkers_import_is_looked_at(graph):
     assert "exclude_type_checking_imports" not in CONFIGURATION["session_options"]
-    importer, imported = "trial_ray.commands.train", "trial_ray.algorithms.grpo_config"
+    importer, imported = "trial_ray.cli.train", "trial_ray.algorithms.config"
     assert graph.direct_import_exists(importer=importer, imported=imported)
 
 

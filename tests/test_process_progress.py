@@ -11,12 +11,12 @@ from contextlib import suppress
 
 import pytest
 
-from trial_ray.experiments.interrupt import termination_as_interrupt
-from trial_ray.process_progress import advance, describe_processes, is_announced, own_count
+from trial_ray.process_reports import advance, describe_processes, is_announced, own_count
+from trial_ray.runs.interrupt import termination_as_interrupt
 
 CHILD = """
 import time
-from trial_ray.process_progress import announce
+from trial_ray.process_reports import announce
 announce()
 print(flush=True)
 def hanging_step():

@@ -17,9 +17,9 @@ from PIL import Image
 from synthetic_run import REASONS, make_run, save_tokenizer
 
 from trial_ray.environments.alfworld import ADAPTER
-from trial_ray.experiments.opened_run import open_recorded_run
-from trial_ray.models.tokenizer import build_tokenizer
-from trial_ray.viewer.folder import write_viewer
+from trial_ray.models.tiny import build_tokenizer
+from trial_ray.reports.viewer.files import write_viewer
+from trial_ray.runs.opened import open_recorded_run
 
 HERE = Path(__file__).parent
 WORDS = "think action household chores described household middle Looking quickly around arrive nothing happens"

@@ -10,7 +10,7 @@ import pytest
 from trial_ray.algorithms import GRPO, TRIAL, GRPOConfig, TRIALConfig, methods
 from trial_ray.algorithms.methods import method_names, method_of, method_title, new_config
 from trial_ray.errors import ConfigError, UserInputError
-from trial_ray.experiments.experiment import load_experiment
+from trial_ray.runs.experiment import load_experiment
 
 EXAMPLES = Path(__file__).parents[2] / "tuned_examples"
 

@@ -8,13 +8,11 @@ from dataclasses import replace
 import pytest
 
 from trial_ray.algorithms import GRPOConfig
-from trial_ray.algorithms.batch_sampler import BatchSampler, SampledBatch
-from trial_ray.algorithms.task_sampler import TaskSampler
+from trial_ray.algorithms.sampling import BatchSampler, SampledBatch, TaskSampler
 from trial_ray.errors import EnvironmentFaultError, InfrastructureError, PromptTooLongError
-from trial_ray.evaluation.panel import Panel
-from trial_ray.evaluation.panel_player import PanelPlayer
-from trial_ray.rollout.requests import GroupRequest, GroupSample
-from trial_ray.rollout.rollout_counts import RolloutCounts
+from trial_ray.evaluation.panels import Panel
+from trial_ray.evaluation.player import PanelPlayer
+from trial_ray.rollout.groups import GroupRequest, GroupSample, RolloutCounts
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
 
 

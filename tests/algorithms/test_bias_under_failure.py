@@ -19,12 +19,11 @@ from gymnasium.spaces import Text
 from user_env import entry_of
 
 from trial_ray.algorithms import GRPOConfig
-from trial_ray.algorithms.batch_sampler import MIN_SURVIVORS, BatchSampler, SampledBatch
-from trial_ray.algorithms.task_sampler import TaskSampler
-from trial_ray.environments.guarded_env import GuardedEnv
+from trial_ray.algorithms.sampling import MIN_SURVIVORS, BatchSampler, SampledBatch, TaskSampler
+from trial_ray.environments.guarded import GuardedEnv
 from trial_ray.learner.connectors import group_turn_rows
 from trial_ray.rollout.episode import Decision, play_episode
-from trial_ray.rollout.requests import GroupSample
+from trial_ray.rollout.groups import GroupSample
 from trial_ray.rollout.trajectory import TrajectoryGroup
 
 G, REDRAWS, GROUPS = 4, 2, 300

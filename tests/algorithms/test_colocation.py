@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from trial_ray.algorithms import TRIAL, TRIALConfig, colocation
+from trial_ray.algorithms import TRIAL, TRIALConfig
+from trial_ray.algorithms import placement as colocation
 
 
 def colocated_config(num_learners: int, num_engines: int = 1) -> TRIALConfig:

@@ -12,8 +12,8 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 from trial_ray.algorithms import GRPO, TRIAL, GRPOConfig, TRIALConfig
 from trial_ray.algorithms.methods import method_names, new_config
+from trial_ray.config.declare import fields_of
 from trial_ray.errors import ConfigError
-from trial_ray.settings import fields_of
 
 
 def changed(method: str) -> GRPOConfig:

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from trial_ray.algorithms import GRPOConfig
-from trial_ray.algorithms.overlapping_sampler import OverlappingSampler
-from trial_ray.algorithms.task_sampler import TaskSampler
+from trial_ray.algorithms.overlap import OverlappingSampler
+from trial_ray.algorithms.sampling import TaskSampler
 from trial_ray.errors import InfrastructureError
-from trial_ray.rollout.requests import GroupRequest, GroupSample
-from trial_ray.rollout.rollout_counts import RolloutCounts
+from trial_ray.rollout.groups import GroupRequest, GroupSample, RolloutCounts
 
 T = 4
 
@@ -265,7 +264,7 @@ def test_groups_of_a_dead_runner_are_played_again_also_those_that_had_ended():
 
 def test_groups_that_never_end_stop_the_run_when_their_redraws_are_used_up(monkeypatch):
     clock = iter(range(0, 100_000, 10))
-    monkeypatch.setattr("trial_ray.algorithms.overlapping_sampler.time.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("trial_ray.algorithms.overlap.time.monotonic", lambda: float(next(clock)))
     workers = PlayedWorkers(stuck=set(drawn(T * 2)))
     overlapping = sampler(workers, max_staleness=1, max_group_redraws=1)
     overlapping._config.sample_timeout_s = 50.0

@@ -6,7 +6,7 @@ import pytest
 import ray
 from ray.util import placement_group_table
 
-from trial_ray.algorithms.resources import require_resources
+from trial_ray.algorithms.placement import require_resources
 from trial_ray.errors import InfrastructureError
 
 pytestmark = [pytest.mark.actors, pytest.mark.usefixtures("ray_session")]

@@ -10,8 +10,7 @@ import pytest
 from ray import cloudpickle, tune
 
 from trial_ray.algorithms import GRPOConfig, TRIALConfig
-from trial_ray.errors import ConfigError
-from trial_ray.settings import (
+from trial_ray.config.declare import (
     NoneType,
     Section,
     Settings,
@@ -22,6 +21,7 @@ from trial_ray.settings import (
     setting,
     settings_table,
 )
+from trial_ray.errors import ConfigError
 
 
 class BoxSettings(Settings):

@@ -9,10 +9,9 @@ import pytest
 from third_party import ALFWORLD, WEBSHOP_1K
 
 from trial_ray.environments.alfworld import ADAPTER as ALFWORLD_ADAPTER
-from trial_ray.environments.entry import make_entries
+from trial_ray.environments.registry import make_entries
 from trial_ray.environments.templates import PromptContext
-from trial_ray.hindsight import outcome_view
-from trial_ray.hindsight.outcome_view import OUTCOME
+from trial_ray.rollout.hindsight import OUTCOME, outcome_view
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "environments.md"

@@ -18,12 +18,12 @@ from synthetic_groups import synthetic_groups
 
 import trial_ray
 from trial_ray.algorithms import GRPO, GRPOConfig
-from trial_ray.algorithms.batch_sampler import SampledBatch
 from trial_ray.algorithms.guards import Guards
 from trial_ray.algorithms.methods import method_names, new_config
+from trial_ray.algorithms.sampling import SampledBatch
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.metrics import GROUPS, METRICS
-from trial_ray.rollout.requests import GroupRequest, GroupSample
+from trial_ray.rollout.groups import GroupRequest, GroupSample
 
 PACKAGE = str(Path(trial_ray.__file__).parent)
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from snippets import snippets
 
-from trial_ray.environments.user_adapters import load_adapters
-from trial_ray.experiments.experiment import load_experiment
-from trial_ray.models.causal_lm_module import load_tokenizer
+from trial_ray.environments.registry import load_adapters
+from trial_ray.models.module import load_tokenizer
 from trial_ray.rollout.recording import read_turns
+from trial_ray.runs.experiment import load_experiment
 from trial_ray.warmstart import WarmStartSettings, warm_start
 
 BLOCKS = snippets("environments.md", "own-environment")

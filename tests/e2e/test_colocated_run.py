@@ -9,10 +9,10 @@ import ray
 from nano_model import save_nano_model
 
 from trial_ray.algorithms import TRIALConfig
-from trial_ray.algorithms.learner_update import update_learners
+from trial_ray.algorithms.weight_sync import update_learners
+from trial_ray.engines import pool
+from trial_ray.engines.transformers import TransformersEngine
 from trial_ray.errors import TrainingDivergedError
-from trial_ray.inference import pool
-from trial_ray.inference.transformers_engine import TransformersEngine
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("ray_session")]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from trial_ray.algorithms import TRIAL
-from trial_ray.experiments.experiment import load_experiment
-from trial_ray.experiments.sweep_result import SweepResult
+from trial_ray.runs.experiment import load_experiment
+from trial_ray.sweeps.result import SweepResult
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
 

@@ -15,16 +15,15 @@ from nano_model import save_nano_model
 from transformers import AutoModelForCausalLM
 
 from trial_ray.algorithms import GRPO, TRIALConfig
+from trial_ray.engines.weights import weights_checksum
 from trial_ray.errors import CheckpointError, ConfigError
-from trial_ray.experiments.checkpoint_manifest import write_manifest
-from trial_ray.experiments.checkpoints import find_model
-from trial_ray.experiments.metrics import MetricWriters
-from trial_ray.experiments.replay import Replay
-from trial_ray.experiments.run_folder import RunFolder
-from trial_ray.inference.weights import weights_checksum
-from trial_ray.learner.training_record import read_training
-from trial_ray.models.causal_lm_module import load_tokenizer
+from trial_ray.learner.recording import read_training
+from trial_ray.models.module import load_tokenizer
 from trial_ray.rollout.recording import read_trajectories, read_turns
+from trial_ray.runs.checkpoints import find_model, write_manifest
+from trial_ray.runs.folder import RunFolder
+from trial_ray.runs.metric_files import MetricWriters
+from trial_ray.runs.replay import Replay
 
 pytestmark = pytest.mark.e2e
 

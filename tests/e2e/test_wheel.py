@@ -17,7 +17,7 @@ import ray
 ROOT = Path(__file__).parents[2]
 PACKAGED = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "trial_ray", "envs", "tuned_examples")
 OWN = """
-from trial_ray.experiments.experiment import experiment_file, load_experiment
+from trial_ray.runs.experiment import experiment_file, load_experiment
 
 config = load_experiment(experiment_file("alfworld_quickstart")).config.training(group_size=2)
 stop = {"training_iteration": 1}
@@ -86,7 +86,7 @@ def test_the_packages_are_those_of_the_wheel_and_bring_their_files(call, install
         "-c",
         "import trial_ray, trial_envs; print(trial_ray.__file__, trial_envs.__file__, sep='\\n')\n"
         "from trial_ray.reproduction import load_scale\n"
-        "from trial_ray.evaluation.named_panels import panel_names, read_panel\n"
+        "from trial_ray.evaluation.panels import panel_names, read_panel\n"
         "from trial_ray.algorithms.methods import method_names\n"
         "print(*(load_scale(name).iterations for name in ('tiny', 'small', 'paper')))\n"
         "print(*(len(read_panel(name)) for name in panel_names()[3:]))\n"

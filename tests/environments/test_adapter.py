@@ -14,11 +14,11 @@ from user_env import entry_of, registered
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.algorithms.methods import new_config, with_method
 from trial_ray.environments import EnvironmentAdapter, alfworld
-from trial_ray.environments.entry import PACKAGED
+from trial_ray.environments.registry import PACKAGED
 from trial_ray.environments.templates import GENERIC, PlainTemplate, TaggedTemplate, describe_template
 from trial_ray.errors import ConfigError
-from trial_ray.evaluation.panel import Panel
-from trial_ray.evaluation.panel_player import policy_protocol
+from trial_ray.evaluation.panels import Panel
+from trial_ray.evaluation.player import policy_protocol
 from trial_ray.learner.connectors import encode_views
 from trial_ray.rollout.conversation import prompt_writer
 from trial_ray.rollout.trajectory import Trajectory, Turn

@@ -18,7 +18,8 @@ from user_env import entry_of, registered
 
 from trial_ray.environments import EnvironmentAdapter
 from trial_ray.environments.adapter import MOST_SEEDS
-from trial_ray.environments.entry import (
+from trial_ray.environments.guarded import GuardedEnv
+from trial_ray.environments.registry import (
     SMALL_SEEDS,
     UNKNOWN_MAX_TURNS,
     EnvironmentEntry,
@@ -29,7 +30,6 @@ from trial_ray.environments.entry import (
     seed_tasks,
     warm_start_seed_tasks,
 )
-from trial_ray.environments.guarded_env import GuardedEnv
 from trial_ray.errors import ConfigError
 from trial_ray.warmstart import WarmStartSettings
 

@@ -19,9 +19,9 @@ from faulty_env import TURNS, Broken, CountingEnv
 from riddle_env import RiddleEnv
 from user_env import entry_of
 
-from trial_ray.environments.env_process import EnvProcesses, ProcessEnv, ProcessLimits, _exchange_lines
 from trial_ray.environments.fork_server import REQUEST, START, ForkServer
-from trial_ray.environments.guarded_env import GuardedEnv
+from trial_ray.environments.guarded import GuardedEnv
+from trial_ray.environments.processes import EnvProcesses, ProcessEnv, ProcessLimits, _exchange_lines
 from trial_ray.errors import EnvironmentFaultError
 from trial_ray.rollout.episode import Decision, play_episode
 
@@ -293,7 +293,7 @@ import asyncio, sys, time
 sys.path.insert(0, "tests/support")
 from faulty_env import CountingEnv
 from user_env import entry_of
-from trial_ray.environments.env_process import EnvProcesses, ProcessEnv, ProcessLimits
+from trial_ray.environments.processes import EnvProcesses, ProcessEnv, ProcessLimits
 
 async def main():
     processes, entry = EnvProcesses(), entry_of(CountingEnv, {"fault": "step_hangs"})

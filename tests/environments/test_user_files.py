@@ -9,11 +9,11 @@ import pytest
 import ray
 from ray import cloudpickle
 
-from trial_ray.environments.user_adapters import load_adapters
+from trial_ray.environments.registry import load_adapters
 from trial_ray.errors import ConfigError, UserInputError
-from trial_ray.experiments.experiment import load_experiment
-from trial_ray.models.tokenizer import build_tokenizer
+from trial_ray.models.tiny import build_tokenizer
 from trial_ray.rollout.conversation import prompt_writer
+from trial_ray.runs.experiment import load_experiment
 
 ADAPTER = """
 from trial_ray.environments import EnvironmentAdapter

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from trial_ray.evaluation.intervals import (
+from trial_ray.evaluation.statistics import (
     add_adjusted,
     bootstrap_mean,
     holm,

@@ -9,10 +9,9 @@ from packed_games import pack_games
 from third_party import ALFWORLD as RELEASE
 
 from trial_envs.alfworld.generator import generate, task_ids
-from trial_ray.environments.entry import EnvironmentEntry, make_entries
-from trial_ray.evaluation.named_panels import choose_panel, read_panel
+from trial_ray.environments.registry import EnvironmentEntry, make_entries
 from trial_ray.evaluation.oracle import evaluate_oracle
-from trial_ray.evaluation.panel import Panel, PanelError
+from trial_ray.evaluation.panels import Panel, PanelError, choose_panel, read_panel
 
 HOME, SHOP = "trial/ALFWorld-v0", "trial/WebShop-v0"
 

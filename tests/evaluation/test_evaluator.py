@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 import ray
 
-from trial_ray.algorithms.grpo_config import GRPOConfig
-from trial_ray.environments.entry import EnvironmentEntry
-from trial_ray.evaluation.evaluator import Evaluator
+from trial_ray.algorithms.config import GRPOConfig
+from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.evaluation.journal import EpisodeJournal
-from trial_ray.evaluation.named_panels import choose_panel
-from trial_ray.evaluation.panel import Panel
-from trial_ray.evaluation.panel_player import PanelPlayer, policy_protocol
+from trial_ray.evaluation.panels import Panel, choose_panel
+from trial_ray.evaluation.player import Evaluator, PanelPlayer, policy_protocol
 from trial_ray.evaluation.results import EvaluationResult
 
 pytestmark = [pytest.mark.actors, pytest.mark.usefixtures("ray_session")]

@@ -6,8 +6,8 @@ import pytest
 from scipy import stats
 
 from trial_ray.evaluation.comparison import ComparisonError, paired_comparison
-from trial_ray.evaluation.intervals import holm, mcnemar_exact, paired_difference_interval, wilson_interval
 from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.evaluation.statistics import holm, mcnemar_exact, paired_difference_interval, wilson_interval
 from trial_ray.rollout.trajectory import EpisodeResult
 
 

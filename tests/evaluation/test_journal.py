@@ -5,12 +5,11 @@ import json
 import pytest
 from evaluation_samples import coin_flips, evaluation
 
-from trial_ray.environments.entry import make_entries
+from trial_ray.environments.registry import make_entries
 from trial_ray.errors import InfrastructureError
-from trial_ray.evaluation import named_panels
+from trial_ray.evaluation import panels as named_panels
 from trial_ray.evaluation.journal import EpisodeJournal
-from trial_ray.evaluation.named_panels import choose_panel, panel_names, read_panel
-from trial_ray.evaluation.panel import Panel, PanelError, instructions_digest
+from trial_ray.evaluation.panels import Panel, PanelError, choose_panel, instructions_digest, panel_names, read_panel
 from trial_ray.evaluation.results import EvaluationFileError, EvaluationResult
 
 RESULT = evaluation(coin_flips(10, 0.5, 0))

@@ -16,7 +16,7 @@ from user_env import entry_of
 
 from trial_ray.algorithms import GRPO, GRPOConfig
 from trial_ray.errors import EnvironmentFaultError
-from trial_ray.evaluation.panel import Panel, PanelError, instructions_digest
+from trial_ray.evaluation.panels import Panel, PanelError, instructions_digest
 from trial_ray.evaluation.results import EvaluationFileError, EvaluationResult, read_episode
 from trial_ray.rollout.episode import derive_seed
 from trial_ray.rollout.trajectory import EpisodeResult, Trajectory

@@ -8,7 +8,7 @@ import pytest
 from evaluation_samples import FAMILIES, coin_flips, evaluation
 
 from trial_ray.evaluation import table_text
-from trial_ray.evaluation.intervals import bootstrap_mean, wilson_interval
+from trial_ray.evaluation.statistics import bootstrap_mean, wilson_interval
 from trial_ray.evaluation.table_text import escape, to_latex, to_markdown
 from trial_ray.evaluation.tables import ResultTable, TableEntry, TableError
 from trial_ray.rollout.trajectory import EpisodeResult

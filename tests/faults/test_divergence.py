@@ -9,10 +9,10 @@ from rich.console import Console
 from tiny_run import ChanceEnv, config_of, train
 from user_env import registered
 
-from trial_ray.commands import console as terminal
+from trial_ray.cli import console as terminal
 from trial_ray.errors import TrainingDivergedError, TrialRayError
-from trial_ray.experiments.checkpoints import find_model, list_checkpoints
-from trial_ray.experiments.run_folder import RunFolder
+from trial_ray.runs.checkpoints import find_model, list_checkpoints
+from trial_ray.runs.folder import RunFolder
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(600)]
 

@@ -13,11 +13,10 @@ from rich.console import Console
 from tiny_run import ChanceEnv, config_of, train
 from user_env import registered
 
-from trial_ray.commands import console as terminal
+from trial_ray.cli import console as terminal
 from trial_ray.errors import StorageError
-from trial_ray.experiments.checkpoint_manifest import require_whole
-from trial_ray.experiments.checkpoints import list_checkpoints
-from trial_ray.experiments.run_folder import RunFolder
+from trial_ray.runs.checkpoints import list_checkpoints, require_whole
+from trial_ray.runs.folder import RunFolder
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(900)]
 SIZE = 24 << 20

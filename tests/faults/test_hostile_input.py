@@ -25,32 +25,35 @@ from trial_envs.errors import TrialEnvError
 from trial_envs.wrappers import ActionProjection, HistoryWindow, Recording, read_episodes
 from trial_ray import cli
 from trial_ray.algorithms import TRIALConfig
-from trial_ray.commands import console as terminal
+from trial_ray.cli import console as terminal
 from trial_ray.environments import alfworld, webshop
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.errors import InfrastructureError, TrialRayError, UserInputError
 from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.experiments.checkpoint_manifest import MANIFEST, require_own, require_whole, write_manifest
-from trial_ray.experiments.checkpoints import (
-    CHECKPOINT_MARK,
-    MODEL_INSIDE_CHECKPOINT,
-    list_checkpoints,
-    newest_whole_checkpoint,
-)
-from trial_ray.experiments.config_record import load_record, to_record
-from trial_ray.experiments.experiment import load_experiment
-from trial_ray.experiments.opened_run import open_recorded_run
-from trial_ray.experiments.overrides import apply_overrides
-from trial_ray.experiments.run_folder import RunFolder
-from trial_ray.experiments.run_report import load_groups, write_report
-from trial_ray.learner.optimizer_files import load_optimizers, save_optimizers
-from trial_ray.learner.training_record import UpdateRecord
-from trial_ray.models.deferred_writer import DeferredWriter
+from trial_ray.learner.recording import UpdateRecord
+from trial_ray.learner.state import load_optimizers, save_optimizers
+from trial_ray.models.folders import DeferredWriter
 from trial_ray.reports.dynamics import read_whole_lines
+from trial_ray.reports.viewer.files import write_viewer
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.rollout.recording import read_trajectories, write_groups
 from trial_ray.rollout.trajectory import EpisodeResult, Trajectory, TrajectoryGroup, Turn
-from trial_ray.viewer.folder import write_viewer
+from trial_ray.runs.checkpoints import (
+    CHECKPOINT_MARK,
+    MANIFEST,
+    MODEL_INSIDE_CHECKPOINT,
+    list_checkpoints,
+    newest_whole_checkpoint,
+    require_own,
+    require_whole,
+    write_manifest,
+)
+from trial_ray.runs.config_record import load_record, to_record
+from trial_ray.runs.experiment import load_experiment
+from trial_ray.runs.folder import RunFolder
+from trial_ray.runs.opened import open_recorded_run
+from trial_ray.runs.overrides import apply_overrides
+from trial_ray.runs.report import load_groups, write_report
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 LEAST = 10_000

@@ -12,7 +12,7 @@ from faulty_env import CountingEnv
 from faulty_run import FaultyRun, send, tiny_config
 from user_env import registered
 
-from trial_ray.algorithms.run_actors import LEARNER
+from trial_ray.algorithms.actors import LEARNER
 from trial_ray.errors import LearnerError
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(1800)]

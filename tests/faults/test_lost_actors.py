@@ -14,9 +14,9 @@ from faulty_env import CountingEnv
 from faulty_run import tiny_config
 from user_env import registered
 
-from trial_ray.algorithms.grpo_config import GRPOConfig
+from trial_ray.algorithms.config import GRPOConfig
+from trial_ray.engines.pool import FAULTS
 from trial_ray.errors import InfrastructureError
-from trial_ray.inference.fault_log import FAULTS
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(600)]
 GROUPS, ROLLOUTS, TURNS = 2, 4, 3

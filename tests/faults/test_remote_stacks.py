@@ -15,9 +15,9 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 REPORT = """
 import sys, time
 import ray
-from trial_ray.algorithms.run_actors import ENGINE, RunActor
-from trial_ray.experiments import stall_watch
-from trial_ray.process_progress import announce
+from trial_ray.algorithms.actors import ENGINE, RunActor
+from trial_ray.runs import stall_watch
+from trial_ray.process_reports import announce
 
 class Hanging:
     def announce(self):

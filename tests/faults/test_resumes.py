@@ -21,9 +21,9 @@ from fault_table import lost_rows
 from safetensors.torch import load_file
 from tiny_run import drivers
 
-from trial_ray.experiments.checkpoints import list_checkpoints
-from trial_ray.learner.training_record import read_training
+from trial_ray.learner.recording import read_training
 from trial_ray.rollout.recording import read_turns
+from trial_ray.runs.checkpoints import list_checkpoints
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1500)]
 KILLS = 20

@@ -13,8 +13,8 @@ from faulty_env import CountingEnv
 from faulty_run import FaultyRun, send, tiny_config
 from user_env import registered
 
-from trial_ray.algorithms.run_actors import ENGINE, ENV_RUNNER
-from trial_ray.experiments.run_folder import RunFolder
+from trial_ray.algorithms.actors import ENGINE, ENV_RUNNER
+from trial_ray.runs.folder import RunFolder
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(1800)]
 STALL_S = 45.0

@@ -16,7 +16,7 @@ from faulty_env import CountingEnv
 from faulty_run import actor, left, pid, pids, tiny_config
 from user_env import registered
 
-from trial_ray.algorithms.run_actors import ENGINE, ENV_RUNNER, LEARNER
+from trial_ray.algorithms.actors import ENGINE, ENV_RUNNER, LEARNER
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
 
@@ -26,10 +26,10 @@ from unittest import mock
 import ray
 from trial_ray.algorithms import GRPO, GRPOConfig, batch_sampler
 from trial_ray.evaluation import panel_player
-from trial_ray.inference import pool
+from trial_ray.engines import pool
 from trial_ray.warmstart import warmstart
 from trial_ray.warmstart.cloning import Cloner
-from trial_ray.warmstart.evaluation import HeldOutGames
+from trial_ray.warmstart.success import HeldOutGames
 
 policy = {"model_path": os.environ["TEST_MODEL"]}
 if "warm start" in os.environ["TEST_MOMENT"]:

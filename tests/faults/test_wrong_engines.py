@@ -14,10 +14,10 @@ from fault_table import lost_rows
 from tiny_run import ChanceEnv, config_of
 from user_env import registered
 
+from trial_ray.engines import pool as pool_module
+from trial_ray.engines.transformers import TransformersEngine
+from trial_ray.engines.weights import iter_weights
 from trial_ray.errors import InfrastructureError
-from trial_ray.inference import pool as pool_module
-from trial_ray.inference.transformers_engine import TransformersEngine
-from trial_ray.inference.weights import iter_weights
 from trial_ray.rollout.recording import read_turns
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(900)]

@@ -13,7 +13,7 @@ from ray.rllib.core.learner.learner_group import LearnerGroup
 
 from trial_ray.algorithms import TRIALConfig
 from trial_ray.learner.exchange import TrainingGroups
-from trial_ray.learner.training_record import read_training
+from trial_ray.learner.recording import read_training
 from trial_ray.rollout.env_runner import TextEnvRunner
 
 pytestmark = pytest.mark.actors

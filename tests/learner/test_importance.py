@@ -15,8 +15,8 @@ from synthetic_groups import synthetic_groups
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.errors import WeightSyncError
 from trial_ray.learner.loss import loss_terms
-from trial_ray.learner.turn_rows import TokenBatch
-from trial_ray.objectives.importance import effective_sample_size, truncated_importance_weights
+from trial_ray.learner.rows import TokenBatch
+from trial_ray.objectives.losses import effective_sample_size, truncated_importance_weights
 
 VERSION = 7
 CAP = 1.5

@@ -14,7 +14,7 @@ from synthetic_groups import synthetic_groups
 
 from trial_ray.algorithms import GRPOConfig, TRIALConfig
 from trial_ray.errors import CheckpointError, PolicyBrokenError, TrainingDivergedError
-from trial_ray.learner.grpo_learner import GRPOLearner
+from trial_ray.learner.learner import GRPOLearner
 
 # No engine sampled the groups of these tests, so nothing can be said of its log-probabilities.
 SETTINGS = {

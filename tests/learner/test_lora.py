@@ -10,12 +10,12 @@ from transformers import AutoModelForCausalLM
 
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.algorithms.methods.opsd import OPSDConfig
+from trial_ray.engines.transformers import TransformersEngine
+from trial_ray.engines.weights import pack_weights
 from trial_ray.errors import CheckpointError, ConfigError
-from trial_ray.experiments.checkpoints import CHECKPOINT_MARK, export_model
-from trial_ray.inference.transformers_engine import TransformersEngine
-from trial_ray.inference.weights import pack_weights
 from trial_ray.learner.packing import Row, score_rows
-from trial_ray.models.causal_lm_module import load_causal_lm
+from trial_ray.models.module import load_causal_lm
+from trial_ray.runs.checkpoints import CHECKPOINT_MARK, export_model
 
 TRAINING = {"lr": 1e-2, "kl_coeff": 0.01, "minibatch_rows": 16, "microbatch_rows": 8, "max_logprob_gap": 100.0}
 

@@ -19,8 +19,8 @@ from trial_ray.algorithms.methods import config_class, method_names, method_of, 
 from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.errors import ConfigError, MethodError
 from trial_ray.learner.connectors import group_turn_rows
-from trial_ray.learner.grpo_learner import GRPOLearner
-from trial_ray.models.tokenizer import build_tokenizer
+from trial_ray.learner.learner import GRPOLearner
+from trial_ray.models.tiny import build_tokenizer
 
 PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
 ACTIVE = {"hindsight_start_iteration": 1, "hindsight_coeff": 0.5, "clamp_alpha": 1e6}
@@ -270,7 +270,7 @@ def test_a_renewal_that_an_iteration_without_an_update_missed_is_made_up_for(mod
 
 def test_the_lagged_teacher_counts_among_the_copies_of_a_checkpoint(model_path, monkeypatch):
     copied = []
-    monkeypatch.setattr("trial_ray.learner.grpo_learner.copies_fit", lambda number: copied.append(number) or True)
+    monkeypatch.setattr("trial_ray.learner.learner.copies_fit", lambda number: copied.append(number) or True)
     for method in ("grpo", "serl"):
         learner = learner_of(method, model_path)
         assert learner.can_write_later(ray.util.get_node_ip_address())

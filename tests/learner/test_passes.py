@@ -10,9 +10,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from trial_ray.algorithms.methods import new_config
 from trial_ray.learner.connectors import group_turn_rows
+from trial_ray.learner.loss import WeightedMeans
 from trial_ray.learner.passes import MicrobatchPasses
 from trial_ray.learner.update_plan import Microbatch
-from trial_ray.learner.weighted_means import WeightedMeans
 from trial_ray.models import tree_attention
 
 VOCABULARY = 400

@@ -14,10 +14,10 @@ from synthetic_groups import synthetic_groups
 from transformers import AutoModelForCausalLM
 
 from trial_ray.algorithms import TRIALConfig
+from trial_ray.engines.weights import iter_weights, weights_checksum
 from trial_ray.errors import CheckpointError, ConfigError
-from trial_ray.inference.weights import iter_weights, weights_checksum
 from trial_ray.learner.exchange import TrainingGroups
-from trial_ray.models.causal_lm_module import load_causal_lm
+from trial_ray.models.module import load_causal_lm
 from trial_ray.models.sharding import decoder_layers
 
 NUM_LEARNERS = 2

@@ -8,9 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trial_ray.learner.step_values import anchor_ids, step_returns, step_values
-from trial_ray.objectives.advantages import group_relative_advantages
-from trial_ray.objectives.steps import discounted_returns, group_means
+from trial_ray.learner.rows import anchor_ids, step_returns, step_values
+from trial_ray.objectives.advantages import discounted_returns, group_means, group_relative_advantages
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 
 

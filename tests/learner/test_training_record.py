@@ -12,10 +12,10 @@ from synthetic_groups import synthetic_groups
 
 from trial_ray.algorithms.methods import new_config
 from trial_ray.errors import CheckpointError, UserInputError
-from trial_ray.learner import training_record
+from trial_ray.learner import recording as training_record
 from trial_ray.learner.connectors import encode_views
 from trial_ray.learner.packing import score_rows
-from trial_ray.learner.training_record import UpdateRecord, read_training, training_schema_table
+from trial_ray.learner.recording import UpdateRecord, read_training, training_schema_table
 from trial_ray.rollout.partitions import VERSION_KEY
 from trial_ray.rollout.recording import read_turns, write_groups
 from trial_ray.rollout.trajectory import Trajectory

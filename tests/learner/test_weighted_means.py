@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trial_ray.learner.weighted_means import WeightedMeans, means
+from trial_ray.learner.loss import WeightedMeans, means
 
 
 def added(values: list[tuple[float, float]]) -> WeightedMeans:

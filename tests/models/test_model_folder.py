@@ -12,10 +12,10 @@ from huggingface_hub import constants
 
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.algorithms.initial_policy import initial_policy, require_initial_policy
+from trial_ray.engines.transformers import stop_token_ids
 from trial_ray.errors import ConfigError
-from trial_ray.inference.sampling import stop_token_ids
-from trial_ray.models.causal_lm_module import load_causal_lm, load_tokenizer
-from trial_ray.models.model_folder import model_folder
+from trial_ray.models.folders import model_folder
+from trial_ray.models.module import load_causal_lm, load_tokenizer
 
 EXTRA_STOP_ID = 11
 NAME = "some-org/tiny"

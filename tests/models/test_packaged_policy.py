@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from trial_ray.algorithms.initial_policy import initial_policy
-from trial_ray.environments.guarded_env import GuardedEnv
-from trial_ray.experiments.experiment import load_experiment
+from trial_ray.environments.guarded import GuardedEnv
 from trial_ray.models.packaged import ALFWORLD_TINY, alfworld_tiny
-from trial_ray.models.tokenizer import build_tokenizer
+from trial_ray.models.tiny import build_tokenizer
 from trial_ray.rollout.conversation import prompt_writer
 from trial_ray.rollout.episode import Decision, play_episode
 from trial_ray.rollout.prompts import PromptBuilder
-from trial_ray.warmstart.evaluation import HeldOutGames
+from trial_ray.runs.experiment import load_experiment
 from trial_ray.warmstart.policy import load_policy, recorded_settings
+from trial_ray.warmstart.success import HeldOutGames
 from trial_ray.warmstart.tasks import EVALUATED
 
 QUICKSTART = Path(__file__).parents[2] / "tuned_examples" / "alfworld_quickstart.py"

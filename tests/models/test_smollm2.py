@@ -9,8 +9,8 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from trial_ray.errors import MissingDependencyError
-from trial_ray.models import smollm2
-from trial_ray.models.smollm2 import prepare_smollm2
+from trial_ray.models import packaged as smollm2
+from trial_ray.models.packaged import prepare_smollm2
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trial_envs.alfworld.household import CONTAINS, LAMPS, ROOMS
 from trial_ray.environments.alfworld import ADAPTER, VERBS
 from trial_ray.errors import ConfigError
-from trial_ray.models.tiny import SHAPES, build_tiny_model
-from trial_ray.models.tokenizer import build_tokenizer
+from trial_ray.models.tiny import SHAPES, build_tiny_model, build_tokenizer
 from trial_ray.rollout.prompts import PromptBuilder
 
 VLLM_CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trial_ray.objectives.advantages import group_relative_advantages, penalised_advantages, rescaled_advantages
-from trial_ray.objectives.rounding import equal_up_to_rounding
+from trial_ray.objectives.segments import equal_up_to_rounding
 
 SUMS = {"in another order": (0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1), "next to each other": (0.7, math.nextafter(0.7, 1))}
 groups = st.lists(

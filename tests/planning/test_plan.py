@@ -14,20 +14,18 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from trial_ray import cli
 from trial_ray.algorithms import GRPO
-from trial_ray.commands import plan as plan_command
+from trial_ray.cli import plan as plan_command
+from trial_ray.engines.arguments import VLLM_CPU_ROWS
+from trial_ray.engines.decoding_cache import MOST_ROWS, SLACK, rows_that_fit, token_bytes
+from trial_ray.engines.vllm import VLLMEngine
 from trial_ray.errors import ConfigError
-from trial_ray.experiments.experiment import load_experiment
-from trial_ray.inference.batch_limit import MOST_ROWS, rows_that_fit, token_bytes
-from trial_ray.inference.decoding_cache import SLACK
-from trial_ray.inference.engine_arguments import VLLM_CPU_ROWS
-from trial_ray.inference.vllm_engine import VLLMEngine
-from trial_ray.models.causal_lm_module import load_causal_lm
 from trial_ray.models.model_shape import ModelShape, model_shape
-from trial_ray.planning.machine import gpu_bytes, visible_gpus
+from trial_ray.models.module import load_causal_lm
 from trial_ray.planning.memory import GIB, engine_room, layer_bytes_per_token, learner_memory, lora_parameters
 from trial_ray.planning.plan import Machine, make_plan, nearest_fit, require_fit
 from trial_ray.planning.request import PlanRequest
-from trial_ray.planning.step_time import gpu_like, step_time
+from trial_ray.planning.step_time import gpu_bytes, gpu_like, step_time, visible_gpus
+from trial_ray.runs.experiment import load_experiment
 
 ROOT = Path(__file__).parents[2]
 QWEN3 = ROOT / "tuned_examples" / "alfworld_qwen3_1.7b.py"
@@ -75,7 +73,7 @@ def test_a_separate_input_embedding_multiplies_nothing():
 
 
 def test_an_unknown_model_without_a_hub_is_a_typed_error(monkeypatch):
-    monkeypatch.setattr("trial_ray.models.model_folder._ask_hub", lambda name: OSError("no network"))
+    monkeypatch.setattr("trial_ray.models.folders._ask_hub", lambda name: OSError("no network"))
     with pytest.raises(ConfigError, match=r"no folder 'nobody/nothing' with a config\.json"):
         model_shape("nobody/nothing")
 
@@ -264,8 +262,8 @@ def test_memory_given_in_gib_is_compared_with_bytes(monkeypatch):
 
 def test_the_gpus_of_this_host_are_read_with_their_names(monkeypatch):
     printed = "NVIDIA H100 80GB HBM3, 81559\nNVIDIA L4, 23034\n[N/A], [N/A]\n"
-    monkeypatch.setattr("trial_ray.planning.machine.shutil.which", lambda name: name)
-    monkeypatch.setattr("trial_ray.planning.machine.subprocess.run", lambda *a, **k: SimpleNamespace(stdout=printed))
+    monkeypatch.setattr("trial_ray.planning.step_time.shutil.which", lambda name: name)
+    monkeypatch.setattr("trial_ray.planning.step_time.subprocess.run", lambda *a, **k: SimpleNamespace(stdout=printed))
     assert visible_gpus() == [("NVIDIA H100 80GB HBM3", 81559 * 2**20), ("NVIDIA L4", 23034 * 2**20)]
     assert gpu_bytes({}) == 81559 * 2**20
 

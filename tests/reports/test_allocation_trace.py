@@ -12,8 +12,8 @@ from nano_model import save_nano_model
 from trial_ray.algorithms import TRIALConfig
 from trial_ray.learner.connectors import encode_views
 from trial_ray.learner.packing import score_rows
-from trial_ray.learner.turn_rows import TurnRows
-from trial_ray.models.causal_lm_module import load_causal_lm, load_tokenizer
+from trial_ray.learner.rows import TurnRows
+from trial_ray.models.module import load_causal_lm, load_tokenizer
 from trial_ray.reports.allocation import trace_trajectories
 from trial_ray.reports.paired_trace import trace_game, trace_pair
 from trial_ray.rollout.trajectory import Trajectory, Turn

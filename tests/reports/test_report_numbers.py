@@ -14,15 +14,15 @@ from run_folders import make_run
 from trial_ray.errors import UserInputError
 from trial_ray.evaluation.comparison import ComparisonError, success_by_seed
 from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.experiments.recorded_run import read_run
-from trial_ray.experiments.run_report import load_groups
 from trial_ray.metrics import PANEL_SUCCESS, TRAINING_SUCCESS
 from trial_ray.reports import figures, findings
 from trial_ray.reports.charts import class_chart, curve_chart
 from trial_ray.reports.findings import family_rows, paired_differences, summary_sentences
 from trial_ray.reports.learning import learning
-from trial_ray.reports.run_report import report_page
+from trial_ray.reports.report import report_page
 from trial_ray.rollout.trajectory import EpisodeResult
+from trial_ray.runs.reader import read_run
+from trial_ray.runs.report import load_groups
 
 LAST = 12
 """Iterations of the runs."""

@@ -23,17 +23,17 @@ from trial_ray import cli
 from trial_ray.environments import alfworld
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.evaluation.comparison import paired_comparison
-from trial_ray.evaluation.intervals import bootstrap_mean, paired_bootstrap, wilson_interval
 from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.experiments.recorded_run import read_run
-from trial_ray.experiments.run_report import load_groups
+from trial_ray.evaluation.statistics import bootstrap_mean, paired_bootstrap, wilson_interval
 from trial_ray.metrics import CURVES, TRAINING_SUCCESS, TURN_SCORE
-from trial_ray.reports import figures, page
+from trial_ray.reports import figures
+from trial_ray.reports import report as page
 from trial_ray.reports.charts import class_chart, curve_chart, profile_chart
 from trial_ray.reports.findings import compare, summary_sentences
-from trial_ray.reports.run_groups import group_runs
-from trial_ray.reports.run_record import RunRecord
-from trial_ray.reports.run_report import report_page
+from trial_ray.reports.records import RunRecord, group_runs
+from trial_ray.reports.report import report_page
+from trial_ray.runs.reader import read_run
+from trial_ray.runs.report import load_groups
 
 HOSTILE = "</script><script>window.hit=1</script><img src=x onerror=window.hit=1>"
 

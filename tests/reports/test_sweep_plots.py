@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trial_ray.reports.sweep_plots import plot_map, plot_parallel
+from trial_ray.reports.plots import plot_map, plot_parallel
 
 METRIC = "env_runners/success_rate"
 

@@ -10,10 +10,10 @@ from evaluation_samples import coin_flips, evaluation
 
 from trial_ray import cli
 from trial_ray.errors import ConfigError, UserInputError
-from trial_ray.experiments.run_folder import RunFolder
-from trial_ray.experiments.training_session import TrainingSession
 from trial_ray.reproduction import STUDIES, choose, load_scale, plan_choice, plan_runs, scale_names
 from trial_ray.reproduction.artefacts import assemble, paired_markdown, telling_task
+from trial_ray.runs.folder import RunFolder
+from trial_ray.runs.session import TrainingSession
 
 SCALE = """
 from trial_ray.algorithms import TRIALConfig
@@ -377,7 +377,7 @@ def test_finished_runs_are_assembled_without_ray(scale_file, tmp_path, capsys, m
             finish(run, scale_file, 0.5)
     text = scale_file.read_text().replace(', "more": (EvaluationSet("generated"),)', "")
     scale_file.write_text(text)
-    monkeypatch.setattr("trial_ray.experiments.ray_session.ray_session", None)
+    monkeypatch.setattr("trial_ray.runs.ray_session.ray_session", None)
     assert run_cli("reproduce", "table3", "--scale", scale_file, "--out", tmp_path / "out", "--seeds", 1) == 0
     assert "4 done" in capsys.readouterr().out
     assert (tmp_path / "out" / "table3.tex").is_file()
@@ -387,7 +387,7 @@ def test_a_session_plays_its_final_panels_and_names_them_by_iteration(scale_file
     from cli_fakes import FakeAlgorithm
     from rich.console import Console
 
-    from trial_ray.evaluation.panel import Panel
+    from trial_ray.evaluation.panels import Panel
 
     run = plan("table3", scale_file, tmp_path, iterations=3)[0]
     monkeypatch.setattr(type(run.config), "build_algo", lambda self: FakeAlgorithm())
@@ -421,9 +421,9 @@ def test_a_run_that_is_out_of_time_is_saved_and_goes_on_later(scale_file, tmp_pa
     from cli_fakes import FakeAlgorithm
     from rich.console import Console
 
-    from trial_ray.evaluation.panel import Panel
-    from trial_ray.experiments import training_session
-    from trial_ray.reproduction.plan_file import write_plan
+    from trial_ray.evaluation.panels import Panel
+    from trial_ray.reproduction.studies import write_plan
+    from trial_ray.runs import session as training_session
 
     run = plan("table3", scale_file, tmp_path, iterations=3)[0]
     panel = Panel("trial/ALFWorld-v0", "generated", tuple(f"t{i}" for i in range(20)))

@@ -13,10 +13,10 @@ from faulty_env import TURNS, CountingEnv
 from ray import cloudpickle
 from user_env import registered
 
-from trial_ray.algorithms.grpo_config import GRPOConfig
-from trial_ray.inference.protocol import Response, SamplingParams
+from trial_ray.algorithms.config import GRPOConfig
+from trial_ray.engines.protocol import Response, SamplingParams
 from trial_ray.rollout.env_runner import TextEnvRunner
-from trial_ray.rollout.requests import GroupRequest, SampleSettings
+from trial_ray.rollout.groups import GroupRequest, SampleSettings
 from trial_ray.rollout.workers import RolloutWorkers
 
 WAIT_S = 60.0

@@ -12,16 +12,16 @@ from recordings import alfworld_episodes, turns
 from riddle_env import RiddleEnv
 from user_env import entry_of
 
+from trial_ray.engines.protocol import Response, SamplingParams
 from trial_ray.environments import alfworld, textworld, webshop
 from trial_ray.environments.adapter import EnvironmentAdapter
-from trial_ray.environments.guarded_env import GuardedEnv, StepResult
+from trial_ray.environments.guarded import GuardedEnv, StepResult
 from trial_ray.environments.templates import GENERIC, ConversationTemplate, PromptContext, TaggedTemplate
 from trial_ray.errors import ChatTemplateError, ConfigError, PromptTooLongError
-from trial_ray.hindsight import encode_evidence, outcome_view
-from trial_ray.inference.protocol import Response, SamplingParams
 from trial_ray.learner.packing import Row
 from trial_ray.rollout.conversation import ConversationBuilder
 from trial_ray.rollout.episode import PolicyPlayer, play_episode
+from trial_ray.rollout.hindsight import encode_evidence, outcome_view
 from trial_ray.rollout.trajectory import Turn
 
 HOME = alfworld.ADAPTER

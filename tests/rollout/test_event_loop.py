@@ -3,7 +3,7 @@
 import asyncio
 import threading
 
-from trial_ray.rollout.event_loop import outside_loop
+from trial_ray.rollout.env_runner import outside_loop
 
 
 async def value():

@@ -9,7 +9,7 @@ import pytest
 from faulty_env import CountingEnv
 from user_env import registered
 
-from trial_ray.algorithms.grpo_config import GRPOConfig
+from trial_ray.algorithms.config import GRPOConfig
 from trial_ray.errors import InfrastructureError
 
 pytestmark = [pytest.mark.actors, pytest.mark.usefixtures("ray_session")]

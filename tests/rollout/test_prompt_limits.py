@@ -12,13 +12,13 @@ from riddle_env import RiddleEnv
 from user_env import entry_of, registered
 
 from trial_ray.algorithms import GRPOConfig
-from trial_ray.environments.guarded_env import GuardedEnv, StepResult
+from trial_ray.environments.guarded import GuardedEnv, StepResult
 from trial_ray.environments.templates import GENERIC
 from trial_ray.errors import ConfigError, PromptTooLongError
 from trial_ray.rollout.conversation import ConversationBuilder
 from trial_ray.rollout.episode import Decision, play_episode
+from trial_ray.rollout.groups import GroupRequest, GroupSample
 from trial_ray.rollout.prompts import PromptBuilder
-from trial_ray.rollout.requests import GroupRequest, GroupSample
 from trial_ray.rollout.trajectory import TrajectoryGroup
 
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trial_ray.errors import UserInputError
+from trial_ray.files import escaped, unescaped
 from trial_ray.rollout import recording
 from trial_ray.rollout.partitions import VERSION_KEY
 from trial_ray.rollout.recording import SCHEMA, read_groups, read_trajectories, read_turns, schema_table, write_groups
-from trial_ray.rollout.stored_text import escaped, unescaped
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 
 

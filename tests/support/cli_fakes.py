@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
-from trial_ray.evaluation.panel import Panel
+from trial_ray.evaluation.panels import Panel
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.rollout.trajectory import EpisodeResult
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from trial_ray.inference.batching_engine import BatchingEngine
+from trial_ray.engines.batching import BatchingEngine
 
 
 class CountingEngine(BatchingEngine):

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from trial_ray.experiments.metrics import flatten
+from trial_ray.runs.metric_files import flatten
 
 MARK = "TRIAL_FAULTS_MARK"
 """Environment variable that every process of the tests inherits."""

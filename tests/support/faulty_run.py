@@ -17,11 +17,11 @@ from fault_table import lost_rows
 from faulty_env import CountingEnv
 from rich.console import Console
 
-from trial_ray.algorithms.grpo_config import GRPOConfig
-from trial_ray.algorithms.run_actors import RunActor
-from trial_ray.experiments.checkpoints import find_model, list_checkpoints
-from trial_ray.experiments.run_folder import RunFolder
-from trial_ray.experiments.training_session import TrainingSession
+from trial_ray.algorithms.actors import RunActor
+from trial_ray.algorithms.config import GRPOConfig
+from trial_ray.runs.checkpoints import find_model, list_checkpoints
+from trial_ray.runs.folder import RunFolder
+from trial_ray.runs.session import TrainingSession
 
 
 def tiny_config(model_path: str, *, num_learners: int = 0, **recovery: Any) -> GRPOConfig:

@@ -9,11 +9,11 @@ import method_reference as ref
 import numpy as np
 import torch
 
-from trial_ray.algorithms.grpo_config import GRPOConfig
+from trial_ray.algorithms.config import GRPOConfig
 from trial_ray.algorithms.methods import new_config
 from trial_ray.learner.connectors import group_turn_rows
 from trial_ray.learner.loss import loss_terms, microbatch_loss
-from trial_ray.learner.turn_rows import TokenBatch
+from trial_ray.learner.rows import TokenBatch
 from trial_ray.models.logprobs import gather_divergence
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 

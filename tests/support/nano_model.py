@@ -8,8 +8,7 @@ import torch
 from transformers import Starcoder2Config, Starcoder2ForCausalLM
 
 from trial_ray.environments.alfworld import ADAPTER
-from trial_ray.models.tiny import build_tiny_model
-from trial_ray.models.tokenizer import build_tokenizer
+from trial_ray.models.tiny import build_tiny_model, build_tokenizer
 
 
 def save_nano_model(folder: Path, seed: int = 0) -> Path:

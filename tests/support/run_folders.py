@@ -15,10 +15,10 @@ from trial_ray.algorithms import TRIALConfig
 from trial_ray.algorithms.methods import with_method
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.experiments.config_record import to_record
-from trial_ray.experiments.cost import METRICS, SCHEMA, SCHEMA_VERSION, total_cost
 from trial_ray.rollout.recording import write_groups
 from trial_ray.rollout.trajectory import EpisodeResult, Trajectory, TrajectoryGroup, Turn
+from trial_ray.runs.config_record import to_record
+from trial_ray.runs.cost import METRICS, SCHEMA, SCHEMA_VERSION, total_cost
 
 FAMILIES = ("pick_and_place_simple", "look_at_obj_in_light")
 LEARNER = "learners/default_policy"

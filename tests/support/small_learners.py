@@ -6,7 +6,7 @@ import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from trial_ray.algorithms import GRPOConfig
-from trial_ray.learner.grpo_learner import GRPOLearner
+from trial_ray.learner.learner import GRPOLearner
 from trial_ray.rollout.env_runner import SPACES
 
 

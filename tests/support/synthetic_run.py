@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trial_ray.hindsight import encode_evidence, outcome_view
 from trial_ray.objectives.advantages import group_relative_advantages
+from trial_ray.rollout.hindsight import encode_evidence, outcome_view
 from trial_ray.rollout.recording import read_trajectories, read_turns, write_groups
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 

@@ -115,8 +115,8 @@ def train(
     """Train in this process, which is connected to Ray, with a checkpoint an iteration; returns the session."""
     from rich.console import Console
 
-    from trial_ray.experiments.run_folder import RunFolder
-    from trial_ray.experiments.training_session import TrainingSession
+    from trial_ray.runs.folder import RunFolder
+    from trial_ray.runs.session import TrainingSession
 
     config = config or config_of(model_path)
     RunFolder(folder).configure(config)
@@ -193,7 +193,7 @@ def _drive(address: str, folder: str, model_path: str, iterations: int, resume: 
     import ray
     from user_env import registered
 
-    from trial_ray.commands import console
+    from trial_ray.cli import console
 
     ray.init(address=address, log_to_driver=False)
     try:
@@ -208,11 +208,6 @@ def _drive(address: str, folder: str, model_path: str, iterations: int, resume: 
 
 def _serve() -> None:
     import transformers  # noqa: F401
-
-    import trial_ray.algorithms.grpo
-    import trial_ray.experiments.training_session
-    import trial_ray.learner.grpo_learner
-    import trial_ray.models.causal_lm_module  # noqa: F401
 
     print("ready", flush=True)
     for line in sys.stdin:

@@ -12,14 +12,13 @@ import torch
 from test_warmstart import ADAPTER, HOME, SETTINGS
 
 from trial_ray import cli
-from trial_ray.environments.entry import make_entries
+from trial_ray.environments.registry import make_entries
 from trial_ray.errors import ConfigError, PromptTooLongError
-from trial_ray.models.tiny import build_tiny_model
-from trial_ray.models.tokenizer import build_tokenizer
+from trial_ray.models.tiny import build_tiny_model, build_tokenizer
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.warmstart import judgement as module
-from trial_ray.warmstart.evaluation import HeldOutGames
 from trial_ray.warmstart.judgement import auc, judge
+from trial_ray.warmstart.success import HeldOutGames
 from trial_ray.warmstart.tasks import EVALUATED
 
 
@@ -107,7 +106,7 @@ class ScriptedGames:
     def trajectories(self, model, seed, watch):
         import asyncio
 
-        from trial_ray.environments.guarded_env import GuardedEnv
+        from trial_ray.environments.guarded import GuardedEnv
         from trial_ray.rollout.episode import play_episode
 
         found = []

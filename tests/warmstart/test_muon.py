@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trial_ray.warmstart.muon import Muon, orthogonalized
+from trial_ray.warmstart.cloning import Muon, orthogonalized
 
 SHAPES = [(8, 8), (24, 8), (8, 24), (8, 24)]
 

@@ -11,12 +11,13 @@ from riddle_env import Curt, RiddleEnv, Solver
 from user_env import entry_of, registered
 
 from trial_ray.environments import EnvironmentAdapter
-from trial_ray.environments.entry import make_entries
-from trial_ray.environments.guarded_env import GuardedEnv
+from trial_ray.environments.guarded import GuardedEnv
+from trial_ray.environments.registry import make_entries
 from trial_ray.errors import ConfigError
-from trial_ray.models.tokenizer import build_tokenizer
+from trial_ray.models.tiny import build_tokenizer
 from trial_ray.rollout.prompts import PromptBuilder
-from trial_ray.warmstart import WarmStartSettings, cache, warm_start
+from trial_ray.warmstart import WarmStartSettings, warm_start
+from trial_ray.warmstart import examples as cache
 from trial_ray.warmstart import warmstart as module
 from trial_ray.warmstart.demonstrations import collect
 from trial_ray.warmstart.tasks import CHECKED, DEMONSTRATED, EVALUATED, task_set

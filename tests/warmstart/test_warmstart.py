@@ -15,9 +15,11 @@ import pytest
 import torch
 
 from trial_envs.webshop.generator import ShopSetting, generate_products
+from trial_ray.engines.local import LocalEngine
+from trial_ray.engines.transformers import DecodingBatch, sample_tokens
 from trial_ray.environments.alfworld import ADAPTER
-from trial_ray.environments.entry import EnvironmentEntry, make_entries
-from trial_ray.environments.guarded_env import GuardedEnv
+from trial_ray.environments.guarded import GuardedEnv
+from trial_ray.environments.registry import EnvironmentEntry, make_entries
 from trial_ray.errors import (
     CheckpointError,
     ConfigError,
@@ -26,18 +28,17 @@ from trial_ray.errors import (
     TrainingDivergedError,
     UserInputError,
 )
-from trial_ray.inference.decoding_batch import DecodingBatch
-from trial_ray.inference.local_engine import LocalEngine
-from trial_ray.inference.sampling import sample_tokens
-from trial_ray.models.tiny import build_tiny_model
-from trial_ray.models.tokenizer import build_tokenizer
+from trial_ray.models.tiny import build_tiny_model, build_tokenizer
 from trial_ray.objectives.allocation import hindsight_gap
 from trial_ray.rollout.prompts import PromptBuilder
-from trial_ray.warmstart import WarmStartSettings, cache, progress, warm_start
+from trial_ray.warmstart import WarmStartSettings, warm_start
+from trial_ray.warmstart import examples as cache
+from trial_ray.warmstart import success as progress
 from trial_ray.warmstart import warmstart as module
 from trial_ray.warmstart.cloning import (
     Cloner,
     Example,
+    Renamer,
     Renaming,
     Schedule,
     batches,
@@ -45,9 +46,8 @@ from trial_ray.warmstart.cloning import (
     collate,
 )
 from trial_ray.warmstart.demonstrations import collect, collect_texts, to_examples
-from trial_ray.warmstart.evaluation import HeldOutGames
 from trial_ray.warmstart.policy import load_policy
-from trial_ray.warmstart.renaming import Renamer
+from trial_ray.warmstart.success import HeldOutGames
 from trial_ray.warmstart.tasks import CHECKED, DEMONSTRATED, task_set
 
 SETTINGS = WarmStartSettings(

@@ -9,13 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trial_ray.algorithms.config import GRPOConfig
     from trial_ray.algorithms.grpo import GRPO
-    from trial_ray.algorithms.grpo_config import GRPOConfig
     from trial_ray.algorithms.methods.trial import TRIAL, TRIALConfig
 
 _MODULES = {
     "GRPO": "trial_ray.algorithms.grpo",
-    "GRPOConfig": "trial_ray.algorithms.grpo_config",
+    "GRPOConfig": "trial_ray.algorithms.config",
     "TRIAL": "trial_ray.algorithms.methods.trial",
     "TRIALConfig": "trial_ray.algorithms.methods.trial",
 }

@@ -27,41 +27,49 @@ from ray.tune.execution.placement_groups import PlacementGroupFactory
 from ray.util import get_current_placement_group, get_node_ip_address
 from ray.util.placement_group import remove_placement_group
 
-from trial_ray.algorithms.batch_sampler import BatchSampler, SampledBatch
-from trial_ray.algorithms.colocation import first_engine_bundle, learners_in, reserve_pairs, with_engines
-from trial_ray.algorithms.grpo_config import GRPOConfig
+from trial_ray.algorithms.actors import (
+    ANSWER_S,
+    ENGINE,
+    ENV_RUNNER,
+    LEARNER,
+    RunActor,
+    answering,
+    end_processes,
+    runners_kept,
+)
+from trial_ray.algorithms.config import GRPOConfig
 from trial_ray.algorithms.guards import Guards
 from trial_ray.algorithms.initial_policy import initial_policy
-from trial_ray.algorithms.kept_runners import runners_kept
-from trial_ray.algorithms.learner_update import update_learners
-from trial_ray.algorithms.overlapping_sampler import OverlappingSampler
-from trial_ray.algorithms.resources import require_resources
-from trial_ray.algorithms.run_actors import ANSWER_S, ENGINE, ENV_RUNNER, LEARNER, RunActor, answering, end_processes
-from trial_ray.algorithms.task_sampler import TaskSampler
-from trial_ray.algorithms.weight_sync import WeightSync, ask_learners
+from trial_ray.algorithms.overlap import OverlappingSampler
+from trial_ray.algorithms.placement import (
+    first_engine_bundle,
+    learners_in,
+    require_resources,
+    reserve_pairs,
+    with_engines,
+)
+from trial_ray.algorithms.sampling import BatchSampler, SampledBatch, TaskSampler
+from trial_ray.algorithms.weight_sync import WeightSync, ask_learners, update_learners
+from trial_ray.engines.pool import FAULTS, EnginePool, require_engine
 from trial_ray.environments.check import check_environment
-from trial_ray.environments.entry import EnvironmentEntry
+from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.errors import ConfigError, InfrastructureError
-from trial_ray.evaluation.panel import Panel
-from trial_ray.evaluation.panel_player import PanelPlayer, policy_protocol
+from trial_ray.evaluation.panels import Panel
+from trial_ray.evaluation.player import PanelPlayer, policy_protocol
 from trial_ray.evaluation.results import EvaluationResult, Rate
-from trial_ray.hindsight.aug import require_room
-from trial_ray.hindsight.privileged_views import FRAMES
-from trial_ray.inference.fault_log import FAULTS
-from trial_ray.inference.pool import EnginePool, require_engine
 from trial_ray.learner.exchange import TrainingGroups
-from trial_ray.learner.grpo_learner import GRPOLearner
-from trial_ray.learner.training_record import UpdateRecord
+from trial_ray.learner.learner import GRPOLearner
+from trial_ray.learner.recording import UpdateRecord
 from trial_ray.metrics import EFFECTIVE_SAMPLE_SIZE, ENV_RUNNERS, log, log_time, peek
-from trial_ray.models.causal_lm_module import load_tokenizer
-from trial_ray.planning.machine import gpu_bytes
+from trial_ray.models.module import load_tokenizer
 from trial_ray.planning.plan import Machine, require_fit
 from trial_ray.planning.request import PlanRequest
-from trial_ray.process_memory import peak_memory
+from trial_ray.planning.step_time import gpu_bytes
+from trial_ray.process_reports import peak_memory
 from trial_ray.rollout.conversation import prompt_writer
+from trial_ray.rollout.groups import GroupSample, RolloutCounts
+from trial_ray.rollout.hindsight import FRAMES, require_room
 from trial_ray.rollout.prompts import require_first_prompt
-from trial_ray.rollout.requests import GroupSample
-from trial_ray.rollout.rollout_counts import RolloutCounts
 from trial_ray.rollout.trajectory import EpisodeResult
 from trial_ray.rollout.workers import RolloutWorkers, create_engines, pool_arguments
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from trial_ray.config.declare import Section, Settings, setting
 from trial_ray.errors import TrainingDivergedError
 from trial_ray.metrics import ENV_RUNNERS, LEARNER, log, peek
-from trial_ray.settings import Section, Settings, setting
 
 if TYPE_CHECKING:
     from ray.rllib.utils.metrics.metrics_logger import MetricsLogger

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from trial_ray.config.declare import did_you_mean, fields_of
+from trial_ray.config.sampling import PlaySettings
 from trial_ray.errors import ConfigError
-from trial_ray.models.model_folder import model_folder
+from trial_ray.models.folders import model_folder
 from trial_ray.models.packaged import ALFWORLD_TINY, SMOLLM2, alfworld_tiny
-from trial_ray.rollout.settings import PlaySettings
-from trial_ray.settings import did_you_mean, fields_of
 
 if TYPE_CHECKING:
     from trial_ray.environments.adapter import EnvironmentAdapter
@@ -43,7 +43,7 @@ def require_initial_policy(config: PlaySettings) -> None:
         ConfigError: the settings are wrong, or the environment has too few tasks for them.
     """
     if config.warm_start is not None:
-        from trial_ray.environments.entry import make_entries
+        from trial_ray.environments.registry import make_entries
         from trial_ray.warmstart.tasks import require_tasks
 
         settings, adapters = _warm_start(config)
@@ -71,7 +71,7 @@ def _folder(model_path: str) -> str:
         return str(alfworld_tiny())
     if model_path != SMOLLM2:
         return model_folder(model_path)
-    from trial_ray.models.smollm2 import prepare_smollm2
-    from trial_ray.warmstart.cache import cache_root
+    from trial_ray.models.packaged import prepare_smollm2
+    from trial_ray.warmstart.examples import cache_root
 
     return str(prepare_smollm2(cache_root() / "models"))

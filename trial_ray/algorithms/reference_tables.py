@@ -9,10 +9,10 @@ import re
 import sys
 from pathlib import Path
 
-from trial_ray.algorithms.grpo_config import GRPOConfig
+from trial_ray.algorithms.config import GRPOConfig
 from trial_ray.algorithms.methods import METHODS, config_class
+from trial_ray.config.declare import default_of, fields_of, sections_of, settings_table
 from trial_ray.metrics import GROUPS, metrics_table
-from trial_ray.settings import default_of, fields_of, sections_of, settings_table
 from trial_ray.warmstart.settings import WarmStartSettings
 
 _BLOCK = re.compile(r"(<!-- ((?:settings|metrics) of \S+) -->\n).*?(<!-- end -->)", re.DOTALL)

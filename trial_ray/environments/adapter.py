@@ -1,22 +1,16 @@
-"""All that the trainer knows of one environment, in one frozen object.
-
-``trial_ray.environments.alfworld``, ``webshop`` and ``textworld`` hold those of this package's environments, one file
-each; any other Gymnasium environment with texts as observations and actions gets the default values below, or an adapter
-of the user's: ``.environment(..., adapter=...)`` in Python, ``--env-adapter FILE.py`` on the command line. An adapter
-travels inside the config, by value, to every actor.
-"""
+"""Environment adapter: what the trainer knows of an environment, and who demonstrates in it."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import UnionType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
-from trial_ray.environments.demonstrators import Demonstrator
 from trial_ray.environments.templates import (
     GENERIC,
     ConversationTemplate,
@@ -26,6 +20,58 @@ from trial_ray.environments.templates import (
     describe_template,
 )
 from trial_ray.errors import ConfigError
+
+
+class Demonstrator(Protocol):
+    """A player that sees no more than the policy."""
+
+    def reset(self, task: str, observation: str, seed: int) -> None:
+        """Start an episode."""
+
+    def act(self, observation: str, admissible: Sequence[str]) -> str:
+        """Choose an action; one of the admissible ones where the environment lists them."""
+
+    def carried_out(self, action: str) -> None:
+        """Learn that ``action`` was carried out, which may be another one than it chose."""
+
+
+@runtime_checkable
+class Planner(Demonstrator, Protocol):
+    """A demonstrator that can say between which actions it draws."""
+
+    def options(self, observation: str, admissible: Sequence[str]) -> Sequence[str]:
+        """The actions between which ``act`` draws, called next or in its place; at least one."""
+
+
+def plan(demonstrator: Demonstrator, observation: str, admissible: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """What a demonstrator does now, and all that it might as well have done: its options, if it tells them."""
+    as_good = demonstrator.options(observation, admissible) if isinstance(demonstrator, Planner) else ()
+    action = demonstrator.act(observation, admissible)
+    return action, as_good or (action,)
+
+
+class RandomPlay:
+    """Draws one of the actions on offer: it shows the form of actions, not which of them help."""
+
+    def reset(self, task: str, observation: str, seed: int) -> None:
+        """Start an episode."""
+        self._random = random.Random(seed)
+
+    def act(self, observation: str, admissible: Sequence[str]) -> str:
+        """Draw an action.
+
+        Raises:
+            ConfigError: the environment lists no actions.
+        """
+        if not admissible:
+            raise ConfigError(
+                "The environment lists no admissible_actions to draw from; give its adapter a demonstrator to clone."
+            )
+        return self._random.choice(list(admissible))
+
+    def carried_out(self, action: str) -> None:
+        """Nothing is remembered."""
+
 
 ACQUISITION, PLACEMENT, NAVIGATION = "acquisition", "placement", "navigation"
 COMPLETION, OTHER = "completion", "inspection/other"

@@ -9,8 +9,8 @@ from typing import Any
 import gymnasium
 
 from trial_envs.errors import TrialEnvError
-from trial_ray.environments.entry import EnvironmentEntry
-from trial_ray.environments.guarded_env import StepResult
+from trial_ray.environments.guarded import StepResult
+from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.environments.templates import PromptContext, require_task
 from trial_ray.errors import ConfigError, EnvironmentFaultError, TrialRayError
 

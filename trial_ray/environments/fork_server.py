@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from trial_ray.environments.env_answers import CLOSE_SECONDS, answer_requests, json_line
+from trial_ray.environments.guarded import CLOSE_SECONDS, answer_requests, json_line
 
 REQUEST = struct.Struct("=cQ")
 """What an env runner sends: :data:`START`, with the process's end of its connection, or :data:`END`; and a number of its choice."""

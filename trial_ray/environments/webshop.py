@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trial_ray.environments.adapter import ACQUISITION, NAVIGATION, OTHER, PLACEMENT, EnvironmentAdapter
-from trial_ray.environments.demonstrators import Demonstrator
+from trial_ray.environments.adapter import ACQUISITION, NAVIGATION, OTHER, PLACEMENT, Demonstrator, EnvironmentAdapter
 from trial_ray.environments.templates import PlainTemplate, TaggedTemplate
 
 BANNER = r"^(WebShop \[SEP\] )?Instruction: \[SEP\] .*? \[SEP\] "

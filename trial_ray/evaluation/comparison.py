@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from trial_ray.errors import UserInputError
-from trial_ray.evaluation.intervals import mcnemar_exact, paired_difference_interval
 from trial_ray.evaluation.results import EvaluationResult, protocol_difference
+from trial_ray.evaluation.statistics import mcnemar_exact, paired_difference_interval
 
 
 class ComparisonError(UserInputError):

@@ -10,10 +10,10 @@ from typing import Any
 
 from ray import cloudpickle
 
-from trial_ray.environments.entry import EnvironmentEntry
-from trial_ray.environments.guarded_env import GuardedEnv, StepResult
+from trial_ray.environments.guarded import GuardedEnv, StepResult
+from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.errors import EnvironmentFaultError, InfrastructureError, UserInputError
-from trial_ray.evaluation.panel import Panel
+from trial_ray.evaluation.panels import Panel
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.rollout.episode import Decision, History, play_episode
 from trial_ray.rollout.trajectory import EpisodeResult

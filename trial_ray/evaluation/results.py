@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.errors import UserInputError
-from trial_ray.evaluation.intervals import wilson_interval
+from trial_ray.evaluation.statistics import wilson_interval
 from trial_ray.files import write_json
 from trial_ray.rollout.trajectory import EpisodeResult
 
@@ -88,7 +88,7 @@ class EvaluationResult:
             two evaluations are comparable when theirs are equal. JSON values only.
         episodes: in the order of the panel.
         policy: what was evaluated, for example a checkpoint's path; not part of the protocol.
-        weights: checksum of the weights that were played (:func:`trial_ray.inference.weights.weights_checksum`);
+        weights: checksum of the weights that were played (:func:`trial_ray.engines.weights.weights_checksum`);
             empty for players without any, and where a training run evaluated itself.
         labels: what a table sorts evaluations by: ``method``, ``backbone``, ``seed`` and ``iteration`` (how many the policy was
             trained for), where they are known.

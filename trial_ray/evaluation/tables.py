@@ -1,24 +1,75 @@
-"""Many evaluations as one table in the shape of the paper's Tables 2 and 3: method by environment, split and family."""
+"""Tables of results: rows by method, columns by family."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 import numpy as np
 
+from trial_ray.environments.registry import PACKAGED, find_adapter
 from trial_ray.errors import UserInputError
-from trial_ray.evaluation.intervals import (
+from trial_ray.evaluation.results import EvaluationResult, protocol_difference
+from trial_ray.evaluation.statistics import (
     BootstrapInterval,
     add_adjusted,
     mean_interval,
     paired_bootstrap,
 )
-from trial_ray.evaluation.results import EvaluationResult, protocol_difference
-from trial_ray.evaluation.table_layout import Column, block_columns, block_order, block_title
+from trial_ray.rollout.trajectory import EpisodeResult
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a block.
+
+    Attributes:
+        title: heading.
+        counts: whether an episode belongs to it.
+        score: whether it averages scores rather than successes.
+    """
+
+    title: str
+    counts: Callable[[EpisodeResult], bool]
+    score: bool = False
+
+    def value(self, episode: EpisodeResult) -> float:
+        """What an episode contributes to the mean."""
+        return episode.score if self.score else float(episode.success)
+
+
+def block_title(env: str, split: str) -> str:
+    """Heading of the block of one environment's split."""
+    adapter = find_adapter(env)
+    return adapter.split_titles.get(split, f"{adapter.name} {split}")
+
+
+def block_order(env: str, split: str) -> tuple[int, str, str]:
+    """Sort key: the splits that this package's adapters name come first, in their order, then alphabetically."""
+    named = [(adapter.env_id, known) for adapter in PACKAGED.values() for known in adapter.split_titles]
+    return (named.index((env, split)) if (env, split) in named else len(named)), env, split
+
+
+def block_columns(env: str, families: set[str]) -> list[Column]:
+    """Where the adapter names families, success of each that was played, then of the split; else success and score."""
+    titles = find_adapter(env).family_titles
+    if not titles:
+        return [Column("Succ.", _every), Column("Score", _every, score=True)]
+    known = [name for name in titles if name in families]
+    ordered = known + sorted(families - set(known))
+    return [Column(titles.get(name, name), _of_family(name)) for name in ordered] + [Column("Avg.", _every)]
+
+
+def _every(episode: EpisodeResult) -> bool:
+    return True
+
+
+def _of_family(name: str) -> Callable[[EpisodeResult], bool]:
+    return lambda episode: episode.family == name
+
 
 SCHEMA = "trial_ray/result_table"
 SCHEMA_VERSION = 1

@@ -14,27 +14,25 @@ from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from trial_ray.errors import ConfigError, MethodError, PolicyBrokenError, TrainingDivergedError, WeightSyncError
-from trial_ray.hindsight.aug import Evidence, encode_evidence
-from trial_ray.hindsight.privileged_views import TurnContext, privileged_view
-from trial_ray.learner.action_spans import action_mask
 from trial_ray.learner.exchange import LearnerExchange
 from trial_ray.learner.method import Method
 from trial_ray.learner.packing import Row, lay_out
-from trial_ray.learner.turn_rows import TurnRows
+from trial_ray.learner.rows import TurnRows, action_mask
 from trial_ray.learner.update_plan import UpdatePlan, plan_update
 from trial_ray.metrics import EFFECTIVE_SAMPLE_SIZE, LEARNER, log
-from trial_ray.models.causal_lm_module import CausalLMModule
 from trial_ray.models.logprobs import sequence_logprobs
+from trial_ray.models.module import CausalLMModule
 from trial_ray.models.prefix_tree import PrefixOrder, ScoredSequence
 from trial_ray.objectives.advantages import group_relative_advantages, penalised_advantages
 from trial_ray.objectives.divergences import engine_divergences
-from trial_ray.objectives.importance import effective_sample_size, truncated_importance_weights
+from trial_ray.objectives.losses import effective_sample_size, truncated_importance_weights
+from trial_ray.rollout.hindsight import Evidence, TurnContext, encode_evidence, privileged_view
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from trial_ray.learner.settings import LearnerSettings, TrainingSettings
+    from trial_ray.config.training import LearnerSettings, TrainingSettings
 
 TURN_ROWS, UPDATE_PLAN = "turn_rows", "update_plan"
 """Keys in ``shared_data`` under which the pieces hand on the rows and the plan."""

@@ -14,7 +14,7 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 
 import torch
 
-from trial_ray.learner.turn_rows import TokenBatch, TurnRows
+from trial_ray.learner.rows import TokenBatch, TurnRows
 from trial_ray.objectives.losses import clipped_surrogate
 from trial_ray.rollout.trajectory import TrajectoryGroup
 

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trial_ray.hindsight.aug import augment
 from trial_ray.models.logprobs import DEFAULT_CHUNK_TOKENS, sequence_logprobs
 from trial_ray.models.prefix_tree import PackedSequences, PrefixOrder, ScoredSequence, pack_padded, pack_trees
 from trial_ray.models.tree_attention import block_size, takes_blocks, takes_trees
+from trial_ray.rollout.hindsight import augment
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -16,17 +16,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from trial_ray.learner.loss import LossTerms, MinibatchClamp, loss_terms, microbatch_loss
+from trial_ray.learner.loss import LossTerms, MinibatchClamp, WeightedMeans, loss_terms, microbatch_loss
 from trial_ray.learner.method import Method
 from trial_ray.learner.packing import lay_out, pass_parts
-from trial_ray.learner.turn_rows import TokenBatch, TurnRows
+from trial_ray.learner.rows import TokenBatch, TurnRows
 from trial_ray.learner.update_plan import Microbatch
-from trial_ray.learner.weighted_means import WeightedMeans
-from trial_ray.models.causal_lm_module import CausalLMModule
+from trial_ray.models.module import CausalLMModule
 from trial_ray.models.prefix_tree import PrefixOrder
 
 if TYPE_CHECKING:
-    from trial_ray.learner.settings import LearnerSettings
+    from trial_ray.config.training import LearnerSettings
 
 Outputs = dict[str, torch.Tensor]
 """What the module's forward pass returns, each ``[T]`` in row order."""

@@ -10,15 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trial_ray.config.training import MicrobatchWeighting, require_plannable
 from trial_ray.errors import ConfigError
-
-MicrobatchWeighting = Literal["rows", "equal"]
-MICROBATCH_WEIGHTINGS: tuple[MicrobatchWeighting, ...] = ("rows", "equal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,25 +98,6 @@ def plan_update(
             weights = [1 / len(pieces) if weighting == "equal" else len(piece) / len(rows) for piece in pieces]
             steps.append(tuple(Microbatch(*each) for each in zip(pieces, learners, weights, strict=True)))
     return UpdatePlan(_scoring_shares(trajectory_tokens, num_learners), tuple(steps))
-
-
-def require_plannable(minibatch_rows: int, microbatch_rows: int, batch_shards: int, weighting: str) -> None:
-    """Refuse settings that no plan can follow, before any trajectory is known.
-
-    Raises:
-        ConfigError: as :func:`plan_update`.
-    """
-    settings = {"minibatch_rows": minibatch_rows, "microbatch_rows": microbatch_rows, "batch_shards": batch_shards}
-    for name, value in settings.items():
-        if value < 1:
-            raise ConfigError(f"{name} is {value}, expected at least 1.")
-    if minibatch_rows < microbatch_rows:
-        raise ConfigError(
-            f"minibatch_rows is {minibatch_rows}, below microbatch_rows, which is {microbatch_rows}. A minibatch is made of "
-            "microbatches: raise minibatch_rows, or lower microbatch_rows."
-        )
-    if weighting not in MICROBATCH_WEIGHTINGS:
-        raise ConfigError(f"microbatch_weighting is {weighting!r}, expected 'rows' or 'equal'.")
 
 
 def _interleaved(num_rows: int, num_shards: int) -> NDArray[np.int64]:

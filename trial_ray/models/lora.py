@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from trial_ray.errors import ConfigError
-from trial_ray.models.model_files import load_tensors
+from trial_ray.models.folders import load_tensors
 from trial_ray.models.sharding import decoder_layers, gathered
 
 if TYPE_CHECKING:

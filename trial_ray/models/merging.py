@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from trial_ray.errors import CheckpointError
-from trial_ray.models.causal_lm_module import load_causal_lm
+from trial_ray.models.folders import write_model
 from trial_ray.models.lora import Adapter
-from trial_ray.models.model_files import write_model
+from trial_ray.models.module import load_causal_lm
 
 
 def merge_adapter(folder: Path, target: Path) -> None:

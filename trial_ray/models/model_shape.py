@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.errors import ConfigError
-from trial_ray.models.model_folder import config_file
+from trial_ray.models.folders import config_file
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

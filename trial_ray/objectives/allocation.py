@@ -9,8 +9,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trial_ray.objectives.checks import flat_counts, flat_floats, flat_ids, flat_mask
-from trial_ray.objectives.segments import renumber, segment_sum, zero_outside
+from trial_ray.objectives.segments import (
+    flat_counts,
+    flat_floats,
+    flat_ids,
+    flat_mask,
+    renumber,
+    segment_sum,
+    zero_outside,
+)
 
 ZERO_GAP = 1e-8
 """A trajectory whose mean score is no larger (nats per token) has no profile: its turns weigh 1."""

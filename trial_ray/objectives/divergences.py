@@ -7,9 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from trial_ray.objectives.checks import flat_floats, flat_mask
-from trial_ray.objectives.importance import LOG_RATIO_BOUND, bounded_ratio
-from trial_ray.objectives.segments import masked_mean, zero_outside
+from trial_ray.objectives.losses import LOG_RATIO_BOUND, bounded_ratio
+from trial_ray.objectives.segments import flat_floats, flat_mask, masked_mean, zero_outside
 
 K3_BOUND = 10.0
 """Largest value that a token adds to the mean of :func:`k3_divergence`."""

@@ -1,9 +1,92 @@
-"""Sums and means over segments of flat tensors: tokens of a turn, turns of a trajectory, rollouts of a group."""
+"""Sums over segments of flat tensors, and checks of arguments."""
 
 from __future__ import annotations
 
+import math
+from typing import Any, overload
+
 import torch
 from torch import Tensor
+
+_FLOATS = (torch.float32, torch.float64)
+
+
+def flat_floats(name: str, values: Tensor, like: tuple[str, Tensor] | None = None) -> Tensor:
+    """``values`` if they are one-dimensional float32 or float64 without NaN, and as long as the named ``like``."""
+    if values.ndim != 1 or values.dtype not in _FLOATS:
+        raise ValueError(f"{name} must be a flat float32 or float64 tensor, got {_described(values)}")
+    _same_length(name, values, like)
+    if bool(values.isnan().any()):
+        raise ValueError(f"{name} holds NaN at {int(values.isnan().sum())} of {len(values)} positions")
+    return values
+
+
+def flat_mask(name: str, mask: Tensor, like: tuple[str, Tensor]) -> Tensor:
+    """``mask`` as bool, if it is flat, as long as ``like``, and bool or made of 0 and 1."""
+    if mask.ndim != 1:
+        raise ValueError(f"{name} must be a flat tensor, got {_described(mask)}")
+    _same_length(name, mask, like)
+    if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
+        raise ValueError(f"{name} must be bool or hold 0 and 1 only")
+    return mask.bool()
+
+
+def flat_ids(name: str, ids: Tensor, like: tuple[str, Tensor], limit: int | None = None) -> Tensor:
+    """``ids`` as int64, if they are flat integers in ``[0, limit)`` and as many as ``like``."""
+    if ids.ndim != 1 or ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
+        raise ValueError(f"{name} must be a flat tensor of integers, got {_described(ids)}")
+    _same_length(name, ids, like)
+    if len(ids) and (int(ids.min()) < 0 or (limit is not None and int(ids.max()) >= limit)):
+        bounds = f"[0, {limit})" if limit is not None else "[0, …)"
+        raise ValueError(f"{name} must be in {bounds}, got {int(ids.min())} to {int(ids.max())}")
+    return ids.long()
+
+
+def flat_counts(name: str, counts: Tensor, like: tuple[str, Tensor]) -> Tensor:
+    """``counts`` in the dtype of ``like``, if they are flat, as many, whole and not negative."""
+    if counts.ndim != 1:
+        raise ValueError(f"{name} must be a flat tensor, got {_described(counts)}")
+    _same_length(name, counts, like)
+    converted = counts.to(like[1].dtype)
+    if not bool(((converted >= 0) & (converted == converted.floor())).all()):
+        raise ValueError(f"{name} must be whole numbers from 0")
+    return converted
+
+
+def scalar(name: str, value: Tensor) -> Tensor:
+    """``value`` if it is a floating-point tensor of shape () and not NaN."""
+    if value.ndim != 0 or value.dtype not in _FLOATS:
+        raise ValueError(f"{name} must be a float32 or float64 tensor of shape (), got {_described(value)}")
+    if bool(value.isnan()):
+        raise ValueError(f"{name} is NaN")
+    return value
+
+
+def _same_length(name: str, values: Tensor, like: tuple[str, Tensor] | None) -> None:
+    if like is not None and len(values) != len(like[1]):
+        raise ValueError(f"{name} must be as long as {like[0]} ({len(like[1])}), got {len(values)}")
+
+
+def _described(tensor: Tensor) -> str:
+    return f"shape {tuple(tensor.shape)} of {tensor.dtype}"
+
+
+ROUNDING = 1e-6
+"""Share of its size by which a reward may be off: float32, in which many environments count, keeps seven digits, and sums of
+the same rewards in another order differ in the last of them."""
+
+
+@overload
+def equal_up_to_rounding(one: float, other: float) -> bool: ...
+@overload
+def equal_up_to_rounding(one: Tensor, other: Tensor) -> Tensor: ...
+def equal_up_to_rounding(one: Any, other: Any) -> Any:
+    """Whether two rewards, such as the smallest and the largest of a group, are the same: numbers, or tensors of one shape.
+
+    NaN and infinities are equal to nothing.
+    """
+    distance = abs(other - one)
+    return (distance <= ROUNDING * abs(one) + ROUNDING * abs(other)) & (distance < math.inf)
 
 
 def segment_sum(values: Tensor, segment_ids: Tensor, num_segments: int) -> Tensor:

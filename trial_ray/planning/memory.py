@@ -6,9 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trial_ray.inference.batch_limit import MEMORY_SHARE
-from trial_ray.inference.decoding_batch import PREFILL_TOKENS
-from trial_ray.inference.decoding_cache import SLACK
+from trial_ray.engines.decoding_cache import MEMORY_SHARE, SLACK
+from trial_ray.engines.transformers import PREFILL_TOKENS
 from trial_ray.models.logprobs import DEFAULT_CHUNK_TOKENS
 from trial_ray.planning.request import PlanRequest
 

@@ -6,13 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trial_ray.inference.batch_limit import MOST_ROWS
-from trial_ray.inference.engine_arguments import GPU_MEMORY_UTILIZATION, VLLM_CPU_CACHE_GIB, VLLM_CPU_ROWS
+from trial_ray.engines.arguments import GPU_MEMORY_UTILIZATION, VLLM_CPU_CACHE_GIB, VLLM_CPU_ROWS
+from trial_ray.engines.decoding_cache import MOST_ROWS
 from trial_ray.models.model_shape import ModelShape, model_shape
 from trial_ray.models.packaged import ALFWORLD_TINY, HUB_NAMES, alfworld_tiny
 
 if TYPE_CHECKING:
-    from trial_ray.learner.settings import LearnerSettings
+    from trial_ray.config.training import LearnerSettings
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -168,8 +168,7 @@ def _cache_gib(config: LearnerSettings) -> float | None:
 
 def _shape(config: LearnerSettings) -> ModelShape:
     """Shape of the policy that a run would start from; nothing is trained, and no weights are fetched, to know it."""
-    from trial_ray.models.tiny import tiny_config
-    from trial_ray.models.tokenizer import build_tokenizer
+    from trial_ray.models.tiny import build_tokenizer, tiny_config
 
     started = config.warm_start or {}
     path = config.model_path or started.get("model_path")

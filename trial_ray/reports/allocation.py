@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from trial_ray.config.training import LearnerSettings
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.learner.connectors import encode_views
 from trial_ray.learner.packing import score_rows
-from trial_ray.learner.settings import LearnerSettings
-from trial_ray.learner.turn_rows import TurnRows, required
+from trial_ray.learner.rows import TurnRows, required
 from trial_ray.objectives.allocation import hindsight_gap, relative_weights, turn_scores
 from trial_ray.reports.traces import Trace, TracedTurn
 from trial_ray.rollout.trajectory import Trajectory

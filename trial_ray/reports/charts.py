@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from trial_ray.environments.adapter import ACTION_CLASSES
-from trial_ray.evaluation.intervals import bootstrap_curve
+from trial_ray.evaluation.statistics import bootstrap_curve
 from trial_ray.metrics import CURVES, PANEL_SUCCESS, Curve
 from trial_ray.reports.dynamics import curve, windows
-from trial_ray.reports.run_groups import RunGroup, recorded_iterations, run_label
-from trial_ray.reports.run_record import RunRecord
+from trial_ray.reports.records import RunGroup, RunRecord, recorded_iterations, run_label
 from trial_ray.reports.traces import class_means, readable_trace
 
 SIGNIFICANT = 6

@@ -11,7 +11,7 @@ from trial_ray.metrics import CURVES, PROFILE_STD, TURN_SCORE
 from trial_ray.reports.charts import curve_chart
 from trial_ray.reports.dynamics import mean_over_runs, windows
 from trial_ray.reports.plots import plot_allocation, plot_curve, plot_dynamics
-from trial_ray.reports.run_groups import RunGroup, recorded_iterations
+from trial_ray.reports.records import RunGroup, recorded_iterations
 from trial_ray.reports.traces import class_means, readable_trace
 
 FORMATS = ("png", "svg")

@@ -11,12 +11,11 @@ import numpy as np
 
 from trial_ray.errors import UserInputError
 from trial_ray.evaluation.comparison import ComparisonError, paired_comparison, require_one_protocol, success_by_seed
-from trial_ray.evaluation.intervals import mean_interval, paired_bootstrap, seed_interval
 from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.evaluation.statistics import mean_interval, paired_bootstrap, seed_interval
 from trial_ray.metrics import TRAINING_SUCCESS
 from trial_ray.reports.dynamics import WINDOW, Window, curve
-from trial_ray.reports.run_groups import RunGroup, listed
-from trial_ray.reports.run_record import RunRecord
+from trial_ray.reports.records import RunGroup, RunRecord, listed
 
 MOST_GROUPS = 6
 """Groups that are all named in the summary, and compared in pairs."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trial_ray.errors import UserInputError
-from trial_ray.evaluation.intervals import add_adjusted, bootstrap_mean
+from trial_ray.evaluation.statistics import add_adjusted, bootstrap_mean
 from trial_ray.evaluation.table_text import DIFFERENCE_COLUMNS, difference_cells
 
 SMOOTHED = 5

@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from trial_ray.environments.entry import EnvironmentEntry
-from trial_ray.environments.guarded_env import GuardedEnv
+from trial_ray.config.training import LearnerSettings
+from trial_ray.engines.batching import Request
+from trial_ray.engines.protocol import Response, SamplingParams
+from trial_ray.engines.transformers import DecodingBatch, stop_token_ids
+from trial_ray.environments.guarded import GuardedEnv
+from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.errors import InfrastructureError
-from trial_ray.inference.batching_engine import Request
-from trial_ray.inference.decoding_batch import DecodingBatch
-from trial_ray.inference.protocol import Response, SamplingParams
-from trial_ray.inference.sampling import stop_token_ids
-from trial_ray.learner.settings import LearnerSettings
-from trial_ray.models.causal_lm_module import load_causal_lm, load_tokenizer
+from trial_ray.models.module import load_causal_lm, load_tokenizer
 from trial_ray.reports.allocation import trace_trajectories
 from trial_ray.reports.traces import Trace
 from trial_ray.rollout.conversation import prompt_writer

@@ -11,11 +11,11 @@ from trial_ray.errors import UserInputError
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.evaluation.table_text import to_latex, to_markdown
 from trial_ray.evaluation.tables import ResultTable, TableEntry
-from trial_ray.experiments.run_folder import RunFolder
 from trial_ray.files import write_json, write_text
 from trial_ray.metrics import PANEL_SUCCESS, PROFILE_STD, TRAINING_SUCCESS, TURN_SCORE
-from trial_ray.reproduction.plan import PlannedRun
+from trial_ray.reproduction.studies import PlannedRun
 from trial_ray.rollout.trajectory import EpisodeResult
+from trial_ray.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.methods.trial import TRIALConfig
@@ -153,11 +153,11 @@ def _figure3(runs: Sequence[PlannedRun], folder: Path) -> list[Path]:
 
 def _allocation_traces(run: PlannedRun) -> tuple[list[Trace], str | None]:
     """The last recorded training batch, scored by the run's final policy."""
-    from trial_ray.experiments.checkpoints import find_model
-    from trial_ray.models.causal_lm_module import load_causal_lm, load_tokenizer
+    from trial_ray.models.module import load_causal_lm, load_tokenizer
     from trial_ray.reports.allocation import trace_trajectories
     from trial_ray.reports.traces import choose_trajectories
     from trial_ray.rollout.recording import read_trajectories
+    from trial_ray.runs.checkpoints import find_model
 
     recorded = RunFolder(run.folder)
     trajectories = read_trajectories(recorded.trajectories, recorded.recorded_iterations()[-1])
@@ -170,8 +170,8 @@ def _allocation_traces(run: PlannedRun) -> tuple[list[Trace], str | None]:
 
 def _paired_traces(runs: Sequence[PlannedRun], family: str | None) -> dict[str, Any] | None:
     """The first seed of every method, greedily on the first game of the evaluation set that only TRIAL's run solved."""
-    from trial_ray.experiments.checkpoints import find_model
     from trial_ray.reports.paired_trace import trace_pair
+    from trial_ray.runs.checkpoints import find_model
 
     seed = min(run.seed for run in runs)
     pair = {run.method: run for run in runs if run.seed == seed}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trial_ray.reproduction.plan import PlannedRun, set_name
+from trial_ray.reproduction.studies import PlannedRun, set_name
 
 
 def make_warm_starts(runs: Sequence[PlannedRun], deadline: float | None = None) -> None:
@@ -50,7 +50,7 @@ def execute(
     """
     from ray import tune
 
-    from trial_ray.experiments.sweep_callbacks import SweepReporter
+    from trial_ray.sweeps.callbacks import SweepReporter
 
     waiting = {run.name: run for run in runs if run.state() != "done"}
     if not waiting:
@@ -89,9 +89,9 @@ def _train(
     from ray import tune
     from rich.console import Console
 
-    from trial_ray.evaluation.named_panels import choose_panel
-    from trial_ray.experiments.run_folder import RunFolder
-    from trial_ray.experiments.training_session import TrainingSession
+    from trial_ray.evaluation.panels import choose_panel
+    from trial_ray.runs.folder import RunFolder
+    from trial_ray.runs.session import TrainingSession
 
     run = runs[trial["run"]]
     resume = run.folder.exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.errors import UserInputError
-from trial_ray.experiments.experiment import examples_folder
+from trial_ray.runs.experiment import examples_folder
 from trial_ray.user_files import run_user_file
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ class EvaluationSet:
 
     Attributes:
         split: the environment's split.
-        panel: a name that ``trial_ray.evaluation.named_panels.choose_panel`` knows, or a number of tasks.
+        panel: a name that ``trial_ray.evaluation.panels.choose_panel`` knows, or a number of tasks.
     """
 
     split: str

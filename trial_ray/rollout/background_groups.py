@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
-from trial_ray.rollout.requests import GroupRequest
+from trial_ray.rollout.groups import GroupRequest
 from trial_ray.rollout.trajectory import TrajectoryGroup
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from trial_ray.errors import ChatTemplateError
-from trial_ray.hindsight.untrusted import encode_untrusted
+from trial_ray.rollout.hindsight import encode_untrusted
 
 # Mixed case, markup, quotes, doubled blanks and a line break: any change that a chat template makes to text shows here.
 _PROBE = 'Sentinel {} of  the <User>\'s & "message"\nends Here'

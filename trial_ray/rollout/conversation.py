@@ -7,14 +7,14 @@ from typing import Any, cast
 
 import numpy as np
 
+from trial_ray.config.sampling import PlaySettings
 from trial_ray.environments.adapter import EnvironmentAdapter
-from trial_ray.environments.guarded_env import StepResult
+from trial_ray.environments.guarded import StepResult
 from trial_ray.environments.templates import ConversationPrompt, PromptContext
 from trial_ray.errors import PromptTooLongError
-from trial_ray.hindsight.untrusted import encode_untrusted
 from trial_ray.rollout.chat_template import split_conversation
+from trial_ray.rollout.hindsight import encode_untrusted
 from trial_ray.rollout.prompts import Prompt, PromptBuilder, PromptWriter, check_limits, too_long
-from trial_ray.rollout.settings import PlaySettings
 from trial_ray.rollout.trajectory import Turn
 
 

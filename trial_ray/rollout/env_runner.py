@@ -1,12 +1,13 @@
-"""Env-runner actors: many episodes of text environments in flight at once, none waiting for another."""
+"""Where and how coroutines are run: outside of a loop that runs already, and without writing out large results."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import ray
@@ -18,23 +19,49 @@ from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
 from ray.rllib.env.env_runner import EnvRunner
 from ray.rllib.utils.checkpoints import Checkpointable
 
+from trial_ray.config.sampling import PlaySettings
+from trial_ray.engines.client import EngineClient
+from trial_ray.engines.protocol import Response, SamplingParams
 from trial_ray.environments.check import required_keys
-from trial_ray.environments.entry import EnvironmentEntry
-from trial_ray.environments.env_process import EnvProcesses, ProcessEnv, ProcessLimits
-from trial_ray.environments.guarded_env import GuardedEnv
+from trial_ray.environments.guarded import GuardedEnv
+from trial_ray.environments.processes import EnvProcesses, ProcessEnv, ProcessLimits
+from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.errors import EngineError
-from trial_ray.inference.client import EngineClient
-from trial_ray.inference.protocol import Response, SamplingParams
-from trial_ray.process_memory import peak_memory
-from trial_ray.process_progress import announce
+from trial_ray.process_reports import announce, peak_memory
 from trial_ray.rollout.background_groups import BackgroundGroups
 from trial_ray.rollout.conversation import prompt_writer
 from trial_ray.rollout.episode import EpisodeEnv, PolicyPlayer, derive_seed, play_episode
-from trial_ray.rollout.event_loop import run_quietly
+from trial_ray.rollout.groups import GroupRequest, GroupSample, SampleSettings
 from trial_ray.rollout.prompts import PromptWriter
-from trial_ray.rollout.requests import GroupRequest, GroupSample, SampleSettings
-from trial_ray.rollout.settings import PlaySettings
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
+
+Result = TypeVar("Result")
+
+
+def run_quietly(loop: asyncio.Runner, coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine; the task that asyncio makes of it has no result.
+
+    ``Runner.run`` puts SIGINT's handler back when it ends, and while doing so Python writes out the finished task, result
+    and all: half a second for the trajectories of an iteration.
+    """
+    results: list[Result] = []
+
+    async def collect() -> None:
+        results.append(await coroutine)
+
+    loop.run(collect())
+    return results[0]
+
+
+def outside_loop(call: Callable[[], Result]) -> Result:
+    """Call a function that runs coroutines; where a loop runs in this thread, as in a notebook, in a thread of its own."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return call()
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(call).result()
+
 
 # What a gym.spaces.Text must be told although nothing here checks it: text environments define their own spaces.
 _TEXT_SPACES = (Text(max_length=2**31 - 1),) * 2
@@ -163,7 +190,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
 
     def _prompt_writer(self, environment: int) -> PromptWriter:
         if self._tokenizer is None:
-            from trial_ray.models.causal_lm_module import load_tokenizer
+            from trial_ray.models.module import load_tokenizer
 
             self._tokenizer = load_tokenizer(str(self.config.model_path))
         if environment not in self._prompts:

@@ -9,12 +9,12 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from trial_ray.environments.guarded_env import StepResult
+from trial_ray.engines.protocol import Response, SamplingParams
+from trial_ray.environments.guarded import StepResult
 from trial_ray.errors import EngineError, EnvironmentFaultError, PromptTooLongError
-from trial_ray.inference.protocol import Response, SamplingParams
-from trial_ray.process_progress import advance
+from trial_ray.files import text_digest
+from trial_ray.process_reports import advance
 from trial_ray.rollout.prompts import PromptWriter, located
-from trial_ray.rollout.stored_text import text_digest
 from trial_ray.rollout.trajectory import Ending, PromptCut, Trajectory, Turn
 
 Answer = TypeVar("Answer")

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from trial_ray.environments.guarded_env import StepResult
+from trial_ray.environments.guarded import StepResult
 from trial_ray.environments.templates import PromptContext, PromptTemplate
 from trial_ray.errors import ConfigError, PromptTooLongError
-from trial_ray.hindsight.untrusted import encode_untrusted
 from trial_ray.rollout.chat_template import split_user_message
+from trial_ray.rollout.hindsight import encode_untrusted
 from trial_ray.rollout.trajectory import PromptCut, Turn
 
 CUT_MARK = " [cut] "

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trial_ray.errors import UserInputError
+from trial_ray.files import escaped, unescaped
 from trial_ray.rollout.partitions import FLOATS, IDS, columns_table, new_schema, partitions, read_rows, write_rows
-from trial_ray.rollout.stored_text import escaped, unescaped
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 
 SCHEMA_VERSION = 5
@@ -101,7 +101,7 @@ def read_turns(folder: str | os.PathLike[str], iteration: int | None = None) -> 
     """Every recorded turn (of one iteration, or of all), as a table with the columns of ``SCHEMA`` and ``iteration``.
 
     Rows come in the order of iterations; those of a trajectory come together, turn by turn. Texts are as they are stored
-    (:mod:`trial_ray.rollout.stored_text`).
+    (:mod:`trial_ray.files`).
 
     Raises:
         UserInputError: nothing was recorded there, or a file cannot be read, see :func:`partitions.read_rows`.

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from trial_ray.objectives.rounding import equal_up_to_rounding
+from trial_ray.objectives.segments import equal_up_to_rounding
 
 PromptCut = Literal["none", "history", "observation"]
 """What was left out of a prompt for its length: nothing, history records, or those and the observation's middle."""

@@ -14,10 +14,10 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.util.placement_group import PlacementGroup
 
+from trial_ray.config.sampling import PlaySettings
+from trial_ray.engines.pool import EnginePool, answers
 from trial_ray.errors import InfrastructureError
-from trial_ray.inference.pool import EnginePool, answers
-from trial_ray.rollout.requests import GroupRequest, GroupSample, SampleSettings
-from trial_ray.rollout.settings import PlaySettings
+from trial_ray.rollout.groups import GroupRequest, GroupSample, SampleSettings
 
 if TYPE_CHECKING:
     from trial_ray.rollout.env_runner import TextEnvRunner

@@ -1,13 +1,11 @@
-"""Behaviour cloning: maximise the likelihood of demonstrated responses, and a little of the prompts before them.
-
-The loss on the prompt teaches copying: names recur all over a prompt, and predicting their second occurrence forms the
-same attention heads that a response needs.
-"""
+"""Behaviour cloning, with Muon for the matrices and names exchanged at random."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +13,115 @@ from torch.nn import functional
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
-from trial_ray.process_progress import advance
-from trial_ray.warmstart.muon import Muon
-from trial_ray.warmstart.renaming import Renamer
+from trial_ray.process_reports import advance
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Of the quintic polynomial: the published ones, under which singular values end between 0.7 and 1.2."""
+ITERATIONS = 5
+LEAST_NORM = 1e-7
+
+
+class Muon(torch.optim.Optimizer):
+    """Steps by orthogonal matrices of the momentum's directions, as ``torch.optim.Muon`` without weight decay.
+
+    Args:
+        matrices: what is trained; parameters of two dimensions.
+        lr: learning rate, of a matrix of ``R`` rows and ``C`` columns times ``sqrt(max(1, R / C))``.
+        momentum: of Nesterov's kind.
+
+    Raises:
+        ValueError: a parameter is no matrix.
+    """
+
+    def __init__(self, matrices: Iterable[torch.nn.Parameter], lr: float, momentum: float = 0.95) -> None:
+        super().__init__(matrices, {"lr": lr, "momentum": momentum})
+        for group in self.param_groups:
+            if any(matrix.dim() != 2 for matrix in group["params"]):
+                raise ValueError(
+                    "Muon trains matrices alone; give parameters of other dimensions to another optimizer."
+                )
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]  # torch's may return a loss
+        """Do one update of the matrices that have a gradient."""
+        if closure is not None:
+            raise ValueError("Muon takes no closure.")
+        for group in self.param_groups:
+            by_shape: dict[tuple[Any, ...], list[tuple[torch.Tensor, torch.Tensor]]] = defaultdict(list)
+            for matrix in group["params"]:
+                if matrix.grad is not None:
+                    rows, columns = sorted(matrix.shape)
+                    update = self._nesterov(matrix, matrix.grad, group["momentum"])
+                    by_shape[rows, columns, matrix.device, matrix.dtype].append((matrix, update))
+            for trained in by_shape.values():
+                wide = torch.stack([update if _is_wide(update) else update.T for _, update in trained])
+                for (matrix, _), step in zip(trained, orthogonalized(wide), strict=True):
+                    rows, columns = matrix.shape
+                    rate = group["lr"] * max(1.0, rows / columns) ** 0.5
+                    matrix.add_(step if _is_wide(matrix) else step.T, alpha=-rate)
+
+    def _nesterov(self, matrix: torch.Tensor, gradient: torch.Tensor, momentum: float) -> torch.Tensor:
+        """The direction ``[R, C]`` of the next update, before it is made orthogonal."""
+        state = self.state[matrix]
+        if not state:
+            state["momentum"] = torch.zeros_like(matrix)
+        average = state["momentum"].lerp_(gradient, 1 - momentum)
+        return gradient.lerp(average, momentum)
+
+
+def _is_wide(matrix: torch.Tensor) -> bool:
+    return matrix.shape[0] <= matrix.shape[1]
+
+
+def orthogonalized(matrices: torch.Tensor) -> torch.Tensor:
+    """Bring all singular values near 1, by Newton-Schulz iterations: ``U Vᵀ`` of ``U S Vᵀ``, roughly.
+
+    Args:
+        matrices: ``[N, R, C]`` with ``R <= C``; iterated in float32 on a CPU, elsewhere in bfloat16.
+
+    Returns:
+        ``[N, R, C]``, of the same type.
+    """
+    a, b, c = COEFFICIENTS
+    iterated = matrices.to(torch.float32 if matrices.device.type == "cpu" else torch.bfloat16)
+    iterated = iterated / iterated.norm(dim=(1, 2), keepdim=True).clamp(min=LEAST_NORM)
+    for _ in range(ITERATIONS):
+        gram = iterated @ iterated.mT
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        iterated = torch.baddbmm(iterated, polynomial, iterated, beta=a)
+    return iterated.to(matrices.dtype)
+
+
+class Renamer:
+    """Exchanges names within their kind, the same way throughout one example.
+
+    A small model first learns which names are common ("desks have desk lamps") and then names things that are not there.
+    Where names are exchanged at random, that cannot help it. (No gain in success was measured; see docs/decisions.md.)
+
+    Args:
+        tokenizer: names that are not one token to it stay as they are.
+        groups: names that may stand for each other.
+    """
+
+    def __init__(self, tokenizer: Any, groups: Sequence[Sequence[str]]) -> None:
+        self._size = len(tokenizer)
+        self._forms = [self._ids(tokenizer, names) for names in groups]
+
+    @staticmethod
+    def _ids(tokenizer: Any, names: Sequence[str]) -> np.ndarray:
+        """Token ids of each name without and with the blank before it, int64 ``[names, 2]``."""
+        forms = [[tokenizer.encode(blank + name, add_special_tokens=False) for blank in ("", " ")] for name in names]
+        single = [(bare[0], spaced[0]) for bare, spaced in forms if len(bare) == len(spaced) == 1]
+        return np.array(single, np.int64).reshape(-1, 2)
+
+    def table(self, generator: np.random.Generator) -> np.ndarray:
+        """A random exchange of names, int32 ``[vocabulary]``: new id of every id."""
+        table = np.arange(self._size, dtype=np.int32)
+        for forms in self._forms:
+            if len(forms):
+                table[forms] = forms[generator.permutation(len(forms))]
+        return table
+
 
 CHUNK_BATCHES = 32
 """Rows of so many batches are sorted by length together, so that a batch pads little and stays random."""

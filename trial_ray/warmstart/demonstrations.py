@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from trial_ray.environments.demonstrators import Demonstrator, RandomPlay, plan
-from trial_ray.environments.entry import EnvironmentEntry
-from trial_ray.environments.guarded_env import GuardedEnv, StepResult
+from trial_ray.environments.adapter import Demonstrator, RandomPlay, plan
+from trial_ray.environments.guarded import GuardedEnv, StepResult
+from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.environments.templates import PromptContext, PromptTemplate
 from trial_ray.errors import EnvironmentFaultError, PromptTooLongError
-from trial_ray.hindsight import augment, encode_evidence, outcome_view
 from trial_ray.rollout.episode import Decision, History, Player, play_episode
+from trial_ray.rollout.hindsight import augment, encode_evidence, outcome_view
 from trial_ray.rollout.prompts import PromptBuilder, records
 from trial_ray.rollout.trajectory import Trajectory
 from trial_ray.warmstart.cloning import Example

@@ -16,22 +16,21 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from trial_ray.environments.adapter import EnvironmentAdapter
-from trial_ray.environments.demonstrators import Demonstrator, plan
-from trial_ray.environments.entry import EnvironmentEntry, make_entries
-from trial_ray.environments.guarded_env import GuardedEnv, StepResult
-from trial_ray.hindsight import augment, encode_evidence, outcome_view
+from trial_ray.environments.adapter import Demonstrator, EnvironmentAdapter, plan
+from trial_ray.environments.guarded import GuardedEnv, StepResult
+from trial_ray.environments.registry import EnvironmentEntry, make_entries
 from trial_ray.objectives.allocation import hindsight_gap, relative_weights, turn_scores
 from trial_ray.objectives.segments import segment_sum
+from trial_ray.rollout.env_runner import outside_loop
 from trial_ray.rollout.episode import Decision, History, Player
-from trial_ray.rollout.event_loop import outside_loop
+from trial_ray.rollout.hindsight import augment, encode_evidence, outcome_view
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.rollout.trajectory import Trajectory
 from trial_ray.warmstart.cloning import Example, collate
 from trial_ray.warmstart.demonstrations import make_demonstrator
-from trial_ray.warmstart.evaluation import HeldOutGames, PlayResult
 from trial_ray.warmstart.policy import computing_with, load_policy
 from trial_ray.warmstart.settings import WarmStartSettings
+from trial_ray.warmstart.success import HeldOutGames, PlayResult
 from trial_ray.warmstart.tasks import EVALUATED
 
 GAP_CLIP = 2.0

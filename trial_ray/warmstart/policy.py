@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from trial_ray.environments.entry import EnvironmentEntry
+from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.errors import ChatTemplateError, CheckpointError, ConfigError
-from trial_ray.models.tiny import build_tiny_model
-from trial_ray.models.tokenizer import build_tokenizer
+from trial_ray.models.tiny import build_tiny_model, build_tokenizer
 from trial_ray.warmstart.demonstrations import collect_texts
 from trial_ray.warmstart.settings import WarmStartSettings
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from trial_ray.config.declare import check_settings, setting
 from trial_ray.errors import ConfigError
-from trial_ray.settings import check_settings, setting
 
 CHOSEN = frozenset({"split", "num_games", "generator_seed"})
 """Keyword arguments of generated tasks, which the warm start chooses itself."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trial_ray.environments.entry import TRAIN, EnvironmentEntry, warm_start_seed_tasks
+from trial_ray.environments.registry import TRAIN, EnvironmentEntry, warm_start_seed_tasks
 from trial_ray.errors import ConfigError
-from trial_ray.rollout.stored_text import text_digest
+from trial_ray.files import text_digest
 from trial_ray.warmstart.settings import WarmStartSettings
 
 DEMONSTRATED, CHECKED, EVALUATED = 0, 1, 2

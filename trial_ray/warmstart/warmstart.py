@@ -22,21 +22,18 @@ from transformers import PreTrainedModel
 import trial_envs
 import trial_ray
 from trial_ray.environments.adapter import EnvironmentAdapter
-from trial_ray.environments.entry import EnvironmentEntry, make_entries
+from trial_ray.environments.registry import EnvironmentEntry, make_entries
 from trial_ray.errors import TrainingDivergedError
 from trial_ray.files import require_new_folder, write_folder, write_json
-from trial_ray.rollout.event_loop import outside_loop
+from trial_ray.rollout.env_runner import outside_loop
 from trial_ray.rollout.prompts import PromptBuilder
-from trial_ray.warmstart.cache import content_key, files_digest, get_or_build
-from trial_ray.warmstart.cloning import Cloner, Example, Renaming, Schedule
+from trial_ray.warmstart.cloning import Cloner, Example, Renamer, Renaming, Schedule
 from trial_ray.warmstart.demonstrations import collect, make_demonstrator, to_examples
-from trial_ray.warmstart.evaluation import HeldOutGames, PlayResult
+from trial_ray.warmstart.examples import content_key, files_digest, get_or_build, kept_examples
 from trial_ray.warmstart.judgement import judge_policy
-from trial_ray.warmstart.kept_examples import kept_examples
 from trial_ray.warmstart.policy import RECORD, computing_with, load_policy, model_files
-from trial_ray.warmstart.progress import WarmStartProgress
-from trial_ray.warmstart.renaming import Renamer
 from trial_ray.warmstart.settings import WarmStartSettings
+from trial_ray.warmstart.success import HeldOutGames, PlayResult, WarmStartProgress
 from trial_ray.warmstart.tasks import CHECKED
 
 LEAST_RESPONSE_ACCURACY = 0.3
@@ -45,14 +42,12 @@ LEAST_RESPONSE_ACCURACY = 0.3
 CODE = (
     "warmstart/*.py",
     "models/tiny.py",
-    "models/tokenizer.py",
-    "hindsight/*.py",
-    "inference/local_engine.py",
-    "inference/decoding_batch.py",
-    "inference/sampling.py",
+    "engines/local.py",
+    "engines/transformers.py",
     "objectives/allocation.py",
     "rollout/chat_template.py",
     "rollout/prompts.py",
+    "rollout/hindsight.py",
     "rollout/episode.py",
     "environments/*.py",
 )

@@ -8,12 +8,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from trial_ray.config.declare import did_you_mean
 from trial_ray.errors import ConfigError
-from trial_ray.settings import did_you_mean
 from trial_ray.user_files import load_user_module
 
 if TYPE_CHECKING:
-    from trial_ray.algorithms.grpo_config import GRPOConfig
+    from trial_ray.algorithms.config import GRPOConfig
 
 METHODS = {
     "grpo": "GRPO",
@@ -96,7 +96,7 @@ def _same(value: Any, default: Any) -> bool:
 
 
 def _config_of(module: ModuleType, method: str) -> type[GRPOConfig]:
-    from trial_ray.algorithms.grpo_config import GRPOConfig
+    from trial_ray.algorithms.config import GRPOConfig
 
     found = getattr(module, "CONFIG", None)
     if not (isinstance(found, type) and issubclass(found, GRPOConfig)):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from trial_ray.algorithms.grpo_config import GRPOConfig
+from trial_ray.algorithms.config import GRPOConfig
+from trial_ray.config.declare import setting
 from trial_ray.learner.connectors import form_penalties, normalised_returns
 from trial_ray.learner.method import Method, Metrics
-from trial_ray.learner.step_values import anchor_ids, step_returns
-from trial_ray.learner.turn_rows import TurnRows
+from trial_ray.learner.rows import TurnRows, anchor_ids, step_returns
 from trial_ray.rollout.trajectory import TrajectoryGroup
-from trial_ray.settings import setting
 
 
 class StepGroups(Method["GiGPOConfig"]):

@@ -6,8 +6,8 @@ The teacher's log-probabilities are computed and logged, but **they do not reach
 from __future__ import annotations
 
 from trial_ray.algorithms.methods.sdar import SDARConfig
+from trial_ray.config.declare import setting
 from trial_ray.errors import ConfigError
-from trial_ray.settings import setting
 
 
 class GRPOOPSDConfig(SDARConfig):

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import torch
 
-from trial_ray.algorithms.grpo_config import GRPOConfig
+from trial_ray.algorithms.config import GRPOConfig
+from trial_ray.config.declare import setting
 from trial_ray.learner.method import Method, Metrics, linear_decay
-from trial_ray.learner.turn_rows import TokenBatch, TurnRows, required
+from trial_ray.learner.rows import TokenBatch, TurnRows, required
 from trial_ray.objectives.advantages import rescaled_advantages
 from trial_ray.rollout.trajectory import TrajectoryGroup
-from trial_ray.settings import setting
 
 
 class RescaledAdvantages(Method["RLSDConfig"]):

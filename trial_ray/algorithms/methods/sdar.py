@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from trial_ray.algorithms.grpo_config import GRPOConfig
+from trial_ray.algorithms.config import GRPOConfig
+from trial_ray.config.declare import setting
 from trial_ray.learner.method import Method, Metrics
-from trial_ray.learner.turn_rows import TokenBatch, required
+from trial_ray.learner.rows import TokenBatch, required
 from trial_ray.objectives.losses import weighted_likelihood_loss
 from trial_ray.objectives.segments import masked_mean
-from trial_ray.settings import setting
 
 
 class GatedLikelihood(Method["SDARConfig"]):

@@ -8,11 +8,11 @@ from __future__ import annotations
 import torch
 
 from trial_ray.algorithms.methods.rlsd import RescaledAdvantages, RLSDConfig
+from trial_ray.config.declare import setting
 from trial_ray.learner.method import Metrics, linear_decay
-from trial_ray.learner.turn_rows import TokenBatch, TurnRows, required
+from trial_ray.learner.rows import TokenBatch, TurnRows, required
 from trial_ray.objectives.advantages import rescaled_advantages
 from trial_ray.rollout.trajectory import TrajectoryGroup
-from trial_ray.settings import setting
 
 
 class ActionRescaling(RescaledAdvantages):

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import torch
 
+from trial_ray.algorithms.config import GRPOConfig
 from trial_ray.algorithms.grpo import GRPO
-from trial_ray.algorithms.grpo_config import GRPOConfig
+from trial_ray.config.declare import setting
 from trial_ray.learner.method import Method, Metrics
-from trial_ray.learner.step_values import step_values
-from trial_ray.learner.turn_rows import TokenBatch, TurnRows, required
+from trial_ray.learner.rows import TokenBatch, TurnRows, required, step_values
 from trial_ray.objectives.allocation import hindsight_gap, relative_weights, turn_scores
 from trial_ray.objectives.losses import dense_hindsight_loss
 from trial_ray.rollout.trajectory import TrajectoryGroup
-from trial_ray.settings import setting
 
 CLAMP_SCOPES = ("microbatch", "minibatch")
 

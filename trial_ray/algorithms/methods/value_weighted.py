@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trial_ray.algorithms.methods.trial import TRIALConfig
-from trial_ray.settings import setting
+from trial_ray.config.declare import setting
 
 
 class ValueWeightedConfig(TRIALConfig):

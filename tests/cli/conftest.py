@@ -1,0 +1,35 @@
+"""``trial-ray train`` without actors."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+from cli_fakes import EXPERIMENT, FakeAlgorithm
+
+from trial_ray import cli
+
+
+@pytest.fixture
+def train(monkeypatch, tmp_path):
+    """Run ``trial-ray train`` with a fake algorithm; the last one built is ``train.algorithm``."""
+    from trial_ray.algorithms.config import GRPOConfig
+
+    file = tmp_path / "experiment.py"
+    file.write_text(EXPERIMENT)
+    monkeypatch.setattr("trial_ray.runs.ray_session.ray_session", lambda show: nullcontext())
+
+    def call(*arguments, build_error=None, **fake):
+        def build(config):
+            if build_error:
+                raise build_error
+            call.config = config
+            call.algorithm = FakeAlgorithm(**fake)
+            return call.algorithm
+
+        monkeypatch.setattr(GRPOConfig, "build_algo", build)
+        return cli.main(["train", str(file), *map(str, arguments)])
+
+    call.out = tmp_path / "run"
+    call.file = file
+    return call

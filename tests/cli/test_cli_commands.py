@@ -1,0 +1,272 @@
+"""The command line around training: help, start-up, doctor, data, export, evaluate, sweep files, exit codes."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from trial_ray import cli
+from trial_ray.errors import ConfigError, EngineError, is_user_error
+from trial_ray.runs.checkpoints import MODEL_INSIDE_CHECKPOINT, checkpoint_iteration, find_model
+
+COMMANDS = (
+    "train", "evaluate", "sweep", "reproduce", "report", "inspect", "replay", "warmstart", "export", "data", "plan", "doctor",
+)  # fmt: skip
+
+
+def run(*arguments):
+    """Exit code of the command line, argparse's own exits included."""
+    try:
+        return cli.main([str(argument) for argument in arguments])
+    except SystemExit as end:
+        return end.code
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself_with_examples(capsys, command):
+    assert run(command, "--help") == 0
+    text = capsys.readouterr().out
+    assert f"trial-ray {command}" in text
+    assert command == "doctor" or "examples:" in text
+
+
+def test_help_lists_exactly_the_commands_that_exist(capsys):
+    assert run("--help") == 0
+    text = capsys.readouterr().out
+    listed = [line.split()[0] for line in text.splitlines() if line.startswith("    ") and line.split()]
+    assert [name for name in listed if name in COMMANDS] == list(COMMANDS)
+    for absent in ("report", "plan"):
+        assert run(absent) == 2
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys; from trial_ray import cli; cli.build_parser();"
+        "heavy = ('ray', 'torch', 'transformers', 'gymnasium', 'numpy', 'rich', 'pyarrow');"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["fly"], ["train"], ["train", "f.py", "--iterations", "0"], ["evaluate", "x"]]
+)
+def test_a_wrong_command_line_exits_2(arguments, capsys):
+    assert run(*arguments) == 2
+
+
+def test_data_tells_where_games_come_from_and_that_none_are_here(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "nowhere"))
+    assert run("data", "alfworld") == 0
+    text = capsys.readouterr().out
+    assert "alfworld-download" in text
+    assert "3,553" in text
+    assert str(tmp_path / "nowhere") in text
+
+
+def test_generated_games_are_written_once_and_won_by_the_oracle(capsys, tmp_path):
+    out = tmp_path / "games"
+    arguments = ("data", "alfworld", "--generate", 3, "--seed", 5, "--difficulty", "tiny", "--out", out)
+    assert run(*arguments) == 0
+    assert len(list(out.rglob("game.tw-pddl"))) == 3
+    assert run(*arguments) == 2
+    assert "new or empty" in capsys.readouterr().err
+    report = tmp_path / "oracle.json"
+    evaluate = (
+        "evaluate",
+        "oracle",
+        "--env",
+        "trial/ALFWorld-v0",
+        "--split",
+        "train",
+        "--set",
+        f"env_config.data={out}",
+    )
+    assert run(*evaluate, "--json", report) == 0
+    assert json.loads(report.read_text())["summary"]["successes"] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["data", "alfworld", "--generate", "3"], "--out DIR"),
+        (["data", "alfworld", "--generate", "3", "--difficulty", "hard", "--out", "g"], "hard"),
+        (["evaluate", "oracle", "--env", "trial/ALFWorl-v0", "--split", "train"], "ALFWorld"),
+        (["evaluate", "oracle", "--env", "trial/ALFWorld-v0", "--split", "test"], "valid_seen"),
+        (["evaluate", "oracle", "--env", "trial/ALFWorld-v0", "--split", "valid_seen"], "alfworld-download"),
+        (["evaluate", "oracle", "--env", "trial/ALFWorld-v0", "--split", "generated", "--episodes", "999"], "has 256"),
+        (["evaluate", "nowhere", "--env", "trial/ALFWorld-v0", "--split", "generated"], "does not exist"),
+        (["export", "nowhere", "out"], "does not exist"),
+        (["sweep", "nowhere.py"], "neither a file nor a tuned example"),
+    ],
+)
+def test_bad_input_exits_2_in_a_sentence_and_writes_nothing(arguments, words, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "nowhere"))
+    monkeypatch.chdir(tmp_path)
+    assert run(*arguments) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert "Traceback" not in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def checkpoint(folder, iteration=3, complete=True):
+    """A checkpoint as RLlib and the module lay it out, with a model of a few bytes."""
+    path = folder / "checkpoints" / f"{iteration:06d}"
+    model = path / MODEL_INSIDE_CHECKPOINT
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    if complete:
+        (model / "model.safetensors").write_bytes(b"weights")
+    (path / "rllib_checkpoint.json").write_text("{}")
+    return path
+
+
+def test_export_copies_the_newest_model_and_never_overwrites(capsys, tmp_path):
+    checkpoint(tmp_path / "run", 3)
+    checkpoint(tmp_path / "run", 12)
+    assert run("export", tmp_path / "run", tmp_path / "model") == 0
+    assert (tmp_path / "model" / "model.safetensors").read_bytes() == b"weights"
+    assert find_model(tmp_path / "model") == tmp_path / "model"
+    assert "000012" in str(find_model(tmp_path / "run"))
+    assert run("export", tmp_path / "run", tmp_path / "model") == 2
+    assert "not empty" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "model"}
+
+
+def test_a_model_is_of_the_iteration_of_its_checkpoint(tmp_path):
+    checkpoint(tmp_path / "run", 3)
+    checkpoint(tmp_path / "run", 12)
+    assert checkpoint_iteration(find_model(tmp_path / "run"), tmp_path / "run") == 12
+    assert checkpoint_iteration(find_model(tmp_path / "run" / "checkpoints" / "000003"), tmp_path / "run") == 3
+    assert checkpoint_iteration(tmp_path / "run" / "checkpoints" / "000003.stopped" / "model", tmp_path / "run") == 3
+    for elsewhere in ("", "exported", "checkpoints"):
+        assert checkpoint_iteration(tmp_path / "run" / elsewhere, tmp_path / "run") is None
+
+
+def test_an_incomplete_checkpoint_is_refused(capsys, tmp_path):
+    checkpoint(tmp_path / "run", complete=False)
+    assert run("export", tmp_path / "run", tmp_path / "model") == 2
+    assert "incomplete" in capsys.readouterr().err
+
+
+def test_errors_keep_their_kind_when_ray_hands_them_over():
+    from ray.exceptions import RayTaskError
+
+    from trial_envs.errors import ClosedEnvError, MissingDataError
+
+    def from_actor(error):
+        return RayTaskError("sample_groups", "traceback", error).as_instanceof_cause()
+
+    assert is_user_error(from_actor(MissingDataError("no games")))
+    assert is_user_error(from_actor(ConfigError("bad")))
+    assert not is_user_error(from_actor(EngineError("died")))
+    assert not is_user_error(ClosedEnvError("closed"))
+    assert not is_user_error(ValueError("a bug"))
+
+
+def recorded_run(folder, **turn):
+    """A run folder with one recorded trajectory of one turn in each of two iterations."""
+    from trial_ray.rollout.recording import write_groups
+    from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
+
+    ids, values = np.arange(3, dtype=np.int32), {"observation": "You see a mug 1.", "outcome": "You take it.", **turn}
+    values |= {"action": "take mug 1", "valid": False, "reward": 1.0, "finish_reason": "stop"}
+    taken = Turn(ids, ids, ids.astype(np.float32), weight_version=1, insert_at=2, **values)
+    trajectory = Trajectory("pick/1", "pick", seed=0, turns=[taken], success=True, score=1.0)
+    (folder / "run.json").write_text(json.dumps({"schema": "trial_ray/run", "schema_version": 1}))
+    for iteration in (1, 2):
+        write_groups(folder / "trajectories", iteration, [TrajectoryGroup("pick/1", [trajectory])], "runner001")
+    return folder
+
+
+def test_inspect_lists_trajectories_and_shows_turns(capsys, tmp_path):
+    folder = recorded_run(tmp_path)
+    assert run("inspect", folder, "--text") == 0
+    text = capsys.readouterr().out
+    assert "iteration 2: 1 trajectories, 1 successful" in text
+    assert "pick/1" in text
+    assert run("inspect", folder, "--text", "--iteration", 1, "--show", 1) == 0
+    out, err = capsys.readouterr()
+    for part in ("You see a mug 1.", "action (invalid form)\n  take mug 1", "outcome, reward 1\n  You take it."):
+        assert part in out
+    assert "prompts and responses are not shown" in " ".join(err.split())
+
+
+def test_inspect_prints_prompts_with_the_evidence_in_them(capsys, tmp_path):
+    from synthetic_run import make_run, save_tokenizer
+
+    from trial_ray.environments.alfworld import ADAPTER
+    from trial_ray.models.tiny import build_tokenizer
+
+    tokenizer = build_tokenizer(ADAPTER.vocabulary)
+    make_run(tmp_path / "run", tokenizer, 8, iterations=1)
+    save_tokenizer(tmp_path / "run", tokenizer)
+    assert run("inspect", tmp_path / "run", "--text", "--show", 8) == 0
+    text = capsys.readouterr().out
+    for part in (
+        "You are an agent who does household chores",
+        "  look⟦\n  \n  Outcome after the reply:\n",
+        "⟧<|assistant|>",
+    ):
+        assert part in text
+    for part in ("multiplier ", "<think>", "</action><|end|>"):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--iteration", 3),
+        ("--text", "--show", 2),
+        ("--show", 1),
+        ("--text", "--open"),
+        ("--text", "--out", "x"),
+        (".", "--text"),
+    ],
+)
+def test_inspect_refuses_what_it_cannot_show(tmp_path, options):
+    assert run("inspect", recorded_run(tmp_path), *options) == 2
+
+
+def test_inspect_says_what_a_folder_lacks(capsys, tmp_path):
+    assert run("inspect", tmp_path / "nowhere") == 2
+    (tmp_path / "empty").mkdir()
+    assert run("inspect", tmp_path / "empty") == 2
+    (tmp_path / "run.json").write_text(json.dumps({"schema": "trial_ray/run", "schema_version": 1}))
+    assert run("inspect", tmp_path) == 2
+    assert "recorded no trajectories" in capsys.readouterr().err
+
+
+def test_inspect_writes_a_page_and_says_where(capsys, tmp_path, monkeypatch):
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    folder = recorded_run(tmp_path)
+    assert run("inspect", folder, "--open") == 0
+    out, err = capsys.readouterr()
+    assert out.strip() == f"2 trajectories: {tmp_path / 'viewer' / 'index.html'}"
+    assert "no display" in err
+    assert "No trajectory has a record of training" in " ".join(err.split())
+    assert run("inspect", folder, folder, "--out", tmp_path / "both") == 0
+    assert (tmp_path / "both" / "index.html").is_file()
+
+
+def test_inspect_shows_untrusted_text_as_text(capsys, tmp_path):
+    recorded_run(tmp_path, observation="[red]markup[/red]", outcome="\x1b]0;title\x07 \x1b[2Jgone")
+    assert run("inspect", tmp_path, "--text", "--show", 1) == 0
+    text = capsys.readouterr().out
+    assert "[red]markup[/red]" in text
+    assert "␛]0;title␇ ␛[2Jgone" in text
+    assert "\x1b" not in text
+    assert "\x07" not in text
+
+
+def test_a_resumed_run_forgets_what_it_will_sample_again(tmp_path):
+    from trial_ray.runs.folder import RunFolder
+
+    folder = RunFolder.reopen(recorded_run(tmp_path))
+    folder.drop_records_after(1)
+    assert folder.recorded_iterations() == [1]

@@ -1,0 +1,591 @@
+"""The flow of ``trial-ray train``: run folder, metrics, evaluation, resume, interrupt, exit codes, error texts."""
+
+import html
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import gymnasium
+import pytest
+from cli_fakes import EXPERIMENT, FakeAlgorithm
+from ray.exceptions import ActorDiedError
+
+from trial_ray import cli
+from trial_ray.errors import (
+    CheckpointError,
+    EngineError,
+    EnvironmentFaultError,
+    LearnerError,
+    PolicyBrokenError,
+    TrainingDivergedError,
+)
+from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.rollout.trajectory import EpisodeResult
+from trial_ray.runs.trackers import TRACKERS
+
+
+def iterations(folder):
+    return [json.loads(line)["iteration"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def in_order(text, *parts):
+    """Whether the parts stand in a text one after the other."""
+    at = 0
+    for part in parts:
+        assert part in text[at:], f"{part!r} is missing, or stands too early, in:\n{text}"
+        at = text.index(part, at) + len(part)
+    return True
+
+
+def state(folder):
+    return json.loads((folder / "run.json").read_text())["state"]
+
+
+def test_a_run_leaves_everything_it_promises(train, capsys):
+    assert train("--out", train.out, "--set", "lr=1e-4", "--seed", 7) == 0
+    summary = json.loads((train.out / "summary.json").read_text())
+    assert (summary["before"]["success_rate"], summary["after"]["success_rate"]) == (0.0, 0.6)
+    assert summary["comparison"]["gained"] == 12
+    assert summary["comparison"]["p_value"] == pytest.approx(2 / 2**12)
+    assert (summary["method"], summary["seed"], summary["iterations"]) == ("trial", 7, 3)
+    assert (train.out / summary["checkpoint"] / "state.json").exists()
+    assert iterations(train.out) == [1, 2, 3]
+    assert "broken" not in (train.out / "metrics.jsonl").read_text()
+    assert list((train.out / "tensorboard").glob("events.*"))
+    record = json.loads((train.out / "resolved_config.json").read_text())
+    assert record["settings"]["lr"] == 1e-4
+    assert train.config.trajectories_folder == str(train.out / "trajectories")
+    assert state(train.out) == "done"
+    assert train.algorithm.stopped
+    printed = capsys.readouterr().out
+    assert in_order(
+        printed,
+        "method      TRIAL",
+        "trial/ALFWorld-v0 (train), 16 tasks × 8 rollouts an iteration; 20 held-out tasks before and after",
+        "actors      1 env runner, 1 vllm engine, the learner in this process",
+        f"run folder  {train.out}",
+        f"log         {train.out}/logs/libraries.log",
+        "panel before: success 0.0%",
+        "iteration 1/3  success 10.0%",
+        "left)",
+        "iteration 3/3",
+        "success 60.0% [38.7%, 78.1%] (12/20)",
+        "cost of 3 iterations",
+        "learned: success 0.0% → 60.0%, change +60.0%",
+        f"checkpoint: {train.out}/checkpoints/000003",
+    )
+    cost = json.loads((train.out / "cost.json").read_text())
+    assert (cost["iterations"], cost["tokens"]["trained"]) == (3, 300)
+    assert sum(cost["seconds"].values()) == pytest.approx(cost["wall_seconds"])
+    assert cost["peak_memory_bytes"]["driver"]["host"] == 1 << 30
+    assert "+60.0%" in printed
+    assert printed.rstrip().endswith(f"report: {train.out / 'report.html'}")
+    assert "+60.0 points" in (train.out / "report.html").read_text()
+
+
+def test_a_report_that_cannot_be_written_does_not_fail_the_run(train, capsys, monkeypatch):
+    def fail(*arguments):
+        raise OSError("No space left on device\nand more")
+
+    monkeypatch.setattr("trial_ray.runs.report.write_text", fail)
+    assert train("--out", train.out) == 0
+    assert state(train.out) == "done"
+    assert capsys.readouterr().out.splitlines()[-1] == "no report was written: No space left on device"
+
+
+def test_resume_continues_and_compares_with_the_beginning(train):
+    assert train("--out", train.out, "--iterations", 2) == 0
+    assert train("--resume", train.out, "--iterations", 4) == 0
+    assert iterations(train.out) == [1, 2, 3, 4]
+    summary = json.loads((train.out / "summary.json").read_text())
+    assert (summary["before"]["successes"], summary["after"]["successes"]) == (0, 16)
+    cost = json.loads((train.out / "cost.json").read_text())
+    assert [part["iterations"] for part in cost["parts"]] == [2, 2]
+
+
+def outcome(folder):
+    """What ``summary.json`` and the report say of success."""
+    summary = json.loads((folder / "summary.json").read_text())
+    report = " ".join(html.unescape(re.sub(r"<[^>]+>", " ", (folder / "report.html").read_text())).split())
+    return summary, report
+
+
+def evaluations(folder):
+    return sorted(path.name for path in (folder / "evaluations").iterdir())
+
+
+def test_a_panel_that_comes_later_was_not_played_before_training(train, capsys):
+    assert train("--out", train.out, "--iterations", 1, tasks=0) == 0
+    assert train("--resume", train.out, "--iterations", 3) == 0
+    assert evaluations(train.out) == ["after_000003.json"]
+    summary, report = outcome(train.out)
+    assert (summary["before"], summary["after"]["success_rate"]) == (None, 0.6)
+    assert summary["comparison"] == {"not_compared": "The panel was not played before training."}
+    assert "It was not evaluated before training" in report
+    assert "at iteration 0" not in report
+    told = capsys.readouterr().out
+    assert "panel before" not in told
+    assert "success after iteration 3: 60.0% [38.7%, 78.1%] (12/20). The panel was not played before training." in told
+
+
+def test_another_panel_is_no_failure_and_not_compared_with_the_first_one(train, capsys):
+    assert train("--out", train.out, "--iterations", 1) == 0
+    assert train("--resume", train.out, "--iterations", 3, tasks=10) == 0
+    assert state(train.out) == "done"
+    summary, report = outcome(train.out)
+    assert (summary["before"]["episodes"], summary["after"]["episodes"]) == (20, 10)
+    assert "num_tasks is 20 before and 10 after" in summary["comparison"]["not_compared"]
+    assert "solves 60.0% [31.3%, 83.2%] of 10 held-out tasks" in report
+    assert "Before and after cannot be compared: The evaluations follow different protocols" in report
+    told = capsys.readouterr().out.partition("continuing after iteration 1")[2]
+    assert in_order(
+        told,
+        "before and after training will not be compared: ",
+        "num_tasks is 20 before and 10 after",
+        "iteration 2/3",
+        "success after iteration 3: 60.0% [31.3%, 83.2%] (6/10). The evaluations follow different protocols",
+    )
+
+
+def test_an_evaluation_of_another_panel_is_not_taken_for_the_one_asked_for(train, capsys):
+    assert train("--out", train.out, "--iterations", 3) == 0
+    first = (train.out / "evaluations" / "after_000003.json").read_bytes()
+    assert train("--resume", train.out, "--iterations", 3, tasks=10) == 0
+    assert outcome(train.out)[0]["after"]["episodes"] == 10
+    assert evaluations(train.out)[0] == "after_000003.json"
+    (aside,) = (train.out / "evaluations").glob("after_000003.json.replaced-*")
+    assert aside.read_bytes() == first
+    assert f"set aside as {aside}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"schema": "trial_ray/evaluation", "schema_version": 1}'])
+@pytest.mark.parametrize("name", ["before.json", "after_000003.json"])
+def test_an_evaluation_that_cannot_be_read_does_not_end_the_run(name, content, train, capsys):
+    assert train("--out", train.out, "--iterations", 3) == 0
+    (train.out / "evaluations" / name).write_text(content)
+    assert train("--resume", train.out, "--iterations", 3) == 0
+    summary, _ = outcome(train.out)
+    assert summary["after"]["successes"] == 12
+    assert bool(summary["before"]) == (name != "before.json")
+    assert f"evaluations/{name}" in capsys.readouterr().out
+
+
+def test_a_panel_of_which_no_episode_counted_is_a_result(train, monkeypatch):
+    def fail(self, panel, entry):
+        episodes = [EpisodeResult(task, "look", False, 0.0, 3, "failed") for task in panel.task_ids]
+        return EvaluationResult(self.panel_protocol(panel, entry), episodes)
+
+    monkeypatch.setattr(FakeAlgorithm, "evaluate_panel", fail)
+    assert train("--out", train.out) == 0
+    summary, report = outcome(train.out)
+    assert "No task was completed in both" in summary["comparison"]["not_compared"]
+    assert "No task was played to its end (20 of 20 failed)" in report
+
+
+def test_in_a_mixture_every_panel_is_compared_with_its_own_beginning(train, capsys):
+    assert train("--out", train.out, "--iterations", 2, environments=("Shop", "Shop_2")) == 0
+    (train.out / "evaluations" / "before_Shop_2.json").unlink()
+    assert train("--resume", train.out, "--iterations", 3, environments=("Shop", "Shop_2")) == 0
+    assert evaluations(train.out)[-1] == "before_Shop.json"
+    summary, report = outcome(train.out)
+    assert {name: found["successes"] for name, found in summary["after"].items()} == {"Shop": 12, "Shop_2": 12}
+    assert list(summary["before"]) == ["Shop"]
+    assert summary["comparison"]["Shop"]["gained"] == 12
+    assert summary["comparison"]["Shop_2"] == {"not_compared": "The panel was not played before training."}
+    assert "Shop: 60.0% [38.7%, 78.1%] (12/20), Shop_2: 60.0%" in report
+    told = capsys.readouterr().out
+    assert "learned in Shop: success 0.0% → 60.0%" in told
+    assert "success in Shop_2 after iteration 3: 60.0%" in told
+
+
+def test_resume_drops_metrics_of_iterations_that_were_lost(train):
+    train("--out", train.out, "--iterations", 2)
+    with open(train.out / "metrics.jsonl", "a") as file:
+        file.write('{"iteration": 3, "stale": 1}\n{"iteration": 4, "cu')
+    assert train("--resume", train.out, "--iterations", 3) == 0
+    assert iterations(train.out) == [1, 2, 3]
+    assert "stale" not in (train.out / "metrics.jsonl").read_text()
+
+
+def test_resume_with_another_method_is_refused(train, capsys):
+    train("--out", train.out, "--iterations", 1)
+    assert train("--resume", train.out, "--method", "grpo", "--iterations", 2) == 2
+    assert "--method trial" in capsys.readouterr().err
+
+
+def test_ctrl_c_finishes_the_iteration_saves_and_exits_130(train):
+    def press(iteration):
+        if iteration == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    assert train("--out", train.out, "--iterations", 5, on_train=press) == 130
+    assert iterations(train.out) == [1, 2]
+    assert [path.name for path in (train.out / "checkpoints").iterdir()] == ["000002"]
+    assert state(train.out) == "interrupted"
+    assert train("--resume", train.out, "--iterations", 3) == 0
+    assert iterations(train.out) == [1, 2, 3]
+
+
+def test_ctrl_c_twice_stops_at_once(train):
+    def press(iteration):
+        for _ in range(2 * (iteration == 2)):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    assert train("--out", train.out, "--iterations", 5, on_train=press) == 130
+    assert iterations(train.out) == [1]
+    assert train.algorithm.stopped
+    assert state(train.out) == "interrupted"
+
+
+@contextmanager
+def ray_with_its_own_handler(show):
+    """As a local Ray does, which ends the process on SIGTERM."""
+    previous = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
+    yield
+    signal.signal(signal.SIGTERM, previous)
+
+
+def test_sigterm_before_training_is_recorded(train, monkeypatch, capsys):
+    monkeypatch.setattr("trial_ray.runs.ray_session.ray_session", ray_with_its_own_handler)
+    monkeypatch.setattr(FakeAlgorithm, "evaluate_panel", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    assert train("--out", train.out) == 130
+    assert state(train.out) == "interrupted"
+    assert train.algorithm.stopped
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert "last checkpoint: none" in capsys.readouterr().out
+
+
+def test_what_libraries_write_goes_into_the_log_and_warnings_to_the_terminal(train, capfd):
+    def chatter(iteration):
+        os.write(2, b"core_worker.cc: from C++\n")
+        subprocess.run(["echo", "from a child"], check=True)
+        logging.getLogger("ray").warning("deprecated")
+        logging.getLogger("trial_ray.algorithms.grpo").warning("iteration 1 trained nothing")
+
+    assert train("--out", train.out, "--iterations", 1, on_train=chatter) == 0
+    log = (train.out / "logs" / "libraries.log").read_text()
+    shown = "".join(capfd.readouterr())
+    for part in ("from C++", "from a child"):
+        assert part in log
+        assert part not in shown
+    assert "warning: iteration 1 trained nothing" in shown
+    assert train("--resume", train.out, "--iterations", 2, "--verbose", on_train=chatter) == 0
+    assert (train.out / "logs" / "libraries.log").read_text() == log
+    assert "from C++" in "".join(capfd.readouterr())
+
+
+def test_old_checkpoints_are_pruned_and_none_is_half_written(train):
+    assert train("--out", train.out, "--iterations", 41) == 0
+    assert sorted(path.name for path in (train.out / "checkpoints").iterdir()) == ["000040", "000041"]
+
+
+def test_checkpoints_come_as_often_and_as_many_are_kept_as_asked_for(train):
+    train("--out", train.out, "--iterations", 7, "--checkpoint-every", 2, "--keep-checkpoints", 3)
+    assert sorted(path.name for path in (train.out / "checkpoints").iterdir()) == ["000004", "000006", "000007"]
+
+
+def test_failure_while_running_exits_1_and_keeps_the_traceback(train, capsys):
+    failure = {"fail_at": 2, "error": EngineError("Engine 0 died.")}
+    assert train("--out", train.out, "--set", "max_restarts=0", **failure) == 1
+    log = train.out / "logs" / "libraries.log"
+    assert capsys.readouterr().err.splitlines() == [
+        "failed: Engine 0 died.",
+        f"what Ray, the engines and other libraries wrote: {log}",
+    ]
+    assert "EngineError" in (train.out / "error.log").read_text()
+    assert state(train.out) == "failed"
+    assert iterations(train.out) == [1]
+    assert json.loads((train.out / "cost.json").read_text())["iterations"] == 1
+
+
+def test_a_failed_run_names_the_checkpoint_that_it_continues_from(train, capsys):
+    failure = {"fail_at": 3, "error": EngineError("Engine 0 died.")}
+    assert train("--out", train.out, "--checkpoint-every", 1, **failure) == 1
+    told = f"last checkpoint: {train.out / 'checkpoints' / '000002'}; continue with --resume {train.out}"
+    assert told in capsys.readouterr().out
+
+
+def failing(*errors):
+    """Raises one of the errors whenever the third iteration begins, until none is left."""
+    left = list(errors)
+
+    def on_train(iteration):
+        if iteration == 3 and left:
+            raise left.pop(0)
+
+    return on_train
+
+
+def test_a_run_goes_on_by_itself_from_its_newest_checkpoint(train, capsys):
+    errors = [LearnerError("learner 0 died\nand more"), ActorDiedError()]
+    assert train("--out", train.out, "--iterations", 4, "--checkpoint-every", 2, on_train=failing(*errors)) == 0
+    assert iterations(train.out) == [1, 2, 3, 4]
+    assert state(train.out) == "done"
+    printed = capsys.readouterr().out
+    told = f"restart 1 of at most 3: learner 0 died; going on from {train.out / 'checkpoints' / '000002'}"
+    assert in_order(printed, "iteration 2/4", told, "continuing after iteration 2", "iteration 3/4", "cost of 4")
+    assert "restart 2 of at most 3: The actor died" in printed
+    first, second = sorted((train.out / "logs").glob("restart-*.log"))
+    assert first.read_text().startswith(told + "\n")
+    assert "LearnerError" in first.read_text()
+    assert "ActorDiedError" in second.read_text()
+
+
+def test_a_run_without_a_checkpoint_begins_again(train, capsys):
+    assert train("--out", train.out, "--iterations", 3, on_train=failing(EngineError("Engine 0 died."))) == 0
+    assert "going on from the initial weights, since there is no checkpoint yet" in capsys.readouterr().out
+    assert iterations(train.out) == [1, 2, 3]
+
+
+def test_a_run_is_restarted_only_so_often(train, capsys):
+    errors = [EngineError(f"Engine {index} died.") for index in range(3)]
+    assert train("--out", train.out, "--set", "max_restarts=2", on_train=failing(*errors)) == 1
+    assert "failed: Engine 2 died." in capsys.readouterr().err
+    assert "EngineError: Engine 2 died." in (train.out / "error.log").read_text()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [TrainingDivergedError("NaN"), EnvironmentFaultError("raised"), CheckpointError("no room"), RuntimeError("a bug")],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_would_fail_again_is_not_tried_again(error, train, capsys):
+    assert train("--out", train.out, on_train=failing(error)) in (1, 2)
+    assert "restart" not in capsys.readouterr().out
+
+
+def test_after_ctrl_c_a_failed_iteration_is_not_tried_again(train, capsys):
+    def press_and_fail(iteration):
+        if iteration == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            raise EngineError("Engine 0 died.")
+
+    assert train("--out", train.out, "--checkpoint-every", 1, on_train=press_and_fail) == 130
+    assert state(train.out) == "interrupted"
+    assert f"last checkpoint: {train.out / 'checkpoints' / '000001'}" in capsys.readouterr().out
+
+
+def test_ctrl_c_in_the_last_iteration_skips_the_panel_after_it(train):
+    def press(iteration):
+        if iteration == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    assert train("--out", train.out, on_train=press) == 130
+    assert [path.name for path in (train.out / "evaluations").iterdir()] == ["before.json"]
+    assert train("--resume", train.out) == 0
+    assert (train.out / "evaluations" / "after_000003.json").exists()
+
+
+def test_an_unexpected_error_is_named_without_a_traceback(train, capsys):
+    assert train("--out", train.out, fail_at=1, error=KeyError("logits")) == 1
+    error = capsys.readouterr().err
+    assert "KeyError" in error
+    assert "Traceback" not in error
+
+
+def test_divergence_saves_the_state_aside_and_continues_from_the_last_good_checkpoint(train, capsys):
+    failure = {"fail_at": 3, "error": TrainingDivergedError("Not finite.")}
+    assert train("--out", train.out, "--checkpoint-every", 1, "--keep-checkpoints", 1, **failure) == 1
+    checkpoints = train.out / "checkpoints"
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["000002", "000002.stopped"]
+    told = capsys.readouterr().out
+    assert f"state saved aside: {checkpoints / '000002.stopped'}" in told
+    assert f"last checkpoint: {checkpoints / '000002'}; continue with --resume {train.out}" in told
+
+
+def test_weights_that_are_broken_are_not_saved(train):
+    assert train("--out", train.out, fail_at=3, error=PolicyBrokenError("Weights are not finite.")) == 1
+    assert list((train.out / "checkpoints").iterdir()) == []
+
+
+def test_no_checkpoint_is_written_while_a_guard_counts(train, monkeypatch):
+    monkeypatch.setattr(FakeAlgorithm, "guards", SimpleNamespace(suspect=True))
+    assert train("--out", train.out, "--checkpoint-every", 1) == 0
+    assert [path.name for path in (train.out / "checkpoints").iterdir()] == ["000003"]
+
+
+def test_a_run_that_could_not_begin_leaves_nothing(train, tmp_path, capsys):
+    before = set(tmp_path.iterdir())
+    assert train("--out", train.out, build_error=CheckpointError("some/model is no model folder.")) == 2
+    assert capsys.readouterr().err.strip() == "error: some/model is no model folder."
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_a_folder_in_use_is_refused(train, capsys):
+    train.out.mkdir()
+    (train.out / "mine.txt").write_text("keep")
+    assert train("--out", train.out) == 2
+    assert "not empty" in capsys.readouterr().err
+    assert [path.name for path in train.out.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--set", "hindsight_coef=0.1"], "Did you mean 'hindsight_coeff'?"),
+        (["--set", "group_size=1"], "group_size is 1, expected an int of at least 2"),
+        (["--set", "hindsight_coeff=-1"], "hindsight_coeff is -1.0"),
+        (["--set", "clamp_alpha=-0.5"], "clamp_alpha is -0.5"),
+        (["--set", "lr"], "key=value"),
+        (["--method", "trail"], "Did you mean 'trial'?"),
+        (["--method", "nowhere.py"], "nowhere.py; give the path of a Python file that defines CONFIG"),
+        (["--method", "rlsd"], "rescaling_iterations is 100, but training ends after iteration 3"),
+        (
+            ["--set", "hindsight_start_iteration=4"],
+            "hindsight_start_iteration is 4, but training ends after iteration 3",
+        ),
+        (["--method", "grpo", "--set", "teacher_sync_iterations=5"], "without a privileged_view"),
+        (["--resume", "/nonexistent"], "not a run folder"),
+    ],
+)
+def test_bad_input_exits_2_says_why_and_writes_nothing(train, capsys, monkeypatch, tmp_path, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    before = set(tmp_path.iterdir())
+    assert train(*arguments) == 2
+    assert words in capsys.readouterr().err
+    assert set(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("stop = {}", "must define `config`"),
+        ("x = 1\nconfig = undefined_name", "line 2: NameError"),
+        ("config = (", "SyntaxError"),
+        (EXPERIMENT + "stop = {'training_iteration': 'many'}", "dict of finite numbers"),
+        (EXPERIMENT + "stop = {}", "--iterations"),
+    ],
+)
+def test_a_broken_experiment_file_is_the_users_error(tmp_path, capsys, source, words):
+    file = tmp_path / "broken.py"
+    file.write_text(source)
+    assert cli.main(["train", str(file), "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert "Traceback" not in error
+    assert not (tmp_path / "run").exists()
+
+
+FEW_TASKS = """
+import gymnasium
+from trial_ray.algorithms import GRPOConfig
+
+class Few(gymnasium.Env):
+    def tasks(self, split):
+        return ["one", "two", "three"]
+
+gymnasium.register("mine/Few-v0", entry_point=Few)
+config = GRPOConfig().environment("mine/Few-v0").policy(warm_start={"games": 2, "check_games": 1, "evaluation_games": 1})
+stop = {"training_iteration": 1}
+"""
+
+
+def test_too_few_tasks_for_the_warm_start_are_refused_before_ray_starts(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("trial_ray.runs.ray_session.ray_session", lambda **options: pytest.fail("Ray was started"))
+    file = tmp_path / "few.py"
+    file.write_text(FEW_TASKS)
+    try:
+        assert cli.main(["train", str(file), "--out", str(tmp_path / "run")]) == 2
+    finally:
+        gymnasium.registry.pop("mine/Few-v0", None)
+    assert "mine/Few-v0 has 3 tasks, but the warm start needs 4 (games=2" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_experiment_may_import_its_neighbours_and_leaves_the_path_as_it_was(tmp_path):
+    import sys
+
+    from trial_ray.runs.experiment import load_experiment
+
+    (tmp_path / "shared_settings_of_this_test.py").write_text("ITERATIONS = 9\n")
+    file = tmp_path / "experiment.py"
+    file.write_text(
+        "from shared_settings_of_this_test import ITERATIONS\n"
+        + EXPERIMENT
+        + "stop = {'training_iteration': ITERATIONS}"
+    )
+    before = list(sys.path)
+    assert load_experiment(file).stop == {"training_iteration": 9}
+    assert sys.path == before
+
+
+def test_a_broken_method_file_is_the_users_error(train, tmp_path, capsys):
+    file = tmp_path / "broken_method.py"
+    for source, words in (("x = 1\nCONFIG = undefined_name", "line 2: NameError"), ("x = 1", "must define CONFIG")):
+        file.write_text(source)
+        assert train("--out", train.out, "--method", file) == 2
+        assert words in capsys.readouterr().err
+        assert not train.out.exists()
+
+
+def test_a_schedule_that_an_asked_for_number_of_iterations_cuts_short_is_only_told(train, tmp_path, capsys):
+    assert train("--out", tmp_path / "a", "--iterations", 2, "--set", "hindsight_start_iteration=3") == 0
+    assert "hindsight_start_iteration is 3, but training ends after iteration 2" in capsys.readouterr().out
+
+
+def test_a_schedule_may_end_with_training_and_does_not_matter_where_its_coefficient_is_zero(train, tmp_path):
+    assert train("--out", tmp_path / "a", "--set", "hindsight_start_iteration=3") == 0
+    assert train("--out", tmp_path / "b", "--method", "serl", "--set", "rescaling_iterations=3") == 0
+    off = ["--set", "hindsight_start_iteration=4", "--set", "hindsight_coeff=0"]
+    assert train("--out", tmp_path / "c", *off) == 0
+
+
+def test_a_run_of_a_users_method_resumes_and_its_record_runs_no_file(train, tmp_path, capsys):
+    from trial_ray.runs.config_record import load_record
+
+    file = tmp_path / "my_method.py"
+    file.write_text("from trial_ray.algorithms import GRPOConfig\nclass CONFIG(GRPOConfig):\n    pass\n")
+    assert train("--out", train.out, "--method", file, "--iterations", 1) == 0
+    assert train("--resume", train.out, "--method", file, "--iterations", 2) == 0
+    assert iterations(train.out) == [1, 2]
+    assert train("--resume", train.out, "--iterations", 3) == 2
+    assert str(file) in capsys.readouterr().err
+    file.write_text("raise SystemExit('a file that a record names was run')")
+    assert load_record(train.out / "resolved_config.json").model_path == "some/model"
+
+
+def test_training_ends_at_whichever_criterion_comes_first(train):
+    train.file.write_text(EXPERIMENT + "stop = {'training_iteration': 9, 'env_runners/success_rate': 0.2}")
+    assert train("--out", train.out) == 0
+    assert iterations(train.out) == [1, 2]
+
+
+def test_method_carries_over_what_the_file_changed(train):
+    assert train("--out", train.out, "--method", "grpo", "--set", "tasks_per_iteration=5") == 0
+    assert type(train.config).__name__ == "GRPOConfig"
+    assert train.config.model_path == "some/model"
+    assert train.config.env_config == {"split": "train"}
+    assert train.config.tasks_per_iteration == 5
+
+
+@pytest.mark.parametrize("end", ["done", "failed", "interrupted"])
+def test_a_service_is_told_of_every_iteration_and_how_the_run_ended(train, monkeypatch, end):
+    calls = []
+
+    class Notes:
+        def __init__(self, run):
+            calls.append((run.name, run.resumed, run.settings["settings"]["lr"]))
+
+        def log(self, iteration, metrics):
+            calls.append((iteration, metrics["training_iteration"]))
+
+        def close(self, state):
+            calls.append(state)
+
+    def press(iteration):
+        if iteration == 2 and end == "interrupted":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setitem(TRACKERS, "wandb", Notes)
+    fake = {"fail_at": 3, "error": EngineError("died")} if end == "failed" else {}
+    train("--out", train.out, "--set", "lr=0.5", "--set", "max_restarts=0", "--log-to", "wandb", on_train=press, **fake)
+    assert calls[:3] == [("run", False, 0.5), (1, 1), (2, 2)]
+    assert calls[-1] == end
+    assert len(calls) == (5 if end == "done" else 4)

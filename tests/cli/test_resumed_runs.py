@@ -1,0 +1,412 @@
+"""Runs that are continued: one command at a time, the settings of each iteration, and figures over all parts."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from cli_fakes import EXPERIMENT, FakeAlgorithm
+
+from trial_ray import cli
+from trial_ray.cli.evaluate import checkpoint_config
+from trial_ray.errors import CheckpointError, EngineError, FolderInUseError, UserInputError
+from trial_ray.reports.records import group_runs
+from trial_ray.reports.report import report_page
+from trial_ray.runs.config_record import load_record
+from trial_ray.runs.folder_lock import LOCK_FILE, folder_lock
+from trial_ray.runs.opened import open_recorded_run
+from trial_ray.runs.reader import read_run
+
+
+def read(path: Path):
+    return json.loads(path.read_text())
+
+
+def iterations(folder: Path) -> list[int]:
+    return [json.loads(line)["iteration"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Of every file but the log, to which a refused command may add."""
+    files = (path for path in folder.rglob("*") if path.is_file() and "logs" not in path.parts)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+# -- one command at a time ---------------------------------------------------------------------------------------------
+
+
+def test_a_second_command_on_a_run_is_refused_and_changes_nothing(train, capsys):
+    found = []
+
+    def begin_another(iteration):
+        if iteration == 3 and not found:
+            found.append(None)  # the nested command would come here, too
+            before = contents(train.out)
+            codes = [cli.main(["train", str(train.file), "--resume", str(train.out)])]
+            codes += [cli.main(["report", str(train.out), "--output", str(train.out.with_name("now.html"))])]
+            found[0] = codes, before == contents(train.out)
+
+    assert train("--out", train.out, "--checkpoint-every", 1, on_train=begin_another) == 0
+    assert found == [([2, 0], True)]
+    error = capsys.readouterr().err
+    assert f"in use by process {os.getpid()} on {os.uname().nodename}" in error
+    assert iterations(train.out) == [1, 2, 3]
+    assert read(train.out / "run.json")["state"] == "done"
+    assert not list(train.out.glob(".*"))
+    assert train("--resume", train.out, "--iterations", 4) == 0
+
+
+HOLDER = """
+import os, sys, time
+from pathlib import Path
+from trial_ray.runs.folder_lock import folder_lock
+with folder_lock(Path(sys.argv[1]), ["trial-ray", "train", "api_key=sk-secret"]):
+    pid = os.fork() if sys.argv[2] == "forked" else -1
+    if pid:
+        print(pid, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("kind", ["alone", "forked"])
+def test_a_killed_command_leaves_nothing_that_keeps_others_out(train, capsys, kind):
+    assert train("--out", train.out, "--iterations", 1) == 0
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, train.out, kind], stdout=subprocess.PIPE, text=True)
+    try:
+        forked = int(holder.stdout.readline())
+        assert train("--resume", train.out, "--iterations", 2) == 2
+        error = capsys.readouterr().err
+        assert f"in use by process {holder.pid} on" in error
+        assert "(trial-ray train " in error
+        assert "sk-secret" not in error
+        assert iterations(train.out) == [1]
+    finally:
+        holder.send_signal(signal.SIGKILL)
+        holder.wait(timeout=30)
+        holder.stdout.close()
+    try:
+        assert train("--resume", train.out, "--iterations", 2) == 0
+        assert iterations(train.out) == [1, 2]
+    finally:
+        if forked > 0:
+            os.kill(forked, signal.SIGKILL)
+
+
+SWEEP = EXPERIMENT + "from ray import tune\nconfig.training(lr=tune.grid_search([0.1, 0.2]))\n"
+
+
+@pytest.mark.parametrize("kind", ["sweep", "reproduce"])
+def test_the_folder_of_many_runs_is_written_by_one_command(tmp_path, capsys, monkeypatch, kind):
+    file, out = tmp_path / "sweep.py", tmp_path / "out"
+    file.write_text(SWEEP)
+    # Both of two new sweeps may have found the folder empty.
+    monkeypatch.setattr("trial_ray.sweeps.tuner.Sweep.require_folder", lambda *_, **__: None)
+    command = ["sweep", str(file)] if kind == "sweep" else ["reproduce", "table3", "--scale", "tiny", "--seeds", "1"]
+    with folder_lock(out, ["trial-ray", "other"]):
+        assert cli.main([*command, "--out", str(out)]) == 2
+        assert [path.name for path in out.iterdir()] == [LOCK_FILE]
+        if kind == "reproduce":
+            assert cli.main([*command, "--out", str(out), "--dry-run"]) == 0
+    assert f"in use by process {os.getpid()} on" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_lock_is_taken_by_one_of_many(tmp_path):
+    """Also while its holders come and go, each of which removes the file."""
+    inside, most = [0], [0]
+
+    def hold():
+        for _ in range(200):
+            try:
+                with folder_lock(tmp_path, []):
+                    inside[0] += 1
+                    most[0] = max(most[0], inside[0])
+                    inside[0] -= 1
+            except FolderInUseError:
+                continue
+
+    threads = [threading.Thread(target=hold) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert most == [1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_locked(tmp_path, monkeypatch, caplog):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserInputError, match="cannot be written"), folder_lock(tmp_path / "file", []):
+        pass
+
+    def unknown(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("trial_ray.runs.folder_lock.fcntl.flock", unknown)
+    with folder_lock(tmp_path / "new", []):
+        assert "has no locks" in caplog.text
+    assert not (tmp_path / "new").exists()
+
+
+# -- the settings of each iteration ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def changed(train):
+    """Iterations 1 and 2 with one rate and view of the prompt, 3 and 4 with others; all checkpoints are kept."""
+    keep = ["--checkpoint-every", 1, "--keep-checkpoints", 9]
+    assert train("--out", train.out, "--iterations", 2, "--set", "lr=1e-4", *keep) == 0
+    settings = ["--set", "lr=1e-3", "--set", "max_prompt_tokens=700", "--set", "hindsight_start_iteration=2"]
+    assert train("--resume", train.out, "--iterations", 4, *settings, *keep) == 0
+    for checkpoint in (train.out / "checkpoints").iterdir():
+        model = checkpoint / "learner_group/learner/rl_module/default_policy/hf"
+        model.mkdir(parents=True)
+        (model / "config.json").write_text("{}")
+        (model / "model.safetensors").write_text("")
+        shutil.rmtree(checkpoint / "manifest.json", ignore_errors=True)
+        (checkpoint / "manifest.json").unlink()
+    return train
+
+
+def test_every_command_and_its_settings_are_recorded_in_order(changed):
+    record = read(changed.out / "resolved_config.json")
+    commands = [*record["earlier"], record]
+    assert [(each["after_iteration"], each["settings"]["lr"]) for each in commands] == [(0, 1e-4), (2, 1e-3)]
+    assert all(each["command"] and each["began"] and each["versions"]["ray"] for each in commands)
+    assert "earlier" not in record["earlier"][0]
+
+
+def test_a_resume_says_what_differs(train, capsys):
+    assert train("--out", train.out, "--iterations", 1, "--set", "lr=1e-4") == 0
+    assert train("--resume", train.out, "--iterations", 2, "--set", "lr=1e-3") == 0
+    assert "changed: lr is 0.001, it was 0.0001" in capsys.readouterr().out
+
+
+def test_a_checkpoint_is_evaluated_with_the_settings_that_it_was_trained_with(changed):
+    limits = {
+        name: checkpoint_config(str(changed.out / name), "trial/ALFWorld-v0", "valid_seen", [])[0].max_prompt_tokens
+        for name in ("checkpoints/000001", "checkpoints/000002", "checkpoints/000003", ".")
+    }
+    first = limits["checkpoints/000001"]
+    assert first != 700
+    assert list(limits.values()) == [first, first, 700, 700]
+
+
+def test_a_report_names_what_changed_and_keeps_the_run_apart_from_others(changed, tmp_path):
+    run = read_run(changed.out)
+    assert [(each.iteration, each.name, each.before, each.after) for each in run.changes] == [
+        (3, "hindsight_start_iteration", 1, 2),
+        (3, "lr", 1e-4, 1e-3),
+        (3, "max_prompt_tokens", run.changes[2].before, 700),
+    ]
+    assert run.settings["lr"] == 1e-3
+    page = report_page(group_runs([run]), "x")
+    assert "Settings that changed when a run was resumed" in page
+    # Another run whose last part had the same settings is no second seed of it.
+    other = ["--set", "lr=1e-3", "--set", "max_prompt_tokens=700", "--set", "hindsight_start_iteration=2"]
+    assert changed("--out", tmp_path / "other", "--seed", 1, *other) == 0
+    assert len(group_runs([run, read_run(tmp_path / "other")])) == 2
+
+
+def test_a_command_that_made_no_iteration_changes_no_settings_of_the_run(changed):
+    assert changed("--resume", changed.out, "--iterations", 4, "--set", "lr=0.5", "--trust") == 0
+    run = read_run(changed.out)
+    assert run.settings["lr"] == 1e-3
+    assert [each.after for each in run.changes if (each.iteration, each.name) == (5, "lr")] == [0.5]
+
+
+def test_a_restart_records_no_second_command(train):
+    errors = [EngineError("died")]
+
+    def fail(iteration):
+        if iteration == 4 and errors:
+            raise errors.pop()
+
+    assert train("--out", train.out, "--iterations", 2) == 0
+    assert train("--resume", train.out, "--iterations", 5, "--set", "lr=0.5", on_train=fail) == 0
+    record = read(train.out / "resolved_config.json")
+    assert [each["after_iteration"] for each in (*record["earlier"], record)] == [0, 2]
+
+
+def test_settings_of_iterations_that_were_made_again_are_replaced(train):
+    assert train("--out", train.out, "--iterations", 2, "--set", "lr=0.1", "--checkpoint-every", 1) == 0
+    assert train("--resume", train.out, "--iterations", 4, "--set", "lr=0.2", "--checkpoint-every", 1) == 0
+    for name in ("000003", "000004"):
+        shutil.rmtree(train.out / "checkpoints" / name)
+    shutil.copytree(train.out / "checkpoints", train.out / "kept")
+    (train.out / "checkpoints" / "000001").mkdir()
+    for name in ("rllib_checkpoint.json", "state.json"):
+        (train.out / "checkpoints" / "000001" / name).write_text('{"iteration": 1}')
+    assert train("--resume", train.out, "--iterations", 3, "--set", "lr=0.3", "--trust") == 0
+    path = train.out / "resolved_config.json"
+    assert [load_record(path, iteration=each).lr for each in (0, 1, 2, 3, None)] == [0.1, 0.1, 0.3, 0.3, 0.3]
+
+
+@pytest.mark.parametrize("broken", ['{"earlier": 3}', '{"earlier": [3]}', '{"after_iteration": "x"}', "[]", "3"])
+def test_broken_records_of_commands_are_the_users_error(train, capsys, broken):
+    assert train("--out", train.out, "--iterations", 1) == 0
+    path = train.out / "resolved_config.json"
+    record = json.loads(broken)
+    path.write_text(json.dumps({**read(path), **record} if isinstance(record, dict) else record))
+    before = contents(train.out)
+    assert train("--resume", train.out, "--iterations", 2) == 2
+    assert "Traceback" not in capsys.readouterr().err
+    assert contents(train.out) == before
+    read_run(train.out)
+
+
+# -- what a resume drops, and what it refuses --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_run_whose_checkpoints_are_gone_is_not_begun_again(train, capsys, older):
+    assert train("--out", train.out) == 0
+    shutil.rmtree(train.out / "checkpoints")
+    if older:  # checkpoints were not noted
+        run = read(train.out / "run.json")
+        run.pop("saved_iteration")
+        (train.out / "run.json").write_text(json.dumps(run))
+    before = contents(train.out)
+    assert train("--resume", train.out) == 2
+    assert "is gone from" in capsys.readouterr().err
+    assert contents(train.out) == before
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(train, monkeypatch):
+    def die(iteration):
+        if iteration == 3:
+            raise SystemExit(9)  # nothing is recorded of it
+
+    with pytest.raises(SystemExit):
+        train("--out", train.out, on_train=die)
+    assert iterations(train.out) == [1, 2]
+    assert train("--resume", train.out) == 0
+    assert iterations(train.out) == [1, 2, 3]
+
+
+def test_evaluations_later_than_the_checkpoint_go(train):
+    assert train("--out", train.out, "--iterations", 2, "--checkpoint-every", 1) == 0
+    assert train("--resume", train.out, "--iterations", 4, "--checkpoint-every", 1) == 0
+    evaluations = train.out / "evaluations"
+    shutil.copy(evaluations / "after_000004.json", evaluations / "valid_unseen-full_000004.json")
+    assert sorted(path.stem for path in evaluations.iterdir())[:2] == ["after_000002", "after_000004"]
+    shutil.rmtree(train.out / "checkpoints" / "000004")
+    seen = []
+
+    def look(iteration):
+        seen.append((sorted(path.stem for path in evaluations.iterdir()), (train.out / "summary.json").exists()))
+
+    assert train("--resume", train.out, "--iterations", 4, on_train=look) == 0
+    assert seen == [(["after_000002", "before"], False)]
+    assert sorted(path.stem for path in evaluations.iterdir()) == ["after_000002", "after_000004", "before"]
+
+
+def test_a_resume_that_could_not_begin_leaves_the_run_as_it_was(train):
+    assert train("--out", train.out) == 0
+    before = contents(train.out)
+    assert train("--resume", train.out, build_error=CheckpointError("no such model")) == 2
+    assert contents(train.out) == before
+
+
+# -- figures over all parts --------------------------------------------------------------------------------------------
+
+
+def test_the_summary_has_the_seconds_of_all_parts(train):
+    def slow(iteration):
+        time.sleep(0.2)
+
+    assert train("--out", train.out, "--iterations", 2, on_train=slow) == 0
+    first = read(train.out / "summary.json")["seconds"]
+    assert train("--resume", train.out, "--iterations", 3) == 0
+    summary, cost = read(train.out / "summary.json"), read(train.out / "cost.json")
+    assert [part["iterations"] for part in cost["parts"]] == [2, 1]
+    assert cost["parts"][0]["wall_seconds"] == first
+    assert summary["seconds"] == cost["wall_seconds"] == sum(part["wall_seconds"] for part in cost["parts"])
+
+
+def test_a_part_that_only_played_the_panel_has_its_cost(train):
+    def press(iteration):
+        if iteration == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    assert train("--out", train.out, on_train=press) == 130
+    assert train("--resume", train.out) == 0
+    parts = read(train.out / "cost.json")["parts"]
+    assert [part["iterations"] for part in parts] == [3, 0]
+    assert parts[1]["seconds"]["evaluation"] > 0
+
+
+def test_a_criterion_that_was_reached_stays_so(train):
+    train.file.write_text(EXPERIMENT + "stop = {'training_iteration': 9, 'env_runners/success_rate': 0.2}")
+    assert train("--out", train.out) == 0
+    assert train("--resume", train.out) == 0
+    assert iterations(train.out) == [1, 2]
+
+
+# -- what only measures ends no run ------------------------------------------------------------------------------------
+
+PART = {"iterations": 1, "wall_seconds": 1.0, "seconds": {}, "counts": {}, "learner_hardware": None, "actors": {}}
+
+
+def card(**changes) -> str:
+    return json.dumps({"schema": "trial_ray/cost", "schema_version": 1, "parts": [PART], **changes})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]", "3", "null", "{", "", '{"schema": "trial_ray/cost", "schema_version": 1}', card(schema_version=2),
+        card(parts=3), card(parts=[3]), card(parts=[{}]), card(parts={"a": 1}), card(parts=[]),
+        card(parts=[{**PART, "wall_seconds": "1"}]), card(parts=[{**PART, "wall_seconds": float("nan")}]),
+        card(parts=[{**PART, "wall_seconds": 0}]), card(parts=[{**PART, "seconds": {"sampling": float("inf")}}]),
+        card(parts=[{**PART, "actors": {"x": 3}}]), card(parts=[{**PART, "counts": {"update_seconds": "x"}}]),
+        card(parts=[{**PART, "learner_hardware": {}, "counts": {"update_tokens_forwarded": 1}}]), "[" * 100_000, "\xff",
+    ],
+)  # fmt: skip
+def test_a_cost_file_of_another_shape_is_set_aside(train, content, capsys):
+    assert train("--out", train.out, "--iterations", 1) == 0
+    (train.out / "cost.json").write_bytes(content.encode("latin-1"))
+    assert train("--resume", train.out, "--iterations", 2) == 0
+    (aside,) = train.out.glob("cost.json.unreadable-*")
+    assert aside.read_bytes() == content.encode("latin-1")
+    assert "It was set aside" in capsys.readouterr().out
+    assert read(train.out / "cost.json")["iterations"] == 1
+    assert iterations(train.out) == [1, 2]
+
+
+def test_what_cannot_be_measured_is_not_measured(train, monkeypatch, capsys):
+    def fail(*_):
+        raise RuntimeError("no such counter\nand more")
+
+    monkeypatch.setattr(FakeAlgorithm, "matmul_rate", fail)
+    monkeypatch.setattr(FakeAlgorithm, "actor_reports", fail)
+    assert train("--out", train.out) == 0
+    cost = read(train.out / "cost.json")
+    assert cost["parts"][0]["learner_hardware"] is cost["model_flops_utilisation"] is None
+    assert cost["peak_memory_bytes"] == {}
+    assert "not measured (RuntimeError: no such counter)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("rate", [float("inf"), float("nan"), 0.0])
+def test_a_rate_that_is_no_number_ends_no_run(train, monkeypatch, rate):
+    monkeypatch.setattr(FakeAlgorithm, "matmul_rate", lambda self: rate)
+    assert train("--out", train.out) == 0
+
+
+def test_recorded_trajectories_are_read_with_the_largest_staleness_of_the_run(changed, monkeypatch):
+    monkeypatch.setattr("trial_ray.runs.folder.RunFolder.recorded_iterations", lambda self: [1, 2, 3, 4])
+    path = changed.out / "resolved_config.json"
+    record = read(path)
+    record["earlier"][0]["settings"]["max_staleness"] = 2
+    path.write_text(json.dumps(record))
+    lags = [open_recorded_run(changed.out, "run", each).run.max_staleness for each in (None, 2, 3)]
+    assert lags == [2, 2, 0]

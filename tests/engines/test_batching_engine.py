@@ -1,0 +1,169 @@
+"""Calls to one engine at the same time, and at its end: each is answered, and none finds what another left half done."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+from fake_engines import CountingEngine
+
+from trial_ray.engines.protocol import RequestBatch, SamplingParams
+from trial_ray.engines.weights import WeightShards
+from trial_ray.errors import EngineError, WeightSyncError
+
+REQUEST = RequestBatch.join([(0, np.array([5, 6], np.int32), SamplingParams(max_tokens=3))])
+WEIGHTS = WeightShards(4, "c", "a", [])
+
+
+class SlowEngine(CountingEngine):
+    """Its steps, sleeps and loads wait until they are let go."""
+
+    def __init__(self):
+        super().__init__()
+        self.go = threading.Event()
+        self.events = []
+
+    def _note(self, event):
+        self.events.append(event)
+        assert self.go.wait(20)
+
+    def _open(self):
+        self._note("open")
+        return super()._open()
+
+    def _sleep(self, level):
+        self._note(f"sleep {level}")
+
+    def _wake(self, part):
+        self._note(f"wake {part}")
+
+    def _replace_weights(self, weights):
+        self._note(f"load {weights.version}")
+        return super()._replace_weights(weights)
+
+    def _close(self):
+        self.events.append("close")
+
+
+async def started():
+    engine = SlowEngine()
+    engine.go.set()
+    await engine.ready()
+    await engine.load_weights(WEIGHTS)
+    engine.events.clear()
+    return engine
+
+
+def within(seconds, coroutine):
+    async def limited():
+        async with asyncio.timeout(seconds):
+            return await coroutine
+
+    return asyncio.run(limited())
+
+
+def test_two_wakes_at_once_wake_once():
+    async def main():
+        engine = await started()
+        await engine.sleep()
+        await asyncio.gather(*[engine.wake("weights") for _ in range(3)])
+        await asyncio.gather(*[engine.wake("cache") for _ in range(3)])
+        answers = await engine.exchange("client", REQUEST)
+        await engine.shutdown()
+        return engine.events, answers
+
+    events, answers = within(20, main())
+    assert events == ["sleep 1", "wake weights", "wake cache", "close"]
+    assert answers.response_ids.tolist() == [5, 5, 5]
+
+
+def test_two_sleeps_at_once_and_a_wake_amid_a_sleep_take_turns():
+    async def main():
+        engine = await started()
+        await asyncio.gather(engine.sleep(), engine.sleep(), engine.wake("weights"), engine.wake("cache"))
+        await asyncio.gather(engine.exchange("client", REQUEST), engine.sleep())
+        await engine.shutdown()
+        return engine.events
+
+    assert within(20, main()) == ["sleep 1", "wake weights", "wake cache", "sleep 1", "close"]
+
+
+def test_every_call_that_waits_at_a_shutdown_is_answered():
+    async def main():
+        engine = await started()
+        engine.go.clear()
+        load = asyncio.ensure_future(engine.load_weights(WEIGHTS))  # now in the thread
+        await asyncio.sleep(0.05)
+        waiting = [
+            load,
+            asyncio.ensure_future(engine.load_weights(WEIGHTS)),
+            asyncio.ensure_future(engine.sleep()),
+            asyncio.ensure_future(engine._in_thread(engine._sleep, 1)),
+            asyncio.ensure_future(engine.exchange("client", REQUEST)),
+        ]
+        await asyncio.sleep(0.05)
+        ends = asyncio.ensure_future(engine.shutdown())
+        await asyncio.sleep(0.05)
+        waiting.append(asyncio.ensure_future(engine._in_thread(engine._sleep, 2)))
+        engine.go.set()
+        found = await asyncio.gather(*waiting, return_exceptions=True)
+        await ends
+        return engine, found
+
+    engine, found = within(20, main())
+    first, *others, exchanged, late = found
+    assert first == "c"  # it had begun
+    for error in (*others, late):
+        assert isinstance(error, EngineError)
+        assert "it was shut down" in str(error)
+    assert isinstance(exchanged.failed[0], EngineError)
+    assert engine.events == ["load 4", "close"]
+
+
+@pytest.mark.parametrize("call", ["ready", "weight_version", "load_weights", "sleep", "wake", "exchange"])
+def test_a_call_after_the_shutdown_is_refused(call):
+    arguments = {"load_weights": (WEIGHTS,), "wake": ("cache",), "exchange": ("client", REQUEST)}
+
+    async def main():
+        engine = await started()
+        await asyncio.gather(engine.shutdown(), engine.shutdown())
+        with pytest.raises(EngineError, match="it was shut down"):
+            await getattr(engine, call)(*arguments.get(call, ()))
+
+    within(20, main())
+
+
+def test_a_shutdown_amid_the_start_ends_both_and_frees_the_model():
+    async def main():
+        engine = SlowEngine()
+        ready = asyncio.ensure_future(engine.ready())
+        await asyncio.sleep(0.05)
+        ends = asyncio.ensure_future(engine.shutdown())
+        await asyncio.sleep(0.05)
+        engine.go.set()
+        await ends
+        with pytest.raises(EngineError, match="it was shut down"):
+            await ready
+        return engine.events
+
+    assert within(20, main()) == ["open", "close"]
+
+
+@pytest.mark.parametrize(("checksum", "arrangement"), [("c", "b"), ("b", "a")])
+def test_no_request_enters_before_the_weights_are_known_to_be_those_that_were_sent(checksum, arrangement):
+    async def main():
+        engine = await started()
+        engine._replace_weights = lambda weights: (checksum, arrangement)
+        update, answers = await asyncio.gather(
+            engine.load_weights(WeightShards(5, "c", "a", [])),
+            engine.exchange("client", REQUEST),
+            return_exceptions=True,
+        )
+        assert isinstance(update, WeightSyncError)
+        assert answers.numbers == () or answers.weight_versions == (4,)
+        assert await engine.weight_version() == -1
+        await engine.shutdown()
+
+    within(20, main())

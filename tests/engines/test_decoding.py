@@ -1,0 +1,180 @@
+"""Decoding in a changing batch: the cache moves and grows, rows come and go, and each response is what it would be alone."""
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from trial_ray.engines.batching import Request
+from trial_ray.engines.decoding_cache import MOST_ROWS, free_memory, rows_that_fit, token_bytes
+from trial_ray.engines.protocol import SamplingParams
+from trial_ray.engines.transformers import (
+    JOINING_SHARE,
+    MOST_STEPS_WAITED,
+    DecodingBatch,
+    TransformersEngine,
+    by_length,
+)
+from trial_ray.errors import EngineError
+
+OVERFLOWING = 11
+
+
+@pytest.fixture(scope="module")
+def model(tiny_qwen3):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(tiny_qwen3, dtype=torch.float32).eval()
+
+
+def make_requests(count, seed=0, longest=120):
+    rng = np.random.default_rng(seed)
+    return [
+        Request(
+            rng.integers(10, 300, rng.integers(2, longest)).astype(np.int32),
+            SamplingParams(max_tokens=int(rng.integers(1, 40)), seed=index),
+        )
+        for index in range(count)
+    ]
+
+
+def greedy(requests):
+    for request in requests:
+        request.params = replace(request.params, temperature=0)
+    return requests
+
+
+def alone(model, request):
+    fresh = replace(request, response_ids=[], logprobs=[], finish_reason="")
+    batch = DecodingBatch(model, frozenset([7]))
+    batch.admit([fresh])
+    while len(batch):
+        batch.step()
+    return fresh
+
+
+def assert_as_if_alone(model, request):
+    expected = alone(model, request)
+    assert request.response_ids == expected.response_ids
+    torch.testing.assert_close(torch.tensor(request.logprobs), torch.tensor(expected.logprobs), atol=1e-4, rtol=0)
+
+
+def test_rows_that_come_and_go_are_answered_as_if_alone(model):
+    requests = make_requests(40)
+    batch, waiting, finished = DecodingBatch(model, frozenset([7]), max_rows=12), list(requests), []
+    rng = np.random.default_rng(1)
+    while waiting or len(batch):
+        finished += batch.step() if len(batch) else []
+        joining = waiting[: min(int(rng.integers(0, 5)), 12 - len(batch))]
+        waiting = waiting[len(joining) :]
+        finished += batch.admit(joining) if joining else []
+    assert batch._cache.room[0] <= 12
+    assert {id(request) for request in finished} == {id(request) for request in requests}
+    for request in requests:
+        assert_as_if_alone(model, request)
+
+
+@pytest.fixture
+def overflowing(tiny_qwen3, overflow_at):
+    from transformers import AutoModelForCausalLM
+
+    return overflow_at(AutoModelForCausalLM.from_pretrained(tiny_qwen3, dtype=torch.float32).eval(), OVERFLOWING)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_row_that_overflowed_leaves_nothing_for_those_that_join_later(overflowing, attention):
+    overflowing.set_attn_implementation(attention)
+    rng = np.random.default_rng(3)
+    requests = greedy(make_requests(30, seed=2))
+    for request in requests:
+        request.prompt_ids[request.prompt_ids == OVERFLOWING] += 1
+    long = [
+        Request(np.full(int(length), OVERFLOWING, np.int32), SamplingParams(max_tokens=30, seed=index))
+        for index, length in enumerate(rng.integers(1, 120, 12))
+    ]
+    batch, waiting = DecodingBatch(overflowing, frozenset([7]), max_rows=6), [*requests, *long]
+    rng.shuffle(waiting)
+    while waiting or len(batch):
+        if len(batch):
+            batch.step()
+        joining, waiting = waiting[: 6 - len(batch)], waiting[6 - len(batch) :]
+        if joining:
+            batch.admit(joining)
+    for request in requests:
+        assert_as_if_alone(overflowing, request)
+    for request in long:
+        assert np.isnan(request.logprobs).all()
+        assert len(request.logprobs) == 1  # nothing more is sampled from no distribution
+        with pytest.raises(EngineError, match=r"log-probability of nan .* prompt of \d+ tokens"):
+            request.response(weight_version=0)
+
+
+def test_padding_that_overflows_reaches_no_row(tiny_qwen3, overflow_at):
+    """Prompts are padded by token 0, which no prompt may hold."""
+    from transformers import AutoModelForCausalLM
+
+    model = overflow_at(AutoModelForCausalLM.from_pretrained(tiny_qwen3, dtype=torch.float32).eval(), 0)
+    batch, requests = DecodingBatch(model, frozenset([7])), greedy(make_requests(8, seed=4))
+    batch.admit(requests)
+    while len(batch):
+        batch.step()
+    for request in requests:
+        assert_as_if_alone(model, request)
+
+
+def test_the_cache_stays_small_however_long_rows_keep_coming(model):
+    batch, requests = DecodingBatch(model, frozenset()), make_requests(100, longest=40)
+    rooms = set()
+    while requests or len(batch):
+        if len(batch):
+            batch.step()
+        if requests and len(batch) < 4:
+            batch.admit([requests.pop()])
+        rooms.add(batch._cache.room)
+    most = 40 + 40  # tokens of the longest row
+    assert max(columns for _, columns in rooms) <= 2 * most
+    assert len(rooms) <= 12  # it grows by steps, not by tokens
+
+
+def test_prompts_of_similar_length_are_prefilled_together():
+    lengths = [10] * 50 + [900, 850] + [4000, 4000, 4000]
+    parts = list(by_length([Request(np.zeros(n, np.int32), SamplingParams(1)) for n in lengths]))
+    assert [[len(r.prompt_ids) for r in part] for part in parts] == [[4000] * 2, [4000], [900, 850], [10] * 50]
+
+
+def test_few_requests_wait_for_more_to_join_them_but_not_for_long(tiny_qwen3):
+    engine = TransformersEngine(str(tiny_qwen3), max_model_len=200, max_batch=80, num_threads=1)
+    engine._open()
+    many = [Request(np.arange(10, 20), SamplingParams(max_tokens=60, temperature=0)) for _ in range(32)]
+    engine._step(many)
+    assert len(engine._batch) + sum(bool(r.finish_reason) for r in many) == 32  # the first start at once
+    running = len(engine._batch)
+    late = Request(np.arange(10, 20), SamplingParams(max_tokens=60, temperature=0))
+    for _ in range(MOST_STEPS_WAITED):
+        engine._step([late] if late not in engine._waiting else [])
+    assert not late.response_ids
+    engine._step([])
+    assert len(late.response_ids) == 1
+    enough = math.ceil(JOINING_SHARE * (running + 1))
+    more = [Request(np.arange(10, 20), SamplingParams(max_tokens=60, temperature=0)) for _ in range(enough)]
+    engine._step(more)
+    assert all(len(request.response_ids) == 1 for request in more)
+    engine._close()
+
+
+def test_the_batch_is_what_memory_holds_up_to_a_limit(model):
+    size = token_bytes(model.config, torch.float32)
+    assert size == 2 * 2 * 2 * 32 * 4  # keys and values, layers, heads, width, bytes
+    assert token_bytes(model.config, torch.bfloat16) == size // 2
+    assert rows_that_fit(model.config, 100, torch.float32, 2 * 150 * size * 17) == 17
+    assert rows_that_fit(model.config, 100, torch.float32, free_memory(torch.device("cpu"))) == MOST_ROWS
+    with pytest.raises(EngineError, match=r"max_model_len: 10000 found.*15 MiB.*Lower max_prompt_tokens"):
+        rows_that_fit(model.config, 10_000, torch.float32, 2**20)
+
+
+def test_heads_that_a_config_does_not_name_are_those_of_attention():
+    text = SimpleNamespace(num_hidden_layers=3, num_attention_heads=4, hidden_size=64)
+    assert token_bytes(SimpleNamespace(get_text_config=lambda: text), torch.float32) == 2 * 3 * 4 * 16 * 4

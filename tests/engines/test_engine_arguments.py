@@ -1,0 +1,149 @@
+"""What engines are told: dtypes by device in one place, and arguments refused before any actor starts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import BloomConfig, GPT2Config, Qwen3Config
+
+from trial_ray.algorithms import GRPOConfig
+from trial_ray.engines.arguments import check_positions, engine_dtype
+from trial_ray.engines.pool import EnginePool
+from trial_ray.engines.transformers import TransformersEngine
+from trial_ray.engines.vllm import VLLMEngine
+from trial_ray.errors import ConfigError
+from trial_ray.models.model_shape import max_positions
+from trial_ray.models.module import compute_dtype
+
+VLLM = pytest.mark.vllm
+
+
+def create(engine, **engine_kwargs):
+    """Refused arguments are told before Ray is asked for anything: no test here starts it."""
+    EnginePool.create(
+        engine=engine, model_path="folder", num_engines=1, engine_kwargs={"max_model_len": 64, **engine_kwargs}
+    )
+
+
+@pytest.mark.parametrize(
+    ("engine", "arguments", "message"),
+    [
+        ("transformers", {"max_batches": 8}, "transformers engine has no argument 'max_batches'.*'max_batch'"),
+        ("transformers", {"tensor_parallel_size": 2}, "transformers engine has no argument 'tensor_parallel_size'"),
+        ("transformers", {"model": "other"}, "transformers engine has no argument 'model'"),
+        ("transformers", {"dtype": "bf16"}, "dtype='bf16' found, one of float32, bfloat16, float16"),
+        ("transformers", {"max_batch": 0}, "max_batch=0 found, a whole number of at least 1"),
+        ("transformers", {"max_batch": -3}, "max_batch=-3 found"),
+        ("transformers", {"max_batch": 2.5}, "max_batch=2.5 found"),
+        ("transformers", {"max_model_len": "64"}, "max_model_len='64' found"),
+        ("transformers", {"max_model_len": None}, "max_model_len=None found"),
+        pytest.param("vllm", {"seed": "7"}, "seed='7' found, a whole number or None", marks=VLLM),
+        pytest.param("vllm", {"tensor_parallel_size": 0}, "tensor_parallel_size=0 found", marks=VLLM),
+        pytest.param(
+            "vllm", {"max_num_seq": 8}, "vllm engine has no argument 'max_num_seq'.*'max_num_seqs'", marks=VLLM
+        ),
+        pytest.param("vllm", {"dtype": "auto"}, "dtype='auto' found", marks=VLLM),
+        pytest.param("vllm", {"logprobs_mode": "raw_logprobs"}, "'logprobs_mode' cannot be set: .*sampled", marks=VLLM),
+        pytest.param("vllm", {"generation_config": "auto"}, "'generation_config' cannot be set: .*distri", marks=VLLM),
+        pytest.param("vllm", {"skip_tokenizer_init": False}, "'skip_tokenizer_init' cannot be set", marks=VLLM),
+        pytest.param("vllm", {"worker_extension_cls": "x.Y"}, "'worker_extension_cls' cannot be set", marks=VLLM),
+        pytest.param("vllm", {"model": "other"}, "'model' cannot be set: .*model_path", marks=VLLM),
+        pytest.param("vllm", {"quantization": "fp8"}, "'quantization' cannot be set: .*checksum", marks=VLLM),
+        pytest.param(
+            "vllm", {"max_num_seqs": 8, "max_batch": 8}, "'max_num_seqs' and 'max_batch' set the same", marks=VLLM
+        ),
+    ],
+)
+def test_arguments_that_an_engine_does_not_take_are_refused_with_what_it_takes(engine, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        create(engine, **arguments)
+
+
+@pytest.mark.parametrize("engine", ["transformers", pytest.param("vllm", marks=VLLM)])
+def test_contexts_longer_than_the_models_positions_are_refused_before_any_actor_starts(engine, tiny_qwen3):
+    with pytest.raises(ConfigError, match=r"max_model_len: 513 found, .* has 512 positions; lower max_prompt_tokens"):
+        EnginePool.create(
+            engine=engine, model_path=str(tiny_qwen3), num_engines=1, engine_kwargs={"max_model_len": 513}
+        )
+    check_positions(str(tiny_qwen3), 512)
+    check_positions("a folder of another node", 513)
+
+
+def test_an_engine_checks_its_positions_itself(tiny_qwen3):
+    with pytest.raises(ConfigError, match="has 512 positions"):
+        TransformersEngine(str(tiny_qwen3), max_model_len=513)._open()
+
+
+def test_vllm_engines_without_a_seed_draw_different_ones():
+    seeds = {VLLMEngine("nowhere", max_model_len=64)._arguments["seed"] for _ in range(2)}
+    assert len(seeds) == 2
+    assert VLLMEngine("nowhere", max_model_len=64, seed=0)._arguments["seed"] == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, 1000),
+        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}, 4000),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.5}}, 2500),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 250}},
+            1000,
+        ),
+    ],
+)  # fmt: skip
+def test_scaled_rotary_embeddings_have_the_positions_that_vllm_gives_them(settings, expected):
+    assert max_positions(Qwen3Config(max_position_embeddings=1000, **settings)) == expected
+
+
+def test_architectures_without_positions_have_no_limit():
+    assert max_positions(BloomConfig()) is None
+    assert max_positions(GPT2Config(n_positions=77)) == 77
+
+
+@VLLM
+def test_refused_arguments_are_arguments_of_vllm():
+    from dataclasses import fields
+
+    from vllm import EngineArgs
+
+    from trial_ray.engines.arguments import REFUSED, SAME
+
+    assert {*REFUSED, *SAME} <= {field.name for field in fields(EngineArgs)}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "engine_kwargs", "expected"),
+    [
+        (0, {}, "float32"),
+        (1, {}, "bfloat16"),
+        (0.5, {}, "bfloat16"),
+        (1, {"dtype": "float32"}, "float32"),
+        (0, {"dtype": "bfloat16"}, "bfloat16"),
+    ],
+)
+def test_engines_with_a_gpu_compute_in_bfloat16_unless_told_otherwise(gpus, engine_kwargs, expected):
+    config = GRPOConfig().engines(num_gpus_per_engine=gpus, engine_kwargs=engine_kwargs)
+    assert config.engine_dtype() == expected
+    assert engine_dtype(engine_kwargs.get("dtype"), on_gpu=gpus > 0) == expected
+
+
+def test_a_dtype_in_which_no_engine_computes_is_refused_with_the_config():
+    config = GRPOConfig().environment("trial/ALFWorld-v0").policy(model_path="m")
+    with pytest.raises(ConfigError, match="dtype='fp32'"):
+        config.engines(engine_kwargs={"dtype": "fp32"}).validate()
+
+
+@pytest.mark.parametrize(
+    ("setting", "device", "expected"),
+    [
+        (None, "cpu", None),
+        (None, "cuda", torch.bfloat16),
+        ("float32", "cuda", None),
+        ("float32", "cpu", None),
+        ("bfloat16", "cpu", torch.bfloat16),
+        ("float16", "cuda", torch.float16),
+    ],
+)
+def test_learners_compute_in_bfloat16_on_a_gpu_unless_told_otherwise(setting, device, expected):
+    assert compute_dtype(setting, device) is expected

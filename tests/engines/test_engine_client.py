@@ -1,0 +1,317 @@
+"""Where requests go: one engine per group, another one when it fails; in few messages, none waiting for another."""
+
+import asyncio
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from fake_engines import CountingEngine, Handle, healthy, run
+from ray.exceptions import RayActorError
+
+from trial_ray.engines import admission as outbox_module
+from trial_ray.engines import batching as batching_engine
+from trial_ray.engines.client import ATTEMPTS, EngineClient, EngineLink
+from trial_ray.engines.protocol import InvalidRequestError, SamplingParams
+from trial_ray.errors import EngineError
+
+PROMPT = np.array([1, 2, 3], dtype=np.int32)
+PARAMS = SamplingParams(max_tokens=2)
+
+
+def ask(handles, affinities, **kwargs):
+    client = EngineClient(handles, **kwargs)
+    return run(handles, lambda: asyncio.gather(*[client.generate(PROMPT, PARAMS, affinity) for affinity in affinities]))
+
+
+def test_requests_of_one_group_share_an_engine():
+    handles = healthy(4)
+    ask(handles, ["task-17"] * 8)
+    assert sorted(len(handle.served) for handle in handles) == [0, 0, 0, 8]
+
+
+def test_groups_are_dealt_evenly():
+    handles = healthy(8)
+    ask(handles, [f"task-{index}" for index in range(16)])
+    assert [len(handle.served) for handle in handles] == [2] * 8
+
+
+@pytest.mark.parametrize("runners", [1, 2, 3, 16])
+def test_several_runners_deal_evenly_when_groups_are_numbered_through(runners):
+    load = [0] * 8
+    for runner in range(runners):
+        client = EngineClient([Handle() for _ in range(8)])
+        for group in range(runner, 16, runners):  # as RolloutWorkers deals them
+            load[client._engine_of(group, group)] += 1
+    assert load == [2] * 8
+
+
+def test_a_group_that_ended_makes_room_and_is_forgotten():
+    client = EngineClient([Handle() for _ in range(2)])
+    first, second = client._engine_of("a", 0), client._engine_of("b", 0)
+    client.end_group("b")
+    client.end_group("never seen")
+    assert (first, second, client._engine_of("c", 0)) == (0, 1, 1)
+    for group in range(100):
+        client._engine_of(group, 0)
+        client.end_group(group)
+    assert len(client._group_engine) == 2
+
+
+def test_every_coroutine_gets_the_response_to_its_own_prompt_and_short_ones_do_not_wait():
+    handles = healthy()
+    client = EngineClient(handles)
+    ended = []
+
+    async def one(index):
+        prompt = np.array([index, 5], dtype=np.int32)
+        response = await client.generate(prompt, SamplingParams(max_tokens=1 + 40 * (index == 0)), 0)
+        ended.append(index)
+        return response
+
+    responses = run(handles, lambda: asyncio.gather(*map(one, range(10))))
+    assert [response.response_ids.tolist() for response in responses] == [
+        [0] * 41,
+        *([index] for index in range(1, 10)),
+    ]
+    assert {(r.weight_version, r.finish_reason, r.logprobs.dtype.name) for r in responses} == {(3, "length", "float32")}
+    assert ended[-1] == 0
+
+
+def test_what_is_asked_for_in_one_pass_travels_together_and_nothing_is_called_once_all_is_answered():
+    handles = healthy()
+    ask(handles, [0] * 64)
+    assert len(handles[0].served) == 64
+    assert handles[0].calls <= 4
+
+
+def test_a_pass_that_takes_long_does_not_hold_back_what_was_asked_for_first():
+    handles = healthy()
+    client = EngineClient(handles)
+
+    async def slow_to_ask():
+        time.sleep(0.02)  # a step of an environment
+        return await client.generate(PROMPT, PARAMS, 0)
+
+    run(handles, lambda: asyncio.gather(*[slow_to_ask() for _ in range(8)]))
+    assert 3 <= handles[0].calls <= 12
+
+
+def test_a_request_that_is_wrong_is_refused_alone_and_nowhere_else():
+    handles = healthy(2)
+    client = EngineClient(handles)
+
+    async def both():
+        wrong = client.generate(np.array([], dtype=np.int32), PARAMS, 0)
+        return await asyncio.gather(wrong, client.generate(PROMPT, PARAMS, 0), return_exceptions=True)
+
+    refusal, response = run(handles, both)
+    assert isinstance(refusal, InvalidRequestError)
+    assert response.response_ids.tolist() == [1, 1]
+    assert handles[1].calls == 0
+
+
+def test_a_dead_engine_is_passed_over():
+    handles = [Handle(error=RayActorError()), *healthy(), Handle(error=RayActorError())]
+    responses = ask(handles, range(20))
+    assert len(responses) == 20
+    assert len(handles[1].served) == 20
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        (np.array([1.5]), PARAMS, "integer type"),
+        (["a"], PARAMS, "an array"),
+        (np.array([[1, 2]]), PARAMS, "an array"),
+        (np.array([2**40]), PARAMS, "outside"),
+        (np.array([1]), None, "SamplingParams expected, NoneType"),
+        (np.array([1]), SamplingParams(max_tokens="2"), "max_tokens: '2'"),
+        (np.array([1]), SamplingParams(max_tokens=2.5), "max_tokens: 2.5"),
+        (np.array([1]), SamplingParams(max_tokens=True), "max_tokens: True"),
+        (np.array([1]), SamplingParams(2, temperature=float("nan")), "temperature=nan"),
+        (np.array([1]), SamplingParams(2, temperature=float("inf")), "temperature=inf"),
+        (np.array([1]), SamplingParams(2, top_p=None), "top_p=None"),
+        (np.array([1]), SamplingParams(2, seed=-1), "seed: -1"),
+        (np.array([1]), SamplingParams(2, seed=2**63), "seed: "),
+    ],
+)
+def test_a_malformed_request_is_refused_at_once_and_holds_back_no_other(prompt, params, message):
+    handles = healthy()
+    client = EngineClient(handles, timeout_s=20)
+
+    async def both():
+        wrong = client.generate(prompt, params, 0)
+        return await asyncio.gather(wrong, client.generate(PROMPT, PARAMS, 0), return_exceptions=True)
+
+    refusal, response = run(handles, both)
+    assert isinstance(refusal, InvalidRequestError)
+    assert message in str(refusal)
+    assert response.response_ids.tolist() == [1, 1]
+    assert len(handles[0].served) == 1
+
+
+def test_prompts_of_several_integer_types_travel_together():
+    handles = healthy()
+    client = EngineClient(handles, timeout_s=20)
+    kinds = (np.int64, np.uint64, np.int16, np.uint8)
+
+    async def together():
+        return await asyncio.gather(*[client.generate(np.array([5, 6], kind), PARAMS, 0) for kind in kinds])
+
+    assert [response.response_ids.tolist() for response in run(handles, together)] == [[5, 5]] * 4
+
+
+def test_a_call_that_cannot_be_made_fails_what_it_would_have_carried():
+    class Unreachable(Handle):
+        def remote(self, client, batch):
+            raise RuntimeError("no connection")
+
+    handles = [Unreachable(), *healthy()]
+    client = EngineClient(handles, timeout_s=20)
+    [first, second] = run(
+        handles, lambda: asyncio.gather(*[client.generate(PROMPT, PARAMS, "group") for _ in range(2)])
+    )
+    assert first.finish_reason == second.finish_reason == "length"
+    assert client.counts.attempts_failed == 2
+
+
+def test_a_step_that_fails_fails_the_requests_of_that_engine_alone():
+    handles = healthy(2)
+    handles[0].engine.broken = True
+    responses = ask(handles, [0] * 4)
+    assert len(responses) == 4
+    assert len(handles[1].served) == 4
+
+
+def test_when_every_engine_fails_the_error_names_each():
+    with pytest.raises(EngineError, match=r"engine 0: .*ActorDied.*engine 1: |engine 0: .*RayActorError.*engine 1: "):
+        ask([Handle(error=RayActorError()), Handle(error=RayActorError())], [0])
+
+
+def test_an_engine_that_hangs_meets_the_deadline():
+    with pytest.raises(EngineError, match="TimeoutError"):
+        ask([Handle()], [0], timeout_s=0.05)
+
+
+def test_an_engine_that_hangs_leaves_time_for_another():
+    handles = [Handle(), *healthy()]
+    [response] = ask(handles, [0], timeout_s=2.0)
+    assert response.finish_reason == "length"
+    assert len(handles[1].served) == 1
+
+
+def test_an_engine_whose_step_does_not_end_says_that_it_cannot_serve(monkeypatch):
+    """Its event loop answers all the same, so that a probe would take it for healthy."""
+    monkeypatch.setattr(batching_engine, "STEP_TIMEOUT_S", 0.05)
+    handles = [Handle(CountingEngine(step_s=1.0))]
+
+    async def probe():
+        client = EngineClient(handles)
+        request = asyncio.ensure_future(client.generate(PROMPT, SamplingParams(max_tokens=1), 0))
+        await asyncio.sleep(0.5)
+        with pytest.raises(EngineError, match=r"cannot serve: a step has been running for"):
+            await handles[0].engine.weight_version()
+        await request
+        return await handles[0].engine.weight_version()
+
+    assert run(handles, probe) == 3
+
+
+def test_attempts_are_bounded():
+    handles = [Handle(error=RayActorError()) for _ in range(6)]
+    with pytest.raises(EngineError):
+        ask(handles, [0])
+    assert sum(len(handle.served) for handle in handles) == ATTEMPTS
+
+
+def test_a_client_outlives_an_event_loop_that_was_cut_off():
+    handles = healthy()
+    client = EngineClient(handles)
+
+    async def cut_off():
+        async with asyncio.timeout(0.02):
+            await client.generate(PROMPT, SamplingParams(max_tokens=60), 0)
+
+    with pytest.raises(TimeoutError):
+        run(handles, cut_off)
+    again = healthy()
+    client._links[0]._handle = again[0]
+    assert run(again, lambda: client.generate(PROMPT, PARAMS, 0)).response_ids.tolist() == [1, 1]
+
+
+def test_a_late_answer_to_an_earlier_event_loop_leaves_requests_of_another_alone():
+    calls = []
+
+    class Late:
+        def remote(self, client, batch):
+            calls.append(asyncio.get_running_loop().create_future())
+            return calls[-1]
+
+    link = EngineLink(SimpleNamespace(exchange=Late()))
+
+    async def begun():
+        asked = asyncio.create_task(link.ask(PROMPT, PARAMS))
+        await asyncio.sleep(0.01)
+        return asked
+
+    with asyncio.Runner() as earlier, asyncio.Runner() as later:
+        earlier.run(begun()).cancel()
+        asked = later.run(begun())
+        calls[0].set_exception(RayActorError())
+        earlier.run(asyncio.sleep(0.01))
+        later.run(asyncio.sleep(0.01))
+        assert not asked.done()
+        assert len(calls) == 2
+
+
+def test_an_engine_that_has_nothing_lets_the_client_ask_again(monkeypatch):
+    monkeypatch.setattr(outbox_module, "FETCH_TIMEOUT_S", 0.01)
+    handles = [Handle(CountingEngine(step_s=0.02))]
+    assert len(ask(handles, [0])) == 1
+    assert handles[0].calls > 2
+
+
+def test_what_nobody_fetches_is_dropped(monkeypatch):
+    monkeypatch.setattr(outbox_module, "FORGET_AFTER_S", 0.0)
+    engine = CountingEngine()
+    clients = [EngineClient([Handle(engine)]) for _ in range(5)]
+
+    async def in_turn():
+        for client in clients:
+            await client.generate(PROMPT, PARAMS, 0)
+
+    run([Handle(engine)], in_turn)
+    assert len(engine._outboxes) == 1
+
+
+def test_weights_wait_for_what_is_under_way_and_hold_back_what_comes():
+    handles = healthy()
+    client = EngineClient(handles)
+    engine = handles[0].engine
+
+    async def around_an_update():
+        early = asyncio.ensure_future(client.generate(PROMPT, SamplingParams(max_tokens=30), 0))
+        await asyncio.sleep(0.01)
+        async with engine._gate.update(4, drain_timeout_s=10):
+            late = asyncio.ensure_future(client.generate(PROMPT, PARAMS, 0))
+            first = await early  # reaches the client although the weights still change
+            await asyncio.sleep(0.01)
+            assert not late.done()
+        return first, await late
+
+    first, late = run(handles, around_an_update)
+    assert (first.weight_version, late.weight_version) == (3, 4)
+
+
+def test_replaced_handles_are_used_at_once():
+    client = EngineClient([Handle(error=RayActorError())])
+    fresh = healthy()
+    client.replace_handles(fresh)
+    run(fresh, lambda: client.generate(PROMPT, PARAMS, 0))
+    assert len(fresh[0].served) == 1
+
+
+def test_a_client_without_engines_is_refused():
+    with pytest.raises(EngineError, match="at least one"):
+        EngineClient([])

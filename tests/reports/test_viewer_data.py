@@ -1,0 +1,244 @@
+"""What the viewer's page is given: texts, token texts, numbers, and the files they are in."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+from hostile_texts import HOSTILE
+from synthetic_run import make_run, save_tokenizer
+
+from trial_ray.environments.alfworld import ADAPTER
+from trial_ray.errors import UserInputError
+from trial_ray.models.tiny import build_tokenizer
+from trial_ray.reports.viewer import printed
+from trial_ray.reports.viewer.chunks import LineTable, Scale, disagreement, script
+from trial_ray.reports.viewer.files import write_viewer
+from trial_ray.reports.viewer.recorded import RecordedRun, TokenTexts, TrainedTurn, visible
+from trial_ray.rollout.recording import write_groups
+from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
+from trial_ray.runs.opened import open_recorded_run
+
+CALL = re.compile(r"viewer\.receive\('(\w+)',(\d+),'(.*)'\);\n")
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return build_tokenizer(ADAPTER.vocabulary)
+
+
+def read(path):
+    """What a browser makes of a data file: one call whose last argument is a string literal with JSON in it."""
+    literal = CALL.fullmatch(path.read_text(encoding="ascii"))[3]
+    assert not re.search(r"(?<!\\)(\\\\)*'", literal), "the literal ends early"
+    return json.loads(re.sub(r"\\(.)", r"\1", literal))
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_text_cannot_leave_its_script_file(tmp_path, text):
+    path = tmp_path / "text-0.js"
+    path.write_text(script("text", 0, [text]), encoding="ascii")
+    written = path.read_text(encoding="ascii")
+    assert "<" not in written
+    assert written.count("\n") == 1
+    assert read(path) == [text]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_what_is_shown_is_printable_and_says_what_was_there(text):
+    shown = visible(text)
+    assert shown.isprintable()
+    shown.encode("utf-8")
+    if text.isprintable():
+        assert shown == text
+
+
+def test_control_characters_are_spelled():
+    assert visible("\x1b[2J\r\n\x00\x7f\t") == "␛[2J␍\n␀␡␉"
+    assert visible("\u202e\ud800\u2028\x9b") == "⟨U+202E⟩⟨U+D800⟩⟨U+2028⟩⟨U+009B⟩"
+    assert visible("Größe 👍 שלום") == "Größe 👍 שלום"
+
+
+def test_texts_of_tokens_add_up_to_the_text(tokenizer):
+    text = "<|user|>take the mug 1 from größe 👍🏽\n\n  two blanks<|end|>"
+    ids = tokenizer.encode(text)
+    texts = TokenTexts(tokenizer).texts(ids)
+    assert "".join(texts) == text
+    assert len(texts) == len(ids)
+    thumb = texts.index("👍")
+    assert texts[thumb + 1 : thumb + 4] == ["", "", ""]
+    # Half a character, and ids that no tokenizer has.
+    assert "\N{REPLACEMENT CHARACTER}" in "".join(TokenTexts(tokenizer).texts(ids[: ids.index(ids[thumb]) + 2]))
+    assert TokenTexts(tokenizer).texts([len(tokenizer), -1]) == [f"⟨id {len(tokenizer)}⟩", "⟨id -1⟩"]
+
+
+def test_lines_are_kept_once():
+    table = LineTable()
+    assert table.add("a\nb\na") == [0, 1, 0]
+    assert table.add("b\x00") == [2]
+    assert table.lines() == ["a", "b", "b␀"]
+
+
+def trained(gap, advantage=1.0, weight=1.0):
+    return TrainedTurn(advantage, 0.1, weight, gap, None, None)
+
+
+def test_disagreement_is_the_weighted_push_against_the_outcome():
+    turns = [trained([0.2, -0.1], weight=0.5), trained([-0.3], weight=2.0), None]
+    assert disagreement(turns, success=True) == pytest.approx((0.5 * 0.1 + 2.0 * 0.3) / 3)
+    failed = [trained([0.2, -0.1], advantage=-0.5, weight=0.5), trained([-0.3], advantage=-0.5, weight=2.0)]
+    assert disagreement(failed, success=False) == pytest.approx(0.5 * 0.2 / 3)
+    # Without an advantage, success says the direction; without a multiplier, every turn counts alike.
+    assert disagreement([trained([0.2], advantage=0.0, weight=None)], success=False) == pytest.approx(0.2)
+    assert disagreement([trained([0.2], advantage=None)], success=True) == 0.0
+    assert disagreement([None, trained(None)], success=True) is None
+
+
+def test_scale_is_near_the_quantile():
+    scale, values = Scale(), np.random.default_rng(0).standard_normal(20_000)
+    assert scale.quantile(0.98) is None
+    scale.add([*values, np.nan, np.inf])
+    assert scale.quantile(0.98) == pytest.approx(np.quantile(np.abs(values), 0.98), rel=0.05)
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory, tokenizer):
+    folder = make_run(tmp_path_factory.mktemp("runs") / "trial", tokenizer, 32)
+    save_tokenizer(folder, tokenizer)
+    return folder
+
+
+def test_files_hold_what_was_recorded_and_trained(run_folder, tmp_path, tokenizer):
+    opened = open_recorded_run(run_folder, "trial", None)
+    assert opened.notes == []
+    written = write_viewer([opened.run], tmp_path / "viewer")
+    assert (written.trajectories, written.notes) == (32, [])
+    data = tmp_path / "viewer" / "data"
+    about, index = read(data / "about-0.js"), read(data / "index-0.js")
+    assert (about["count"], about["runs"], len(index["rows"])) == (32, ["trial"], 32)
+    found = [each for iteration in (1, 2) for each in opened.run.read(iteration)]
+    assert [row[1:3] for row in index["rows"]] == [[each.iteration, each.number] for each in found]
+    gaps = [abs(gap) for each in found for row in each.trained for gap in row.gap]
+    assert about["scales"]["gap"] == pytest.approx(np.quantile(gaps, 0.98), rel=0.05)
+    assert about["scales"]["ratio"] >= 0.01
+    last = found[-1]
+    block = len(about["blocks"]) - 1
+    text, detail = read(data / f"text-{block}.js"), read(data / f"detail-{block}.js")
+    offset = 31 - about["blocks"][block]
+    turn, row = detail["trajectories"][offset]["turns"][-1], last.trained[-1]
+    shown = "".join(detail["lines"][line] for line in turn["tokens"])
+    assert shown == tokenizer.decode(last.trajectory.turns[-1].response_ids)
+    before, after = ("\n".join(detail["lines"][line] for line in part) for part in turn["prompt"])
+    assert before + after == tokenizer.decode(last.trajectory.turns[-1].prompt_ids)
+    assert "\n".join(detail["lines"][line] for line in turn["evidence"]) == tokenizer.decode(row.evidence_ids)
+    assert turn["gap"] == pytest.approx(row.gap, abs=1e-4)
+    assert turn["weight"] == pytest.approx(row.turn_weight, abs=1e-4)
+    action = "\n".join(text["lines"][line] for line in text["turns"][offset][-1][1])
+    assert action == last.trajectory.turns[-1].action
+
+
+def test_blocks_end_so_that_each_is_quick_to_load(run_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("trial_ray.reports.viewer.chunks.MOST_IN_BLOCK", 5)
+    monkeypatch.setattr("trial_ray.reports.viewer.chunks.MOST_IN_INDEX", 12)
+    write_viewer([open_recorded_run(run_folder, "trial", None).run], tmp_path / "viewer")
+    about = read(tmp_path / "viewer" / "data" / "about-0.js")
+    assert about["blocks"] == list(range(0, 32, 5))
+    assert about["index_files"] == 3
+    assert len(list((tmp_path / "viewer" / "data").glob("text-*.js"))) == 7
+
+
+def test_what_is_missing_is_said(run_folder, tmp_path, tokenizer):
+    bare = make_run(tmp_path / "bare", tokenizer, 16, iterations=1)
+    for file in (bare / "training").rglob("*.parquet"):
+        file.unlink()
+    opened = open_recorded_run(bare, "bare", None)
+    assert "no complete checkpoint" in opened.notes[0]
+    written = write_viewer([opened.run], tmp_path / "viewer", opened.notes)
+    assert "No trajectory has a record of training" in written.notes[-1]
+    data = tmp_path / "viewer" / "data"
+    assert read(data / "about-0.js")["notes"] == written.notes
+    turn = read(data / "detail-0.js")["trajectories"][0]["turns"][0]
+    assert (turn["prompt"], turn["tokens"], turn["gap"], turn["weight"]) == (None, None, None, None)
+
+
+def test_an_iteration_that_cannot_be_read_is_named_and_the_rest_is_shown(tmp_path, tokenizer):
+    folder = make_run(tmp_path / "cut", tokenizer, 32)
+    (file,) = (folder / "trajectories" / "iteration=00002").glob("*.parquet")
+    file.write_bytes(file.read_bytes()[:200])
+    run = open_recorded_run(folder, "cut", None).run
+    written = write_viewer([run], tmp_path / "viewer")
+    assert written.trajectories == 16
+    assert "iteration 2 is not shown" in written.notes[0]
+    with pytest.raises(UserInputError, match="iteration 2 is not shown"):
+        write_viewer([open_recorded_run(folder, "cut", 2).run], tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_training_records_of_another_run_are_refused(tmp_path, run_folder, tokenizer):
+    run = open_recorded_run(run_folder, "trial", 1).run
+    (file,) = (run_folder / "training" / "iteration=00001").glob("*.parquet")
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(file)
+    other = tmp_path / "training" / "iteration=00001" / "a.parquet"
+    other.parent.mkdir(parents=True)
+    shorter = table.set_column(
+        table.schema.get_field_index("gap"), "gap", [[values[:-1] for values in table["gap"].to_pylist()]]
+    )
+    pq.write_table(shorter, other)
+    wrong = RecordedRun(run.name, run.trajectories, tmp_path / "training", [1], 0, run.adapters, run.tokens)
+    with pytest.raises(UserInputError, match="not of the same run"):
+        wrong.read(1)
+    pq.write_table(table.drop_columns(["gap"]), other)
+    with pytest.raises(UserInputError, match="lacks columns of schema version 1: gap"):
+        wrong.read(1)
+    other.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(UserInputError, match="no complete Parquet file"):
+        wrong.read(1)
+
+
+def test_a_folder_that_is_no_viewer_is_not_replaced(run_folder, tmp_path):
+    run = open_recorded_run(run_folder, "trial", 1).run
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    with pytest.raises(UserInputError, match="no viewer's folder"):
+        write_viewer([run], tmp_path / "mine")
+    write_viewer([run], tmp_path / "viewer")
+    first = (tmp_path / "viewer" / "index.html").read_text()
+    write_viewer([run], tmp_path / "viewer")
+    second = (tmp_path / "viewer" / "index.html").read_text()
+    assert first != second, "every page has a nonce of its own"
+    assert "NONCE" not in second
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "viewer"]
+
+
+def test_no_number_breaks_the_json(tmp_path):
+    ids = np.arange(3, dtype=np.int32)
+    values = np.array([np.nan, -np.inf, -1.0], np.float32)
+    turn = Turn(ids, ids, values, 1, 2, "seen", "act", True, "done", float("nan"), "stop")
+    failed = Trajectory("t", "f", 0, [], ended="failed", error="EngineError: <b>died</b>")
+    write_groups(tmp_path / "t", 1, [TrajectoryGroup("t", [Trajectory("t", "f", 0, [turn]), failed])], "runner001")
+    run = RecordedRun("odd", tmp_path / "t", tmp_path / "none", [1], 0, {}, None)
+    assert write_viewer([run], tmp_path / "viewer").trajectories == 2
+    assert read(tmp_path / "viewer" / "data" / "about-0.js")["scales"] == dict.fromkeys(("gap", "ratio", "advantage"))
+    detail = read(tmp_path / "viewer" / "data" / "detail-0.js")
+    assert detail["trajectories"][0]["turns"][0]["engine"] == [None, None, -1.0]
+    assert detail["trajectories"][1]["error"] == "EngineError: <b>died</b>"
+
+
+def test_an_iteration_without_a_whole_file_is_not_read(tmp_path, tokenizer):
+    folder = make_run(tmp_path / "run", tokenizer, 4)
+    save_tokenizer(folder, tokenizer)
+    before = open_recorded_run(folder, "run", None).run.iterations
+    (folder / "trajectories" / "iteration=00009").mkdir()
+    (folder / "trajectories" / "iteration=00009" / ".runner001-x.unfinished").write_bytes(b"PAR1")
+    assert open_recorded_run(folder, "run", None).run.iterations == before
+
+
+def test_a_multiplier_that_is_no_number_is_printed_without_a_bar():
+    ids, values = np.zeros(2, np.int32), np.zeros(2, np.float32)
+    turn = Turn(ids, ids, values, 1, 2, "seen", "act", True, "done", 0.0, "stop")
+    shown = [str(part) for part in printed._turn(0, turn, trained(None, weight=float("nan")), "other", None)]
+    assert "multiplier nan   score 0.1000 nats" in shown

@@ -1,0 +1,262 @@
+"""The viewer's page in headless Chromium: nothing recorded runs, and every key and filter does what it says."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import chromium
+import numpy as np
+import pytest
+from hostile_texts import HOSTILE
+from synthetic_run import make_run, save_tokenizer
+
+from trial_ray.environments.alfworld import ADAPTER
+from trial_ray.models.tiny import build_tokenizer
+from trial_ray.reports.viewer.files import write_viewer
+from trial_ray.reports.viewer.recorded import RecordedRun
+from trial_ray.rollout.recording import write_groups
+from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
+from trial_ray.runs.opened import open_recorded_run
+
+pytestmark = pytest.mark.skipif(chromium.PROGRAM is None, reason="there is no chromium on the path")
+
+STORED = [text.encode("utf-8", "replace").decode() for text in HOSTILE]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium.Chromium() as browser:
+        browser.look(1300, 900)
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return build_tokenizer(ADAPTER.vocabulary)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory, tokenizer):
+    """Two runs of the same tasks."""
+    folder = tmp_path_factory.mktemp("runs")
+    runs = []
+    for seed, name in enumerate(("grpo", "trial")):
+        run = make_run(folder / name, tokenizer, 32, seed=seed)
+        save_tokenizer(run, tokenizer)
+        runs.append(open_recorded_run(run, name, None).run)
+    return write_viewer(runs, folder / "viewer").page.as_uri()
+
+
+@pytest.fixture
+def opened(browser, page):
+    browser.events.clear()
+    browser.open("about:blank", "true")
+    browser.open(page)
+    browser.wait("document.querySelector('article.current')")
+    yield browser
+    assert [event for event in browser.events if event["method"] != "Runtime.consoleAPICalled"] == []
+
+
+def text(browser, selector):
+    return browser.evaluate(f"document.querySelector({json.dumps(selector)})?.textContent")
+
+
+def count(browser, selector):
+    return browser.evaluate(f"document.querySelectorAll({json.dumps(selector)}).length")
+
+
+def choose(browser, name, value):
+    browser.evaluate(
+        f"(() => {{ const e = document.querySelector('[name={name}]'); e.value = {json.dumps(value)};"
+        " e.dispatchEvent(new Event('change', {bubbles: true})); })()"
+    )
+
+
+def hostile_run(folder, tokenizer):
+    """Every field that an environment, a policy or a user fills, with every text; the run's name is one too."""
+
+    def turn(one):
+        ids = np.array(tokenizer.encode(one), np.int32)
+        values = np.zeros(len(ids), np.float32)
+        return Turn(ids, ids, values, 1, len(ids) // 2, one, one, True, one, 0.0, "stop")
+
+    groups = [
+        TrajectoryGroup(one, [Trajectory(one, one, 0, [turn(one)], environment=one, solution=(one,), error=one)])
+        for one in STORED
+    ]
+    write_groups(folder / "trajectories", 1, groups, "runner001")
+    from trial_ray.reports.viewer.recorded import TokenTexts
+
+    return RecordedRun(STORED[1], folder / "trajectories", folder / "training", [1], 0, {}, TokenTexts(tokenizer))
+
+
+def test_nothing_recorded_runs(browser, tmp_path, tokenizer):
+    run = hostile_run(tmp_path, tokenizer)
+    other = dataclasses.replace(run, name=STORED[2])
+    written = write_viewer([run, other], tmp_path / "viewer", STORED)
+    browser.events.clear()
+    browser.open(written.page.as_uri())
+    seen = []
+    for _ in STORED:
+        browser.wait("document.querySelector('article.current .prompts')")
+        browser.press("c")
+        browser.wait("document.querySelectorAll('article').length === 2")
+        browser.hover("article .tokens span")
+        seen.append(text(browser, "#trajectory"))
+        browser.press("j")
+        browser.wait("document.querySelectorAll('article').length === 1")
+    assert browser.evaluate("typeof window.ran") == "undefined"
+    # Nothing was refused either: no text had come so far as to be stopped by the policy alone.
+    assert [event for event in browser.events if event["method"] != "Runtime.consoleAPICalled"] == []
+    assert count(browser, "main script, main img, nav script, nav img, header img, li img") == 0
+    everything = "".join(seen)
+    for one in (
+        "<script>window.ran = 1</script>",
+        "<img src=x onerror='window.ran = 1'>",
+        "⟨U+2028⟩",
+        "⟨U+202E⟩",
+        "␛",
+        "␀",
+    ):
+        assert one in everything
+
+
+def test_the_policy_lets_no_other_script_run(opened):
+    tried = """(code => { try { return String(code()); } catch (error) { return error.name; } })"""
+    script = "() => { const s = document.createElement('script'); s.text = 'window.ran = 1'; document.head.append(s); }"
+    assert opened.evaluate(f"{tried}({script})") == "TypeError"
+    assert opened.evaluate(f"{tried}(() => (document.body.innerHTML = '<b>'))") == "TypeError"
+    assert opened.evaluate("fetch('https://example.org').then(() => 'sent', () => 'refused')") == "refused"
+    assert opened.evaluate("typeof window.ran") == "undefined"
+    opened.events.clear()
+
+
+def test_keys_move_through_trajectories_and_turns(opened):
+    first = text(opened, ".head h2")
+    for _ in range(8):
+        opened.press("j")
+    opened.wait(f"document.querySelector('.head h2').textContent !== {json.dumps(first)}")
+    for _ in range(8):
+        opened.press("k")
+    opened.wait(f"document.querySelector('.head h2').textContent === {json.dumps(first)}")
+    opened.press("n")
+    opened.press("n")
+    opened.press("p")
+    assert opened.evaluate("document.querySelector('article.current').dataset.turn") == "1"
+    assert opened.evaluate("location.hash") == "#0.2"
+    assert "Turn 2" in text(opened, "#spoken")
+    opened.press("?")
+    assert opened.evaluate("document.getElementById('keys').open")
+    opened.evaluate("document.getElementById('keys').close()")
+    opened.press("/")
+    assert opened.evaluate("document.activeElement.id") == "search"
+    opened.press("Escape")
+    assert opened.evaluate("document.activeElement.id") == "list"
+
+
+def test_the_address_leads_to_a_turn(browser, page):
+    browser.open("about:blank", "true")
+    browser.open(page + "#40.3")
+    browser.wait("document.querySelector('article.current')?.dataset.turn === '2'")
+    assert browser.evaluate("viewer.rows[40].run") == 1
+    assert browser.evaluate("document.querySelector('.row[aria-selected=true]').dataset.id") == "40"
+
+
+def test_tokens_are_tinted_and_tell_their_numbers(opened):
+    assert count(opened, ".tokens .up") + count(opened, ".tokens .down") > 20
+    opened.hover("article.current .tokens span:nth-child(3)")
+    opened.wait("!document.getElementById('tip').hidden")
+    gap = opened.evaluate("viewer.readTrajectory(0).then(t => t.turns[0].gap[2])")
+    assert f"{gap:.4f}".replace("-", "−") in text(opened, "#tip")
+    tints = opened.evaluate("[...document.querySelectorAll('.tokens span')].map(s => s.className).join()")
+    opened.press("t")
+    assert text(opened, "#legend").startswith("Advantage")
+    assert opened.evaluate("[...document.querySelectorAll('.tokens span')].map(s => s.className).join()") != tints
+    opened.press("t")
+    assert "learner" in text(opened, "#legend")
+    opened.press("t")
+    assert count(opened, ".tokens .up") == 0
+    opened.press("t")
+    opened.evaluate("document.querySelector('.tokens').focus()")
+    opened.press("ArrowRight")
+    opened.press("ArrowRight")
+    assert text(opened, "#spoken").startswith("token ")
+
+
+def test_evidence_is_marked_beside_the_ordinary_prompt(opened):
+    evidence = text(opened, "article.current mark.evidence")
+    assert evidence.startswith("\n\nOutcome after the reply:\n")
+    ordinary, hindsight = opened.evaluate(
+        "[...document.querySelectorAll('article.current .prompts .text')].map(p => p.textContent)"
+    )
+    assert ordinary.replace("▾", "") == hindsight.replace(evidence, "")
+    opened.press("h")
+    assert count(opened, ".prompts") == 0
+
+
+def test_filters_orders_and_search_agree_with_the_index(opened):
+    rows = opened.evaluate("viewer.rows")
+    choose(opened, "success", "1")
+    assert text(opened, "#status") == f"{sum(row['success'] for row in rows)} of 64 trajectories"
+    choose(opened, "run", "1")
+    choose(opened, "family", "pick_two")
+    expected = [row for row in rows if row["success"] and row["run"] == 1 and row["family"] == "pick_two"]
+    assert text(opened, "#status") == f"{len(expected)} of 64 trajectories"
+    for name in ("success", "run", "family"):
+        choose(opened, name, "")
+    choose(opened, "order", "disagreement")
+    best = max(range(64), key=lambda index: rows[index]["disagreement"])
+    assert opened.evaluate("document.querySelector('.row').dataset.id") == str(best)
+    choose(opened, "order", "recorded")
+    choose(opened, "class", "3")
+    opened.wait("document.querySelector('article.dim')")
+    assert text(opened, "#status") == f"{sum(row['success'] for row in rows)} of 64 trajectories"
+    choose(opened, "class", "")
+    opened.press("/")
+    for letter in "NOTHING HAPPENS":
+        opened.press(letter)
+    opened.wait("document.querySelector('mark.hit')")
+    assert text(opened, "#status") == "64 of 64 trajectories"
+    opened.evaluate("document.getElementById('search').value = 'in no text'; void 0")
+    opened.press("x")
+    opened.wait("document.querySelector('.empty')")
+    assert text(opened, "#status") == "0 of 64 trajectories"
+
+
+def test_two_runs_stand_side_by_side_on_one_task(opened):
+    opened.press("c")
+    opened.wait("document.querySelectorAll('.head').length === 2")
+    assert opened.evaluate("[...document.querySelectorAll('.head dd')].map(d => d.textContent)").count("trial") == 1
+    assert opened.evaluate("new Set([...document.querySelectorAll('.head h2')].map(h => h.textContent)).size") == 1
+    assert text(opened, ".difference")
+    opened.press("n")
+    assert count(opened, "article.current") == 2
+    opened.press("c")
+    opened.wait("document.querySelectorAll('.head').length === 1")
+
+
+def test_everything_that_takes_the_focus_has_a_name(opened):
+    nodes = opened.call("Accessibility.getFullAXTree")["nodes"]
+    focusable = [
+        node
+        for node in nodes
+        if any(p["name"] == "focusable" and p["value"]["value"] for p in node.get("properties", ()))
+    ]
+    assert len(focusable) > 20
+    unnamed = [node["role"]["value"] for node in focusable if not node.get("name", {}).get("value")]
+    assert set(unnamed) <= {"main", "paragraph"}
+    roles = {node["role"]["value"] for node in nodes if "role" in node}
+    assert {"main", "navigation", "search", "listbox", "option", "status", "article"} <= roles
+
+
+@pytest.mark.parametrize("width", [320, 768, 1300])
+def test_nothing_is_wider_than_the_window(opened, width):
+    opened.look(width, 800)
+    try:
+        assert opened.evaluate("document.documentElement.scrollWidth") <= width
+        opened.press("c")
+        opened.wait("document.querySelectorAll('.head').length === 2")
+        assert opened.evaluate("document.documentElement.scrollWidth") <= width
+    finally:
+        opened.look(1300, 900)

@@ -1,0 +1,165 @@
+"""What the second views show: the fact, the advice or the solution that a method asks for, and nothing of another turn."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from chat_tokenizers import chat_tokenizer
+
+from trial_ray.algorithms import GRPOConfig
+from trial_ray.engines.protocol import Response, SamplingParams
+from trial_ray.environments import alfworld, webshop
+from trial_ray.environments.guarded import GuardedEnv
+from trial_ray.environments.registry import make_entries
+from trial_ray.errors import ConfigError
+from trial_ray.learner.connectors import encode_views
+from trial_ray.learner.rows import TurnRows
+from trial_ray.rollout.episode import PolicyPlayer, play_episode
+from trial_ray.rollout.hindsight import TurnContext, encode_evidence, privileged_view, require_room
+from trial_ray.rollout.prompts import PromptBuilder
+from trial_ray.rollout.trajectory import Trajectory, Turn
+
+WON = TurnContext(
+    environment="trial/ALFWorld-v0",
+    family="pick_and_place_simple",
+    outcome="You move the mug 1 to the shelf 1.",
+    terminal=True,
+    success=True,
+    solution=("go to desk 1", "take mug 1 from desk 1"),
+    skills=alfworld.SKILLS,
+)
+
+
+def test_outcome_adds_the_verdict_and_feedback_tells_the_answer_alone():
+    assert privileged_view("outcome", WON).text.startswith(WON.outcome)
+    assert "succeeded" in privileged_view("outcome", WON).text
+    assert privileged_view("feedback", WON).text == WON.outcome
+
+
+@pytest.mark.parametrize(
+    ("view", "expected"),
+    [
+        ("outcome", "{message}\n\nOutcome after the reply:\n{text}{opening}"),
+        (
+            "feedback",
+            "{message}\n\nThe environment's immediate answer to this step:\n{text}\n\nNow solve the task as it should be solved.\n"
+            "{opening}",
+        ),
+        ("skill", "[Privileged advice on tasks of this kind]\n{text}\n\n{message}{opening}"),
+        (
+            "solution",
+            "{message}\n\nA solution of this task for reference, as actions from its beginning:\n{text}\n\nSee why each of its "
+            "steps is taken, then reach the same end by a reasoning of your own.\n{opening}",
+        ),
+    ],
+)
+@pytest.mark.parametrize("model", ["qwen3", "tiny"])
+def test_every_view_has_its_methods_lead_and_place(model, view, expected):
+    tokenizer = chat_tokenizer(model)
+    builder = PromptBuilder(tokenizer, alfworld.ADAPTER.template("tagged"), max_prompt_tokens=4096)
+    prompt = builder.build(
+        task="put a mug", observation="You see a mug.", admissible_actions=["look"], history=[], step=1
+    )
+    turn = Turn(
+        prompt.ids,
+        response_ids=np.array([1], np.int32),
+        logprobs=np.zeros(1, np.float32),
+        weight_version=1,
+        insert_at=prompt.insert_at,
+        observation="You see a mug.",
+        action="look",
+        valid=True,
+        outcome=WON.outcome,
+        reward=1.0,
+        finish_reason="stop",
+    )
+    won = Trajectory("1", WON.family, 0, [turn], success=True, ended="terminated", solution=WON.solution)
+    config = GRPOConfig().environment("trial/ALFWorld-v0").training(privileged_view=view)
+    rows = TurnRows([turn], torch.zeros(1, dtype=torch.int64), torch.zeros(1), encode_views([won], config, tokenizer))
+    (row,) = rows.model_rows([0], with_evidence=True)
+    parts = {"message": prompt.ids[: prompt.insert_at], "opening": prompt.ids[prompt.insert_at :]}
+    texts = {name: tokenizer.decode(ids) for name, ids in parts.items()}
+    assert tokenizer.decode(row.hindsight_prompt_ids) == expected.format(text=privileged_view(view, WON).text, **texts)
+    (ordinary,) = rows.model_rows([0])
+    assert np.array_equal(ordinary.hindsight_prompt_ids, prompt.ids)
+
+
+@pytest.mark.parametrize("view", ["outcome", "feedback", "skill", "solution"])
+def test_what_says_what_a_view_is_survives_a_cut(view):
+    tokenizer = chat_tokenizer("qwen3")
+    long = " ".join(f"shelf {index}" for index in range(500))
+    found = privileged_view(view, replace(WON, outcome=long, skills={"": long}, solution=(long,)))
+    ids = encode_evidence(found, tokenizer, limit := 160)
+    text = tokenizer.decode(ids)
+    assert len(ids) == limit
+    assert text.startswith(found.frame.lead + "shelf 0")
+    assert " [cut] " in text
+    assert text.endswith((" 499" if view != "outcome" else "succeeded.") + found.frame.close)
+    least = limit - require_room(found.frame, tokenizer, limit)
+    assert len(encode_evidence(found, tokenizer, least + 1)) == least + 1
+    with pytest.raises(ConfigError, match=f"max_outcome_tokens is {least}, expected more than {least}:"):
+        encode_evidence(found, tokenizer, least)
+
+
+def test_no_answer_is_no_feedback():
+    view = privileged_view("feedback", replace(WON, outcome=" \n"))
+    assert encode_evidence(view, chat_tokenizer("qwen3")).tolist() == []
+
+
+def test_advice_is_the_familys_and_tells_nothing_of_the_turn():
+    heat = replace(WON, family="pick_heat_then_place_in_recep")
+    advice = {privileged_view("skill", context).text for context in (WON, heat)}
+    assert len(advice) == 2
+    assert privileged_view("skill", replace(WON, outcome="Nothing happens.")) == privileged_view("skill", WON)
+
+
+@pytest.mark.parametrize("adapter", [alfworld.ADAPTER, webshop.ADAPTER], ids=["ALFWorld", "WebShop"])
+def test_every_family_of_generated_tasks_has_advice_of_its_own(adapter):
+    (entry,) = make_entries([(adapter.env_id, adapter.generated(0, 60), 1.0)])
+    env = entry.make()
+    families = {env.unwrapped.family(task) for task in env.unwrapped.tasks()}
+    env.close()
+    assert families <= adapter.skills.keys()
+    assert len({adapter.skills[family] for family in families}) == len(families)
+
+
+def test_a_family_without_advice_of_its_own_gets_the_general_one():
+    context = replace(WON, family="dancing", skills={"": "think first"})
+    assert privileged_view("skill", context).text == "think first"
+    with pytest.raises(ConfigError, match=r"the adapter of trial/ALFWorld-v0 has none"):
+        privileged_view("skill", replace(WON, skills={}))
+
+
+def test_the_solution_view_lists_the_actions_and_needs_some():
+    assert privileged_view("solution", WON).text == "go to desk 1, take mug 1 from desk 1"
+    with pytest.raises(ConfigError, match=r"`walkthrough`.*trial/ALFWorld-v0 gave none"):
+        privileged_view("solution", replace(WON, solution=()))
+
+
+@pytest.mark.parametrize(
+    ("env_id", "split"),
+    [("trial/ALFWorld-v0", "generated"), ("trial/WebShop-v0", "generated"), ("trial/TextWorld-v0", "train")],
+)
+def test_an_episode_keeps_its_environments_solution_and_shows_it_to_nobody(env_id, split):
+    tokenizer = chat_tokenizer("qwen3")
+    (entry,) = make_entries([(env_id, {"split": split, "max_turns": 2}, 1.0)])
+    env = GuardedEnv(entry)
+    builder = PromptBuilder(tokenizer, entry.adapter.template("plain"), max_prompt_tokens=100_000)
+    seen = []
+
+    async def generate(prompt_ids: np.ndarray, params: SamplingParams) -> Response:
+        seen.append(tokenizer.decode(prompt_ids))
+        ids = np.asarray(tokenizer.encode("wait"), np.int32)
+        return Response(ids, np.zeros(len(ids), np.float32), 1, "stop")
+
+    player = PolicyPlayer(builder, tokenizer.decode, SamplingParams(max_tokens=4), generate)
+    trajectory = asyncio.run(play_episode(env, entry.tasks()[0], player))
+    assert not trajectory.failed, trajectory.error
+    assert trajectory.solution == env.walkthrough()
+    assert len(trajectory.solution) > 1
+    assert not any(", ".join(trajectory.solution) in prompt for prompt in seen)
+    env.close()

@@ -1,0 +1,185 @@
+"""Records of a run that were cut, changed or written by somebody else: what tests/faults/test_hostile_input.py found."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from rich.console import Console
+from synthetic_groups import synthetic_groups
+
+from trial_ray import cli
+from trial_ray.algorithms import TRIALConfig
+from trial_ray.errors import CheckpointError, ConfigError, UserInputError
+from trial_ray.evaluation.results import EvaluationFileError, EvaluationResult
+from trial_ray.files import write_json, write_text
+from trial_ray.learner.state import OPTIMIZER_FILE, load_optimizers, save_optimizers
+from trial_ray.models.folders import DeferredWriter
+from trial_ray.rollout.partitions import partitions
+from trial_ray.rollout.recording import read_trajectories, write_groups
+from trial_ray.rollout.trajectory import EpisodeResult
+from trial_ray.runs.config_record import from_record, to_record
+from trial_ray.runs.folder import RunFolder
+from trial_ray.runs.metric_files import MetricWriters
+from trial_ray.runs.opened import _is_config
+from trial_ray.runs.reader import read_runs
+from trial_ray.runs.session import TrainingSession
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "3", DEEP, '{"schema": "trial_ray/run", "schema_version": 1}'])
+def test_a_run_folder_of_another_shape(tmp_path, content):
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(CheckpointError):
+        RunFolder.reopen(tmp_path).state()
+
+
+@pytest.mark.parametrize(("name", "value"), [("env", []), ("group_size", "8"), ("model_path", {}), ("env", 3)])
+def test_a_recorded_setting_of_another_type(name, value):
+    record = to_record(TRIALConfig().environment("trial/ALFWorld-v0", env_config={"split": "train"}))
+    record["settings"][name] = value
+    with pytest.raises(CheckpointError, match=f"{name} = .* is no value of that setting"):
+        from_record(record)
+
+
+def test_a_setting_of_rllibs_of_another_type_is_a_config_error():
+    config = (
+        TRIALConfig().environment("trial/ALFWorld-v0", env_config={"split": "train"}).policy(model_path="some/model")
+    )
+    config.model = {}
+    with pytest.raises(ConfigError, match=r"RLlib cannot use one of its settings \(KeyError"):
+        config.validate()
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"settings": []},
+        {"environments": {}},
+        {"environments": [3]},
+        {"environments": [{"env_id": None}]},
+        {"settings": {"max_staleness": "1"}},
+    ],
+)
+def test_a_config_of_another_shape_is_none(record):
+    assert not _is_config(record)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("success", 1), ("score", None), ("score", float("nan")), ("turns", "3"), ("task_id", [])]
+)
+def test_an_evaluation_with_a_value_of_another_type(tmp_path, key, value):
+    result = EvaluationResult({}, [EpisodeResult("t", "f", True, 1.0, 2, "terminated")]).to_dict()
+    result["episodes"][0][key] = value
+    (tmp_path / "evaluation.json").write_text(json.dumps(result))
+    with pytest.raises(EvaluationFileError, match=key):
+        EvaluationResult.load(tmp_path / "evaluation.json")
+
+
+def test_an_evaluation_that_is_nested_too_deeply(tmp_path):
+    (tmp_path / "evaluation.json").write_text(DEEP)
+    with pytest.raises(EvaluationFileError):
+        EvaluationResult.load(tmp_path / "evaluation.json")
+
+
+def test_lone_surrogates_are_written_as_escapes(tmp_path):
+    value = {"task \udc80": "\ud800 and text"}
+    assert json.loads(write_json(tmp_path / "x.json", value).read_text(encoding="utf-8")) == value
+    assert write_text(tmp_path / "x.log", "a \udc80").read_text(encoding="utf-8") == "a \\udc80"
+
+
+@pytest.mark.parametrize("path", ["", ".", "/dev/null"])
+def test_a_folder_or_a_device_is_never_replaced_by_a_file(path):
+    with pytest.raises(UserInputError, match="is no file that can be written"):
+        write_text(path, "text")
+
+
+def test_folders_with_other_names_are_no_iterations(tmp_path):
+    for name in (
+        "iteration=00002",
+        "iteration=x",
+        "iteration=",
+        "iteration=-1",
+        "iteration=\u0663",
+        "iteration=" + "9" * 40,
+    ):
+        (tmp_path / name).mkdir()
+    assert list(partitions(tmp_path)) == [2]
+
+
+def test_a_flipped_bit_in_a_page_of_parquet_is_seen(tmp_path):
+    path = write_groups(tmp_path, 1, synthetic_groups(vocab_size=400, seed=1), "runner001")
+    content = bytearray(path.read_bytes())
+    column = pq.read_metadata(path).row_group(0).column(0)
+    content[column.data_page_offset + column.total_compressed_size // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserInputError, match="damaged"):
+        read_trajectories(tmp_path)
+
+
+def test_a_damaged_optimizer_changes_nothing(tmp_path):
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizers = {"default": torch.optim.AdamW([parameter])}
+    parameter.grad = torch.ones(2)
+    optimizers["default"].step()
+    save_optimizers(optimizers, 1, tmp_path, DeferredWriter(), sharded=False)
+    whole = (tmp_path / OPTIMIZER_FILE).read_bytes()
+    before = repr(optimizers["default"].state_dict())
+    for content in (b"", whole[:100], whole[: len(whole) // 2], b"not a file of torch's"):
+        (tmp_path / OPTIMIZER_FILE).write_bytes(content)
+        with pytest.raises(CheckpointError, match=r"optimizer\.pt is damaged"):
+            load_optimizers(optimizers, None, tmp_path)
+        assert repr(optimizers["default"].state_dict()) == before
+
+
+def test_metrics_of_a_resumed_run_lose_their_damaged_lines_alone(tmp_path):
+    whole = [json.dumps({"iteration": number, "a": 1.5}) for number in (1, 2, 3)]
+    damaged = [
+        b'{"iteration": "2"}',
+        b'{"iteration": null}',
+        b"[1]",
+        b"\xff\x00\xfe",
+        b"[" * 100_000,
+        b'{"iteration": 1',
+    ]
+    folder = RunFolder(tmp_path)
+    folder.metrics.write_bytes(b"\n".join([*(line.encode() for line in whole), *damaged]))
+    folder.drop_records_after(2)
+    with MetricWriters(folder, after_iteration=2) as writers:
+        writers.write(3, {"a": 2.5})
+    assert folder.metrics.read_text().splitlines() == [*whole[:2], json.dumps({"iteration": 3, "a": 2.5})]
+
+
+def test_a_sweeps_table_that_was_changed_by_hand_is_named_as_missing(tmp_path):
+    (tmp_path / "trial_a").mkdir()
+    (tmp_path / "trial_a" / "result.json").write_text('{"training_iteration": 1, "a": 2.0}\n')
+    for trials in ([1], [{}], [{"name": "a", "parameters": [1]}], {"name": "a"}, [{"name": "a", "parameters": 3}]):
+        (tmp_path / "sweep.json").write_text(json.dumps({"trials": trials}))
+        (run,) = read_runs(tmp_path)
+        assert run.metrics == [{"iteration": 1, "training_iteration": 1, "a": 2.0}]
+        assert "sweep.json" in " ".join(run.missing)
+
+
+def test_command_lines_with_names_that_mean_nothing(capfd):
+    for line in (["report", "~nobody-of-that-name/x"], ["report", "\udc80"], ["export", "a\x1b[2J", "b"]):
+        assert cli.main(line) == 2
+    shown = capfd.readouterr().err
+    assert "not known here" in shown
+    assert "\x1b[2J" not in shown
+    assert "Traceback" not in shown
+
+
+def test_a_run_that_recorded_something_is_not_discarded(tmp_path):
+    (tmp_path / "run.py").write_text("config = 1")
+    config = TRIALConfig().environment("trial/ALFWorld-v0", env_config={"split": "train"})
+    for recorded in (True, False):
+        folder = RunFolder.create(tmp_path / str(recorded), config, tmp_path / "run.py", ["x"])
+        if recorded:
+            write_groups(folder.trajectories, 1, [], "runner001")
+        session = TrainingSession(config, {}, folder, Console(file=io.StringIO()))
+        session._record_failure(ConfigError("no such split"))
+        assert folder.path.exists() == recorded

@@ -1,0 +1,121 @@
+"""A resolved config as JSON: what of an environment it holds, and that a run with an adapter needs the adapter again."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from riddle_env import Curt, RiddleEnv
+from user_env import registered
+
+from trial_ray.algorithms.methods import new_config
+from trial_ray.environments import EnvironmentAdapter
+from trial_ray.errors import CheckpointError
+from trial_ray.runs.config_record import backbone_of_settings, from_record, load_record, to_record
+
+ENV_ID = RiddleEnv.ENV_ID
+
+
+def own(**fields) -> EnvironmentAdapter:
+    return EnvironmentAdapter(ENV_ID, templates={"plain": Curt()}, skills={"": "think first"}, success=1.0, **fields)
+
+
+@pytest.fixture(autouse=True)
+def environment():
+    with registered(RiddleEnv):
+        yield
+
+
+def recorded(*arguments, method="sdar", **environment):
+    config = new_config(method).environment(*arguments, **environment).policy(model_path="some/model")
+    return json.loads(json.dumps(to_record(config.training(lr=0.5))))
+
+
+def test_a_run_with_this_packages_adapters_is_read_without_any():
+    record = recorded("trial/ALFWorld-v0", env_config={"split": "generated"})
+    (environment,) = record["environments"]
+    labels = environment.pop("labels")
+    assert (labels["title"], labels["family_titles"]["look_at_obj_in_light"]) == ("ALFWorld", "Look")
+    played = {"env_id": "trial/ALFWorld-v0", "config": {"split": "generated"}, "weight": 1.0, "name": "ALFWorld-v0"}
+    assert environment == played
+    config = from_record(record)
+    assert (config.lr, config.env_config, config.adapters) == (0.5, {"split": "generated"}, ())
+
+
+def test_a_run_with_an_adapter_of_the_users_needs_it_again():
+    record = recorded(ENV_ID, adapter=own(task="guess"))
+    (environment,) = record["environments"]
+    assert environment["adapter"]["skills"] == {"": "think first"}
+    assert environment["adapter"]["templates"]["plain"].startswith("Curt ")
+    with pytest.raises(CheckpointError, match=rf"played {ENV_ID} with an adapter of its own.*--env-adapter FILE.py"):
+        from_record(record)
+    with pytest.raises(
+        CheckpointError, match=f"adapter of {ENV_ID} is another one than the run's: task, max_turns differ"
+    ):
+        from_record(record, [own(max_turns=3)])
+    given = own(task="guess")
+    config = from_record(record, [given])
+    assert config.adapters == (given,)
+    config.validate()
+
+
+def test_a_function_of_the_adapters_is_known_by_its_name():
+    record = recorded(ENV_ID, adapter=own(score=partial(max, 0)))
+    assert from_record(record, [own(score=partial(max, 0))]).adapters
+    with pytest.raises(CheckpointError, match="score differ"):
+        from_record(record, [own()])
+
+
+def test_a_mixture_is_read_as_it_was():
+    environments = [(ENV_ID, {"words": ["red"]}, 3.0), ("trial/TextWorld-v0", {}, 1.0)]
+    record = recorded(environments=environments, method="grpo")
+    assert [found["weight"] for found in record["environments"]] == [3.0, 1.0]
+    config = from_record(record)
+    assert [(entry.env_id, entry.config, entry.weight) for entry in config.environment_entries()] == environments
+    config.validate()
+
+
+def test_a_bound_that_is_switched_off_is_read_back():
+    config = new_config("trial").environment("trial/ALFWorld-v0").training(clamp_alpha=math.inf, gap_clip=math.inf)
+    text = json.dumps(to_record(config), allow_nan=False)
+    read = from_record(json.loads(text))
+    assert (read.clamp_alpha, read.gap_clip) == (math.inf, math.inf)
+    assert json.loads(text)["settings"]["clamp_alpha"] == "inf"
+    with pytest.raises(CheckpointError, match="temperature = 'inf'"):
+        from_record({**json.loads(text), "settings": {"temperature": "inf"}})
+
+
+def test_a_keyword_that_json_cannot_hold_is_shown(tmp_path):
+    record = recorded("trial/ALFWorld-v0", env_config={"split": "train", "data": object()})
+    assert "object" in record["environments"][0]["config"]["data"]
+    assert record["settings"]["env_config"] == {"split": "train", "data": None}
+    with pytest.raises(CheckpointError, match=r"has env_config\.data only as the text '<object .*trial-ray export"):
+        from_record(record)
+
+
+def test_paths_and_numpys_numbers_are_read_back_as_plain_values():
+    config = new_config("trial").environment("trial/ALFWorld-v0", env_config={"data": Path("x"), "n": np.int64(3)})
+    config.training(lr=np.float64(0.5)).debugging(seed=np.int64(3))
+    read = from_record(json.loads(json.dumps(to_record(config))))
+    assert (read.lr, read.seed, read.env_config) == (0.5, 3, {"data": "x", "n": 3})
+
+
+@pytest.mark.parametrize(
+    ("change", "told"), [({"schema_version": 1}, "version 2"), ({"environments": 3}, "Cannot read")]
+)
+def test_a_record_of_another_kind_is_refused(change, told, tmp_path):
+    file = tmp_path / "resolved_config.json"
+    file.write_text(json.dumps({**recorded(ENV_ID, adapter=own()), **change}))
+    with pytest.raises(CheckpointError, match=told):
+        load_record(file)
+
+
+def test_a_model_in_a_checkpoint_is_named_by_run_and_iteration():
+    inside = "learner_group/learner/rl_module/default_policy/hf"
+    paths = [f"/runs/a/checkpoints/000010/{inside}", "/runs/b/checkpoints/000020", "/models/start"]
+    names = [backbone_of_settings({"model_path": path}) for path in paths]
+    assert names == ["a, iteration 10", "b, iteration 20", "start"]

@@ -1,0 +1,131 @@
+"""What a run costs: every second in one phase, figures by hand, parts of a resumed run added up, counts of the learner."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from small_learners import build_learner, update
+from synthetic_groups import synthetic_groups
+
+from trial_ray.algorithms import TRIALConfig
+from trial_ray.runs.cost import CostMeter, LearnerHardware, cost_table
+
+LEARNER = "learners/default_policy"
+METRICS = {
+    "seconds/sampling": 4.0,
+    "seconds/update": 5.0,
+    "seconds/sync": 1.0,
+    "env_runners/num_prompt_tokens": 900,
+    "env_runners/num_response_tokens": 100,
+    f"{LEARNER}/scoring/seconds": 2.0,
+    f"{LEARNER}/update/seconds": 2.5,
+    f"{LEARNER}/update/tokens_trained": 1000,
+    f"{LEARNER}/scoring/tokens_forwarded": 500,
+    f"{LEARNER}/scoring/tokens_distinct": 400,
+    f"{LEARNER}/update/tokens_forwarded": 600,
+    f"{LEARNER}/update/tokens_distinct": 600,
+}
+HARDWARE = LearnerHardware(num_learners=2, matmul_flops=1e6, matmul_parameters=100, update_flops=6)
+ENGINE = {
+    "busy_seconds": 6.0,
+    "prompt_tokens": 800,
+    "cached_tokens": 200,
+    "response_tokens": 100,
+    "host_bytes": 7,
+    "device_bytes": None,
+}
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that goes forward by hand."""
+    now = [100.0]
+    monkeypatch.setattr("trial_ray.runs.cost.time.monotonic", lambda: now[0])
+
+    def pass_time(seconds):
+        now[0] += seconds
+
+    return pass_time
+
+
+def one_part(file, clock):
+    """A start of 3 s, a panel of 2 s, an iteration of 11 s of which 1 s is in no phase, and 1 s more."""
+    meter = CostMeter(file)
+    clock(3)
+    meter.started(HARDWARE)
+    with meter.phase("evaluation"):
+        clock(2)
+    clock(11)
+    meter.iteration(METRICS)
+    clock(1)
+    meter.actors = {"driver": {"host_bytes": 5, "device_bytes": None}, "engine 0": ENGINE, "env runner 0": None}
+    return meter.write()
+
+
+def test_every_second_of_the_run_is_in_one_phase(tmp_path, clock):
+    card = one_part(tmp_path / "cost.json", clock)
+    assert card["seconds"] == {
+        "start": 3.0,
+        "sampling": 4.0,
+        "scoring": 2.0,
+        "update": 3.0,
+        "sync": 1.0,
+        "evaluation": 2.0,
+        "checkpoint": 0.0,
+        "other": 2.0,
+    }
+    assert sum(card["seconds"].values()) == card["wall_seconds"] == 17
+    assert sum(card["shares"].values()) == pytest.approx(1)
+
+
+def test_figures_are_those_of_a_calculation_by_hand(tmp_path, clock):
+    card = one_part(tmp_path / "cost.json", clock)
+    assert card["tokens_per_second"] == {
+        "sampled": 1000 / 4,
+        "responses_sampled": 100 / 4,
+        "trained": 1000 / 5,
+        "trained_of_wall": 1000 / 17,
+    }
+    assert card["distinct_token_ratio"] == 1100 / 1000
+    assert card["prefix_cache_hit_share"] == 0.25
+    assert card["model_flops_utilisation"] == pytest.approx(100 * (6 * 600 + 2 * 500) / (2 * 1e6 * 4.5))
+    assert card["busy_shares"] == {"learners": 4.5 / 17, "engines": 6 / 17}
+    assert card["peak_memory_bytes"]["engine 0"] == {"host": 7, "device": None}
+    assert card["peak_memory_bytes"]["env runner 0"] == {"host": None, "device": None}
+
+
+def test_a_resumed_run_costs_what_its_parts_cost(tmp_path, clock):
+    file = tmp_path / "cost.json"
+    one, both = one_part(file, clock), one_part(file, clock)
+    assert json.loads(file.read_text()) == both
+    assert (both["iterations"], len(both["parts"]), both["wall_seconds"]) == (2, 2, 34)
+    for key in ("seconds", "tokens"):
+        assert both[key] == {name: 2 * value for name, value in one[key].items()}
+    for key in ("shares", "tokens_per_second", "model_flops_utilisation", "busy_shares", "peak_memory_bytes"):
+        assert both[key] == one[key]
+
+
+def test_what_was_not_measured_is_null_and_shown_as_such(tmp_path, clock):
+    meter = CostMeter(tmp_path / "cost.json")
+    clock(1)
+    meter.iteration({"seconds/sampling": 1.0})
+    card = meter.write()
+    assert card["distinct_token_ratio"] is card["model_flops_utilisation"] is card["prefix_cache_hit_share"] is None
+    assert "not measured" in [cell for column in cost_table(card).columns for cell in column.cells]
+
+
+def test_the_learner_counts_its_tokens_and_splits_its_time(model_path):
+    groups = synthetic_groups(vocab_size=400, num_groups=2, group_size=2, most_turns=3)
+    config = TRIALConfig().environment("trial/ALFWorld-v0").policy(model_path=model_path)
+    learner = build_learner(config.training(max_logprob_gap=100.0, num_epochs=2))
+    began = time.perf_counter()
+    metrics = update(learner, groups)
+    seconds = time.perf_counter() - began
+    turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
+    expected = 2 * sum(len(turn.prompt_ids) + len(turn.response_ids) for turn in turns)
+    assert metrics["update"]["tokens_trained"].peek() == expected
+    parts = [metrics[name]["seconds"].peek() for name in ("scoring", "update")]
+    assert all(part > 0 for part in parts)
+    assert 0.5 * seconds < sum(parts) <= seconds

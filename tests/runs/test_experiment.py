@@ -1,0 +1,64 @@
+"""Experiments by path or by the name of a tuned example."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trial_ray.errors import ConfigError, UserInputError
+from trial_ray.reproduction.scale import scale_file
+from trial_ray.rollout.partitions import partition, partitions
+from trial_ray.runs.experiment import examples_folder, experiment_file, load_experiment
+from trial_ray.warmstart import WarmStartSettings
+
+EXAMPLES = Path(__file__).parents[2] / "tuned_examples"
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_clone_has_its_examples_at_the_top():
+    assert examples_folder() == EXAMPLES
+
+
+@pytest.mark.parametrize("name", ["alfworld_quickstart", "alfworld_qwen3_1.7b", "sweeps/lambda_alpha"])
+def test_a_name_means_the_tuned_example(name):
+    assert experiment_file(name) == EXAMPLES / f"{name}.py"
+
+
+def test_a_file_of_the_users_comes_first(tmp_path):
+    for name in ("alfworld_quickstart", "own.py"):
+        (tmp_path / name).write_text("")
+        assert experiment_file(name).resolve() == tmp_path / name
+
+
+@pytest.mark.parametrize("name", ["alfworld_quikstart", "own.py", "alfworld_quickstart.py"])
+def test_what_is_neither_is_told(name):
+    with pytest.raises(UserInputError, match=f"{name} is neither a file nor a tuned example"):
+        load_experiment(experiment_file(name))
+
+
+@pytest.mark.parametrize("value", ["float('inf')", "float('nan')", "-float('inf')", "True", "'3'"])
+def test_a_stop_that_is_no_finite_number_is_refused(tmp_path, value):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        f"from trial_ray.algorithms import TRIALConfig\nconfig = TRIALConfig()\nstop = {{'training_iteration': {value}}}\n"
+    )
+    with pytest.raises(ConfigError, match="dict of finite numbers"):
+        load_experiment(file)
+
+
+def test_a_tilde_is_the_home_folder_wherever_a_path_is_taken(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("from trial_ray.algorithms import TRIALConfig\nconfig = TRIALConfig()\n")
+    assert load_experiment("~/mine.py").path == tmp_path / "mine.py"
+    assert scale_file("~/mine.py") == tmp_path / "mine.py"
+    assert WarmStartSettings(model_path="~/model").model_path == f"{tmp_path}/model"
+    assert partition("~/rows", 1) == tmp_path / "rows" / "iteration=00001"
+    partition("~/rows", 1).mkdir(parents=True)
+    assert list(partitions("~/rows")) == [1]
+    assert [path.name for path in tmp_path.iterdir() if path.name == "~"] == []

@@ -1,0 +1,60 @@
+"""The log of libraries, on a real terminal: what reaches it, what reaches the file, and what is left behind."""
+
+import os
+import pty
+import subprocess
+import sys
+from contextlib import suppress
+
+SESSION = """
+import os, subprocess, sys
+from pathlib import Path
+from trial_ray.cli import console as terminal
+from trial_ray.runs.library_log import library_log
+from trial_ray.runs.terminal import TrainingProgress, waiting
+
+console = terminal.output()
+sys.stdout.write("before, still buffered\\n")
+try:
+    with library_log(Path(sys.argv[1]), console):
+        with waiting(console, "waiting"):
+            print("printed while waiting")
+        with TrainingProgress(console, total=2) as progress:
+            print("printed by a library")
+            os.write(2, b"written by C++\\n")
+            subprocess.run("echo from a child; test -t 1 && echo has a terminal", shell=True)
+            progress.iteration(1, {"env_runners/success_rate": 0.5})
+        assert console.is_terminal
+        raise RuntimeError("it broke")
+except RuntimeError as error:
+    terminal.report(error, verbose=False)
+print("after")
+os.write(2, b"after in C++\\n")
+console.print("console after")
+"""
+
+
+def on_a_terminal(*command):
+    """What a program shows on a terminal of its own."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True) as process:
+        os.close(theirs)
+        shown = b""
+        with suppress(OSError):  # Linux ends the reading of a closed terminal with an error
+            while piece := os.read(ours, 4096):
+                shown += piece
+        os.close(ours)
+        assert process.wait(timeout=60) == 0, shown.decode()
+    return shown.decode()
+
+
+def test_a_terminal_shows_the_runs_own_lines_alone(tmp_path):
+    log = tmp_path / "logs" / "libraries.log"
+    shown = on_a_terminal(sys.executable, "-c", SESSION, str(log))
+    written = log.read_text()
+    assert written.splitlines() == ["printed while waiting", "printed by a library", "written by C++", "from a child"]
+    for part in written.splitlines():
+        assert part not in shown
+    own = ("before, still buffered", "waiting", "iteration 1/2", "left", "it broke", f"wrote: {log}", "after in C++")
+    for part in (*own, "console after"):
+        assert part in shown.replace("\r\n", "\n"), shown

@@ -1,0 +1,182 @@
+"""``--set key=value``: types, nested keys, unknown keys; on an algorithm config and on a dataclass."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pytest
+
+from trial_ray.errors import ConfigError
+from trial_ray.runs.overrides import apply_overrides, environment_overrides, override_dataclass
+
+
+@pytest.fixture(scope="module")
+def config():
+    from trial_ray.algorithms import TRIALConfig
+
+    return (
+        TRIALConfig()
+        .environment("trial/ALFWorld-v0", env_config={"split": "train", "num_games": 9})
+        .policy(model_path="some/model")
+        .engines(engine_kwargs={"dtype": "float32"})
+    )
+
+
+@pytest.mark.parametrize(
+    ("assignment", "name", "expected"),
+    [
+        ("hindsight_coeff=0.05", "hindsight_coeff", 0.05),
+        ("hindsight_coeff=1", "hindsight_coeff", 1.0),
+        ("lr=1e-4", "lr", 1e-4),
+        ("group_size=4", "group_size", 4),
+        ("seeded_sampling=true", "seeded_sampling", True),
+        ("seeded_sampling=False", "seeded_sampling", False),
+        ("engine=transformers", "engine", "transformers"),
+        ("engine='vllm'", "engine", "vllm"),
+        ("model_path=123", "model_path", "123"),
+        ("model_path=a=b", "model_path", "a=b"),
+        ("dual_clip=none", "dual_clip", None),
+        ("dual_clip=2", "dual_clip", 2.0),
+        ("adam_betas=[0.9, 0.98]", "adam_betas", (0.9, 0.98)),
+        ("num_cpus_per_env_runner=0.25", "num_cpus_per_env_runner", 0.25),
+        ("seed=3", "seed", 3),
+        ("env_config.split=valid_seen", "env_config", {"split": "valid_seen", "num_games": 9}),
+        ("env_config.num_games=8", "env_config", {"split": "train", "num_games": 8}),
+        ("env_config={'split': 'generated'}", "env_config", {"split": "generated"}),
+        ('env_config={"split": "generated"}', "env_config", {"split": "generated"}),
+        ("engine_kwargs.dtype=bfloat16", "engine_kwargs", {"dtype": "bfloat16"}),
+        # JSON and Python read alike, also in one value and in keys of which no type is known
+        ("engine_kwargs.dtype=None", "engine_kwargs", {"dtype": None}),
+        ("env_config={\"a\": true, 'b': [None, null, False]}", "env_config", {"a": True, "b": [None, None, False]}),
+        ('env_config={"a": {"b": [true, 1.5, "x"]}}', "env_config", {"a": {"b": [True, 1.5, "x"]}}),
+        ('env_config={"a": "\\ud83d\\ude00"}', "env_config", {"a": "\U0001f600"}),
+        ("env_config.max_turns=null", "env_config", {"split": "train", "num_games": 9, "max_turns": None}),
+        ("env_config.num_games=none", "env_config", {"split": "train", "num_games": None}),
+        ("env_config.data=true", "env_config", {"split": "train", "num_games": 9, "data": True}),
+        ("env_config.data='true'", "env_config", {"split": "train", "num_games": 9, "data": "true"}),
+        ("env_config.data=[1, two]", "env_config", {"split": "train", "num_games": 9, "data": "[1, two]"}),
+        ("clamp_alpha=inf", "clamp_alpha", math.inf),
+        ("clamp_alpha=1e400", "clamp_alpha", math.inf),
+        ("sharding=none", "sharding", "none"),
+    ],
+)
+def test_values_take_the_type_of_their_setting(config, assignment, name, expected):
+    value = getattr(apply_overrides(config, [assignment]), name)
+    assert value == expected
+    assert type(value) is type(expected)
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        "group_size=4.5",
+        "group_size=true",
+        "group_size=four",
+        "group_size=none",
+        "lr=fast",
+        "lr=true",
+        "seeded_sampling=1",
+        "adam_betas=0.9",
+        "env_config=train",
+        "env_config.num_games=many",
+        "group_size.x=1",
+        # of another type than any that JSON has
+        "env_config={[1]: 2}",
+        "env_config.data={1, 2}",
+        "env_config.data=[1, 2j]",
+        "sharding=None",
+        "sharding=null",
+        # not finite
+        "lr=1e400",
+        "lr=-inf",
+        "lr=NaN",
+        f"lr=1{'0' * 400}",
+        "adam_betas=[0.9, 1e999]",
+        "clamp_alpha=nan",
+        "temperature=Infinity",
+        "env_config.num_games=1e400",
+        "env_config.data=1e400",
+        'env_config={"a": [NaN]}',
+    ],
+)
+def test_other_types_are_refused_with_the_key_in_the_message(config, assignment):
+    with pytest.raises(ConfigError, match=assignment.partition("=")[0].partition(".")[0]):
+        apply_overrides(config, [assignment])
+
+
+@pytest.mark.parametrize(
+    ("assignment", "nearest"),
+    [
+        ("hindsite_coeff=0.1", "hindsight_coeff"),
+        ("clamp_alfa=1", "clamp_alpha"),
+        ("num_engine=2", "num_engines"),
+        ("env_config.spilt=train", "env_config.split"),
+        ("engine_kwargs.dtyp=float32", "engine_kwargs.dtype"),
+    ],
+)
+def test_unknown_keys_name_the_nearest_known_one(config, assignment, nearest):
+    with pytest.raises(ConfigError, match=f"Did you mean '{nearest}'"):
+        apply_overrides(config, [assignment])
+
+
+@pytest.mark.parametrize("assignment", ["lr", "=3", ""])
+def test_an_assignment_needs_key_and_value(config, assignment):
+    with pytest.raises(ConfigError, match="key=value"):
+        apply_overrides(config, [assignment])
+
+
+def test_the_config_given_stays_as_it_was(config):
+    apply_overrides(config, ["group_size=3", "env_config.split=valid_seen"])
+    assert config.group_size == 8
+    assert config.env_config == {"split": "train", "num_games": 9}
+
+
+def test_a_searched_value_can_be_fixed(config):
+    searching = config.copy(copy_frozen=False).training(hindsight_coeff={"grid_search": [0.1, 0.2]})
+    assert apply_overrides(searching, ["hindsight_coeff=0.3"]).hindsight_coeff == 0.3
+
+
+def test_environment_keywords_alone():
+    assert environment_overrides("trial/ALFWorld-v0", ["env_config.max_turns=20", "env_config.data=/x"]) == {
+        "max_turns": 20,
+        "data": "/x",
+    }
+    with pytest.raises(ConfigError, match=r"Only env_config\.KEY"):
+        environment_overrides("trial/ALFWorld-v0", ["lr=1"])
+    with pytest.raises(ConfigError, match=r"Did you mean 'env_config\.max_turns'"):
+        environment_overrides("trial/ALFWorld-v0", ["env_config.max_turn=20"])
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    games: int = 5
+    rate: float = 0.5
+    model: str | None = None
+    optimizer: Literal["muon", "adamw"] = "muon"
+    env_config: Mapping[str, Any] = field(default_factory=lambda: {"difficulty": "tiny"})
+
+    def __post_init__(self):
+        if self.games < 1:
+            raise ConfigError("games must be at least 1")
+
+
+def test_dataclass_settings():
+    changed = override_dataclass(
+        Settings(), ["games=7", "rate=1", "model=x/y", "optimizer=adamw", "env_config.max_turns=9", "env_config.num=2"]
+    )
+    assert changed == Settings(7, 1.0, "x/y", "adamw", {"difficulty": "tiny", "max_turns": 9, "num": 2})
+
+
+@pytest.mark.parametrize(
+    ("assignment", "words"),
+    [
+        ("game=3", "Did you mean 'games'"),
+        ("games=many", "games expects int"),
+        ("games=0", "at least 1"),
+        ("rate=1e400", "rate expects a finite number; found '1e400'"),
+    ],
+)
+def test_dataclass_settings_are_checked(assignment, words):
+    with pytest.raises(ConfigError, match=words):
+        override_dataclass(Settings(), [assignment])

@@ -1,0 +1,182 @@
+"""How a command gets its Ray: what a busy machine is given, and what is said where the cluster named cannot be used."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+from contextlib import suppress
+from functools import partial
+from threading import Thread
+
+import psutil
+import pytest
+import ray
+from ray._private import ray_constants, services, worker
+
+from trial_ray.cli import main
+from trial_ray.errors import ClusterError, InfrastructureError
+from trial_ray.runs.ray_session import ray_session
+
+TIMED_OUT = "The current node timed out during startup. This could happen because"
+
+
+@pytest.fixture
+def starts(monkeypatch):
+    """What every attempt to start raises; what the attempts were given."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    seen = []
+
+    def fail(*errors):
+        def init(**arguments):
+            seen.append(arguments)
+            if len(seen) <= len(errors):
+                raise errors[len(seen) - 1]
+
+        monkeypatch.setattr(ray, "init", init)
+        monkeypatch.setattr(ray, "shutdown", lambda: None)
+        return seen
+
+    return fail
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_during_the_start_waits_for_its_end(number, monkeypatch):
+    """Ray's own handler, which is not set, would raise ``SystemExit`` in the middle of the start."""
+    from ray._private import utils
+
+    happened = []
+
+    def init(**arguments):
+        utils.set_sigterm_handler(lambda number, frame: happened.append("Ray's handler"))
+        os.kill(os.getpid(), number)
+        happened.append("started")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: happened.append("stopped"))
+    before, set_handler = signal.getsignal(signal.SIGTERM), utils.set_sigterm_handler
+    with pytest.raises(KeyboardInterrupt), ray_session():
+        happened.append("used")
+    assert happened == ["started", "stopped"]
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert utils.set_sigterm_handler is set_handler
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_local_ray_has_no_dashboard_and_no_autoscaler():
+    """The session's Ray, which starts as a command's does; on one machine Ray would start both, and wait for the first."""
+    started = ""
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has just ended
+            started += " ".join(child.cmdline())
+    assert "raylet" in started
+    assert "dashboard.py" not in started
+    assert "autoscaler" not in started
+
+
+def test_a_slow_start_is_tried_again(starts, caplog):
+    seen = starts(Exception(TIMED_OUT), Exception(TIMED_OUT))
+    with ray_session():
+        pass
+    assert len(seen) == 3
+    assert seen[0]["address"] == "local"
+    assert "attempt 3 of 3" in caplog.text
+
+
+def test_what_ray_opens_on_this_machine_is_of_this_machine(starts, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    token = tmp_path / ".ray" / "auth_token"
+    token.parent.mkdir()
+    token.write_text("secret")
+    token.chmod(0o644)
+    monkeypatch.setenv("RAY_COLOR_PREFIX", "0")  # stays set for the process, which is not what is looked at here
+    before = dict(os.environ)
+    seen = starts()
+    monkeypatch.setattr(worker, "_global_node", None)  # another test may have started Ray
+    with ray_session():
+        assert seen[0]["_node_ip_address"] == "127.0.0.1"
+        assert not seen[0]["include_dashboard"]
+        assert not ray_constants.ENABLE_RAY_CLUSTER
+        assert os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"
+        assert os.environ["VLLM_HOST_IP"] == "127.0.0.1"
+        assert services.get_node_ip_address() == "127.0.0.1"
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    assert dict(os.environ) == before
+    assert ray_constants.ENABLE_RAY_CLUSTER  # else `ray start` of this process' children would refuse other machines
+
+
+@pytest.mark.parametrize(("mode", "warned"), [(None, True), ("disabled", True), ("token", False)])
+def test_a_cluster_without_a_token_is_warned_of(starts, monkeypatch, caplog, mode, warned):
+    starts()
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    if mode:
+        monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    with ray_session():
+        pass
+    assert ("without a token: whoever reaches its ports" in caplog.text) == warned
+
+
+@pytest.mark.parametrize(("message", "attempts"), [(TIMED_OUT, 3), ("no such file", 1)])
+def test_a_ray_that_does_not_start_is_an_infrastructure_error(starts, message, attempts):
+    seen = starts(*[Exception(message)] * 3)
+    with pytest.raises(InfrastructureError, match=f"did not start on this machine: {message[:20]}"), ray_session():
+        pass
+    assert len(seen) == attempts
+
+
+@pytest.fixture
+def other_program():
+    """``HOST:PORT`` of a program that answers every client in words of its own."""
+
+    def answer(server):
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            with connection:
+                connection.sendall(b"-ERR unknown command 'PRI'\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        Thread(target=answer, args=(server,), daemon=True).start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def unreachable(monkeypatch):
+    """An address that is tried in vain; the Ray of other tests goes on."""
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    return partial(monkeypatch.setenv, "RAY_ADDRESS")
+
+
+def complaint(unreachable, address):
+    unreachable(address)
+    with pytest.raises(ClusterError) as caught, ray_session():
+        pass
+    return str(caught.value)
+
+
+def test_an_address_where_nothing_answers(unreachable):
+    assert "No Ray cluster answers at RAY_ADDRESS=127.0.0.1:1 " in complaint(unreachable, "127.0.0.1:1")
+
+
+def test_a_port_that_another_program_has(unreachable, other_program):
+    assert "the port is another program's" in complaint(unreachable, other_program)
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:8265", "nonsense"])
+def test_what_is_no_address_of_a_head_is_told_in_rays_words(unreachable, address):
+    assert f"Ray cannot use RAY_ADDRESS={address}: Invalid" in complaint(unreachable, address)
+
+
+def test_a_command_ends_with_status_2_and_leaves_no_folder(unreachable, tmp_path, capsys, model_path):
+    unreachable("127.0.0.1:1")
+    settings = ("warm_start=None", f"model_path={model_path}", "engine=transformers")
+    overrides = [part for setting in settings for part in ("--set", setting)]
+    assert main(["train", "alfworld_quickstart", "--out", str(tmp_path / "run"), *overrides]) == 2
+    assert "error: No Ray cluster answers at RAY_ADDRESS=127.0.0.1:1" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

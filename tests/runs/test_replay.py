@@ -1,0 +1,133 @@
+"""What a replay needs of a run folder, and what is said where it is not there; the update itself is in ``tests/e2e``."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from synthetic_groups import synthetic_groups
+
+from trial_ray.algorithms import TRIALConfig
+from trial_ray.cli import main
+from trial_ray.errors import CheckpointError, ConfigError, UserInputError
+from trial_ray.files import write_json
+from trial_ray.learner.recording import UpdateRecord
+from trial_ray.rollout.recording import write_groups
+from trial_ray.runs.checkpoints import CHECKPOINT_MARK, MANIFEST, write_manifest
+from trial_ray.runs.folder import RunFolder
+from trial_ray.runs.replay import Replay
+
+
+@pytest.fixture
+def run(tmp_path) -> RunFolder:
+    """A run of four iterations, the third of which trained nothing; checkpoints of the first and the last."""
+    config = (
+        TRIALConfig().environment("trial/ALFWorld-v0", env_config={"split": "train"}).policy(model_path="some/model")
+    )
+    folder = RunFolder.create(tmp_path / "run", config.training(lr=0.5), tmp_path.joinpath("x.py"), [])
+    for iteration in (1, 2, 4):
+        groups = synthetic_groups(vocab_size=400, seed=iteration)
+        write_groups(folder.trajectories, iteration, groups, "runner001")
+        ids = [group.group_id for group in reversed(groups)]
+        steps = {
+            "num_env_steps_sampled_lifetime": 10 * iteration,
+            "training_iteration": iteration,
+            "weight_version": iteration,
+        }
+        UpdateRecord(iteration, ids, steps, 1, "0-1", "1-1").write(folder.training)
+    for iteration in (1, 4):
+        (folder.checkpoints / f"{iteration:06d}").mkdir()
+        (folder.checkpoints / f"{iteration:06d}" / CHECKPOINT_MARK).write_text("{}")
+        write_manifest(folder.checkpoints / f"{iteration:06d}")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def experiment(tmp_path):
+    (tmp_path / "x.py").write_text("")
+
+
+def test_a_replay_takes_the_groups_in_the_order_in_which_the_learner_got_them(run):
+    replay = Replay.of(run, 2)
+    assert [group.group_id for group in replay.groups] == replay.record.group_ids
+    assert [group.task_id for group in replay.groups] == ["task-2", "task-1", "task-0"]
+    assert replay.checkpoint == run.checkpoints / "000001"
+    assert Replay.of(run, 1).checkpoint is None
+    assert (replay.config.lr, replay.changed, replay.config.training_folder) == (0.5, False, None)
+
+
+def test_another_method_and_settings_are_carried_over(run):
+    replay = Replay.of(run, 2, "sdar", ["gate_slope=2", "training_folder=elsewhere"])
+    config = replay.config
+    assert (type(config).__name__, config.gate_slope, config.lr, config.privileged_view) == (
+        "SDARConfig",
+        2,
+        0.5,
+        "skill",
+    )
+    assert replay.changed
+    assert config.training_folder == "elsewhere"
+    assert Replay.of(run, 2, "trial").changed is False
+    assert Replay.of(run, 2, overrides=["lr=0.5"]).changed is True
+    with pytest.raises(ConfigError, match="no_such_setting"):
+        Replay.of(run, 2, overrides=["no_such_setting=1"])
+
+
+def test_what_is_missing_is_said(run):
+    with pytest.raises(CheckpointError, match=r"000003 does not exist.*can be replayed: 1, 2\. .*--keep-checkpoints N"):
+        Replay.of(run, 4)
+    with pytest.raises(CheckpointError, match="iteration 3 was not trained, trained nothing"):
+        Replay.of(run, 3)
+    shutil.rmtree(run.trajectories / "iteration=00002")
+    with pytest.raises(UserInputError, match="3 of the 3 groups of iteration 2 are not among"):
+        Replay.of(run, 2)
+    assert main(["replay", str(run.path), "--iteration", "2"]) == 2
+    assert main(["replay", str(run.path / "nowhere"), "--iteration", "2"]) == 2
+
+
+def test_a_state_that_the_checkpoint_lacks_is_said(run):
+    with pytest.raises(CheckpointError, match=r"asks for a lagged teacher .*Set teacher_sync_iterations=None"):
+        Replay.of(run, 2, "serl")
+    assert Replay.of(run, 1, "serl").config.teacher_sync_iterations == 10
+    assert Replay.of(run, 2, "serl", ["teacher_sync_iterations=None"]).config.teacher_sync_iterations is None
+    with pytest.raises(CheckpointError, match="lora_rank is 4"):
+        Replay.of(run, 2, overrides=["lora_rank=4"])
+
+
+def test_a_method_with_a_file_of_its_own_is_run_only_if_it_is_named(run, tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "from trial_ray.algorithms.methods.sdar import SDARConfig\n"
+        "from trial_ray.config.declare import setting\n"
+        "class Mine(SDARConfig):\n    sharpness: float = setting(1.0, 'of mine')\n"
+        "CONFIG = Mine\n"
+    )
+    path = run.path / "resolved_config.json"
+    record = json.loads(path.read_text()) | {"method": "/elsewhere/mine.py"}
+    record["settings"]["sharpness"] = 4.0
+    write_json(path, record)
+    with pytest.raises(CheckpointError, match=r"--method /elsewhere/mine\.py"):
+        Replay.of(run, 2)
+    replay = Replay.of(run, 2, str(mine))
+    assert (type(replay.config).__name__, replay.config.sharpness, replay.config.lr) == ("Mine", 4.0, 0.5)
+    assert type(Replay.of(run, 2, "grpo").config).__name__ == "GRPOConfig"
+
+
+def test_a_resumed_run_drops_what_was_recorded_later(run):
+    run.drop_records_after(1)
+    assert run.recorded_iterations() == [1]
+    with pytest.raises(CheckpointError, match="iteration 2 was not trained"):
+        UpdateRecord.read(run.training, 2)
+
+
+def test_a_replay_begins_only_from_a_whole_checkpoint_of_this_users(run):
+    checkpoint = run.checkpoints / "000001"
+    (checkpoint / MANIFEST).unlink()
+    with pytest.raises(CheckpointError, match="may be of somebody else"):
+        Replay.of(run, 2)
+    assert Replay.of(run, 2, trust=True).checkpoint == checkpoint
+    write_manifest(checkpoint)
+    (checkpoint / CHECKPOINT_MARK).write_text("{ }")
+    with pytest.raises(CheckpointError, match="is damaged"):
+        Replay.of(run, 2, trust=True)

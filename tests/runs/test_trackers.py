@@ -1,0 +1,196 @@
+"""Runs at Weights & Biases, MLflow and trackio: offline, through their own libraries, without secrets."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from types import SimpleNamespace
+
+import pytest
+
+from trial_ray import cli
+from trial_ray.errors import MissingDependencyError, UserInputError
+from trial_ray.files import without_secrets
+from trial_ray.runs import trackers
+from trial_ray.runs.trackers import TrackedRun, Trackers, identifier, require_trackers
+from trial_ray.sweeps.callbacks import TrialTrackers
+
+SETTINGS = {"settings": {"lr": 0.5, "engine_kwargs": {"hf_token": "t0p", "max_prompt_tokens": 7}}}
+
+
+@pytest.fixture
+def services(monkeypatch, tmp_path):
+    """All of them on this machine, below ``tmp_path``."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlruns")
+    # Its database takes 10 s to be made.
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    return tmp_path
+
+
+def log_two_runs(name, folder):
+    """Two at a time, one of which continues."""
+    first, second = (TrackedRun(f"run-{key}", key, SETTINGS, folder, "sweep") for key in ("one", "two"))
+    warnings: list[str] = []
+    open_runs = [Trackers([name], run, warnings.append) for run in (first, second)]
+    for iteration in (1, 2):
+        for run in open_runs:
+            run.log(iteration, {"env_runners/success_rate": 0.1 * iteration, "timestamp": 5})
+    open_runs[0].close("interrupted")
+    open_runs[1].close("failed")
+    again = Trackers([name], TrackedRun("run-one", "one", SETTINGS, folder, "sweep", resumed=True), warnings.append)
+    again.log(3, {"env_runners/success_rate": 0.9})
+    again.close("done")
+    assert not warnings
+
+
+def test_wandb_keeps_runs_offline(services):
+    log_two_runs("wandb", services)
+    files = list(services.glob("wandb/offline-run-*/run-*.wandb"))
+    assert len(files) == 3
+    kept = b"".join(file.read_bytes() for file in files)
+    assert b"env_runners/success_rate" in kept
+    assert b"hindsight" not in kept
+    assert b"t0p" not in kept
+    assert not list(services.glob("wandb/*/files/requirements.txt"))
+    assert not list(services.glob("wandb/*/files/wandb-metadata.json"))
+
+
+def test_mlflow_keeps_runs_in_its_store(services):
+    from mlflow.tracking import MlflowClient
+
+    log_two_runs("mlflow", services)
+    client = MlflowClient()
+    runs = {
+        run.info.run_name: run for run in client.search_runs([client.get_experiment_by_name("trial-ray").experiment_id])
+    }
+    assert {name: run.info.status for name, run in runs.items()} == {"run-one": "FINISHED", "run-two": "FAILED"}
+    history = client.get_metric_history(runs["run-one"].info.run_id, "env_runners/success_rate")
+    assert [(each.step, each.value) for each in history] == [(1, 0.1), (2, 0.2), (3, 0.9)]
+    params = runs["run-two"].data.params
+    assert params["settings.lr"] == "0.5"
+    assert params["settings.engine_kwargs.hf_token"] == "<hidden>"
+
+
+def test_trackio_keeps_runs_on_this_machine(services, capsys, recwarn):
+    log_two_runs("trackio", services)
+    with sqlite3.connect(services / "trackio" / "trial-ray.db") as store:
+        rows = list(store.execute("select run_name, step, metrics from metrics"))
+        configs = list(store.execute("select config from configs"))
+    assert sorted((name, step) for name, step, _ in rows) == [
+        ("run-one", 1),
+        ("run-one", 2),
+        ("run-one", 3),
+        ("run-two", 1),
+        ("run-two", 2),
+    ]
+    assert json.loads(rows[0][2]) == {"env_runners/success_rate": 0.1}
+    assert len(configs) == 2
+    assert b"t0p" not in b"".join(bytes(config) for (config,) in configs)
+    assert not capsys.readouterr().out
+    assert not [each for each in recwarn if "trackio" in str(each.filename)]
+
+
+def test_no_secret_leaves_the_machine(monkeypatch):
+    monkeypatch.setenv("SHOP_API_KEY", "hush-hush-hush")
+    settings = {
+        "api_key": "1",
+        "nested": [{"Password": "2", "auth": None}],
+        "url": "https://me:pw@host/x",
+        "note": "uses hush-hush-hush here",
+        "num_prompt_tokens": 3,
+        "tokenizer": "x",
+    }
+    assert without_secrets(settings) == {
+        "api_key": "<hidden>",
+        "nested": [{"Password": "<hidden>", "auth": None}],
+        "url": "https://<hidden>@host/x",
+        "note": "uses <hidden> here",
+        "num_prompt_tokens": 3,
+        "tokenizer": "x",
+    }
+
+
+class Fails:
+    def __init__(self, run):
+        if run.key == "refused":
+            raise ConnectionError("no route\nto host")
+
+    def log(self, iteration, metrics):
+        raise ConnectionError("no route\nto host")
+
+
+def test_a_service_that_fails_is_left_and_the_run_goes_on(monkeypatch, tmp_path):
+    monkeypatch.setitem(trackers.TRACKERS, "wandb", Fails)
+    warnings: list[str] = []
+    run = Trackers(["wandb"], TrackedRun("a", "a", {}, tmp_path), warnings.append)
+    run.log(1, {})
+    run.log(2, {})
+    run.close("done")
+    assert warnings == ["warning: wandb failed, and is not logged to any more: ConnectionError: no route"]
+    with pytest.raises(UserInputError, match="wandb did not take the run: ConnectionError: no route"):
+        Trackers(["wandb"], TrackedRun("a", "refused", {}, tmp_path), warnings.append)
+
+
+def test_a_missing_library_is_told_with_its_extra_before_anything_starts(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
+    with pytest.raises(MissingDependencyError, match=r"trial-ray\[mlflow\]"):
+        require_trackers(["mlflow"])
+    for command in ("train", "sweep"):
+        assert cli.main([command, "alfworld_quickstart", "--log-to", "wandb", "--out", str(tmp_path / "run")]) == 2
+        assert "pip install 'trial-ray[wandb]'" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_trials_are_runs_of_one_group_and_those_that_a_sweep_left_are_interrupted(monkeypatch, tmp_path):
+    from ray import cloudpickle
+
+    from trial_ray.algorithms import TRIAL, TRIALConfig
+
+    calls = []
+
+    class Notes:
+        def __init__(self, run):
+            self.name = run.name
+            calls.append((run.name, run.group, run.resumed, run.settings["settings"]["lr"]))
+
+        def log(self, iteration, metrics):
+            calls.append((self.name, iteration, metrics["training_iteration"]))
+
+        def close(self, state):
+            calls.append((self.name, state))
+
+    monkeypatch.setitem(trackers.TRACKERS, "wandb", Notes)
+    config = TRIALConfig().training(lr=0.25).to_dict()
+    a, b = (
+        SimpleNamespace(
+            trial_id=name,
+            custom_trial_name=None,
+            config=config,
+            local_path=str(tmp_path),
+            get_trainable_cls=lambda: TRIAL,
+        )
+        for name in "ab"
+    )
+    callback = TrialTrackers(["wandb"], "sweep")
+    for trial in (a, b):
+        callback.on_trial_start(0, [a, b], trial)
+        callback.on_trial_result(0, [a, b], trial, {"training_iteration": 1, "config": config})
+    callback.on_trial_complete(0, [a, b], a)
+    restored = cloudpickle.loads(cloudpickle.dumps(TrialTrackers(["wandb"], "sweep")))
+    callback.on_experiment_end([a, b])
+    restored.on_trial_start(0, [a, b], b)
+    assert calls == [
+        ("sweep-a", "sweep", False, 0.25),
+        ("sweep-a", 1, 1.0),
+        ("sweep-b", "sweep", False, 0.25),
+        ("sweep-b", 1, 1.0),
+        ("sweep-a", "done"),
+        ("sweep-b", "interrupted"),
+        ("sweep-b", "sweep", True, 0.25),
+    ]
+
+
+def test_identifiers_hold_what_services_take():
+    assert identifier("runs/a b:2026+01") == "runs-a-b-2026-01"

@@ -1,0 +1,365 @@
+"""Configuration of the algorithms: RLlib's config, whose settings are checked, and what every method shares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+
+from trial_ray.algorithms.guards import GuardSettings
+from trial_ray.algorithms.placement import check_colocation, learner_placement_group
+from trial_ray.config.declare import check_settings, did_you_mean, set_defaults
+from trial_ray.config.sampling import EnvironmentSettings
+from trial_ray.config.training import EvaluationSettings, LearnerSettings, RecoverySettings
+from trial_ray.environments.adapter import EnvironmentAdapter
+from trial_ray.environments.registry import find_adapter, find_spec, travelling
+from trial_ray.errors import ConfigError
+from trial_ray.learner.method import Method
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from gymnasium.envs.registration import EnvSpec
+    from ray.rllib.core.learner.learner_group import LearnerGroup
+    from ray.util.placement_group import PlacementGroup
+
+CONFIG_CLASS = "config_class"
+
+
+class CheckedConfig(AlgorithmConfig):
+    """An RLlib config whose ``validate`` names unknown settings and values out of range.
+
+    RLlib and Tune pass configs on as dicts, and rebuild them as the algorithm's default config, updated from the dict. Several
+    methods share an algorithm, so the dict names the config's class, and the update returns an instance of that class.
+    """
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        super().__setattr__(key, plain(value))
+
+    def validate(self) -> None:
+        """Check every value.
+
+        Raises:
+            ConfigError: a key is unknown or a value is out of range; the message names it and what is expected.
+        """
+        try:
+            super().validate()
+        except (KeyError, TypeError, AttributeError) as error:  # RLlib does not look at the types of its own settings
+            raise ConfigError(f"RLlib cannot use one of its settings ({type(error).__name__}: {error}).") from error
+        # RLlib itself adds "class" when it builds an algorithm, and Tune its "__stdout_file__" and the like.
+        known = {*vars(type(self)()), "class"}
+        for name in vars(self):
+            if name not in known and not name.startswith("__"):
+                raise ConfigError(f"{type(self).__name__} has no setting {name!r}.{did_you_mean(name, known)}")
+        check_settings(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """RLlib's dict of all settings, and the config's class."""
+        return {**super().to_dict(), CONFIG_CLASS: type(self)}
+
+    def update_from_dict(self, config_dict: Any) -> Self:
+        """Take over settings; a dict made by :meth:`to_dict` of a derived class gives a new config of that class.
+
+        Args:
+            config_dict: a dict, or a config.
+
+        Raises:
+            ConfigError: the dict was made by a config of another kind, which this one's algorithm does not train.
+        """
+        settings = dict(config_dict.items())
+        wanted = settings.pop(CONFIG_CLASS, type(self))
+        if wanted is type(self):
+            super().update_from_dict(settings)
+            return self
+        if not issubclass(wanted, type(self)):
+            raise ConfigError(
+                f"Settings of a {wanted.__name__} cannot make a {type(self).__name__}; build the algorithm with "
+                "config.build_algo(), or give Tune config.algo_class."
+            )
+        made: Self = wanted()
+        return made.update_from_dict(settings)
+
+
+def plain(value: Any) -> Any:
+    """The value with Python's numbers in place of NumPy's, which records and experiment files have no form for."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) is dict:
+        return {key: plain(inner) for key, inner in value.items()}
+    return type(value)(map(plain, value)) if type(value) in (list, tuple) else value
+
+
+class EnvironmentConfig(EnvironmentSettings, CheckedConfig):
+    """``.environment()``: RLlib's section, with adapters and mixtures."""
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class=algo_class)
+        self.environments: tuple[tuple[str, dict[str, Any], float], ...] = ()
+        self.adapters: tuple[EnvironmentAdapter, ...] = ()
+        self.env_specs: dict[str, EnvSpec] = {}
+
+    def environment(
+        self,
+        env: str | None = NotProvided,
+        *,
+        env_config: dict[str, Any] = NotProvided,
+        environments: Sequence[tuple[str, Mapping[str, Any], float]] = NotProvided,
+        adapter: EnvironmentAdapter | Iterable[EnvironmentAdapter] | None = NotProvided,
+        **kwargs: Any,
+    ) -> Self:
+        """Choose what is played.
+
+        Settings that the adapter has ``defaults`` for, and that still have the config's own default, take the adapter's.
+
+        Args:
+            env: id of an environment that is registered with Gymnasium. Whatever was registered here, in the driver, is known
+                to every actor.
+            env_config: its keyword arguments, and the split of its tasks under ``"split"`` (default ``"train"``).
+            environments: several environments in place of one: ``(id, keyword arguments, weight)`` each. Tasks are drawn in
+                proportion to the weights.
+            adapter: what the trainer knows of the environment, see :class:`~trial_ray.environments.EnvironmentAdapter`; several
+                for a mixture. ``None``: this package's adapters, and default values for other environments.
+            kwargs: RLlib's further settings of the section.
+
+        Raises:
+            ConfigError: an adapter is none.
+        """
+        before = self._adapter_defaults()
+        if environments is not NotProvided and environments:
+            self.environments = tuple(_environment(each) for each in environments)
+            env, env_config = self.environments[0][:2]
+        elif env is not NotProvided:
+            self.environments = ()
+        if adapter is not NotProvided:
+            self.adapters = _adapters(adapter)
+        if env is not NotProvided:
+            kwargs["env"] = env
+        if env_config is not NotProvided:
+            kwargs["env_config"] = plain(env_config)  # RLlib updates the setting in place
+        super().environment(**kwargs)
+        own = vars(type(self)())
+        for name, value in before.items():
+            if getattr(self, name) == value:
+                setattr(self, name, own[name])  # the environment before had set it
+        for env_id, _, _ in self.played_environments():
+            self._remember(env_id)
+        return self
+
+    def _adapter_defaults(self) -> dict[str, Any]:
+        """Settings that the adapters of the environments chosen so far have defaults for."""
+        specs = [self.env_specs[env_id] for env_id, _, _ in self.played_environments() if env_id in self.env_specs]
+        return {name: value for spec in specs for name, value in find_adapter(spec.id, self.adapters).defaults.items()}
+
+    def _remember(self, env_id: str) -> None:
+        """Keep what Gymnasium knows under an id here, for actors in which it is not registered; take the adapter's defaults."""
+        if env_id not in self.env_specs:
+            try:
+                self.env_specs = {**self.env_specs, env_id: find_spec(env_id)}
+            except ConfigError:
+                return  # it may be registered later; validate() looks again
+        own = vars(type(self)())
+        for name, value in find_adapter(self.env_specs[env_id].id, self.adapters).defaults.items():
+            if name not in own:
+                raise ConfigError(
+                    f"The adapter of {env_id} has a default for {name!r}, which is no setting of a config."
+                )
+            if getattr(self, name) == own[name]:
+                setattr(self, name, value)
+
+    def check_environments(self) -> None:
+        """Refuse environments, weights and adapters that cannot be used.
+
+        Raises:
+            ConfigError: names the environment, what was found and what is expected.
+        """
+        if self.environments and [self.env, self.env_config] != list(self.environments[0][:2]):
+            raise ConfigError(
+                "env or env_config was changed, but the run plays several environments, each with keyword arguments of its own: "
+                "change .environment(environments=...)."
+            )
+        for env_id, _, weight in self.played_environments():
+            if not (isinstance(weight, int | float) and math.isfinite(weight) and weight > 0):
+                raise ConfigError(f"The weight of {env_id} is {weight!r}, expected a number above 0.")
+            # Once more: of a file that is still running, nobody knows which modules beside it must travel by value.
+            known = self.env_specs.get(env_id)
+            spec = find_spec(env_id) if known is None else travelling(known)
+            if spec is not known:
+                self.env_specs = {**self.env_specs, env_id: spec}
+        for adapter in self.adapters:
+            adapter.check()
+        for entry in self.environment_entries():
+            if self.privileged_view == "skill" and entry.adapter.skills is None:
+                raise ConfigError(
+                    f"{entry.env_id} offers no 'skill' view: its adapter has no skills. Give the advice with "
+                    'EnvironmentAdapter(skills={family: text, "": general text}), or choose another privileged_view.'
+                )
+
+
+def _environment(each: Any) -> tuple[str, dict[str, Any], float]:
+    if not isinstance(each, list | tuple) or len(each) != 3 or not isinstance(each[1], Mapping):
+        raise ConfigError(f"environments holds {each!r:.200}, expected (id, keyword arguments, weight).")
+    return each[0], dict(each[1]), each[2]
+
+
+def _adapters(adapter: Any) -> tuple[EnvironmentAdapter, ...]:
+    adapters = () if adapter is None else (adapter,) if isinstance(adapter, EnvironmentAdapter) else tuple(adapter)
+    for each in adapters:
+        if not isinstance(each, EnvironmentAdapter):
+            raise ConfigError(f"adapter is {each!r:.200}, expected an EnvironmentAdapter.")
+    return adapters
+
+
+class GRPOConfig(LearnerSettings, GuardSettings, EvaluationSettings, RecoverySettings, EnvironmentConfig):
+    """Group-relative policy optimisation of a language-model agent in a text environment.
+
+    .. code-block:: python
+
+        config = (
+            GRPOConfig()
+            .environment("trial/ALFWorld-v0", env_config={"split": "train"})
+            .policy(model_path="Qwen/Qwen3-1.7B")
+            .training(lr=1e-6, group_size=8, tasks_per_iteration=16)
+            .engines(engine="vllm", num_engines=1)
+        )
+        algo = config.build_algo()
+
+    Every setting that is not RLlib's own is a field of one of the bases and set by its section; the defaults are those of
+    the published runs unless a documentation says otherwise.
+
+    Other methods derive from this class (``trial_ray/algorithms/methods``): they set ``method_class``, and declare settings
+    of their own, which ``training`` takes like the shared ones.
+    """
+
+    method_class: ClassVar[type[Method[Any]]] = Method
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        if algo_class is None:
+            from trial_ray.algorithms.grpo import GRPO
+
+            algo_class = GRPO
+        super().__init__(algo_class=algo_class)
+        self._set_rllib_defaults()
+        set_defaults(self)
+
+    def _set_rllib_defaults(self) -> None:
+        """Set what differs from RLlib's defaults, and say why."""
+        from trial_ray.rollout.env_runner import TextEnvRunner
+
+        self.env_runner_cls = TextEnvRunner
+        self.lr = 1e-6
+        self.grad_clip = 1.0
+        self.grad_clip_by = "global_norm"
+        self.num_env_runners = 1
+        # The driver holds no environment: all stepping happens in env-runner actors.
+        self.create_local_env_runner = False
+        # The default pieces expect RLlib episodes; ours turn trajectory groups into turn rows.
+        self.add_default_connectors_to_learner_pipeline = False
+        # Nothing of an env runner's state is learned, so nothing needs merging or broadcasting.
+        self.merge_env_runner_states = False
+        self.broadcast_env_runner_states = False
+        self._dont_auto_sync_env_runner_states = True
+        # RLlib's 60 s would silently drop slow rollouts.
+        self.sample_timeout_s = 3600.0
+        self.restart_failed_env_runners = True
+        self.delay_between_env_runner_restarts_s = 1.0
+        self.log_sys_usage = False
+
+    # -- what RLlib asks for ---------------------------------------------------------------------------------------
+
+    def get_default_learner_class(self) -> type:
+        """Return the learner that computes this method's loss."""
+        from trial_ray.learner.learner import GRPOLearner
+
+        return GRPOLearner
+
+    def build_learner_group(self, *, placement_group: PlacementGroup | None = None, **kwargs: Any) -> LearnerGroup:
+        """Build the learners, where they share devices with engines in the placement group of the pairs."""
+        group: LearnerGroup = super().build_learner_group(
+            placement_group=placement_group or learner_placement_group(), **kwargs
+        )
+        return group
+
+    def get_default_rl_module_spec(self) -> RLModuleSpec:
+        """Return the spec of the causal LM that is trained."""
+        from trial_ray.models.module import CausalLMModule
+
+        return RLModuleSpec(module_class=CausalLMModule)
+
+    @property
+    def _model_config_auto_includes(self) -> dict[str, Any]:
+        included: dict[str, Any] = super()._model_config_auto_includes
+        return included | {
+            "model_path": self.model_path,
+            "model_dtype": self.model_dtype,
+            "compute_dtype": self.compute_dtype,
+            "gradient_checkpointing": self.gradient_checkpointing,
+            "lora": self.lora_settings(),
+            "with_reference": self.kl_coeff > 0,
+            "with_teacher": self.teacher_sync_iterations is not None,
+        }
+
+    def validate(self) -> None:
+        """Check every value.
+
+        Raises:
+            ConfigError: a key is unknown or a value is out of range; the message names it and what is expected.
+        """
+        super().validate()
+        self.check_policy()
+        self.check_sampling()
+        self.check_panel()
+        self.engine_dtype()
+        self.check_engines()
+        check_colocation(self)
+        self.check_update()
+        self.check_overlap()
+        self.check_view()
+        self.check_teacher()
+        self._check_rllib()
+        self.check_environments()
+
+    def _check_rllib(self) -> None:
+        """Settings of RLlib's that ours replace, or that must fit to ours."""
+        if isinstance(self.seed, int) and self.seed < 0:  # else Tune has still to choose it
+            raise ConfigError(f"seed is {self.seed}, expected an int of at least 0, or None. Set .debugging(seed=0).")
+        if self.num_learners > (most := self.tasks_per_iteration * self.group_size):
+            raise ConfigError(
+                f"num_learners is {self.num_learners}, but an iteration samples at most {most} trajectories "
+                "(tasks_per_iteration times group_size); expected at least one for each learner."
+            )
+        # RLlib's copy for evaluation has no env runners of its own.
+        if self.max_staleness and not self.num_env_runners and not self.in_evaluation:
+            raise ConfigError(
+                f"max_staleness is {self.max_staleness}, but num_env_runners is 0: this process would have to play and to "
+                "update at once. Set .env_runners(num_env_runners=1) or more."
+            )
+        if self.minibatch_size is not None:
+            raise ConfigError("Set minibatch_rows (turn rows over all learners), not RLlib's minibatch_size.")
+        if self.shuffle_batch_per_epoch:
+            raise ConfigError("Set shuffle, not RLlib's shuffle_batch_per_epoch.")
+
+    def schedules(self) -> dict[str, int]:
+        """Iterations that the method's schedule needs to take effect, by the setting that says so."""
+        return {}
+
+    def unfinished_schedules(self, iterations: float) -> list[str]:
+        """What is wrong with each schedule that training for ``iterations`` would not reach the end of."""
+        return [
+            f"{name} is {needed}, but training ends after iteration {iterations:g}: the schedule would not be completed. "
+            f"Set {name} to at most {iterations:g}, or train longer."
+            for name, needed in self.schedules().items()
+            if needed > iterations
+        ]
+
+    def require_schedules_within(self, iterations: float) -> None:
+        """Refuse a schedule that training would not reach the end of.
+
+        Raises:
+            ConfigError: a schedule needs more than ``iterations``; the message names both numbers.
+        """
+        for complaint in self.unfinished_schedules(iterations):
+            raise ConfigError(complaint)

@@ -1,0 +1,241 @@
+"""Samples while the learner updates: whole groups enter an update when they are finished, the others a later one.
+
+Let T be ``tasks_per_iteration`` and n ``max_staleness``. When an iteration begins under version v of the weights, groups are
+begun until T (n + 1) are in flight. A group that was begun under version b has no turn of an older version, so it may enter
+the updates of the versions b to b + n. An update takes T finished groups, the oldest first, and begins only once the
+unfinished ones leave room for the updates that remain: of those that must enter one of the next k updates, at most T k.
+So no group gets too old, whatever the order in which groups end, and none is left out for being slow.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from trial_ray.algorithms.sampling import MIN_SURVIVORS, BatchSampler, SampledBatch, TaskSampler, is_final
+from trial_ray.rollout.groups import GroupRequest, GroupSample
+from trial_ray.rollout.workers import RolloutWorkers
+
+if TYPE_CHECKING:
+    from trial_ray.config.training import LearnerSettings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class BegunGroup:
+    """A group that was begun and has not entered an update.
+
+    Attributes:
+        request: as drawn.
+        version: weights under which it was begun; none of its turns is of an older version.
+        runner: env runner that plays it.
+        attempt: how often it was drawn again.
+        finished: whether it can enter an update; after the last attempt also without survivors.
+        sample: what was played; ``None`` where the last attempt was lost too.
+    """
+
+    request: GroupRequest
+    version: int
+    runner: int
+    attempt: int = 0
+    finished: bool = False
+    sample: GroupSample | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Turn rows that wait for an update."""
+        return self.sample.num_rows if self.sample is not None else 0
+
+
+class OverlappingSampler(BatchSampler):
+    """Plays the tasks of this iteration and the next ones.
+
+    Args:
+        config: how many tasks and rollouts, how they are sampled, and how old they may become.
+        tasks: where tasks come from.
+        workers: the env runners.
+        version: tells the version of the weights that engines hold and the next update changes.
+    """
+
+    def __init__(
+        self,
+        config: LearnerSettings,
+        tasks: TaskSampler,
+        workers: RolloutWorkers,
+        version: Callable[[], int],
+    ) -> None:
+        super().__init__(config, tasks, workers)
+        self._version = version
+        self._begun: dict[int, BegunGroup] = {}
+        self._next_index = 0
+        self._iteration = 0
+        self._rows_in_flight = 0
+        self._redrawn_rows = 0
+        self._on_policy_next = False
+
+    def sample(self, iteration: int) -> SampledBatch:
+        """Begin new groups, wait until enough of all are finished, and take those out that the next update trains on.
+
+        Args:
+            iteration: counted from 1.
+
+        Raises:
+            InfrastructureError: none of the groups survived, or no env runner is left.
+            PromptTooLongError: no first prompt fits.
+        """
+        config, self._iteration = self._config, iteration
+        batch = SampledBatch(rows_carried_in=self._rows_in_flight, on_policy=self._on_policy_next)
+        if self._on_policy_next:
+            self._workers.abandon_groups()
+            self._begin_again(list(self._begun.values()), batch)
+        capacity = config.tasks_per_iteration * (1 if self._on_policy_next else 1 + config.max_staleness)
+        self._on_policy_next = False
+        self._begin_new(max(0, capacity - len(self._begun)))
+        self._take_in_until(self._can_update)
+        self._take(batch)
+        batch.redrawn_rows, self._redrawn_rows = self._redrawn_rows, 0
+        batch.num_in_flight = len(self._begun)
+        batch.rows_in_flight = self._rows_in_flight = sum(group.num_rows for group in self._begun.values())
+        batch.counts = self._take_counts()
+        self._iteration += 1  # what ends from now on is counted and recorded with the next iteration
+        return batch
+
+    def finish(self) -> None:
+        """Wait until every group in flight is finished; they enter the next updates."""
+        if self._unfinished():
+            self._take_in_until(lambda: not self._unfinished())
+
+    def note_effective_sample_size(self, size: float) -> None:
+        """Sample the next iteration by the current weights alone where the last update's rows were too far from them."""
+        least = self._config.min_effective_sample_size
+        self._on_policy_next = not size >= least
+        if self._on_policy_next:
+            logger.warning(
+                "effective sample size %.3g is below min_effective_sample_size=%g: the %d groups in flight begin again under "
+                "the new weights, and the next iteration waits for all of its groups",
+                size,
+                least,
+                len(self._begun),
+            )
+
+    def get_state(self) -> dict[str, Any]:
+        """The position in the task list, and the requests of the groups in flight, which are played again from the start."""
+        return self._tasks.get_state(in_flight=[group.request for group in self._oldest_first()])
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Forget what is in flight and continue where :meth:`get_state` was taken."""
+        self._workers.abandon_groups()
+        self._begun = {}
+        self._rows_in_flight = self._redrawn_rows = 0
+        self._counts.clear()
+        super().set_state(state)
+
+    # -- groups in flight --------------------------------------------------------------------------------------------
+
+    def _oldest_first(self) -> list[BegunGroup]:
+        return sorted(self._begun.values(), key=lambda group: (group.version, group.request.index))
+
+    def _unfinished(self) -> list[BegunGroup]:
+        return [group for group in self._begun.values() if not group.finished]
+
+    def _can_update(self) -> bool:
+        """Whether enough groups are finished, and the others can still enter an update before they are too old."""
+        num_tasks, version = self._config.tasks_per_iteration, self._version()
+        unfinished = self._unfinished()
+        if len(self._begun) - len(unfinished) < min(num_tasks, len(self._begun)):
+            return False
+        updates_left = [group.version + self._config.max_staleness - version for group in unfinished]
+        return all(
+            sum(left <= updates for left in updates_left) <= num_tasks * updates
+            for updates in range(self._config.max_staleness)
+        )
+
+    def _take(self, batch: SampledBatch) -> None:
+        """Move the oldest finished groups into the batch."""
+        finished = [group for group in self._oldest_first() if group.finished][: self._config.tasks_per_iteration]
+        samples = [group.sample for group in finished if group.sample is not None]
+        if not any(sample.num_survivors >= MIN_SURVIVORS for sample in samples):
+            raise self._lost_all(self._iteration, samples)
+        self._workers.take_losses()
+        oldest = self._version() - self._config.max_staleness
+        stale = [each for each in finished if each.sample and each.num_rows and each.sample.weight_versions[0] < oldest]
+        self._begin_again(stale, batch)
+        for group in finished:
+            if self._begun.pop(group.request.index, None) is not None and group.sample is not None:
+                self._sort(group.sample, batch)
+
+    def _begin_again(self, groups: Sequence[BegunGroup], batch: SampledBatch) -> None:
+        """Drop what was played of these groups, and draw them before other tasks."""
+        self._tasks.put_back([group.request for group in sorted(groups, key=lambda group: group.request.index)])
+        for group in groups:
+            batch.num_stale += 1
+            batch.stale_rows += group.num_rows
+            del self._begun[group.request.index]
+
+    def _begin_new(self, num_tasks: int) -> None:
+        requests = self._tasks.draw(num_tasks, self._config.group_size)
+        # Indices are never used twice, so that what was given up is not taken for another group when it still arrives.
+        requests = [replace(request, index=self._next_index + request.index) for request in requests]
+        self._next_index += len(requests)
+        groups = [BegunGroup(request, version=0, runner=0) for request in requests]
+        self._begun |= {group.request.index: group for group in groups}
+        self._begin(groups)
+
+    def _begin(self, groups: Iterable[BegunGroup]) -> None:
+        """Have the groups played under the current weights."""
+        by_index = {group.request.index: group for group in groups}
+        requests = [self._redrawn(group.request, group.attempt) for group in by_index.values()]
+        for index, runner in self._workers.begin_groups(requests, self._settings(self._iteration)).items():
+            by_index[index].runner, by_index[index].version = runner, self._version()
+
+    # -- groups that end ---------------------------------------------------------------------------------------------
+
+    def _take_in_until(self, enough: Callable[[], bool]) -> None:
+        """Take in what ends until ``enough()``; groups that a runner lost, or ends too late, are drawn again."""
+        timeout_s = self._config.sample_timeout_s
+        deadline = time.monotonic() + timeout_s
+        wait_s = 0.0  # at first only what has ended already
+        while True:
+            runners = {group.runner for group in self._begun.values()}
+            samples, dead = self._workers.take_groups(runners, self._iteration, wait_s)
+            self._count(samples)
+            lost = [group for group in self._begun.values() if group.runner in dead]
+            lost += [group for each in samples if (group := self._take_in(each)) is not None]
+            if samples:
+                deadline = time.monotonic() + timeout_s
+            elif time.monotonic() > deadline:
+                late = self._workers.abandon_late()
+                lost += [self._begun[index] for index in late if index in self._begun]
+                deadline = time.monotonic() + timeout_s
+            if lost:
+                self._draw_again(lost)
+            if enough():
+                return
+            wait_s = max(0.0, deadline - time.monotonic())
+
+    def _take_in(self, sample: GroupSample) -> BegunGroup | None:
+        """Note what was played of a group; returns it where too few rollouts survived."""
+        group = self._begun.get(sample.request.index)
+        if group is None or sample.request != self._redrawn(group.request, group.attempt):
+            self._redrawn_rows += sample.num_rows  # of a group that was given up
+            return None
+        group.sample = sample
+        group.finished = is_final(sample)
+        return None if group.finished else group
+
+    def _draw_again(self, groups: Sequence[BegunGroup]) -> None:
+        """Begin groups that were lost with another seed; after the last attempt they are finished as they are."""
+        again = []
+        for group in groups:
+            group.finished = group.attempt >= self._config.max_group_redraws
+            if not group.finished:
+                self._redrawn_rows += group.num_rows
+                group.sample, group.attempt = None, group.attempt + 1
+                again.append(group)
+        if again:
+            self._workers.repair(len(again))
+            self._begin(again)

@@ -1,0 +1,97 @@
+"""The ``trial-ray`` command. Each subcommand lives in a file of its own in ``trial_ray.cli``."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trial_ray import __version__
+from trial_ray.cli import (
+    completion,
+    console,
+    data,
+    doctor,
+    evaluate,
+    export,
+    inspect,
+    judge,
+    plan,
+    replay,
+    report,
+    reproduce,
+    sweep,
+    train,
+    warmstart,
+)
+from trial_ray.errors import UserInputError
+from trial_ray.runs.interrupt import termination_as_interrupt
+
+COMMANDS = (train, evaluate, sweep, reproduce, report, inspect, replay, warmstart, judge, export, data, plan, doctor)
+EPILOG = """start here:
+  trial-ray doctor                                         what is installed, what is missing
+  trial-ray train tuned_examples/alfworld_quickstart.py    a small agent on this machine
+  trial-ray reproduce table3 --scale tiny --dry-run        the paper's comparisons, and what they would run
+  trial-ray COMMAND --help                                 options and examples of a command
+
+exit codes: 0 done, 1 failed while running, 2 the input is wrong, 130 interrupted (state saved)
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="trial-ray",
+        description="Train language-model agents in text environments with TRIAL and GRPO, on Ray RLlib.",
+        epilog=EPILOG,
+        formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=16),
+    )
+    parser.add_argument("--version", action="version", version=f"trial-ray {__version__}")
+    completion.add_option(parser)
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    common = console.common_options()
+    for command in COMMANDS:
+        command.add_parser(subparsers, common)
+    return parser
+
+
+def _with_home(value: Any) -> Any:
+    """An argument with the home folder in place of ``~``, in a path and in a list of paths.
+
+    Raises:
+        UserInputError: there is no such user.
+    """
+    if isinstance(value, list):
+        return [_with_home(each) for each in value]
+    try:
+        return value.expanduser() if isinstance(value, Path) else value
+    except RuntimeError as error:
+        raise UserInputError(f"{value} is in the home of a user who is not known here.") from error
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # of paths and texts that the terminal's encoding cannot show
+    args = build_parser().parse_args(argv)
+    if not args.verbose:
+        os.environ.setdefault("TQDM_DISABLE", "1")  # transformers shows a bar for every file that it reads or writes
+        logging.getLogger("ray.rllib.algorithms").setLevel(logging.ERROR)  # it greets every algorithm with a warning
+    try:
+        for name, value in vars(args).items():
+            setattr(args, name, _with_home(value))
+        with termination_as_interrupt():
+            code: int = args.run(args)
+        return code
+    except KeyboardInterrupt:
+        console.errors().print("interrupted")
+        return console.INTERRUPTED
+    except Exception as error:
+        return console.report(error, args.verbose)

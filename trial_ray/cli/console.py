@@ -1,0 +1,126 @@
+"""The two consoles of the command line, and how a failure is told: one or two sentences, and the exit code."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trial_ray.errors import TrialRayError, is_user_error, root_cause
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+DONE, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
+
+
+def output() -> Console:
+    """The console of results and progress: rich's own, so that what any part of a command shows comes in one order."""
+    import rich
+
+    # Off a terminal rich assumes 80 columns, which cuts tables that go into a file or a log. A closed stdout is None.
+    rich.reconfigure(width=None if sys.stdout is not None and sys.stdout.isatty() else 140)
+    return rich.get_console()
+
+
+def show(text: str) -> None:
+    """Print plain text to standard output: what looks like markup, in a path, stays as it is."""
+    import rich
+
+    rich.get_console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def errors() -> Console:
+    """Console of errors."""
+    from rich.console import Console
+
+    return Console(stderr=True, soft_wrap=True)
+
+
+def report(error: Exception, verbose: bool) -> int:
+    """Print an error and return its exit code."""
+    from rich.markup import escape
+
+    from trial_ray.reports.viewer.recorded import visible
+
+    console = errors()
+    if verbose:
+        import traceback
+
+        console.print("".join(traceback.format_exception(error)), markup=False, highlight=False)
+    user = is_user_error(error)
+    cause = root_cause(error)
+    text = str(cause).strip() or type(cause).__name__
+    known = user or isinstance(cause, TrialRayError)
+    if not known:
+        text = f"{type(cause).__name__}: {text.splitlines()[0]}"
+    hint = "" if known or verbose else " (--verbose shows the traceback)"
+    console.print(f"[bold red]{'error' if user else 'failed'}:[/] {escape(visible(text))}{hint}", highlight=False)
+    for note in getattr(error, "__notes__", ()):
+        console.print(visible(note), markup=False, highlight=False)
+    return USER_ERROR if user else FAILED
+
+
+def common_options() -> argparse.ArgumentParser:
+    """Options of every subcommand."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--verbose", action="store_true", help="show tracebacks and the messages of Ray's actors")
+    return parser
+
+
+def add_set_option(parser: argparse.ArgumentParser) -> None:
+    """``--set key=value``, any number of times."""
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="replace one setting, e.g. --set lr=1e-4 or --set env_config.split=train; may be repeated",
+    )
+
+
+def add_trust_option(parser: argparse.ArgumentParser) -> None:
+    """``--trust``."""
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="load the pickles of a folder that this user did not write on this machine: they can run any program "
+        "(docs/reliability.md#security)",
+    )
+
+
+def add_log_to_option(parser: argparse.ArgumentParser) -> None:
+    """``--log-to SERVICE``, any number of times."""
+    parser.add_argument(
+        "--log-to",
+        action="append",
+        default=[],
+        choices=["wandb", "mlflow", "trackio"],
+        help="log to Weights & Biases, MLflow or trackio too, beside TensorBoard; may be repeated (docs/evaluation.md)",
+    )
+
+
+def add_env_adapter_option(parser: argparse.ArgumentParser) -> None:
+    """``--env-adapter FILE.py``, any number of times."""
+    parser.add_argument(
+        "--env-adapter",
+        dest="env_adapters",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE.py",
+        help="what the trainer knows of an environment of yours: a file that defines ADAPTER; may be repeated",
+    )
+
+
+def positive(text: str) -> int:
+    """An argparse type: a whole number of at least 1."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1; found {text!r}")
+    return value

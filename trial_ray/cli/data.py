@@ -1,0 +1,187 @@
+"""``trial-ray data``: what an environment's data are, where they come from, what is here; import or generate."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from trial_ray.cli import console as terminal
+from trial_ray.errors import UserInputError
+
+EPILOG = """examples:
+  trial-ray data alfworld                                                   what is needed, what was found
+  trial-ray data alfworld --from downloads/alfworld                         check a local copy by digest, then use it
+  trial-ray data alfworld --generate 200 --difficulty small --out my_games  write games of one's own
+  trial-ray data webshop --from downloads/webshop                           check and index a catalogue, then use it
+  trial-ray evaluate oracle --env trial/ALFWorld-v0 --split train --set env_config.data=my_games
+
+Nothing is fetched. Training and evaluation can also generate games and shops as they go, without files: split
+"generated" of trial/ALFWorld-v0 and trial/WebShop-v0.
+"""
+ABOUT_ALFWORLD = """ALFWorld: household text games in six families, played on the TextWorld engine.
+
+  engine    pip install -e ".[alfworld]" (compiles two small C programs: a compiler, make and cmake are needed)
+  games     4,027 in all (train 3,553, valid_seen 140, valid_unseen 134, valid_train 200), about 340 MB unpacked
+  from      alfworld-download, a command of the package alfworld, fetches them into ~/.cache/alfworld;
+            set ALFWORLD_DATA to use another folder, or import a local copy with --from FOLDER
+  without   the generator makes solvable games in all six families: split "generated", or --generate N --out DIR
+"""
+ABOUT_WEBSHOP = """WebShop: a shop to search, look around and buy in, in text mode.
+
+  engine    pip install -e ".[webshop]"
+  catalogue 1.18 million products (about 5.3 GB), or the small set of 1,000 products (about 5 MB)
+  from      setup.sh of github.com/princeton-nlp/WebShop fetches them;
+            set WEBSHOP_DATA to use a folder, or import a local copy with --from FOLDER
+  without   the generator makes shops whose every goal can be reached: split "generated"
+"""
+
+
+def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
+    """Declare the subcommand."""
+    parser = subparsers.add_parser(
+        "data",
+        help="what an environment's data are and where they lie; import a copy; generate games",
+        description="Tell what an environment needs, from where, how large it is, what was found; import; generate.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[common],
+    )
+    parser.add_argument("environment", choices=["alfworld", "webshop"], help="whose data")
+    work = parser.add_mutually_exclusive_group()
+    work.add_argument(
+        "--from", type=Path, dest="source", metavar="DIR", help="import the copy in DIR, checked by digest"
+    )
+    work.add_argument("--generate", type=terminal.positive, metavar="N", help="ALFWorld: write N games, each replayed")
+    parser.add_argument(
+        "--seed", type=int, default=None, metavar="S", help="seed of what is drawn (default: 0; 233 for WebShop)"
+    )
+    parser.add_argument("--difficulty", default="small", metavar="L", help="tiny, small (default), medium or official")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="folder to write (for --from: default is the user's cache)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Import, generate, or tell."""
+    if args.source is not None:
+        {"alfworld": import_alfworld, "webshop": import_webshop}[args.environment](args)
+    elif args.generate is not None:
+        if args.environment != "alfworld":
+            raise UserInputError(
+                'Shops need no files: use split "generated" with env_config.num_products and num_games.'
+            )
+        if args.out is None:
+            raise UserInputError("--generate needs --out DIR, the new folder that the games are written into.")
+        generate(args.out, args.generate, args.seed or 0, args.difficulty)
+    else:
+        about, found = {"alfworld": (ABOUT_ALFWORLD, found_games), "webshop": (ABOUT_WEBSHOP, found_shop)}[
+            args.environment
+        ]
+        console = terminal.output()
+        console.print(about, highlight=False, markup=False)
+        terminal.show(f"  found     {found()}")
+    return terminal.DONE
+
+
+def generate(folder: Path, count: int, seed: int, difficulty: str) -> None:
+    """Write generated ALFWorld games.
+
+    Raises:
+        UserInputError: the folder is not empty.
+    """
+    from trial_envs.alfworld.export import write_games
+
+    console = terminal.output()
+    with console.status(f"generating {count} games and replaying their solutions"):
+        try:
+            written = write_games(folder, count, seed, difficulty)
+        except FileExistsError as error:
+            raise UserInputError(str(error)) from error
+    terminal.show(f"{len(written)} games: {folder.resolve()} (split train)")
+    terminal.show(f"play them with --set env_config.data={folder}")
+
+
+def import_alfworld(args: argparse.Namespace) -> None:
+    """Check official games against the release and copy them to where environments look.
+
+    Raises:
+        UserInputError: the target is not empty.
+    """
+    from trial_envs.alfworld.importing import KNOWN_DIGESTS, import_games
+
+    total = sum(count for count, _ in KNOWN_DIGESTS.values())
+    with _progress("checking games", total) as advance:
+        try:
+            folder = import_games(args.source, args.out, advance)
+        except FileExistsError as error:
+            raise UserInputError(str(error)) from error
+    terminal.show(f"every game is the published one: {folder}")
+
+
+def import_webshop(args: argparse.Namespace) -> None:
+    """Show what a folder holds, and index it."""
+    from rich.table import Table
+
+    from trial_envs.webshop.preparation import SEED, import_shop
+    from trial_envs.webshop.sources import inspect_source
+
+    console = terminal.output()
+    files = inspect_source(args.source)
+    table = Table("what", "file", "size", "digest")
+    verdicts = {True: "as published", False: "DIFFERS from the 1,000-product set", None: "no digest is published"}
+    for file in files:
+        name = file.path.name if file.path else ("MISSING" if file.required else "-")
+        size = f"{file.size / 1e6:.1f} MB" if file.path else ""
+        table.add_row(file.purpose, name, size, verdicts[file.known] if file.path else "")
+    console.print(table)
+    with console.status("indexing"):
+        seed = SEED if args.seed is None else args.seed
+        try:
+            folder = import_shop(args.source, args.out, seed=seed, files=files)
+        except FileExistsError as error:
+            raise UserInputError(str(error)) from error
+    terminal.show(f"indexed: {folder}")
+
+
+@contextmanager
+def _progress(title: str, total: int) -> Iterator[Callable[[], None]]:
+    from rich.progress import Progress
+
+    console = terminal.output()
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(title, total=total)
+        yield lambda: progress.advance(task)
+
+
+def found_games() -> str:
+    """Which official games this machine holds, in one sentence."""
+    from trial_envs.alfworld.games import OFFICIAL_SPLITS, open_official
+    from trial_envs.errors import TrialEnvError
+
+    try:
+        source = open_official(None)
+    except TrialEnvError as error:
+        return str(error)
+    counts = []
+    for split in OFFICIAL_SPLITS:
+        try:
+            counts.append(f"{split} {len(source.tasks(split)):,}")
+        except TrialEnvError:
+            counts.append(f"{split} missing")
+    return ", ".join(counts)
+
+
+def found_shop() -> str:
+    """Which shop this machine holds, in one sentence."""
+    from trial_envs.errors import TrialEnvError
+    from trial_envs.webshop.shops import open_shop
+
+    try:
+        shop = open_shop(None)
+    except TrialEnvError as error:
+        return str(error)
+    return f"{shop.num_products:,} products, {shop.num_goals:,} goals"

@@ -1,0 +1,188 @@
+"""``trial-ray evaluate CHECKPOINT|oracle``: play a panel of tasks and print success by family."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trial_ray.cli import console as terminal
+from trial_ray.evaluation.panels import SEED, SIZES, panel_names
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from trial_ray.algorithms.config import GRPOConfig
+    from trial_ray.environments.adapter import EnvironmentAdapter
+    from trial_ray.evaluation.journal import EpisodeJournal
+    from trial_ray.evaluation.results import EvaluationResult
+    from trial_ray.rollout.trajectory import EpisodeResult
+
+ORACLE = "oracle"
+EPILOG = """examples:
+  trial-ray evaluate oracle --env trial/ALFWorld-v0 --split valid_seen
+  trial-ray evaluate runs/my-run --env trial/ALFWorld-v0 --split valid_unseen --json unseen.json
+  trial-ray evaluate runs/my-run/checkpoints/000020 --env trial/ALFWorld-v0 --split generated --episodes 64
+  trial-ray evaluate path/to/hf_model --env trial/ALFWorld-v0 --split valid_seen --set engine=transformers
+
+CHECKPOINT is a run folder (its newest checkpoint), a checkpoint, or a Hugging Face model folder. A checkpoint inside a
+run folder is evaluated with the settings that the run had then (prompt, limits, engine); --set replaces them.
+The game data are found through the environment's own rules, or with --set env_config.data=FOLDER.
+With --json FILE, finished episodes are kept as they come: the same command continues an evaluation that was interrupted.
+Responses are sampled with seeds that follow from the tasks, so env runners and engines may be as many as you like.
+"""
+
+
+def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
+    """Declare the subcommand."""
+    parser = subparsers.add_parser(
+        "evaluate",
+        help="success of a checkpoint or of the oracle, by family",
+        description="Play each task of a panel once, through the same engines as training.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[common],
+    )
+    parser.add_argument("policy", metavar="CHECKPOINT|oracle", help="what to evaluate, see below")
+    parser.add_argument("--env", required=True, metavar="ID", help="environment, e.g. trial/ALFWorld-v0")
+    parser.add_argument("--split", required=True, metavar="NAME", help="the environment's split, e.g. valid_seen")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument(
+        "--episodes", type=terminal.positive, metavar="N", help="play N tasks of the split, always the same"
+    )
+    sizes = "; ".join(f"{name}: {size or 'all'} tasks" for name, size in SIZES.items())
+    size.add_argument(
+        "--panel",
+        choices=panel_names(),
+        default="full",
+        help=f"{sizes} (default: full); the others are committed lists of 128 tasks of one split",
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write every episode as JSON; continue where it is cut"
+    )
+    terminal.add_env_adapter_option(parser)
+    terminal.add_set_option(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluate; see the module's docstring."""
+    console = terminal.output()
+    result = evaluate_the_oracle(args, console) if args.policy == ORACLE else evaluate_checkpoint(args, console)
+    console.print(result.table(title=f"{result.policy} · {args.env} · {args.split}"))
+    if args.json:
+        terminal.show(f"episodes: {args.json}")
+    return terminal.DONE
+
+
+def evaluate_the_oracle(args: argparse.Namespace, console: Console) -> EvaluationResult:
+    """Replay walkthroughs."""
+    from trial_ray.environments.registry import load_adapters, make_entries
+    from trial_ray.evaluation.journal import EpisodeJournal
+    from trial_ray.evaluation.oracle import evaluate_oracle, oracle_protocol
+    from trial_ray.evaluation.panels import choose_panel
+    from trial_ray.runs.overrides import environment_overrides
+
+    adapters = load_adapters(args.env_adapters)
+    env_config = {**environment_overrides(args.env, args.overrides), "split": args.split}
+    (entry,) = make_entries([(args.env, env_config, 1.0)], adapters)
+    panel = choose_panel(entry, args.episodes or args.panel)
+    with EpisodeJournal(args.json, oracle_protocol(panel, entry), weights="") as journal:
+        if journal.result is not None:
+            return journal.result
+        with episode_bar(console, len(panel), journal) as on_episode:
+            result = evaluate_oracle(panel, entry, journal.episodes, on_episode)
+        journal.finish(result)
+    return result
+
+
+def evaluate_checkpoint(args: argparse.Namespace, console: Console) -> EvaluationResult:
+    """Load the model into the engines and play what is not known yet."""
+    from trial_ray.algorithms.initial_policy import initial_policy
+    from trial_ray.engines.pool import require_engine
+    from trial_ray.environments.registry import load_adapters
+    from trial_ray.evaluation.journal import EpisodeJournal
+    from trial_ray.evaluation.panels import choose_panel
+    from trial_ray.evaluation.player import Evaluator, policy_protocol
+    from trial_ray.runs.ray_session import ray_session
+
+    adapters = load_adapters(args.env_adapters)
+    config, labels = checkpoint_config(args.policy, args.env, args.split, args.overrides, adapters)
+    (entry,) = config.environment_entries()
+    panel = choose_panel(entry, args.episodes or args.panel)
+    config.validate()
+    require_engine(config.engine)
+    config.policy(model_path=initial_policy(config), warm_start=None)  # --set may have named a model on the hub
+    evaluator = Evaluator(config)
+    with EpisodeJournal(args.json, policy_protocol(config, panel, entry), evaluator.weights) as journal:
+        if journal.result is not None:
+            return journal.result
+        with (
+            ray_session(args.verbose),
+            evaluator as player,
+            episode_bar(console, len(panel), journal) as on_episode,
+        ):
+            result = player.play(panel, entry, known=journal.episodes, on_episode=on_episode)
+        result.policy, result.weights, result.labels = args.policy, evaluator.weights, labels
+        journal.finish(result)
+    return result
+
+
+def checkpoint_config(
+    checkpoint: str, env: str, split: str, overrides: list[str], adapters: Sequence[EnvironmentAdapter] = ()
+) -> tuple[GRPOConfig, dict[str, Any]]:
+    """The config that plays a checkpoint's model, with the settings that the run which it lies in, if any, had in its iteration.
+
+    Returns:
+        The config, and what tables sort by: method, backbone and seed of that run, and the checkpoint's iteration.
+    """
+    from trial_ray.algorithms.methods import new_config, with_method
+    from trial_ray.runs.checkpoints import checkpoint_iteration, find_model, find_run_folder
+    from trial_ray.runs.config_record import load_method, load_record, run_labels
+    from trial_ray.runs.overrides import apply_overrides
+
+    model = find_model(checkpoint)
+    run_folder = find_run_folder(model)
+    config, labels = new_config("grpo"), {}
+    if run_folder:
+        record = run_folder / "resolved_config.json"
+        iteration = checkpoint_iteration(model, run_folder)
+        recorded = load_record(record, adapters, iteration=iteration)
+        labels = {**run_labels(recorded), "method": load_method(record)}
+        if iteration is not None:
+            labels["iteration"] = iteration
+        config = with_method(recorded, "grpo")  # nothing is trained, so no method needs anything
+    played = next(
+        (entry for entry in config.panel_entries() or config.environment_entries() if entry.env_id == env), None
+    )
+    config.environment(env, adapter=adapters)
+    config.env_config = {**(played.config if played else {}), "split": split}
+    config.policy(model_path=str(model), warm_start=None)
+    config.panel(split=split, env_config={}, seed=SEED)
+    config.recording(trajectories_folder=None)
+    config.training(privileged_view=None, teacher_sync_iterations=None)
+    return apply_overrides(config, overrides), labels
+
+
+@contextmanager
+def episode_bar(console: Console, total: int, journal: EpisodeJournal) -> Iterator[Callable[[EpisodeResult], None]]:
+    """A bar over the episodes on a terminal, a line every tenth of them elsewhere; yields what to call for each."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    if journal.episodes:
+        console.print(f"continuing: {len(journal.episodes)} of {total} episodes are known", highlight=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("episodes", total=total, completed=len(journal.episodes))
+
+        def on_episode(episode: EpisodeResult) -> None:
+            journal.add(episode)
+            done = len(journal.episodes)
+            won = sum(other.success for other in journal.episodes.values())
+            progress.update(task, completed=done, description=f"episodes ({won} solved)")
+            if not console.is_terminal and done * 10 // total > (done - 1) * 10 // total:
+                console.print(f"{done} of {total} episodes, {won} solved", highlight=False)
+
+        yield on_episode

@@ -1,0 +1,145 @@
+"""``trial-ray inspect RUN``: a page on which a person reads what a run recorded, or the same in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import webbrowser
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trial_ray.cli import console as terminal
+from trial_ray.errors import UserInputError
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from trial_ray.reports.viewer.recorded import RecordedRun
+
+EPILOG = """examples:
+  trial-ray inspect runs/my-run                              write the page RUN/viewer/index.html
+  trial-ray inspect runs/my-run --open                       and open it
+  trial-ray inspect runs/grpo runs/trial --out compared      two runs, side by side on the same tasks
+  trial-ray inspect runs/my-run --text --iteration 3         list the trajectories of an iteration in the terminal
+  trial-ray inspect runs/my-run --text --iteration 3 --show 7    print its trajectory number 7 with its prompts
+
+The page needs no server and no network. The records are Parquet, which pandas, DuckDB and pyarrow read as well.
+"""
+CHOSEN_RUNS = 2
+"""Most runs on one page: two stand side by side."""
+
+
+def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
+    """Declare the subcommand."""
+    parser = subparsers.add_parser(
+        "inspect",
+        help="read the trajectories of a run",
+        description="Write a page on which the trajectories of one or two runs are read, or print them in the terminal.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[common],
+    )
+    parser.add_argument("run_folders", type=Path, nargs="+", metavar="RUN", help="run folder; two to compare them")
+    parser.add_argument(
+        "--iteration", type=terminal.positive, metavar="N", help="this one alone (default: all; with --text the newest)"
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the page (default: viewer in the first RUN)")
+    parser.add_argument("--open", action="store_true", help="open the page in a browser where there is a display")
+    parser.add_argument(
+        "--text", action="store_true", help="list the trajectories of an iteration in the terminal instead"
+    )
+    parser.add_argument(
+        "--show", type=terminal.positive, metavar="K", help="with --text: print trajectory number K of the iteration"
+    )
+    terminal.add_env_adapter_option(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the page, or print."""
+    from trial_ray.environments.registry import load_adapters
+    from trial_ray.runs.opened import open_recorded_run
+
+    _check(args)
+    adapters = load_adapters(args.env_adapters)
+    names = _names(args.run_folders)
+    opened = [
+        open_recorded_run(folder, name, args.iteration, adapters)
+        for folder, name in zip(args.run_folders, names, strict=True)
+    ]
+    notes = [note for each in opened for note in each.notes]
+    runs = [each.run for each in opened]
+    if args.text:
+        _print(runs[0], args.show, notes)
+    else:
+        _write_page(runs, (args.out or args.run_folders[0] / "viewer").resolve(), notes, args.open)
+    return terminal.DONE
+
+
+def _check(args: argparse.Namespace) -> None:
+    most = 1 if args.text else CHOSEN_RUNS
+    if len(args.run_folders) > most:
+        raise UserInputError(
+            f"Expected {'one RUN with --text' if args.text else 'one or two RUN folders'}; found {len(args.run_folders)}."
+        )
+    if args.show and not args.text:
+        raise UserInputError("--show K prints a trajectory in the terminal; give --text with it.")
+    if args.text and (args.out or args.open):
+        raise UserInputError("--text prints in the terminal; --out and --open are of the page. Give one or the other.")
+
+
+def _names(folders: list[Path]) -> list[str]:
+    """The folders' names, or their paths where those are the same."""
+    resolved = [folder.resolve() for folder in folders]
+    names = [folder.name for folder in resolved]
+    return names if len(set(names)) == len(names) else [str(folder) for folder in resolved]
+
+
+def _write_page(runs: list[RecordedRun], target: Path, notes: list[str], wanted_open: bool) -> None:
+    from rich.progress import Progress
+
+    from trial_ray.reports.viewer.files import write_viewer
+
+    with Progress(console=terminal.errors(), transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("iterations", total=sum(len(run.iterations) for run in runs))
+        written = write_viewer(runs, target, notes, lambda: progress.advance(task))
+    for note in written.notes:
+        terminal.errors().print(_safe(f"note: {note}"), highlight=False)
+    opened = wanted_open and _has_display() and webbrowser.open(written.page.as_uri())
+    if wanted_open and not opened:
+        terminal.errors().print(
+            "note: there is no display here; copy the folder to where there is one.", highlight=False
+        )
+    terminal.output().print(_safe(f"{written.trajectories:,} trajectories: {written.page}"), soft_wrap=True)
+
+
+def _has_display() -> bool:
+    import os
+
+    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def _print(run: RecordedRun, show: int | None, notes: list[str]) -> None:
+    from trial_ray.reports.viewer.printed import list_trajectories, print_trajectory
+
+    (iteration,) = run.iterations[-1:]
+    recorded = run.read(iteration)
+    console = terminal.output()
+    if show is None:
+        console.print(list_trajectories(recorded, f"iteration {iteration}"))
+    elif show > len(recorded):
+        raise UserInputError(f"Iteration {iteration} has {len(recorded)} trajectories; found --show {show}.")
+    else:
+        for part in print_trajectory(recorded[show - 1], run.tokens):
+            console.print(part, soft_wrap=True)
+    for note in notes:
+        terminal.errors().print(_safe(f"note: {note}"), highlight=False)
+
+
+def _safe(text: str) -> Text:
+    """Text for the terminal that is no markup and no control sequence, such as a path."""
+    from rich.text import Text
+
+    from trial_ray.reports.viewer.recorded import visible
+
+    return Text(visible(text))

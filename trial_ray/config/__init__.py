@@ -1,0 +1,1 @@
+"""Settings: how one is declared, and all that there are."""

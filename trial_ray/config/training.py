@@ -1,0 +1,284 @@
+"""Settings of the update, of evaluation and of recovery."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from trial_ray.config.declare import Section, Settings, setting
+from trial_ray.config.sampling import PlaySettings
+from trial_ray.engines.admission import MIN_TEMPERATURE
+from trial_ray.errors import ConfigError
+
+ADVANTAGE_STATISTICS = ("trajectories", "rows")
+ADVANTAGE_NORMS = ("mean_std_norm", "mean_norm")
+REWARDS = ("success", "score", "return")
+PRIVILEGED_VIEWS = ("outcome", "feedback", "skill", "solution")
+MicrobatchWeighting = Literal["rows", "equal"]
+MICROBATCH_WEIGHTINGS: tuple[MicrobatchWeighting, ...] = ("rows", "equal")
+FLOAT32_GAP = 1e-3
+"""Engine and learner in float32 or more differ by 1e-7 to 1e-5 nats a token; see docs/decisions.md."""
+LOW_PRECISION_GAP = 0.1
+"""Where one of them computes in bfloat16 or float16; see docs/decisions.md."""
+
+
+class TrainingSettings(Settings):
+    """What is optimised on the sampled rows, and how.
+
+    Attributes:
+        method_class: the method's rule; its settings are those that a subclass declares.
+    """
+
+    method_class: ClassVar[type[Any]]
+
+    group_size: int = setting(8, "rollouts G per task instance; group-relative advantages need at least 2", at_least=2)
+    tasks_per_iteration: int = setting(16, "task instances drawn per iteration", at_least=1)
+    minibatch_rows: int = setting(
+        256,
+        "most turn rows in an optimizer step, over all learners; every row is in one step an epoch",
+        at_least=1,
+    )
+    microbatch_rows: int = setting(
+        32,
+        "most turn rows over which a token mean and the dense clamp are taken. Neither number depends on how many learners "
+        "there are (see ``learner.update_plan``)",
+        at_least=1,
+    )
+    num_epochs: int = setting(1, "passes over all rows of an iteration", at_least=1)
+    batch_shards: int = setting(
+        8,
+        "parts of the batch, in task order, of which each minibatch takes a slice: 8 as in the published runs, whose 8 "
+        "data-parallel ranks held a part each; 1 takes rows in task order",
+        at_least=1,
+    )
+    shuffle: bool = setting(
+        False, "take the rows of minibatches at random, by the run's seed, and not by ``batch_shards``"
+    )
+    microbatch_weighting: MicrobatchWeighting = setting(
+        "rows",
+        'what a microbatch counts in its minibatch: as much as its share of the ``"rows"``, or ``"equal"`` to the others, '
+        "as in the published runs",
+        one_of=MICROBATCH_WEIGHTINGS,
+    )
+    max_tokens_per_forward: int = setting(
+        16_384,
+        "memory limit of one forward pass, in tokens, with those that its packs repeat or pad; never changes the loss",
+        at_least=1,
+    )
+    reward: str = setting(
+        "success",
+        'what R_i is: ``"success"`` (0 or 1), the environment\'s ``"score"``, or its ``"return"``',
+        one_of=REWARDS,
+    )
+    reward_scale: float = setting(10.0, "factor on the reward", above=0)
+    advantage_statistics: str = setting(
+        "trajectories",
+        'mean and deviation over ``"trajectories"`` (Eq. 1) or over turn ``"rows"``',
+        one_of=ADVANTAGE_STATISTICS,
+    )
+    advantage_norm: str = setting(
+        "mean_std_norm",
+        "what returns of a group are compared by: their distance from the mean over the deviation (Eq. 1), or "
+        '``"mean_norm"``, the distance alone',
+        one_of=ADVANTAGE_NORMS,
+    )
+    advantage_epsilon: float = setting(1e-6, "added to the standard deviation", above=0)
+    drop_zero_variance_groups: bool = setting(
+        False, "leave out groups in which every rollout earned the same, up to rounding"
+    )
+    max_refills: int = setting(
+        0,
+        "with ``drop_zero_variance_groups``, times in an iteration that further tasks are drawn in place of the groups that "
+        "were left out (dynamic sampling)",
+        at_least=0,
+    )
+    invalid_action_penalty: float = setting(
+        0.1,
+        "taken off the reward of a turn whose response lacks the required form, in the units of the scaled reward; it takes no "
+        "more than itself off the turn's advantage, which it does in a group without variance",
+        at_least=0,
+    )
+    clip_low: float = setting(0.2, "lower clip of the probability ratio is ``1 - clip_low``", within=(0, 1))
+    clip_high: float = setting(0.2, "upper clip of the probability ratio is ``1 + clip_high``", at_least=0)
+    dual_clip: float | None = setting(
+        3.0, "bound on the surrogate for negative advantages; ``None`` switches it off", above=1
+    )
+    kl_coeff: float = setting(
+        0.01, "weight of the k3 KL to the frozen initial policy; 0 loads no reference model", at_least=0
+    )
+    entropy_coeff: float = setting(0.001, "weight of the entropy bonus", at_least=0)
+    weight_decay: float = setting(0.01, "of AdamW", at_least=0)
+    adam_betas: tuple[float, float] = setting((0.9, 0.999), "of AdamW")
+    max_logprob_gap: float | None = setting(
+        None,
+        "mean absolute difference between engine and learner log-probabilities, in nats, above which nothing is trained and "
+        "the run stops, because the engine sampled from another policy; ``None``: ``FLOAT32_GAP`` where both compute in "
+        "float32, else ``LOW_PRECISION_GAP``",
+        above=0,
+    )
+    importance_cap: float | None = setting(
+        None,
+        "largest weight of a token in the surrogate where each is weighed by the ratio of the learner's to the engine's "
+        "probability (truncated importance sampling); ``None``: every token weighs 1",
+        at_least=1,
+    )
+    max_skipped_updates: int = setting(
+        3, "optimizer steps in a row that may be skipped for non-finite gradients", at_least=1
+    )
+    privileged_view: str | None = setting(
+        None,
+        'what the method\'s second view of a turn shows besides the prompt: ``"outcome"`` (what the action led to), '
+        '``"feedback"`` (the same as immediate feedback), ``"skill"`` (advice on the task\'s family), ``"solution"`` (the '
+        "environment's own), or ``None`` where the method needs no second view",
+        one_of=PRIVILEGED_VIEWS,
+    )
+    max_outcome_tokens: int = setting(
+        512, "longest privileged text, in tokens; longer ones lose their middle, which is marked", at_least=1
+    )
+    teacher_sync_iterations: int | None = setting(
+        None,
+        "iterations after which a lagged copy of the policy, which scores the privileged view, takes its weights; "
+        "``None``: the policy before the update scores it",
+        at_least=1,
+    )
+
+    training = Section("Set the objective and the optimisation.", of_subclasses=True)
+
+    def check_update(self) -> None:
+        """Refuse settings that contradict each other.
+
+        Raises:
+            ConfigError: names both.
+        """
+        require_plannable(self.minibatch_rows, self.microbatch_rows, self.batch_shards, self.microbatch_weighting)
+        if self.max_refills and not self.drop_zero_variance_groups:
+            raise ConfigError("max_refills is set, but nothing is left out: set drop_zero_variance_groups too.")
+
+    def check_view(self) -> None:
+        """Refuse a method without the second view that it needs, and a teacher that nobody would ask.
+
+        Raises:
+            ConfigError: says what to set.
+        """
+        if self.privileged_view is None and self.method_class.needs_privileged_view:
+            raise ConfigError(
+                f"{type(self).__name__} needs a second view of each turn; set privileged_view, for example to 'outcome'."
+            )
+        if self.privileged_view is None and self.teacher_sync_iterations is not None:
+            raise ConfigError("teacher_sync_iterations is set, but without a privileged_view no teacher is asked.")
+
+
+class LearnerSettings(TrainingSettings, PlaySettings):
+    """All that training on what was played needs: its update, the policy, and how the responses were sampled."""
+
+    def check_teacher(self) -> None:
+        """Refuse a lagged teacher of a policy with adapters.
+
+        Raises:
+            ConfigError: names both settings.
+        """
+        if self.lora_rank is not None and self.teacher_sync_iterations is not None:
+            raise ConfigError(
+                "teacher_sync_iterations asks for a lagged copy of the policy, which there is none of with adapters "
+                f"(lora_rank is {self.lora_rank}). Set teacher_sync_iterations=None, or lora_rank=None."
+            )
+
+    def logprob_gap_limit(self) -> float:
+        """Largest mean difference between engine and learner at which training goes on, in nats."""
+        if self.max_logprob_gap is not None:
+            return self.max_logprob_gap
+        short = {"bfloat16", "float16"} & {self.passes_dtype(), self.engine_dtype()}
+        return LOW_PRECISION_GAP if short else FLOAT32_GAP
+
+    def passes_dtype(self) -> str:
+        """Type in which the learner's passes compute: that of autocast, or of the weights where there is none."""
+        autocast = self.compute_dtype or ("bfloat16" if self.num_gpus_per_learner else "float32")
+        return self.model_dtype if autocast == "float32" else autocast
+
+    def check_overlap(self) -> None:
+        """Refuse what sampling while the learner updates cannot do.
+
+        Raises:
+            ConfigError: says what to set.
+        """
+        if self.max_staleness and self.importance_cap is None:
+            raise ConfigError(
+                f"max_staleness is {self.max_staleness}, so that older weights sample part of the rows, but importance_cap is "
+                "None: nothing would correct for it. Set .training(importance_cap=2.0), or max_staleness=0."
+            )
+        if self.max_staleness and self.max_refills:
+            raise ConfigError(
+                f"max_refills is {self.max_refills}, expected 0 with max_staleness={self.max_staleness}: an iteration takes the "
+                "groups that are finished and does not wait for tasks drawn in place of others."
+            )
+
+
+class PanelSettings(Settings):
+    """Which tasks an evaluation plays, and how; one rollout each."""
+
+    panel_env_config: dict[str, Any] = setting(
+        factory=dict, doc="entries that replace those of the training environment's ``env_config``"
+    )
+    panel_split: str | dict[str, str] | None = setting(
+        None,
+        "split that the tasks come from; in a mixture of environments also a dict from their names to splits, and then "
+        "``env_config`` is a dict from names, too; ``None`` means no panel",
+    )
+    panel_num_tasks: int = setting(128, "tasks in the panel", at_least=1)
+    panel_seed: int = setting(0, "chooses which tasks, and seeds the rollouts")
+    panel_temperature: float = setting(0.4, "sampling temperature of the evaluation; 0 is greedy", at_least=0)
+    panel_top_p: float = setting(1.0, "nucleus mass of the evaluation", above=0, within=(0, 1))
+
+    panel = Section("Choose the fixed panel of held-out tasks that evaluation plays.", prefix="panel_")
+
+    def check_panel(self) -> None:
+        """Refuse temperatures that engines would change without saying so.
+
+        Raises:
+            ConfigError: the temperature is neither 0 nor large enough.
+        """
+        if self.panel_temperature and not self.panel_temperature >= MIN_TEMPERATURE:
+            raise ConfigError(
+                f"panel_temperature is {self.panel_temperature}, expected 0 (greedy) or at least {MIN_TEMPERATURE}."
+            )
+
+
+class EvaluationSettings(PanelSettings, PlaySettings):
+    """All that playing panels needs."""
+
+
+class RecoverySettings(Settings):
+    """When a run notices that it hangs, and how often it begins again from its last checkpoint."""
+
+    max_restarts: int = setting(
+        3,
+        "times that ``trial-ray train`` continues by itself from the newest checkpoint, all actors started anew, after a "
+        "failure that is not of the input; 0 stops at the first",
+        at_least=0,
+    )
+    stall_timeout_s: float = setting(
+        1200.0,
+        "seconds without any progress of a process of the run (no turn, engine step or forward pass) after which "
+        "``trial-ray train`` writes who waits for whom and ends what hangs; above the longest of these that is right",
+        above=0,
+    )
+
+    recovery = Section("Set how a run recovers from failures.")
+
+
+def require_plannable(minibatch_rows: int, microbatch_rows: int, batch_shards: int, weighting: str) -> None:
+    """Refuse settings that no plan can follow, before any trajectory is known.
+
+    Raises:
+        ConfigError: names the setting, what was found and what is expected.
+    """
+    settings = {"minibatch_rows": minibatch_rows, "microbatch_rows": microbatch_rows, "batch_shards": batch_shards}
+    for name, value in settings.items():
+        if value < 1:
+            raise ConfigError(f"{name} is {value}, expected at least 1.")
+    if minibatch_rows < microbatch_rows:
+        raise ConfigError(
+            f"minibatch_rows is {minibatch_rows}, below microbatch_rows, which is {microbatch_rows}. A minibatch is made of "
+            "microbatches: raise minibatch_rows, or lower microbatch_rows."
+        )
+    if weighting not in MICROBATCH_WEIGHTINGS:
+        raise ConfigError(f"microbatch_weighting is {weighting!r}, expected 'rows' or 'equal'.")

@@ -1,0 +1,137 @@
+"""Which arguments an engine takes: checked on the driver, before any actor starts with a wrong one."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trial_ray.engines.protocol import is_whole
+from trial_ray.errors import ConfigError
+from trial_ray.models.model_shape import max_positions
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+_IDS = "requests and responses are token ids, and the engine needs no tokenizer"
+_SAMPLING = "it would change the distribution that requests ask for"
+_BITS = "the engine must hold the very weights that the learner sent, which a checksum confirms"
+_ONE_MODEL = "an engine is one copy of the model on tensor_parallel_size GPUs; set num_engines for more"
+
+NO_SLEEP = (
+    "An engine that cannot sleep was asked to share its device: vLLM's sleep mode needs CUDA. Give each engine a GPU "
+    "(num_gpus_per_engine), or set engine='transformers'."
+)
+
+REFUSED = {
+    "model": "the engine starts from the policy's folder; set model_path in .policy()",
+    "model_weights": "the engine starts from the policy's folder; set model_path in .policy()",
+    "skip_tokenizer_init": _IDS,
+    "tokenizer": _IDS,
+    "generation_config": _SAMPLING,
+    "override_generation_config": _SAMPLING,
+    "logits_processors": _SAMPLING,
+    "logprobs_mode": "log-probabilities must be those of the distribution that was sampled from",
+    "worker_cls": "the worker takes in the learner's weights",
+    "worker_extension_cls": "the worker takes in the learner's weights",
+    "quantization": _BITS,
+    "quantization_config": _BITS,
+    "pipeline_parallel_size": _ONE_MODEL,
+    "data_parallel_size": _ONE_MODEL,
+    "distributed_executor_backend": "it follows from tensor_parallel_size",
+    "weight_transfer_config": "set weight_transfer in .engines()",
+}
+"""Fields of vLLM's ``EngineArgs`` that are not the user's to set, and why."""
+
+VLLM_CPU_ROWS = 64
+"""Requests that vLLM decodes at a time on the CPU, by default."""
+VLLM_CPU_CACHE_GIB = 0.5
+"""Its key-value cache there."""
+GPU_MEMORY_UTILIZATION = 0.9
+"""Share of a GPU that vLLM takes, by default."""
+
+SAME = {"max_num_seqs": "max_batch", "kv_cache_memory_bytes": "kv_cache_gib"}
+"""Fields of vLLM's ``EngineArgs`` by which an argument of both engines, or of a more readable unit, is meant."""
+
+COUNTS = {"max_model_len": False, "max_batch": True, "num_threads": True, "tensor_parallel_size": False}
+"""Arguments that are whole numbers of at least 1, and whether ``None`` leaves the choice to the engine."""
+
+
+def engine_dtype(dtype: str | None, *, on_gpu: bool) -> str:
+    """Torch name of the type in which an engine holds its weights: as asked for, else by the device.
+
+    Raises:
+        ConfigError: no engine computes in ``dtype``.
+    """
+    if dtype is None:
+        return "bfloat16" if on_gpu else "float32"
+    if dtype not in DTYPES:
+        raise ConfigError(f"engine_kwargs: dtype={dtype!r} found, one of {', '.join(DTYPES)} expected.")
+    return dtype
+
+
+def check_engine_arguments(engine: str, engine_class: type, arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments that the engine does not take.
+
+    Args:
+        engine: its name, for the message.
+        engine_class: its actor class; where the constructor takes further keywords, they are vLLM's.
+        arguments: what the user set.
+
+    Raises:
+        ConfigError: an argument is unknown (the message names the nearest known one), not the user's to set, or out of range.
+    """
+    parameters = inspect.signature(engine_class).parameters.values()
+    known = {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+    further = [name for name in arguments if name not in known]
+    if further and any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        known |= _vllm_fields() - REFUSED.keys()
+    for name in further:
+        if name in REFUSED and engine == "vllm":
+            raise ConfigError(f"engine_kwargs: {name!r} cannot be set: {REFUSED[name]}.")
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {nearest[0]!r}?" if nearest else f" It takes {', '.join(sorted(known))}."
+            raise ConfigError(f"engine_kwargs: the {engine} engine has no argument {name!r}.{hint}")
+        if SAME.get(name) in arguments:
+            raise ConfigError(f"engine_kwargs: {name!r} and {SAME[name]!r} set the same; leave one of them out.")
+    for name, may_be_none in COUNTS.items():
+        value = arguments.get(name, 1)
+        if not (may_be_none if value is None else is_whole(value) and value >= 1):
+            raise ConfigError(f"engine_kwargs: {name}={value!r} found, a whole number of at least 1 expected.")
+    if not is_whole(seed := arguments.get("seed") or 0):
+        raise ConfigError(f"engine_kwargs: seed={seed!r} found, a whole number or None expected.")
+    engine_dtype(arguments.get("dtype"), on_gpu=False)
+
+
+def check_positions(model_path: str, max_model_len: int) -> None:
+    """Refuse contexts that are longer than the model has positions for: it would fail there, or answer with nonsense.
+
+    Args:
+        model_path: folder of the model; where this machine does not see it, the engine that loads it checks.
+        max_model_len: most tokens of prompt and response together.
+
+    Raises:
+        ConfigError: says both numbers.
+    """
+    if not (Path(model_path) / "config.json").is_file():
+        return
+    from transformers import AutoConfig
+
+    positions = max_positions(AutoConfig.from_pretrained(model_path))
+    if positions is not None and max_model_len > positions:
+        raise ConfigError(
+            f"max_model_len: {max_model_len} found, but the model in {model_path} has {positions} positions; lower "
+            "max_prompt_tokens or max_response_tokens, or max_model_len in engine_kwargs where it is set there, or take another "
+            "model."
+        )
+
+
+def _vllm_fields() -> set[str]:
+    # Imported for a rare argument alone: it takes ten seconds.
+    import dataclasses
+
+    from vllm import EngineArgs
+
+    return {field.name for field in dataclasses.fields(EngineArgs)}

@@ -1,0 +1,437 @@
+"""What both engines share: one thread that batches, and coroutines that feed it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import queue
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from trial_ray.engines.admission import AdmissionGate, Outbox, check_message, check_request
+from trial_ray.engines.protocol import EnginePart, RequestBatch, Response, ResponseBatch, SamplingParams
+from trial_ray.engines.weights import Weights, wrong_version
+from trial_ray.errors import EngineError, WeightSyncError
+from trial_ray.process_reports import advance, announce, peak_memory
+
+STEP_TIMEOUT_S = 300.0
+"""A step that takes longer hangs: the engine then says that it cannot serve, and is replaced."""
+DRAIN_TIMEOUT_S = 600.0
+"""Deadline of the responses under way before weights change or the engine sleeps."""
+_NOT_STARTED = "it was not started; call ready first"
+
+
+@dataclass(eq=False)
+class Request:
+    """One response in the making.
+
+    Attributes:
+        prompt_ids: int ``[P]``.
+        params: how to sample.
+        response_ids: tokens sampled so far, with ``logprobs`` beside them.
+        finish_reason: ``""`` while it runs.
+        cached_tokens: tokens of the prompt that the engine had computed before; ``None`` where it does not tell.
+    """
+
+    prompt_ids: np.ndarray
+    params: SamplingParams
+    response_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str = ""
+    cached_tokens: int | None = None
+
+    @property
+    def fault(self) -> str:
+        """Why there is no response: some token has no probability, because the model overflowed; empty where each has one."""
+        wrong = next((logprob for logprob in self.logprobs if not math.isfinite(logprob)), None)
+        if wrong is None:
+            return ""
+        return f"the model gives a log-probability of {wrong} after a prompt of {len(self.prompt_ids)} tokens"
+
+    def response(self, weight_version: int) -> Response:
+        """The finished response, as sampled by weights of this version.
+
+        Raises:
+            EngineError: it has a :attr:`fault`.
+        """
+        if fault := self.fault:
+            raise EngineError(fault)
+        return Response(
+            response_ids=np.asarray(self.response_ids, np.int32),
+            logprobs=np.asarray(self.logprobs, np.float32),
+            weight_version=weight_version,
+            finish_reason=self.finish_reason,
+        )
+
+
+@dataclass
+class EngineUsage:
+    """What an engine has done, in training and evaluation.
+
+    Attributes:
+        busy_seconds: time in steps, while at least one request was under way.
+        prompt_tokens: of finished requests.
+        cached_tokens: those of them that the engine had computed before; ``None`` where it does not tell.
+        response_tokens: sampled.
+    """
+
+    busy_seconds: float = 0.0
+    prompt_tokens: int = 0
+    cached_tokens: int | None = None
+    response_tokens: int = 0
+
+    def add(self, finished: list[Request], seconds: float) -> None:
+        """Count a step."""
+        self.busy_seconds += seconds
+        for request in finished:
+            self.prompt_tokens += len(request.prompt_ids)
+            self.response_tokens += len(request.response_ids)
+            if request.cached_tokens is not None:
+                self.cached_tokens = (self.cached_tokens or 0) + request.cached_tokens
+
+
+@dataclass(frozen=True)
+class _Client:
+    """Who waits for a request, and which weights it began with."""
+
+    outbox: Outbox
+    number: int
+    weight_version: int
+
+
+@dataclass(eq=False)
+class _Call:
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    done: asyncio.Future[Any]
+
+
+class BatchingEngine(ABC):
+    """Answers to ``EngineProtocol``; subclasses say how a model starts, advances and takes weights.
+
+    Everything that touches the model runs in one thread, between two steps, so the actor's event loop always answers.
+    Methods with an underscore that subclasses implement are called in that thread only.
+
+    Args:
+        max_model_len: most tokens of prompt and response together.
+    """
+
+    def __init__(self, max_model_len: int) -> None:
+        self._max_model_len = max_model_len
+        self._gate = AdmissionGate()
+        self._freed: set[EnginePart] = set()
+        self._inbox: queue.SimpleQueue[list[Request] | _Call | None] = queue.SimpleQueue()
+        self._in_flight: set[Request] = set()
+        self._clients: dict[Request, _Client] = {}
+        self._outboxes: dict[str, Outbox] = {}
+        self._admitting: set[asyncio.Task[None]] = set()
+        self._thread: threading.Thread | None = None
+        self._opening: asyncio.Task[dict[str, Any]] | None = None
+        self._info: dict[str, Any] = {}
+        self._failure = _NOT_STARTED
+        self._part_lock = asyncio.Lock()
+        self._answering_version = -1  # of the newest weights under which some response had probabilities
+        self._step_began: float | None = None
+        self._usage = EngineUsage()
+
+    async def ready(self) -> dict[str, Any]:
+        """Start the engine (idempotent); see ``EngineProtocol``."""
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._start())
+        info = await asyncio.shield(self._opening)
+        self._check_alive()
+        return {**info, "pid": os.getpid()}
+
+    async def exchange(self, client: str, requests: RequestBatch) -> ResponseBatch:
+        """Take further requests of a client, return what has finished; see ``EngineProtocol``."""
+        self._check_alive()
+        check_message(requests)
+        if client not in self._outboxes:
+            self._outboxes = {name: outbox for name, outbox in self._outboxes.items() if not outbox.abandoned}
+            self._outboxes[client] = Outbox()
+        outbox = self._outboxes[client]
+        if requests.numbers:
+            # A task of its own: what has finished must reach the client even while weights change.
+            task = asyncio.create_task(self._admit(outbox, requests))
+            self._admitting.add(task)
+            task.add_done_callback(self._admitting.discard)
+        return await outbox.take()
+
+    async def _admit(self, outbox: Outbox, requests: RequestBatch) -> None:
+        admitted = []
+        for number, prompt_ids, params in requests.split():
+            try:
+                check_request(
+                    prompt_ids, params, max_model_len=self._max_model_len, vocab_size=self._info["vocab_size"]
+                )
+            except EngineError as error:
+                outbox.fail(number, error)
+            else:
+                admitted.append((number, Request(prompt_ids, params)))
+        if not admitted:
+            return
+        try:
+            version = await self._gate.enter(len(admitted))
+        except EngineError as error:
+            for number, _ in admitted:
+                outbox.fail(number, error)
+            return
+        for number, request in admitted:
+            self._clients[request] = _Client(outbox, number, version)
+        entering = [request for _, request in admitted]
+        if self._thread is None:
+            self._deliver(entering, self._cannot_serve())
+        else:
+            self._inbox.put(entering)
+
+    async def load_weights(self, weights: Weights, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> str:
+        """Let responses under way finish, then replace the weights; see ``EngineProtocol``.
+
+        Raises:
+            EngineError: these are no weights, they do not fit the model, or the responses under way did not finish in time.
+            WeightSyncError: other weights arrived than were sent.
+        """
+        await self.ready()
+        if not isinstance(weights, Weights) or wrong_version(weights.version):
+            raise EngineError(f"weights with a version of at least 0 expected, {weights!r:.200} found")
+        async with self._gate.update(weights.version, drain_timeout_s=drain_timeout_s):
+            if "weights" in self._freed:
+                raise EngineError("the engine's weights are asleep; wake them before new ones are loaded")
+            # Inside the gate: no request may enter before these are known to be the weights that were sent.
+            _require_same(weights, *await self._in_thread(self._replace_weights, weights))
+            return weights.checksum
+
+    async def sleep(self, level: int = 1, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
+        """Let responses under way finish, then free the device's memory; see ``EngineProtocol``."""
+        async with self._part_lock:
+            self._check_alive()
+            if self._gate.asleep:
+                return
+            async with self._gate.sleep(drain_timeout_s=drain_timeout_s):
+                self._freed = {"weights", "cache"}
+                if level > 1:
+                    self._gate.version = -1
+                await self._in_thread(self._sleep, level)
+
+    async def wake(self, part: EnginePart) -> None:
+        """Take memory back; see ``EngineProtocol``."""
+        async with self._part_lock:
+            self._check_alive()
+            if part in self._freed:
+                await self._in_thread(self._wake, part)
+                self._freed.remove(part)
+                self._gate.asleep = bool(self._freed)
+
+    async def weight_version(self) -> int:
+        """Version now held; -1 before the first ``load_weights``.
+
+        Raises:
+            EngineError: the engine failed, or hangs, and cannot serve any more.
+        """
+        self._check_alive()
+        return self._gate.version
+
+    async def report(self) -> dict[str, Any]:
+        """What the engine has done so far (:class:`EngineUsage`) and its process's peak memory; see ``EngineProtocol``."""
+        return {**asdict(self._usage), **asdict(peak_memory())}
+
+    async def shutdown(self) -> None:
+        """Stop the thread and free the model; requests under way and calls that wait fail."""
+        if self._thread is None:
+            return
+        self._failure = "it was shut down"
+        self._inbox.put(None)
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+        self._thread = None
+        # The thread has ended, so what is still queued is answered here.
+        while not self._inbox.empty():
+            item = self._inbox.get_nowait()
+            if isinstance(item, _Call):
+                _set_exception(item.done, self._cannot_serve())
+            elif item is not None:
+                self._deliver(item, self._cannot_serve())
+
+    @abstractmethod
+    def _open(self) -> dict[str, Any]:
+        """Load the model; return what ``ready`` returns."""
+
+    @abstractmethod
+    def _step(self, joining: list[Request]) -> list[Request]:
+        """Take in ``joining``, sample one token (or more) for what runs; return the requests that finished."""
+
+    @abstractmethod
+    def _replace_weights(self, weights: Weights) -> tuple[str, str]:
+        """Load the weights into the idle model.
+
+        Returns:
+            Checksum of the values that it then holds, and their arrangement (``WeightsChecksum``): as held where tensors are held
+            as in a checkpoint, else as received.
+        """
+
+    @abstractmethod
+    def _sleep(self, level: int) -> None:
+        """Free the idle model's memory; level 1 keeps the weights on the host."""
+
+    @abstractmethod
+    def _wake(self, part: EnginePart) -> None:
+        """Take back what :meth:`_sleep` freed."""
+
+    @abstractmethod
+    def _recover(self) -> None:
+        """Forget every request after a failed step; raise when the engine cannot go on."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Free the model and every process."""
+
+    def _check_alive(self) -> None:
+        if self._failure:
+            raise self._cannot_serve()
+        # The event loop answers even where the thread that computes hangs.
+        began = self._step_began
+        if began is not None and (seconds := time.monotonic() - began) > STEP_TIMEOUT_S:
+            raise EngineError(f"the engine cannot serve: a step has been running for {seconds:.0f} s")
+
+    def _cannot_serve(self) -> EngineError:
+        return EngineError(f"the engine cannot serve: {self._failure}")
+
+    async def _start(self) -> dict[str, Any]:
+        announce()
+        self._loop = asyncio.get_running_loop()
+        # A daemon: an actor that Ray ends must not wait for it.
+        self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
+        self._thread.start()
+        await self._in_thread(self._open_model)
+        if self._failure == _NOT_STARTED:
+            self._failure = ""
+        return self._info
+
+    def _open_model(self) -> None:
+        self._info = self._open()
+
+    async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
+        if self._thread is None:
+            raise self._cannot_serve()
+        call = _Call(function, args, asyncio.get_running_loop().create_future())
+        self._inbox.put(call)
+        return await call.done
+
+    def _work(self) -> None:
+        while True:
+            items = self._take()
+            joining = [request for item in items if isinstance(item, list) for request in item]
+            self._in_flight.update(joining)
+            calls = [item for item in items if isinstance(item, _Call)]
+            if None in items:
+                break
+            for call in calls:
+                self._run_call(call)
+            if self._in_flight:
+                self._advance(joining)
+        self._fail_requests("the engine was shut down before the response was finished")
+        for call in calls:
+            self._post(call.done, self._cannot_serve())
+        if self._info:  # else the model never came up, and there is nothing to free
+            self._close()
+
+    def _take(self) -> list[list[Request] | _Call | None]:
+        """Empty the inbox, waiting for something only when no request runs."""
+        items = [] if self._in_flight else [self._inbox.get()]
+        while True:
+            try:
+                items.append(self._inbox.get_nowait())
+            except queue.Empty:
+                return items
+
+    def _advance(self, joining: list[Request]) -> None:
+        began = self._step_began = time.monotonic()
+        try:
+            finished = self._step(joining)
+        except Exception as error:  # whatever the step raises reaches every client that waits for it
+            try:
+                self._recover()
+            except Exception as fatal:
+                self._failure = f"a step failed: {fatal!r}"
+            self._fail_requests(f"a step of the engine failed: {error!r}")
+            return
+        finally:
+            self._step_began = None
+        self._usage.add(finished, time.monotonic() - began)
+        advance("step")
+        if finished:
+            self._in_flight.difference_update(finished)
+            self._loop.call_soon_threadsafe(self._deliver, finished)
+
+    def _fail_requests(self, reason: str) -> None:
+        failed, self._in_flight = list(self._in_flight), set()
+        self._loop.call_soon_threadsafe(self._deliver, failed, EngineError(reason))
+
+    def _deliver(self, requests: list[Request], error: EngineError | None = None) -> None:
+        """In the event loop: hand finished requests, or what became of them, to their clients."""
+        self._gate.leave(len(requests))
+        faults = {request: request.fault for request in requests}
+        # Those without one first: they say that the weights of the others are not to blame.
+        for request in sorted(requests, key=lambda request: faults[request] != ""):
+            client = self._clients.pop(request)
+            if error is not None:
+                client.outbox.fail(client.number, error)
+            elif faults[request]:
+                client.outbox.fail(client.number, self._explained(faults[request], client.weight_version))
+            else:
+                self._answering_version = client.weight_version
+                client.outbox.put(client.number, request.prompt_ids, request.response(client.weight_version))
+
+    def _explained(self, fault: str, version: int) -> EngineError:
+        wider = "set a dtype of wider range in engine_kwargs ('bfloat16', 'float32')"
+        if self._answering_version == version:
+            return EngineError(f"{fault}, which overflows: weights of version {version} answer other prompts; {wider}")
+        return EngineError(
+            f"{fault}, and weights of version {version} have answered no other yet. If they answer none, they are broken: lower lr "
+            f"and continue from the last checkpoint; if they answer others, the prompt overflows: {wider}"
+        )
+
+    def _run_call(self, call: _Call) -> None:
+        try:
+            result = call.function(*call.args)
+            advance(call.function.__name__.removeprefix("_"))
+        except Exception as error:  # raised again where the call was made
+            self._post(call.done, error)
+        else:
+            self._loop.call_soon_threadsafe(_set_result, call.done, result)
+
+    def _post(self, done: asyncio.Future[Any], error: Exception) -> None:
+        self._loop.call_soon_threadsafe(_set_exception, done, error)
+
+
+def _require_same(sent: Weights, checksum: str, arrangement: str) -> None:
+    """Compare what an engine has with what was sent.
+
+    Raises:
+        WeightSyncError: they differ.
+    """
+    if checksum != sent.checksum:
+        raise WeightSyncError(
+            f"version {sent.version} was sent with checksum {sent.checksum}, the engine has {checksum}; it serves none of them"
+        )
+    if arrangement != sent.arrangement:
+        raise WeightSyncError(
+            f"version {sent.version} was sent with names and places of digest {sent.arrangement}, the engine has {arrangement} of "
+            "equal values: tensors changed their names or elements their places; it serves none of them"
+        )
+
+
+def _set_result(future: asyncio.Future[Any], result: Any) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _set_exception(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)

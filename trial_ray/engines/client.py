@@ -1,0 +1,383 @@
+"""Engine client: batches requests, validates responses, routes around engines that failed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from ray import ObjectRef
+from ray.actor import ActorHandle
+
+from trial_ray.engines.admission import check_request
+from trial_ray.engines.protocol import (
+    MOST_IDS,
+    InvalidRequestError,
+    RequestBatch,
+    Response,
+    ResponseBatch,
+    SamplingParams,
+    is_whole,
+    prompt_digest,
+)
+from trial_ray.errors import EngineError, root_cause
+
+FINISH_REASONS = ("stop", "length")
+_WHOLE_NUMBERS = ("numbers", "lengths", "weight_versions", "prompt_digests")
+MAX_LOGPROB = 0.01
+"""Log-probabilities are at most 0; kernels of low precision round to a little more."""
+
+
+class WrongAnswerError(EngineError):
+    """An engine answered outside its contract; nothing of the answer is used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What an answer to a request is compared with.
+
+    Attributes:
+        prompt_digest: of the request's prompt.
+        max_tokens: most tokens of the response.
+        vocab_size: token ids are below it; ``None`` where it is not known.
+    """
+
+    prompt_digest: int
+    max_tokens: int
+    vocab_size: int | None
+
+
+def require_consistent(answers: object) -> ResponseBatch:
+    """Check that the parts of a message belong together, without which no response of it can be told from another.
+
+    Raises:
+        WrongAnswerError: they do not; says which.
+    """
+    if not isinstance(answers, ResponseBatch):
+        raise WrongAnswerError(f"the engine answered with a {type(answers).__name__}, expected a ResponseBatch")
+    parts = {name: getattr(answers, name) for name in (*_WHOLE_NUMBERS, "finish_reasons")}
+    for name, values in parts.items():
+        if not isinstance(values, tuple):
+            raise WrongAnswerError(f"{name} of the engine's answer are a {type(values).__name__}, expected a tuple")
+        if name in _WHOLE_NUMBERS and not all(map(is_whole, values)):
+            raise WrongAnswerError(f"{name} of the engine's answer are {values!r:.200}, expected whole numbers")
+        if len(values) != len(answers.numbers):
+            raise WrongAnswerError(f"the engine answered {len(answers.numbers)} requests with {len(values)} {name}")
+    _check_failed(answers.failed)
+    if len({*answers.numbers, *answers.failed}) < len(answers.numbers) + len(answers.failed):
+        raise WrongAnswerError(
+            f"the engine answered a request twice: {answers.numbers!r:.200} and failed {list(answers.failed)!r:.200}"
+        )
+    if min(answers.lengths, default=0) < 0:
+        raise WrongAnswerError(f"the engine answered with a response of {min(answers.lengths)} tokens")
+    total = sum(answers.lengths)
+    for name, kind in (("response_ids", np.integer), ("logprobs", np.floating)):
+        values = getattr(answers, name)
+        if not (isinstance(values, np.ndarray) and values.shape == (total,) and np.issubdtype(values.dtype, kind)):
+            described = (
+                f"{values.dtype} {list(values.shape)}" if isinstance(values, np.ndarray) else type(values).__name__
+            )
+            raise WrongAnswerError(f"{name} of the engine's answer are {described}, expected {kind.__name__} [{total}]")
+    return answers
+
+
+def _check_failed(failed: object) -> None:
+    if not isinstance(failed, dict):
+        raise WrongAnswerError(f"failed of the engine's answer is a {type(failed).__name__}, expected a dict")
+    for number, error in failed.items():
+        if not (is_whole(number) and isinstance(error, EngineError)):
+            raise WrongAnswerError(
+                f"failed of the engine's answer holds {number!r:.80}: {error!r:.80}, expected a whole number and an EngineError"
+            )
+
+
+def wrong_answer(response: Response, prompt_digest: int, asked: Asked) -> WrongAnswerError | None:
+    """What is wrong with a response to a request; ``None`` where nothing is."""
+    ids, logprobs = response.response_ids, response.logprobs
+    if prompt_digest != asked.prompt_digest:
+        return WrongAnswerError("the engine answered to another prompt")
+    if not 1 <= len(ids) <= asked.max_tokens:
+        return WrongAnswerError(f"the response has {len(ids)} tokens, expected 1 to {asked.max_tokens}")
+    highest = asked.vocab_size or MOST_IDS
+    if ids.min() < 0 or ids.max() >= highest:
+        outside = ids[(ids < 0) | (ids >= highest)][0]
+        return WrongAnswerError(f"the response holds token id {outside}, expected 0 to {highest - 1}")
+    if not (np.isfinite(logprobs).all() and logprobs.max() <= MAX_LOGPROB):
+        found = logprobs[~(np.isfinite(logprobs) & (logprobs <= MAX_LOGPROB))][0]
+        return WrongAnswerError(
+            f"the response has a log-probability of {found}, expected a finite number of at most 0. Where every "
+            f"response has NaN, weights of version {response.weight_version} give no probabilities: lower lr and continue from "
+            "the last checkpoint; where some have it, their prompts overflow the engine's dtype"
+        )
+    if response.finish_reason not in FINISH_REASONS:
+        return WrongAnswerError(f"the response ended by {response.finish_reason!r}, expected one of {FINISH_REASONS}")
+    if response.weight_version < 0:
+        return WrongAnswerError(f"the response is of weights of version {response.weight_version}, expected 0 or more")
+    return None
+
+
+SEND_AFTER_S = 0.03
+"""A request waits at most so long for others of the same pass of the event loop, whose environments step before they ask."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    asked: Asked
+    answer: asyncio.Future[Response]
+
+
+@dataclass(slots=True)
+class _Requests:
+    """Requests of the coroutines of one event loop: a late answer to another loop finds that loop's own."""
+
+    loop: asyncio.AbstractEventLoop
+    pending: dict[int, _Pending] = field(default_factory=dict)
+    unsent: list[tuple[int, np.ndarray, SamplingParams]] = field(default_factory=list)
+    send_by: float | None = None
+    calls: set[asyncio.Task[None]] = field(default_factory=set)
+
+
+class EngineLink:
+    """Sends requests to one engine and keeps one call waiting there for as long as any is unanswered.
+
+    What the engine answers is compared with what it was asked (:mod:`trial_ray.engines.client`): this is where its
+    answers enter the process.
+
+    Args:
+        handle: the engine actor.
+        vocab_size: of its model; ``None`` does not check token ids against it.
+
+    Attributes:
+        groups: number of groups of rollouts that the engine serves from here.
+    """
+
+    def __init__(self, handle: ActorHandle[Any], vocab_size: int | None = None) -> None:
+        self.groups = 0
+        self._handle = handle
+        self._vocab_size = vocab_size
+        self._name = uuid.uuid4().hex
+        self._num_asked = 0
+        self._requests: _Requests | None = None
+
+    async def ask(self, prompt_ids: np.ndarray, params: SamplingParams) -> Response:
+        """Sample one response.
+
+        Raises:
+            InvalidRequestError: the request itself is wrong, which shows here or at the engine.
+            EngineError: the engine refused the request, failed or died.
+            WrongAnswerError: it answered outside its contract.
+        """
+        # Here, where the caller is; in a message it would take the requests of others with it.
+        check_request(prompt_ids, params, max_model_len=None, vocab_size=self._vocab_size)
+        loop = asyncio.get_running_loop()
+        requests = self._requests
+        if requests is None or requests.loop is not loop:
+            requests = self._requests = _Requests(loop)
+        number, answer = self._num_asked, loop.create_future()
+        asked = Asked(prompt_digest(prompt_ids), params.max_tokens, self._vocab_size)
+        requests.pending[number] = _Pending(asked, answer)
+        self._num_asked += 1
+        requests.unsent.append((number, prompt_ids, params))
+        self._send_soon(requests)
+        try:
+            response: Response = await answer
+            return response
+        finally:
+            requests.pending.pop(number, None)
+
+    def _send_soon(self, requests: _Requests) -> None:
+        if requests.send_by is None:
+            requests.send_by = time.monotonic() + SEND_AFTER_S
+            requests.loop.call_soon(self._send_rest, requests)
+        elif time.monotonic() > requests.send_by:
+            self._send(requests)
+
+    def _send_rest(self, requests: _Requests) -> None:
+        """At the end of a pass: send what is left of it, or ask for answers if no call does."""
+        requests.send_by = None
+        if requests.unsent or (requests.pending and not requests.calls):
+            self._send(requests)
+
+    def _send(self, requests: _Requests) -> None:
+        wanted = [request for request in requests.unsent if request[0] in requests.pending]
+        requests.unsent = []
+        try:
+            # Sent now; a task would start only when the pass has ended.
+            answers: ObjectRef[ResponseBatch] = self._handle.exchange.remote(self._name, RequestBatch.join(wanted))
+        except Exception as error:  # of Ray's, for one: nothing would answer these
+            _fail_pending(requests, error)
+            return
+        requests.calls.add(asyncio.ensure_future(self._receive(requests, answers)))
+        if requests.send_by is not None:
+            requests.send_by = time.monotonic() + SEND_AFTER_S
+
+    async def _receive(self, requests: _Requests, call: Awaitable[ResponseBatch]) -> None:
+        try:
+            self._deliver(requests, require_consistent(await call))
+        except Exception as error:  # whatever it is, it reaches those who wait
+            _fail_pending(requests, root_cause(error))
+        finally:
+            requests.calls.discard(asyncio.current_task())
+
+    def _deliver(self, requests: _Requests, answers: ResponseBatch) -> None:
+        """Hand on what was answered; with one wrong response, none of its message is taken: all may be shifted.
+
+        Raises:
+            WrongAnswerError: it holds an answer that was never asked for.
+        """
+        if unknown := [number for number in (*answers.numbers, *answers.failed) if not 0 <= number < self._num_asked]:
+            raise WrongAnswerError(f"the engine answered to request {unknown[0]}, which was never sent")
+        answered = [
+            (requests.pending[number], response, digest)
+            for (number, response), digest in zip(answers.split(), answers.prompt_digests, strict=True)
+            if number in requests.pending  # else its caller has stopped waiting
+        ]
+        found = [wrong_answer(response, digest, pending.asked) for pending, response, digest in answered]
+        wrong = [error for error in found if error is not None]
+        for pending, response, _ in answered:
+            if wrong:
+                _fail(pending.answer, wrong[0])
+            elif not pending.answer.done():
+                pending.answer.set_result(response)
+        for number, error in answers.failed.items():
+            if number in requests.pending:
+                _fail(requests.pending[number].answer, error)
+        # After the coroutines that were answered: they act, and most ask again.
+        requests.loop.call_soon(self._send_rest, requests)
+
+
+def _fail_pending(requests: _Requests, cause: BaseException) -> None:
+    requests.unsent.clear()  # they go elsewhere, too
+    for pending in requests.pending.values():
+        _fail(pending.answer, cause)
+
+
+def _fail(answer: asyncio.Future[Response], cause: BaseException) -> None:
+    if not answer.done():
+        error = cause if isinstance(cause, EngineError) else EngineError(f"{type(cause).__name__}: {cause}")
+        answer.set_exception(error)
+
+
+ATTEMPTS = 3
+"""Different engines that are tried for one request, at most."""
+
+
+@dataclass(slots=True)
+class RequestCounts:
+    """What became of the requests of a client; those under way are in none but the first.
+
+    Attributes:
+        requests_sent: asked for, each once, however many engines were tried.
+        requests_answered: by some engine.
+        requests_failed: by every engine that was tried, or refused as wrong, or given up by who asked.
+        attempts_failed: at one engine, after which another may have answered.
+    """
+
+    requests_sent: int = 0
+    requests_answered: int = 0
+    requests_failed: int = 0
+    attempts_failed: int = 0
+
+
+class EngineClient:
+    """Sends each request to one of the engines, and to the next one when that fails.
+
+    Requests with the same affinity (a group of rollouts) go to the same engine, whose prefix cache then serves them. A new
+    group goes to the engine that serves the fewest groups from here; :meth:`end_group` says that it is over.
+
+    Args:
+        handles: engine actors, as from ``EnginePool.handles``.
+        timeout_s: deadline of one request over all attempts, in seconds; each attempt has an equal share of what is left.
+        vocab_size: of the engines' model, which bounds the token ids that are taken from them; ``None`` takes any.
+
+    Attributes:
+        counts: of requests so far.
+    """
+
+    def __init__(
+        self, handles: Sequence[ActorHandle[Any]], *, timeout_s: float = 600.0, vocab_size: int | None = None
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._vocab_size = vocab_size
+        self.counts = RequestCounts()
+        self.replace_handles(handles)
+
+    def replace_handles(self, handles: Sequence[ActorHandle[Any]]) -> None:
+        """Use these engines from now on (after a restart)."""
+        if not handles:
+            raise EngineError("handles: no engine given, at least one expected")
+        self._links = [EngineLink(handle, self._vocab_size) for handle in handles]
+        self._group_engine: dict[Hashable, int] = {}
+
+    async def generate(
+        self, prompt_ids: np.ndarray, params: SamplingParams, affinity: Hashable, preferred: int = 0
+    ) -> Response:
+        """Sample one response.
+
+        Args:
+            prompt_ids: int ``[P]``.
+            params: how to sample.
+            affinity: of the group.
+            preferred: where the search for the least busy engine starts, modulo their number. Clients in several processes,
+                none of which knows the others' groups, spread them evenly when the groups of all are numbered through.
+
+        Raises:
+            InvalidRequestError: the request itself is wrong.
+            EngineError: every attempt failed or the deadline passed; the message holds each attempt's reason.
+        """
+        self.counts.requests_sent += 1
+        try:
+            response = await self._generate(prompt_ids, params, affinity, preferred)
+        except BaseException:
+            self.counts.requests_failed += 1
+            raise
+        self.counts.requests_answered += 1
+        return response
+
+    async def _generate(
+        self, prompt_ids: np.ndarray, params: SamplingParams, affinity: Hashable, preferred: int
+    ) -> Response:
+        links, deadline = self._links, time.monotonic() + self._timeout_s
+        first = self._engine_of(affinity, preferred)
+        failures: list[str] = []
+        attempts = min(ATTEMPTS, len(links))
+        for attempt in range(attempts):
+            index = (first + attempt) % len(links)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            try:
+                # A share of what is left, so that an engine that hangs leaves time for the others.
+                async with asyncio.timeout(left / (attempts - attempt)):
+                    return await links[index].ask(prompt_ids, params)
+            except InvalidRequestError:
+                raise
+            except (EngineError, TimeoutError) as error:
+                self.counts.attempts_failed += 1
+                failures.append(f"engine {index}: {type(error).__name__}: {_first_line(error)}")
+        raise EngineError(
+            f"no engine answered ({len(failures)} of {len(links)} tried, deadline {self._timeout_s:.0f} s): "
+            + "; ".join(failures)
+        )
+
+    def end_group(self, affinity: Hashable) -> None:
+        """Nothing more will be asked for with this affinity."""
+        index = self._group_engine.pop(affinity, None)
+        if index is not None:
+            self._links[index].groups -= 1
+
+    def _engine_of(self, affinity: Hashable, preferred: int) -> int:
+        if affinity not in self._group_engine:
+            order = [(preferred + offset) % len(self._links) for offset in range(len(self._links))]
+            index = min(order, key=lambda index: self._links[index].groups)  # the first of the least busy
+            self._links[index].groups += 1
+            self._group_engine[affinity] = index
+        return self._group_engine[affinity]
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or "no message").splitlines()[0]

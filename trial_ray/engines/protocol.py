@@ -1,0 +1,223 @@
+"""The contract between rollouts and engines: token ids in, token ids out, every sample stamped with its weights.
+
+An engine is a Ray actor. ``EngineProtocol`` lists its methods; ``vllm_engine`` and ``transformers_engine`` implement
+it and pass one conformance suite.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from trial_ray.engines.weights import Weights
+from trial_ray.errors import EngineError
+
+EnginePart = Literal["weights", "cache"]
+"""What an engine gives back when it sleeps, in the order in which it is woken."""
+
+MOST_IDS = 2**31
+"""Token ids travel as int32."""
+
+
+class InvalidRequestError(EngineError):
+    """The request itself is wrong: any other engine of this model would refuse it too."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How a response is sampled.
+
+    Attributes:
+        max_tokens: most tokens in a response, its stop token included.
+        temperature: 0 is greedy; else 0.01 or more.
+        top_p: nucleus mass; a greedy response ignores it.
+        seed: makes this one response repeatable on one engine; ``None`` lets the engine choose.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """One sampled response.
+
+    Attributes:
+        response_ids: int32 ``[y]``, the stop token included where one was sampled.
+        logprobs: float32 ``[y]``, log-probability of each sampled token, in nats, under the distribution that it was
+            sampled from: the softmax of ``logits / temperature``, with ``top_p < 1`` renormalised over the nucleus. Those
+            of a greedy response are the model's own, without temperature.
+        weight_version: version of the weights that sampled it.
+        finish_reason: ``"stop"`` or ``"length"``.
+    """
+
+    response_ids: np.ndarray
+    logprobs: np.ndarray
+    weight_version: int
+    finish_reason: str
+
+
+def is_whole(value: object) -> bool:
+    """Whether a value is a whole number; a truth value is none."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def is_token_ids(values: object) -> bool:
+    """Whether a value is an array ``[n]`` of an integer type."""
+    return isinstance(values, np.ndarray) and values.ndim == 1 and np.issubdtype(values.dtype, np.integer)
+
+
+def prompt_digest(prompt_ids: np.ndarray) -> int:
+    """Of a prompt, by which an answer says which one it continues."""
+    return zlib.crc32(np.ascontiguousarray(prompt_ids, np.int32).tobytes())
+
+
+@dataclass(frozen=True, slots=True)
+class RequestBatch:
+    """What a client asks for in one message: arrays of all requests joined, because many small ones are slow to send.
+
+    Attributes:
+        numbers: the client's own, by which it knows each response.
+        prompt_ids: int32, the prompts one after the other.
+        lengths: of each prompt, in tokens.
+        params: of each request.
+    """
+
+    numbers: tuple[int, ...] = ()
+    prompt_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    lengths: tuple[int, ...] = ()
+    params: tuple[SamplingParams, ...] = ()
+
+    @classmethod
+    def join(cls, requests: Sequence[tuple[int, np.ndarray, SamplingParams]]) -> RequestBatch:
+        """Of (number, prompt ids, params) each."""
+        if not requests:
+            return cls()
+        numbers, prompts, params = zip(*requests, strict=True)
+        joined = np.concatenate(prompts, dtype=np.int32, casting="same_kind")
+        return cls(numbers, joined, tuple(map(len, prompts)), params)
+
+    def split(self) -> list[tuple[int, np.ndarray, SamplingParams]]:
+        """What :meth:`join` was given."""
+        return list(zip(self.numbers, _cut(self.prompt_ids, self.lengths), self.params, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseBatch:
+    """What an engine answers in one message, arrays joined as in :class:`RequestBatch`.
+
+    Attributes:
+        numbers: of the requests that were answered.
+        response_ids: int32, the responses one after the other.
+        logprobs: float32, beside ``response_ids``.
+        lengths: of each response, in tokens.
+        weight_versions: of each response.
+        finish_reasons: of each response.
+        prompt_digests: :func:`prompt_digest` of the prompt that each response continues.
+        failed: what became of the other requests, by number.
+    """
+
+    numbers: tuple[int, ...]
+    response_ids: np.ndarray
+    logprobs: np.ndarray
+    lengths: tuple[int, ...]
+    weight_versions: tuple[int, ...]
+    finish_reasons: tuple[str, ...]
+    prompt_digests: tuple[int, ...]
+    failed: dict[int, EngineError]
+
+    def split(self) -> list[tuple[int, Response]]:
+        """The responses, each with its number."""
+        arrays = zip(_cut(self.response_ids, self.lengths), _cut(self.logprobs, self.lengths), strict=True)
+        told = zip(self.numbers, arrays, self.weight_versions, self.finish_reasons, strict=True)
+        return [(number, Response(*pair, version, reason)) for number, pair, version, reason in told]
+
+
+def _cut(joined: np.ndarray, lengths: Sequence[int]) -> list[np.ndarray]:
+    parts, start = [], 0
+    for length in lengths:
+        parts.append(joined[start : start + length])
+        start += length
+    return parts
+
+
+class EngineProtocol(Protocol):
+    """What every engine actor answers to. All methods are coroutines on the actor."""
+
+    async def ready(self) -> dict[str, Any]:
+        """Start the engine (idempotent); return ``{"engine", "model", "vocab_size", "stop_token_ids", "pid"}``."""
+        ...
+
+    async def exchange(self, client: str, requests: RequestBatch) -> ResponseBatch:
+        """Take further requests of a client, and return what has finished of all that it ever asked for.
+
+        Waits until something has, unless the client calls again meanwhile: the earlier call then ends with nothing. The
+        requests of all clients are batched inside. What is wrong with one request comes back as its own error
+        (:class:`InvalidRequestError`, or an ``EngineError``: no weights were loaded yet, a step of the engine failed).
+
+        Args:
+            client: name of the client, unlike any other's.
+            requests: may be empty.
+
+        Raises:
+            InvalidRequestError: the parts of ``requests`` do not belong together.
+            EngineError: the engine cannot serve any more.
+        """
+        ...
+
+    async def load_weights(self, weights: Weights) -> str:
+        """Replace the weights, drop every cached prefix, adopt their version.
+
+        Responses under way finish first, under the weights they began with; requests that come meanwhile wait. When it
+        fails, the engine has no version and refuses requests until a whole load succeeds. It fails, too, where the checksum or
+        the arrangement (``WeightsChecksum``) of what has arrived is another than that of what was sent.
+
+        Returns:
+            ``weights_checksum`` of what the engine now holds.
+
+        Raises:
+            WeightSyncError: other weights arrived than were sent.
+            EngineError: these are no weights, or none of this model's.
+        """
+        ...
+
+    async def sleep(self, level: int = 1) -> None:
+        """Give the device's memory to others; requests are refused until both parts are awake again.
+
+        Responses under way finish first.
+
+        Args:
+            level: 1 keeps the weights in the host's memory; 2 drops them, and with them the version.
+
+        Raises:
+            EngineError: the engine was not made to sleep, or is not idle in time.
+        """
+        ...
+
+    async def wake(self, part: EnginePart) -> None:
+        """Take memory back: first for ``"weights"``, which may then be loaded, last for the ``"cache"``.
+
+        Does nothing where the part is awake.
+
+        Raises:
+            EngineError: the memory is not free.
+        """
+        ...
+
+    async def weight_version(self) -> int:
+        """Version now held; -1 before the first ``load_weights``."""
+        ...
+
+    async def report(self) -> dict[str, Any]:
+        """Counts since the start (fields of ``EngineUsage``) and peak memory (fields of ``PeakMemory``)."""
+        ...
+
+    async def shutdown(self) -> None:
+        """Stop every process and free every device that the engine holds."""
+        ...

@@ -1,0 +1,297 @@
+"""Weight transfer: how weights travel from learners to engines."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import ray
+import torch
+from ray.actor import ActorHandle
+
+from trial_ray.engines.weights import DeviceWeights, Weights, WeightsChecksum, pack_weights
+from trial_ray.errors import ConfigError, EngineError, WeightSyncError
+
+if TYPE_CHECKING:
+    from vllm.distributed.weight_transfer import ParamMeta, TrainerWeightTransferEngine
+
+BACKENDS = ("object_store", "ipc", "nccl")
+
+NamedWeights = Callable[[], Iterable[tuple[str, torch.Tensor]]]
+"""Gives the names and tensors of a checkpoint, a tied tensor once, each time it is called.
+
+Where the model is sharded, it gathers one tensor after the other, and every learner has to iterate it.
+"""
+
+
+class WeightSender(ABC):
+    """The learner's side of one backend; every learner of a run has one, and all make the same calls.
+
+    Args:
+        rank: of the learner; the first one sends where one is enough.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    @abstractmethod
+    def offer(
+        self, weights: NamedWeights, version: int, dtype: torch.dtype | None, engines: Sequence[ActorHandle[Any]]
+    ) -> Weights | None:
+        """Prepare one version.
+
+        Args:
+            weights: of the policy.
+            version: 0 or more.
+            dtype: that of the engines, to which floating-point tensors are cast; ``None`` leaves them as they are.
+            engines: who will load it.
+
+        Returns:
+            What the engines are given; ``None`` from a learner that has nothing to add.
+        """
+
+    def transmit(self) -> None:  # noqa: B027  # most backends have nothing to do here
+        """Send, while the engines load; where they read the offer by themselves, there is nothing to do."""
+
+    def withdraw(self) -> None:  # noqa: B027
+        """Free what the offer kept: every engine has loaded it, or has failed to."""
+
+
+def merge_offers(offers: Sequence[Weights | None]) -> Weights:
+    """The offers of all learners as one.
+
+    Raises:
+        WeightSyncError: there is none, or learners offer different weights.
+    """
+    given = [offer for offer in offers if offer is not None]
+    if not given:
+        raise WeightSyncError("No learner offered weights to the engines; expected one at least.")
+    first = given[0]
+    if differing := {(offer.checksum, offer.arrangement) for offer in given} - {(first.checksum, first.arrangement)}:
+        raise WeightSyncError(
+            f"Learners hold different weights: checksum {first.checksum} on the first (arrangement {first.arrangement}), "
+            f"{sorted(differing)} on others. "
+            "Resume from the last checkpoint."
+        )
+    if not isinstance(first, DeviceWeights) or first.backend != "ipc":
+        return first
+    # Each tensor lies on every learner's GPU; an engine takes the handle of its own.
+    per_tensor = zip(*(offer.update["ipc_handles"] for offer in given if isinstance(offer, DeviceWeights)), strict=True)
+    handles = [{gpu: args for of_learner in each for gpu, args in of_learner.items()} for each in per_tensor]
+    return replace(first, update={**first.update, "ipc_handles": handles})
+
+
+def cast_weights(weights: NamedWeights, dtype: torch.dtype | None) -> Iterator[tuple[str, torch.Tensor]]:
+    """Names and tensors as engines hold them: detached, contiguous, floating-point ones as ``dtype``."""
+    for name, tensor in weights():
+        tensor = tensor.detach()
+        if dtype is not None and tensor.is_floating_point():
+            tensor = tensor.to(dtype)
+        yield name, tensor.contiguous()
+
+
+JOIN_TIMEOUT_S = 300.0
+"""Deadline of all engines to meet the learner in one NCCL group."""
+
+
+class ObjectStoreSender(WeightSender):
+    """Through Ray's object store; an offer stays readable for as long as somebody holds it."""
+
+    def offer(
+        self, weights: NamedWeights, version: int, dtype: torch.dtype | None, engines: Sequence[ActorHandle[Any]]
+    ) -> Weights | None:
+        """Put the shards into the object store, on the first learner."""
+        if self._rank:
+            for _ in weights():
+                pass
+            return None
+        return pack_weights(weights(), version, dtype=dtype)
+
+
+class IPCSender(WeightSender):
+    """By CUDA IPC: engines read copies in their dtype that lie on the GPU they share with a learner.
+
+    Every learner offers what lies on its own GPU. The copies (2 bytes a parameter in bfloat16) stay until
+    :meth:`withdraw`, while gradients and the engines' caches are not there.
+    """
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank)
+        self._offered: list[torch.Tensor] = []
+
+    def offer(
+        self, weights: NamedWeights, version: int, dtype: torch.dtype | None, engines: Sequence[ActorHandle[Any]]
+    ) -> Weights | None:
+        """Make the copies; the offer holds their IPC handles under the GPU's UUID."""
+        from torch.multiprocessing.reductions import reduce_tensor
+
+        self._offered = []
+        checksum = WeightsChecksum()
+        update: dict[str, list[Any]] = {"names": [], "dtype_names": [], "shapes": [], "ipc_handles": []}
+        for name, tensor in cast_weights(weights, dtype):
+            checksum.add(name, tensor)
+            self._offered.append(tensor)
+            update["names"].append(name)
+            update["dtype_names"].append(_dtype_name(tensor.dtype))
+            update["shapes"].append(list(tensor.shape))
+            gpu = torch.cuda.get_device_properties(tensor.device).uuid
+            update["ipc_handles"].append({str(gpu): reduce_tensor(tensor)[1]})
+        torch.cuda.synchronize(self._offered[0].device)
+        return DeviceWeights(version, checksum.hexdigest, checksum.arrangement, "ipc", update)
+
+    def withdraw(self) -> None:
+        """Free the copies."""
+        self._offered = []
+        torch.cuda.ipc_collect()
+
+
+class NCCLSender(WeightSender):
+    """By an NCCL broadcast from the first learner to every worker of every engine, on GPUs of their own.
+
+    The group is made again whenever an engine was replaced. A broadcast whose receiver dies cannot be called back: the
+    learner then hangs in it, and only the deadline of whoever waits for the learner ends the run.
+
+    Args:
+        rank: of the learner.
+        workers_per_engine: GPUs that one engine computes on.
+    """
+
+    def __init__(self, rank: int, workers_per_engine: int) -> None:
+        super().__init__(rank)
+        self._workers = workers_per_engine
+        self._members: list[ActorHandle[Any]] = []
+        self._group: TrainerWeightTransferEngine[Any] | None = None
+        self._source: _Source | None = None
+
+    def offer(
+        self, weights: NamedWeights, version: int, dtype: torch.dtype | None, engines: Sequence[ActorHandle[Any]]
+    ) -> Weights | None:
+        """Note what will be sent, and meet the engines where they are others than before."""
+        from vllm.distributed.weight_transfer import ParamMeta
+
+        self._source = _Source(weights, dtype)
+        checksum, metadata = WeightsChecksum(), []
+        for name, tensor in self._source:
+            checksum.add(name, tensor)
+            metadata.append(ParamMeta(name, tensor.dtype, tuple(tensor.shape)))
+        if self._rank:
+            return None
+        self._source.declared = metadata
+        if list(engines) != self._members:
+            self._meet(engines)
+        update = {
+            "names": [each.name for each in metadata],
+            "dtype_names": [_dtype_name(each.dtype) for each in metadata],
+            "shapes": [list(each.shape) for each in metadata],
+        }
+        return DeviceWeights(version, checksum.hexdigest, checksum.arrangement, "nccl", update)
+
+    def transmit(self) -> None:
+        """Broadcast; every learner takes part in gathering what the first one sends."""
+        assert self._source is not None, "nothing was offered"
+        if self._group is None:
+            for _ in self._source:
+                pass
+            return
+        self._group.source = self._source  # type: ignore[assignment]  # not a subclass: vLLM is imported late
+        self._group.send_weights()
+
+    def withdraw(self) -> None:
+        """Forget what was offered; the group stays."""
+        self._source = None
+
+    def _meet(self, engines: Sequence[ActorHandle[Any]]) -> None:
+        from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
+        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+        from vllm.utils.network_utils import get_open_port
+
+        if self._group is not None:
+            # Left before the next meeting, which may fail: nothing must be sent to a group that has ended.
+            self._group.shutdown()
+            self._group, self._members = None, []
+        info = NCCLTrainerInitInfo(
+            rank=0,
+            master_address=ray.util.get_node_ip_address(),
+            master_port=get_open_port(),
+            world_size=1 + len(engines) * self._workers,
+        )
+        client = _EngineCalls(engines, self._workers)
+        source: Any = self._source
+        self._group = WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
+        self._members = list(engines)
+
+
+def weight_sender(backend: str, rank: int, workers_per_engine: int) -> WeightSender:
+    """The sender of a backend.
+
+    Args:
+        backend: one of :data:`BACKENDS`.
+        rank: of the learner.
+        workers_per_engine: GPUs that one engine computes on.
+
+    Raises:
+        ConfigError: the backend needs CUDA, and there is no such device here.
+    """
+    if backend == "object_store":
+        return ObjectStoreSender(rank)
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f"weight_transfer={backend!r} needs the learner on a CUDA device, and this process has none; set "
+            "num_gpus_per_learner, or weight_transfer='object_store'."
+        )
+    return IPCSender(rank) if backend == "ipc" else NCCLSender(rank, workers_per_engine)
+
+
+class _Source:
+    """The weights as vLLM's trainer asks for them (its ``WeightSource``)."""
+
+    def __init__(self, weights: NamedWeights, dtype: torch.dtype | None) -> None:
+        self._weights = weights
+        self._dtype = dtype
+        self.declared: list[ParamMeta] = []
+
+    def metadata(self) -> list[ParamMeta]:
+        return self.declared
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return cast_weights(self._weights, self._dtype)
+
+
+class _EngineCalls:
+    """What vLLM's trainer asks of the engines (its ``VLLMWeightSyncClient``).
+
+    Only the meeting goes this way: engines begin and end an update inside their own ``load_weights``, behind the gate that
+    keeps requests out, and are asked for it by whoever confirms the checksums.
+    """
+
+    def __init__(self, engines: Sequence[ActorHandle[Any]], workers_per_engine: int) -> None:
+        self._engines = engines
+        self._workers = workers_per_engine
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        joining = [
+            engine.join_transfer.remote("nccl", init_info | {"rank_offset": 1 + index * self._workers})
+            for index, engine in enumerate(self._engines)
+        ]
+        try:
+            ray.get(joining, timeout=JOIN_TIMEOUT_S)
+        except ray.exceptions.GetTimeoutError as error:
+            raise EngineError(
+                f"The engines did not join the learner's NCCL group within {JOIN_TIMEOUT_S:.0f} s; check that their nodes "
+                "reach each other, or set weight_transfer='object_store'."
+            ) from error
+
+    def start_weight_update(self) -> None:
+        pass
+
+    def update_weights(self, update_info: Any) -> None:
+        pass
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        pass
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

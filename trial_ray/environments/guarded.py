@@ -1,0 +1,342 @@
+"""Isolates and validates environments: whatever one does wrong fails its own rollout."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import math
+import os
+import resource
+import signal
+import socket
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from numbers import Real
+from typing import Any, TypeVar
+
+import gymnasium
+import numpy as np
+from ray import cloudpickle
+
+from trial_ray.environments.adapter import EnvironmentAdapter
+from trial_ray.environments.registry import EnvironmentEntry
+from trial_ray.errors import EnvironmentFaultError
+from trial_ray.objectives.segments import equal_up_to_rounding
+
+logger = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+ROUNDING = 1e-6
+"""How far a score that was added up of parts may lie outside of [0, 1]."""
+MOST_CHARACTERS = 2_000_000
+"""Longest answer of an environment, all of its texts together; a prompt of more would stop the other episodes for seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What an environment answered, to ``reset`` or to an action, in the types of the contract.
+
+    The contract is that of :mod:`trial_envs.core.text_env`; what an ``info`` lacks, the environment's adapter says.
+
+    Attributes:
+        observation: what it shows.
+        task: ``info["task"]``, else the adapter's.
+        family: ``info["family"]``, else empty.
+        admissible_actions: ``info["admissible_actions"]``, else none.
+        won: by the adapter's ``success``, else ``info["won"]``, else ``False``.
+        score: by the adapter's ``score``, else ``info["score"]``, else the return so far, cut to [0, 1].
+        invalid_action: ``info["invalid_action"]``, else ``False``.
+        reward: for the action; 0 after ``reset``.
+        terminated: the task itself ended.
+        truncated: a limit of the environment cut the episode.
+    """
+
+    observation: str
+    task: str
+    family: str
+    admissible_actions: Sequence[str]
+    won: bool
+    score: float
+    invalid_action: bool = False
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+
+
+class GuardedEnv:
+    """One instance of a text environment, made at its first reset.
+
+    Every call either gives what the contract promises or raises an :class:`~trial_ray.errors.EnvironmentFaultError` that
+    names environment, task, turn and cause. Nothing else is caught.
+
+    Args:
+        entry: the environment.
+        required: keys that ``info`` must hold when an episode ends.
+
+    Attributes:
+        faulty: a call went wrong, so that the instance must not be used again.
+        max_turns: turns after which an episode is cut.
+    """
+
+    def __init__(self, entry: EnvironmentEntry, required: Collection[str] = ()) -> None:
+        self.faulty = False
+        # Once: the episode loop asks in every turn, and the answer inspects a constructor's signature.
+        self.max_turns = entry.max_turns
+        self._entry = entry
+        self._required = tuple(required)
+        self._env: gymnasium.Env[Any, Any] | None = None
+        self._task_id = ""
+        self._turn = 0
+        self._return = 0.0
+
+    @property
+    def name(self) -> str:
+        """Name of the environment in records."""
+        return self._entry.name
+
+    def make(self, task_id: str) -> gymnasium.Env[Any, Any]:
+        """The instance, made where there is none; ``task_id`` is the task that it is made for.
+
+        Raises:
+            EnvironmentFaultError: it could not be made.
+        """
+        self._task_id = task_id
+        if self._env is None:
+            self._env = self._call("creation", self._entry.make)
+        return self._env
+
+    def reset(self, task_id: str, seed: int) -> StepResult:
+        """Start an episode of a task; where tasks are seeds, the task's id is the seed.
+
+        Raises:
+            EnvironmentFaultError: the environment could not be made, ``reset`` raised, or its answer breaks the contract.
+        """
+        env = self.make(task_id)
+        self._turn, self._return = 0, 0.0
+        if callable(getattr(env.unwrapped, "tasks", None)):
+            return self._call("reset", lambda: self._read_reset(env.reset(seed=seed, options={"task": task_id})))
+        return self._call("reset", lambda: self._read_reset(env.reset(seed=int(task_id))))
+
+    def step(self, action: str) -> StepResult:
+        """Carry out an action of the running episode.
+
+        Raises:
+            EnvironmentFaultError: ``step`` raised, or its answer breaks the contract.
+        """
+        self._turn += 1
+        return self._call(f"turn {self._turn}", lambda: self._read_step(self._made().step(action)))
+
+    def walkthrough(self) -> tuple[str, ...]:
+        """The environment's own solution of the running task; empty where it knows none.
+
+        Raises:
+            EnvironmentFaultError: reading it raised, or it is no list of actions.
+        """
+        return self._call("walkthrough", lambda: _read_walkthrough(getattr(self._made().unwrapped, "walkthrough", ())))
+
+    def commands_to_win(self) -> int | None:
+        """How many actions still win, by the environment's own planner; ``None`` where it has none or finds no plan.
+
+        Raises:
+            EnvironmentFaultError: the planner raised.
+        """
+        planner = getattr(self._made().unwrapped, "commands_to_win", None)
+        return None if planner is None else self._call("commands_to_win", planner)
+
+    def close(self) -> None:
+        """Close the instance, if one was made; an error is logged, since nothing is left to be saved."""
+        env, self._env = self._env, None
+        if env is not None:
+            try:
+                env.close()
+            except Exception:
+                logger.warning("%s could not be closed", self._entry.env_id, exc_info=True)
+
+    def _made(self) -> gymnasium.Env[Any, Any]:
+        if self._env is None:
+            raise RuntimeError("no episode was started; call reset() first")
+        return self._env
+
+    def _call(self, stage: str, call: Callable[[], Answer]) -> Answer:
+        try:
+            return call()
+        except _ContractError as error:
+            raise self._fault(stage, str(error), error) from error
+        except (Exception, SystemExit) as error:  # an environment that exits must not end the others
+            raise self._fault(stage, first_line(error), error) from error
+
+    def _fault(self, stage: str, cause: str, error: BaseException) -> EnvironmentFaultError:
+        self.faulty = True
+        told = f"{self._entry.env_id}, task {self._task_id!r}, {stage}: {cause}"
+        # The message that travels to the driver has one line; whoever mends the environment needs the traceback.
+        logger.warning(told, exc_info=error)
+        return EnvironmentFaultError(told)
+
+    def _read_reset(self, answer: Any) -> StepResult:
+        observation, info = _parts("reset", answer, ("observation", "info"))
+        return _step_result(observation, info, self._entry.adapter, 0.0)
+
+    def _read_step(self, answer: Any) -> StepResult:
+        names = ("observation", "reward", "terminated", "truncated", "info")
+        observation, reward, terminated, truncated, info = _parts("step", answer, names)
+        _require_finite("reward", reward)
+        self._return += float(reward)
+        _require_finite("return", self._return)
+        ends = _truth("terminated", terminated), _truth("truncated", truncated)
+        result = _step_result(
+            observation, info, self._entry.adapter, self._return, float(reward), terminated=ends[0], truncated=ends[1]
+        )
+        if any(ends) and (missing := [key for key in self._required if key not in info]):
+            raise _ContractError(
+                f"info without {', '.join(map(repr, missing))} at the end of an episode, which the reward needs; expected it "
+                "there, or an adapter that says when an episode is won (success=...)"
+            )
+        return result
+
+
+class _ContractError(TypeError):
+    """An answer is not what the contract of text environments promises."""
+
+
+def _read_walkthrough(answer: Any) -> tuple[str, ...]:
+    return tuple(_texts("walkthrough", answer))
+
+
+def _step_result(
+    observation: Any, info: Any, adapter: EnvironmentAdapter, episode_return: float, reward: float = 0.0, **ends: bool
+) -> StepResult:
+    _require("observation", observation, "a str", isinstance(observation, str))
+    _require("info", info, "a dict", isinstance(info, dict))
+    task, family = info.get("task", adapter.task), info.get("family", "")
+    _require("info['task']", task, "a str", isinstance(task, str))
+    _require("info['family']", family, "a str", isinstance(family, str))
+    actions = _texts("info['admissible_actions']", info.get("admissible_actions", ()))
+    _require_length(observation, task, family, *actions)
+    return StepResult(
+        observation=observation,
+        task=task,
+        family=family,
+        admissible_actions=actions,
+        won=_won(info, adapter, episode_return),
+        score=_score(info, adapter, episode_return),
+        invalid_action=_truth("info['invalid_action']", info.get("invalid_action", False)),
+        reward=reward,
+        **ends,
+    )
+
+
+def _won(info: Mapping[str, Any], adapter: EnvironmentAdapter, episode_return: float) -> bool:
+    if callable(adapter.success):
+        return _truth("success(info, return)", adapter.success(info, episode_return))
+    if adapter.success is not None:
+        # Rewards that are added up, such as ten of 0.1, may miss their sum by a rounding.
+        return bool(episode_return >= adapter.success or equal_up_to_rounding(episode_return, adapter.success))
+    return _truth("info['won']", info.get("won", False))
+
+
+def _score(info: Mapping[str, Any], adapter: EnvironmentAdapter, episode_return: float) -> float:
+    if adapter.score is None and "score" not in info:
+        return min(1.0, max(0.0, episode_return))
+    name = "info['score']" if adapter.score is None else "score(info, return)"
+    score = info["score"] if adapter.score is None else adapter.score(info, episode_return)
+    in_range = isinstance(score, Real) and -ROUNDING <= float(score) <= 1 + ROUNDING
+    return float(_require(name, score, "a number in [0, 1]", in_range))
+
+
+def _parts(method: str, answer: Any, names: tuple[str, ...]) -> tuple[Any, ...]:
+    if not isinstance(answer, tuple | list) or len(answer) != len(names):
+        raise _ContractError(f"{method}() gave {_shown(answer)}; expected {len(names)} values: {', '.join(names)}")
+    return tuple(answer)
+
+
+def _truth(name: str, value: Any) -> bool:
+    return bool(_require(name, value, "a bool", isinstance(value, bool | np.bool_)))
+
+
+def _require_finite(name: str, value: Any) -> None:
+    _require(name, value, "a finite number", isinstance(value, Real) and math.isfinite(value))
+
+
+def _texts(name: str, value: Any) -> Sequence[str]:
+    kept = isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
+    texts: Sequence[str] = _require(name, value, "a list of str", kept)
+    return texts
+
+
+def _require_length(*texts: str) -> None:
+    length = len(texts) + sum(map(len, texts))
+    if length > MOST_CHARACTERS:
+        raise _ContractError(
+            f"observation and info have texts of {length:,} characters; expected at most {MOST_CHARACTERS:,}"
+        )
+
+
+def _require(name: str, value: Any, expected: str, kept: bool) -> Any:
+    if not kept:
+        raise _ContractError(f"{name} {_shown(value)}; expected {expected}")
+    return value
+
+
+def _shown(value: Any) -> str:
+    """On one line, since arrays print on several."""
+    return f"{' '.join(repr(value).split()):.200} ({type(value).__name__})"
+
+
+def first_line(error: BaseException) -> str:
+    """Class and message of an error, on one line."""
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]:.300}" if lines else type(error).__name__
+
+
+CLOSE_SECONDS = 2
+"""How long an environment may take to close before its process is ended."""
+ANSWERED = tuple(field.name for field in fields(StepResult))
+
+
+def answer_requests(connection: socket.socket) -> None:
+    """Make the environment that the first line describes, and answer a request a line until the connection is closed."""
+    lines = connection.makefile("rb")
+    if not (line := lines.readline()):
+        return
+    setup = json.loads(line)
+    np.random.seed()  # every fork would draw the same numbers
+    try:
+        _limit_memory(setup["memory_bytes"])
+        entry, required = cloudpickle.loads(base64.b64decode(setup["environment"]))
+    except Exception as error:
+        told = f"{setup['env_id']}, task {setup['task_id']!r}, creation: {first_line(error)}"
+        connection.sendall(json_line({"fault": told}))
+        return
+    env = GuardedEnv(entry, required)
+    connection.sendall(json_line(_outcome(env, "make", [setup["task_id"]])))
+    while line := lines.readline():
+        method, *arguments = json.loads(line)
+        connection.sendall(json_line(_outcome(env, method, arguments)))
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends a process whose environment does not close
+    signal.alarm(CLOSE_SECONDS)
+    env.close()
+
+
+def _outcome(env: GuardedEnv, method: str, arguments: list[Any]) -> dict[str, Any]:
+    try:
+        found = getattr(env, method)(*arguments)
+    except EnvironmentFaultError as error:
+        return {"fault": str(error)}
+    if isinstance(found, StepResult):
+        return {"answer": {name: getattr(found, name) for name in ANSWERED}}
+    return {"answer": found if method == "walkthrough" else None}
+
+
+def _limit_memory(num_bytes: int | None) -> None:
+    """Limit what this process may allocate beyond what it has from the fork server."""
+    if num_bytes is not None:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            allocated = int(file.read().split()[5]) * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_DATA, (allocated + num_bytes,) * 2)
+
+
+def json_line(value: Any) -> bytes:
+    """A request or an answer as it is sent."""
+    return json.dumps(value).encode() + b"\n"

@@ -1,0 +1,187 @@
+"""Plays an evaluation set, during training or with a checkpoint alone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import torch
+from ray.rllib.env.env_runner_group import EnvRunnerGroup
+
+from trial_ray.config.training import EvaluationSettings
+from trial_ray.engines.protocol import SamplingParams
+from trial_ray.engines.weights import pack_weights, weights_checksum
+from trial_ray.environments.registry import EnvironmentEntry
+from trial_ray.evaluation.panels import Panel
+from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.models.module import load_causal_lm
+from trial_ray.rollout.episode import derive_seed
+from trial_ray.rollout.groups import GroupRequest, GroupSample, SampleSettings, failure_of
+from trial_ray.rollout.trajectory import EpisodeResult
+from trial_ray.rollout.workers import RolloutWorkers, create_engines
+
+logger = logging.getLogger(__name__)
+
+
+def policy_protocol(config: EvaluationSettings, panel: Panel, entry: EnvironmentEntry) -> dict[str, Any]:
+    """Everything but the policy that decides the result of playing ``panel`` in ``entry`` with ``config``."""
+    adapter = entry.describe().get("adapter")
+    return {
+        **panel.protocol(),
+        **({} if adapter is None else {"adapter": adapter}),
+        "temperature": config.panel_temperature,
+        "top_p": config.panel_top_p,
+        "sampling_seed": config.panel_seed,
+        "max_prompt_tokens": config.max_prompt_tokens,
+        "max_response_tokens": config.max_response_tokens,
+        "history_window": config.history_window,
+        "prompt_style": config.prompt_style,
+        "max_turns": entry.max_turns,
+    }
+
+
+class PanelPlayer:
+    """Plays panels on the env runners and engines of a run, in training or apart from it.
+
+    Every response is sampled with a seed that follows from the panel's environment and split, the task and the turn alone.
+    Neither the number of runners and engines nor the other tasks of the panel enter, so a task ends the same in a small
+    panel and in the full set.
+    """
+
+    def __init__(self, config: EvaluationSettings, workers: RolloutWorkers) -> None:
+        self._config = config
+        self._workers = workers
+
+    def play(
+        self,
+        panel: Panel,
+        entry: EnvironmentEntry,
+        iteration: int = 0,
+        known: Mapping[str, EpisodeResult] | None = None,
+        on_episode: Callable[[EpisodeResult], None] = lambda episode: None,
+    ) -> EvaluationResult:
+        """Play every task of ``panel`` that is not in ``known``; an episode that fails is played again.
+
+        Args:
+            panel: the tasks.
+            entry: the environment of the config that they are played in, with the panel's keyword arguments.
+            iteration: for the records.
+            known: episodes by task that need not be played.
+            on_episode: told of every episode as it ends, in any order.
+
+        Returns:
+            All episodes, in the order of the panel.
+
+        Raises:
+            InfrastructureError: episodes failed on every attempt; what ended before was told to ``on_episode``.
+            EnvironmentFaultError: the same, where nothing but the environment failed.
+        """
+        settings, environment = self._settings(entry, iteration)
+        episodes = dict(known or {})
+        failed: dict[str, GroupSample] = {}
+        losses: list[str] = []
+        for attempt in range(1 + self._config.max_group_redraws):
+            pending = [
+                self._request(panel, index, environment)
+                for index, task in enumerate(panel.task_ids)
+                if task not in episodes
+            ]
+            if not pending:
+                break
+            if attempt:
+                self._workers.repair(len(pending))
+            failures = self._play_once(pending, settings, episodes, on_episode)
+            if failures:
+                first = failures[0].errors[0]
+                logger.warning("%d of %d episodes failed; the first: %s", len(failures), len(pending), first)
+            failed |= {sample.request.task_id: sample for sample in failures}
+            losses += self._workers.take_losses()
+        if missing := [task for task in panel.task_ids if task not in episodes]:
+            raise failure_of(
+                f"{len(missing)} of the panel's {len(panel)} episodes could not be played",
+                [failed[task] for task in missing if task in failed],
+                losses,
+            )
+        ordered = [episodes[task] for task in panel.task_ids]
+        return EvaluationResult(policy_protocol(self._config, panel, entry), ordered, str(self._config.model_path))
+
+    def _play_once(
+        self,
+        requests: Sequence[GroupRequest],
+        settings: SampleSettings,
+        episodes: dict[str, EpisodeResult],
+        on_episode: Callable[[EpisodeResult], None],
+    ) -> list[GroupSample]:
+        """Play the requests and keep what did not fail in ``episodes``; returns the others."""
+        failures: list[GroupSample] = []
+        for sample in self._workers.stream_groups(requests, settings):
+            episode = sample.episodes[0]
+            if episode.failed:
+                failures.append(sample)
+            else:
+                episodes[episode.task_id] = episode
+                on_episode(episode)
+        return failures
+
+    def _settings(self, entry: EnvironmentEntry, iteration: int) -> tuple[SampleSettings, int]:
+        """How the panel is played, and the index of its environment among the run's."""
+        config = self._config
+        entries = [entry if other.name == entry.name else other for other in config.environment_entries()]
+        settings = SampleSettings(
+            env_configs=tuple(dict(other.config) for other in entries),
+            params=SamplingParams(config.max_response_tokens, config.panel_temperature, config.panel_top_p),
+            iteration=iteration,
+            keep_trajectories=False,
+            seeded=True,
+        )
+        return settings, entries.index(entry)
+
+    def _request(self, panel: Panel, index: int, environment: int) -> GroupRequest:
+        task = panel.task_ids[index]
+        seed = derive_seed(self._config.panel_seed, panel.env_id, panel.split, task)
+        return GroupRequest(index, task, 1, seed, environment)
+
+
+class Evaluator(AbstractContextManager[PanelPlayer]):
+    """Entering it starts Ray actors for one model and returns the :class:`PanelPlayer`; leaving it stops them.
+
+    Engines start from the model's folder like those of a training run, and are then sent the weights of this process, so
+    that both kinds of engine confirm by checksum what they play.
+
+    Args:
+        config: validated; its ``model_path`` is a model folder.
+
+    Attributes:
+        weights: checksum of the weights as engines hold them, known before anything starts.
+
+    Raises:
+        ConfigError: no model could be loaded.
+    """
+
+    def __init__(self, config: EvaluationSettings) -> None:
+        self._config = config
+        self._dtype = getattr(torch, config.engine_dtype())
+        self._model: torch.nn.Module | None = load_causal_lm(str(config.model_path), config.model_dtype)
+        tensors = ((name, tensor.to(self._dtype)) for name, tensor in self._model.named_parameters())
+        self.weights = weights_checksum(tensors)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> PanelPlayer:
+        config = self._config
+        with ExitStack() as starting:
+            engines = create_engines(config)
+            starting.callback(engines.stop)
+            runners = EnvRunnerGroup(env_creator=None, config=config, local_env_runner=config.create_local_env_runner)
+            starting.callback(runners.stop)
+            engines.start(config.engine_start_timeout_s)
+            assert self._model is not None, "entered twice"
+            engines.sync(pack_weights(self._model.named_parameters(), version=1, dtype=self._dtype))
+            self._model = None  # the object store holds it now
+            player = PanelPlayer(config, RolloutWorkers(config, runners, engines))
+            self._stack = starting.pop_all()
+        return player
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()

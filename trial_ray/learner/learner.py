@@ -1,0 +1,498 @@
+"""The learner of every method: connectors, optimizer steps, checkpoints, weight export."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from ray.actor import ActorHandle
+from ray.rllib.connectors.connector_v2 import ConnectorV2
+from ray.rllib.core import ALL_MODULES, COMPONENT_OPTIMIZER, COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
+from ray.rllib.core.learner.torch.torch_learner import TorchLearner
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
+from ray.rllib.core.rl_module.rl_module import RLModule
+from ray.rllib.utils.metrics import (
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    NUM_MODULE_STEPS_TRAINED,
+    NUM_MODULE_STEPS_TRAINED_LIFETIME,
+)
+from ray.rllib.utils.torch_utils import clip_gradients
+from torch import nn
+
+from trial_ray.config.training import LearnerSettings
+from trial_ray.engines.transfer import ObjectStoreSender, weight_sender
+from trial_ray.engines.weights import Weights
+from trial_ray.errors import CheckpointError, InfrastructureError, PolicyBrokenError, TrainingDivergedError
+from trial_ray.learner.connectors import (
+    TURN_ROWS,
+    UPDATE_PLAN,
+    GroupAdvantages,
+    PlanRows,
+    PrepareRows,
+    PrivilegedViews,
+    ScoreRows,
+)
+from trial_ray.learner.exchange import LearnerExchange, TrainingGroups, fetch_groups
+from trial_ray.learner.loss import MinibatchClamp, WeightedMeans, loss_terms, means, microbatch_loss, minibatch_clamp
+from trial_ray.learner.method import Method
+from trial_ray.learner.passes import MicrobatchPasses, TokenCounts
+from trial_ray.learner.recording import write_training
+from trial_ray.learner.rows import TokenBatch, TurnRows
+from trial_ray.learner.state import load_optimizers, save_optimizers, save_shards
+from trial_ray.learner.update_plan import Microbatch, Minibatch, UpdatePlan
+from trial_ray.metrics import LEARNER, log, log_time
+from trial_ray.models.folders import copies_fit
+from trial_ray.models.matmul import matmul_rate
+from trial_ray.models.module import CausalLMModule, compute_dtype
+from trial_ray.models.sharding import gathered, local_part
+from trial_ray.process_reports import announce, peak_memory
+from trial_ray.rollout.trajectory import TrajectoryGroup
+
+
+class GRPOLearner(TorchLearner):
+    """Clipped surrogate over turn rows with group-relative advantages, and what the config's method adds to it.
+
+    An update scores all rows once, then takes the optimizer steps that its plan (:mod:`trial_ray.learner.update_plan`)
+    lists. A minibatch is made of microbatches of ``microbatch_rows`` turn rows; each contributes its token mean, weighed
+    by its rows. With several learners each of them has all groups, scores its share of the trajectories and computes its
+    share of the microbatches; scores and gradients are added up over the learners. The gradients are exchanged here, once
+    a step, and not by torch's DDP, which would average over learners whatever each of them had to do.
+    """
+
+    config: LearnerSettings
+
+    def build(self) -> None:
+        """Build the module, the optimizer and the connector pieces."""
+        super().build()
+        self.method: Method[Any] = self.config.method_class(self.config)
+        self.iteration = 0
+        self.env_steps: int | None = 0
+        """Sampled up to the last update, to which a schedule of the learning rate refers."""
+        self.weight_version: int | None = None
+        self.skipped_in_a_row = 0
+        self.teacher_renewed_in = 0
+        """Iteration of the update before which the lagged teacher last took the policy's weights."""
+        self.trained_groups: list[str] = []
+        """Ids of the groups of the last update, in order."""
+        self.exchange = LearnerExchange(self.config.num_learners, self.device)
+        self.sender = weight_sender(
+            self.config.transfer_backend(), self.exchange.rank, self.config.workers_per_engine()
+        )
+        self.means = WeightedMeans()
+        self.passes = MicrobatchPasses(self.policy_module, self.method, self.config, self.means)
+        for piece in self.connector_pieces():
+            self._learner_connector.append(piece)
+        announce()
+
+    def _make_modules_ddp_if_necessary(self) -> None:
+        """Leave the module as it is; see the class."""
+
+    def _map_module_to_device(self, module: MultiRLModule) -> None:
+        """Before anything is on the device, bring the weights into the form in which they stay there."""
+        policy: CausalLMModule = module[DEFAULT_MODULE_ID].unwrapped()
+        device = torch.device(self.device)
+        policy.hold_frozen_matrices_at_compute_dtype(device.type)
+        if self.config.sharding == "fsdp":
+            policy.shard(device)
+        super()._map_module_to_device(module)
+
+    def connector_pieces(self) -> list[ConnectorV2]:
+        """Pieces from trajectory groups to finished turn rows, in order."""
+        views: list[ConnectorV2] = []
+        if self.config.privileged_view is not None:
+            views = [PrivilegedViews(self.config, self.exchange.rank, of_all_rows=self.method.needs_divergence)]
+        return [
+            GroupAdvantages(self.config),
+            PlanRows(self.config, lambda: self.iteration),
+            *views,
+            ScoreRows(self.config, self.exchange, lambda: self.weight_version),
+            PrepareRows(self.method, lambda: self.iteration),
+        ]
+
+    @property
+    def policy_module(self) -> CausalLMModule:
+        """The trained module."""
+        module: CausalLMModule = self.module[DEFAULT_MODULE_ID].unwrapped()
+        return module
+
+    def get_parameters(self, module: RLModule) -> list[nn.Parameter]:
+        """Parameters that the optimizer updates."""
+        policy: CausalLMModule = module.unwrapped()
+        return policy.policy_parameters()
+
+    def configure_optimizers_for_module(self, module_id: str, config: LearnerSettings) -> None:
+        """AdamW, as in the published runs."""
+        parameters = self.get_parameters(self.module[module_id])
+        # The rate is set on registration, and again after each update where lr is a schedule over environment steps.
+        beta1, beta2 = config.adam_betas
+        optimizer = torch.optim.AdamW(parameters, betas=(beta1, beta2), weight_decay=config.weight_decay, fused=True)
+        self.register_optimizer(
+            module_id=module_id, optimizer=optimizer, params=parameters, lr_or_lr_schedule=config.lr
+        )
+
+    def before_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
+        """Note the iteration that schedules refer to (counted from 1) and the version of the weights before the update;
+        renew the lagged teacher when it is due."""
+        super().before_gradient_based_update(timesteps=timesteps)
+        self.iteration = timesteps.get("training_iteration", self.iteration + 1)
+        self.env_steps = timesteps.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0)
+        self.weight_version = timesteps.get("weight_version")
+        period = self.config.teacher_sync_iterations
+        # Not by the remainder alone: the iteration in which a renewal is due may train nothing.
+        if period and (self.iteration - 1) // period != (self.teacher_renewed_in - 1) // period:
+            self.policy_module.renew_teacher()
+            self.teacher_renewed_in = self.iteration
+
+    # -- the update ------------------------------------------------------------------------------------------------
+
+    def update(
+        self,
+        training_data: TrainingGroups | None = None,
+        *,
+        episodes: list[TrajectoryGroup] | None = None,
+        timesteps: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Train on every row of the groups, ``num_epochs`` times each.
+
+        Args:
+            training_data: references to the groups, the same for all learners.
+            episodes: the groups themselves, in place of ``training_data``.
+            timesteps: ``training_iteration``, counted from 1, ``weight_version``, under which engines hold the weights
+                before the update, and RLlib's count of environment steps for schedules.
+            kwargs: RLlib's, unused: the config says how the update is cut.
+
+        Returns:
+            The metrics.
+
+        Raises:
+            WeightSyncError: the engine sampled from another policy; nothing was trained.
+            TrainingDivergedError: gradients were not finite too many times in a row, or rows have advantages that are not.
+            PolicyBrokenError: the weights, or what they give, are not finite.
+            InfrastructureError: the groups were lost with the env runners that sampled them.
+        """
+        self._check_is_built()
+        self.before_gradient_based_update(timesteps=timesteps or {})
+        self._weights_seq_no += 1
+        if episodes is not None:
+            groups, num_lost = episodes, 0
+        elif training_data is not None:
+            groups, num_lost = fetch_groups(training_data, self.exchange)
+        else:
+            raise ValueError("update() was given neither training_data nor episodes; expected one of them.")
+        if not groups:
+            raise InfrastructureError(f"All {num_lost} groups of the update were lost before they could be trained on.")
+        with log_time(self.metrics, f"{LEARNER}scoring/seconds"):
+            rows, plan = self._finished_rows(groups)
+        with log_time(self.metrics, f"{LEARNER}update/seconds"):
+            losses, num_rows = self._optimizer_steps(rows, plan)
+        self._require_finite_weights()
+        self._log_update(losses, num_rows, num_lost)
+        self.trained_groups = [group.group_id for group in groups]
+        self._record(groups, rows, plan)
+        self.after_gradient_based_update(timesteps=timesteps or {})
+        metrics: dict[str, Any] = self.metrics.reduce()
+        return metrics
+
+    def _finished_rows(self, groups: list[TrajectoryGroup]) -> tuple[TurnRows, UpdatePlan]:
+        shared: dict[str, Any] = {}
+        self._learner_connector(
+            rl_module=self.module, batch={}, episodes=groups, shared_data=shared, metrics=self.metrics
+        )
+        return shared[TURN_ROWS], shared[UPDATE_PLAN]
+
+    def _record(self, groups: list[TrajectoryGroup], rows: TurnRows, plan: UpdatePlan) -> None:
+        """Write what the update did to the turns that this learner scored; the learners together scored each turn once."""
+        folder, share = self.config.training_folder, plan.scoring[self.exchange.rank]
+        if folder is not None and len(share) and int(rows.lengths.sum()) <= self.config.max_recorded_tokens:
+            write_training(folder, self.iteration, groups, rows, share, f"learner{self.exchange.rank:03d}")
+
+    def _optimizer_steps(self, rows: TurnRows, plan: UpdatePlan) -> tuple[list[float], dict[str, int]]:
+        """Take the steps of the plan; returns this learner's part of each loss, and its rows that were trained or skipped."""
+        losses: list[float] = []
+        num_rows = {"trained": 0, "skipped": 0}
+        num_tokens = 0
+        for minibatch in plan.steps:
+            mine = [row for each in minibatch if each.learner == self.exchange.rank for row in each.rows.tolist()]
+            loss, applied = self._optimizer_step(rows, minibatch)
+            losses.append(loss)
+            num_rows["trained" if applied else "skipped"] += len(mine)
+            num_tokens += sum(rows.turns[row].num_tokens for row in mine) if applied else 0
+        log(self.metrics, f"{LEARNER}update/tokens_trained", num_tokens)
+        return losses, num_rows
+
+    def _optimizer_step(self, rows: TurnRows, minibatch: Minibatch) -> tuple[float, bool]:
+        """Add up the gradients of the minibatch over all learners and apply them.
+
+        Returns:
+            This learner's part of the loss, and whether the step was taken.
+        """
+        for optimizer in self._optimizer_parameters:
+            optimizer.zero_grad(set_to_none=True)
+        mine = [each for each in minibatch if each.learner == self.exchange.rank]
+        clamp = self._minibatch_clamp(rows, mine)
+        loss = self.passes.backward(rows, mine, self.iteration, clamp)
+        self.policy_module.finish_passes()
+        gradients = self._exchanged_gradients()
+        if applied := self._finite(gradients):
+            self.apply_gradients(self.postprocess_gradients(gradients))
+        return loss, applied
+
+    def _minibatch_clamp(self, rows: TurnRows, mine: Sequence[Microbatch]) -> MinibatchClamp | None:
+        """With ``clamp_scope="minibatch"``, and where it acts, the clamp of Eq. 8 for all microbatches together.
+
+        The scalars of the whole minibatch must be known before the first backward pass, at the price of a forward pass.
+        """
+        if self.method.clamp_scope != "minibatch" or not self.method.clamps(self.iteration):
+            return None
+        scalars = self.passes.clamp_scalars(rows, mine, self.iteration)
+        self.policy_module.finish_passes()
+        self.exchange.add_up([scalars])
+        surrogate, dense = scalars
+        return minibatch_clamp(self.method, surrogate, dense, self.iteration)
+
+    def _exchanged_gradients(self) -> dict[Any, torch.Tensor]:
+        """Gradients added up over all learners; one that had nothing to compute adds zeros."""
+        if self.exchange.num_learners == 1 or self.policy_module.sharded is not None:  # FSDP has added them up
+            return {ref: each.grad for ref, each in self._params.items() if each.grad is not None}
+        gradients = {
+            ref: torch.zeros_like(each) if each.grad is None else each.grad for ref, each in self._params.items()
+        }
+        self.exchange.add_up(list(gradients.values()))
+        return gradients
+
+    def apply_gradients(self, gradients_dict: dict[Any, torch.Tensor]) -> None:
+        """Take the optimizer's step with gradients that are known to be finite."""
+        for ref, gradient in gradients_dict.items():
+            self._params[ref].grad = gradient
+        for optimizer in self._named_optimizers.values():
+            optimizer.step()
+
+    @staticmethod
+    def _get_clip_function() -> Callable[..., torch.Tensor | None]:
+        """RLlib's clipping, whose norm of sharded gradients is made whole before it is logged."""
+
+        def clip(*args: Any, **kwargs: Any) -> torch.Tensor | None:
+            norm = clip_gradients(*args, **kwargs)
+            return None if norm is None else gathered(norm)
+
+        return clip
+
+    def compute_loss_for_module(
+        self, *, module_id: str, config: LearnerSettings, batch: TokenBatch, fwd_out: dict[str, torch.Tensor]
+    ) -> torch.Tensor:
+        """Loss of one whole microbatch, shape (), which RLlib requires a learner to define.
+
+        Updates compute the same in parts that fit into memory (:class:`MicrobatchPasses`) and do not come through here: to
+        change a loss, change the hooks of a :class:`Method`.
+
+        Raises:
+            MethodError: a hook of the method returned something else than its interface says.
+        """
+        terms = loss_terms(self.method, config, batch, fwd_out, self.iteration)
+        return microbatch_loss(self.method, terms, self.iteration)
+
+    def _log_update(self, losses: list[float], num_rows: dict[str, int], num_lost: int) -> None:
+        """Log what the rows came to; means are those of all learners, the same number on each."""
+        for (prefix, name), value in means(self.exchange.gather(self.means.take())).items():
+            log(self.metrics, f"{LEARNER}{prefix}/{name}", value)
+        tokens, self.passes.counts = self.passes.counts, TokenCounts()
+        counts: dict[str, float] = {
+            NUM_MODULE_STEPS_TRAINED: num_rows["trained"],
+            NUM_MODULE_STEPS_TRAINED_LIFETIME: num_rows["trained"],
+            "update/tokens_forwarded": tokens.forwarded,
+            "update/tokens_distinct": tokens.distinct,
+            "rows/skipped": num_rows["skipped"],
+            "rows/lost_groups": num_lost if self.exchange.rank == 0 else 0,
+        }
+        if losses:
+            counts[self.TOTAL_LOSS_KEY] = sum(sum(each) for each in self.exchange.gather(losses)) / len(losses)
+        for name, count in counts.items():
+            log(self.metrics, f"{LEARNER}{name}", count)
+        # RLlib reads those over all modules, of which there is one.
+        self.metrics.log_value((ALL_MODULES, NUM_MODULE_STEPS_TRAINED), num_rows["trained"], reduce="sum")
+        self.metrics.log_value(
+            (ALL_MODULES, NUM_MODULE_STEPS_TRAINED_LIFETIME), num_rows["trained"], reduce="lifetime_sum"
+        )
+
+    def _finite(self, gradients: dict[Any, torch.Tensor]) -> bool:
+        """Whether all gradients are finite; counts and limits the updates that are skipped because they are not.
+
+        All learners decide alike: their gradients are the same, or parts of the same.
+
+        Raises:
+            TrainingDivergedError: too many were skipped in a row.
+            PolicyBrokenError: the same, and an update before them has broken the policy.
+        """
+        finite = all(bool(torch.isfinite(local_part(gradient)).all()) for gradient in gradients.values())
+        if self.policy_module.sharded is not None:
+            finite = all(self.exchange.gather(finite))
+        self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
+        self.passes.broken = self.passes.broken and not finite  # the weights are about to change
+        counted = int(not finite) if self.exchange.rank == 0 else 0
+        log(self.metrics, f"{LEARNER}skipped_updates", counted)
+        if self.skipped_in_a_row >= self.config.max_skipped_updates:
+            self._require_finite_weights()
+            if any(self.exchange.gather(self.passes.broken)):
+                raise PolicyBrokenError(
+                    f"The weights give log-probabilities that are not finite, in {self.skipped_in_a_row} updates in a row, so they "
+                    "are neither saved nor sent to the engines. Lower lr, and continue from the last checkpoint."
+                )
+            raise TrainingDivergedError(
+                f"Gradients were not finite in {self.skipped_in_a_row} updates in a row. Lower lr, or check the rewards; "
+                "the weights are still those before the first of them."
+            )
+        return finite
+
+    def _require_finite_weights(self) -> None:
+        """Refuse to hand on what an update has left, where it is no policy any more.
+
+        Raises:
+            PolicyBrokenError: weights are not finite.
+        """
+        weights = [local_part(each.detach()) for each in self._params.values()]
+        # One flag a device, which is read once.
+        finite = bool(torch.stack([each.isfinite().all() for each in weights]).all())
+        if not all(self.exchange.gather(finite)):
+            raise PolicyBrokenError(
+                f"Weights are not finite after the update of iteration {self.iteration}, so they are neither saved nor sent to "
+                "the engines. Lower lr, and continue from the last checkpoint."
+            )
+
+    def take_optimizer_settings(self, env_steps: int) -> None:
+        """Give the optimizers the rate, betas and weight decay of the config, where a checkpoint has brought those of a run.
+
+        Args:
+            env_steps: sampled before the last update, to which a schedule of the rate refers.
+        """
+        for optimizer in self._named_optimizers.values():
+            for group in optimizer.param_groups:
+                group |= {"betas": tuple(self.config.adam_betas), "weight_decay": self.config.weight_decay}
+            self._set_optimizer_lr(optimizer, lr=self._optimizer_lr_schedules[optimizer].update(timestep=env_steps))
+
+    # -- what it costs -----------------------------------------------------------------------------------------------
+
+    def report(self) -> dict[str, Any]:
+        """Peak memory of this process: the fields of :class:`PeakMemory`."""
+        return asdict(peak_memory())
+
+    def matmul_rate(self) -> float:
+        """Floating-point operations per second of a large matrix product here, in the dtype of the passes."""
+        dtype = compute_dtype(self.config.compute_dtype, self.device.type) or self.policy_module.lm.dtype
+        return matmul_rate(self.device, dtype)
+
+    # -- weights and checkpoints -----------------------------------------------------------------------------------
+
+    def export_weights(
+        self, version: int, dtype: str | None = None, engines: Sequence[ActorHandle[Any]] = (), lasting: bool = False
+    ) -> Weights | None:
+        """Offer the policy's weights to the engines; the driver never holds them. All learners must be asked.
+
+        Args:
+            version: stamp of these weights.
+            dtype: dtype that the engines hold; ``None`` leaves the learner's.
+            engines: who will load them.
+            lasting: through the object store, whatever the backend is, for an engine that is started later.
+
+        Returns:
+            What the engines are given; ``None`` from a learner that adds nothing to what the first one offers.
+        """
+        sender = ObjectStoreSender(self.exchange.rank) if lasting else self.sender
+        return sender.offer(
+            self.policy_module.named_weights, version, getattr(torch, dtype) if dtype else None, engines
+        )
+
+    def free_memory(self) -> None:
+        """Give the device's memory that an update needs, and the next one takes again, to the engine beside this learner.
+
+        Weights, reference and the optimizer's state stay.
+        """
+        for optimizer in self._optimizer_parameters:
+            optimizer.zero_grad(set_to_none=True)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def get_state(
+        self,
+        components: str | Collection[str] | None = None,
+        *,
+        not_components: str | Collection[str] | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Leave the optimizer out, which :meth:`save_to_path` writes to a file of its own; add where its schedule is."""
+        left_out = [not_components] if isinstance(not_components, str) else list(not_components or ())
+        state: dict[str, Any] = super().get_state(components, not_components=[*left_out, COMPONENT_OPTIMIZER], **kwargs)
+        return {**state, "env_steps": self.env_steps, "teacher_renewed_in": self.teacher_renewed_in}
+
+    def save_to_path(self, path: str | Path | None = None, **kwargs: Any) -> str:
+        """Write RLlib's files and, unless they are sharded (see :meth:`save_shards`), weights and optimizer state."""
+        folder: str = super().save_to_path(path, **kwargs)
+        sharded = self.policy_module.sharded is not None
+        save_optimizers(
+            self._named_optimizers, self.iteration, Path(folder), self.policy_module.writer, sharded=sharded
+        )
+        return folder
+
+    def can_write_later(self, node_ip: str) -> bool:
+        """Whether files of a checkpoint may appear after :meth:`save_to_path` has returned.
+
+        They may not where the machine's memory would not hold the copies, nor where the driver fetches the folder from
+        another node as soon as that returns.
+
+        Args:
+            node_ip: address of the driver's node.
+        """
+        states = [each for optimizer in self._named_optimizers.values() for each in optimizer.state.values()]
+        tensors = [*self.policy_module.policy_parameters(), *(tensor for state in states for tensor in state.values())]
+        if (teacher := self.policy_module.teacher) is not None:
+            tensors += teacher.parameters()
+        shared = self.policy_module.sharded is not None or ray.util.get_node_ip_address() == node_ip
+        return shared and copies_fit(sum(tensor.nbytes for tensor in tensors))
+
+    def save_shards(self, folder: Path) -> None:
+        """Add sharded weights and optimizer state to what the first learner wrote; every learner must call this.
+
+        Args:
+            folder: what :meth:`save_to_path` was given.
+
+        Raises:
+            CheckpointError: this learner does not see the folder.
+        """
+        if missing := [seen for seen in self.exchange.gather(folder.is_dir()) if not seen]:
+            raise CheckpointError(
+                f"{len(missing)} of {self.exchange.num_learners} learners do not see {folder}: a sharded model is saved by "
+                "all learners together. Set the run folder to a file system that all of them share."
+            )
+        sharded = self.policy_module.sharded
+        assert sharded is not None  # see the config's sharding
+        names, writer = self.policy_module.parameter_names(), self.policy_module.writer
+        save_shards(self._named_optimizers, names, folder, writer, sharded.file_group)
+        module_folder = folder / COMPONENT_RL_MODULE / DEFAULT_MODULE_ID
+        self.policy_module.save_weights(module_folder, write=self.exchange.rank == 0)
+
+    def restore_from_path(self, path: str | Path, **kwargs: Any) -> None:
+        """Load what :meth:`save_to_path` and :meth:`save_shards` wrote; the optimizers' settings are the config's.
+
+        Raises:
+            CheckpointError: files are missing, or they are of another sharding.
+        """
+        self.env_steps, self.teacher_renewed_in = None, -1  # checkpoints of earlier releases do not say
+        super().restore_from_path(path, **kwargs)
+        names = None if self.policy_module.sharded is None else self.policy_module.parameter_names()
+        self.iteration = load_optimizers(self._named_optimizers, names, Path(path))
+        if self.teacher_renewed_in < 0:
+            self.teacher_renewed_in = self.iteration
+        if self.env_steps is not None:
+            self.take_optimizer_settings(self.env_steps)
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue where :meth:`get_state` was taken."""
+        super().set_state(state)
+        if "env_steps" in state:
+            self.env_steps = state["env_steps"]
+        if "teacher_renewed_in" in state:
+            self.teacher_renewed_in = state["teacher_renewed_in"]

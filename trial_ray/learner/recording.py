@@ -1,0 +1,218 @@
+"""What training did to each decision, as Parquet, and what an update was given, as JSON.
+
+``docs/runs.md`` describes every column. Rows are joined with the recorded trajectories by ``group_id``,
+``rollout_index`` and ``turn_index``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from trial_ray.errors import CheckpointError
+from trial_ray.files import write_json
+from trial_ray.learner.rows import TurnRows
+from trial_ray.rollout.partitions import (
+    FLOATS,
+    IDS,
+    columns_table,
+    new_schema,
+    partition,
+    partitions,
+    read_rows,
+    write_rows,
+)
+from trial_ray.rollout.trajectory import TrajectoryGroup
+
+TRAINING_SCHEMA_VERSION = 2
+"""Raised by one whenever a column changes its name, type or meaning."""
+
+TRAINING_SCHEMA = new_schema(
+    (
+        ("group_id", pa.string(), "the group of rollouts, as in the trajectories"),
+        ("rollout_index", pa.int32(), "index of the rollout in its group"),
+        ("turn_index", pa.int32(), "index of the turn in its trajectory"),
+        (
+            "advantage",
+            pa.float64(),
+            "advantage of the turn: its trajectory's group-relative one (Eq. 1), less the penalty for a response without the "
+            "required form, and with what the method adds",
+        ),
+        (
+            "turn_score",
+            pa.float64(),
+            "mean absolute gap of the turn's tokens, each bounded by `gap_clip`, in nats (Eq. 5); null where the method scores no "
+            "turns",
+        ),
+        (
+            "turn_weight",
+            pa.float64(),
+            "multiplier of the turn's dense loss, whose token-weighted mean over the trajectory is 1 (Eq. 6); null where the "
+            "method weighs no turns",
+        ),
+        (
+            "gap",
+            FLOATS,
+            "log-probability of each response token with hindsight minus without, in nats, not clipped, `[y]`; null without a "
+            "hindsight view",
+        ),
+        (
+            "learner_logprobs",
+            FLOATS,
+            "log-probability of each response token under the learner before the update, in nats, `[y]`",
+        ),
+        (
+            "evidence_ids",
+            IDS,
+            "tokens that the hindsight view inserts into `prompt_ids`; null without a hindsight view",
+        ),
+        (
+            "evidence_at",
+            pa.int32(),
+            "index in `prompt_ids` before which it does; null without a hindsight view, and in files of earlier releases, where it "
+            "is `insert_at`",
+        ),
+    ),
+    TRAINING_SCHEMA_VERSION,
+    added={"evidence_at": 2},
+)
+"""Columns of a file, each with its description; ``iteration`` comes from the folder's name."""
+
+# Readers of a partitioned folder pass over names that begin with an underscore.
+UPDATE_FILE = "_update.json"
+UPDATE_SCHEMA, UPDATE_SCHEMA_VERSION = "trial_ray/update", 1
+
+
+def write_training(
+    folder: str | os.PathLike[str],
+    iteration: int,
+    groups: Sequence[TrajectoryGroup],
+    rows: TurnRows,
+    indices: Sequence[int] | np.ndarray,
+    writer_id: str,
+) -> Path:
+    """Write some rows of one update as one new file, and return its path.
+
+    Args:
+        folder: root of the recording; made where missing.
+        iteration: of the update.
+        groups: that the update was given.
+        rows: all of their turns, finished.
+        indices: which rows to write; where there is a hindsight view, their evidence is known.
+        writer_id: who writes, such as ``"learner00"``; a part of the file's name.
+    """
+    return write_rows(folder, iteration, list(_records(groups, rows, indices)), TRAINING_SCHEMA, writer_id)
+
+
+def _records(
+    groups: Sequence[TrajectoryGroup], rows: TurnRows, indices: Sequence[int] | np.ndarray
+) -> Iterator[dict[str, Any]]:
+    keys = [
+        (group.group_id, rollout_index, turn_index)
+        for group in groups
+        for rollout_index, trajectory in enumerate(group.trajectories)
+        if trajectory.survived
+        for turn_index in range(len(trajectory.turns))
+    ]
+    logprobs, gap = _single(rows.logprobs), None
+    if rows.hindsight_logprobs is not None:
+        gap = _single(rows.hindsight_logprobs - rows.logprobs)
+    ends = rows.lengths.cumsum(0).tolist()
+    starts = [0, *ends[:-1]]
+    for row in indices:
+        tokens = slice(starts[row], ends[row])
+        yield dict(zip(("group_id", "rollout_index", "turn_index"), keys[row], strict=True)) | {
+            "advantage": rows.advantages[row].item(),
+            "turn_score": None if rows.scores is None else rows.scores[row].item(),
+            "turn_weight": None if rows.weights is None else rows.weights[row].item(),
+            "gap": None if gap is None else gap[tokens],
+            "learner_logprobs": logprobs[tokens],
+            "evidence_ids": rows.evidence[row].ids if rows.evidence else None,
+            "evidence_at": rows.evidence[row].insert_at if rows.evidence else None,
+        }
+
+
+def _single(values: torch.Tensor) -> np.ndarray:
+    single: np.ndarray = values.float().numpy()
+    return single
+
+
+def read_training(folder: str | os.PathLike[str], iteration: int | None = None) -> pa.Table:
+    """What training did to every turn (of one iteration, or of all), with the columns of ``TRAINING_SCHEMA`` and ``iteration``.
+
+    Raises:
+        UserInputError: nothing was recorded there, or a file cannot be read, see :func:`partitions.read_rows`.
+    """
+    advice = (
+        "`trial-ray train` records it in RUN/training, unless an update has more response tokens than max_recorded_tokens; "
+        "`trial-ray replay RUN --iteration K --set training_folder=DIR` records it afterwards."
+    )
+    return read_rows(folder, iteration, TRAINING_SCHEMA, "record of training", advice)
+
+
+def training_schema_table() -> str:
+    """The columns as a Markdown table, for the documentation."""
+    return columns_table(TRAINING_SCHEMA)
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRecord:
+    """What an update was given besides the trajectories and the state before it, and what came out.
+
+    Attributes:
+        iteration: of the update.
+        group_ids: of the groups that it trained on, in the order in which the learner got them.
+        timesteps: what schedules and the comparison with the engine refer to, see ``GRPOLearner.update``.
+        num_threads: of torch in the process of a learner without an actor of its own, on which the rounding of sums depends;
+            ``None`` where learners are actors, whose number Ray sets.
+        weights_before: checksum of the weights that sampled, as engines got them (``inference.weights.weights_checksum``).
+        weights_after: of the weights that came out.
+    """
+
+    iteration: int
+    group_ids: list[str]
+    timesteps: dict[str, int]
+    num_threads: int | None
+    weights_before: str
+    weights_after: str
+
+    def write(self, folder: str | os.PathLike[str]) -> Path:
+        """Write it below ``folder``, the root of the recording, beside the rows of its iteration."""
+        head = {"schema": UPDATE_SCHEMA, "schema_version": UPDATE_SCHEMA_VERSION}
+        return write_json(partition(folder, self.iteration) / UPDATE_FILE, head | asdict(self))
+
+    @classmethod
+    def read(cls, folder: str | os.PathLike[str], iteration: int) -> UpdateRecord:
+        """Read what :meth:`write` wrote.
+
+        Raises:
+            CheckpointError: it is missing, broken, or of another version.
+        """
+        path = partition(folder, iteration) / UPDATE_FILE
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            head = values.pop("schema"), values.pop("schema_version")
+            if head != (UPDATE_SCHEMA, UPDATE_SCHEMA_VERSION):
+                raise CheckpointError(
+                    f"{path} is of schema {head[0]} version {head[1]}; expected {UPDATE_SCHEMA} version "
+                    f"{UPDATE_SCHEMA_VERSION}. Read it with the release that wrote it."
+                )
+            return cls(**values)
+        except FileNotFoundError as error:
+            found = ", ".join(map(str, partitions(folder))) or "none"
+            raise CheckpointError(
+                f"{path} does not exist: iteration {iteration} was not trained, trained nothing, or was trained by a release "
+                f"that did not record updates. Recorded iterations: {found}."
+            ) from error
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(f"Cannot read the record of an update {path}: {error}.") from error

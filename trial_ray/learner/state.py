@@ -1,0 +1,129 @@
+"""The optimizers' states in files: one file, or each learner's part where weights are sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
+
+from trial_ray.errors import CheckpointError
+from trial_ray.models.folders import DeferredWriter
+
+OPTIMIZER_FILE = "optimizer.pt"
+SHARDS_FOLDER = "optimizer"
+"""Folder beside it with the parts of a sharded state, in the format of ``torch.distributed.checkpoint``."""
+
+Optimizers = Mapping[str, torch.optim.Optimizer]
+Names = Mapping[torch.Tensor, str]
+"""Names of the parameters, the same on every learner."""
+
+
+def save_optimizers(
+    optimizers: Optimizers, iteration: int, folder: Path, writer: DeferredWriter, *, sharded: bool
+) -> None:
+    """Write the states to ``folder``; sharded ones without their tensors, see :func:`save_shards`."""
+    states = {}
+    for name, optimizer in optimizers.items():
+        state = optimizer.state_dict()
+        tensors = {} if sharded else state["state"]
+        kept = {index: {key: writer.kept(each) for key, each in values.items()} for index, values in tensors.items()}
+        states[name] = {**state, "state": kept}
+    content = {"optimizers": states, "iteration": iteration, "sharded": sharded}
+    writer.write(lambda: torch.save(content, folder / OPTIMIZER_FILE))
+
+
+def save_shards(
+    optimizers: Optimizers, names: Names, folder: Path, writer: DeferredWriter, group: distributed.ProcessGroup
+) -> None:
+    """Write this learner's part of the states' tensors; every learner must call this.
+
+    Args:
+        optimizers: by name, as they were made.
+        names: of the parameters.
+        folder: of the checkpoint.
+        writer: which says whether to write now.
+        group: of all learners, for this alone, where threads may be the ones that write.
+    """
+    tensors = {
+        f"{each}/{names[parameter]}/{key}": tensor
+        for each, optimizer in optimizers.items()
+        for parameter, state in optimizer.state.items()
+        for key, tensor in state.items()
+    }
+    if not tensors:  # before the first step
+        return
+    if writer.deferring:
+        future = async_save(tensors, checkpoint_id=folder / SHARDS_FOLDER, process_group=group)
+        assert isinstance(future, Future)  # another answer comes only where a stager is given
+        writer.watch(future)
+    else:
+        save(tensors, checkpoint_id=folder / SHARDS_FOLDER, process_group=group)
+
+
+def load_optimizers(optimizers: Optimizers, names: Names | None, folder: Path) -> int:
+    """Load what :func:`save_optimizers` and :func:`save_shards` wrote; returns the iteration.
+
+    Args:
+        optimizers: by name, as they were made.
+        names: of the parameters, where they are sharded; other learners may have been as many as one likes.
+        folder: of the checkpoint.
+
+    Raises:
+        CheckpointError: files are missing, or the states are of another sharding.
+    """
+    file = folder / OPTIMIZER_FILE
+    if not file.is_file():
+        raise CheckpointError(f"{file} is missing; the checkpoint is incomplete. Resume from another one.")
+    try:
+        saved: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        was_sharded, iteration = saved.get("sharded", False), int(saved["iteration"])
+        states = {name: saved["optimizers"][name] for name in optimizers}
+    except Exception as error:  # whatever a damaged archive makes of torch's reader
+        raise _damaged(file, error) from error
+    if was_sharded != (names is not None):
+        found, expected = ("fsdp", "none") if was_sharded else ("none", "fsdp")
+        raise CheckpointError(
+            f"{file} was written with sharding={found!r}, but the run has {expected!r}. Set .policy(sharding={found!r})."
+        )
+    for name, state in states.items():
+        if names is not None and (folder / SHARDS_FOLDER).is_dir():
+            state["state"] = _load_shards(name, optimizers[name], names, folder / SHARDS_FOLDER)
+        try:
+            optimizers[name].load_state_dict(state)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise _damaged(file, error) from error
+    return iteration
+
+
+def _damaged(file: Path, error: Exception) -> CheckpointError:
+    reason = (str(error).splitlines() or [""])[0]
+    return CheckpointError(
+        f"{file} is damaged, or of other optimizers ({type(error).__name__}: {reason:.200}). Resume from another checkpoint."
+    )
+
+
+def _load_shards(
+    name: str, optimizer: torch.optim.Optimizer, names: Names, folder: Path
+) -> dict[int, dict[str, torch.Tensor]]:
+    """This learner's part of an optimizer's state, by the numbers of the parameters."""
+    saved = FileSystemReader(folder).read_metadata().state_dict_metadata
+    keys = {key.rsplit("/", 1)[1] for key in saved if key.startswith(f"{name}/")}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    state = {
+        index: {key: torch.zeros(()) if key == "step" else torch.zeros_like(parameter) for key in sorted(keys)}
+        for index, parameter in enumerate(parameters)
+    }
+    tensors = {
+        f"{name}/{names[parameters[index]]}/{key}": tensor
+        for index, values in state.items()
+        for key, tensor in values.items()
+    }
+    load(tensors, checkpoint_id=folder)
+    return state

@@ -1,0 +1,260 @@
+"""Model folders: found, checked and written."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from trial_ray.errors import CheckpointError, ConfigError
+from trial_ray.models.sharding import copy_whole
+from trial_ray.process_reports import available_memory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+INDEX_FILE = "model.safetensors.index.json"
+FILE_BYTES = 512 * 2**20
+"""A file of weights is closed once it holds this much, which is the most that is in memory at a time."""
+
+
+def write_model(lm: PreTrainedModel, weights: Iterable[tuple[str, torch.Tensor]], folder: Path) -> None:
+    """Write ``lm``'s configuration and the given weights to ``folder`` (created), from where transformers and vLLM load them.
+
+    Args:
+        lm: whose configuration and generation settings.
+        weights: names and whole tensors, a tied tensor once; may be a generator that makes one at a time.
+        folder: holds no model yet.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lm.config.save_pretrained(folder)
+    if lm.generation_config is not None:
+        lm.generation_config.save_pretrained(folder)
+    written: list[list[str]] = []
+    total = 0
+    for part in _parts(weights):
+        total += sum(tensor.nbytes for tensor in part.values())
+        save_file(part, _part_file(folder, len(written)), metadata={"format": "pt"})
+        written.append(list(part))
+    if len(written) == 1:
+        _part_file(folder, 0).rename(folder / "model.safetensors")
+        return
+    names = [f"model-{index + 1:05d}-of-{len(written):05d}.safetensors" for index in range(len(written))]
+    for index, name in enumerate(names):
+        _part_file(folder, index).rename(folder / name)
+    weight_map = {tensor: name for name, tensors in zip(names, written, strict=True) for tensor in tensors}
+    content = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / INDEX_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def load_tensors(parameters: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """Copy the tensors in ``folder`` into parameters of the same names, whole or sharded; all of them or none.
+
+    Raises:
+        CheckpointError: files are missing, or their tensors do not fit.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise CheckpointError(f"{folder} holds no *.safetensors file; expected a checkpoint written by this version.")
+    shapes = {name: shape for file in files for name, shape in _shapes(file)}
+    if missing := sorted(set(parameters) - set(shapes)):
+        raise CheckpointError(f"{folder} lacks {len(missing)} of the model's tensors, the first being {missing[0]!r}.")
+    for name, parameter in parameters.items():
+        if list(parameter.shape) != shapes[name]:
+            raise CheckpointError(
+                f"{folder}: {name} has shape {shapes[name]}, the model expects {list(parameter.shape)}."
+            )
+    for file in files:
+        with safe_open(file, "pt") as tensors:
+            for name in set(tensors.keys()) & set(parameters):
+                copy_whole(tensors.get_tensor(name), parameters[name])
+
+
+def _part_file(folder: Path, index: int) -> Path:
+    return folder / f"part-{index:05d}.safetensors"
+
+
+def _parts(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[dict[str, torch.Tensor]]:
+    """Tensors by name, on the CPU, as many at a time as a file holds."""
+    part: dict[str, torch.Tensor] = {}
+    size = 0
+    for name, tensor in weights:
+        part[name] = tensor.detach().to("cpu").contiguous()
+        size += tensor.nbytes
+        if size >= FILE_BYTES:
+            yield part
+            part, size = {}, 0
+    if part:
+        yield part
+
+
+def _shapes(file: Path) -> Iterator[tuple[str, list[int]]]:
+    with safe_open(file, "pt") as tensors:
+        for name in tensors.keys():  # noqa: SIM118  # not a mapping
+            yield name, tensors.get_slice(name).get_shape()
+
+
+MEMORY_SHARE = 0.5
+"""Of the memory that the machine has left, what copies of tensors may take; with less, files are written at once."""
+
+
+class DeferredWriter:
+    """Writes files at once; while :attr:`deferring`, later, on a thread of its own, from copies of their tensors.
+
+    Attributes:
+        deferring: whether what is written from now on may be written later.
+    """
+
+    def __init__(self) -> None:
+        self.deferring = False
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._writes: list[Future[Any]] = []
+
+    def kept(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What may be written later in the tensor's place: a copy in the host's memory, or the tensor, if not deferring."""
+        return tensor.detach().to("cpu", copy=True) if self.deferring else tensor
+
+    def kept_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterable[tuple[str, torch.Tensor]]:
+        """The same for names and tensors that a generator may make one after the other."""
+        return [(name, self.kept(tensor)) for name, tensor in weights] if self.deferring else weights
+
+    def write(self, call: Callable[[], object]) -> None:
+        """Make a call that writes files, of tensors that :meth:`kept` gave."""
+        if self.deferring:
+            self._writes.append(self._thread.submit(call))
+        else:
+            call()
+
+    def watch(self, write: Future[Any]) -> None:
+        """Count a write that another library has begun as one of these."""
+        self._writes.append(write)
+
+    def finished(self) -> bool:
+        """Whether everything has been written.
+
+        Raises:
+            CheckpointError: something could not be written; said once.
+        """
+        if not all(write.done() for write in self._writes):
+            return False
+        writes, self._writes = self._writes, []
+        for error in filter(None, (write.exception() for write in writes)):
+            raise CheckpointError(f"The checkpoint could not be written: {type(error).__name__}: {error}") from error
+        return True
+
+
+def copies_fit(num_bytes: int) -> bool:
+    """Whether copies of so many bytes leave the machine enough memory."""
+    available = available_memory()
+    return available is not None and num_bytes <= MEMORY_SHARE * available
+
+
+HUB_TIMEOUT_S = 10.0
+FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
+"""Configurations, tokenizer and chat template."""
+WEIGHTS = ("*.safetensors", "*.bin")
+"""Formats of weights; the second is fetched only where the first is missing."""
+IGNORED = ("*/*", "consolidated*")
+"""Copies of the weights in formats of other libraries."""
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def model_folder(model_path: str) -> str:
+    """The folder of a causal LM in Hugging Face format that ``model_path`` means, as an absolute path.
+
+    A name that is no folder is taken for the name of a repository on the model hub and fetched into the hub's cache
+    (``HF_HOME``); where the hub cannot be asked, what the cache holds is used.
+
+    Raises:
+        ConfigError: it is neither a model folder nor a repository that can be fetched.
+    """
+    folder = Path(model_path).expanduser()
+    if not folder.is_dir():
+        folder = _fetch(model_path)
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"model_path: {folder} holds no config.json; give a folder in Hugging Face format.")
+    # Actors may have another working directory.
+    return str(folder.absolute())
+
+
+def config_file(model_path: str) -> Path:
+    """``config.json`` of a model folder or of a repository on the model hub, without its weights.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    from huggingface_hub import hf_hub_download
+
+    file = Path(model_path).expanduser() / "config.json"
+    if file.is_file():
+        return file
+    failure: Exception | None = None
+    if _HUB_NAME.fullmatch(model_path):
+        failure = _ask_hub(model_path)
+        try:
+            return Path(hf_hub_download(model_path, "config.json", local_files_only=failure is not None))
+        except _hub_errors() as error:
+            failure = failure or error
+    hub = f", and the model hub gave none: {_line(failure)}" if failure else ""
+    raise ConfigError(
+        f"model_path: there is no folder {model_path!r} with a config.json{hub}. Give the model's folder."
+    )
+
+
+def _fetch(name: str) -> Path:
+    if not _HUB_NAME.fullmatch(name):
+        raise ConfigError(f"model_path: there is no folder {name!r}, and it is not the name of a model on the hub.")
+    failure = _ask_hub(name)
+    try:
+        for weights in WEIGHTS:
+            folder = _snapshot(name, weights, cached=failure is not None)
+            if any(folder.glob(weights)):
+                return folder
+    except _hub_errors() as error:
+        raise ConfigError(
+            f"model_path: there is no folder {name!r}, and the model hub gave none: {_line(failure or error)}. Where the "
+            f"hub can be reached, run `hf download {name} --local-dir FOLDER`, then set model_path to that folder."
+        ) from error
+    raise ConfigError(
+        f"model_path: {name!r} on the model hub holds no weights ({' or '.join(WEIGHTS)}); choose another model."
+    )
+
+
+def _ask_hub(name: str) -> Exception | None:
+    """Why the hub does not offer the repository, if so: one request with a deadline, which a download would not have."""
+    from huggingface_hub import HfApi
+
+    try:
+        HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
+    except _hub_errors() as error:
+        return error
+    return None
+
+
+def _hub_errors() -> tuple[type[Exception], ...]:
+    """What the hub's client raises when it cannot be asked, or offers no such model."""
+    # The class of the hub's own HTTP library, which differs between its versions and is not declared as exported.
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
+
+    return OSError, ValueError, HTTPError
+
+
+def _snapshot(name: str, weights: str, *, cached: bool) -> Path:
+    from huggingface_hub import snapshot_download
+
+    patterns = [*FILES, weights]
+    return Path(
+        snapshot_download(name, allow_patterns=patterns, ignore_patterns=list(IGNORED), local_files_only=cached)
+    )
+
+
+def _line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0].rstrip('.')}" if text else type(error).__name__

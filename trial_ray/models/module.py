@@ -1,0 +1,290 @@
+"""The RLModule around a transformers causal language model: the policy that the learner trains."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
+from torch import nn
+
+from trial_ray.errors import ConfigError
+from trial_ray.models import tree_attention
+from trial_ray.models.folders import DeferredWriter, load_tensors, model_folder, write_model
+from trial_ray.models.logprobs import check_plain_head, gather_divergence, gather_logprobs, hidden_states
+from trial_ray.models.lora import ADAPTER_FOLDER, Adapter
+from trial_ray.models.prefix_tree import PackedSequences
+from trial_ray.models.sharding import ShardedModels, gathered
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+HF_FOLDER = "hf"
+"""Folder of a module checkpoint that holds the Hugging Face model, which vLLM and transformers load directly."""
+TEACHER_FOLDER = "teacher"
+"""Folder of a module checkpoint that holds the lagged teacher, where there is one."""
+
+
+class CausalLMModule(TorchRLModule):
+    """A causal LM whose ``forward_train`` returns log-probabilities and entropies of given response tokens.
+
+    Settings come from ``self.model_config`` (see ``GRPOConfig.policy``): ``model_path``, ``model_dtype``,
+    ``compute_dtype``, ``gradient_checkpointing``, ``lora``, ``with_reference``, ``with_teacher``. Checkpoints are
+    Hugging Face folders, or an adapter's; weights never travel through RLlib's state dictionaries, which would pass through
+    numpy and the driver.
+    """
+
+    model_config: dict[str, Any]
+
+    def setup(self) -> None:
+        """Load the model, its tokenizer, and the frozen reference where a KL term asks for one."""
+        settings = self.model_config
+        self.lm = load_causal_lm(settings["model_path"], settings["model_dtype"])
+        check_plain_head(self.lm)
+        if settings["gradient_checkpointing"]:
+            # transformers checkpoints only in training mode; dropout is off either way.
+            self.lm.gradient_checkpointing_enable()
+            self.lm.train()
+        self.tokenizer = load_tokenizer(settings["model_path"])
+        self.adapter: Adapter | None = None
+        if settings["lora"] is not None:
+            self.adapter = Adapter(self.lm, dtype=getattr(torch, settings["model_dtype"]), **settings["lora"])
+        self.reference = self._load_frozen() if settings["with_reference"] and self.adapter is None else None
+        self.teacher = self._load_frozen() if settings["with_teacher"] else None
+        self.sharded: ShardedModels | None = None
+        self.writer = DeferredWriter()
+
+    def _load_frozen(self) -> PreTrainedModel:
+        """A model that is not trained, with the policy's first weights."""
+        settings = self.model_config
+        return load_causal_lm(settings["model_path"], settings["model_dtype"]).requires_grad_(False)
+
+    def hold_frozen_matrices_at_compute_dtype(self, device: str) -> None:
+        """Save memory where nothing is trained: the reference, the teacher, and the layers beside which adapters are."""
+        dtype = compute_dtype(self.model_config["compute_dtype"], device)
+        for lm in (self.lm, self.reference, self.teacher):
+            if lm is not None:
+                hold_matrices_at(lm, dtype)
+
+    def shard(self, device: torch.device) -> None:
+        """Spread the weights over all learners; the optimizer must be made afterwards.
+
+        Raises:
+            ConfigError: the model cannot be sharded.
+        """
+        self.sharded = ShardedModels(device)
+        dtype = compute_dtype(self.model_config["compute_dtype"], device.type)
+        for lm in (self.lm, self.reference, self.teacher):
+            if lm is not None:
+                self.sharded.shard(lm, dtype)
+
+    def finish_passes(self) -> None:
+        """Where weights are sharded, take part in the other learners' passes until none has any left."""
+        if self.sharded is not None:
+            self.sharded.finish()
+
+    @torch.no_grad()
+    def renew_teacher(self) -> None:
+        """Give the lagged teacher, where there is one, the policy's weights."""
+        if self.teacher is not None:
+            for ours, theirs in zip(self.lm.parameters(), self.teacher.parameters(), strict=True):
+                theirs.copy_(ours)
+
+    @contextlib.contextmanager
+    def reference_model(self) -> Iterator[PreTrainedModel | None]:
+        """The policy before training, while entered: a model of its own, or the policy without its adapter; or ``None``."""
+        if self.adapter is not None and self.model_config["with_reference"]:
+            with self.adapter.switched_off() as lm:
+                yield lm
+        else:
+            yield self.reference
+
+    def policy_parameters(self) -> list[nn.Parameter]:
+        """Parameters that the optimizer updates: the adapter's, or all (tied ones once; none of the reference)."""
+        return [parameter for parameter in self.lm.parameters() if parameter.requires_grad]
+
+    def parameter_names(self) -> dict[torch.Tensor, str]:
+        """Names of the policy's parameters, the same on every learner."""
+        return {parameter: name for name, parameter in self.lm.named_parameters()}
+
+    def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Weights under their Hugging Face names, tied ones once, with the adapter merged into them: what engines are sent.
+
+        Sharded weights are gathered one after the other, so every learner must go through all of them.
+        """
+        if self.adapter is not None:
+            return self.adapter.merged_weights()
+        return ((name, gathered(parameter)) for name, parameter in self.lm.named_parameters())
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Context in which forwards run at the compute dtype; FSDP casts sharded weights itself."""
+        if self.sharded is not None:
+            return contextlib.nullcontext()
+        # Only now: RLlib moves the module to its device after setup.
+        device = self.lm.device.type
+        dtype = compute_dtype(self.model_config["compute_dtype"], device)
+        return contextlib.nullcontext() if dtype is None else torch.autocast(device, dtype=dtype)
+
+    def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, torch.Tensor]:
+        outputs = self._forward(batch, **kwargs)
+        if self.sharded is not None and torch.is_grad_enabled():
+            outputs["logprobs"] = outputs["logprobs"] + self.sharded.before_backward()
+        return outputs
+
+    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, torch.Tensor]:
+        """Score response tokens.
+
+        Args:
+            batch: under ``"sequences"`` the :class:`PackedSequences` of some rows, T response tokens in all.
+                Under ``"temperature"`` what divides the logits (1 if absent).
+                Under ``"hindsight_sequences"``, on request, the privileged views of the same rows, with the arguments of
+                :func:`generalised_jsd` under ``"divergence"``.
+            kwargs: RLlib's, unused.
+
+        Returns:
+            ``logprobs`` and ``entropy`` in nats, ``[T]``, float32 or wider; on request ``divergence`` between the policy's
+            distribution and the teacher's with the privileged view.
+        """
+        packed: PackedSequences = batch["sequences"]
+        with self.autocast():
+            hidden, head = hidden_states(self.lm, packed), self.lm.get_output_embeddings()
+            logprobs, entropy = gather_logprobs(
+                hidden, head, packed.targets, temperature=batch.get("temperature", 1.0), with_entropy=True
+            )
+            assert entropy is not None  # asked for
+            outputs = {"logprobs": logprobs[packed.tokens], "entropy": entropy[packed.tokens]}
+            if "hindsight_sequences" in batch:
+                privileged: PackedSequences = batch["hindsight_sequences"]
+                teacher = self.teacher or self.lm
+                with torch.no_grad():
+                    theirs = hidden_states(teacher, privileged)[privileged.tokens]
+                teacher_head = teacher.get_output_embeddings()
+                outputs["divergence"] = gather_divergence(
+                    hidden[packed.tokens], head, theirs, teacher_head, **batch["divergence"]
+                )
+        return outputs
+
+    # RLlib would pull these through the driver at build, evaluation and restore; the weights go by file and by the
+    # engines' weight transfer instead, so the state is a marker.
+
+    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return a marker; see :meth:`save_to_path`."""
+        return {"stored_as": HF_FOLDER}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Accept the marker that :meth:`get_state` returns; weights come from :meth:`restore_from_path`."""
+
+    def save_to_path(
+        self, path: str | Path | None = None, *, state: dict[str, Any] | None = None, **kwargs: Any
+    ) -> str:
+        """Write RLlib's metadata, the tokenizer and, unless they are sharded, the weights (see :meth:`save_weights`)."""
+        saved_at: str = super().save_to_path(path, state=state or self.get_state(), **kwargs)
+        self.tokenizer.save_pretrained(Path(saved_at) / (HF_FOLDER if self.adapter is None else ADAPTER_FOLDER))
+        if self.sharded is None:
+            self.save_weights(Path(saved_at))
+        return saved_at
+
+    def save_weights(self, folder: Path, write: bool = True) -> None:
+        """Write the model in Hugging Face format below ``folder``, and the lagged teacher where there is one; or the adapter.
+
+        Sharded weights are gathered one after the other, so every learner must call this; one of them writes, perhaps later
+        (see :class:`DeferredWriter`).
+        """
+        if self.adapter is not None:
+            self.adapter.save(folder / ADAPTER_FOLDER, write)
+            return
+        for lm, name in ((self.lm, HF_FOLDER), (self.teacher, TEACHER_FOLDER)):
+            if lm is None:
+                continue
+            weights = ((name, gathered(parameter)) for name, parameter in lm.named_parameters())
+            if write:
+                kept = self.writer.kept_weights(weights)
+                self.writer.write(partial(write_model, lm, kept, folder / name))
+            else:
+                for _ in weights:
+                    pass
+
+    def restore_from_path(self, path: str | Path, **kwargs: Any) -> None:
+        """Load the weights that :meth:`save_to_path` wrote.
+
+        Raises:
+            CheckpointError: files are missing, or their tensors do not fit this model.
+        """
+        if self.adapter is not None:
+            self.adapter.load(Path(path) / ADAPTER_FOLDER)
+            return
+        load_tensors(dict(self.lm.named_parameters()), Path(path) / HF_FOLDER)
+        if self.teacher is not None:
+            load_tensors(dict(self.teacher.named_parameters()), Path(path) / TEACHER_FOLDER)
+
+
+def compute_dtype(setting: str | None, device: str) -> torch.dtype | None:
+    """Type of autocast on a device (``"cuda"``, ``"cpu"``); ``None`` means no autocast, the weights' own type."""
+    setting = setting or ("bfloat16" if device == "cuda" else "float32")
+    return None if setting == "float32" else getattr(torch, setting)
+
+
+def hold_matrices_at(lm: PreTrainedModel, dtype: torch.dtype | None) -> None:
+    """Keep the matrices of a frozen model's linear layers at the type to which autocast would convert them for each use.
+
+    Log-probabilities do not change by a bit. What autocast leaves as it is (norms, the embedding and a head tied to it)
+    stays; ``None`` means no autocast.
+    """
+    if dtype is None:
+        return
+    embedding = lm.get_input_embeddings().weight
+    for module in lm.modules():
+        if isinstance(module, nn.Linear) and module.weight is not embedding and not module.weight.requires_grad:
+            module.weight.data = module.weight.data.to(dtype)
+
+
+def load_tokenizer(model_path: str) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model: of a folder, or of a name on the model hub.
+
+    Raises:
+        ConfigError: there is none at ``model_path``.
+    """
+    from transformers import AutoTokenizer  # not at the top, see tree_attention.register
+
+    # Not by transformers: without a network it asks for each file six times, and says so each time.
+    folder = model_path if Path(model_path).is_dir() else model_folder(model_path)
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"No tokenizer could be loaded from {model_path!r}: {_first_line(error)}") from error
+
+
+def load_causal_lm(model_path: str, dtype: str) -> PreTrainedModel:
+    """Load a causal LM in evaluation mode at ``dtype`` (torch's name of it), without dropout: of a folder or a hub name.
+
+    Raises:
+        ConfigError: there is none at ``model_path``.
+    """
+    from transformers import AutoModelForCausalLM
+
+    folder = model_path if Path(model_path).is_dir() else model_folder(model_path)
+    try:
+        lm = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=getattr(torch, dtype), attn_implementation=tree_attention.register()
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"No causal LM could be loaded from {model_path!r}: {_first_line(error)}") from error
+    _switch_off_dropout(lm)
+    return lm
+
+
+def _switch_off_dropout(lm: PreTrainedModel) -> None:
+    """Behaviour, scoring and training must be one and the same policy, whatever mode the modules are in."""
+    for module in lm.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0  # type: ignore[assignment]  # torch knows tensors and modules as attributes only
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,207 @@
+"""What a process reports of itself: its memory and its progress."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
+
+from trial_ray.termination import raise_swallowed_interrupt
+
+
+@dataclass(frozen=True, slots=True)
+class PeakMemory:
+    """Peaks since the process began, in bytes.
+
+    Attributes:
+        host_bytes: resident memory, the pages that it shares with other processes (the object store's) included; ``None``
+            where the system does not tell.
+        device_bytes: what torch held on the CUDA devices of this process, summed over them; ``None`` without any.
+    """
+
+    host_bytes: int | None
+    device_bytes: int | None
+
+
+def peak_memory() -> PeakMemory:
+    """Peaks of the calling process."""
+    return PeakMemory(_host(), _device())
+
+
+def available_memory() -> int | None:
+    """Bytes of host memory that new allocations can take; ``None`` where the system does not tell."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    kilobytes = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return 1024 * int(kilobytes[0]) if kilobytes else None
+
+
+def _host() -> int | None:
+    # Not getrusage: its maximum survives an exec, so that a worker shows the memory of the process that forked it.
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+    except OSError:
+        return None
+    kilobytes = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
+    return 1024 * int(kilobytes[0]) if kilobytes else None
+
+
+def _device() -> int | None:
+    torch = sys.modules.get("torch")  # a process without torch holds nothing there
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    held: int = sum(torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count()))
+    return held
+
+
+PUBLISH_S = 1.0
+STACKS_FILE = "trial_ray_stacks"
+STACKS_TIMEOUT_S = 2.0
+_NAMESPACE = "trial_ray_progress"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What an actor has published.
+
+    Attributes:
+        node: id of its node.
+        pid: of its process there.
+        count: units of work that it has finished.
+        work: what a unit is.
+    """
+
+    node: str
+    pid: int
+    count: int
+    work: str
+
+
+class _Own:
+    """State of this process."""
+
+    count = 0
+    published_at = 0.0
+    actor: str | None = None
+    node = ""
+    stacks: int | None = None
+
+
+def advance(work: str) -> None:
+    """Count one finished unit of this process's work.
+
+    Args:
+        work: what it was, for a person to read.
+
+    Raises:
+        KeyboardInterrupt: as :func:`~trial_ray.termination.raise_swallowed_interrupt`.
+    """
+    raise_swallowed_interrupt()
+    _Own.count += 1
+    if _Own.actor is not None and time.monotonic() - _Own.published_at > PUBLISH_S:
+        _publish(work)
+
+
+def announce() -> None:
+    """Let this process be watched: publish its first count, if it is an actor, and be ready to write its stacks."""
+    if _Own.stacks is None and hasattr(os, "memfd_create"):  # Linux has it
+        _Own.stacks = os.memfd_create(STACKS_FILE)
+        os.ftruncate(_Own.stacks, 0)
+        faulthandler.register(signal.SIGUSR2, file=_Own.stacks, all_threads=True)
+    if ray.is_initialized():
+        context = ray.get_runtime_context()
+        _Own.actor, _Own.node = context.get_actor_id(), context.get_node_id()
+        if _Own.actor is not None:
+            _publish("start")
+
+
+def own_count() -> int:
+    """Units of work that this process has finished."""
+    return _Own.count
+
+
+def read_progress(actor: str) -> Progress | None:
+    """What an actor has published; ``None`` where it did not start yet.
+
+    Args:
+        actor: its id, hexadecimal.
+    """
+    value = _internal_kv_get(actor, namespace=_NAMESPACE)
+    return None if value is None else Progress(**json.loads(value))
+
+
+def forget(actor: str) -> None:
+    """Remove what an actor has published, which Ray would keep as long as the cluster lives."""
+    _internal_kv_del(actor, namespace=_NAMESPACE)
+
+
+def _publish(work: str) -> None:
+    assert _Own.actor is not None
+    progress = Progress(_Own.node, os.getpid(), _Own.count, work)
+    with contextlib.suppress(Exception):  # the work itself needs no key-value store
+        _internal_kv_put(_Own.actor, json.dumps(asdict(progress)), namespace=_NAMESPACE)
+    _Own.published_at = time.monotonic()
+
+
+def is_announced(pid: int) -> bool:
+    """Whether a process of this node and user has called :func:`announce`; a number that the system uses again has not."""
+    return _stacks_file(pid) is not None
+
+
+def describe_processes(pids: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """State (as ``ps`` names it) and Python stacks of processes of this node; a process that is stopped writes none."""
+    return {pid: {"state": (state := _state(pid)), "stacks": _stacks(pid, state)} for pid in pids}
+
+
+def _state(pid: int) -> str:
+    import psutil
+
+    try:
+        return str(psutil.Process(pid).status())
+    except psutil.Error:
+        return "gone"
+
+
+def _stacks(pid: int, state: str) -> str:
+    file = _stacks_file(pid)
+    if file is None or state in ("gone", "stopped", "zombie"):
+        return "none: " + ("it does not write any" if file is None else f"the process is {state}")
+    try:
+        return _written_stacks(pid, file)
+    except OSError:
+        return "none: the process ended meanwhile"
+
+
+def _written_stacks(pid: int, file: Path) -> str:
+    before = file.stat().st_size
+    os.kill(pid, signal.SIGUSR2)
+    deadline, size = time.monotonic() + STACKS_TIMEOUT_S, before
+    while time.monotonic() < deadline:
+        time.sleep(0.1)
+        if (now := file.stat().st_size) == size and now > before:
+            break
+        size = now
+    with file.open(encoding="utf-8", errors="replace") as stream:
+        stream.seek(before)
+        return stream.read() or f"none: the process did not write any within {STACKS_TIMEOUT_S:.0f} s"
+
+
+def _stacks_file(pid: int) -> Path | None:
+    try:
+        files = [file for file in Path(f"/proc/{pid}/fd").iterdir() if STACKS_FILE in os.readlink(file)]
+    except OSError:
+        return None
+    return files[0] if files else None

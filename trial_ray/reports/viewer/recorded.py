@@ -1,0 +1,249 @@
+"""Recorded trajectories for the viewer: turns, texts of tokens, and what the update did to them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trial_ray.environments.adapter import EnvironmentAdapter
+from trial_ray.errors import UserInputError
+from trial_ray.learner.recording import read_training
+from trial_ray.rollout.partitions import partition, partitions
+from trial_ray.rollout.recording import read_trajectories, read_turns
+from trial_ray.rollout.trajectory import Trajectory, Turn
+
+_CONTROL_PICTURES = 0x2400
+_DELETE, _DELETE_PICTURE = "\x7f", "\N{SYMBOL FOR DELETE}"
+
+
+def visible(text: str) -> str:
+    """The text with everything but line breaks and printable characters spelled out.
+
+    Control characters become their Unicode pictures (``␛`` for escape), all else that is not printable (lone surrogates,
+    controls of the writing direction, line and paragraph separators, blanks of no width) its code point, ``⟨U+202E⟩``.
+    """
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(char if char == "\n" or char.isprintable() else _spelled(char) for char in text)
+
+
+def _spelled(char: str) -> str:
+    if char < " ":
+        return chr(_CONTROL_PICTURES + ord(char))
+    return _DELETE_PICTURE if char == _DELETE else f"⟨U+{ord(char):04X}⟩"
+
+
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+_MOST_PIECES = 4
+"""Bytes of the longest character in UTF-8, hence most tokens that may share one."""
+
+
+class TokenTexts:
+    """Texts of tokens by id, each decoded once.
+
+    A tokenizer drops the blank before the first word of what it decodes; every token is therefore decoded behind another one.
+    Tokens that hold a part of a character only are decoded together: the first of them has the text, the others have none.
+
+    Args:
+        tokenizer: a ``transformers`` tokenizer.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._anchor = tokenizer.encode("a", add_special_tokens=False)[-1:]
+        self._skipped = len(self._decode([]))
+        self._size = len(tokenizer)
+        self._known: dict[int, str] = {}
+
+    def texts(self, ids: Sequence[int]) -> list[str]:
+        """One text a token.
+
+        Args:
+            ids: token ids ``[T]``; those outside of the vocabulary are spelled as ``⟨id 99999⟩``.
+        """
+        known = self._known
+        for new in set(ids) - known.keys():
+            known[new] = self._text_of(new)
+        found = [known[each] for each in ids]
+        if any(_INCOMPLETE in text for text in found):
+            self._join(ids, found)
+        return found
+
+    def _join(self, ids: Sequence[int], found: list[str]) -> None:
+        """Give the text of characters that span tokens to the first of their tokens."""
+        index = 0
+        while index < len(found):
+            if _INCOMPLETE in found[index]:
+                for stop in range(index + 2, min(index + _MOST_PIECES, len(found)) + 1):
+                    whole = self._decode(ids[index:stop])[self._skipped :]
+                    if _INCOMPLETE not in whole:
+                        found[index:stop] = [whole, *[""] * (stop - index - 1)]
+                        break
+            index += 1
+
+    def _text_of(self, token: int) -> str:
+        # A model may have more ids than its tokenizer.
+        return self._decode([token])[self._skipped :] if 0 <= token < self._size else f"⟨id {token}⟩"
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(
+            self._tokenizer.decode([*self._anchor, *ids], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        )
+
+
+Key = tuple[str, int | None, int]
+"""``group_id``, ``rollout_index``, ``turn_index``."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedTurn:
+    """One trained turn row.
+
+    Attributes:
+        advantage: of the row.
+        turn_score: s_k (Eq. 5), in nats; ``None`` where the method has none.
+        turn_weight: w_k (Eq. 6), the multiplier of the turn; ``None`` likewise.
+        gap: signed hindsight gap of each response token in nats, ``[y]``; ``None`` without a hindsight view.
+        learner_logprobs: of each response token under the learner before the update, ``[y]``.
+        evidence_ids: what the hindsight view inserts into the prompt; ``None`` without one.
+        evidence_at: index in the prompt before which it does; ``None`` without one, and where an earlier release recorded it.
+    """
+
+    advantage: float | None
+    turn_score: float | None
+    turn_weight: float | None
+    gap: list[float] | None
+    learner_logprobs: list[float] | None
+    evidence_ids: list[int] | None
+    evidence_at: int | None = None
+
+    def split_prompt(self, turn: Turn) -> tuple[list[int], list[int]]:
+        """Ids of the prompt before and after the place of the evidence; without any, of the end of the user's message."""
+        at = turn.insert_at if self.evidence_at is None else self.evidence_at
+        ids = turn.prompt_ids.tolist()
+        return ids[:at], ids[at:]
+
+
+_COLUMNS = tuple(field.name for field in fields(TrainedTurn))
+
+
+def read_trained_turns(
+    folder: str | os.PathLike[str], iterations: Iterable[int], groups: Collection[str]
+) -> dict[Key, TrainedTurn]:
+    """The turn rows of some groups that some iterations trained on; none where nothing was recorded.
+
+    Args:
+        folder: ``RUN/training``.
+        iterations: in which the groups may have been trained on.
+        groups: their ``group_id``.
+
+    Raises:
+        UserInputError: a file is cut off, of another version of the schema, or lacks columns.
+    """
+    wanted, found = pa.array(groups, pa.string()), {}
+    for number in iterations:
+        # Of an update with too many tokens, only what a replay needs was recorded.
+        if not any(partition(folder, number).glob("*.parquet")):
+            continue
+        table = read_training(folder, number)
+        for row in table.filter(pc.is_in(table["group_id"], wanted)).to_pylist():
+            key = row["group_id"], row["rollout_index"], row["turn_index"]
+            found[key] = TrainedTurn(**{name: row[name] for name in _COLUMNS})
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTrajectory:
+    """One trajectory.
+
+    Attributes:
+        iteration: in which it was recorded.
+        number: among those of its iteration, from 1, in the order group, rollout.
+        group_id: the group of rollouts of its task; empty where it failed before its first turn.
+        rollout_index: its index in the group; ``None`` likewise.
+        trajectory: what was sampled.
+        trained: by turn, what training recorded of it; ``None`` where it recorded nothing.
+        classes: by turn, one of ``environments.adapter.ACTION_CLASSES``.
+    """
+
+    iteration: int
+    number: int
+    group_id: str
+    rollout_index: int | None
+    trajectory: Trajectory
+    trained: Sequence[TrainedTurn | None]
+    classes: Sequence[str]
+
+    @property
+    def advantage(self) -> float | None:
+        """Mean over its trained turns; ``None`` where it was not trained on."""
+        found = [turn.advantage for turn in self.trained if turn is not None and turn.advantage is not None]
+        return float(np.mean(found)) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """Where a run's records lie, and what reads them.
+
+    Attributes:
+        name: what the run is called on the page.
+        trajectories: folder of the recorded rollouts.
+        training: folder of what training recorded; need not exist.
+        iterations: which to read.
+        max_staleness: updates by which training on a rollout may come after its recording.
+        adapters: by the name of the run's environment, for the classes of actions.
+        tokens: texts of the tokens; ``None`` where the run has no tokenizer yet.
+    """
+
+    name: str
+    trajectories: Path
+    training: Path
+    iterations: Sequence[int]
+    max_staleness: int
+    adapters: Mapping[str, EnvironmentAdapter]
+    tokens: TokenTexts | None
+
+    def read(self, iteration: int) -> list[RecordedTrajectory]:
+        """The trajectories of one iteration.
+
+        Raises:
+            UserInputError: a file is of another version of the schema, lacks columns or is cut off, or what training recorded
+                is of other responses.
+        """
+        turns = read_turns(self.trajectories, iteration)
+        trajectories = read_trajectories(self.trajectories, iteration)
+        # Both come in the same order; a rollout that failed before its first turn has no rows to take its group from.
+        groups, rollouts = turns["group_id"].to_pylist(), turns["rollout_index"].to_pylist()
+        keys = iter(dict.fromkeys(zip(groups, rollouts, strict=True)))
+        last = iteration + self.max_staleness
+        updates = [number for number in partitions(self.training) if iteration <= number <= last]
+        trained = read_trained_turns(self.training, updates, sorted(set(groups)))
+        found = []
+        for number, trajectory in enumerate(trajectories, start=1):
+            group, rollout = next(keys) if trajectory.turns else ("", None)
+            rows = [trained.get((group, rollout, turn)) for turn in range(len(trajectory.turns))]
+            self._check(trajectory, rows)
+            found.append(
+                RecordedTrajectory(iteration, number, group, rollout, trajectory, rows, self._classes(trajectory))
+            )
+        return found
+
+    def _check(self, trajectory: Trajectory, rows: Sequence[TrainedTurn | None]) -> None:
+        for turn, row in zip(trajectory.turns, rows, strict=True):
+            for values in () if row is None else (row.gap, row.learner_logprobs):
+                if values is not None and len(values) != len(turn.response_ids):
+                    raise UserInputError(
+                        f"{self.training} has {len(values)} values for a response of {len(turn.response_ids)} tokens of task "
+                        f"{trajectory.task_id}: it is not of the same run as {self.trajectories}."
+                    )
+
+    def _classes(self, trajectory: Trajectory) -> list[str]:
+        adapter = self.adapters.get(trajectory.environment, EnvironmentAdapter(trajectory.environment or "unknown"))
+        return adapter.turn_classes([turn.action for turn in trajectory.turns], trajectory.ended == "terminated")

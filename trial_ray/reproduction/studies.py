@@ -1,0 +1,316 @@
+"""Runs that a table or figure needs, and the file that records them."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trial_ray.algorithms.methods import with_method
+from trial_ray.errors import UserInputError
+from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.files import write_json
+from trial_ray.reports.records import OF_THE_RECORDING
+from trial_ray.reproduction.scale import EvaluationSet, Scale
+from trial_ray.runs.checkpoints import list_checkpoints
+from trial_ray.runs.config_record import load_commands, to_record
+from trial_ray.runs.cost import recorded_time
+from trial_ray.runs.evaluations import set_file
+from trial_ray.runs.folder import RunFolder
+from trial_ray.runs.overrides import apply_overrides
+
+if TYPE_CHECKING:
+    from trial_ray.algorithms.config import GRPOConfig
+    from trial_ray.environments.registry import EnvironmentEntry
+
+Chosen = Mapping[tuple[str, str, str], float]
+"""By environment, backbone and method: the value that was chosen for the scale's setting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """One table or figure of the paper.
+
+    Attributes:
+        title: what it shows.
+        methods: rows or curves, in the paper's order.
+        controlled: only the scale's controlled backbone is trained; otherwise every backbone.
+        environments: only these of the scale's; ``None`` takes all.
+    """
+
+    title: str
+    methods: tuple[str, ...]
+    controlled: bool = True
+    environments: tuple[str, ...] | None = None
+
+
+STUDIES = {
+    "study": Study(
+        "turn profiles and methods where the hindsight view knows better",
+        ("grpo", "uniform", "permuted", "trial", "value_weighted", "serl", "sdar", "rlsd", "grpo_opsd", "gigpo"),
+    ),
+    "table2": Study(
+        "complete-set results of all methods", ("grpo", "serl", "sdar", "grpo_opsd", "rlsd", "trial"), controlled=False
+    ),
+    "table3": Study("controlled revision profiles", ("grpo", "uniform", "permuted", "trial")),
+    "figure2": Study("validation and allocation dynamics", ("grpo", "trial"), environments=("alfworld",)),
+    "figure3": Study(
+        "allocation over a trajectory, and two policies on one game", ("grpo", "trial"), environments=("alfworld",)
+    ),
+}
+"""By the name that ``trial-ray reproduce`` takes; runs are shared between them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """One training run of a study.
+
+    Attributes:
+        environment: the scale's name of it.
+        backbone: the scale's name of it.
+        method: a method's name.
+        seed: of the run.
+        config: validated, with its trajectories recorded in :attr:`folder`.
+        iterations: to train.
+        sets: to evaluate at the end.
+        folder: its run folder, shared by all studies of one output folder.
+        value: of the setting that is to be chosen; ``None`` in a study's own runs.
+    """
+
+    environment: str
+    backbone: str
+    method: str
+    seed: int
+    config: GRPOConfig
+    iterations: int
+    sets: tuple[EvaluationSet, ...]
+    folder: Path
+    value: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.folder.name
+
+    def evaluation(self, evaluated: EvaluationSet) -> Path:
+        """Where the final evaluation of a set is written."""
+        return RunFolder(self.folder).evaluations / set_file(set_name(evaluated), self.iterations)
+
+    def entry(self, evaluated: EvaluationSet) -> EnvironmentEntry:
+        """What a set is played in: the run's environment with the keyword arguments of its panel."""
+        (entry,) = self.config.environment_entries()
+        return entry.at(**self.config.panel_env_config, split=evaluated.split)
+
+    @property
+    def trained(self) -> int:
+        """The iteration of the newest checkpoint; 0 without one."""
+        saved = list_checkpoints(RunFolder(self.folder).checkpoints)
+        return int(saved[-1].name) if saved else 0
+
+    def state(self) -> str:
+        """``done``, ``unfinished``, or ``new``.
+
+        Raises:
+            UserInputError: the folder holds a run of another config, or one that was trained for longer.
+        """
+        if not self.folder.exists():
+            return "new"
+        folder = RunFolder.reopen(self.folder)
+        self._require_same_config(folder)
+        if self.trained > self.iterations:
+            raise UserInputError(
+                f"{self.folder} was trained for {self.trained} iterations; this study wants {self.iterations}. "
+                "Name another folder with --out."
+            )
+        complete = all(self.evaluation(evaluated).is_file() for evaluated in self.sets)
+        return "done" if complete and folder.state() == "done" else "unfinished"
+
+    def _require_same_config(self, folder: RunFolder) -> None:
+        record = json.loads(json.dumps(to_record(self.config)))
+        ours = {**record["settings"], "method": record["method"]}
+        for command in load_commands(folder.path / "resolved_config.json"):
+            theirs = {**command["settings"], "method": command["method"]}
+            for key in sorted((theirs.keys() | ours.keys()) - OF_THE_RECORDING):
+                if theirs.get(key) != ours.get(key):
+                    since = f" from iteration {after + 1} on" if (after := command.get("after_iteration")) else ""
+                    raise UserInputError(
+                        f"{folder.path} holds a run of another config: {key} is {theirs.get(key)!r} there{since} and "
+                        f"{ours.get(key)!r} here. Name another folder with --out, or delete this one."
+                    )
+
+
+def set_name(evaluated: EvaluationSet) -> str:
+    """Name of a set's evaluation file."""
+    return f"{evaluated.split}-{evaluated.panel}"
+
+
+def plan_runs(
+    study: Study,
+    scale: Scale,
+    folder: Path,
+    *,
+    seeds: int | None = None,
+    iterations: int | None = None,
+    overrides: list[str] | None = None,
+    chosen: Chosen | None = None,
+) -> list[PlannedRun]:
+    """Every run that ``study`` needs at ``scale``, by environment, backbone, method and seed.
+
+    Args:
+        study: what is compared.
+        scale: with what.
+        folder: runs lie below it in ``runs/``.
+        seeds: how many; default the scale's.
+        iterations: default the scale's.
+        overrides: ``key=value`` for every run, applied to TRIAL's config; other methods take over what they share.
+        chosen: what :func:`choose` found, where the scale has a choice.
+
+    Raises:
+        ConfigError: a config is wrong, or a method's schedule is longer than the run.
+        UserInputError: the scale lacks an environment of the study.
+    """
+    steps = iterations or scale.iterations
+    runs = []
+    for environment, backbone, base in _bases(study, scale, overrides):
+        for method in study.methods:
+            settings = {**scale.method_settings.get(method, {})}
+            if chosen and scale.choice and (environment, backbone, method) in chosen:
+                settings[scale.choice.setting] = chosen[environment, backbone, method]
+            for seed in range(seeds or scale.method_seeds.get(method, scale.seeds)):
+                path = folder / "runs" / f"{environment}-{backbone}-{method}-seed{seed}".lower()
+                config = _configure(base, method, settings, seed, path)
+                config.require_schedules_within(steps)
+                sets = tuple(scale.environments[environment])
+                runs.append(PlannedRun(environment, backbone, method, seed, config, steps, sets, path))
+    return runs
+
+
+def plan_choice(
+    study: Study, scale: Scale, folder: Path, *, iterations: int | None = None, overrides: list[str] | None = None
+) -> list[PlannedRun]:
+    """The runs out of which the scale's setting is chosen, for the study's methods that have it; arguments as :func:`plan_runs`.
+
+    Raises:
+        ConfigError, UserInputError: as :func:`plan_runs`.
+    """
+    choice, steps, runs = scale.choice, iterations or scale.iterations, []
+    if choice is None:
+        return []
+    for environment, backbone, base in _bases(study, scale, overrides):
+        base = base.environment(env_config={**base.env_config, **choice.training_games})
+        base = base.panel(env_config={**base.panel_env_config, **choice.panel_games})
+        for method in (method for method in choice.methods if method in study.methods):
+            for value in choice.values:
+                settings = {**scale.method_settings.get(method, {}), choice.setting: value}
+                for seed in choice.seeds:
+                    name = f"choice-{environment}-{backbone}-{method}-{choice.setting}{value:g}-seed{seed}".lower()
+                    path = folder / "runs" / name
+                    config = _configure(base, method, settings, seed, path)
+                    config.require_schedules_within(steps)
+                    sets = tuple(scale.environments[environment])
+                    runs.append(PlannedRun(environment, backbone, method, seed, config, steps, sets, path, value))
+    return runs
+
+
+def choose(runs: Sequence[PlannedRun]) -> tuple[Chosen, list[dict[str, Any]]]:
+    """The value with the highest mean success on the panel of these runs, for each method; of equals the smaller one.
+
+    Returns:
+        The values, and the mean success of every value that was tried.
+
+    Raises:
+        UserInputError: some of the runs are not done.
+    """
+    unfinished = [run.name for run in runs if run.state() != "done"]
+    if unfinished:
+        raise UserInputError(
+            f"Nothing can be chosen yet: {len(unfinished)} of {len(runs)} runs are not done ({unfinished[0]}, …). The same command "
+            "continues them."
+        )
+    # Fractions: equal sums of successes would differ in the last bits of floats.
+    rates: dict[tuple[str, str, str], dict[float, list[Fraction]]] = {}
+    for run in runs:
+        assert run.value is not None
+        played = [EvaluationResult.load(run.evaluation(evaluated)).overall for evaluated in run.sets]
+        success = statistics.mean(Fraction(rate.successes, max(1, rate.episodes)) for rate in played)
+        by_value = rates.setdefault((run.environment, run.backbone, run.method), {})
+        by_value.setdefault(run.value, []).append(success)
+    means = {key: {value: statistics.mean(found) for value, found in of.items()} for key, of in rates.items()}
+    chosen = {key: max(sorted(of), key=lambda value: of[value]) for key, of in means.items()}
+    tried = [
+        {
+            "environment": key[0],
+            "backbone": key[1],
+            "method": key[2],
+            "value": value,
+            "success": float(mean),
+            "runs": len(rates[key][value]),
+            "chosen": chosen[key] == value,
+        }
+        for key, of in means.items()
+        for value, mean in of.items()
+    ]
+    return chosen, tried
+
+
+def _bases(study: Study, scale: Scale, overrides: list[str] | None) -> Iterator[tuple[str, str, Any]]:
+    """Environment, backbone, and TRIAL's config for them."""
+    backbones = (scale.controlled_backbone,) if study.controlled else scale.backbones
+    for environment in study.environments or tuple(scale.environments):
+        if environment not in scale.environments:
+            raise UserInputError(
+                f"The scale has no environment {environment!r}; found {', '.join(scale.environments)}."
+            )
+        for backbone in backbones:
+            yield environment, backbone, apply_overrides(scale.configure(environment, backbone), overrides or [])
+
+
+def _configure(base: GRPOConfig, method: str, settings: Any, seed: int, path: Path) -> GRPOConfig:
+    config: GRPOConfig = with_method(base, method).training(**settings).debugging(seed=seed)
+    RunFolder(path).configure(config)
+    config.validate()
+    return config
+
+
+PLAN_FILE = "plan.json"
+
+
+def write_plan(folder: Path, name: str, runs: Sequence[PlannedRun]) -> Path:
+    """Write how far runs are.
+
+    Args:
+        folder: of the reproduction.
+        name: of the study.
+        runs: its own, or those that a setting is chosen out of.
+
+    Returns:
+        The file. ``hours_left`` is what the iterations that are left take at the mean pace so far, if one run follows the other;
+        ``None`` before the first iteration.
+    """
+    costs = {run.name: recorded_time(RunFolder(run.folder).cost) for run in runs}
+    made = sum(iterations for iterations, _ in costs.values())
+    hours = sum(seconds for _, seconds in costs.values()) / 3600
+    left = sum(run.iterations - run.trained for run in runs)
+    return write_json(
+        folder / PLAN_FILE,
+        {
+            "study": name,
+            "hours": hours,
+            "iterations_left": left,
+            "hours_left": left * hours / made if made else None,
+            "runs": [
+                {
+                    "run": run.name,
+                    "state": run.state(),
+                    "trained": run.trained,
+                    "iterations": run.iterations,
+                    "seconds": costs[run.name][1],
+                }
+                for run in runs
+            ],
+        },
+    )

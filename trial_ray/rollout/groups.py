@@ -1,0 +1,223 @@
+"""Groups of rollouts: requests, samples and their counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ray import ObjectRef
+from ray.rllib.utils.metrics import EPISODE_LEN_MEAN, EPISODE_RETURN_MEAN, NUM_ENV_STEPS_SAMPLED, NUM_EPISODES
+
+from trial_ray.engines.protocol import SamplingParams
+from trial_ray.errors import EnvironmentFaultError, InfrastructureError
+from trial_ray.rollout.trajectory import EpisodeResult, Trajectory, TrajectoryGroup
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutCounts:
+    """Sums over rollouts that were played to their end, and the number of those that failed.
+
+    Attributes:
+        episodes: rollouts played to their end.
+        failed: rollouts that an engine or the environment failed; no other sum counts them.
+        turns: turns taken.
+        prompt_tokens: over turns.
+        response_tokens: over turns.
+        returns: of the undiscounted sums of rewards.
+        successes: rollouts that solved their task.
+        scores: of the environment's scores.
+        truncated: rollouts that a limit on turns or prompt tokens cut.
+        invalid_responses: turns whose response had not the required form.
+        invalid_actions: turns whose action the environment did not understand.
+        cut_responses: turns whose response reached the limit.
+        cut_histories: turns whose prompt lost history records.
+        cut_observations: turns whose prompt lost a part of the observation as well.
+    """
+
+    episodes: int = 0
+    failed: int = 0
+    turns: int = 0
+    prompt_tokens: int = 0
+    response_tokens: int = 0
+    returns: float = 0.0
+    successes: int = 0
+    scores: float = 0.0
+    truncated: int = 0
+    invalid_responses: int = 0
+    invalid_actions: int = 0
+    cut_responses: int = 0
+    cut_histories: int = 0
+    cut_observations: int = 0
+
+    @classmethod
+    def of(cls, trajectories: Iterable[Trajectory]) -> RolloutCounts:
+        """Count rollouts."""
+        every = list(trajectories)
+        played = [each for each in every if not each.failed]
+        turns = [turn for each in played for turn in each.turns]
+        return cls(
+            episodes=len(played),
+            failed=len(every) - len(played),
+            turns=len(turns),
+            prompt_tokens=sum(len(turn.prompt_ids) for turn in turns),
+            response_tokens=sum(len(turn.response_ids) for turn in turns),
+            returns=sum(each.episode_return for each in played),
+            successes=sum(bool(each.success) for each in played),
+            scores=sum(float(each.score) for each in played),
+            truncated=sum(each.ended != "terminated" for each in played),
+            invalid_responses=sum(not turn.valid for turn in turns),
+            invalid_actions=sum(bool(turn.invalid_action) for turn in turns),
+            cut_responses=sum(turn.finish_reason == "length" for turn in turns),
+            cut_histories=sum(turn.prompt_cut != "none" for turn in turns),
+            cut_observations=sum(turn.prompt_cut == "observation" for turn in turns),
+        )
+
+    def __add__(self, other: RolloutCounts) -> RolloutCounts:
+        return RolloutCounts(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+
+    def episode_metrics(self) -> dict[str, float]:
+        """Figures over rollouts, by the names under ``env_runners/``; means are left out where there is no rollout."""
+        counts: dict[str, float] = {NUM_EPISODES: self.episodes}
+        if not self.episodes:
+            return counts
+        return counts | {
+            "success_rate": self.successes / self.episodes,
+            "score_mean": self.scores / self.episodes,
+            EPISODE_RETURN_MEAN: self.returns / self.episodes,
+            EPISODE_LEN_MEAN: self.turns / self.episodes,
+            "truncated_rate": self.truncated / self.episodes,
+        }
+
+    def metrics(self) -> dict[str, float]:
+        """All figures, by the names under ``env_runners/``; rates are left out where nothing was counted."""
+        counts: dict[str, float] = {
+            "num_failed_episodes": self.failed,
+            NUM_ENV_STEPS_SAMPLED: self.turns,
+            "num_prompt_tokens": self.prompt_tokens,
+            "num_response_tokens": self.response_tokens,
+            **self.episode_metrics(),
+        }
+        if not self.turns:
+            return counts
+        return counts | {
+            "invalid_response_rate": self.invalid_responses / self.turns,
+            "invalid_action_rate": self.invalid_actions / self.turns,
+            "cut_response_rate": self.cut_responses / self.turns,
+            "cut_history_rate": self.cut_histories / self.turns,
+            "cut_observation_rate": self.cut_observations / self.turns,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRequest:
+    """Play ``group_size`` rollouts of one task.
+
+    Attributes:
+        index: index in the iteration, or in the whole run where iterations overlap; answers are put back into this order.
+        task_id: the task.
+        group_size: rollouts.
+        seed: seeds environment and sampling of the whole group.
+        environment: index of the run's environment that the task belongs to.
+    """
+
+    index: int
+    task_id: str
+    group_size: int
+    seed: int
+    environment: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSettings:
+    """How a batch of requests is played.
+
+    Attributes:
+        env_configs: keyword arguments of each of the run's environments.
+        params: sampling of responses.
+        iteration: in which the requests are made, for the records; 0 before training.
+        keep_trajectories: put trajectories into the object store and record them (training), or only count (evaluation).
+        seeded: give every response a seed that follows from the group's.
+    """
+
+    env_configs: tuple[dict[str, Any], ...]
+    params: SamplingParams
+    iteration: int
+    keep_trajectories: bool
+    seeded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSample:
+    """One group as played.
+
+    Attributes:
+        request: what was asked for.
+        ref: reference to ``[TrajectoryGroup]``; ``None`` when trajectories are not kept.
+        episodes: result of every rollout, failed ones included.
+        errors: what ended the failed ones.
+        num_survivors: rollouts that can be trained on.
+        num_rows: turns of the survivors.
+        zero_variance: whether all survivors earned the same reward, so that outcome advantages are zero.
+        counts: of all rollouts, for the metrics.
+        too_long: where a prompt of the task's first turn does not fit, which one; playing it again would not help.
+        weight_versions: oldest and newest version of the weights that sampled the survivors' turns; (0, 0) without turns.
+        num_environment_faults: rollouts that failed by their environment.
+    """
+
+    request: GroupRequest
+    ref: ObjectRef[list[TrajectoryGroup]] | None
+    episodes: list[EpisodeResult]
+    errors: list[str]
+    num_survivors: int
+    num_rows: int
+    zero_variance: bool
+    counts: RolloutCounts
+    weight_versions: tuple[int, int] = (0, 0)
+    num_environment_faults: int = 0
+    too_long: str | None = None
+
+    @classmethod
+    def from_group(
+        cls,
+        request: GroupRequest,
+        group: TrajectoryGroup,
+        ref: ObjectRef[list[TrajectoryGroup]] | None,
+        reward: str,
+        row_penalty: float,
+    ) -> GroupSample:
+        """Count what was played; ``reward`` and ``row_penalty`` as in :meth:`TrajectoryGroup.has_variance`."""
+        survivors = group.survivors
+        versions = [turn.weight_version for trajectory in survivors for turn in trajectory.turns] or [0]
+        return cls(
+            request=request,
+            ref=ref,
+            episodes=[EpisodeResult.from_trajectory(trajectory) for trajectory in group.trajectories],
+            errors=[trajectory.error or "" for trajectory in group.trajectories if trajectory.failed],
+            num_survivors=len(survivors),
+            num_rows=sum(len(trajectory.turns) for trajectory in survivors),
+            zero_variance=not group.has_variance(reward, row_penalty),
+            counts=RolloutCounts.of(group.trajectories),
+            weight_versions=(min(versions), max(versions)),
+            num_environment_faults=sum(trajectory.failed_by == "environment" for trajectory in group.trajectories),
+            too_long=next(
+                (each.error for each in group.trajectories if each.ended == "prompt_limit" and not each.turns), None
+            ),
+        )
+
+
+def failure_of(found: str, samples: Sequence[GroupSample], losses: Sequence[str]) -> InfrastructureError:
+    """The error of groups that could not be played: an :class:`EnvironmentFaultError` where nothing but environments failed.
+
+    An environment that failed on every attempt would fail again after a restart of the run.
+
+    Args:
+        found: what could not be played.
+        samples: the groups as they were played last.
+        losses: why env runners were lost.
+    """
+    errors = [error for sample in samples for error in sample.errors]
+    faults = sum(sample.num_environment_faults for sample in samples)
+    kind = EnvironmentFaultError if errors and not losses and faults == len(errors) else InfrastructureError
+    causes = [*errors, *losses, *(sample.too_long for sample in samples if sample.too_long is not None)]
+    return kind(found + (f"; the first error was: {causes[0]}" if causes else ": no env runner was left to play them."))

@@ -1,0 +1,252 @@
+"""Hindsight views of a turn: OutcomeView (Eq. 2), Aug (Eq. 3) and the views of the compared methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from trial_ray.errors import ConfigError
+
+
+def encode_untrusted(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of ``text`` in which no special token can appear, whatever the text spells.
+
+    ``<|im_end|>`` in an observation is tokenised as the characters that it consists of, so that it cannot end the
+    message it stands in. Nothing is added in front or behind. Lone surrogates, which have no UTF-8 form, become ``?``.
+
+    Args:
+        tokenizer: a ``transformers`` tokenizer.
+        text: any text.
+    """
+    well_formed = text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+    ids: list[int] = tokenizer.encode(well_formed, add_special_tokens=False, split_special_tokens=True)
+    return ids
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What stands around the text of a view, and where both go.
+
+    Attributes:
+        lead: opens the text and says what it is.
+        close: follows the text.
+        in_front: whether both stand in front of the whole prompt; else at the end of the user's message.
+    """
+
+    lead: str
+    close: str = ""
+    in_front: bool = False
+
+
+OUTCOME = Frame("\n\nOutcome after the reply:\n")
+
+
+@dataclass(frozen=True, slots=True)
+class PrivilegedView:
+    """What the second view of a turn shows besides the prompt, shared by all tokens of that turn's response; z_k for an outcome.
+
+    Attributes:
+        text: the content in words; what the environment showed is kept as it is.
+        frame: around it.
+    """
+
+    text: str
+    frame: Frame = OUTCOME
+
+
+def outcome_view(outcome: str, *, terminal: bool, success: bool) -> PrivilegedView:
+    """The view of one turn: what the environment answered to it, and the verdict where the answer ended the episode.
+
+    ALFWorld: ``outcome`` is the text rendered after the action; WebShop: the page that the action reached. A terminal
+    turn adds the terminal consequence. The last turn of a trajectory that a limit cut short is not terminal: its view
+    is only what the environment answered.
+
+    Args:
+        outcome: what the environment answered to the action.
+        terminal: the environment ended the episode with this turn (not: a limit on turns or tokens did).
+        success: whether the task was accomplished; matters on a terminal turn alone.
+    """
+    text = outcome.strip()
+    if terminal:
+        verdict = f"The episode ended: the task {'succeeded' if success else 'failed'}."
+        text = f"{text}\n{verdict}" if text else verdict
+    return PrivilegedView(text)
+
+
+CUT_MARK = " [cut] "
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the second view of a turn inserts into its prompt.
+
+    Attributes:
+        ids: int32 ``[z]``.
+        insert_at: index in the prompt before which they go.
+    """
+
+    ids: NDArray[np.int32]
+    insert_at: int
+
+
+def encode_evidence(view: PrivilegedView, tokenizer: Any, max_outcome_tokens: int = 512) -> NDArray[np.int32]:
+    """Token ids of what a view shows, lead and close included, tokenised apart from the prompt.
+
+    Tokenised apart, it leaves the ids of the ordinary prompt as they were sent, even where the text as a whole would merge
+    tokens across the seam. Over the limit, the text loses part of its middle, and a mark says so; its end stays, because a
+    terminal turn's verdict stands there. Special tokens spelled in the view stay ordinary text.
+
+    Args:
+        view: of the turn.
+        tokenizer: the policy's ``transformers`` tokenizer.
+        max_outcome_tokens: most ids in the result, lead, close and mark included.
+
+    Returns:
+        int32 ``[z]``, ``z <= max_outcome_tokens``.
+
+    Raises:
+        ConfigError: see :func:`require_room`.
+    """
+    close = encode_untrusted(tokenizer, view.frame.close)
+    ids, limit = encode_untrusted(tokenizer, view.frame.lead + view.text), max_outcome_tokens - len(close)
+    if len(ids) > limit:
+        mark = encode_untrusted(tokenizer, CUT_MARK)
+        end_length = require_room(view.frame, tokenizer, max_outcome_tokens) // 4
+        ids = ids[: limit - len(mark) - end_length] + mark + ids[len(ids) - end_length :]
+    return np.asarray(ids + close, dtype=np.int32)
+
+
+def require_room(frame: Frame, tokenizer: Any, max_outcome_tokens: int) -> int:
+    """Most tokens of a text that is cut to fit into a frame, at least one.
+
+    Args:
+        frame: of the view.
+        tokenizer: the policy's.
+        max_outcome_tokens: as in :func:`encode_evidence`.
+
+    Raises:
+        ConfigError: the limit leaves no room for any of the text.
+    """
+    least = sum(len(encode_untrusted(tokenizer, text)) for text in (frame.lead, CUT_MARK, frame.close))
+    if max_outcome_tokens <= least:
+        raise ConfigError(
+            f"max_outcome_tokens is {max_outcome_tokens}, expected more than {least}: what stands around the privileged text, "
+            f"from {frame.lead.strip()!r} on, and the mark of a cut have so many. Raise it."
+        )
+    return max_outcome_tokens - least
+
+
+def augment(prompt_ids: ArrayLike, insert_at: int, evidence_ids: ArrayLike) -> NDArray[np.int32]:
+    """P_k⁺ of Eq. 3: the ordinary prompt with the evidence inserted.
+
+    Args:
+        prompt_ids: integer ``[P]``, the ordinary prompt P_k.
+        insert_at: index in ``prompt_ids`` before which the evidence goes, in ``[0, P]``.
+        evidence_ids: integer ``[z]``.
+
+    Returns:
+        int32 ``[P + z]``.
+
+    Raises:
+        ValueError: ids that are not one-dimensional integers, or ``insert_at`` outside of the prompt.
+    """
+    prompt = _ids(prompt_ids, "prompt_ids")
+    evidence = _ids(evidence_ids, "evidence_ids")
+    if not 0 <= insert_at <= len(prompt):
+        raise ValueError(f"insert_at must be in [0, {len(prompt)}] for a prompt of that length, got {insert_at}")
+    return np.concatenate([prompt[:insert_at], evidence, prompt[insert_at:]])
+
+
+def _ids(values: ArrayLike, name: str) -> NDArray[np.int32]:
+    array = np.asarray(values)
+    if array.size == 0:
+        array = array.astype(np.int32)
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        raise ValueError(f"{name} must be one-dimensional integer ids, got shape {array.shape} of {array.dtype}")
+    return array.astype(np.int32, copy=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnContext:
+    """One turn, as the views see it.
+
+    Attributes:
+        environment: id of the environment.
+        family: the task's family.
+        outcome: what the environment answered to the action.
+        terminal: the environment ended the episode with this turn (not: a limit did).
+        success: whether the episode was won.
+        solution: actions that solve the task from its beginning; empty where the environment knows none.
+        skills: advice by family, under ``""`` for all others; empty where there is none.
+    """
+
+    environment: str
+    family: str
+    outcome: str
+    terminal: bool
+    success: bool
+    solution: tuple[str, ...] = ()
+    skills: Mapping[str, str] = field(default_factory=dict)
+
+
+FRAMES: dict[str, Frame] = {
+    "outcome": OUTCOME,
+    "feedback": Frame(
+        "\n\nThe environment's immediate answer to this step:\n", "\n\nNow solve the task as it should be solved.\n"
+    ),
+    "skill": Frame("[Privileged advice on tasks of this kind]\n", "\n\n", in_front=True),
+    "solution": Frame(
+        "\n\nA solution of this task for reference, as actions from its beginning:\n",
+        "\n\nSee why each of its steps is taken, then reach the same end by a reasoning of your own.\n",
+    ),
+}
+
+
+def _outcome(context: TurnContext) -> PrivilegedView:
+    return outcome_view(context.outcome, terminal=context.terminal, success=context.success)
+
+
+def _feedback(context: TurnContext) -> PrivilegedView:
+    answer = context.outcome.strip()
+    return PrivilegedView(answer, FRAMES["feedback"] if answer else Frame(""))
+
+
+def _skill(context: TurnContext) -> PrivilegedView:
+    advice = context.skills.get(context.family) or context.skills.get("")
+    if advice is None:
+        raise ConfigError(
+            f"The 'skill' view needs advice, but the adapter of {context.environment} has none. Choose another privileged_view."
+        )
+    return PrivilegedView(advice, FRAMES["skill"])
+
+
+def _solution(context: TurnContext) -> PrivilegedView:
+    if not context.solution:
+        raise ConfigError(
+            f"The 'solution' view needs environments that know one (their `walkthrough`); {context.environment} gave none "
+            "for a task. Choose another privileged_view."
+        )
+    return PrivilegedView(", ".join(context.solution), FRAMES["solution"])
+
+
+# As ``trial_ray.config.training.PRIVILEGED_VIEWS`` names them.
+VIEWS: dict[str, Callable[[TurnContext], PrivilegedView]] = {
+    "outcome": _outcome,
+    "feedback": _feedback,
+    "skill": _skill,
+    "solution": _solution,
+}
+
+
+def privileged_view(name: str, context: TurnContext) -> PrivilegedView:
+    """The view of one turn.
+
+    Raises:
+        KeyError: no view has that name.
+        ConfigError: the environment gave no solution, or there is no advice.
+    """
+    return VIEWS[name](context)

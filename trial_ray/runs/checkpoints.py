@@ -1,0 +1,333 @@
+"""Checkpoints of a run: found, checked by their manifest, and kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import uuid
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from trial_ray.errors import CheckpointError
+from trial_ray.files import require_new_folder, write_folder, write_json
+from trial_ray.runs.provenance import is_signed, signature
+
+MANIFEST = "manifest.json"
+_MERGED = "hf"
+"""Folder of the model that an adapter makes, which is added to a checkpoint later; it holds no pickles."""
+
+
+def write_manifest(folder: Path) -> None:
+    """Note size and SHA-256 of every file below ``folder``, signed; all of them are on the disk when this returns."""
+    files = {}
+    for path in _files(folder):
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            os.fsync(file.fileno())
+        files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": digest}
+    write_json(folder / MANIFEST, {"files": files, "signature": signature(_canonical(files))})
+
+
+def name_checkpoint(partial: Path, target: Path) -> None:
+    """Give a complete folder its name, in place of one that had it before."""
+    os.replace(partial, target)
+    _sync(target.parent)
+
+
+def require_whole(checkpoint: Path, below: Path | str = "") -> None:
+    """Check that the files of a checkpoint are those that were written; one without a manifest is taken as it is.
+
+    Args:
+        checkpoint: the folder.
+        below: only files below this folder of it.
+
+    Raises:
+        CheckpointError: a file is missing, has another size or other content; names the first.
+    """
+    manifest = _manifest(checkpoint)
+    for name, (size, digest) in _listed(checkpoint, manifest).items() if manifest is not None else ():
+        if below and not Path(name).is_relative_to(below):
+            continue
+        if damage := _damage(checkpoint / name, size, digest):
+            raise CheckpointError(f"{checkpoint} is damaged: {name} {damage}. Take another checkpoint.")
+
+
+def require_own(checkpoint: Path) -> None:
+    """Check that this user wrote a checkpoint on this machine, so that loading its pickles runs nobody else's program.
+
+    Args:
+        checkpoint: the folder, of which :func:`require_whole` has checked all files.
+
+    Raises:
+        CheckpointError: its manifest is missing or bears no signature of this user's, or it holds other files than that lists.
+    """
+    manifest = _manifest(checkpoint)
+    if manifest is None:
+        reason = f"it has no {MANIFEST}"
+    elif not is_signed(_canonical(manifest["files"]), manifest.get("signature")):
+        reason = f"its {MANIFEST} is not signed with the key of this user"
+    elif foreign := _foreign(checkpoint, set(manifest["files"])):
+        reason = f"{foreign} was added to it"
+    else:
+        return
+    raise CheckpointError(
+        f"{checkpoint} holds pickles, which can run any program, and may be of somebody else: {reason}. Give --trust if you know "
+        "where it comes from. To play, copy or read what it holds (evaluate, export, inspect, report), none are loaded."
+    )
+
+
+def _manifest(checkpoint: Path) -> dict[str, Any] | None:
+    path = checkpoint / MANIFEST
+    if not path.is_file():
+        return None
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(manifest, dict) or not isinstance(manifest["files"], dict):
+            raise TypeError("no list of files")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{checkpoint} is damaged: {MANIFEST} cannot be read ({error!r}).") from error
+    return manifest
+
+
+def _listed(checkpoint: Path, manifest: dict[str, Any]) -> dict[str, tuple[int, str]]:
+    """Size and digest of the files by name."""
+    try:
+        files = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        raise CheckpointError(f"{checkpoint} is damaged: {MANIFEST} cannot be read ({error!r}).") from error
+    if outside := [name for name in files if _leaves(name)]:
+        raise CheckpointError(f"{checkpoint} is damaged: {MANIFEST} lists {outside[0]!r}, which is no file inside it.")
+    return files
+
+
+def _leaves(name: str) -> bool:
+    path = PurePosixPath(name)
+    return path.is_absolute() or ".." in path.parts or "\0" in name or not path.parts
+
+
+def _foreign(checkpoint: Path, listed: set[str]) -> str:
+    """A file that the manifest does not list, or a link, behind which others could lie; empty where there is none."""
+    for path in sorted(checkpoint.rglob("*")):
+        inside = path.relative_to(checkpoint)
+        if path.is_symlink():
+            return str(inside)
+        merged = any(part.lstrip(".").partition(".")[0] == _MERGED for part in inside.parts[:-1])
+        if path.is_file() and not merged and inside.as_posix() not in listed | {MANIFEST}:
+            return str(inside)
+    return ""
+
+
+def _canonical(files: dict[str, Any]) -> bytes:
+    return json.dumps(files, sort_keys=True).encode()
+
+
+def _damage(path: Path, size: int, digest: str) -> str:
+    """What is wrong with a file; empty where nothing is."""
+    if not path.is_file():
+        return "is missing"
+    if (found := path.stat().st_size) != size:
+        return f"has {found} bytes, {size} were written"
+    with path.open("rb") as file:
+        same = hashlib.file_digest(file, "sha256").hexdigest() == digest
+    return "" if same else "has other content than was written"
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+MODULE_INSIDE_CHECKPOINT = Path("learner_group/learner/rl_module/default_policy")
+MODEL_INSIDE_CHECKPOINT = MODULE_INSIDE_CHECKPOINT / "hf"
+ADAPTER_INSIDE_CHECKPOINT = MODULE_INSIDE_CHECKPOINT / "adapter"
+ADAPTER_MARK = "adapter_config.json"
+TOKENIZER_MARK = "tokenizer_config.json"
+CHECKPOINT_EVERY = 10
+"""Iterations between checkpoints, unless a user says otherwise."""
+CHECKPOINTS_KEPT = 2
+"""How many of the newest are kept, unless a user says otherwise."""
+CHECKPOINT_MARK = "rllib_checkpoint.json"
+RUN_SCHEMA = "trial_ray/run"
+"""In the ``run.json`` of a run folder."""
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Complete checkpoints in a ``checkpoints`` folder, oldest first."""
+    if not folder.is_dir():
+        return []
+    found = [path for path in folder.iterdir() if path.name.isdecimal() and (path / CHECKPOINT_MARK).is_file()]
+    return sorted(found, key=lambda path: int(path.name))
+
+
+def prune_checkpoints(folder: Path, keep: int) -> None:
+    """Delete all but the newest ``keep`` checkpoints."""
+    for path in list_checkpoints(folder)[:-keep]:
+        remove_checkpoint(path)
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Delete a checkpoint; it loses its name first, so that a crash half-way leaves none that lacks files."""
+    removed = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
+    path.rename(removed)
+    shutil.rmtree(removed)
+
+
+def newest_whole_checkpoint(folder: Path, *, trust: bool = False) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint in a ``checkpoints`` folder that is not damaged, and what is wrong with those after it.
+
+    Damaged ones are renamed, so that nothing takes them for checkpoints any more.
+
+    Args:
+        folder: of the checkpoints.
+        trust: take one that this user did not write on this machine, too.
+
+    Raises:
+        CheckpointError: all of them are damaged, or the newest whole one may be of somebody else.
+    """
+    damages: list[str] = []
+    for path in reversed(list_checkpoints(folder)):
+        try:
+            require_whole(path)
+        except CheckpointError as error:
+            damages.append(str(error))
+            path.rename(path.with_name(f"{path.name}.damaged-{uuid.uuid4().hex[:8]}"))
+            continue
+        if not trust:
+            require_own(path)
+        return path, damages
+    if damages:
+        raise CheckpointError(f"No checkpoint in {folder} is whole. {' '.join(damages)} Begin the run again.")
+    return None, damages
+
+
+def find_checkpoint(path: Path | str) -> Path:
+    """The checkpoint that ``path`` means: itself, or the newest one of a run folder.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    path = Path(path).expanduser().resolve()
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist. Name a checkpoint, or a run folder that holds one.")
+    if (path / CHECKPOINT_MARK).is_file():
+        return path
+    found = list_checkpoints(path / "checkpoints") or list_checkpoints(path)
+    if not found:
+        raise CheckpointError(
+            f"{path} holds no complete checkpoint. Name a checkpoint, or a run folder that holds one."
+        )
+    return found[-1]
+
+
+def find_model(path: Path | str) -> Path:
+    """The Hugging Face model folder that ``path`` means: itself, or the one inside a checkpoint or run folder.
+
+    A checkpoint that holds an adapter is given the model that the adapter makes, once, beside it.
+
+    Raises:
+        CheckpointError: there is none, it is incomplete or damaged, or it is an adapter whose base model is missing.
+    """
+    path = Path(path).expanduser().resolve()
+    if _is_model(path):
+        return path
+    checkpoint = find_checkpoint(path)
+    model, adapter = checkpoint / MODEL_INSIDE_CHECKPOINT, checkpoint / ADAPTER_INSIDE_CHECKPOINT
+    if not _is_model(model) and (adapter / ADAPTER_MARK).is_file():
+        require_whole(checkpoint, ADAPTER_INSIDE_CHECKPOINT)
+        try:
+            write_folder(model, lambda partial: _merge(adapter, partial))
+        except OSError:
+            if not _is_model(model):  # else another command made it meanwhile
+                raise
+    else:
+        require_whole(checkpoint, MODEL_INSIDE_CHECKPOINT)
+    if not _is_model(model):
+        raise CheckpointError(f"{model} lacks config.json or *.safetensors: the checkpoint is incomplete.")
+    return model
+
+
+def find_tokenizer(path: Path | str) -> Path:
+    """The folder inside the checkpoint or run folder ``path`` that holds the policy's tokenizer.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or none in it.
+    """
+    checkpoint = find_checkpoint(path)
+    for inside in (MODEL_INSIDE_CHECKPOINT, ADAPTER_INSIDE_CHECKPOINT):
+        if (checkpoint / inside / TOKENIZER_MARK).is_file():
+            return checkpoint / inside
+    raise CheckpointError(f"{checkpoint} holds no tokenizer: the checkpoint is incomplete.")
+
+
+def find_adapter(path: Path | str) -> Path:
+    """The adapter, in peft's format, inside the checkpoint or run folder ``path``.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or it holds a whole model.
+    """
+    adapter = find_checkpoint(path) / ADAPTER_INSIDE_CHECKPOINT
+    if not (adapter / ADAPTER_MARK).is_file():
+        raise CheckpointError(
+            f"{adapter} does not exist: the run trained all weights (lora_rank=None). Export the model."
+        )
+    return adapter
+
+
+def find_run_folder(path: Path | str) -> Path | None:
+    """The run folder that ``path`` is or lies in, told by the schema in its ``run.json``; ``None`` where there is none."""
+    path = Path(path).expanduser().resolve()
+    return next((folder for folder in (path, *path.parents) if _is_run(folder / "run.json")), None)
+
+
+def _is_run(file: Path) -> bool:
+    # As a text, because a damaged record is to be reported, not passed over.
+    return file.is_file() and f'"{RUN_SCHEMA}"' in file.read_text(encoding="utf-8", errors="replace")
+
+
+def checkpoint_iteration(path: Path, run: Path) -> int | None:
+    """The iteration of the checkpoint of ``run`` that ``path`` is or lies in; ``None`` where it lies in none."""
+    inside = path.relative_to(run).parts
+    name = re.match("[0-9]+", inside[1]) if len(inside) > 1 and inside[0] == "checkpoints" else None
+    return int(name[0]) if name else None
+
+
+def export_model(source: Path | str, target: Path | str, *, adapter: bool = False) -> Path:
+    """Copy the model out of a checkpoint into the new folder ``target``.
+
+    Args:
+        source: a checkpoint or run folder; without ``adapter`` also a model folder.
+        target: the new folder.
+        adapter: whether to copy the adapter alone, in peft's format, instead of the model that it makes.
+
+    Raises:
+        CheckpointError: ``source`` holds no model, or no adapter.
+        UserInputError: ``target`` is a file or is not empty.
+    """
+    found = find_adapter(source) if adapter else find_model(source)
+    target = Path(target).expanduser().resolve()
+    require_new_folder(target)
+    write_folder(target, lambda partial: shutil.copytree(found, partial))
+    return target
+
+
+def _merge(adapter: Path, target: Path) -> None:
+    from trial_ray.models.merging import merge_adapter
+
+    merge_adapter(adapter, target)
+    for file in adapter.iterdir():
+        if not file.name.startswith("adapter_") and file.name != "README.md":  # the tokenizer's
+            shutil.copy2(file, target)
+
+
+def _is_model(path: Path) -> bool:
+    return (path / "config.json").is_file() and any(path.glob("*.safetensors"))

@@ -1,0 +1,160 @@
+"""Evaluations in a run folder: the name of a file says of which iteration it is and what was played, here and nowhere else."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trial_ray.evaluation.comparison import (
+    ComparisonError,
+    PairedComparison,
+    paired_comparison,
+    require_same_protocol,
+)
+from trial_ray.evaluation.results import EvaluationFileError, EvaluationResult
+
+if TYPE_CHECKING:
+    from trial_ray.environments.registry import EnvironmentEntry
+    from trial_ray.evaluation.panels import Panel
+
+BEFORE, AFTER = "before", "after"
+_TRAINED = re.compile(r"(.+)_([0-9]{6,})")
+
+
+def panel_file(environment: str, iteration: int) -> str:
+    """Name of the file of a panel that is played before and after training.
+
+    Args:
+        environment: name of the panel's environment; empty where the run has a single panel.
+        iteration: iterations trained; 0 before training.
+    """
+    when = AFTER if iteration else BEFORE
+    name = f"{when}_{environment}" if environment else when
+    return set_file(name, iteration) if iteration else f"{name}.json"
+
+
+def set_file(name: str, iteration: int) -> str:
+    """Name of the file of an evaluation set that is played at the end alone."""
+    return f"{name}_{iteration:06d}.json"
+
+
+def read_name(file: Path) -> tuple[str, int] | None:
+    """What was played, the environment (empty for the only panel) or the set, and the iteration; ``None`` without one."""
+    when, _, environment = file.stem.partition("_")
+    if when == BEFORE:
+        return environment, 0
+    found = _TRAINED.fullmatch(file.stem)
+    if found is None:
+        return None
+    when, _, environment = found[1].partition("_")
+    return environment if when == AFTER else found[1], int(found[2])
+
+
+@dataclass(frozen=True, slots=True)
+class NotCompared:
+    """Why the success after training is not compared with that before."""
+
+    not_compared: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+
+def compare_with_beginning(before: EvaluationResult | None, after: EvaluationResult) -> PairedComparison | NotCompared:
+    """The paired comparison of a panel's evaluations, or why there is none: a result too, for which no run fails."""
+    if before is None:
+        return NotCompared("The panel was not played before training.")
+    try:
+        return paired_comparison(before, after)
+    except ComparisonError as error:
+        return NotCompared(str(error))
+
+
+class RunEvaluations:
+    """Plays the panels of a run once each, and keeps the results in its folder.
+
+    Args:
+        folder: of the run's evaluations.
+        run: name of the run.
+        labels: of the results (:attr:`EvaluationResult.labels`).
+        protocol: of playing a panel in an environment.
+        play: plays it with the policy as it is now.
+        tell: called with every line for the user.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        run: str,
+        labels: Mapping[str, Any],
+        protocol: Callable[[Panel, EnvironmentEntry], dict[str, Any]],
+        play: Callable[[Panel, EnvironmentEntry], EvaluationResult],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._folder, self._run, self._labels = folder, run, labels
+        self._protocol, self._play, self._tell = protocol, play, tell
+
+    def before(
+        self, environment: str, iteration: int, panel: Panel, entry: EnvironmentEntry
+    ) -> EvaluationResult | None:
+        """The evaluation before training; a run that has trained for iterations already has recorded it or lacks it.
+
+        Another protocol than that of the evaluation to come is reported now, rather than after training.
+        """
+        name = panel_file(environment, 0)
+        if not iteration:
+            return self.after(name, 0, panel, entry)
+        path = self._folder / name
+        if not path.exists():
+            self._tell("the panel was not played before training, so before and after will not be compared")
+            return None
+        try:
+            result = EvaluationResult.load(path)
+            self._tell_result(path, result)
+            require_same_protocol(result.protocol, self._protocol(panel, entry))
+        except EvaluationFileError as error:
+            self._tell(f"before and after training will not be compared: {error}")
+            return None
+        except ComparisonError as error:
+            self._tell(f"before and after training will not be compared: {error}")
+        return result
+
+    def after(self, name: str, iteration: int, panel: Panel, entry: EnvironmentEntry) -> EvaluationResult:
+        """The evaluation in a file, played now unless the file holds it.
+
+        Args:
+            name: of the file (:func:`panel_file`, :func:`set_file`).
+            iteration: iterations trained so far.
+            panel: the tasks.
+            entry: what they are played in.
+        """
+        path = self._folder / name
+        result = self._load_or_set_aside(path, self._protocol(panel, entry))
+        if result is None:
+            result = self._play(panel, entry)
+            result.policy = f"{self._run}, iteration {iteration}"
+            result.labels = {**self._labels, "iteration": iteration}
+            result.save(path)
+        self._tell_result(path, result)
+        return result
+
+    def _load_or_set_aside(self, path: Path, protocol: dict[str, Any]) -> EvaluationResult | None:
+        """The evaluation in a file, ``None`` without one; a damaged file and one of another protocol are renamed."""
+        if not path.exists():
+            return None
+        try:
+            result = EvaluationResult.load(path)
+            require_same_protocol(result.protocol, protocol, ("there", "now"))
+        except (EvaluationFileError, ComparisonError) as error:
+            aside = path.rename(path.with_name(f"{path.name}.replaced-{uuid.uuid4().hex[:8]}"))
+            self._tell(f"{path} is set aside as {aside}: {error}")
+            return None
+        return result
+
+    def _tell_result(self, path: Path, result: EvaluationResult) -> None:
+        self._tell(f"panel {path.stem.replace('_', ' ')}: success {result.overall}")

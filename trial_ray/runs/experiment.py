@@ -1,0 +1,85 @@
+"""An experiment file: Python that defines ``config`` and ``stop``, in the style of RLlib's tuned examples.
+
+The package's own lie at the top of a clone, and inside the installed package.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import trial_ray
+from trial_ray.errors import ConfigError, UserInputError
+from trial_ray.user_files import run_user_file
+
+if TYPE_CHECKING:
+    from trial_ray.algorithms.config import GRPOConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """What an experiment file defines.
+
+    Attributes:
+        path: the file.
+        config: the algorithm's configuration, not built yet.
+        stop: training ends as soon as one of these metrics reaches its value; keys are ``/``-joined result keys.
+        names: everything else that the file defines (a sweep's ``metric`` and ``mode``, for example).
+    """
+
+    path: Path
+    config: GRPOConfig
+    stop: dict[str, float]
+    names: dict[str, Any] = field(default_factory=dict)
+
+
+def examples_folder() -> Path:
+    """The folder ``tuned_examples``: a wheel's own, else the one beside the package in a clone."""
+    package = Path(trial_ray.__file__).parent
+    packaged = package / "tuned_examples"
+    return packaged if packaged.is_dir() else package.parent / "tuned_examples"
+
+
+def experiment_file(name: str) -> Path:
+    """The file that ``name`` means: a path, or the name of a tuned example (``alfworld_quickstart``).
+
+    A file of that path comes first. Where there is neither, the path is returned as it is, to be complained about.
+    """
+    path, example = Path(name), examples_folder() / f"{name}.py"
+    return example if not path.is_file() and not path.is_absolute() and example.is_file() else path
+
+
+def load_experiment(path: Path | str) -> Experiment:
+    """Run an experiment file and check what it defines.
+
+    Raises:
+        UserInputError: the file is missing, fails, or defines no ``config``.
+        ConfigError: ``stop`` is not a dict of finite numbers.
+    """
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise UserInputError(
+            f"{path} is neither a file nor a tuned example. Name a Python file that defines `config` and `stop`."
+        )
+    names = run_user_file(path, "trial_ray_experiment")
+    config: Any = names.get("config")
+    stop = names.get("stop", {})
+    if not hasattr(config, "build_algo"):
+        raise UserInputError(
+            f"{path} must define `config`, an AlgorithmConfig such as TRIALConfig(); found {type(config).__name__}."
+        )
+    if not isinstance(stop, dict) or not all(
+        isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+        for value in stop.values()
+    ):
+        raise ConfigError(
+            f'{path} must define `stop` as a dict of finite numbers, such as {{"training_iteration": 20}}.'
+        )
+    return Experiment(path, config, stop, names)
+
+
+def reached(stop: dict[str, float], metrics: dict[str, float]) -> bool:
+    """Whether one of the stop criteria is met; a metric that is not reported yet meets none."""
+    return any(name in metrics and metrics[name] >= value for name, value in stop.items())

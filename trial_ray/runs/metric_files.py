@@ -1,0 +1,140 @@
+"""Metrics of a run on disk, and the names that it logs."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from trial_ray.algorithms.methods import method_names, method_of
+from trial_ray.errors import ConfigError
+from trial_ray.metrics import EVALUATION, METRICS
+from trial_ray.runs.folder import RunFolder
+
+if TYPE_CHECKING:
+    from trial_ray.algorithms.config import GRPOConfig
+
+
+def flatten(result: dict[str, Any], prefix: str = "") -> dict[str, float]:
+    """The finite numbers of a nested result, under ``/``-joined keys; everything else is left out."""
+    flat: dict[str, float] = {}
+    for key, value in result.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            if key != "config":
+                flat.update(flatten(value, f"{name}/"))
+            continue
+        try:
+            number = float(value) if not isinstance(value, str | bytes) else math.nan
+        except (TypeError, ValueError):
+            continue
+        if math.isfinite(number):
+            flat[name] = int(number) if isinstance(value, int) else number
+    return flat
+
+
+class MetricWriters:
+    """Writes every iteration's metrics to ``metrics.jsonl`` and to TensorBoard.
+
+    ``after_iteration`` is the iteration that training continues from, so that TensorBoard drops later ones; the run folder has
+    dropped their lines (``RunFolder.drop_records_after``).
+    """
+
+    def __init__(self, folder: RunFolder, after_iteration: int = 0) -> None:
+        from tensorboardX import SummaryWriter
+
+        self._lines = open(folder.metrics, "a", encoding="utf-8")  # noqa: SIM115  closed by close()
+        self._events = SummaryWriter(str(folder.tensorboard), purge_step=after_iteration + 1)
+
+    def write(self, iteration: int, result: dict[str, Any]) -> dict[str, float]:
+        """Write one iteration; return its flat metrics."""
+        flat = flatten(result)
+        self._lines.write(json.dumps({"iteration": iteration, **flat}, allow_nan=False) + "\n")
+        self._lines.flush()
+        for name, value in flat.items():
+            self._events.add_scalar(name, value, iteration)
+        self._events.flush()
+        return flat
+
+    def close(self) -> None:
+        """Close both files."""
+        self._lines.close()
+        self._events.close()
+
+    def __enter__(self) -> MetricWriters:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+NEAR = 0.8
+"""Similarity, between 0 and 1, from which a part of a name is taken for a misspelling of another."""
+
+
+def check_metric(name: str, role: str, config: GRPOConfig) -> None:
+    """Refuse, before anything runs, a name that is surely wrong; one that is merely unknown may be a method's own.
+
+    Args:
+        name: ``/``-joined key of a result.
+        role: what the name is for, for the message.
+        config: of the trials.
+
+    Raises:
+        ConfigError: it is a misspelling of a known name, or of a panel that is never played.
+    """
+    if name.startswith(EVALUATION) and not (config.evaluation_interval and config.panel_split):
+        raise ConfigError(
+            f"{role} is {name!r}, but no panel is played while training: set .panel(split=..., num_tasks=...) and "
+            ".evaluation(evaluation_interval=1)."
+        )
+    if name in METRICS or (name.startswith("learners/") and method_of(config) not in method_names()):
+        return
+    if near := [known for known in METRICS if _misspelt(name, known)]:
+        raise ConfigError(f"{role} is {name!r}, which nothing logs. Did you mean {_either(near)}?")
+
+
+def check_reported(name: str, role: str, result: Mapping[str, Any]) -> None:
+    """Refuse a name that a trial's first result does not hold; what a panel gives may come later.
+
+    Args:
+        name: ``/``-joined key.
+        role: what the name is for, for the message.
+        result: nested, as an algorithm's ``train()`` returns it.
+
+    Raises:
+        ConfigError: names the nearest keys of the result.
+    """
+    keys = set(_numbers(result))
+    if name in keys or name.startswith(EVALUATION):
+        return
+    last = name.rpartition("/")[2]
+    near = [key for key in sorted(keys) if key.rpartition("/")[2] == last]
+    near += [key for key in difflib.get_close_matches(name, sorted(keys), n=3, cutoff=0.6) if key not in near]
+    hint = f" Did you mean {_either(near[:3])}?" if near else " docs/methods.md lists what is logged."
+    raise ConfigError(f"{role} is {name!r}, which a trial's result does not hold.{hint}")
+
+
+def _numbers(result: Mapping[str, Any], prefix: str = "") -> Iterable[str]:
+    """Keys of a nested result, values that are not finite included."""
+    for key, value in result.items():
+        if isinstance(value, Mapping):
+            if key != "config":
+                yield from _numbers(value, f"{prefix}{key}/")
+        elif not isinstance(value, str):
+            yield f"{prefix}{key}"
+
+
+def _misspelt(name: str, known: str) -> bool:
+    """Whether both have the same number of parts, each like its counterpart."""
+    parts, others = name.split("/"), known.split("/")
+    return len(parts) == len(others) and all(
+        part == other or difflib.SequenceMatcher(None, part, other).ratio() >= NEAR
+        for part, other in zip(parts, others, strict=True)
+    )
+
+
+def _either(names: list[str]) -> str:
+    return " or ".join(repr(name) for name in names)

@@ -1,0 +1,268 @@
+"""Typed overrides of an algorithm config from the command line: ``--set key=value``."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import dataclasses
+import functools
+import inspect
+import json
+import math
+import typing
+from collections import ChainMap, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from trial_ray.config.declare import (
+    PLAIN_TYPES,
+    did_you_mean,
+    fields_of,
+    is_search,
+    may_be_infinite,
+    plain_types,
+    plain_types_of,
+)
+from trial_ray.environments.registry import find_spec, keyword_arguments
+from trial_ray.errors import ConfigError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    from trial_ray.algorithms.config import GRPOConfig
+
+Settings = typing.TypeVar("Settings", bound="DataclassInstance")
+NoneType = type(None)
+OPTIONAL_IN_RLLIB = frozenset({"grad_clip", "seed", "evaluation_interval", "sample_timeout_s"})
+WORDS = {"true": True, "false": False, "none": None, "null": None}
+"""JSON's and Python's, in any case."""
+NOT_FINITE = frozenset({"inf", "infinity", "nan"})
+
+
+def split_assignment(assignment: str) -> tuple[str, str]:
+    """Split ``key=value`` at the first equals sign.
+
+    Raises:
+        ConfigError: there is none, or the key is empty.
+    """
+    key, separator, text = assignment.partition("=")
+    if not separator or not key.strip():
+        raise ConfigError(f"Expected --set key=value; found {assignment!r}.")
+    return key.strip(), text.strip()
+
+
+def apply_overrides(config: GRPOConfig, assignments: Iterable[str]) -> GRPOConfig:
+    """Return a copy of ``config`` with every ``key=value`` set.
+
+    A dotted key reaches into a setting that is a dict (``env_config.split=valid_seen``). Values are JSON or Python
+    literals, or bare words for strings; their type must be that of the setting, where an int also serves as a float.
+
+    Raises:
+        ConfigError: the key is unknown (the message names the nearest known one), or the value has another type or is not finite.
+    """
+    changed: GRPOConfig = config.copy(copy_frozen=False)
+    defaults = vars(type(config)())
+    for assignment in assignments:
+        key, text = split_assignment(assignment)
+        name, *path = key.split(".")
+        known = settable_names(defaults)
+        if name not in known:
+            raise unknown_key(name, known)
+        if name == "env_config" and changed.environments:
+            raise ConfigError(
+                "The run plays several environments: set environments=[(id, keyword arguments, weight), ...]."
+            )
+        current = getattr(changed, name)
+        if path:
+            setattr(changed, name, _set_nested(current, name, path, text, _known_keys(changed, name)))
+        else:
+            accepted = _accepted_types(type(config), name, current, defaults[name])
+            setattr(changed, name, parse_value(key, text, accepted, may_be_infinite(type(config), name)))
+    return changed
+
+
+def environment_overrides(env_id: str, assignments: Iterable[str]) -> dict[str, Any]:
+    """Keyword arguments of an environment out of ``env_config.key=value`` alone; no other setting may be named.
+
+    Raises:
+        ConfigError: another setting is named, or the environment does not take that keyword.
+    """
+    values: dict[str, Any] = {}
+    for assignment in assignments:
+        key, text = split_assignment(assignment)
+        first, *path = key.split(".")
+        if first != "env_config" or not path:
+            raise ConfigError(f"Only env_config.KEY=VALUE can be set here; found {key!r}.")
+        values = _set_nested(values, first, path, text, environment_keywords(env_id))
+    return values
+
+
+def override_dataclass(settings: Settings, assignments: Iterable[str]) -> Settings:
+    """Return a copy of a frozen dataclass with every ``field=value`` (or ``field.key=value``) set.
+
+    Raises:
+        ConfigError: as for :func:`apply_overrides`, or what the dataclass itself finds wrong.
+    """
+    hints = typing.get_type_hints(type(settings))
+    changes: dict[str, Any] = {}
+    for assignment in assignments:
+        key, text = split_assignment(assignment)
+        name, *path = key.split(".")
+        if name not in hints:
+            raise unknown_key(name, hints)
+        if path:
+            current = changes.get(name, getattr(settings, name))
+            changes[name] = _set_nested(current and dict(current), name, path, text, ())
+        else:
+            changes[name] = parse_value(key, text, plain_types_of(hints[name]))
+    return dataclasses.replace(settings, **changes)
+
+
+def settable_names(settings: Mapping[str, Any]) -> list[str]:
+    """Names of the settings that a value from the command line can replace."""
+    return [name for name, value in settings.items() if not name.startswith("_") and type(value) in PLAIN_TYPES]
+
+
+def is_of_setting(config_class: type, name: str, value: Any) -> bool:
+    """Whether a value has a type that a setting of this package takes; RLlib does not declare its own reliably."""
+    if name == "env":
+        return value is None or isinstance(value, str)
+    accepted = plain_types(config_class, name) if name in fields_of(config_class) else frozenset()
+    kinds = {type(value)} | ({float} if type(value) is int else set()) | ({tuple} if type(value) is list else set())
+    return not accepted or bool(accepted & kinds)
+
+
+def unknown_key(name: str, known: Iterable[str]) -> ConfigError:
+    """The error for a key that does not exist, naming the nearest one that does."""
+    return ConfigError(f"Unknown setting {name!r}.{did_you_mean(name, known)}")
+
+
+def parse_value(key: str, text: str, accepted: Collection[type], infinite: bool = False) -> Any:
+    """Read ``text`` as one of the ``accepted`` types; with none given, as the literal it looks like, else as a string.
+
+    Args:
+        key: what is set, for the message.
+        text: JSON, or Python with JSON's words.
+        accepted: plain types.
+        infinite: whether a number may be infinite.
+
+    Raises:
+        ConfigError: it is none of them, or holds a number that is not finite, or an object that JSON has no form for.
+    """
+    value = _literal(text)
+    if accepted and type(value) not in accepted:
+        value = _converted(value, text, accepted)
+        if value is None:
+            names = " or ".join(sorted(kind.__name__.replace("NoneType", "None") for kind in accepted))
+            raise ConfigError(f"{key} expects {names}; found {text!r}.")
+    for part in _parts_of(value):
+        if isinstance(part, float) and not math.isfinite(part) and not (infinite and math.isinf(part)):
+            raise ConfigError(f"{key} expects a finite number; found {text!r}.")
+        if type(part) not in PLAIN_TYPES:
+            raise ConfigError(f"{key} expects numbers, texts, lists and dicts; found {text!r}.")
+    return value
+
+
+def _converted(value: Any, text: str, accepted: Collection[type]) -> Any:
+    """The value as one of the accepted types, of which it has none; ``None`` where it cannot be."""
+    if float in accepted and type(value) is int:
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf
+    if float in accepted and text.lower().lstrip("+-") in NOT_FINITE:
+        return float(text)
+    if isinstance(value, list | tuple) and (list in accepted or tuple in accepted):
+        return tuple(value) if tuple in accepted else list(value)
+    # The word "none" is a value of settings such as ``sharding``; None itself is not.
+    return text if str in accepted and (value is not None or text == "none") else None
+
+
+def _literal(text: str) -> Any:
+    """What a text means in JSON, else in Python with JSON's words; the text itself where it is neither."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return ast.literal_eval(_Words().visit(ast.parse(text, mode="eval")))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return text
+
+
+class _Words(ast.NodeTransformer):
+    """Puts constants in place of the names that JSON and Python have for them."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """A word, or another name, which no literal holds."""
+        return ast.Constant(WORDS[node.id.lower()]) if node.id.lower() in WORDS else node
+
+
+def _parts_of(value: Any) -> Iterator[Any]:
+    """The value and what it holds."""
+    yield value
+    inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    for each in inner:
+        yield from _parts_of(each)
+
+
+def _set_nested(values: Any, name: str, path: list[str], text: str, known: Collection[str]) -> dict[str, Any]:
+    if not isinstance(values, dict):
+        raise ConfigError(f"{name} is not a dict ({values!r}), so {'.'.join([name, *path])} cannot be set.")
+    key, *rest = path
+    full = f"{name}.{key}"
+    if known and key not in values and key not in known:
+        raise unknown_key(full, [f"{name}.{other}" for other in {*values, *known}])
+    if rest:
+        inner = values.get(key, {})
+        return {**values, key: _set_nested(inner, full, rest, text, inner)}
+    current = values.get(key)
+    choices = [current] if not is_search(current) else current["grid_search"] if isinstance(current, dict) else []
+    kinds = {type(value) for value in choices}
+    typed = kinds and NoneType not in kinds and kinds <= PLAIN_TYPES
+    # Only the type of the present value is known; most keyword arguments can be None.
+    return {**values, key: parse_value(full, text, kinds | {NoneType} if typed else set())}
+
+
+def _known_keys(config: GRPOConfig, name: str) -> Collection[str]:
+    """Keys that a dict setting may hold; empty where only what it is passed to can tell."""
+    if name in ("env_config", "panel_env_config"):
+        return environment_keywords(config.env) if isinstance(config.env, str) and not config.environments else ()
+    return getattr(config, name) or ()
+
+
+def _accepted_types(config_class: type, name: str, current: Any, default: Any) -> frozenset[type]:
+    seen = frozenset(type(value) for value in (current, default) if not is_search(value)) & PLAIN_TYPES
+    declared = plain_types(config_class, name) if name in fields_of(config_class) else _types_in_rllib(name)
+    accepted = declared or seen
+    if name.startswith(("num_cpus_", "num_gpus_")):
+        accepted |= {int, float}  # Ray takes fractions where RLlib declares whole numbers
+    return frozenset() if accepted == {NoneType} else accepted
+
+
+@functools.cache
+def _types_in_rllib(name: str) -> frozenset[type]:
+    """Types that RLlib's fluent methods declare for one of its own settings; empty where they declare none."""
+    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+
+    for method in vars(AlgorithmConfig).values():
+        if not inspect.isfunction(method) or method.__name__.startswith("_"):
+            continue
+        parameter = inspect.signature(method).parameters.get(name)
+        if parameter is None or parameter.kind is not parameter.KEYWORD_ONLY:
+            continue
+        # What RLlib imports for type checkers alone may be anything.
+        names = ChainMap(method.__globals__, vars(builtins), defaultdict(lambda: Any))
+        kinds = plain_types_of(typing.get_type_hints(method, localns=names).get(name, Any))
+        # RLlib declares every keyword optional, even where its code cannot take None.
+        return kinds if name in OPTIONAL_IN_RLLIB else kinds - {NoneType}
+    return frozenset()
+
+
+def environment_keywords(env_id: str) -> Collection[str]:
+    """Keyword arguments of a registered environment, and its split; empty where anything may be passed."""
+    try:
+        known = keyword_arguments(find_spec(env_id))
+    except ConfigError:
+        return ()  # the environment itself is refused elsewhere, with a message of its own
+    return () if known is None else {*known, "split"}

@@ -1,0 +1,203 @@
+"""The Ray cluster of one command: the one that ``RAY_ADDRESS`` names, else a local one that ends with the command."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from trial_ray.errors import ClusterError, InfrastructureError
+from trial_ray.runs.interrupt import interrupts_deferred
+
+ATTEMPTS = 3
+"""Starts of a local Ray, which gives itself 30 s: on a busy machine the first may take longer."""
+ANSWER_S = 10.0
+"""How long a cluster may take to answer."""
+# What an HTTP/2 client says first, with empty settings; a server, as that of every gRPC service, answers with its own.
+HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
+HTTP2_SETTINGS = 4
+LOOPBACK = "127.0.0.1"
+# A Ray without other machines listens on the loopback address alone; on Linux it would be reachable from everywhere.
+ONE_MACHINE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+AUTH_MODE = "RAY_AUTH_MODE"
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def ray_session(show: bool = False) -> Iterator[None]:
+    """Connect to Ray, and disconnect (stopping a local cluster) on the way out, whatever happened.
+
+    Args:
+        show: write Ray's own messages and the output of actors to stdout and stderr.
+
+    Raises:
+        ClusterError: the cluster that ``RAY_ADDRESS`` names does not answer, refuses the token, or has other versions.
+        InfrastructureError: no local cluster could be started.
+    """
+    if not os.isatty(1):
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # else Ray colours the names of actors in files too
+    logs: dict[str, Any] = {"log_to_driver": show, "logging_level": logging.INFO if show else logging.ERROR}
+    with ExitStack() as undone:
+        undone.callback(_shut_down)
+        with interrupts_deferred(), _without_rays_handler():
+            if address := os.environ.get("RAY_ADDRESS"):
+                _join(address, logs)
+            else:
+                undone.enter_context(_on_loopback())
+                with without_unused_services():
+                    _start(logs)
+        yield
+
+
+def _shut_down() -> None:
+    import ray
+
+    with interrupts_deferred():
+        ray.shutdown()
+
+
+@contextmanager
+def _without_rays_handler() -> Iterator[None]:
+    """Keep Ray from setting its handler of SIGTERM, which ends the process wherever it is, without a record of the run."""
+    from ray._private import utils
+
+    set_handler = utils.set_sigterm_handler
+    utils.set_sigterm_handler = lambda handler: None
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = set_handler
+
+
+@contextmanager
+def without_unused_services() -> Iterator[None]:
+    """Start Ray without its autoscaler and API server: a local cluster uses neither, and Ray waits for the latter."""
+    from ray._private.node import Node
+
+    started = {"start_monitor": Node.start_monitor, "start_api_server": Node.start_api_server}
+    for name in started:
+        setattr(Node, name, _start_nothing)
+    try:
+        yield
+    finally:
+        for name, start in started.items():
+            setattr(Node, name, start)
+
+
+def _start_nothing(node: Any, **arguments: Any) -> None:
+    """In place of a method of Ray's that starts a process."""
+
+
+def _join(address: str, logs: dict[str, Any]) -> None:
+    import ray
+
+    require_cluster(address)
+    try:
+        ray.init(**logs)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ClusterError(f"Ray cannot use RAY_ADDRESS={address}: {error}") from error
+    if os.environ.get(AUTH_MODE, "").lower() != "token":
+        logger.warning(
+            "the Ray cluster at %s is used without a token: whoever reaches its ports can run code on it. Start it with %s=token, "
+            "and set that here, too (docs/reliability.md#security)",
+            address,
+            AUTH_MODE,
+        )
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Let Ray, and what actors open among themselves, listen on the loopback address."""
+    from ray._private import ray_constants
+
+    wanted = {ONE_MACHINE: "0", "VLLM_HOST_IP": LOOPBACK}
+    names = {name for _, name in socket.if_nameindex()}
+    if "lo" in names:
+        wanted |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    before = {name: os.environ.get(name) for name in wanted}
+    several, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False  # read when Ray was imported
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = several
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _start(logs: dict[str, Any]) -> None:
+    import ray
+
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            # "local" keeps a cluster that somebody else runs on this machine out of it.
+            ray.init(address="local", include_dashboard=False, _node_ip_address=LOOPBACK, **logs)
+            _keep_token_private()
+            return
+        except Exception as error:
+            ray.shutdown()
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+            if attempt == ATTEMPTS or "timed out" not in reason:
+                raise InfrastructureError(
+                    f"Ray did not start on this machine: {reason}. `trial-ray doctor` checks what it needs."
+                ) from error
+            logger.warning("Ray did not start within its 30 s; attempt %d of %d follows", attempt + 1, ATTEMPTS)
+
+
+def _keep_token_private() -> None:
+    """Ray writes the token of local clusters so that every user of this machine may read it."""
+    with contextlib.suppress(OSError, RuntimeError):
+        (Path.home() / ".ray" / "auth_token").chmod(0o600)
+
+
+def require_cluster(address: str) -> None:
+    """Check that a Ray head answers at ``HOST:PORT`` and takes this process's token; Ray itself would try for two minutes.
+
+    Other kinds of addresses (``auto``, ``local``, ``ray://...``) are left to Ray.
+
+    Raises:
+        ClusterError: says what is wrong, and what to set.
+    """
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled; what ray.init itself connects with
+    from ray.exceptions import AuthenticationError, RpcError
+
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal():
+        return
+    mend = "Start the cluster, correct the address, or unset RAY_ADDRESS to run on this machine alone."
+    try:
+        speaks = _speaks_http2(host.strip("[]"), int(port))
+    except (OSError, OverflowError) as error:
+        raise ClusterError(f"No Ray cluster answers at RAY_ADDRESS={address} ({error}). {mend}") from error
+    if not speaks:
+        raise ClusterError(
+            f"What answers at RAY_ADDRESS={address} is no Ray head: the port is another program's. {mend}"
+        )
+    try:
+        GcsClient(address=address)
+    except AuthenticationError as error:
+        raise ClusterError(
+            f"The Ray cluster at RAY_ADDRESS={address} refuses the token of this process. Set RAY_AUTH_MODE=token, and "
+            "RAY_AUTH_TOKEN to the cluster's token (`ray get-auth-token` on the head shows it)."
+        ) from error
+    except RpcError as error:
+        raise ClusterError(f"What answers at RAY_ADDRESS={address} is no Ray head ({error}). {mend}") from error
+
+
+def _speaks_http2(host: str, port: int) -> bool:
+    """Whether a server answers that may be Ray's; with TLS, which hides that, whether any does."""
+    with socket.create_connection((host, port), timeout=ANSWER_S) as connection:
+        if os.environ.get("RAY_USE_TLS", "0") in ("1", "true"):
+            return True
+        connection.sendall(HTTP2_GREETING)
+        answer = connection.recv(9)
+    return len(answer) > 3 and answer[3] == HTTP2_SETTINGS

@@ -1,0 +1,274 @@
+"""An update of a run made again from what was recorded: no environment plays, and no engine samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import ray
+import torch
+from ray.rllib.core import COMPONENT_LEARNER_GROUP
+from ray.rllib.core.learner.learner_group import LearnerGroup
+from ray.rllib.utils.metrics import LEARNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+
+from trial_ray.algorithms.initial_policy import initial_policy
+from trial_ray.algorithms.methods import method_of, with_method
+from trial_ray.algorithms.weight_sync import ask_learners
+from trial_ray.engines.transfer import merge_offers
+from trial_ray.errors import CheckpointError, ConfigError
+from trial_ray.learner.exchange import TrainingGroups
+from trial_ray.learner.recording import UpdateRecord
+from trial_ray.rollout.env_runner import SPACES
+from trial_ray.rollout.partitions import partitions
+from trial_ray.rollout.recording import read_groups
+from trial_ray.runs.checkpoints import list_checkpoints, require_own, require_whole
+from trial_ray.runs.config_record import load_method, load_record
+from trial_ray.runs.metric_files import flatten
+from trial_ray.runs.metric_lines import recorded_metrics
+from trial_ray.runs.overrides import apply_overrides
+
+if TYPE_CHECKING:
+    from trial_ray.algorithms.config import GRPOConfig
+    from trial_ray.environments.adapter import EnvironmentAdapter
+    from trial_ray.learner.learner import GRPOLearner
+    from trial_ray.rollout.trajectory import TrajectoryGroup
+    from trial_ray.runs.folder import RunFolder
+
+Answer = TypeVar("Answer")
+
+METRICS = f"{LEARNER_RESULTS}/default_policy/"
+"""What the names of an update's metrics begin with."""
+NOT_OF_THE_UPDATE = ("seconds", "lifetime", "timer", "throughput", "weights_seq_no")
+"""Parts of the names of metrics that tell of the clock, or of the whole run."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedUpdate:
+    """What an update came to when it was made again.
+
+    Attributes:
+        record: of the update that the run made.
+        weights: checksum of the weights that came out (``inference.weights.weights_checksum``).
+        metrics: of the learners, by name.
+        recorded_metrics: the same as the run logged them.
+    """
+
+    record: UpdateRecord
+    weights: str
+    metrics: dict[str, float]
+    recorded_metrics: dict[str, float]
+
+    @property
+    def same_weights(self) -> bool:
+        """Whether the weights are those of the run, bit for bit."""
+        return self.weights == self.record.weights_after
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """One update of a run, with the run's settings or others.
+
+    Attributes:
+        run: that made the update.
+        record: what the update was given, and what came out.
+        groups: the rollouts that it trained on.
+        checkpoint: from which it began; ``None``: the initial model.
+        recorded: the run's config in that iteration.
+        config: with which the update is made again.
+        changed: whether that is another method or setting than the run's.
+    """
+
+    run: RunFolder
+    record: UpdateRecord
+    groups: list[TrajectoryGroup]
+    checkpoint: Path | None
+    recorded: GRPOConfig
+    config: GRPOConfig
+    changed: bool
+
+    @classmethod
+    def of(
+        cls,
+        run: RunFolder,
+        iteration: int,
+        method: str | None = None,
+        overrides: Sequence[str] = (),
+        adapters: Sequence[EnvironmentAdapter] = (),
+        *,
+        trust: bool = False,
+    ) -> Replay:
+        """Read what a replay needs; nothing is computed yet.
+
+        Args:
+            run: that made the update.
+            iteration: of the update.
+            method: another method than the run's; of a run whose method has a file of its own, that file.
+            overrides: ``key=value`` each, in place of the run's settings.
+            adapters: those of the user's that the run was played with.
+            trust: begin from a checkpoint that this user did not write on this machine, too.
+
+        Raises:
+            CheckpointError: the update was not recorded, the checkpoint before it is gone, damaged or may be of somebody else, or
+                the run's config cannot be read.
+            UserInputError: trajectories are missing.
+            ConfigError: the method or a setting is wrong.
+        """
+        recorded = _recorded_config(run, iteration, method, adapters)
+        config = apply_overrides(with_method(recorded, method or method_of(recorded)), overrides)
+        config.validate()
+        # Nothing is sent to engines, so learners have their devices to themselves.
+        config.engines(colocate=False, weight_transfer="object_store")
+        record = UpdateRecord.read(run.training, iteration)
+        checkpoint = _checkpoint_before(run, iteration)
+        if checkpoint is not None:
+            require_whole(checkpoint)
+            if not trust:
+                require_own(checkpoint)
+            _require_same_state(recorded, config, checkpoint)
+        groups = read_groups(run.trajectories, record.group_ids, iteration)
+        changed = bool(overrides) or type(config) is not type(recorded)
+        return cls(run, record, groups, checkpoint, recorded, config, changed)
+
+    def play(self) -> ReplayedUpdate:
+        """Make the update; Ray must run.
+
+        Raises:
+            CheckpointError: it would not begin from the weights that sampled the rollouts.
+            ConfigError: this machine lacks a learner's devices.
+        """
+        # The tokenizer and the frozen reference come from where training began, also where the weights come from a checkpoint.
+        self.config.policy(model_path=initial_policy(self.config), warm_start=None)
+        with self._learners() as learners:
+            if self.checkpoint is not None:
+                learners.restore_from_path(self.checkpoint / COMPONENT_LEARNER_GROUP)
+            self._require_same_start(self._checksum(learners))
+            if self.changed:
+                steps = self._steps_before()
+                self._ask(learners, lambda learner: learner.take_optimizer_settings(steps))
+            results = learners.update(
+                training_data=TrainingGroups(episodes_refs=[ray.put([group]) for group in self.groups]),
+                timesteps=self.record.timesteps,
+            )
+            weights = self._checksum(learners)
+        logged = MetricsLogger(root=True)
+        logged.aggregate(results, key=LEARNER_RESULTS)
+        recorded = recorded_metrics(self.run.metrics, self.record.iteration)
+        return ReplayedUpdate(self.record, weights, _of_update(flatten(logged.reduce())), _of_update(recorded))
+
+    def _steps_before(self) -> int:
+        """Environment steps up to the last update before this one, to which a schedule of the learning rate refers."""
+        earlier = [number for number in partitions(self.run.training) if number < self.record.iteration]
+        if not earlier:
+            return 0
+        return UpdateRecord.read(self.run.training, earlier[-1]).timesteps[NUM_ENV_STEPS_SAMPLED_LIFETIME]
+
+    def _require_same_start(self, found: str) -> None:
+        if found == self.record.weights_before:
+            return
+        where = f"{self.checkpoint}" if self.checkpoint else f"the initial model {self.config.model_path}"
+        raise CheckpointError(
+            f"The weights in {where} have checksum {found}; those that sampled iteration {self.record.iteration} had "
+            f"{self.record.weights_before}. Restore the files that the run had."
+        )
+
+    # -- learners ------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _learners(self) -> Iterator[LearnerGroup]:
+        """The run's learners; one of this process computes with as many threads as the run's did."""
+        self._require_devices()
+        threads = torch.get_num_threads()
+        if not self.config.num_learners and self.record.num_threads:
+            torch.set_num_threads(self.record.num_threads)
+        try:
+            spec = self.config.get_multi_rl_module_spec(spaces=SPACES, inference_only=False)
+            group = self.config.build_learner_group(rl_module_spec=spec)
+            try:
+                yield group
+            finally:
+                group.shutdown()
+        finally:
+            torch.set_num_threads(threads)
+
+    def _require_devices(self) -> None:
+        """RLlib would wait without end for what is not here."""
+        config, found = self.config, ray.cluster_resources()
+        # "auto" is one CPU for a learner without a GPU.
+        cpus = config.num_cpus_per_learner if config.num_cpus_per_learner != "auto" else not config.num_gpus_per_learner
+        wanted = {"GPU": config.num_gpus_per_learner * max(1, config.num_learners), "CPU": cpus * config.num_learners}
+        for device, number in wanted.items():
+            if number > found.get(device, 0):
+                raise ConfigError(
+                    f"The update needs {number:g} {device}s for its learners; {found.get(device, 0):g} are here. Replay it where "
+                    "it was made, or with --set num_learners=0 --set num_gpus_per_learner=0 in one process on the CPU, where "
+                    "weights may differ in their last bits."
+                )
+
+    def _checksum(self, learners: LearnerGroup) -> str:
+        """Checksum of the learners' weights as the run's engines got them."""
+        dtype = self.recorded.engine_dtype()
+        return merge_offers(
+            self._ask(learners, lambda learner: learner.export_weights(0, dtype, lasting=True))
+        ).checksum
+
+    def _ask(self, learners: LearnerGroup, call: Callable[[GRPOLearner], Answer]) -> list[Answer]:
+        return ask_learners(learners, call, max(1, self.config.num_learners))
+
+
+def _recorded_config(
+    run: RunFolder, iteration: int, method: str | None, adapters: Sequence[EnvironmentAdapter]
+) -> GRPOConfig:
+    """The config that made the iteration, of the method's own file where the user names it; it records nothing."""
+    path = run.path / "resolved_config.json"
+    if (trained := load_method(path)).endswith(".py") and method is None:
+        raise CheckpointError(
+            f"{run.path} was trained with a method that has a file of its own, which is run only if you name it: --method "
+            f"{trained}."
+        )
+    recorded = load_record(path, adapters, method if method and method.endswith(".py") else None, iteration)
+    recorded.recording(trajectories_folder=None, training_folder=None)
+    return recorded
+
+
+def _checkpoint_before(run: RunFolder, iteration: int) -> Path | None:
+    """The checkpoint from which an update began; ``None``: the initial model."""
+    if iteration == 1:
+        return None
+    path = run.checkpoints / f"{iteration - 1:06d}"
+    saved = list_checkpoints(run.checkpoints)
+    if path in saved:
+        return path
+    starts = {1, *(int(each.name) + 1 for each in saved)}
+    found = [str(number) for number in partitions(run.training) if number in starts]
+    raise CheckpointError(
+        f"{path} does not exist, from which iteration {iteration} began: it was removed for newer ones, or never written. "
+        f"Iterations that can be replayed: {', '.join(found) or 'none'}. A run keeps more with `trial-ray train "
+        "--checkpoint-every 1 --keep-checkpoints N`."
+    )
+
+
+def _require_same_state(recorded: GRPOConfig, config: GRPOConfig, checkpoint: Path) -> None:
+    """Refuse a config for which the checkpoint lacks something."""
+    if config.teacher_sync_iterations is not None and recorded.teacher_sync_iterations is None:
+        raise CheckpointError(
+            f"{type(config).__name__} asks for a lagged teacher (teacher_sync_iterations={config.teacher_sync_iterations}), which "
+            f"{checkpoint} lacks: the run had none. Set teacher_sync_iterations=None, so that the policy before the update scores "
+            "the privileged view, or replay iteration 1."
+        )
+    if config.lora_rank != recorded.lora_rank:
+        raise CheckpointError(
+            f"lora_rank is {config.lora_rank}, but {checkpoint} was written with {recorded.lora_rank}. Leave it, or replay "
+            "iteration 1."
+        )
+
+
+def _of_update(metrics: dict[str, float]) -> dict[str, float]:
+    return {
+        name.removeprefix(METRICS): value
+        for name, value in metrics.items()
+        if name.startswith(METRICS) and not any(part in name for part in NOT_OF_THE_UPDATE)
+    }

@@ -1,0 +1,430 @@
+"""One training run: panel before, iterations with metrics and checkpoints, panel after, summary."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trial_ray.algorithms.methods import method_of
+from trial_ray.engines.pool import FAULTS
+from trial_ray.errors import (
+    InfrastructureError,
+    PolicyBrokenError,
+    TrainingDivergedError,
+    is_user_error,
+    root_cause,
+)
+from trial_ray.evaluation.comparison import PairedComparison
+from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.runs.checkpoint_writer import CheckpointWriter
+from trial_ray.runs.checkpoints import (
+    CHECKPOINT_EVERY,
+    CHECKPOINTS_KEPT,
+    list_checkpoints,
+    newest_whole_checkpoint,
+)
+from trial_ray.runs.config_record import run_labels, to_record
+from trial_ray.runs.cost import CostMeter, LearnerHardware, cost_table, measured, recorded_time
+from trial_ray.runs.evaluations import (
+    NotCompared,
+    RunEvaluations,
+    compare_with_beginning,
+    panel_file,
+    set_file,
+)
+from trial_ray.runs.experiment import reached
+from trial_ray.runs.folder_lock import storage_error
+from trial_ray.runs.interrupt import GracefulInterrupt, termination_as_interrupt
+from trial_ray.runs.metric_files import MetricWriters
+from trial_ray.runs.metric_lines import recorded_metrics
+from trial_ray.runs.terminal import TrainingProgress, waiting
+from trial_ray.runs.trackers import DONE, INTERRUPTED, TrackedRun, Trackers, identifier
+from trial_ray.runs.watchdog import StallWatch, first_line, is_recoverable, record_restart
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from trial_ray.algorithms.config import GRPOConfig
+    from trial_ray.algorithms.grpo import GRPO
+    from trial_ray.environments.registry import EnvironmentEntry
+    from trial_ray.evaluation.panels import Panel
+    from trial_ray.runs.folder import RunFolder
+
+
+class TrainingSession:
+    """One run from building the algorithm to its summary.
+
+    Args:
+        config: validated.
+        stop: training ends when one of these metrics reaches its value.
+        folder: the run's.
+        console: told how the run goes.
+        resume: continue from the folder's newest checkpoint.
+        final_panels: by name, what the trained policy plays at the end, and in which environment; without any, the config's
+            panels are played before and after training, and both are compared.
+        on_iteration: told of every iteration's metrics.
+        checkpoint_every: iterations between checkpoints; the last iteration is always saved.
+        checkpoints_kept: how many of the newest are kept.
+        log_to: services that the metrics are sent to (:mod:`trial_ray.runs.trackers`).
+        trust: resume from a checkpoint that this user did not write on this machine, too.
+        deadline: ``time.time()`` by which the run shall be saved and stopped, as after Ctrl-C: no iteration is begun that would
+            end later, if it took as long as the longest one so far (at first the mean of earlier parts), and no evaluation after
+            it.
+    """
+
+    def __init__(
+        self,
+        config: GRPOConfig,
+        stop: dict[str, float],
+        folder: RunFolder,
+        console: Console,
+        resume: bool = False,
+        final_panels: Mapping[str, tuple[Panel, EnvironmentEntry]] | None = None,
+        on_iteration: Callable[[dict[str, float]], None] = lambda metrics: None,
+        checkpoint_every: int = CHECKPOINT_EVERY,
+        checkpoints_kept: int = CHECKPOINTS_KEPT,
+        log_to: Sequence[str] = (),
+        trust: bool = False,
+        deadline: float | None = None,
+    ) -> None:
+        self.config = config
+        self.stop = stop
+        self.folder = folder
+        self.console = console
+        self.resume = resume
+        self.resumed = False
+        self.final_panels = dict(final_panels or {})
+        self.on_iteration = on_iteration
+        self.checkpoint_every = checkpoint_every
+        self.checkpoints_kept = checkpoints_kept
+        self.log_to = log_to
+        self.trust = trust
+        self.deadline = deadline
+        self.iteration = 0
+        self.restarts = 0
+        self.interrupted = False
+        self.after: dict[str, EvaluationResult] = {}
+        self.comparisons: dict[str, PairedComparison | NotCompared] = {}
+        self.checkpoint: Path | None = None
+        self.card: dict[str, Any] = {}
+
+    def run(self, ray: AbstractContextManager[None]) -> None:
+        """Run to the end, or to the interrupt; the run folder records how it ended.
+
+        Args:
+            ray: entered for as long as actors live.
+
+        Raises:
+            FolderInUseError: another command writes into the run folder.
+        """
+        with self.folder.held():
+            self._run_alone(ray)
+
+    def _run_alone(self, ray: AbstractContextManager[None]) -> None:
+        made, seconds = recorded_time(self.folder.cost)
+        self.longest_iteration_s = seconds / made if made else 0.0
+        self.cost = CostMeter(self.folder.cost)
+        try:
+            # Ray sets a handler of SIGTERM, under which the process would end without a record.
+            with termination_as_interrupt(), self._trackers() as self.trackers, ray, termination_as_interrupt():
+                try:
+                    while not self._attempt():
+                        self.resume, self.card = True, {}
+                    self.trackers.close(INTERRUPTED if self.interrupted else DONE)
+                finally:
+                    self._tell_cost()
+        except KeyboardInterrupt:
+            if self._has_begun():
+                self.folder.set_state("interrupted")
+            saved = list_checkpoints(self.folder.checkpoints)
+            self._tell(f"stopped at once; last checkpoint: {saved[-1] if saved else 'none'}")
+            raise
+        except Exception as error:
+            full = storage_error(error, self.folder.path)
+            self._record_failure(full or error)
+            if full is not None:
+                raise full from error
+            raise
+        self.folder.set_state("interrupted" if self.interrupted else "done")
+        self._tell_outcome()
+
+    def _attempt(self) -> bool:
+        """Train to the end with actors of its own; ``False`` after a failure from which the run is to continue."""
+        algorithm = None
+        try:
+            algorithm = self._build()
+            self._train_with(algorithm)
+        except Exception as error:
+            began = algorithm is not None or self.restarts
+            if not began or self.restarts >= self.config.max_restarts or not is_recoverable(error):
+                raise
+            self.restarts += 1
+            self._tell_restart(error)
+            return False
+        return True
+
+    def _train_with(self, algorithm: GRPO) -> None:
+        checkpoints = CheckpointWriter(
+            algorithm, self.folder.checkpoints, self.checkpoints_kept, self.folder.note_checkpoint
+        )
+        self.watch = StallWatch(
+            algorithm, self.folder.library_log.parent, self.config.stall_timeout_s, self._tell, self._give_up
+        )
+        try:
+            if not self.cost.began:
+                self.cost.started(measured("the learners' device", lambda: LearnerHardware.of(algorithm)))
+            self._run(algorithm, checkpoints)
+        except Exception:
+            self._finish_after_failure(checkpoints)
+            raise
+        finally:
+            checkpoints.discard()
+            algorithm.stop()
+
+    def _tell_restart(self, error: Exception) -> None:
+        saved = list_checkpoints(self.folder.checkpoints)
+        source = f"from {saved[-1]}" if saved else "from the initial weights, since there is no checkpoint yet"
+        again = self.iteration - (int(saved[-1].name) if saved else 0)
+        cost = f", {again} iteration{'' if again == 1 else 's'} again" if again else ""
+        line = f"restart {self.restarts} of at most {self.config.max_restarts}: {first_line(error)}; going on {source}{cost}"
+        self._tell(line)
+        record_restart(self.folder.library_log.parent, line, error)
+
+    def _give_up(self, reason: str) -> None:
+        """End the process, whose main thread may never return, and Ray with it; called by the watch over progress."""
+        import psutil
+
+        self.folder.write_error(InfrastructureError(reason))
+        self.folder.set_state("failed")
+        self.console.file.flush()
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+        os._exit(1)
+
+    def _trackers(self) -> Trackers:
+        run = TrackedRun(
+            name=self.folder.path.name,
+            key=identifier(f"{self.folder.path.name}-{self.folder.started()}"),
+            settings=to_record(self.config),
+            folder=self.folder.path,
+            resumed=self.resume,
+        )
+        return Trackers(self.log_to, run, lambda line: self.console.print(line, highlight=False, markup=False))
+
+    def _build(self) -> GRPO:
+        # A run that was stopped before its first checkpoint begins again.
+        checkpoint = None
+        started = time.monotonic()
+        if self.resume:
+            checkpoint, damages = newest_whole_checkpoint(self.folder.checkpoints, trust=self.trust)
+            for damage in damages:
+                self._tell(f"left out: {damage}")
+            if checkpoint is None:
+                self.folder.require_never_saved()
+        with waiting(self.console, "preparing the policy and starting Ray's actors"):
+            algorithm: GRPO = self.config.build_algo()
+            try:
+                if checkpoint is not None:
+                    algorithm.restore_from_path(str(checkpoint))
+                if self.resume:
+                    self._resume(int(checkpoint.name) if checkpoint is not None else 0)
+            except BaseException:
+                algorithm.stop()
+                raise
+        self._tell(f"ready after {time.monotonic() - started:.0f} s")
+        return algorithm
+
+    def _resume(self, iteration: int) -> None:
+        changes = self.folder.resume(self.config, iteration)
+        self.iteration, self.resumed = iteration, True
+        self._tell(f"continuing after iteration {self.iteration}")
+        for change in changes:
+            self._tell(f"changed: {change.name} is {change.after!r:.200}, it was {change.before!r:.200}")
+
+    def _run(self, algorithm: GRPO, checkpoints: CheckpointWriter) -> None:
+        self.after = {}
+        panels = {} if self.final_panels else algorithm.panels
+        # In a mixture of environments the file's name has that of the environment.
+        environments = {name: name if len(panels) > 1 else "" for name in panels}
+
+        def play(panel: Panel, entry: EnvironmentEntry) -> EvaluationResult:
+            status = waiting(self.console, f"playing the panel: {len(panel)} held-out tasks")
+            with status, self.cost.phase("evaluation"), self.watch.watching():
+                result = algorithm.evaluate_panel(panel, entry)
+            if faults := algorithm.take_faults():
+                self._tell(faults)
+            return result
+
+        evaluations = RunEvaluations(
+            self.folder.evaluations,
+            self.folder.path.name,
+            run_labels(self.config),
+            algorithm.panel_protocol,
+            play,
+            self._tell,
+        )
+        before = {
+            name: result
+            for name, panel in panels.items()
+            if (result := evaluations.before(environments[name], self.iteration, *panel)) is not None
+        }
+        checkpoint = self._train(algorithm, checkpoints)
+        if not self.interrupted:
+            for name, panel in panels.items():
+                file = panel_file(environments[name], self.iteration)
+                self.after[name] = evaluations.after(file, self.iteration, *panel)
+            for name, panel in self.final_panels.items():
+                evaluations.after(set_file(name, self.iteration), self.iteration, *panel)
+        self.cost.actors = measured("what the actors did", algorithm.actor_reports) or {}
+        self.card = self.cost.write()
+        self._summarise(before, checkpoint, several=len(panels) > 1)
+
+    def _train(self, algorithm: GRPO, checkpoints: CheckpointWriter) -> Path:
+        last = recorded_metrics(self.folder.metrics, self.iteration) if self.resume else {}
+        finished = reached(self.stop, {**last, "training_iteration": self.iteration})
+        total = self.stop.get("training_iteration")
+        with (
+            MetricWriters(self.folder, self.iteration) as writers,
+            TrainingProgress(self.console, self.iteration, int(total) if total else None) as progress,
+            GracefulInterrupt(self._announce_interrupt) as interrupt,
+        ):
+            while not finished and not interrupt.requested and not self._out_of_time():
+                began = time.monotonic()
+                try:
+                    result = self._train_once(algorithm, checkpoints)
+                except Exception as error:
+                    if interrupt.requested and is_recoverable(error):
+                        self._finish_after_failure(checkpoints)
+                        raise KeyboardInterrupt from error  # to stop was what the user asked for
+                    raise
+                self.iteration = int(result["training_iteration"])
+                metrics = writers.write(self.iteration, result)
+                self.trackers.log(self.iteration, metrics)
+                self.cost.iteration(metrics)
+                progress.iteration(self.iteration, metrics)
+                if FAULTS in result:
+                    self._tell(result[FAULTS])
+                self.on_iteration({"training_iteration": self.iteration, **metrics})
+                finished = reached(self.stop, metrics)
+                with self.cost.phase("checkpoint"):
+                    checkpoints.poll()
+                    due = self.iteration % self.checkpoint_every == 0 and not finished
+                    if due and not algorithm.guards.suspect:
+                        checkpoints.begin(self.iteration)
+                self.longest_iteration_s = max(self.longest_iteration_s, time.monotonic() - began)
+            saved = self._save(checkpoints)
+        # Also of a run that has made its last iteration: the panel after it can take long.
+        self.interrupted = interrupt.requested or self._out_of_time()
+        return saved
+
+    def _out_of_time(self) -> bool:
+        return self.deadline is not None and time.time() + self.longest_iteration_s > self.deadline
+
+    def _train_once(self, algorithm: GRPO, checkpoints: CheckpointWriter) -> dict[str, Any]:
+        try:
+            with self.watch.watching():
+                result: dict[str, Any] = algorithm.train()
+        except Exception as error:
+            cause = root_cause(error)
+            if isinstance(cause, TrainingDivergedError) and not isinstance(cause, PolicyBrokenError):
+                self._save_aside(checkpoints)
+            raise
+        return result
+
+    def _save(self, checkpoints: CheckpointWriter) -> Path:
+        """Save the state after the current iteration, unless that was done already; complete when this returns."""
+        with self.cost.phase("checkpoint"):
+            checkpoints.finish()
+            saved = list_checkpoints(self.folder.checkpoints)
+            if saved and int(saved[-1].name) == self.iteration:
+                return saved[-1]
+            return checkpoints.save(self.iteration)
+
+    def _save_aside(self, checkpoints: CheckpointWriter) -> None:
+        """Save the state that training stopped for, beside the checkpoints: the newest of those is still a good one."""
+        with self.cost.phase("checkpoint"):
+            saved = checkpoints.save(self.iteration, aside=True)
+        self._tell(f"state saved aside: {saved}; rename it to {saved.stem} to continue from it all the same")
+
+    def _finish_after_failure(self, checkpoints: CheckpointWriter) -> None:
+        """Complete the checkpoint that was being written; what stopped the run stays the error that is reported."""
+        try:
+            checkpoints.finish()
+        except Exception as error:  # the learner that wrote it may be what died
+            self._tell(f"the checkpoint being written was lost: {error}")
+
+    def _announce_interrupt(self) -> None:
+        self._tell("finishing the iteration under way, then saving; Ctrl-C again stops at once")
+
+    def _tell(self, line: str) -> None:
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _summarise(self, before: Mapping[str, EvaluationResult], checkpoint: Path, several: bool) -> None:
+        def shown(values: Mapping[str, Any]) -> Any:
+            """The value of the only panel, ``None`` where there is none; those of a mixture by environment."""
+            return dict(values) if several else next(iter(values.values()), None)
+
+        self.comparisons = {
+            name: compare_with_beginning(before.get(name), result) for name, result in self.after.items()
+        }
+        self.checkpoint = checkpoint
+        self.folder.write_summary(
+            {
+                "method": method_of(self.config),
+                "seed": self.config.seed,
+                "iterations": self.iteration,
+                "interrupted": self.interrupted,
+                "seconds": self.card["wall_seconds"],
+                "checkpoint": str(checkpoint.relative_to(self.folder.path)),
+                "before": shown({name: result.to_dict()["summary"] for name, result in before.items()}),
+                "after": shown({name: result.to_dict()["summary"] for name, result in self.after.items()}),
+                "comparison": shown({name: found.to_dict() for name, found in self.comparisons.items()}),
+            }
+        )
+
+    def _tell_cost(self) -> None:
+        if self.cost.began:
+            card = self.card or self.cost.write()
+            self.console.print(cost_table(card))
+
+    def _tell_outcome(self) -> None:
+        """What was learned and where it is, after the cost, so that it is what stands at the end."""
+        for name, found in self.comparisons.items():
+            of = f" in {name}" if len(self.comparisons) > 1 else ""
+            if isinstance(found, PairedComparison):
+                self._tell(f"learned{of}: success {found.before:.1%} → {found.after:.1%}, change {found}")
+            else:
+                rate = self.after[name].overall
+                self._tell(f"success{of} after iteration {self.iteration}: {rate}. {found.not_compared}")
+        if self.interrupted:
+            self._tell(
+                f"stopped after iteration {self.iteration}; the same command continues with --resume {self.folder.path}"
+            )
+        self._tell(f"checkpoint: {self.checkpoint}")
+
+    def _has_begun(self) -> bool:
+        """Whether the folder tells of this command; until it has restored a checkpoint, one that resumes changes nothing."""
+        return self.resumed or self.restarts > 0 or not self.resume
+
+    def _record_failure(self, error: Exception) -> None:
+        if is_user_error(error):
+            if not self._has_begun():
+                return
+            recorded = self.iteration or self.folder.recorded_iterations() or any(self.folder.evaluations.iterdir())
+            if not self.resume and not recorded:
+                self.folder.discard()
+                return
+        try:
+            self.folder.write_error(error)
+            self.folder.set_state("failed")
+        except OSError as failure:
+            self._tell(f"what happened could not be recorded in {self.folder.path}: {failure}")
+        saved = list_checkpoints(self.folder.checkpoints)
+        if saved:
+            self._tell(f"last checkpoint: {saved[-1]}; continue with --resume {self.folder.path}")

@@ -1,0 +1,172 @@
+"""What a run shows in the terminal."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING
+
+from trial_ray.algorithms.methods import method_of, method_title
+from trial_ray.metrics import METRICS
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from trial_ray.algorithms.config import GRPOConfig
+    from trial_ray.runs.folder import RunFolder
+
+
+def print_overview(
+    console: Console, config: GRPOConfig, stop: Mapping[str, float], folder: RunFolder, logged: bool
+) -> None:
+    """Print a line each: a name and its value.
+
+    Args:
+        console: where to print.
+        config: validated.
+        stop: when training ends.
+        folder: the run's.
+        logged: whether the output of libraries goes into the folder's log.
+    """
+    lines = {
+        "method": method_title(method_of(config)),
+        "tasks": _tasks(config),
+        "policy": _policy(config),
+        "actors": _actors(config),
+        "runs on": _where(),
+        "until": " or ".join(_criterion(key, value) for key, value in stop.items()),
+        "run folder": str(folder.path),
+    }
+    if logged:
+        lines["log"] = f"{folder.library_log} (what Ray, the engines and other libraries write)"
+    for name, value in lines.items():
+        console.print(f"{name:<11} {value}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _tasks(config: GRPOConfig) -> str:
+    names = " + ".join(
+        f"{entry.env_id} ({entry.config['split']})" if "split" in entry.config else entry.env_id
+        for entry in config.environment_entries()
+    )
+    sampled = f"{config.tasks_per_iteration} tasks × {config.group_size} rollouts an iteration"
+    panels = config.panel_entries()
+    held_out = f"; {config.panel_num_tasks} held-out tasks before and after" if panels else ""
+    return f"{names}, {sampled}{held_out}"
+
+
+def _policy(config: GRPOConfig) -> str:
+    if config.warm_start is None:
+        return str(config.model_path)
+    base = config.warm_start.get("model_path") or f"the {config.warm_start.get('size', 'tiny')} model"
+    return f"{base}, warm-started by cloning a demonstrator"
+
+
+def _actors(config: GRPOConfig) -> str:
+    gpus = {"engine": config.num_gpus_per_engine, "learner": config.num_gpus_per_learner}
+
+    def count(number: int, what: str, kind: str = "") -> str:
+        share = f" ({gpus[kind]:g} GPU each)" if gpus.get(kind) else ""
+        return f"{number} {what}{'' if number == 1 else 's'}{share}"
+
+    learners = (
+        count(config.num_learners, "learner", "learner") if config.num_learners else "the learner in this process"
+    )
+    return ", ".join(
+        (
+            count(config.num_env_runners or 0, "env runner"),
+            count(config.num_engines, f"{config.engine} engine", "engine"),
+            learners,
+        )
+    )
+
+
+def _where() -> str:
+    address = os.environ.get("RAY_ADDRESS")
+    if address:
+        return f"the Ray cluster at {address}"
+    import psutil
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"this machine: {cores} cores, {psutil.virtual_memory().total / 1e9:.0f} GB of memory"
+
+
+def _criterion(key: str, value: float) -> str:
+    return f"{value:g} iterations" if key == "training_iteration" else f"{key} reaches {value:g}"
+
+
+def describe(metrics: dict[str, float]) -> str:
+    """The metrics of one iteration that have a column, in one line; one that a method does not log is left out."""
+    columns = {key: metric.column for key, metric in METRICS.items() if metric.column is not None and key in metrics}
+    return "  ".join(f"{heading} {form.format(metrics[key])}" for key, (heading, form) in columns.items())
+
+
+@contextmanager
+def waiting(console: Console, text: str) -> Iterator[None]:
+    """A moving sign on a terminal while something takes long; nothing anywhere else."""
+    from rich.live import Live
+    from rich.spinner import Spinner
+
+    # What libraries print meanwhile is not drawn above the sign: it goes where stdout goes.
+    with Live(Spinner("dots", text), console=console, transient=True, redirect_stdout=False, redirect_stderr=False):
+        yield
+
+
+def duration(seconds: float) -> str:
+    """In the unit in which a person would say it."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
+
+
+class TrainingProgress(AbstractContextManager["TrainingProgress"]):
+    """One line an iteration with the time that is left, below it (on a terminal) a bar.
+
+    Args:
+        console: where to print.
+        done: iterations already behind a resumed run.
+        total: iterations in all; ``None`` where another criterion ends the run.
+    """
+
+    def __init__(self, console: Console, done: int = 0, total: int | None = None) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._console = console
+        self._total = total
+        self._done = done
+        self._began = self._last = time.monotonic()
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._task = self._progress.add_task("training", total=total, completed=done, left="")
+
+    def __enter__(self) -> TrainingProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def iteration(self, number: int, metrics: dict[str, float]) -> None:
+        """Show a finished iteration."""
+        now = time.monotonic()
+        of = f"/{self._total}" if self._total else ""
+        left = ""
+        if self._total and number < self._total:
+            # Over all iterations of this session, since one that saves a checkpoint takes longer.
+            seconds = (now - self._began) / (number - self._done) * (self._total - number)
+            left = f"about {duration(seconds)} left"
+        took = ", ".join(part for part in (f"{now - self._last:.1f} s", left) if part)
+        self._console.print(f"iteration {number}{of}  {describe(metrics)}  ({took})", highlight=False, soft_wrap=True)
+        self._last = now
+        self._progress.update(self._task, completed=number, left=left)

@@ -1,0 +1,262 @@
+"""Services that runs are logged to through their own libraries: Weights & Biases, MLflow and trackio.
+
+What is sent: every iteration's numbers, and the resolved settings without anything that looks like a secret. Code, console
+output, command line and environment variables are not sent.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
+from contextvars import Context
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+from trial_ray.errors import MissingDependencyError, UserInputError
+from trial_ray.files import without_secrets
+
+PROJECT = "trial-ray"
+"""Project, or experiment, of the services, unless their own environment variables name another."""
+DONE, FAILED, INTERRUPTED = "done", "failed", "interrupted"
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedRun:
+    """A run as the services are told of it.
+
+    Attributes:
+        name: what people call it.
+        key: identifies it, so that a run that continues goes on where it was.
+        settings: as in ``resolved_config.json``; secrets are removed before anything is sent.
+        folder: for what a library keeps on this machine.
+        group: runs that belong together, such as the trials of a sweep.
+        resumed: whether it was begun before.
+    """
+
+    name: str
+    key: str
+    settings: Mapping[str, Any]
+    folder: Path
+    group: str | None = None
+    resumed: bool = False
+
+
+class Tracker(Protocol):
+    """One run at one service."""
+
+    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Send an iteration's metrics."""
+
+    def close(self, state: str) -> None:
+        """Finish: ``done``, ``failed`` or ``interrupted``."""
+
+
+class WandbTracker:
+    """Weights & Biases; ``WANDB_PROJECT``, ``WANDB_MODE=offline`` and its further environment variables hold."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            name=run.name,
+            group=run.group,
+            id=run.key,
+            resume="allow",
+            reinit="create_new",
+            config=without_secrets(run.settings),
+            dir=run.folder,
+            settings=wandb.Settings(
+                console="off",
+                quiet=True,
+                silent=True,
+                save_code=False,
+                disable_git=True,
+                x_disable_meta=True,
+                x_save_requirements=False,
+            ),
+        )
+
+    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Send an iteration's metrics."""
+        self._run.log(dict(metrics), step=iteration)
+
+    def close(self, state: str) -> None:
+        """Finish; anything but ``done`` shows as a failure there."""
+        self._run.finish(exit_code=0 if state == DONE else 1)
+
+
+class MlflowTracker:
+    """MLflow; ``MLFLOW_TRACKING_URI`` (without it, ``mlflow.db`` in the working directory) and ``MLFLOW_EXPERIMENT_NAME`` hold.
+
+    Through its client, because its fluent functions know one run at a time.
+    """
+
+    KEY = "trial_ray.run"
+    STATES = {DONE: "FINISHED", FAILED: "FAILED", INTERRUPTED: "KILLED"}  # noqa: RUF012  read only
+    LONGEST_VALUE = 6000
+    MOST_AT_ONCE = 100
+
+    def __init__(self, run: TrackedRun) -> None:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        logging.getLogger("mlflow").setLevel(logging.WARNING)
+        from mlflow.entities import Param
+        from mlflow.tracking import MlflowClient
+
+        self._client = MlflowClient()
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        found = self._client.get_experiment_by_name(name)
+        experiment = found.experiment_id if found else self._client.create_experiment(name)
+        wanted = f"tags.`{self.KEY}` = '{run.key}'"
+        runs = self._client.search_runs([experiment], filter_string=wanted) if run.resumed else []
+        if runs:
+            self._id = runs[0].info.run_id
+            self._client.update_run(self._id, status="RUNNING")
+            return
+        tags = {self.KEY: run.key, **({"group": run.group} if run.group else {})}
+        self._id = self._client.create_run(experiment, run_name=run.name, tags=tags).info.run_id
+        settings = dict(_flat(without_secrets(run.settings)))
+        params = [Param(name, str(value)[: self.LONGEST_VALUE]) for name, value in settings.items()]
+        for begin in range(0, len(params), self.MOST_AT_ONCE):
+            self._client.log_batch(self._id, params=params[begin : begin + self.MOST_AT_ONCE])
+
+    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Send an iteration's metrics."""
+        from mlflow.entities import Metric
+
+        now = int(1000 * time.time())
+        values = [Metric(name, value, now, iteration) for name, value in metrics.items()]
+        self._client.log_batch(self._id, metrics=values)
+
+    def close(self, state: str) -> None:
+        """Finish."""
+        self._client.set_terminated(self._id, status=self.STATES[state])
+
+
+class TrackioTracker:
+    """Trackio, on this machine under ``TRACKIO_DIR`` unless ``TRACKIO_SPACE_ID`` or ``TRACKIO_SERVER_URL`` name another."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        import trackio
+
+        begin = partial(
+            trackio.init,
+            project=os.environ.get("TRACKIO_PROJECT", PROJECT),
+            name=run.name,
+            group=run.group,
+            config=without_secrets(run.settings),
+            resume="allow" if run.resumed else "never",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+        with redirect_stdout(io.StringIO()):
+            # In a context of its own: trackio ends the run before it in the same one, and a sweep has several at a time.
+            self._run = Context().run(begin)
+
+    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Send an iteration's metrics."""
+        # Trackio puts a time of its own under this name, and warns.
+        self._run.log({name: value for name, value in metrics.items() if name != "timestamp"}, step=iteration)
+
+    def close(self, state: str) -> None:
+        """Finish; trackio knows no states."""
+        finish: Callable[[], None] = self._run.finish
+        with redirect_stdout(io.StringIO()):
+            finish()
+
+
+TRACKERS: dict[str, Callable[[TrackedRun], Tracker]] = {
+    "wandb": WandbTracker,
+    "mlflow": MlflowTracker,
+    "trackio": TrackioTracker,
+}
+"""By what ``--log-to`` and the extra are called."""
+
+
+def require_trackers(names: Sequence[str]) -> None:
+    """Refuse services whose library is not installed, before anything starts.
+
+    Raises:
+        MissingDependencyError: names the extra.
+    """
+    for name in names:
+        if find_spec(name) is None:
+            raise MissingDependencyError(f"--log-to {name} needs {name}: pip install 'trial-ray[{name}]'.")
+
+
+class Trackers:
+    """A run at several services; one that fails while the run goes on is left, and the run continues.
+
+    Args:
+        names: keys of :data:`TRACKERS`.
+        run: what they are told.
+        warn: told in one line of a service that failed.
+
+    Raises:
+        UserInputError: a service did not take the run: it asks for a login, or cannot be reached.
+    """
+
+    def __init__(self, names: Sequence[str], run: TrackedRun, warn: Callable[[str], object]) -> None:
+        self._warn = warn
+        self._open: dict[str, Tracker] = {}
+        for name in dict.fromkeys(names):
+            try:
+                self._open[name] = TRACKERS[name](run)
+            except Exception as error:
+                self.close(FAILED)
+                raise UserInputError(
+                    f"{name} did not take the run: {_line(error)}. Log in with its own command, or use it offline "
+                    "(docs/evaluation.md says how)."
+                ) from error
+
+    def __enter__(self) -> Trackers:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.close(FAILED if issubclass(kind, Exception) else INTERRUPTED)
+
+    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Send an iteration's metrics to all of them."""
+        self._each(lambda tracker: tracker.log(iteration, metrics))
+
+    def close(self, state: str) -> None:
+        """Finish at all of them: ``done``, ``failed`` or ``interrupted``."""
+        self._each(lambda tracker: tracker.close(state))
+        self._open.clear()
+
+    def _each(self, call: Callable[[Tracker], None]) -> None:
+        for name, tracker in list(self._open.items()):
+            try:
+                call(tracker)
+            except Exception as error:
+                # A run of days does not end because a service does.
+                del self._open[name]
+                self._warn(f"warning: {name} failed, and is not logged to any more: {_line(error)}")
+
+
+def identifier(text: str) -> str:
+    """``text`` as what identifies a run: services take letters, digits, dots, dashes and underscores."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", text)[-64:]
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}".rstrip(".") if lines else type(error).__name__

@@ -1,0 +1,1 @@
+"""Sweeps with Ray Tune: their files, their trials and what they find."""

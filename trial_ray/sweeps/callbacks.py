@@ -1,0 +1,162 @@
+"""What happens beside a sweep's trials: lines for the user, checkpoints of a population, metrics that are checked.
+
+Ray Tune stores these objects beside the sweep and loads them when it continues, so they hold plain values only.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+from ray.tune.stopper import Stopper
+from rich import get_console
+
+from trial_ray.engines.pool import FAULTS
+from trial_ray.runs.config_record import to_record
+from trial_ray.runs.experiment import reached
+from trial_ray.runs.metric_files import check_reported, flatten
+from trial_ray.runs.terminal import describe
+from trial_ray.runs.trackers import DONE, FAILED, INTERRUPTED, TrackedRun, Trackers, identifier
+
+
+class SweepReporter(tune.Callback):
+    """Prints as trials progress."""
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        """A trial finished an iteration."""
+        _print(f"{trial_name(trial)}  iteration {result['training_iteration']}  {describe(flatten(result))}")
+        if FAULTS in result:
+            _print(f"{trial_name(trial)}  {result[FAULTS]}")
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A trial failed."""
+        _print(f"{trial_name(trial)}  failed")
+
+
+class StopCriteria(Stopper):
+    """Ends trials at the sweep's criteria; refuses names that the first result does not hold, which Tune would only wait for.
+
+    Args:
+        stop: a trial ends when one of these metrics reaches its value.
+        metric: of the sweep.
+    """
+
+    def __init__(self, stop: dict[str, float], metric: str) -> None:
+        self.stop = stop
+        self.metric = metric
+        self.checked = False
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Whether the trial ends with this result.
+
+        Raises:
+            ConfigError: a metric is not among those reported.
+        """
+        if not self.checked:
+            check_reported(self.metric, "metric", result)
+            for name in self.stop:
+                check_reported(name, "a key of stop", result)
+            self.checked = True
+        return reached(self.stop, flatten(result))
+
+    def stop_all(self) -> bool:
+        """Never: each trial ends by itself."""
+        return False
+
+
+class PopulationCheckpoints(tune.Callback):
+    """Removes checkpoints that no member of a population can need any more.
+
+    A member that copies another starts from the checkpoint that the other wrote at its last perturbation. Tune's own limit
+    counts each trial's checkpoints alone: the copied one could be gone before it was read.
+
+    Args:
+        kept: newest checkpoints of its own that a trial keeps: those since its last perturbation.
+    """
+
+    def __init__(self, kept: int) -> None:
+        self.kept = kept
+
+    def on_checkpoint(self, iteration: int, trials: list[Any], trial: Any, checkpoint: Any, **info: Any) -> None:
+        """A trial wrote a checkpoint."""
+        # What a trial would start from next; of one that is about to copy another, the other's.
+        needed = {str(each.checkpoint.path) for each in trials if each.checkpoint}
+        manager = trial.run_metadata.checkpoint_manager
+        written = manager._checkpoint_results
+        for result in written[: -self.kept]:
+            path = str(result.checkpoint.path)
+            if path not in needed:
+                shutil.rmtree(Path(path), ignore_errors=True)
+                written.remove(result)
+
+
+class TrialTrackers(tune.Callback):
+    """Logs every trial to services, as runs of one group.
+
+    Args:
+        names: of the services.
+        group: of the runs; also the beginning of what identifies them.
+    """
+
+    def __init__(self, names: Sequence[str], group: str) -> None:
+        self.names = tuple(names)
+        self.group = group
+        self.resumed = False
+        self._open: dict[str, Trackers] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Connections are opened again by the sweep that continues."""
+        return {**vars(self), "resumed": True, "_open": {}}
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A trial begins, or goes on after a pause."""
+        if trial.trial_id in self._open:
+            return
+        default = trial.get_trainable_cls().get_default_config()
+        run = TrackedRun(
+            name=f"{self.group}-{trial_name(trial)}",
+            key=identifier(f"{self.group}-{trial.trial_id}"),
+            settings=to_record(default.update_from_dict(trial.config)),
+            folder=Path(trial.local_path),
+            group=self.group,
+            resumed=self.resumed,
+        )
+        self._open[trial.trial_id] = Trackers(self.names, run, _print)
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        """A trial finished an iteration."""
+        self._open[trial.trial_id].log(int(result["training_iteration"]), flatten(result))
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A trial came to its end."""
+        self._close(trial.trial_id, DONE)
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A trial failed."""
+        self._close(trial.trial_id, FAILED)
+
+    def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
+        """The sweep ends; what runs still was interrupted."""
+        for trial_id in list(self._open):
+            self._close(trial_id, INTERRUPTED)
+
+    def _close(self, trial_id: str, state: str) -> None:
+        if trackers := self._open.pop(trial_id, None):
+            trackers.close(state)
+
+
+def trial_name(trial: Any) -> str:
+    """What a trial is called: its own name where it has one, else Tune's id."""
+    return str(trial.custom_trial_name or trial.trial_id)
+
+
+def _print(line: str) -> None:
+    # Looked up now: Tune stores the callback, and no console can be stored.
+    get_console().print(line, highlight=False, soft_wrap=True, markup=False)

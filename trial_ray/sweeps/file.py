@@ -1,0 +1,368 @@
+"""Sweep files: the search space and the trials."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from trial_ray.algorithms.config import plain
+from trial_ray.config.declare import did_you_mean, is_search
+from trial_ray.errors import ConfigError, MissingDependencyError, UserInputError
+from trial_ray.files import finite
+from trial_ray.metrics import EVALUATION, TRAINING_SUCCESS
+from trial_ray.runs.config_record import is_json, to_record
+from trial_ray.runs.experiment import load_experiment
+from trial_ray.runs.metric_files import check_metric
+from trial_ray.runs.overrides import apply_overrides, settable_names
+
+if TYPE_CHECKING:
+    from trial_ray.algorithms.config import GRPOConfig
+    from trial_ray.runs.experiment import Experiment
+
+SettingPath = tuple[str, ...]
+"""Names that lead to a value: of the setting, then of the keys inside it."""
+SEED: SettingPath = ("seed",)
+"""Results are aggregated over it."""
+
+
+def search_space(settings: Mapping[str, Any]) -> Iterator[tuple[SettingPath, Any]]:
+    """Paths to every value that Tune chooses, and the grid or distribution that it chooses from."""
+    for name, value in settings.items():
+        if is_search(value):
+            yield (name,), value
+        elif isinstance(value, dict) and not name.startswith("_"):
+            yield from (((name, *path), inner) for path, inner in search_space(value))
+
+
+def is_grid(space: Any) -> bool:
+    """Whether it is a ``tune.grid_search``; else it is a distribution."""
+    return isinstance(space, dict)
+
+
+def grid_size(searched: Mapping[SettingPath, Any]) -> int:
+    """Points of the grid; 1 where everything is drawn."""
+    return math.prod(len(space["grid_search"]) for space in searched.values() if is_grid(space))
+
+
+def points(searched: Mapping[SettingPath, Any]) -> Iterator[dict[SettingPath, Any]]:
+    """Enough points to meet every value of the grid once: ranges of settings are checked one by one.
+
+    Raises:
+        ConfigError: a grid is empty.
+    """
+    choices = {path: space["grid_search"] if is_grid(space) else [space.sample()] for path, space in searched.items()}
+    empty = [dotted(path) for path, values in choices.items() if not values]
+    if empty:
+        raise ConfigError(f"tune.grid_search of {empty[0]} is empty.")
+    for index in range(max((len(values) for values in choices.values()), default=1)):
+        yield {path: values[min(index, len(values) - 1)] for path, values in choices.items()}
+
+
+def at_point(config: GRPOConfig, point: Mapping[SettingPath, Any]) -> GRPOConfig:
+    """A copy of ``config`` with the values of one point."""
+    chosen: GRPOConfig = config.copy(copy_frozen=False)
+    for (name, *path), value in point.items():
+        setattr(chosen, name, _replaced(getattr(chosen, name), path, value))
+    return chosen
+
+
+def value_at(settings: Mapping[str, Any], path: Iterable[str]) -> Any:
+    """The value that a path leads to."""
+    value: Any = settings
+    for name in path:
+        value = value[name]
+    return value
+
+
+def nested(values: Mapping[SettingPath, Any]) -> dict[str, Any]:
+    """Values by their paths as dicts in dicts."""
+    found: dict[str, Any] = {}
+    for path, value in values.items():
+        inner = found
+        for name in path[:-1]:
+            inner = inner.setdefault(name, {})
+        inner[path[-1]] = value
+    return found
+
+
+def dotted(path: SettingPath) -> str:
+    """A path as ``--set`` takes it."""
+    return ".".join(path)
+
+
+def _replaced(values: Any, path: list[str], value: Any) -> Any:
+    if not path:
+        return value
+    return {**values, path[0]: _replaced(values[path[0]], path[1:], value)}
+
+
+NAMES = ("config", "stop", "metric", "mode", "num_samples", "scheduler", "search_alg", "max_concurrent_trials")
+"""What a sweep file may define, beside constants in capitals and names that begin with an underscore."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepFile:
+    """What a sweep file defines, checked.
+
+    Attributes:
+        path: the file.
+        config: with the search space inside.
+        stop: a trial ends when one of these metrics reaches its value.
+        searched: path to every value that is chosen, and the grid or distribution that it is chosen from (``None`` for what
+            the scheduler changes and the config leaves fixed).
+        metric: ``/``-joined result key that ranks the trials.
+        mode: ``"max"`` or ``"min"``.
+        num_samples: draws, or repeats of the grid.
+        scheduler: one of Ray Tune's; ``None``: every trial runs to its end.
+        search_alg: one of Ray Tune's searchers; ``None``: grid and random draws.
+        max_concurrent_trials: at most; ``None``: as many as fit.
+        iterations: what ``stop["training_iteration"]`` was replaced with.
+        overrides: ``key=value`` each, set in the config.
+    """
+
+    path: Path
+    config: GRPOConfig
+    stop: dict[str, float]
+    searched: dict[SettingPath, Any]
+    metric: str
+    mode: str
+    num_samples: int
+    scheduler: Any
+    search_alg: Any
+    max_concurrent_trials: int | None
+    iterations: int | None = None
+    overrides: tuple[str, ...] = ()
+
+    @classmethod
+    def load(cls, file: Path, iterations: int | None = None, overrides: list[str] | None = None) -> SweepFile:
+        """Read a sweep file and check every value of its grid.
+
+        Args:
+            file: the file.
+            iterations: replaces ``stop["training_iteration"]``.
+            overrides: ``key=value`` each, set in the config.
+
+        Raises:
+            UserInputError: the file is no sweep.
+            MissingDependencyError: it uses a package that is not installed.
+            ConfigError: a name is unknown, or a value is wrong, at some point of the grid at least.
+        """
+        experiment = _load(file)
+        names = experiment.names
+        _check_names(file, names)
+        stop = {**experiment.stop, "training_iteration": iterations} if iterations else experiment.stop
+        if not stop:
+            raise ConfigError(f"{file} defines no `stop`; define it, or give --iterations N.")
+        config = apply_overrides(experiment.config, overrides or [])
+        searched: dict[SettingPath, Any] = dict(search_space(vars(config)))
+        scheduler = names.get("scheduler")
+        _check_mutations(file, scheduler, config)
+        mutated = {path: searched.get(path) for path in mutations(scheduler)}
+        if not {**searched, **mutated}:
+            raise UserInputError(f"{file} searches over nothing: give a setting tune.grid_search([...]), or use train.")
+        found = cls(
+            path=file,
+            config=config,
+            stop=stop,
+            searched={**searched, **mutated},
+            metric=names.get("metric", TRAINING_SUCCESS),
+            mode=names.get("mode", "max"),
+            num_samples=_count(file, names, "num_samples", 1),
+            scheduler=scheduler,
+            search_alg=names.get("search_alg"),
+            max_concurrent_trials=_count(file, names, "max_concurrent_trials", None),
+            iterations=iterations,
+            overrides=tuple(overrides or ()),
+        )
+        found._check_search()
+        for chosen in found.configs():
+            chosen.validate()
+            if "training_iteration" in stop:
+                chosen.require_schedules_within(stop["training_iteration"])
+            for name, role in ((found.metric, "metric"), *((name, "a key of stop") for name in stop)):
+                check_metric(name, role, chosen)
+        return found
+
+    @property
+    def chosen_by_tune(self) -> dict[SettingPath, Any]:
+        """The search space inside the config."""
+        return {path: space for path, space in self.searched.items() if space is not None}
+
+    @property
+    def num_trials(self) -> int:
+        """How many trials the sweep will have in all."""
+        return grid_size(self.chosen_by_tune) * self.num_samples
+
+    @property
+    def seeds(self) -> list[int]:
+        """Seeds of every point, where they are a grid."""
+        space = self.searched.get(SEED)
+        return list(space["grid_search"]) if isinstance(space, dict) else []
+
+    @property
+    def draws_values(self) -> bool:
+        """Whether some values are drawn."""
+        return any(not is_grid(space) for space in self.chosen_by_tune.values())
+
+    @property
+    def repeats(self) -> int:
+        """Trials that every point has at least: one a seed, and where nothing is drawn ``num_samples`` times as many."""
+        drawn = self.draws_values or self.search_alg is not None or is_population_based(self.scheduler)
+        return max(1, len(self.seeds)) * (1 if drawn else self.num_samples)
+
+    def configs(self) -> Iterator[GRPOConfig]:
+        """Configs that meet every value of the grid at least once."""
+        return (at_point(self.config, point) for point in points(self.chosen_by_tune))
+
+    def description(self) -> dict[str, Any]:
+        """What decides the trials and their ranking, as JSON: two files with equal descriptions define the same sweep."""
+        record = to_record(self.config)
+        of_search = ("stop", "metric", "mode", "num_samples", "scheduler", "search_alg")
+        found = {
+            "method": record["method"],
+            **{f"config.{name}": value for name, value in record["settings"].items()},
+            **{dotted(path): _described(space) for path, space in self.searched.items()},
+            **{name: _described(getattr(self, name)) for name in of_search},
+        }
+        described: dict[str, Any] = json.loads(json.dumps(finite(found)))
+        return described
+
+    def _check_search(self) -> None:
+        from ray.tune.schedulers import TrialScheduler
+        from ray.tune.search import SearchAlgorithm, Searcher
+
+        if self.mode not in ("min", "max"):
+            raise ConfigError(f"{self.path} defines mode = {self.mode!r}; expected 'max' or 'min'.")
+        if not isinstance(self.metric, str):
+            raise ConfigError(
+                f"{self.path} defines metric = {self.metric!r}; expected a result key such as {TRAINING_SUCCESS}."
+            )
+        _check_kind(self.path, "scheduler", self.scheduler, (TrialScheduler,), "ASHAScheduler(max_t=30)")
+        _check_kind(self.path, "search_alg", self.search_alg, (Searcher, SearchAlgorithm), "OptunaSearch(seed=0)")
+        if self.search_alg is not None:
+            self._check_searcher()
+        if is_population_based(self.scheduler) and self.seeds:
+            raise ConfigError(
+                f"{self.path} gives a population several seeds: its trials copy each other, so that results over seeds would "
+                "not be those of a setting. Leave seed out of the search."
+            )
+        every_iteration = self.search_alg is not None or is_population_based(self.scheduler)
+        if every_iteration and self.metric.startswith(EVALUATION) and self.config.evaluation_interval != 1:
+            raise ConfigError(
+                f"{self.metric} must be reported in every iteration for this search: set "
+                ".evaluation(evaluation_interval=1)."
+            )
+
+    def _check_searcher(self) -> None:
+        """Whether a searcher can take the space."""
+        space = {path: each for path, each in self.chosen_by_tune.items() if not (path == SEED and is_grid(each))}
+        for path, each in space.items():
+            if is_grid(each):
+                raise ConfigError(
+                    f"{dotted(path)} is a tune.grid_search, but search_alg chooses from distributions. Write "
+                    f"tune.choice({each['grid_search']}); only the seed may be a grid."
+                )
+        convert = getattr(type(self.search_alg), "convert_search_space", None)
+        if convert is None:
+            return
+        for path, each in space.items():
+            try:
+                convert(nested({path: each}))
+            except (ValueError, NotImplementedError, TypeError) as error:
+                raise ConfigError(
+                    f"{type(self.search_alg).__name__} cannot search over {dotted(path)}: {str(error).splitlines()[0]}"
+                ) from error
+
+
+def _described(value: Any) -> Any:
+    """An object of Ray Tune's as JSON: its class, and those of its attributes that are plain or distributions."""
+    value = plain(value)
+    if is_json(value):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _described(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_described(inner) for inner in value]
+    # Tune writes the state of a search into other objects, such as generators of random numbers.
+    own = {name: each for name, each in getattr(value, "__dict__", {}).items() if _is_described(each)}
+    return {type(value).__qualname__: {name: _described(each) for name, each in own.items()}}
+
+
+def _is_described(value: Any) -> bool:
+    return is_json(value) or isinstance(value, dict) or type(value).__module__ == "ray.tune.search.sample"
+
+
+def is_population_based(scheduler: Any) -> bool:
+    """Whether trials copy each other's weights and change their settings while they train."""
+    from ray.tune.schedulers import PopulationBasedTraining
+
+    return isinstance(scheduler, PopulationBasedTraining)
+
+
+def mutations(scheduler: Any) -> Iterator[SettingPath]:
+    """Paths to the settings that a population-based scheduler changes."""
+    if is_population_based(scheduler):
+        yield from _leaves(scheduler._hyperparam_mutations)
+
+
+def _leaves(settings: Mapping[str, Any]) -> Iterator[SettingPath]:
+    for name, value in settings.items():
+        if isinstance(value, dict) and value:
+            yield from ((name, *path) for path in _leaves(value))
+        else:
+            yield (name,)
+
+
+def _load(file: Path) -> Experiment:
+    try:
+        return load_experiment(file)
+    except UserInputError as error:
+        # What Tune's wrapper of Optuna raises where it is missing, or hidden by a file of that name.
+        missing = isinstance(error.__cause__, AssertionError) and find_spec("optuna") is None
+        if missing and "Optuna must be installed" in str(error.__cause__):
+            raise MissingDependencyError(
+                f"{file} searches with Optuna, which is not installed: pip install 'trial-ray[optuna]'."
+            ) from error
+        raise
+
+
+def _check_names(file: Path, names: Mapping[str, Any]) -> None:
+    for name, value in names.items():
+        helper = name.startswith("_") or name.isupper() or isinstance(value, type | ModuleType) or callable(value)
+        if name not in NAMES and not helper:
+            near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.6)
+            hint = f"Did you mean {near[0]!r}?" if near else f"Call it _{name} if it is the file's own."
+            raise ConfigError(f"{file} defines {name!r}, which a sweep does not use. {hint} Known: {', '.join(NAMES)}.")
+
+
+def _check_kind(file: Path, name: str, value: Any, kinds: tuple[Any, ...], example: str) -> None:
+    if value is None:
+        return
+    if not isinstance(value, kinds):
+        raise ConfigError(f"{file} defines {name} = {value!r:.100}; expected one of Ray Tune's, such as {example}.")
+    if getattr(value, "metric", None):
+        raise ConfigError(
+            f"{file} gives {type(value).__name__} a metric of its own ({value.metric!r}); write `metric` and `mode` in the file "
+            "alone, so that search and table agree."
+        )
+
+
+def _check_mutations(file: Path, scheduler: Any, config: GRPOConfig) -> None:
+    for path in mutations(scheduler):
+        if path[0] not in vars(config):
+            hint = did_you_mean(path[0], settable_names(vars(config)))
+            raise ConfigError(f"{file}: hyperparam_mutations names {path[0]!r}, which is no setting.{hint}")
+
+
+def _count(file: Path, names: Mapping[str, Any], name: str, default: int | None) -> Any:
+    value = names.get(name, default)
+    if value is not None and (type(value) is not int or value < 1):
+        raise ConfigError(f"{file} defines {name} = {value!r}; expected a whole number of at least 1.")
+    return value

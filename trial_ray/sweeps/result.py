@@ -1,0 +1,289 @@
+"""What a sweep found: its trials, the points that they are repeats of, and the tables of both."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from trial_ray.errors import CheckpointError
+from trial_ray.evaluation.statistics import differ, half_width
+from trial_ray.files import write_json, write_text
+from trial_ray.sweeps.file import SEED, dotted
+
+if TYPE_CHECKING:
+    import pandas
+
+SCHEMA = "trial_ray/sweep"
+SCHEMA_VERSION = 2
+DONE, UNFINISHED, FAILED = STATUSES = ("done", "unfinished", "failed")
+"""In the order in which trials rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRecord:
+    """One trial as it ended.
+
+    Attributes:
+        name: Tune's id of the trial, also the end of its folder's name.
+        parameters: what the sweep chose for it, by dotted path.
+        status: ``done``, ``failed``, or ``unfinished`` because the sweep was interrupted.
+        iterations: iterations that it trained.
+        metric: last value of the sweep's metric, which may be infinite or NaN; ``None`` if it was never reported.
+        seconds: time that it trained.
+        error: first line of what ended it; empty unless it failed.
+    """
+
+    name: str
+    parameters: dict[str, Any]
+    status: str
+    iterations: int
+    metric: float | None
+    seconds: float
+    error: str = ""
+
+    @property
+    def value(self) -> float | None:
+        """The metric where it is finite, which alone ranks."""
+        return None if self.metric is None or not math.isfinite(self.metric) else self.metric
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; numbers that are not finite, and objects, as texts."""
+        plain: dict[str, Any] = _plain(asdict(self))
+        return plain
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Trials that differ in nothing but their seed.
+
+    Attributes:
+        parameters: what the sweep chose, the seed left out.
+        trials: in the order of their rank.
+        repeats: trials that a point of the sweep has at least.
+    """
+
+    parameters: dict[str, Any]
+    trials: tuple[TrialRecord, ...]
+    repeats: int
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """Finite values of the metric, of trials that did not fail."""
+        return tuple(trial.value for trial in self.trials if trial.status != FAILED and trial.value is not None)
+
+    @property
+    def iterations(self) -> int:
+        """Fewest iterations of the trials that did not fail."""
+        return min((trial.iterations for trial in self.trials if trial.status != FAILED), default=0)
+
+    @property
+    def lacks(self) -> str:
+        """How many trials failed, did not finish, have no finite value or were not begun; empty of a complete point."""
+        found = Counter("without a value" if trial.status == DONE else trial.status for trial in self._incomplete)
+        found["not begun"] = self.repeats - len(self.trials)
+        return ", ".join(f"{number} {kind}" for kind, number in found.items() if number > 0)
+
+    @property
+    def _incomplete(self) -> list[TrialRecord]:
+        return [trial for trial in self.trials if trial.status != DONE or trial.value is None]
+
+    @property
+    def mean(self) -> float | None:
+        """Mean over the seeds; ``None`` without a value."""
+        return statistics.fmean(self.values) if self.values else None
+
+    @property
+    def half_width(self) -> float | None:
+        """Half of the 95 % interval of the mean over seeds (Student's t); ``None`` of values that do not differ, or of one."""
+        return half_width(self.values) if len(self.values) > 1 and differ(self.values) else None
+
+    def __str__(self) -> str:
+        if self.mean is None:
+            return "-"
+        if self.half_width is None:
+            return f"{self.mean:.4g}"
+        return f"{self.mean:.4g} ± {self.half_width:.2g} (n={len(self.values)})"
+
+
+@dataclass(slots=True)
+class SweepResult:
+    """Trials of a sweep, the best one first; :meth:`points` puts together what differs in the seed alone.
+
+    Trials with a finite value rank before those without, of them those that are done before the others.
+
+    Attributes:
+        metric: ``/``-joined result key that ranks the trials.
+        mode: ``"max"`` or ``"min"``.
+        trials: sorted when the result is made.
+        repeats: trials that every point has at least: one a seed.
+    """
+
+    metric: str
+    mode: str
+    trials: list[TrialRecord] = field(default_factory=list)
+    repeats: int = 1
+
+    def __post_init__(self) -> None:
+        self.trials = sorted(self.trials, key=self._rank_of_trial)
+
+    def _rank_of_trial(self, trial: TrialRecord) -> tuple[Any, ...]:
+        return trial.value is None, STATUSES.index(trial.status), self._signed(trial.value), trial.name
+
+    def _rank_of_point(self, point: Point) -> tuple[Any, ...]:
+        return point.mean is None, bool(point.lacks), self._signed(point.mean)
+
+    def _signed(self, value: float | None) -> float:
+        return (-1 if self.mode == "max" else 1) * (value or 0.0)
+
+    @property
+    def failed(self) -> int:
+        """Trials that ended with an error."""
+        return sum(trial.status == FAILED for trial in self.trials)
+
+    @property
+    def unfinished(self) -> int:
+        """Trials that an interrupt kept from ending."""
+        return sum(trial.status == UNFINISHED for trial in self.trials)
+
+    @property
+    def names(self) -> list[str]:
+        """Dotted paths of what was chosen, the seed last."""
+        found = {name for trial in self.trials for name in trial.parameters}
+        return sorted(found, key=lambda name: (name == dotted(SEED), name))
+
+    def points(self) -> list[Point]:
+        """The points: complete ones first, the best mean first; a failed trial's value is not part of the mean."""
+        found: dict[str, list[TrialRecord]] = {}
+        for trial in self.trials:
+            # Not as JSON: keys of different types cannot be sorted.
+            key = repr(sorted(_without_seed(trial.parameters).items()))
+            found.setdefault(key, []).append(trial)
+        points = [Point(_without_seed(trials[0].parameters), tuple(trials), self.repeats) for trials in found.values()]
+        return sorted(points, key=self._rank_of_point)
+
+    def best(self) -> TrialRecord | None:
+        """The best trial of the best point; ``None`` where no trial that did not fail has a finite value."""
+        ranked = self.points()
+        return ranked[0].trials[0] if ranked and ranked[0].values else None
+
+    def dataframe(self) -> pandas.DataFrame:
+        """One row a trial: its parameters by their dotted paths, then the fields of :class:`TrialRecord`."""
+        import pandas
+
+        fields = ("status", "iterations", "seconds", "error")
+        rows = [
+            {
+                "trial": trial.name,
+                **{name: trial.parameters.get(name) for name in self.names},
+                self.metric: trial.metric,
+                **{name: getattr(trial, name) for name in fields},
+            }
+            for trial in self.trials
+        ]
+        return pandas.DataFrame(rows, columns=["trial", *self.names, self.metric, *fields])
+
+    def table(self) -> Table:
+        """A rich table: one row a trial."""
+        table = Table(title=f"{len(self.trials)} trials by {self.metric} ({self.mode})")
+        table.add_column("trial")
+        for name in (*self.names, self.metric.rpartition("/")[2], "iterations", "seconds"):
+            table.add_column(name, justify="right")
+        table.add_column("status")
+        if self.failed:
+            table.add_column("error", overflow="fold", max_width=60)
+        for index, trial in enumerate(self.trials):
+            metric = "-" if trial.metric is None else f"{trial.metric:.4g}"
+            values = [_shown(trial.parameters.get(name, "")) for name in self.names]
+            row = [trial.name, *values, metric, str(trial.iterations), f"{trial.seconds:.0f}", trial.status]
+            row += [trial.error] if self.failed else []
+            table.add_row(*map(_escaped, row), style="bold" if index == 0 and trial.metric is not None else None)
+        return table
+
+    def points_table(self) -> Table | None:
+        """A rich table: one row a point, mean and 95 % interval over its seeds; ``None`` where no point has several trials."""
+        points = self.points()
+        if len(points) == len(self.trials):
+            return None
+        names = [name for name in self.names if name != dotted(SEED)]
+        table = Table(title=f"{len(points)} points: mean ± 95 % interval over seeds")
+        for name in (*names, self.metric.rpartition("/")[2], "iterations"):
+            table.add_column(name, justify="right")
+        table.add_column("lacks")
+        for index, point in enumerate(points):
+            values = [_shown(point.parameters.get(name, "")) for name in names]
+            row = [*values, str(point), str(point.iterations), point.lacks]
+            table.add_row(*map(_escaped, row), style="bold" if index == 0 and point.mean is not None else None)
+        return table
+
+    def save(self, folder: Path) -> None:
+        """Write ``sweep.json`` and ``results.csv`` (the rows of :meth:`dataframe`) into the sweep's folder."""
+        record = {
+            "schema": SCHEMA,
+            "schema_version": SCHEMA_VERSION,
+            "metric": self.metric,
+            "mode": self.mode,
+            "repeats": self.repeats,
+            "trials": [trial.to_dict() for trial in self.trials],
+        }
+        write_json(folder / "sweep.json", record)
+        write_text(folder / "results.csv", self.dataframe().to_csv(index=False))
+
+    @classmethod
+    def load(cls, folder: Path) -> SweepResult:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            CheckpointError: the sweep has not come to its end, or the file is damaged or of another version.
+        """
+        path = folder / "sweep.json"
+        if not path.is_file():
+            raise CheckpointError(
+                f"{folder} holds no sweep.json: it is no sweep, or one that was cut off; --resume it."
+            )
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            if (record["schema"], record["schema_version"]) != (SCHEMA, SCHEMA_VERSION):
+                raise CheckpointError(f"{path} was written by another version; expected {SCHEMA} {SCHEMA_VERSION}.")
+            trials = [_read_trial(trial) for trial in record["trials"]]
+            return cls(record["metric"], record["mode"], trials, record["repeats"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(f"Cannot read {path}: {type(error).__name__}: {error}.") from error
+
+
+def _read_trial(record: dict[str, Any]) -> TrialRecord:
+    metric = record["metric"]
+    return TrialRecord(**{**record, "metric": None if metric is None else float(metric)})
+
+
+def _plain(value: Any) -> Any:
+    """What strict JSON can hold, by the same keys; anything else as a text."""
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    finite = isinstance(value, float) and math.isfinite(value)
+    return value if finite or value is None or isinstance(value, bool | int | str) else repr(value)
+
+
+def _without_seed(parameters: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in parameters.items() if name != dotted(SEED)}
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _escaped(text: str) -> str:
+    """Text of an error may look like rich's markup."""
+    from rich.markup import escape
+
+    return escape(text)

@@ -1,0 +1,281 @@
+"""A sweep: Ray Tune's run over a sweep file's search space."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+from ray.tune.error import TuneError
+from ray.tune.search import BasicVariantGenerator, Repeater
+from ray.tune.search.repeater import TRIAL_INDEX
+from ray.tune.utils import flatten_dict
+
+from trial_ray.errors import CheckpointError, UserInputError
+from trial_ray.files import redacted, write_json
+from trial_ray.runs.provenance import require_own_folder, sign_folder
+from trial_ray.sweeps.callbacks import PopulationCheckpoints, StopCriteria, SweepReporter, TrialTrackers
+from trial_ray.sweeps.capacity import Capacity
+from trial_ray.sweeps.file import SettingPath, SweepFile, dotted, is_population_based, nested, search_space, value_at
+from trial_ray.sweeps.result import DONE, FAILED, UNFINISHED, SweepResult, TrialRecord
+
+CHECKPOINT_EVERY = 5
+"""Iterations between two checkpoints of a trial."""
+BEGUN = "begun.json"
+"""In a sweep's folder: the options and the description of the file that it was begun with."""
+TUNE_ENVIRONMENT = {
+    # Tune ends the whole sweep without saying which metrics there are; StopCriteria says it.
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
+    # Data folders may be given relative to where the command was started.
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    # The newer output prints a banner that "verbose=0" does not turn off.
+    "RAY_AIR_NEW_OUTPUT": "0",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """One sweep in its folder.
+
+    Attributes:
+        file: what is searched, and how.
+        folder: of the sweep; a folder a trial.
+        log_to: services that every trial is logged to.
+    """
+
+    file: SweepFile
+    folder: Path
+    log_to: tuple[str, ...] = ()
+
+    def require_folder(self, resume: bool, trust: bool = False) -> None:
+        """Check that the folder may be used.
+
+        Args:
+            resume: to continue what is in it.
+            trust: also where this user did not begin it on this machine, though Tune's records of it are pickles.
+
+        Raises:
+            UserInputError: a new sweep's folder is not empty.
+            CheckpointError: there is nothing to continue, it may be of somebody else, or it was begun with another file.
+        """
+        folder = self.folder
+        if resume and not tune.Tuner.can_restore(str(folder)):
+            raise CheckpointError(f"{folder} holds no sweep to continue.")
+        if resume and not trust:
+            require_own_folder(folder)
+        if resume:
+            self._require_same_file()
+        if not resume and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UserInputError(f"{folder} exists and is not empty. Name a new folder, or continue with --resume.")
+
+    def _require_same_file(self) -> None:
+        begun = _begun(self.folder).get("description")
+        if begun is None:
+            return  # an earlier release began it
+        now = self.file.description()
+        if differing := sorted(name for name in begun.keys() | now.keys() if begun.get(name) != now.get(name)):
+            name = differing[0]
+            raise CheckpointError(
+                f"{self.folder} was begun with another sweep than {self.file.path} defines: {name} was "
+                f"{begun.get(name)!r:.200}, and is {now.get(name)!r:.200} now. Continue with the file that it was begun with, "
+                "or begin a new sweep."
+            )
+
+    def begin(self) -> None:
+        """Make the folder, and record in it what is searched and how."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        sign_folder(self.folder)
+        options = {"iterations": self.file.iterations, "overrides": [redacted(each) for each in self.file.overrides]}
+        write_json(self.folder / BEGUN, {**options, "description": self.file.description()})
+
+    def at_once(self, capacity: Capacity) -> int:
+        """Trials at a time: as many as fit, and no more than the file allows."""
+        return min(capacity.trials, self.file.max_concurrent_trials or capacity.trials)
+
+    def fit(self, at_once: int, resume: bool = False) -> SweepResult:
+        """Run, or continue, every trial; print a line an iteration. Ray must be connected.
+
+        Args:
+            at_once: trials at a time, at most.
+            resume: continue what is in the folder, with as many trials at a time as it was begun with.
+
+        Raises:
+            ConfigError: no trial reports the metric, or a key of ``stop``.
+            CheckpointError: what is to be continued cannot be read.
+        """
+        os.environ.update(TUNE_ENVIRONMENT)
+        if not resume:
+            self.begin()
+        tuner = self._restored() if resume else self._new(at_once)
+        try:
+            results = tuner.fit()
+        except TuneError as error:
+            if isinstance(error.__context__, UserInputError):
+                raise error.__context__ from None
+            raise
+        return SweepResult(
+            self.file.metric,
+            self.file.mode,
+            [_record(results[index], self.file.searched, self.file.metric) for index in range(len(results))],
+            self.file.repeats,
+        )
+
+    def _restored(self) -> tune.Tuner:
+        try:
+            return tune.Tuner.restore(
+                str(self.folder),
+                trainable=self.file.config.algo_class,
+                param_space=self.file.config,
+                resume_unfinished=True,
+                restart_errored=True,
+            )
+        except Exception as error:  # whatever unpickling a damaged file raises
+            raise CheckpointError(
+                f"The sweep in {self.folder} cannot be continued: {type(error).__name__}: {error}. Begin it anew in another folder."
+            ) from error
+
+    def _new(self, at_once: int) -> tune.Tuner:
+        file = self.file
+        population = is_population_based(file.scheduler)
+        seeds = len(file.seeds) if file.search_alg is not None else 1
+        config = file.config
+        if file.search_alg is not None and file.seeds:
+            config = config.copy(copy_frozen=False).debugging(seed=file.seeds[0])
+        return tune.Tuner(
+            file.config.algo_class,
+            param_space=config,
+            tune_config=tune.TuneConfig(
+                metric=file.metric,
+                mode=file.mode,
+                num_samples=file.num_samples * max(1, seeds),
+                scheduler=file.scheduler,
+                search_alg=self._search_alg(),
+                # The members of a population take turns: each is begun before any has ended.
+                max_concurrent_trials=None if population else at_once,
+                # A trial takes over the actors of one that has ended, where it needs the same.
+                reuse_actors=True,
+            ),
+            run_config=tune.RunConfig(
+                name=self.folder.name,
+                storage_path=str(self.folder.parent),
+                stop=StopCriteria(file.stop, file.metric),
+                callbacks=list(self._callbacks()),
+                checkpoint_config=tune.CheckpointConfig(
+                    checkpoint_frequency=CHECKPOINT_EVERY,
+                    checkpoint_at_end=True,
+                    num_to_keep=None if population else 1,
+                ),
+                verbose=0,
+            ),
+        )
+
+    def _search_alg(self) -> Any:
+        searcher, seeds = self.file.search_alg, self.file.seeds
+        if searcher is not None:
+            return EverySeed(searcher, seeds)
+        # Each draw is trained with every seed.
+        return BasicVariantGenerator(constant_grid_search=True) if seeds and self.file.draws_values else None
+
+    def _callbacks(self) -> Iterable[tune.Callback]:
+        yield SweepReporter()
+        scheduler = self.file.scheduler
+        # Of an interval in another unit nobody knows how many checkpoints are written in it; then all are kept.
+        if is_population_based(scheduler) and scheduler._time_attr == "training_iteration":
+            yield PopulationCheckpoints(kept=2 + math.ceil(scheduler._perturbation_interval / CHECKPOINT_EVERY))
+        if self.log_to:
+            yield TrialTrackers(self.log_to, self.folder.name)
+
+
+def begun_options(folder: Path) -> tuple[int | None, list[str]]:
+    """Iterations and overrides that the sweep in a folder was begun with; none where an earlier release began it.
+
+    Raises:
+        CheckpointError: the record of them is damaged.
+    """
+    begun = _begun(folder)
+    return begun.get("iterations"), begun.get("overrides", [])
+
+
+def _begun(folder: Path) -> dict[str, Any]:
+    path = folder / BEGUN
+    try:
+        begun = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        if begun and (
+            not isinstance(begun["description"], dict)
+            or not isinstance(begun["iterations"], int | None)
+            or not all(isinstance(each, str) for each in begun["overrides"])
+        ):
+            raise TypeError("its values are of other types than this version writes")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({error}). Remove it to continue without a check of the sweep file."
+        ) from error
+    return begun
+
+
+class EverySeed(Repeater):
+    """Trains each suggestion of a searcher with every seed, and tells the searcher their mean.
+
+    The searcher is shown what it chooses and nothing else: Tune's would take ids of environments for paths into the config.
+
+    Args:
+        searcher: Ray Tune's.
+        seeds: of each suggestion; none: the config's.
+    """
+
+    def __init__(self, searcher: Any, seeds: Sequence[int]) -> None:
+        super().__init__(searcher, repeat=max(1, len(seeds)), set_index=True)
+        self.seeds = list(seeds)
+
+    def set_search_properties(self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any) -> bool:
+        """Take over what is searched."""
+        return bool(super().set_search_properties(metric, mode, nested(dict(search_space(config))), **spec))
+
+    def suggest(self, trial_id: str) -> Any:
+        """Parameters of the next trial; what else Tune expects where there is none."""
+        suggested = super().suggest(trial_id)
+        if isinstance(suggested, dict):
+            index = suggested.pop(TRIAL_INDEX)
+            suggested |= {"seed": self.seeds[index]} if self.seeds else {}
+        return suggested
+
+
+def _record(result: Any, searched: Iterable[SettingPath], metric: str) -> TrialRecord:
+    metrics, config = result.metrics or {}, result.config or {}  # both absent in a trial that never started
+    status = FAILED if result.error else DONE if metrics.get("done") else UNFINISHED
+    return TrialRecord(
+        name=metrics.get("trial_id") or Path(result.path).name,
+        parameters={dotted(path): value_at(config, path) for path in searched if config},
+        status=status,
+        iterations=int(metrics.get("training_iteration", 0)),
+        metric=_last_value(result, metrics, metric),
+        seconds=float(metrics.get("time_total_s", 0.0)),
+        error=_first_line(result.error) if result.error else "",
+    )
+
+
+def _last_value(result: Any, metrics: dict[str, Any], metric: str) -> float | None:
+    """The metric of the last iteration, or of the last one that had it: a panel is not played in each.
+
+    A value that is not finite counts as reported, so that a trial that diverged does not keep an earlier one.
+    """
+    value, history = flatten_dict(metrics, delimiter="/").get(metric), result.metrics_dataframe
+    if value is None and history is not None and metric in history:
+        reported = history[metric].dropna()
+        value = reported.iloc[-1] if len(reported) else None
+    return None if value is None else float(value)
+
+
+def _first_line(error: BaseException) -> str:
+    """What a trial's error says, without the tracebacks of the actors that handed it on."""
+    cause = getattr(error, "cause", None)
+    text = str(cause if isinstance(cause, BaseException) else error).strip()
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    # A traceback ends with the error itself.
+    chosen = lines[-1] if len(lines) > 1 and "Traceback" in text else (lines or [type(error).__name__])[0]
+    return chosen[:300]
