@@ -1,9 +1,9 @@
-"""The learner's connector pieces, from groups of trajectories to finished turn rows, in the order in which they run."""
+"""The learner's connector piece: from groups of trajectories to the finished turn rows of an update."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,28 +35,62 @@ if TYPE_CHECKING:
     from trial_ray.config.training import LearnerSettings, TrainingSettings
 
 TURN_ROWS, UPDATE_PLAN = "turn_rows", "update_plan"
-"""Keys in ``shared_data`` under which the pieces hand on the rows and the plan."""
+"""Keys in ``shared_data`` under which :class:`UpdateRows` hands on the rows and the plan."""
 
 _NOT_NEEDED = Evidence(np.empty(0, np.int32), 0)
 
 
-class GroupAdvantages(ConnectorV2):
-    """Lay the turns of all surviving rollouts end to end, in task order, and give each its advantage (Eq. 1)."""
+class UpdateRows(ConnectorV2):
+    """RLlib's connector piece of the learner: groups of trajectories become the finished turn rows of an update.
 
-    def __init__(self, config: LearnerSettings) -> None:
+    Args:
+        config: of the run.
+        method: fixes its profile or advantages on the scored rows.
+        exchange: the other learners.
+    """
+
+    def __init__(self, config: LearnerSettings, method: Method[Any], exchange: LearnerExchange) -> None:
         super().__init__()
         self.config = config
+        self.method = method
+        self.scoring = Scoring(config, exchange)
+        self.iteration = 0
+        """Of the update, counted from 1."""
+        self.weight_version: int | None = None
+        """Version of the weights before the update."""
 
     def __call__(
-        self, *, batch: dict[str, Any], episodes: list[TrajectoryGroup], shared_data: dict[str, Any], **kwargs: Any
+        self,
+        *,
+        rl_module: MultiRLModule,
+        batch: dict[str, Any],
+        episodes: list[TrajectoryGroup],
+        shared_data: dict[str, Any],
+        metrics: MetricsLogger,
+        **kwargs: Any,
     ) -> dict[str, Any]:
-        """Put :class:`TurnRows` into ``shared_data``."""
-        shared_data[TURN_ROWS] = group_turn_rows(episodes, self.config)
+        """Put :class:`TurnRows` and their :class:`UpdatePlan` into ``shared_data``.
+
+        Raises:
+            TrainingDivergedError, PolicyBrokenError, WeightSyncError, MethodError: the rows cannot be trained on.
+        """
+        module: CausalLMModule = rl_module[DEFAULT_MODULE_ID].unwrapped()
+        rows = group_turn_rows(episodes, self.config)
+        plan = plan_rows(episodes, self.config, self.iteration)
+        if self.config.privileged_view is not None:
+            # The training forward of some methods scores second views too, of whichever rows fall to the learner.
+            scored = plan.scoring[self.scoring.exchange.rank].tolist()
+            needed = None if self.method.needs_divergence else set(scored)
+            trajectories = [trajectory for group in episodes for trajectory in group.survivors]
+            rows.evidence = encode_views(trajectories, self.config, module.tokenizer, needed)
+        self.scoring.score(rows, plan, module, metrics, self.weight_version)
+        prepare_rows(rows, episodes, self.method, module.tokenizer, metrics, self.iteration)
+        shared_data |= {TURN_ROWS: rows, UPDATE_PLAN: plan}
         return batch
 
 
 def group_turn_rows(groups: list[TrajectoryGroup], config: LearnerSettings) -> TurnRows:
-    """Turn rows of ``groups`` with advantages; see :class:`GroupAdvantages`.
+    """The turns of all completed rollouts end to end, in task order, each with its advantage (Eq. 1).
 
     Raises:
         TrainingDivergedError: a reward is not finite.
@@ -101,69 +135,19 @@ def normalised_returns(returns: torch.Tensor, group_ids: torch.Tensor, config: T
     return group_relative_advantages(returns, group_ids, config.advantage_epsilon, by_deviation=by_deviation)
 
 
-class PlanRows(ConnectorV2):
-    """Plan the update from the lengths of all rows; every learner makes the same plan."""
-
-    def __init__(self, config: LearnerSettings, iteration: Callable[[], int]) -> None:
-        super().__init__()
-        self.config = config
-        self.iteration = iteration
-
-    def __call__(
-        self, *, batch: dict[str, Any], episodes: list[TrajectoryGroup], shared_data: dict[str, Any], **kwargs: Any
-    ) -> dict[str, Any]:
-        """Put an :class:`UpdatePlan` into ``shared_data``."""
-        rows: TurnRows = shared_data[TURN_ROWS]
-        lengths = iter([len(turn.prompt_ids) + len(turn.response_ids) for turn in rows.turns])
-        survivors = [trajectory for group in episodes for trajectory in group.survivors]
-        trajectory_tokens = [[next(lengths) for _ in trajectory.turns] for trajectory in survivors]
-        shared_data[UPDATE_PLAN] = self._plan(trajectory_tokens)
-        return batch
-
-    def _plan(self, trajectory_tokens: list[list[int]]) -> UpdatePlan:
-        config = self.config
-        return plan_update(
-            trajectory_tokens,
-            minibatch_rows=config.minibatch_rows,
-            microbatch_rows=config.microbatch_rows,
-            num_learners=max(1, config.num_learners),
-            batch_shards=config.batch_shards,
-            num_epochs=config.num_epochs,
-            shuffle_seed=(config.seed or 0, self.iteration()) if config.shuffle else None,
-            weighting=config.microbatch_weighting,
-        )
-
-
-class PrivilegedViews(ConnectorV2):
-    """Serialise what the second view shows; the recorded response itself stays as it is.
-
-    Args:
-        config: says which view.
-        rank: number of this learner, which needs the views of the rows that it scores.
-        of_all_rows: whether the training forward scores second views too, of whichever rows fall to the learner.
-    """
-
-    def __init__(self, config: LearnerSettings, rank: int = 0, of_all_rows: bool = False) -> None:
-        super().__init__()
-        self.config = config
-        self.rank = rank
-        self.of_all_rows = of_all_rows
-
-    def __call__(
-        self,
-        *,
-        rl_module: MultiRLModule,
-        batch: dict[str, Any],
-        episodes: list[TrajectoryGroup],
-        shared_data: dict[str, Any],
-        **kwargs: Any,
-    ) -> dict[str, Any]:
-        """Fill the evidence of the rows in ``shared_data``."""
-        tokenizer = rl_module[DEFAULT_MODULE_ID].unwrapped().tokenizer
-        survivors = [trajectory for group in episodes for trajectory in group.survivors]
-        rows = None if self.of_all_rows else set(shared_data[UPDATE_PLAN].scoring[self.rank].tolist())
-        shared_data[TURN_ROWS].evidence = encode_views(survivors, self.config, tokenizer, rows)
-        return batch
+def plan_rows(groups: Sequence[TrajectoryGroup], config: LearnerSettings, iteration: int) -> UpdatePlan:
+    """The plan of the update from the lengths of all rows; every learner makes the same plan."""
+    trajectories = [trajectory for group in groups for trajectory in group.survivors]
+    return plan_update(
+        [[len(turn.prompt_ids) + len(turn.response_ids) for turn in each.turns] for each in trajectories],
+        minibatch_rows=config.minibatch_rows,
+        microbatch_rows=config.microbatch_rows,
+        num_learners=max(1, config.num_learners),
+        batch_shards=config.batch_shards,
+        num_epochs=config.num_epochs,
+        shuffle_seed=(config.seed or 0, iteration) if config.shuffle else None,
+        weighting=config.microbatch_weighting,
+    )
 
 
 def encode_views(
@@ -203,10 +187,10 @@ def encode_views(
     return [evidence(*turn) if rows is None or row in rows else _NOT_NEEDED for row, turn in numbered]
 
 
-class ScoreRows(ConnectorV2):
-    """Score every response under the policy before the update: both views by the same weights, kernel and precision.
+class Scoring:
+    """Scores every response under the policy before the update: both views by the same weights, kernel and precision.
 
-    With a lagged teacher, the privileged view is scored by the teacher instead. Each learner scores its share of the
+    With a stale teacher, the teacher scores the privileged view instead. Each learner scores its share of the
     trajectories, then all have the scores of all.
 
     The learner's numbers, not the engine's, are the old log-probabilities. How far the engine's are from them is logged.
@@ -217,33 +201,28 @@ class ScoreRows(ConnectorV2):
     Args:
         config: says what is scored.
         exchange: the other learners.
-        version: version of the weights that are updated; ``None``: the newest one that sampled a row.
     """
 
-    def __init__(self, config: LearnerSettings, exchange: LearnerExchange, version: Callable[[], int | None]) -> None:
-        super().__init__()
+    def __init__(self, config: LearnerSettings, exchange: LearnerExchange) -> None:
         self.config = config
         self.exchange = exchange
-        self.version = version
 
-    def __call__(
-        self,
-        *,
-        rl_module: MultiRLModule,
-        batch: dict[str, Any],
-        shared_data: dict[str, Any],
-        metrics: MetricsLogger,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
-        """Fill the log-probabilities of the rows in ``shared_data``.
+    def score(
+        self, rows: TurnRows, plan: UpdatePlan, module: CausalLMModule, metrics: MetricsLogger, version: int | None
+    ) -> None:
+        """Fill the log-probabilities of the rows.
+
+        Args:
+            rows: with evidence, where the config names a privileged view.
+            plan: says which rows this learner scores.
+            module: the policy.
+            metrics: takes the differences from the engine.
+            version: of the weights that are updated; ``None``: the newest one that sampled a row.
 
         Raises:
             PolicyBrokenError: the learner's weights give log-probabilities that are not finite.
             WeightSyncError: engine and learner disagree on the sampled tokens.
         """
-        rows: TurnRows = shared_data[TURN_ROWS]
-        module: CausalLMModule = rl_module[DEFAULT_MODULE_ID].unwrapped()
-        plan: UpdatePlan = shared_data[UPDATE_PLAN]
         share = plan.scoring[self.exchange.rank]
         with module.autocast():
             scores = self._score(module, rows.model_rows(share, with_evidence=bool(rows.evidence)), metrics)
@@ -252,12 +231,11 @@ class ScoreRows(ConnectorV2):
             _require_finite_scores(name, values)
             setattr(rows, name, values)
         behaviour = torch.from_numpy(np.concatenate([turn.logprobs for turn in rows.turns])).to(rows.logprobs.dtype)
-        self._compare_with_engine(rows, behaviour, metrics)
+        self._compare_with_engine(rows, behaviour, metrics, version)
         size = effective_sample_size(rows.logprobs, behaviour)
         log(metrics, EFFECTIVE_SAMPLE_SIZE, size.item())
         if (cap := self.config.importance_cap) is not None:
             rows.importance_weights = truncated_importance_weights(rows.logprobs, behaviour, cap)
-        return batch
 
     @torch.no_grad()
     def _score(self, module: CausalLMModule, rows: Sequence[Row], metrics: MetricsLogger) -> dict[str, torch.Tensor]:
@@ -300,9 +278,11 @@ class ScoreRows(ConnectorV2):
         self.exchange.add_up(list(whole.values()))
         return whole
 
-    def _compare_with_engine(self, rows: TurnRows, behaviour: torch.Tensor, metrics: MetricsLogger) -> None:
+    def _compare_with_engine(
+        self, rows: TurnRows, behaviour: torch.Tensor, metrics: MetricsLogger, version: int | None
+    ) -> None:
         """Log how far the engine's log-probabilities are from the learner's; refuse to train where they are another's."""
-        staleness = self._staleness(rows)
+        staleness = _staleness(rows, version)
         # Older responses differ because the weights have changed since, which is no error.
         found = engine_divergences(rows.logprobs, behaviour, compared=(staleness <= 0)[rows.turn_ids])
         logged = {f"engine/{name}": value for name, value in found.items()}
@@ -319,48 +299,35 @@ class ScoreRows(ConnectorV2):
                 "reloading this model's weights."
             )
 
-    def _staleness(self, rows: TurnRows) -> torch.Tensor:
-        """By how many versions the weights that sampled each turn are older than those that are updated, int64 ``[K]``."""
-        sampled_by = torch.tensor([turn.weight_version for turn in rows.turns], dtype=torch.int64)
-        version = self.version()
-        return (int(sampled_by.max()) if version is None else version) - sampled_by
+
+def _staleness(rows: TurnRows, version: int | None) -> torch.Tensor:
+    """By how many versions the weights that sampled each turn are older than those that are updated, int64 ``[K]``."""
+    sampled_by = torch.tensor([turn.weight_version for turn in rows.turns], dtype=torch.int64)
+    return (int(sampled_by.max()) if version is None else version) - sampled_by
 
 
-class PrepareRows(ConnectorV2):
-    """Let the method look at both views' scores; its profile or advantages are fixed during the update."""
+def prepare_rows(
+    rows: TurnRows,
+    groups: list[TrajectoryGroup],
+    method: Method[Any],
+    tokenizer: Any,
+    metrics: MetricsLogger,
+    iteration: int,
+) -> None:
+    """Let the method look at both views' scores; its profile or advantages are fixed during the update.
 
-    def __init__(self, method: Method[Any], iteration: Callable[[], int]) -> None:
-        super().__init__()
-        self.method = method
-        self.iteration = iteration
-
-    def __call__(
-        self,
-        *,
-        rl_module: MultiRLModule,
-        batch: dict[str, Any],
-        episodes: list[TrajectoryGroup],
-        shared_data: dict[str, Any],
-        metrics: MetricsLogger,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
-        """Fill what the method needs of the rows in ``shared_data``; log its metrics.
-
-        Raises:
-            MethodError: the method gave the rows a field of the wrong shape.
-            TrainingDivergedError: advantages or weights of turns are not finite.
-        """
-        rows: TurnRows = shared_data[TURN_ROWS]
-        if self.method.needs_action_spans:
-            tokenizer = rl_module[DEFAULT_MODULE_ID].unwrapped().tokenizer
-            responses = [turn.response_ids for turn in rows.turns]
-            rows.action_mask = action_mask(responses, tokenizer, self.method.config.prompt_style)
-        logged = self.method.prepare(rows, episodes, self.iteration())
-        _require_fields(self.method, rows)
-        _require_finite_rows(self.method, rows)
-        for name, value in logged.items():
-            log(metrics, f"{LEARNER}{self.method.name}/{name}", value.item())
-        return batch
+    Raises:
+        MethodError: the method gave the rows a field of the wrong shape.
+        TrainingDivergedError: advantages or weights of turns are not finite.
+    """
+    if method.needs_action_spans:
+        responses = [turn.response_ids for turn in rows.turns]
+        rows.action_mask = action_mask(responses, tokenizer, method.config.prompt_style)
+    logged = method.prepare(rows, groups, iteration)
+    _require_fields(method, rows)
+    _require_finite_rows(method, rows)
+    for name, value in logged.items():
+        log(metrics, f"{LEARNER}{method.name}/{name}", value.item())
 
 
 def _require_fields(method: Method[Any], rows: TurnRows) -> None:

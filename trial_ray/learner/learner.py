@@ -10,7 +10,6 @@ from typing import Any
 import ray
 import torch
 from ray.actor import ActorHandle
-from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.core import ALL_MODULES, COMPONENT_OPTIMIZER, COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
@@ -27,15 +26,7 @@ from trial_ray.config.training import LearnerSettings
 from trial_ray.engines.transfer import ObjectStoreSender, weight_sender
 from trial_ray.engines.weights import Weights
 from trial_ray.errors import CheckpointError, InfrastructureError, PolicyBrokenError, TrainingDivergedError
-from trial_ray.learner.connectors import (
-    TURN_ROWS,
-    UPDATE_PLAN,
-    GroupAdvantages,
-    PlanRows,
-    PrepareRows,
-    PrivilegedViews,
-    ScoreRows,
-)
+from trial_ray.learner.connectors import TURN_ROWS, UPDATE_PLAN, UpdateRows
 from trial_ray.learner.exchange import LearnerExchange, TrainingGroups, fetch_groups
 from trial_ray.learner.loss import MinibatchClamp, WeightedMeans, loss_terms, means, microbatch_loss, minibatch_clamp
 from trial_ray.learner.method import Method
@@ -66,7 +57,7 @@ class GRPOLearner(TorchLearner):
     config: LearnerSettings
 
     def build(self) -> None:
-        """Build the module, the optimizer and the connector pieces."""
+        """Build the module, the optimizer and the connector piece."""
         super().build()
         self.method: Method[Any] = self.config.method_class(self.config)
         self.iteration = 0
@@ -84,8 +75,8 @@ class GRPOLearner(TorchLearner):
         )
         self.means = WeightedMeans()
         self.passes = MicrobatchPasses(self.policy_module, self.method, self.config, self.means)
-        for piece in self.connector_pieces():
-            self._learner_connector.append(piece)
+        self.update_rows = UpdateRows(self.config, self.method, self.exchange)
+        self._learner_connector.append(self.update_rows)
         announce()
 
     def _make_modules_ddp_if_necessary(self) -> None:
@@ -99,19 +90,6 @@ class GRPOLearner(TorchLearner):
         if self.config.sharding == "fsdp":
             policy.shard(device)
         super()._map_module_to_device(module)
-
-    def connector_pieces(self) -> list[ConnectorV2]:
-        """Pieces from trajectory groups to finished turn rows, in order."""
-        views: list[ConnectorV2] = []
-        if self.config.privileged_view is not None:
-            views = [PrivilegedViews(self.config, self.exchange.rank, of_all_rows=self.method.needs_divergence)]
-        return [
-            GroupAdvantages(self.config),
-            PlanRows(self.config, lambda: self.iteration),
-            *views,
-            ScoreRows(self.config, self.exchange, lambda: self.weight_version),
-            PrepareRows(self.method, lambda: self.iteration),
-        ]
 
     @property
     def policy_module(self) -> CausalLMModule:
@@ -200,6 +178,7 @@ class GRPOLearner(TorchLearner):
 
     def _finished_rows(self, groups: list[TrajectoryGroup]) -> tuple[TurnRows, UpdatePlan]:
         shared: dict[str, Any] = {}
+        self.update_rows.iteration, self.update_rows.weight_version = self.iteration, self.weight_version
         self._learner_connector(
             rl_module=self.module, batch={}, episodes=groups, shared_data=shared, metrics=self.metrics
         )
