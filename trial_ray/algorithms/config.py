@@ -10,11 +10,9 @@ import numpy as np
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
-from trial_ray.algorithms.guards import GuardSettings
 from trial_ray.algorithms.placement import check_colocation, learner_placement_group
 from trial_ray.config.declare import check_settings, did_you_mean, set_defaults
-from trial_ray.config.sampling import EnvironmentSettings
-from trial_ray.config.training import EvaluationSettings, LearnerSettings, RecoverySettings
+from trial_ray.config.run import RunSettings
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.environments.registry import find_adapter, find_spec, travelling
 from trial_ray.errors import ConfigError
@@ -93,7 +91,7 @@ def plain(value: Any) -> Any:
     return type(value)(map(plain, value)) if type(value) in (list, tuple) else value
 
 
-class EnvironmentConfig(EnvironmentSettings, CheckedConfig):
+class EnvironmentConfig(RunSettings, CheckedConfig):
     """``.environment()``: RLlib's section, with adapters and mixtures."""
 
     def __init__(self, algo_class: type | None = None) -> None:
@@ -213,7 +211,7 @@ def _adapters(adapter: Any) -> tuple[EnvironmentAdapter, ...]:
     return adapters
 
 
-class GRPOConfig(LearnerSettings, GuardSettings, EvaluationSettings, RecoverySettings, EnvironmentConfig):
+class GRPOConfig(EnvironmentConfig):
     """Group-relative policy optimisation of a language-model agent in a text environment.
 
     .. code-block:: python

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from trial_ray.config.declare import Section, Settings, setting
+from trial_ray.config.training import GuardSettings
 from trial_ray.errors import TrainingDivergedError
 from trial_ray.metrics import ENV_RUNNERS, LEARNER, log, peek
 
@@ -25,57 +25,6 @@ SUDDEN_PATIENCE = 2
 loses all that armed the guard in one update."""
 ARMED_CUT_RATE = 0.5
 """The same for the share of responses at the length limit, which is at most twice as good as its limit of 1."""
-
-
-class GuardSettings(Settings):
-    """What is taken for a policy that is lost."""
-
-    guard_action: str = setting(
-        "stop",
-        'what follows when a guard was violated in ``guard_patience`` iterations in a row: ``"stop"`` saves the state aside and '
-        'ends the run with exit code 1, ``"warn"`` only goes on warning',
-        one_of=("stop", "warn"),
-    )
-    guard_patience: int = setting(
-        5,
-        "iterations in a row in which one guard is violated before ``guard_action`` follows; 2 at most where a collapse came "
-        "from one iteration to the next",
-        at_least=1,
-    )
-    max_kl: float | None = setting(
-        5.0, "largest ``grpo/kl``, in nats a token, each of which counts for 10 at most; ``None``: not guarded", above=0
-    )
-    max_mean_ratio: float | None = setting(
-        10.0,
-        "largest ``grpo/ratio_mean`` and ``engine/ratio_mean``, which are near 1 while the policy is near the one that sampled; "
-        "``None``: not guarded",
-        above=1,
-    )
-    min_entropy: float | None = setting(
-        1e-4,
-        "smallest ``grpo/entropy``, in nats a token, of a policy that has had ten times as much; ``None``: not guarded",
-        above=0,
-    )
-    min_response_tokens: float | None = setting(
-        1.5,
-        "smallest mean length of a response, stop token included, of a policy whose responses were twice as long; ``None``: not "
-        "guarded",
-        above=0,
-    )
-    max_cut_response_rate: float | None = setting(
-        1.0,
-        "share of responses at ``max_response_tokens`` that is too much for a policy that has had half of them at most; "
-        "``None``: not guarded",
-        above=0.5,
-    )
-    min_valid_rate: float | None = setting(
-        0.01,
-        "smallest share of valid turns, whose response had the required form and whose action the environment understood, of a "
-        "policy that has had ten times as many; ``None``: not guarded",
-        within=(0, 0.1),
-    )
-
-    guards = Section("Set when a policy is taken for lost.")
 
 
 Values = Mapping[str, float | None]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trial_ray.config.declare import did_you_mean, fields_of
-from trial_ray.config.sampling import PlaySettings
+from trial_ray.config.run import RunSettings
 from trial_ray.errors import ConfigError
 from trial_ray.models.folders import model_folder
 from trial_ray.models.packaged import ALFWORLD_TINY, SMOLLM2, alfworld_tiny
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from trial_ray.warmstart.settings import WarmStartSettings
 
 
-def initial_policy(config: PlaySettings) -> str:
+def initial_policy(config: RunSettings) -> str:
     """The model folder that training starts from; made or fetched, and cached, where the config only describes it.
 
     The driver calls it once, and every actor gets the same folder.
@@ -36,7 +36,7 @@ def initial_policy(config: PlaySettings) -> str:
     return _folder(str(config.model_path))
 
 
-def require_initial_policy(config: PlaySettings) -> None:
+def require_initial_policy(config: RunSettings) -> None:
     """Check the settings of the config's warm start and the number of its tasks; loads no model.
 
     Raises:
@@ -51,7 +51,7 @@ def require_initial_policy(config: PlaySettings) -> None:
         require_tasks(settings, entry)
 
 
-def _warm_start(config: PlaySettings) -> tuple[WarmStartSettings, list[EnvironmentAdapter]]:
+def _warm_start(config: RunSettings) -> tuple[WarmStartSettings, list[EnvironmentAdapter]]:
     """The settings of the config's warm start, ``model_path`` as given, and the adapter of its environment."""
     from trial_ray.warmstart.settings import CHOSEN, WarmStartSettings
 

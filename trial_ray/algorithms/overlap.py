@@ -20,7 +20,7 @@ from trial_ray.rollout.groups import GroupRequest, GroupSample
 from trial_ray.rollout.workers import RolloutWorkers
 
 if TYPE_CHECKING:
-    from trial_ray.config.training import LearnerSettings
+    from trial_ray.config.run import RunSettings
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class OverlappingSampler(BatchSampler):
 
     def __init__(
         self,
-        config: LearnerSettings,
+        config: RunSettings,
         tasks: TaskSampler,
         workers: RolloutWorkers,
         version: Callable[[], int],

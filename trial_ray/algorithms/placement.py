@@ -9,7 +9,7 @@ from contextvars import ContextVar
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
-from trial_ray.config.training import LearnerSettings
+from trial_ray.config.run import RunSettings
 from trial_ray.errors import ConfigError, InfrastructureError
 
 Bundle = dict[str, float]
@@ -66,7 +66,7 @@ def _asking(bundles: Sequence[Bundle]) -> list[Bundle]:
 _LEARNERS: ContextVar[PlacementGroup | None] = ContextVar("placement group of the learners", default=None)
 
 
-def with_engines(bundles: list[Bundle], config: LearnerSettings) -> list[Bundle]:
+def with_engines(bundles: list[Bundle], config: RunSettings) -> list[Bundle]:
     """RLlib's bundles of a trial (main process, env runners, learners) and what the engines need.
 
     Where they share devices, an engine's resources are added to its learner's bundle, so that Ray places both on the same
@@ -83,14 +83,14 @@ def with_engines(bundles: list[Bundle], config: LearnerSettings) -> list[Bundle]
     return [_added(bundle, engine) if index in shared else bundle for index, bundle in enumerate(bundles)]
 
 
-def first_engine_bundle(bundles: list[Bundle], config: LearnerSettings) -> int:
+def first_engine_bundle(bundles: list[Bundle], config: RunSettings) -> int:
     """Index of the first engine's bundle, engines being in consecutive ones."""
     if config.colocate and config.num_learners == 0:
         return 0  # the main process learns
     return len(bundles) - config.num_engines
 
 
-def reserve_pairs(bundles: list[Bundle], config: LearnerSettings) -> PlacementGroup | None:
+def reserve_pairs(bundles: list[Bundle], config: RunSettings) -> PlacementGroup | None:
     """Outside Tune, which reserves all of a trial's bundles: reserve those that engines and learners share.
 
     Args:
@@ -123,7 +123,7 @@ def learner_placement_group() -> PlacementGroup | None:
     return _LEARNERS.get()
 
 
-def check_colocation(config: LearnerSettings) -> None:
+def check_colocation(config: RunSettings) -> None:
     """Refuse engines and learners that cannot share devices in pairs, and a transfer that would need other learners.
 
     Raises:

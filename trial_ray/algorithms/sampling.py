@@ -17,7 +17,7 @@ from trial_ray.rollout.groups import GroupRequest, GroupSample, RolloutCounts, S
 from trial_ray.rollout.workers import RolloutWorkers
 
 if TYPE_CHECKING:
-    from trial_ray.config.training import LearnerSettings
+    from trial_ray.config.run import RunSettings
 
 
 class TaskSampler:
@@ -184,7 +184,7 @@ class BatchSampler:
 
     def __init__(
         self,
-        config: LearnerSettings,
+        config: RunSettings,
         tasks: TaskSampler,
         workers: RolloutWorkers,
     ) -> None:

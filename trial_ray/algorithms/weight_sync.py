@@ -9,7 +9,7 @@ import ray
 from ray.exceptions import RayActorError, RayError
 from ray.rllib.core.learner.learner_group import LearnerGroup
 
-from trial_ray.config.training import LearnerSettings
+from trial_ray.config.run import RunSettings
 from trial_ray.engines.pool import LOAD_TIMEOUT_S, EnginePool
 from trial_ray.engines.transfer import merge_offers
 from trial_ray.engines.weights import Weights
@@ -31,7 +31,7 @@ class WeightSync:
         engines: of the run.
     """
 
-    def __init__(self, config: LearnerSettings, learners: LearnerGroup, engines: EnginePool) -> None:
+    def __init__(self, config: RunSettings, learners: LearnerGroup, engines: EnginePool) -> None:
         self._config = config
         self._learners = learners
         self._engines = engines

@@ -111,22 +111,6 @@ def setting(
     return dataclasses.field(default=default, metadata={_METADATA: declared})
 
 
-class RLlibSettings:
-    """Settings that RLlib's config declares, sets and documents, and that this package reads."""
-
-    create_local_env_runner: bool
-    env: Any
-    env_config: dict[str, Any]
-    lr: float | list[list[float]]
-    num_env_runners: int
-    num_gpus_per_learner: float
-    num_learners: int
-    placement_strategy: str
-    restart_failed_env_runners: bool
-    sample_timeout_s: float
-    seed: int | None
-
-
 class Settings:
     """Base of classes whose fields are settings.
 

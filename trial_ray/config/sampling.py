@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from typing import TYPE_CHECKING, Any
 
-from trial_ray.config.declare import RLlibSettings, Section, Settings, setting
+from trial_ray.config.declare import Section, Settings, setting
 from trial_ray.engines.admission import MIN_TEMPERATURE
 from trial_ray.engines.arguments import NO_SLEEP, engine_dtype
 from trial_ray.engines.pool import ENGINES
-from trial_ray.engines.protocol import is_whole
 from trial_ray.engines.transfer import BACKENDS
-from trial_ray.environments.adapter import EnvironmentAdapter
-from trial_ray.environments.registry import EnvironmentEntry, make_entries
 from trial_ray.environments.templates import GENERIC, PromptStyle
-from trial_ray.errors import ConfigError, MissingDependencyError
+from trial_ray.errors import ConfigError
 
 if TYPE_CHECKING:
-    from gymnasium.envs.registration import EnvSpec
+    pass
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 SHARDINGS = ("none", "fsdp")
 
 
-class PolicySettings(Settings, RLlibSettings):
+class PolicySettings(Settings):
     """Which language model is trained, and in which types."""
 
     model_path: str | None = setting(
@@ -70,103 +66,6 @@ class PolicySettings(Settings, RLlibSettings):
     )
 
     policy = Section("Choose the language model.")
-
-    def lora_settings(self) -> dict[str, Any] | None:
-        """Arguments of :class:`trial_ray.models.lora.Adapter` that the settings give; ``None`` without adapters."""
-        if self.lora_rank is None:
-            return None
-        return {"rank": self.lora_rank, "alpha": self.lora_alpha, "targets": self.lora_targets, "seed": self.seed or 0}
-
-    def check_policy(self) -> None:
-        """Refuse two sources of the first policy, or none; refuse sharding and adapters where there can be none.
-
-        Raises:
-            ConfigError: says what was found and what to set.
-            MissingDependencyError: adapters need a package that is not installed.
-        """
-        if (self.model_path is None) == (self.warm_start is None):
-            raise ConfigError(
-                "Choose the policy with exactly one of .policy(model_path=...) and .policy(warm_start=...)."
-            )
-        if self.sharding == "fsdp" and self.num_learners < 2:
-            raise ConfigError(
-                f"sharding='fsdp' spreads the weights over learners, but num_learners is {self.num_learners}; expected at "
-                "least 2. Set .learners(num_learners=...), or sharding='none'."
-            )
-        if self.lora_rank is None:
-            if self.lora_targets is not None:
-                raise ConfigError(
-                    "lora_targets is set, but without lora_rank there are no adapters. Set lora_rank too."
-                )
-        elif importlib.util.find_spec("peft") is None:
-            raise MissingDependencyError(
-                "lora_rank needs the package peft; install it with: pip install 'trial-ray[lora]'"
-            )
-
-
-class EnvironmentSettings(RLlibSettings):
-    """Part of a config: ``env`` and ``env_config`` are RLlib's, the panel's settings those of the evaluation.
-
-    Attributes:
-        environments: id, keyword arguments and weight of each environment of a mixture; empty: ``env`` alone is played.
-        adapters: the user's.
-        env_specs: what Gymnasium knew in the driver under each id.
-    """
-
-    environments: tuple[tuple[str, dict[str, Any], float], ...]
-    adapters: tuple[EnvironmentAdapter, ...]
-    env_specs: dict[str, EnvSpec]
-    panel_split: str | dict[str, str] | None
-    panel_env_config: dict[str, Any]
-
-    def environment_entries(self) -> tuple[EnvironmentEntry, ...]:
-        """What is played, one entry an environment.
-
-        Raises:
-            ConfigError: nothing is registered under an id, or an adapter belongs to none of the environments.
-        """
-        return make_entries(self.played_environments(), self.adapters, self.env_specs)
-
-    def adapter_of(self, name: str) -> EnvironmentAdapter:
-        """The adapter of the environment that trajectories name; with a single environment that one, whatever they name.
-
-        Raises:
-            KeyError: the run plays several environments, and none of that name.
-        """
-        adapters = {entry.name: entry.adapter for entry in self.environment_entries()}
-        return next(iter(adapters.values())) if len(adapters) == 1 else adapters[name]
-
-    def panel_entries(self) -> tuple[EnvironmentEntry, ...]:
-        """What the panels are played in, one entry an environment; empty where no panel is configured.
-
-        Raises:
-            ConfigError: as :meth:`environment_entries`, or the panel names an environment that the run does not play.
-        """
-        entries = self.environment_entries()
-        split, changes = self.panel_split, self.panel_env_config
-        if split is None:
-            return ()
-        if len(entries) == 1 and not isinstance(split, dict):
-            return (entries[0].at(**changes, split=split),)
-        names = [entry.name for entry in entries]
-        splits = split if isinstance(split, dict) else dict.fromkeys(names, split)
-        for name, found in (("split", splits), ("env_config", changes)):
-            if unknown := sorted(set(found) - set(names)):
-                raise ConfigError(
-                    f"The panel's {name} names {', '.join(map(repr, unknown))}, expected environments of the run: "
-                    f"{', '.join(map(repr, names))}."
-                )
-        return tuple(
-            entry.at(**changes.get(entry.name, {}), split=splits[entry.name])
-            for entry in entries
-            if entry.name in splits
-        )
-
-    def played_environments(self) -> tuple[tuple[str, dict[str, Any], float], ...]:
-        """Id, keyword arguments and weight of every environment; empty where none was chosen."""
-        if self.env is None:
-            return ()
-        return self.environments or ((self.env, dict(self.env_config), 1.0),)
 
 
 class EngineSettings(Settings):
@@ -288,7 +187,7 @@ class RecordingSettings(Settings):
     recording = Section("Choose what is kept of training.")
 
 
-class RolloutSettings(RecordingSettings):
+class RolloutSettings(Settings):
     """How episodes are played."""
 
     max_prompt_tokens: int = setting(2048, "limit of the ordinary prompt", at_least=1)
@@ -374,44 +273,4 @@ class RolloutSettings(RecordingSettings):
             raise ConfigError(
                 f"top_p is {self.top_p}, expected 1: responses from a nucleus have other log-probabilities than those that are "
                 "trained, and no correction for it is implemented. For evaluation set .panel(top_p=...)."
-            )
-
-
-class EarnedReward:
-    """Part of a config: what an episode earns, which is set in :class:`~trial_ray.config.training.TrainingSettings`."""
-
-    reward: str
-    reward_scale: float
-    advantage_statistics: str
-    invalid_action_penalty: float
-
-
-class PlaySettings(PolicySettings, RolloutSettings, EngineSettings, EarnedReward, EnvironmentSettings):
-    """All that playing episodes with a policy needs; what trains it is not part of it."""
-
-    def check_engines(self) -> None:
-        """Refuse engines whose context is shorter than a prompt and a response, which would refuse the longest prompts.
-
-        Raises:
-            ConfigError: says both numbers, or what the engines' own check says.
-        """
-        super().check_engines()
-        context = self.engine_kwargs.get("max_model_len", self.row_tokens())
-        if is_whole(context) and context < self.row_tokens():
-            raise ConfigError(
-                f"engine_kwargs: max_model_len={context} found, at least {self.row_tokens()} expected (max_prompt_tokens "
-                "plus max_response_tokens); leave it out, or lower max_prompt_tokens or max_response_tokens."
-            )
-
-    def check_policy(self) -> None:
-        """Refuse two sources of the first policy, or none, or one that does not fit to the prompts.
-
-        Raises:
-            ConfigError: says which.
-        """
-        super().check_policy()
-        if self.warm_start is not None and self.prompt_style == "conversation":
-            raise ConfigError(
-                "warm_start clones responses to prompts that stand alone, but prompt_style is 'conversation'. Choose "
-                "prompt_style='tagged' or 'plain', or a model that can follow a conversation with .policy(model_path=...)."
             )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from trial_ray.config.declare import Section, Settings, setting
-from trial_ray.config.sampling import PlaySettings
 from trial_ray.engines.admission import MIN_TEMPERATURE
 from trial_ray.errors import ConfigError
 
@@ -15,20 +14,10 @@ REWARDS = ("success", "score", "return")
 PRIVILEGED_VIEWS = ("outcome", "feedback", "skill", "solution")
 MicrobatchWeighting = Literal["rows", "equal"]
 MICROBATCH_WEIGHTINGS: tuple[MicrobatchWeighting, ...] = ("rows", "equal")
-FLOAT32_GAP = 1e-3
-"""Engine and learner in float32 or more differ by 1e-7 to 1e-5 nats a token; see docs/decisions.md."""
-LOW_PRECISION_GAP = 0.1
-"""Where one of them computes in bfloat16 or float16; see docs/decisions.md."""
 
 
 class TrainingSettings(Settings):
-    """What is optimised on the sampled rows, and how.
-
-    Attributes:
-        method_class: the method's rule; its settings are those that a subclass declares.
-    """
-
-    method_class: ClassVar[type[Any]]
+    """What is optimised on the sampled rows, and how."""
 
     group_size: int = setting(8, "rollouts G per task instance; group-relative advantages need at least 2", at_least=2)
     tasks_per_iteration: int = setting(16, "task instances drawn per iteration", at_least=1)
@@ -153,64 +142,6 @@ class TrainingSettings(Settings):
         if self.max_refills and not self.drop_zero_variance_groups:
             raise ConfigError("max_refills is set, but nothing is left out: set drop_zero_variance_groups too.")
 
-    def check_view(self) -> None:
-        """Refuse a method without the second view that it needs, and a teacher that nobody would ask.
-
-        Raises:
-            ConfigError: says what to set.
-        """
-        if self.privileged_view is None and self.method_class.needs_privileged_view:
-            raise ConfigError(
-                f"{type(self).__name__} needs a second view of each turn; set privileged_view, for example to 'outcome'."
-            )
-        if self.privileged_view is None and self.teacher_sync_iterations is not None:
-            raise ConfigError("teacher_sync_iterations is set, but without a privileged_view no teacher is asked.")
-
-
-class LearnerSettings(TrainingSettings, PlaySettings):
-    """All that training on what was played needs: its update, the policy, and how the responses were sampled."""
-
-    def check_teacher(self) -> None:
-        """Refuse a lagged teacher of a policy with adapters.
-
-        Raises:
-            ConfigError: names both settings.
-        """
-        if self.lora_rank is not None and self.teacher_sync_iterations is not None:
-            raise ConfigError(
-                "teacher_sync_iterations asks for a lagged copy of the policy, which there is none of with adapters "
-                f"(lora_rank is {self.lora_rank}). Set teacher_sync_iterations=None, or lora_rank=None."
-            )
-
-    def logprob_gap_limit(self) -> float:
-        """Largest mean difference between engine and learner at which training goes on, in nats."""
-        if self.max_logprob_gap is not None:
-            return self.max_logprob_gap
-        short = {"bfloat16", "float16"} & {self.passes_dtype(), self.engine_dtype()}
-        return LOW_PRECISION_GAP if short else FLOAT32_GAP
-
-    def passes_dtype(self) -> str:
-        """Type in which the learner's passes compute: that of autocast, or of the weights where there is none."""
-        autocast = self.compute_dtype or ("bfloat16" if self.num_gpus_per_learner else "float32")
-        return self.model_dtype if autocast == "float32" else autocast
-
-    def check_overlap(self) -> None:
-        """Refuse what sampling while the learner updates cannot do.
-
-        Raises:
-            ConfigError: says what to set.
-        """
-        if self.max_staleness and self.importance_cap is None:
-            raise ConfigError(
-                f"max_staleness is {self.max_staleness}, so that older weights sample part of the rows, but importance_cap is "
-                "None: nothing would correct for it. Set .training(importance_cap=2.0), or max_staleness=0."
-            )
-        if self.max_staleness and self.max_refills:
-            raise ConfigError(
-                f"max_refills is {self.max_refills}, expected 0 with max_staleness={self.max_staleness}: an iteration takes the "
-                "groups that are finished and does not wait for tasks drawn in place of others."
-            )
-
 
 class PanelSettings(Settings):
     """Which tasks an evaluation plays, and how; one rollout each."""
@@ -242,8 +173,55 @@ class PanelSettings(Settings):
             )
 
 
-class EvaluationSettings(PanelSettings, PlaySettings):
-    """All that playing panels needs."""
+class GuardSettings(Settings):
+    """What is taken for a policy that is lost."""
+
+    guard_action: str = setting(
+        "stop",
+        'what follows when a guard was violated in ``guard_patience`` iterations in a row: ``"stop"`` saves the state aside and '
+        'ends the run with exit code 1, ``"warn"`` only goes on warning',
+        one_of=("stop", "warn"),
+    )
+    guard_patience: int = setting(
+        5,
+        "iterations in a row in which one guard is violated before ``guard_action`` follows; 2 at most where a collapse came "
+        "from one iteration to the next",
+        at_least=1,
+    )
+    max_kl: float | None = setting(
+        5.0, "largest ``grpo/kl``, in nats a token, each of which counts for 10 at most; ``None``: not guarded", above=0
+    )
+    max_mean_ratio: float | None = setting(
+        10.0,
+        "largest ``grpo/ratio_mean`` and ``engine/ratio_mean``, which are near 1 while the policy is near the one that sampled; "
+        "``None``: not guarded",
+        above=1,
+    )
+    min_entropy: float | None = setting(
+        1e-4,
+        "smallest ``grpo/entropy``, in nats a token, of a policy that has had ten times as much; ``None``: not guarded",
+        above=0,
+    )
+    min_response_tokens: float | None = setting(
+        1.5,
+        "smallest mean length of a response, stop token included, of a policy whose responses were twice as long; ``None``: not "
+        "guarded",
+        above=0,
+    )
+    max_cut_response_rate: float | None = setting(
+        1.0,
+        "share of responses at ``max_response_tokens`` that is too much for a policy that has had half of them at most; "
+        "``None``: not guarded",
+        above=0.5,
+    )
+    min_valid_rate: float | None = setting(
+        0.01,
+        "smallest share of valid turns, whose response had the required form and whose action the environment understood, of a "
+        "policy that has had ten times as many; ``None``: not guarded",
+        within=(0, 0.1),
+    )
+
+    guards = Section("Set when a policy is taken for lost.")
 
 
 class RecoverySettings(Settings):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
-from trial_ray.config.training import EvaluationSettings
+from trial_ray.config.run import RunSettings
 from trial_ray.engines.protocol import SamplingParams
 from trial_ray.engines.weights import pack_weights, weights_checksum
 from trial_ray.environments.registry import EnvironmentEntry
@@ -25,7 +25,7 @@ from trial_ray.rollout.workers import RolloutWorkers, create_engines
 logger = logging.getLogger(__name__)
 
 
-def policy_protocol(config: EvaluationSettings, panel: Panel, entry: EnvironmentEntry) -> dict[str, Any]:
+def policy_protocol(config: RunSettings, panel: Panel, entry: EnvironmentEntry) -> dict[str, Any]:
     """Everything but the policy that decides the result of playing ``panel`` in ``entry`` with ``config``."""
     adapter = entry.describe().get("adapter")
     return {
@@ -50,7 +50,7 @@ class PanelPlayer:
     panel and in the full set.
     """
 
-    def __init__(self, config: EvaluationSettings, workers: RolloutWorkers) -> None:
+    def __init__(self, config: RunSettings, workers: RolloutWorkers) -> None:
         self._config = config
         self._workers = workers
 
@@ -160,7 +160,7 @@ class Evaluator(AbstractContextManager[PanelPlayer]):
         ConfigError: no model could be loaded.
     """
 
-    def __init__(self, config: EvaluationSettings) -> None:
+    def __init__(self, config: RunSettings) -> None:
         self._config = config
         self._dtype = getattr(torch, config.engine_dtype())
         self._model: torch.nn.Module | None = load_causal_lm(str(config.model_path), config.model_dtype)

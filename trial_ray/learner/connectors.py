@@ -32,7 +32,7 @@ from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from trial_ray.config.training import LearnerSettings, TrainingSettings
+    from trial_ray.config.run import RunSettings
 
 TURN_ROWS, UPDATE_PLAN = "turn_rows", "update_plan"
 """Keys in ``shared_data`` under which :class:`UpdateRows` hands on the rows and the plan."""
@@ -49,7 +49,7 @@ class UpdateRows(ConnectorV2):
         exchange: the other learners.
     """
 
-    def __init__(self, config: LearnerSettings, method: Method[Any], exchange: LearnerExchange) -> None:
+    def __init__(self, config: RunSettings, method: Method[Any], exchange: LearnerExchange) -> None:
         super().__init__()
         self.config = config
         self.method = method
@@ -89,7 +89,7 @@ class UpdateRows(ConnectorV2):
         return batch
 
 
-def group_turn_rows(groups: list[TrajectoryGroup], config: LearnerSettings) -> TurnRows:
+def group_turn_rows(groups: list[TrajectoryGroup], config: RunSettings) -> TurnRows:
     """The turns of all completed rollouts end to end, in task order, each with its advantage (Eq. 1).
 
     Raises:
@@ -123,19 +123,19 @@ def group_turn_rows(groups: list[TrajectoryGroup], config: LearnerSettings) -> T
     return TurnRows(turns, trajectory_ids, advantages)
 
 
-def form_penalties(turns: Sequence[Turn], config: TrainingSettings) -> torch.Tensor:
+def form_penalties(turns: Sequence[Turn], config: RunSettings) -> torch.Tensor:
     """What each turn is charged for a response without the required form, float64 ``[K]`` in units of the scaled reward."""
     charges = [0.0 if turn.valid else config.invalid_action_penalty for turn in turns]
     return torch.tensor(charges, dtype=torch.float64)
 
 
-def normalised_returns(returns: torch.Tensor, group_ids: torch.Tensor, config: TrainingSettings) -> torch.Tensor:
+def normalised_returns(returns: torch.Tensor, group_ids: torch.Tensor, config: RunSettings) -> torch.Tensor:
     """Returns ``[N]`` as advantages over those of their group, by the config's ``advantage_norm``."""
     by_deviation = config.advantage_norm == "mean_std_norm"
     return group_relative_advantages(returns, group_ids, config.advantage_epsilon, by_deviation=by_deviation)
 
 
-def plan_rows(groups: Sequence[TrajectoryGroup], config: LearnerSettings, iteration: int) -> UpdatePlan:
+def plan_rows(groups: Sequence[TrajectoryGroup], config: RunSettings, iteration: int) -> UpdatePlan:
     """The plan of the update from the lengths of all rows; every learner makes the same plan."""
     trajectories = [trajectory for group in groups for trajectory in group.survivors]
     return plan_update(
@@ -151,7 +151,7 @@ def plan_rows(groups: Sequence[TrajectoryGroup], config: LearnerSettings, iterat
 
 
 def encode_views(
-    trajectories: Sequence[Trajectory], config: LearnerSettings, tokenizer: Any, rows: Collection[int] | None = None
+    trajectories: Sequence[Trajectory], config: RunSettings, tokenizer: Any, rows: Collection[int] | None = None
 ) -> list[Evidence]:
     """What the second view of every turn inserts into its prompt, all trajectories' turns in order.
 
@@ -203,7 +203,7 @@ class Scoring:
         exchange: the other learners.
     """
 
-    def __init__(self, config: LearnerSettings, exchange: LearnerExchange) -> None:
+    def __init__(self, config: RunSettings, exchange: LearnerExchange) -> None:
         self.config = config
         self.exchange = exchange
 

@@ -22,7 +22,7 @@ from ray.rllib.utils.metrics import (
 from ray.rllib.utils.torch_utils import clip_gradients
 from torch import nn
 
-from trial_ray.config.training import LearnerSettings
+from trial_ray.config.run import RunSettings
 from trial_ray.engines.transfer import ObjectStoreSender, weight_sender
 from trial_ray.engines.weights import Weights
 from trial_ray.errors import CheckpointError, InfrastructureError, PolicyBrokenError, TrainingDivergedError
@@ -54,7 +54,7 @@ class GRPOLearner(TorchLearner):
     a step, and not by torch's DDP, which would average over learners whatever each of them had to do.
     """
 
-    config: LearnerSettings
+    config: RunSettings
 
     def build(self) -> None:
         """Build the module, the optimizer and the connector piece."""
@@ -102,7 +102,7 @@ class GRPOLearner(TorchLearner):
         policy: CausalLMModule = module.unwrapped()
         return policy.policy_parameters()
 
-    def configure_optimizers_for_module(self, module_id: str, config: LearnerSettings) -> None:
+    def configure_optimizers_for_module(self, module_id: str, config: RunSettings) -> None:
         """AdamW, as in the published runs."""
         parameters = self.get_parameters(self.module[module_id])
         # The rate is set on registration, and again after each update where lr is a schedule over environment steps.
@@ -262,7 +262,7 @@ class GRPOLearner(TorchLearner):
         return clip
 
     def compute_loss_for_module(
-        self, *, module_id: str, config: LearnerSettings, batch: TokenBatch, fwd_out: dict[str, torch.Tensor]
+        self, *, module_id: str, config: RunSettings, batch: TokenBatch, fwd_out: dict[str, torch.Tensor]
     ) -> torch.Tensor:
         """Loss of one whole microbatch, shape (), which RLlib requires a learner to define.
 

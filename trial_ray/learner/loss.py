@@ -17,7 +17,7 @@ from trial_ray.objectives.losses import bounded_ratio, clamp_saturated, joint_lo
 from trial_ray.objectives.segments import masked_mean
 
 if TYPE_CHECKING:
-    from trial_ray.config.training import TrainingSettings
+    from trial_ray.config.run import RunSettings
 
 Sums = dict[tuple[str, str], tuple[float, float]]
 """By prefix and name, the weighted sum and the sum of weights."""
@@ -80,7 +80,7 @@ class LossTerms:
 
 
 def loss_terms(
-    method: Method[Any], config: TrainingSettings, tokens: TokenBatch, fwd_out: dict[str, torch.Tensor], iteration: int
+    method: Method[Any], config: RunSettings, tokens: TokenBatch, fwd_out: dict[str, torch.Tensor], iteration: int
 ) -> LossTerms:
     """Terms of a microbatch's loss, or of a part of one.
 

@@ -10,24 +10,16 @@ A method decides Â, the surrogate, c_t and the mask, the privileged view π_T s
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import torch
 
+from trial_ray.config.run import RunSettings
 from trial_ray.learner.rows import TokenBatch, TurnRows
 from trial_ray.objectives.losses import clipped_surrogate
 from trial_ray.rollout.trajectory import TrajectoryGroup
 
-
-class ClipSettings(Protocol):
-    """What every method reads of its config: the clips of the surrogate, see ``learner.settings.TrainingSettings``."""
-
-    clip_low: float
-    clip_high: float
-    dual_clip: float | None
-
-
-Config = TypeVar("Config", bound=ClipSettings)
+Config = TypeVar("Config", bound=RunSettings)
 Metrics = dict[str, torch.Tensor]
 """Scalars by name; the learner logs them under the method's ``name``, averaged over an iteration."""
 

@@ -25,7 +25,7 @@ from trial_ray.models.module import CausalLMModule
 from trial_ray.models.prefix_tree import PrefixOrder
 
 if TYPE_CHECKING:
-    from trial_ray.config.training import LearnerSettings
+    from trial_ray.config.run import RunSettings
 
 Outputs = dict[str, torch.Tensor]
 """What the module's forward pass returns, each ``[T]`` in row order."""
@@ -53,9 +53,7 @@ class MicrobatchPasses:
         broken: whether the policy gave log-probabilities that are not finite since this was last set to ``False``.
     """
 
-    def __init__(
-        self, module: CausalLMModule, method: Method[Any], config: LearnerSettings, means: WeightedMeans
-    ) -> None:
+    def __init__(self, module: CausalLMModule, method: Method[Any], config: RunSettings, means: WeightedMeans) -> None:
         self._module = module
         self._method = method
         self._config = config

@@ -12,7 +12,7 @@ from trial_ray.models.model_shape import ModelShape, model_shape
 from trial_ray.models.packaged import ALFWORLD_TINY, HUB_NAMES, alfworld_tiny
 
 if TYPE_CHECKING:
-    from trial_ray.config.training import LearnerSettings
+    from trial_ray.config.run import RunSettings
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -113,7 +113,7 @@ class PlanRequest:
         return self.num_learners * self.gpus_per_learner + self.num_engines * self.gpus_per_engine
 
     @classmethod
-    def of(cls, config: LearnerSettings) -> PlanRequest:
+    def of(cls, config: RunSettings) -> PlanRequest:
         """The sizes that a validated configuration asks for.
 
         Raises:
@@ -155,7 +155,7 @@ class PlanRequest:
         )
 
 
-def _cache_gib(config: LearnerSettings) -> float | None:
+def _cache_gib(config: RunSettings) -> float | None:
     """Size of an engine's key-value cache, where it does not follow from memory or rows."""
     engine: dict[str, Any] = config.engine_kwargs
     size: float | None = engine.get("kv_cache_gib")
@@ -166,7 +166,7 @@ def _cache_gib(config: LearnerSettings) -> float | None:
     return size
 
 
-def _shape(config: LearnerSettings) -> ModelShape:
+def _shape(config: RunSettings) -> ModelShape:
     """Shape of the policy that a run would start from; nothing is trained, and no weights are fetched, to know it."""
     from trial_ray.models.tiny import build_tokenizer, tiny_config
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from trial_ray.config.training import LearnerSettings
+from trial_ray.config.run import RunSettings
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.learner.connectors import encode_views
 from trial_ray.learner.packing import score_rows
@@ -19,7 +19,7 @@ from trial_ray.rollout.trajectory import Trajectory
 
 
 def trace_trajectories(
-    lm: PreTrainedModel, tokenizer: Any, trajectories: Sequence[Trajectory], config: LearnerSettings, gap_clip: float
+    lm: PreTrainedModel, tokenizer: Any, trajectories: Sequence[Trajectory], config: RunSettings, gap_clip: float
 ) -> list[Trace]:
     """Score recorded responses in both views with the given weights, as the learner does, and allocate.
 

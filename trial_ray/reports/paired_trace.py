@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trial_ray.config.training import LearnerSettings
+from trial_ray.config.run import RunSettings
 from trial_ray.engines.batching import Request
 from trial_ray.engines.protocol import Response, SamplingParams
 from trial_ray.engines.transformers import DecodingBatch, stop_token_ids
@@ -24,7 +24,7 @@ from trial_ray.rollout.episode import PolicyPlayer, play_episode
 
 
 def trace_pair(
-    models: dict[str, Path], task_id: str, entry: EnvironmentEntry, config: LearnerSettings, gap_clip: float
+    models: dict[str, Path], task_id: str, entry: EnvironmentEntry, config: RunSettings, gap_clip: float
 ) -> dict[str, Trace]:
     """Play one game greedily with each model, in this process, and score each model's own decisions.
 
@@ -38,7 +38,7 @@ def trace_pair(
     return {name: trace_game(folder, task_id, entry, config, gap_clip) for name, folder in models.items()}
 
 
-def trace_game(model: Path, task_id: str, entry: EnvironmentEntry, config: LearnerSettings, gap_clip: float) -> Trace:
+def trace_game(model: Path, task_id: str, entry: EnvironmentEntry, config: RunSettings, gap_clip: float) -> Trace:
     """One game, played greedily by one model.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from trial_ray.config.sampling import PlaySettings
+from trial_ray.config.run import RunSettings
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.environments.guarded import StepResult
 from trial_ray.environments.templates import ConversationPrompt, PromptContext
@@ -18,7 +18,7 @@ from trial_ray.rollout.prompts import Prompt, PromptBuilder, PromptWriter, check
 from trial_ray.rollout.trajectory import Turn
 
 
-def prompt_writer(tokenizer: Any, config: PlaySettings, adapter: EnvironmentAdapter) -> PromptWriter:
+def prompt_writer(tokenizer: Any, config: RunSettings, adapter: EnvironmentAdapter) -> PromptWriter:
     """What writes the prompts of a run in one of its environments.
 
     Raises:

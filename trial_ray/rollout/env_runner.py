@@ -19,7 +19,7 @@ from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
 from ray.rllib.env.env_runner import EnvRunner
 from ray.rllib.utils.checkpoints import Checkpointable
 
-from trial_ray.config.sampling import PlaySettings
+from trial_ray.config.run import RunSettings
 from trial_ray.engines.client import EngineClient
 from trial_ray.engines.protocol import Response, SamplingParams
 from trial_ray.environments.check import required_keys
@@ -77,16 +77,16 @@ class TextEnvRunner(EnvRunner, Checkpointable):
     actor into an asyncio actor, in which ``sample_groups`` could not run an event loop of its own.
     """
 
-    config: PlaySettings
+    config: RunSettings
 
-    def __init__(self, config: PlaySettings, **kwargs: Any) -> None:
+    def __init__(self, config: RunSettings, **kwargs: Any) -> None:
         super().__init__(config=config, **kwargs)
         self._env_creator = kwargs["env_creator"]
         self._processes = EnvProcesses()
         self._begin(config)
         announce()
 
-    def _begin(self, config: PlaySettings) -> None:
+    def _begin(self, config: RunSettings) -> None:
         self.config = config
         self._entries = config.environment_entries()
         self._tokenizer: Any = None
@@ -96,7 +96,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         self._num_batches = 0
         self._in_background: BackgroundGroups | None = None
 
-    def reset(self, config: PlaySettings) -> None:
+    def reset(self, config: RunSettings) -> None:
         """Play with another config from now on, as if made with it; :meth:`connect` has to follow."""
         self.stop()
         self._begin(config)

@@ -14,7 +14,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.util.placement_group import PlacementGroup
 
-from trial_ray.config.sampling import PlaySettings
+from trial_ray.config.run import RunSettings
 from trial_ray.engines.pool import EnginePool, answers
 from trial_ray.errors import InfrastructureError
 from trial_ray.rollout.groups import GroupRequest, GroupSample, SampleSettings
@@ -34,7 +34,7 @@ TAKE_TIMEOUT_S = 120.0
 """How long an env runner may take to record groups that have ended, and to hand them over."""
 
 
-def create_engines(config: PlaySettings, group: PlacementGroup | None = None, offset: int | None = None) -> EnginePool:
+def create_engines(config: RunSettings, group: PlacementGroup | None = None, offset: int | None = None) -> EnginePool:
     """Create the engines that ``config`` describes, without waiting for them; errors as ``EnginePool.create``.
 
     Args:
@@ -45,7 +45,7 @@ def create_engines(config: PlaySettings, group: PlacementGroup | None = None, of
     return EnginePool.create(**pool_arguments(config), placement_group=group, placement_group_bundle_offset=offset)
 
 
-def pool_arguments(config: PlaySettings) -> dict[str, Any]:
+def pool_arguments(config: RunSettings) -> dict[str, Any]:
     """Arguments of ``EnginePool.create`` that ``config`` decides: engines of equal ones answer alike, given the same weights."""
     arguments = {"max_model_len": config.row_tokens(), **config.engine_kwargs, "dtype": config.engine_dtype()}
     if config.colocate and config.engine == "vllm":
@@ -74,7 +74,7 @@ class RolloutWorkers:
         kept: the env runners were made for another config, and are to play with this one.
     """
 
-    def __init__(self, config: PlaySettings, runners: EnvRunnerGroup, engines: EnginePool, kept: bool = False) -> None:
+    def __init__(self, config: RunSettings, runners: EnvRunnerGroup, engines: EnginePool, kept: bool = False) -> None:
         self._config = config
         self._runners = runners
         self._engines = engines

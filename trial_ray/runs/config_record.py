@@ -12,7 +12,8 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trial_ray.algorithms.methods import method_names, method_of, new_config
-from trial_ray.config.declare import RLlibSettings, fields_of, may_be_infinite, sections_of
+from trial_ray.config.declare import fields_of, may_be_infinite, sections_of
+from trial_ray.config.run import RLlibSettings
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.errors import CheckpointError, TrialRayError
 from trial_ray.files import redacted, without_secrets, write_text
@@ -67,7 +68,8 @@ def to_record(config: GRPOConfig) -> dict[str, Any]:
 
 def _decisive(cls: type) -> set[str]:
     """Settings that this package reads, except those that say what is recorded; other ones of RLlib's may be objects."""
-    return {*fields_of(cls), *RLlibSettings.__annotations__, "environments"} - OF_THE_RECORDING
+    own = {*fields_of(cls), *RLlibSettings.__annotations__}
+    return own - {"method_class", "adapters", "env_specs"} - OF_THE_RECORDING
 
 
 def _as_json(value: Any, name: str, other: dict[str, str]) -> Any:
