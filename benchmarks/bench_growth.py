@@ -33,7 +33,7 @@ from local_ray import local_ray
 from measure import Measure, seconds_of, write_report
 from ray.rllib.core.learner.learner_group import LearnerGroup
 
-from trial_ray.algorithms import GRPOConfig, TRIALConfig
+from trial_ray import GRPOConfig, TRIALConfig
 from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.learner.exchange import TrainingGroups
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer

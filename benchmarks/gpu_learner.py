@@ -12,7 +12,7 @@ from learners import BenchLearner, Update, input_ids, relative_difference
 from measure import Measure
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from trial_ray.algorithms import TRIALConfig
+from trial_ray import TRIALConfig
 from trial_ray.learner.packing import Row
 from trial_ray.models.prefix_tree import PrefixOrder
 

@@ -15,7 +15,7 @@ from gpu_models import QWEN3, SMOLLM2, Setup
 from local_ray import local_ray
 from measure import Measure
 
-from trial_ray.algorithms import TRIALConfig
+from trial_ray import TRIALConfig
 from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.models.tiny import build_tokenizer
 

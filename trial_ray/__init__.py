@@ -1,3 +1,76 @@
-"""TRIAL: trajectory-relative hindsight distillation for agentic RL, on RLlib's new API stack."""
+"""TRIAL and the methods that it is compared with, on Ray RLlib: what experiments, methods and environments of one's own import.
 
-__version__ = "0.1.0"
+Names are imported when they are first used, so that the command line starts without RLlib.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from trial_ray.version import __version__
+
+if TYPE_CHECKING:
+    from trial_ray.algorithms.config import GRPOConfig
+    from trial_ray.algorithms.grpo import GRPO
+    from trial_ray.algorithms.methods.gigpo import GiGPOConfig
+    from trial_ray.algorithms.methods.opsd import OPSDConfig
+    from trial_ray.algorithms.methods.rlsd import RLSDConfig
+    from trial_ray.algorithms.methods.sdar import GRPOOPSDConfig, SDARConfig
+    from trial_ray.algorithms.methods.serl import SERLConfig
+    from trial_ray.algorithms.methods.trial import (
+        TRIAL,
+        PermutedConfig,
+        TRIALConfig,
+        UniformConfig,
+        ValueWeightedConfig,
+    )
+    from trial_ray.config.declare import setting
+    from trial_ray.environments.adapter import EnvironmentAdapter
+    from trial_ray.learner.method import Method
+
+_METHODS = "trial_ray.algorithms.methods"
+_MODULES = {
+    "GRPO": "trial_ray.algorithms.grpo",
+    "GRPOConfig": "trial_ray.algorithms.config",
+    "GRPOOPSDConfig": f"{_METHODS}.sdar",
+    "GiGPOConfig": f"{_METHODS}.gigpo",
+    "OPSDConfig": f"{_METHODS}.opsd",
+    "PermutedConfig": f"{_METHODS}.trial",
+    "RLSDConfig": f"{_METHODS}.rlsd",
+    "SDARConfig": f"{_METHODS}.sdar",
+    "SERLConfig": f"{_METHODS}.serl",
+    "TRIAL": f"{_METHODS}.trial",
+    "TRIALConfig": f"{_METHODS}.trial",
+    "UniformConfig": f"{_METHODS}.trial",
+    "ValueWeightedConfig": f"{_METHODS}.trial",
+    "EnvironmentAdapter": "trial_ray.environments.adapter",
+    "Method": "trial_ray.learner.method",
+    "setting": "trial_ray.config.declare",
+}
+
+__all__ = [
+    "GRPO",
+    "TRIAL",
+    "EnvironmentAdapter",
+    "GRPOConfig",
+    "GRPOOPSDConfig",
+    "GiGPOConfig",
+    "Method",
+    "OPSDConfig",
+    "PermutedConfig",
+    "RLSDConfig",
+    "SDARConfig",
+    "SERLConfig",
+    "TRIALConfig",
+    "UniformConfig",
+    "ValueWeightedConfig",
+    "__version__",
+    "setting",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)

@@ -15,6 +15,8 @@ from typing import Any
 
 from trial_ray.errors import UserInputError
 
+PACKAGE = Path(__file__).parent
+"""Folder of this package: in a clone, or where it is installed."""
 HIDDEN = "<hidden>"
 _NAME = r"(?:token|secret|password|passwd|api_?key|access_?key|private_?key|credentials?|auth)"
 SECRET = re.compile(rf"(?i)(^|[_.-]){_NAME}$")

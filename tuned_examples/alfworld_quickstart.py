@@ -8,7 +8,7 @@ and after on the same 256 games, which nothing before has played. docs/quickstar
 For an environment of your own see tuned_examples/own_environment.py, which makes its first policy itself.
 """
 
-from trial_ray.algorithms import TRIALConfig
+from trial_ray import TRIALConfig
 from trial_ray.models.packaged import ALFWORLD_TINY
 
 config = (

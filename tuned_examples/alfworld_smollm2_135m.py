@@ -6,7 +6,7 @@ Two tasks of two rollouts, three turns each: every part of the large-model path 
 the reference model, update and weight sync) with a model that fits beside them in a few gigabytes.
 """
 
-from trial_ray.algorithms import TRIALConfig
+from trial_ray import TRIALConfig
 from trial_ray.models.packaged import SMOLLM2
 
 config = (

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import gymnasium
 
 from trial_envs.core.projection import project_action
-from trial_ray.algorithms import TRIALConfig
-from trial_ray.environments import EnvironmentAdapter
+from trial_ray import EnvironmentAdapter, TRIALConfig
 
 NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 

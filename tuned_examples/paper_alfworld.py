@@ -6,7 +6,7 @@ eight GPUs samples and learns in turn (data parallel); the placement follows `cl
 
 from __future__ import annotations
 
-from trial_ray.algorithms import TRIALConfig
+from trial_ray import TRIALConfig
 
 
 def paper_config(model_path: str) -> TRIALConfig:

@@ -7,7 +7,7 @@ shows that every part runs with long pages and tagged responses, not that someth
 gives no response of the required form at temperature 1. Clone it first (docs/warmstart.md).
 """
 
-from trial_ray.algorithms import TRIALConfig
+from trial_ray import TRIALConfig
 from trial_ray.models.packaged import SMOLLM2
 
 config = (

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from trial_ray.algorithms import GRPO, TRIAL, GRPOConfig, TRIALConfig, methods
-from trial_ray.algorithms.methods import method_names, method_of, method_title, new_config
+from trial_ray.algorithms.methods import config_class, method_names, method_of, method_title, new_config
 from trial_ray.errors import ConfigError, UserInputError
 from trial_ray.runs.experiment import load_experiment
 
@@ -149,9 +150,12 @@ def test_every_method_is_found_by_its_name_and_valid_as_it_is(method):
     assert method_of(config) == method
 
 
-def test_every_method_has_its_file_and_its_title():
-    files = Path(methods.__file__).parent.glob("[!_]*.py")
-    assert method_names() == tuple(sorted(file.stem for file in files))
+def test_every_config_of_a_methods_file_is_found_by_a_name_and_has_a_title():
+    files = [file.stem for file in Path(methods.__file__).parent.glob("[!_]*.py")]
+    modules = [import_module(f"{methods.__name__}.{file}") for file in files]
+    found = {each for module in modules for each in vars(module).values() if isinstance(each, type)}
+    configs = {each for each in found if issubclass(each, GRPOConfig)}
+    assert configs == {config_class(name) for name in method_names()}
     assert [method_title(name) for name in ("grpo_opsd", "gigpo", "my/own.py")] == ["GRPO+OPSD", "GiGPO", "my/own.py"]
 
 

@@ -1,7 +1,4 @@
-"""Algorithms and their configurations; ``methods`` holds one file a method.
-
-Names are imported when they are first used: the command line asks this package for the methods' names, without RLlib.
-"""
+"""Algorithms and their configurations; ``methods`` holds one file a method."""
 
 from __future__ import annotations
 
@@ -13,12 +10,7 @@ if TYPE_CHECKING:
     from trial_ray.algorithms.grpo import GRPO
     from trial_ray.algorithms.methods.trial import TRIAL, TRIALConfig
 
-_MODULES = {
-    "GRPO": "trial_ray.algorithms.grpo",
-    "GRPOConfig": "trial_ray.algorithms.config",
-    "TRIAL": "trial_ray.algorithms.methods.trial",
-    "TRIALConfig": "trial_ray.algorithms.methods.trial",
-}
+_MODULES = {"GRPO": "grpo", "GRPOConfig": "config", "TRIAL": "methods.trial", "TRIALConfig": "methods.trial"}
 
 __all__ = ["GRPO", "TRIAL", "GRPOConfig", "TRIALConfig"]
 
@@ -26,4 +18,4 @@ __all__ = ["GRPO", "TRIAL", "GRPOConfig", "TRIALConfig"]
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+    return getattr(import_module(f"trial_ray.algorithms.{_MODULES[name]}"), name)

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trial_ray import __version__
 from trial_ray.cli import (
     completion,
     console,
@@ -32,6 +31,7 @@ from trial_ray.cli import (
 )
 from trial_ray.errors import UserInputError
 from trial_ray.runs.interrupt import termination_as_interrupt
+from trial_ray.version import __version__
 
 COMMANDS = (train, evaluate, sweep, reproduce, report, inspect, replay, warmstart, judge, export, data, plan, doctor)
 EPILOG = """start here:

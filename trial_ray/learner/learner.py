@@ -226,7 +226,7 @@ class GRPOLearner(TorchLearner):
 
         The scalars of the whole minibatch must be known before the first backward pass, at the price of a forward pass.
         """
-        if self.method.clamp_scope != "minibatch" or not self.method.clamps(self.iteration):
+        if not self.method.clamps("minibatch", self.iteration):
             return None
         scalars = self.passes.clamp_scalars(rows, mine, self.iteration)
         self.policy_module.finish_passes()

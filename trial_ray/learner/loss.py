@@ -142,14 +142,12 @@ def minibatch_clamp(
     method: Method[Any], surrogate: torch.Tensor, dense: torch.Tensor, iteration: int
 ) -> MinibatchClamp:
     """The clamp of a minibatch from its two scalars, L_GRPO and L_dense, each of shape ()."""
-    coefficient, alpha = method.dense_coefficient(iteration), method.clamp_alpha
-    if alpha is None:
-        return MinibatchClamp(False, 0.0)
-    if not bool(surrogate.isfinite() & dense.isfinite()):
+    coefficient, clamp = method.dense_coefficient(iteration), method.clamp
+    if clamp is None or not bool(surrogate.isfinite() & dense.isfinite()):
         # The backward passes meet the same numbers, and the step is skipped.
         return MinibatchClamp(False, 0.0)
-    bound = alpha * surrogate.abs()
-    saturated = bool(clamp_saturated(surrogate, dense, coefficient, alpha))
+    bound = clamp.alpha * surrogate.abs()
+    saturated = bool(clamp_saturated(surrogate, dense, coefficient, clamp.alpha))
     return MinibatchClamp(saturated, (coefficient * dense).clamp(-bound, bound).item())
 
 
@@ -168,9 +166,10 @@ def microbatch_loss(
     """
     if terms.dense is None:
         return terms.outcome
-    coefficient, alpha = method.dense_coefficient(iteration), method.clamp_alpha
-    if alpha is None:
+    coefficient = method.dense_coefficient(iteration)
+    if method.clamp is None:
         return terms.outcome + coefficient * terms.dense
+    alpha = method.clamp.alpha
     if clamp is not None:
         terms.logged.setdefault(method.name, {})["clamp_saturated_fraction"] = torch.tensor(float(clamp.saturated))
         return terms.outcome + (clamp.contribution if clamp.saturated else coefficient * terms.dense)

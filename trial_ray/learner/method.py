@@ -10,6 +10,7 @@ A method decides Â, the surrogate, c_t and the mask, the privileged view π_T s
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
 import torch
@@ -22,6 +23,32 @@ from trial_ray.rollout.trajectory import TrajectoryGroup
 Config = TypeVar("Config", bound=RunSettings)
 Metrics = dict[str, torch.Tensor]
 """Scalars by name; the learner logs them under the method's ``name``, averaged over an iteration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clamp:
+    """The clamp of Eq. 8: λ · dense is bounded by α · |L_GRPO|.
+
+    Attributes:
+        alpha: α.
+        scope: the rows over which it is taken: ``"microbatch"`` or ``"minibatch"``.
+    """
+
+    alpha: float
+    scope: str = "microbatch"
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The generalised Jensen-Shannon divergence of both views over the whole vocabulary.
+
+    Attributes:
+        mix: the teacher's share in the mixture.
+        temperature: divides both views' logits.
+    """
+
+    mix: float
+    temperature: float
 
 
 class Method(Generic[Config]):
@@ -44,12 +71,15 @@ class Method(Generic[Config]):
         self.config = config
 
     @property
-    def needs_divergence(self) -> bool:
-        """Whether ``dense_loss`` wants ``fwd_out["divergence"]``, the full-vocabulary divergence of both views.
+    def divergence(self) -> Divergence | None:
+        """What ``dense_loss`` gets as ``fwd_out["divergence"]``, for which the training forward scores the privileged view
+        too; ``None``: nothing."""
+        return None
 
-        The training forward then scores the hindsight view too, and the config holds ``jsd_mix`` and ``jsd_temperature``.
-        """
-        return False
+    @property
+    def clamp(self) -> Clamp | None:
+        """The bound on λ · dense (Eq. 8); ``None`` bounds nothing."""
+        return None
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
         """Once an iteration, on the scored rows: fix what stays the same during the update.
@@ -108,22 +138,16 @@ class Method(Generic[Config]):
         """λ, the coefficient of the dense term."""
         return 1.0
 
-    @property
-    def clamp_alpha(self) -> float | None:
-        """α of Eq. 8, which bounds λ · dense by α · |L_GRPO|; ``None`` bounds nothing."""
-        return None
-
-    @property
-    def clamp_scope(self) -> str:
-        """The rows over which that clamp is taken: ``"microbatch"`` or ``"minibatch"``."""
-        return "microbatch"
-
     # -- what the learner asks; no method needs to change it ------------------------------------------------------------
 
-    def clamps(self, iteration: int) -> bool:
-        """Whether the scalar clamp of Eq. 8 acts in this iteration."""
+    def clamps(self, scope: str, iteration: int) -> bool:
+        """Whether the clamp of Eq. 8 acts over such rows in this iteration."""
+        clamp = self.clamp
         return (
-            self.clamp_alpha is not None and math.isfinite(self.clamp_alpha) and self.dense_coefficient(iteration) > 0
+            clamp is not None
+            and clamp.scope == scope
+            and math.isfinite(clamp.alpha)
+            and self.dense_coefficient(iteration) > 0
         )
 
     def has_token_mean(self) -> bool:

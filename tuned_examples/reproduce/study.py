@@ -13,7 +13,7 @@ on games of their own; docs/results.md states the comparisons and what they can 
 import dataclasses
 
 from trial_envs.alfworld.oracle import ForgetfulExplorer
-from trial_ray.algorithms import TRIALConfig
+from trial_ray import TRIALConfig
 from trial_ray.environments import alfworld
 from trial_ray.reproduction import Choice, EvaluationSet, Scale
 

@@ -15,20 +15,21 @@ from trial_ray.user_files import load_user_module
 if TYPE_CHECKING:
     from trial_ray.algorithms.config import GRPOConfig
 
+_FOLDER = "trial_ray.algorithms.methods"
 METHODS = {
-    "grpo": "GRPO",
-    "trial": "TRIAL",
-    "uniform": "Uniform",
-    "permuted": "Permuted",
-    "value_weighted": "Value-weighted",
-    "serl": "SERL",
-    "sdar": "SDAR",
-    "grpo_opsd": "GRPO+OPSD",
-    "opsd": "OPSD",
-    "rlsd": "RLSD",
-    "gigpo": "GiGPO",
+    "grpo": ("GRPO", "trial_ray.algorithms.config", "GRPOConfig"),
+    "trial": ("TRIAL", f"{_FOLDER}.trial", "TRIALConfig"),
+    "uniform": ("Uniform", f"{_FOLDER}.trial", "UniformConfig"),
+    "permuted": ("Permuted", f"{_FOLDER}.trial", "PermutedConfig"),
+    "value_weighted": ("Value-weighted", f"{_FOLDER}.trial", "ValueWeightedConfig"),
+    "serl": ("SERL", f"{_FOLDER}.serl", "SERLConfig"),
+    "sdar": ("SDAR", f"{_FOLDER}.sdar", "SDARConfig"),
+    "grpo_opsd": ("GRPO+OPSD", f"{_FOLDER}.sdar", "GRPOOPSDConfig"),
+    "opsd": ("OPSD", f"{_FOLDER}.opsd", "OPSDConfig"),
+    "rlsd": ("RLSD", f"{_FOLDER}.rlsd", "RLSDConfig"),
+    "gigpo": ("GiGPO", f"{_FOLDER}.gigpo", "GiGPOConfig"),
 }
-"""The methods that come with this package: name, which is that of the file, and title in tables and figures."""
+"""The methods that come with this package: title in tables and figures, module and config class by name."""
 
 
 def method_names() -> tuple[str, ...]:
@@ -38,7 +39,7 @@ def method_names() -> tuple[str, ...]:
 
 def method_title(method: str) -> str:
     """How a method is written in tables and figures; a method of the user's own is written as it is named."""
-    return METHODS.get(method, method)
+    return METHODS[method][0] if method in METHODS else method
 
 
 def config_class(method: str) -> type[GRPOConfig]:
@@ -55,7 +56,9 @@ def config_class(method: str) -> type[GRPOConfig]:
             f"Unknown method {method!r}; the methods are {', '.join(method_names())}, or a file that ends in .py."
             f"{did_you_mean(method, method_names())}"
         )
-    return _config_of(import_module(f"trial_ray.algorithms.methods.{method}"), method)
+    _, module, name = METHODS[method]
+    found: type[GRPOConfig] = getattr(import_module(module), name)
+    return found
 
 
 def new_config(method: str) -> GRPOConfig:

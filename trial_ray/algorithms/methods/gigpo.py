@@ -39,6 +39,3 @@ class GiGPOConfig(GRPOConfig):
 
     step_coeff: float = setting(1.0, "ω, the weight of the step advantage", at_least=0)
     step_discount: float = setting(0.95, "γ of the return from a step on", within=(0, 1))
-
-
-CONFIG = GiGPOConfig

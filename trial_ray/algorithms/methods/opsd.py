@@ -11,7 +11,7 @@ import torch
 from trial_ray.algorithms.config import GRPOConfig
 from trial_ray.config.declare import setting
 from trial_ray.errors import ConfigError
-from trial_ray.learner.method import Method, Metrics
+from trial_ray.learner.method import Divergence, Method, Metrics
 from trial_ray.learner.rows import TokenBatch, required
 from trial_ray.objectives.losses import weighted_likelihood_loss
 from trial_ray.objectives.segments import masked_mean
@@ -28,9 +28,10 @@ class SelfDistillation(Method["OPSDConfig"]):
     needs_privileged_view = True
 
     @property
-    def needs_divergence(self) -> bool:
-        """Only the full-vocabulary form scores the hindsight view in the training forward."""
-        return self.config.divergence == "jsd"
+    def divergence(self) -> Divergence | None:
+        """That of the full-vocabulary form."""
+        config = self.config
+        return Divergence(config.jsd_mix, config.jsd_temperature) if config.divergence == "jsd" else None
 
     def token_advantages(self, tokens: TokenBatch, logprobs: torch.Tensor, iteration: int) -> torch.Tensor:
         """0 for every token."""
@@ -40,7 +41,7 @@ class SelfDistillation(Method["OPSDConfig"]):
         self, tokens: TokenBatch, fwd_out: dict[str, torch.Tensor], iteration: int
     ) -> tuple[torch.Tensor, Metrics]:
         """The divergence, a token mean."""
-        if self.config.divergence == "jsd":
+        if self.divergence:
             dense = masked_mean(fwd_out["divergence"], tokens.mask)
         else:
             logprobs = fwd_out["logprobs"]
@@ -68,6 +69,3 @@ class OPSDConfig(GRPOConfig):
         super().validate()
         if not 0 < self.jsd_mix < 1:
             raise ConfigError(f"jsd_mix is {self.jsd_mix}, expected a value in (0, 1).")
-
-
-CONFIG = OPSDConfig

@@ -49,6 +49,3 @@ class RLSDConfig(GRPOConfig):
     def schedules(self) -> dict[str, int]:
         """The iterations over which λ falls, unless λ is 0 throughout."""
         return {"rescaling_iterations": self.rescaling_iterations} if self.rescaling else {}
-
-
-CONFIG = RLSDConfig

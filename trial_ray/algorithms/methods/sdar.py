@@ -6,6 +6,7 @@ import torch
 
 from trial_ray.algorithms.config import GRPOConfig
 from trial_ray.config.declare import setting
+from trial_ray.errors import ConfigError
 from trial_ray.learner.method import Method, Metrics
 from trial_ray.learner.rows import TokenBatch, required
 from trial_ray.objectives.losses import weighted_likelihood_loss
@@ -47,4 +48,17 @@ class SDARConfig(GRPOConfig):
     gate_slope: float = setting(5.0, "β of the gate; 0 leaves every token half of μ", at_least=0)
 
 
-CONFIG = SDARConfig
+class GRPOOPSDConfig(SDARConfig):
+    """GRPO+OPSD as released: SDAR with a gate of slope 0, so that every token is reinforced by the same half of μ.
+
+    The teacher's log-probabilities are computed and logged, but **they do not reach the gradient**: σ(0 · δ) = ½ whatever
+    δ is.
+    """
+
+    gate_slope: float = setting(0.0)
+
+    def validate(self) -> None:
+        """Check every value; see ``GRPOConfig.validate``."""
+        super().validate()
+        if self.gate_slope != 0:
+            raise ConfigError(f"gate_slope is {self.gate_slope}, but GRPO+OPSD as released is SDAR with 0; use sdar.")

@@ -48,6 +48,3 @@ class SERLConfig(RLSDConfig):
     teacher_sync_iterations: int | None = setting(10)
     rescaling_iterations: int = setting(50)
     kl_coeff: float = setting(0.0)
-
-
-CONFIG = SERLConfig

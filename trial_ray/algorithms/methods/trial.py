@@ -10,13 +10,21 @@ import torch
 from trial_ray.algorithms.config import GRPOConfig
 from trial_ray.algorithms.grpo import GRPO
 from trial_ray.config.declare import setting
-from trial_ray.learner.method import Method, Metrics
+from trial_ray.learner.method import Clamp, Method, Metrics
 from trial_ray.learner.rows import TokenBatch, TurnRows, required, step_values
-from trial_ray.objectives.allocation import hindsight_gap, relative_weights, turn_scores
+from trial_ray.objectives.allocation import (
+    hindsight_gap,
+    permuted_weights,
+    relative_weights,
+    turn_scores,
+    uniform_weights,
+)
 from trial_ray.objectives.losses import dense_hindsight_loss
+from trial_ray.rollout.episode import derive_seed
 from trial_ray.rollout.trajectory import TrajectoryGroup
 
 CLAMP_SCOPES = ("microbatch", "minibatch")
+PROFILES = ("relative", "uniform", "permuted")
 
 
 class TrajectoryRelative(Method["TRIALConfig"]):
@@ -44,18 +52,19 @@ class TrajectoryRelative(Method["TRIALConfig"]):
     def allocate(
         self, scores: torch.Tensor, counts: torch.Tensor, trajectory_ids: torch.Tensor, iteration: int
     ) -> torch.Tensor:
-        """Turn weights ``[K]`` from turn scores ``[K]``: Eq. 6."""
+        """Turn weights ``[K]`` from turn scores ``[K]``: Eq. 6, or one of the controlled study's profiles."""
+        if self.config.profile == "uniform":
+            return uniform_weights(scores, counts, trajectory_ids)
+        if self.config.profile == "permuted":
+            # Seeded by the iteration, so that a resumed run permutes as an uninterrupted one does.
+            generator = torch.Generator().manual_seed(derive_seed("permuted", self.config.seed or 0, iteration))
+            return permuted_weights(scores, counts, trajectory_ids, generator)
         return relative_weights(scores, counts, trajectory_ids)
 
     @property
-    def clamp_alpha(self) -> float:
-        """α."""
-        return self.config.clamp_alpha
-
-    @property
-    def clamp_scope(self) -> str:
+    def clamp(self) -> Clamp:
         """As configured."""
-        return self.config.clamp_scope
+        return Clamp(self.config.clamp_alpha, self.config.clamp_scope)
 
     def dense_coefficient(self, iteration: int) -> float:
         """λ: 0 before its first iteration."""
@@ -95,6 +104,13 @@ class TRIALConfig(GRPOConfig):
     gap_clip: float = setting(
         2.0, "c, the elementwise bound on the log-probability gap, in nats (Eq. 4)", above=0, infinite=True
     )
+    profile: str = setting(
+        "relative",
+        "how a trajectory's dense loss is shared among its turns: ``\"relative\"`` to the turns' hindsight gaps (the paper's "
+        'TRIAL), or for the controlled study ``"uniform"``, every turn the same, or ``"permuted"``, the relative weights dealt '
+        "to other turns of the trajectory",
+        one_of=PROFILES,
+    )
     value_weighting: bool = setting(
         False,
         "multiply turn scores by step values, so that of two turns with the same gap the one from which more rollouts "
@@ -109,6 +125,24 @@ class TRIALConfig(GRPOConfig):
         return {"hindsight_start_iteration": self.hindsight_start_iteration} if self.hindsight_coeff else {}
 
 
+class UniformConfig(TRIALConfig):
+    """TRIAL's dense loss with every turn weighing one, the controlled study's profile without allocation."""
+
+    profile: str = setting("uniform")
+
+
+class PermutedConfig(TRIALConfig):
+    """TRIAL's turn weights dealt to other turns of the same trajectory, the controlled study's null profile."""
+
+    profile: str = setting("permuted")
+
+
+class ValueWeightedConfig(TRIALConfig):
+    """TRIAL's turn scores times step values before they are normalised (not in the paper)."""
+
+    value_weighting: bool = setting(True)
+
+
 class TRIAL(GRPO):
     """GRPO's loop under the name of the paper's method; its default config is TRIAL's."""
 
@@ -118,6 +152,3 @@ class TRIAL(GRPO):
     def get_default_config(cls) -> TRIALConfig:
         """Default configuration."""
         return TRIALConfig()
-
-
-CONFIG = TRIALConfig
