@@ -46,6 +46,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy tests/typing/keywords.py
 	$(BIN)/lint-imports --no-cache
 
 # Not --quiet: it would keep the warnings from being counted that make a strict build fail.

@@ -32,6 +32,7 @@ setup(
     package_data={
         "trial_ray": [
             "py.typed",
+            "config/*.pyi",
             "evaluation/panels/*.json",
             "reports/assets/*",
             "reports/viewer/page/*",

@@ -25,6 +25,13 @@ if TYPE_CHECKING:
     from ray.rllib.core.learner.learner_group import LearnerGroup
     from ray.util.placement_group import PlacementGroup
 
+    from trial_ray.config.keywords import Sections
+else:
+
+    class Sections:
+        """Signatures of the sections for type checkers, which :class:`RunSettings` makes when the code runs."""
+
+
 CONFIG_CLASS = "config_class"
 
 
@@ -211,7 +218,7 @@ def _adapters(adapter: Any) -> tuple[EnvironmentAdapter, ...]:
     return adapters
 
 
-class GRPOConfig(EnvironmentConfig):
+class GRPOConfig(Sections, EnvironmentConfig):
     """Group-relative policy optimisation of a language-model agent in a text environment.
 
     .. code-block:: python

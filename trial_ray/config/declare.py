@@ -155,14 +155,14 @@ def _resolved(cls: type, names: list[str]) -> dict[str, Any]:
 
 def _completed(cls: type, field: Field[Any], inherited: Field[Any] | None) -> Declaration:
     """What ``field`` declares, completed by what it inherits."""
-    declared = _declaration(field)
+    declared = declaration(field)
     if inherited is None:
         own = [name for name, value in vars(cls).items() if isinstance(value, Section)]
         taking = own or [section.name for section in sections_of(cls) if section.of_subclasses]
         if not taking:
             raise ConfigError(f"{cls.__name__}.{field.name} belongs to no section that could set it.")
         return dataclasses.replace(declared, section=taking[0])
-    base = _declaration(inherited)
+    base = declaration(inherited)
     return dataclasses.replace(base, doc=declared.doc or base.doc, **declared.range)
 
 
@@ -194,12 +194,12 @@ class Section:
         return {
             name.removeprefix(self.prefix): field
             for name, field in fields_of(owner).items()
-            if _declaration(field).section == self.name
+            if declaration(field).section == self.name
         }
 
     def _function(self, owner: type[Config]) -> Callable[..., Config]:
         keywords = self.keywords(owner)
-        further = [name for name in self._further(owner) if name not in keywords]
+        further = [name for name in self.further(owner) if name not in keywords]
 
         def assign(config: Config, **settings: Any) -> Config:
             known = [*keywords, *further]
@@ -225,7 +225,7 @@ class Section:
         assign.__signature__ = inspect.Signature(parameters, return_annotation=owner)  # type: ignore[attr-defined]
         return assign
 
-    def _further(self, owner: type) -> list[str]:
+    def further(self, owner: type) -> list[str]:
         """Keywords of RLlib's method of the same name; those that it has given up have no annotation."""
         extended = getattr(super(self.owner, owner), self.name, None)
         parameters = inspect.signature(extended).parameters.values() if extended else ()
@@ -234,7 +234,7 @@ class Section:
         ]
 
     def _documentation(self, keywords: dict[str, Field[Any]], further: list[str]) -> str:
-        texts = [f"{name}: {_declaration(field).doc}." for name, field in keywords.items()]
+        texts = [f"{name}: {declaration(field).doc}." for name, field in keywords.items()]
         if further:
             texts.append(f"further: {', '.join(further)}; see RLlib.")
         wrapped = [textwrap.fill(text, 100, initial_indent=" " * 4, subsequent_indent=" " * 8) for text in texts]
@@ -282,7 +282,7 @@ def plain_types(cls: type, name: str) -> frozenset[type]:
 def may_be_infinite(cls: type, name: str) -> bool:
     """Whether a setting of the class takes an infinite number."""
     field = fields_of(cls).get(name)
-    return field is not None and _declaration(field).infinite
+    return field is not None and declaration(field).infinite
 
 
 def plain_types_of(annotation: Any) -> frozenset[type]:
@@ -294,7 +294,7 @@ def plain_types_of(annotation: Any) -> frozenset[type]:
 
 def expected(field: Field[Any]) -> str:
     """What values a setting takes, in words."""
-    declared, parts = _declaration(field), _parts(field.type)
+    declared, parts = declaration(field), _parts(field.type)
     named = [_type_name(part) for part in parts if part is not NoneType]
     bounds = {
         "at_least": "of at least {}".format,
@@ -355,7 +355,7 @@ def _fits(value: Any, field: Field[Any]) -> bool:
         return False
     if kinds and not isinstance(value, tuple(kind for each in kinds for kind in _ACCEPTED.get(each, (each,)))):
         return False
-    return value is None or _declaration(field).allows(value)
+    return value is None or declaration(field).allows(value)
 
 
 # -- documentation -----------------------------------------------------------------------------------------------------
@@ -371,13 +371,14 @@ def settings_table(cls: type, names: Iterable[str] | None = None) -> str:
     fields = fields_of(cls)
     lines = ["| setting | type | default | meaning |", "| --- | --- | --- | --- |"]
     for name in fields if names is None else names:
-        doc = _declaration(fields[name]).doc.replace("``", "`")
+        doc = declaration(fields[name]).doc.replace("``", "`")
         cells = [f"`{name}`", expected(fields[name]), f"`{default_of(fields[name])!r}`", doc]
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def _declaration(field: Field[Any]) -> Declaration:
+def declaration(field: Field[Any]) -> Declaration:
+    """What :func:`setting` said of a field."""
     return field.metadata.get(_METADATA) or Declaration()
 
 

@@ -1,0 +1,70 @@
+"""Writes ``trial_ray/config/keywords.pyi``: every keyword of the configs' sections, for type checkers and editors.
+
+    python -m trial_ray.algorithms.keyword_stubs
+
+A section makes its keywords from the settings that are declared, which no type checker follows. ``training`` takes those of
+every method here; which of them a method has is checked when the code runs.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from trial_ray.algorithms.methods import METHODS, config_class
+from trial_ray.config.declare import NoneType, declaration, sections_of
+from trial_ray.files import PACKAGE
+
+FILE = PACKAGE / "config" / "keywords.pyi"
+HEAD = '''# Written by python -m trial_ray.algorithms.keyword_stubs
+from typing import Any, Literal, Self
+
+from ray.tune.search.sample import Domain
+
+Search = Domain | dict[str, list[Any]]
+
+class Sections:
+    """The methods of a config that set its settings; each returns the config."""
+'''
+
+
+def stubs() -> str:
+    """The whole file."""
+    configs = [config_class(method) for method in METHODS]
+    methods = [_method(section.name, configs) for section in sections_of(configs[0])]
+    return HEAD + "\n" + "\n".join(methods)
+
+
+def _method(name: str, configs: list[type]) -> str:
+    """A section with the keywords that it has in any of the configs."""
+    keywords: dict[str, str] = {}
+    texts: dict[str, str] = {}
+    for config in configs:
+        section = next(each for each in sections_of(config) if each.name == name)
+        for keyword, field in section.keywords(config).items():
+            keywords.setdefault(keyword, f"{_annotation(field.type)} | Search")
+            texts.setdefault(keyword, f"{declaration(field).doc}.")
+        for keyword in section.further(config):
+            keywords.setdefault(keyword, "Any")
+            texts.setdefault(keyword, "see RLlib.")
+    parameters = "".join(f"        {keyword}: {kind} = ...,\n" for keyword, kind in keywords.items())
+    lines = [textwrap.fill(f"{keyword}: {text}", 110, subsequent_indent="    ") for keyword, text in texts.items()]
+    body = textwrap.indent("\n".join([section.doc, "", "Args:", textwrap.indent("\n".join(lines), "    ")]), " " * 8)
+    return f'    def {name}(\n        self,\n        *,\n{parameters}    ) -> Self:\n        """{body.strip()}\n        """\n'
+
+
+def _annotation(kind: Any) -> str:
+    """A type as an annotation says it."""
+    if isinstance(kind, type) and not getattr(kind, "__args__", None):
+        return "None" if kind is NoneType else kind.__name__
+    return str(kind).replace("typing.", "").replace("NoneType", "None").replace("'", '"')
+
+
+def main() -> None:
+    """Write the file."""
+    Path(FILE).write_text(stubs(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
