@@ -135,8 +135,11 @@ def algorithm_of(ray_session: None) -> Iterator[Callable[[Any], Any]]:
         return made[0]
 
     yield algorithm_of
-    for algo in made:
-        algo.stop()
+    import ray
+
+    if ray.is_initialized():  # commands that were tested in this process end their Ray with themselves
+        for algo in made:
+            algo.stop()
 
 
 def start_ray(folder: str, attempts: int = 3) -> None:
