@@ -1,6 +1,6 @@
 """Typed errors: what was found, what was expected, what to do.
 
-``UserInputError`` means that the user can mend it (the command line exits with 2); ``InfrastructureError`` means that an
+``UserInputError`` means that the user can fix it (the command line exits with 2); ``InfrastructureError`` means that an
 engine, an actor or a device failed while running (exit 1).
 """
 
@@ -86,7 +86,7 @@ def root_cause(error: BaseException) -> BaseException:
 
 
 def is_user_error(error: BaseException) -> bool:
-    """Whether the user can mend what failed; otherwise something broke while running."""
+    """Whether the user can fix the failure; otherwise something broke while running."""
     from trial_envs.errors import TrialEnvError
 
     error = root_cause(error)

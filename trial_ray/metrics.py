@@ -427,7 +427,7 @@ _DRIVER = MetricGroup(
         Metric(
             "rows/stale",
             "sum",
-            "turn rows that were dropped and begun again because older weights had sampled them: too old ones, and those in "
+            "turn rows that were dropped and started again because older weights had sampled them: too old ones, and those in "
             "flight when the effective sample size was too small",
         ),
         Metric("rows/in_flight", "sum", "turn rows of finished groups that wait for a later update"),

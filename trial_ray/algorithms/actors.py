@@ -56,11 +56,11 @@ class RunActor:
         return found
 
     def progress(self) -> Progress | None:
-        """What it has published; ``None`` where its process did not start."""
+        """Its published progress; ``None`` where its process did not start."""
         return read_progress(self.id)
 
     def kill(self, restart: bool = False) -> None:
-        """End its process, also one that does not answer; with ``restart`` Ray starts another where it was told to."""
+        """End its process, also one that does not answer; with ``restart`` Ray starts another where its options say so."""
         ray.kill(self.handle, no_restart=not restart)
 
 

@@ -189,7 +189,7 @@ class EnvironmentConfig(RunSettings, CheckedConfig):
         for env_id, _, weight in self.played_environments():
             if not (isinstance(weight, int | float) and math.isfinite(weight) and weight > 0):
                 raise ConfigError(f"The weight of {env_id} is {weight!r}, expected a number above 0.")
-            # Once more: of a file that is still running, nobody knows which modules beside it must travel by value.
+            # Once more: while a file still runs, the modules beside it that must travel by value are unknown.
             known = self.env_specs.get(env_id)
             spec = find_spec(env_id) if known is None else travelling(known)
             if spec is not known:
@@ -352,7 +352,7 @@ class GRPOConfig(Sections, EnvironmentConfig):
         return {}
 
     def unfinished_schedules(self, iterations: float) -> list[str]:
-        """What is wrong with each schedule that training for ``iterations`` would not reach the end of."""
+        """Complaints about schedules that ``iterations`` would not complete."""
         return [
             f"{name} is {needed}, but training ends after iteration {iterations:g}: the schedule would not be completed. "
             f"Set {name} to at most {iterations:g}, or train longer."

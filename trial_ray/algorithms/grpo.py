@@ -285,7 +285,7 @@ class GRPO(Algorithm):
         return {**result, FAULTS: faults} if (faults := self.take_faults()) else result
 
     def take_faults(self) -> str:
-        """What was lost and replaced since the last call, and what that cost, in a line; empty where nothing was."""
+        """Losses and replacements since the last call, in a line; empty without any."""
         return self.engine_pool.faults.take()
 
     # -- one iteration ---------------------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ class GRPO(Algorithm):
         """Sample groups of rollouts, update on them, send the new weights to the engines, look at what came of it.
 
         Raises:
-            TrainingDivergedError: the iterations before this one left a policy that is lost.
+            TrainingDivergedError: the policy has diverged in the iterations before this one.
         """
         self.guards.require_healthy()
         with self._phase("sampling"):
@@ -334,7 +334,7 @@ class GRPO(Algorithm):
         self.phase = ""
 
     def _update(self, samples: list[GroupSample]) -> dict[str, int]:
-        """Train on the groups; returns what the learners' schedules were told."""
+        """Train on the groups; returns the time steps of the learners' schedules."""
         self.weight_sync.make_room()
         timesteps = {
             NUM_ENV_STEPS_SAMPLED_LIFETIME: int(

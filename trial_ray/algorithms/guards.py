@@ -1,4 +1,4 @@
-"""Guards: what the metrics of an iteration say about a policy that is lost, before more is spent on it."""
+"""Health checks: stop diverged runs by the metrics of each iteration."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ GUARDS = (
 
 @dataclass(slots=True)
 class GuardStates:
-    """What guards remember from one iteration to the next.
+    """State of the guards between iterations.
 
     Attributes:
         armed: names of the guards that watch.
@@ -188,7 +188,7 @@ class GuardStates:
 
 
 class Guards:
-    """Looks at every iteration's metrics; warns, and refuses to go on where a policy is lost.
+    """Checks every iteration's metrics; warns, and stops a run whose policy has diverged.
 
     One iteration may be noise, so it takes ``guard_patience`` of them in a row, or :data:`SUDDEN_PATIENCE` after a collapse from
     one iteration to the next.
@@ -207,7 +207,7 @@ class Guards:
         return self._settings.guard_action == "stop" and bool(self._states.in_a_row)
 
     def require_healthy(self) -> None:
-        """Refuse to begin another iteration with a policy that is lost.
+        """Refuse another iteration with a diverged policy.
 
         Raises:
             TrainingDivergedError: says what was found for how long, and what to change.
@@ -268,7 +268,7 @@ class Guards:
         logger.warning("iteration %d: %s; %s. %s", iteration, found, upshot, guard.advice.capitalize())
 
     def get_state(self) -> dict[str, Any]:
-        """What a continued run must know."""
+        """State for a resumed run."""
         states = self._states
         return {
             "armed": list(states.armed),
@@ -278,7 +278,7 @@ class Guards:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue where :meth:`get_state` was taken; what was decided then is decided anew under the present settings."""
+        """Continue where :meth:`get_state` was taken; the verdict follows from the present settings."""
         self._states = GuardStates(
             list(state["armed"]),
             dict(state["in_a_row"]),

@@ -1,4 +1,4 @@
-"""Where a run's first policy comes from: a folder, the model hub, a warm start, or a model that comes with a package."""
+"""The initial policy of a run: from a folder, the model hub, a warm start, or a model that comes with a package."""
 
 from __future__ import annotations
 

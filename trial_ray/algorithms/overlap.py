@@ -1,7 +1,7 @@
 """Samples while the learner updates: whole groups enter an update when they are finished, the others a later one.
 
 Let T be ``tasks_per_iteration`` and n ``max_staleness``. When an iteration begins under version v of the weights, groups are
-begun until T (n + 1) are in flight. A group that was begun under version b has no turn of an older version, so it may enter
+started until T (n + 1) are in flight. A group that was started under version b has no turn of an older version, so it may enter
 the updates of the versions b to b + n. An update takes T finished groups, the oldest first, and begins only once the
 unfinished ones leave room for the updates that remain: of those that must enter one of the next k updates, at most T k.
 So no group gets too old, whatever the order in which groups end, and none is left out for being slow.
@@ -27,11 +27,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class BegunGroup:
-    """A group that was begun and has not entered an update.
+    """A group that was started and has not entered an update.
 
     Attributes:
         request: as drawn.
-        version: weights under which it was begun; none of its turns is of an older version.
+        version: weights under which it was started; none of its turns is of an older version.
         runner: env runner that plays it.
         attempt: how often it was drawn again.
         finished: whether it can enter an update; after the last attempt also without survivors.

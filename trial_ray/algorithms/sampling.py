@@ -69,7 +69,7 @@ class TaskSampler:
         """Tasks drawn so far of each environment, the seed they were drawn with, and the requests that are to be drawn again.
 
         Args:
-            in_flight: requests that were drawn but not trained on; whoever sets the state draws them first.
+            in_flight: requests that were drawn but not trained on; a resumed run draws them first.
         """
         returned = [
             {"task_id": request.task_id, "seed": request.seed, "environment": request.environment}
@@ -114,9 +114,9 @@ class SampledBatch:
         left_out: groups of which too few rollouts survived, or that were left out for having no variance.
         redrawn_rows: turn rows of groups that were drawn again because too few of their rollouts survived.
         num_refilled: tasks that were drawn in place of groups without variance.
-        num_stale: groups that were begun again because older weights than allowed had sampled turns of them.
+        num_stale: groups that were started again because older weights than allowed had sampled turns of them.
         stale_rows: turn rows of these groups.
-        num_in_flight: groups that were begun and wait for a later iteration, finished or not.
+        num_in_flight: groups that were started and wait for a later iteration, finished or not.
         rows_in_flight: turn rows of those that are finished.
         rows_carried_in: ``rows_in_flight`` of the iteration before.
         on_policy: whether the iteration was held to the current weights for its predecessor's effective sample size.

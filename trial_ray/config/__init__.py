@@ -1,1 +1,1 @@
-"""Settings: how one is declared, and all that there are."""
+"""Settings: their declaration, and all settings of a run."""

@@ -96,7 +96,7 @@ def setting(
     inherited one unless it states its own.
 
     Args:
-        default: value of a setting that nobody set.
+        default: value of a setting that is not set.
         doc: what the setting means, in its unit.
         factory: makes the default, where that is a dict or list.
         at_least: smallest value.
@@ -260,7 +260,7 @@ def sections_of(cls: type) -> list[Section]:
 
 
 def default_of(field: Field[Any]) -> Any:
-    """The default, made anew where a factory makes it."""
+    """The default; a new object where a factory makes it."""
     if not _is_missing(field.default):
         return field.default
     factory: Any = field.default_factory

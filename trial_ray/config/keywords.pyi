@@ -137,8 +137,8 @@ class Sections:
             hindsight_coeff: λ, the weight of the dense hindsight loss once it is active (Eq. 8).
             hindsight_start_iteration: first iteration (counted from 1) at which λ applies; 0 before.
             clamp_alpha: α, the bound of the dense contribution relative to the GRPO loss (Eq. 8).
-            clamp_scope: the rows whose scalars the clamp of Eq. 8 compares: each ``"microbatch"`` by itself (the paper),
-                or the whole ``"minibatch"``, at the price of one more forward pass while λ is above 0.
+            clamp_scope: the rows whose scalars the clamp of Eq. 8 compares: each ``"microbatch"`` alone (the paper), or
+                the whole ``"minibatch"``, at the price of one more forward pass while λ is above 0.
             gap_clip: c, the elementwise bound on the log-probability gap, in nats (Eq. 4).
             profile: how a trajectory's dense loss is shared among its turns: ``"relative"`` to the turns' hindsight gaps
                 (the paper's TRIAL), or for the controlled study ``"uniform"``, every turn the same, or ``"permuted"``,
@@ -311,7 +311,7 @@ class Sections:
         max_cut_response_rate: float | None | Search = ...,
         min_valid_rate: float | None | Search = ...,
     ) -> Self:
-        """Set when a policy is taken for lost.
+        """Set when a policy counts as diverged.
 
         Args:
             guard_action: what follows when a guard was violated in ``guard_patience`` iterations in a row: ``"stop"``
@@ -362,8 +362,8 @@ class Sections:
         """Set how a run recovers from failures.
 
         Args:
-            max_restarts: times that ``trial-ray train`` continues by itself from the newest checkpoint, all actors
-                started anew, after a failure that is not of the input; 0 stops at the first.
+            max_restarts: restarts of ``trial-ray train`` from the newest checkpoint, with new actors, after a failure
+                that is not of the input; 0 stops at the first failure.
             stall_timeout_s: seconds without any progress of a process of the run (no turn, engine step or forward pass)
                 after which ``trial-ray train`` writes who waits for whom and ends what hangs; above the longest of these
                 that is right.

@@ -1,4 +1,4 @@
-"""All settings of a run, and the checks of those that have to fit to each other."""
+"""All settings of a run, and the checks across them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class RunSettings(
         return {"rank": self.lora_rank, "alpha": self.lora_alpha, "targets": self.lora_targets, "seed": self.seed or 0}
 
     def environment_entries(self) -> tuple[EnvironmentEntry, ...]:
-        """What is played, one entry an environment.
+        """The environments of the run.
 
         Raises:
             ConfigError: nothing is registered under an id, or an adapter belongs to none of the environments.
@@ -87,7 +87,7 @@ class RunSettings(
         return next(iter(adapters.values())) if len(adapters) == 1 else adapters[name]
 
     def panel_entries(self) -> tuple[EnvironmentEntry, ...]:
-        """What the panels are played in, one entry an environment; empty where no panel is configured.
+        """The environments of the evaluation sets; empty without an evaluation set.
 
         Raises:
             ConfigError: as :meth:`environment_entries`, or the panel names an environment that the run does not play.
@@ -179,7 +179,7 @@ class RunSettings(
             )
 
     def check_view(self) -> None:
-        """Refuse a method without the second view that it needs, and a teacher that nobody would ask.
+        """Refuse a method without the privileged view that it needs, and a teacher without a privileged view.
 
         Raises:
             ConfigError: says what to set.

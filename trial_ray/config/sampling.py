@@ -21,7 +21,7 @@ SHARDINGS = ("none", "fsdp")
 
 
 class PolicySettings(Settings):
-    """Which language model is trained, and in which types."""
+    """The language model, its dtypes and adapters."""
 
     model_path: str | None = setting(
         None,
@@ -69,7 +69,7 @@ class PolicySettings(Settings):
 
 
 class EngineSettings(Settings):
-    """Which engines sample responses, and what they take."""
+    """The inference engines and their resources."""
 
     engine: str = setting("vllm", '``"vllm"`` or ``"transformers"``', one_of=ENGINES)
     num_engines: int = setting(1, "engine actors in the pool", at_least=1)
@@ -167,7 +167,7 @@ class EngineSettings(Settings):
 
 
 class RecordingSettings(Settings):
-    """What is kept of the episodes, and of the updates on them."""
+    """Recording of episodes and updates."""
 
     trajectories_folder: str | None = setting(
         None, "folder below which every training trajectory is written as Parquet; ``None`` writes nothing"

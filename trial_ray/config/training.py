@@ -17,7 +17,7 @@ MICROBATCH_WEIGHTINGS: tuple[MicrobatchWeighting, ...] = ("rows", "equal")
 
 
 class TrainingSettings(Settings):
-    """What is optimised on the sampled rows, and how."""
+    """The objective and its optimisation."""
 
     group_size: int = setting(8, "rollouts G per task instance; group-relative advantages need at least 2", at_least=2)
     tasks_per_iteration: int = setting(16, "task instances drawn per iteration", at_least=1)
@@ -174,7 +174,7 @@ class PanelSettings(Settings):
 
 
 class GuardSettings(Settings):
-    """What is taken for a policy that is lost."""
+    """Limits beyond which a policy counts as diverged."""
 
     guard_action: str = setting(
         "stop",
@@ -221,16 +221,16 @@ class GuardSettings(Settings):
         within=(0, 0.1),
     )
 
-    guards = Section("Set when a policy is taken for lost.")
+    guards = Section("Set when a policy counts as diverged.")
 
 
 class RecoverySettings(Settings):
-    """When a run notices that it hangs, and how often it begins again from its last checkpoint."""
+    """When a run counts as hanging, and how often it restarts from its last checkpoint."""
 
     max_restarts: int = setting(
         3,
-        "times that ``trial-ray train`` continues by itself from the newest checkpoint, all actors started anew, after a "
-        "failure that is not of the input; 0 stops at the first",
+        "restarts of ``trial-ray train`` from the newest checkpoint, with new actors, after a failure that is not of the input; "
+        "0 stops at the first failure",
         at_least=0,
     )
     stall_timeout_s: float = setting(

@@ -71,7 +71,7 @@ class AdmissionGate:
     async def update(self, version: int, *, drain_timeout_s: float) -> AsyncIterator[None]:
         """Hold back requests while weights change; adopts ``version`` only when the block succeeds.
 
-        A failed update leaves the engine without a version: nobody knows which weights it then holds.
+        A failed update leaves the engine without a version: its weights are then unknown.
 
         Raises:
             EngineError: the responses under way did not finish within ``drain_timeout_s`` seconds.
@@ -103,7 +103,7 @@ class AdmissionGate:
             self._open.set()
 
     async def _until_open(self) -> None:
-        # Whoever else waited may have closed it again before this coroutine's turn.
+        # Another coroutine may have closed it again in the meantime.
         while not self._open.is_set():
             await self._open.wait()
 
@@ -117,7 +117,7 @@ class AdmissionGate:
 
 
 def check_message(requests: object) -> None:
-    """Refuse a message whose parts do not belong together: no request of it could be told from another.
+    """Refuse a message whose parts do not belong together: its requests cannot be separated.
 
     Raises:
         InvalidRequestError: says which part.

@@ -1,4 +1,4 @@
-"""Which arguments an engine takes: checked on the driver, before any actor starts with a wrong one."""
+"""Checks of an engine's arguments on the driver, before any actor starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What both engines share: one thread that batches, and coroutines that feed it."""
+"""Base of both engines: one thread that batches, and coroutines that feed it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Request:
 
 @dataclass
 class EngineUsage:
-    """What an engine has done, in training and evaluation.
+    """Usage of an engine, in training and evaluation.
 
     Attributes:
         busy_seconds: time in steps, while at least one request was under way.
@@ -99,7 +99,7 @@ class EngineUsage:
 
 @dataclass(frozen=True)
 class _Client:
-    """Who waits for a request, and which weights it began with."""
+    """The client of a request, and the version of the weights that sample it."""
 
     outbox: Outbox
     number: int
@@ -239,7 +239,7 @@ class BatchingEngine(ABC):
         return self._gate.version
 
     async def report(self) -> dict[str, Any]:
-        """What the engine has done so far (:class:`EngineUsage`) and its process's peak memory; see ``EngineProtocol``."""
+        """Usage so far (:class:`EngineUsage`) and peak memory of the process; see ``EngineProtocol``."""
         return {**asdict(self._usage), **asdict(peak_memory())}
 
     async def shutdown(self) -> None:

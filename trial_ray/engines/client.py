@@ -38,7 +38,7 @@ class WrongAnswerError(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What an answer to a request is compared with.
+    """The expectation that a response is checked against.
 
     Attributes:
         prompt_digest: of the request's prompt.
@@ -52,7 +52,7 @@ class Asked:
 
 
 def require_consistent(answers: object) -> ResponseBatch:
-    """Check that the parts of a message belong together, without which no response of it can be told from another.
+    """Check that the parts of a message belong together; its responses cannot be separated otherwise.
 
     Raises:
         WrongAnswerError: they do not; says which.
@@ -96,7 +96,7 @@ def _check_failed(failed: object) -> None:
 
 
 def wrong_answer(response: Response, prompt_digest: int, asked: Asked) -> WrongAnswerError | None:
-    """What is wrong with a response to a request; ``None`` where nothing is."""
+    """The fault of a response; ``None`` of a valid one."""
     ids, logprobs = response.response_ids, response.logprobs
     if prompt_digest != asked.prompt_digest:
         return WrongAnswerError("the engine answered to another prompt")
@@ -268,7 +268,7 @@ ATTEMPTS = 3
 
 @dataclass(slots=True)
 class RequestCounts:
-    """What became of the requests of a client; those under way are in none but the first.
+    """Counts of a client's requests; running ones are in ``requests_sent`` alone.
 
     Attributes:
         requests_sent: asked for, each once, however many engines were tried.

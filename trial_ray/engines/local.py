@@ -69,7 +69,7 @@ class LocalEngine:
                 for request in finished:
                     if (done := self._done.get(request)) and not done.done():
                         done.set_result(None)
-                await asyncio.sleep(0)  # whoever was answered acts and asks again before the next token
+                await asyncio.sleep(0)  # coroutines that were answered act and ask again before the next token
         except Exception as error:  # every coroutine that waits hears of it
             for done in self._done.values():
                 if not done.done():

@@ -29,11 +29,11 @@ SHOWN = 3
 
 
 class FaultLog:
-    """What was lost since the last line.
+    """Losses since the last line.
 
     Attributes:
         losses: why actors were lost, one line each, the earliest first.
-        played_again: groups of rollouts, or episodes of a panel, that were begun again.
+        played_again: groups of rollouts, or episodes of an evaluation set, that were started again.
         seconds: time that the driver waited for replacements.
     """
 
@@ -107,7 +107,7 @@ def engine_class(name: str) -> type:
 class EnginePool:
     """A fixed number of equal engine actors, owned by the process that trains.
 
-    Engine ``i`` keeps its index in ``handles`` when it is replaced. Ray never restarts or retries by itself: a
+    Engine ``i`` keeps its index in ``handles`` when it is replaced. Ray never restarts or retries it: a
     restarted engine would answer with the weights on disk.
 
     Attributes:
@@ -300,7 +300,7 @@ class EnginePool:
         return dead
 
     def reports(self, timeout_s: float) -> list[dict[str, Any] | None]:
-        """What each engine has done and held (``EngineProtocol.report``); ``None`` of one that does not answer in time."""
+        """Usage and memory of each engine (``EngineProtocol.report``); ``None`` of one that does not answer in time."""
         return answers([handle.report.remote() for handle in self._handles], timeout_s)
 
     def stop(self) -> None:
@@ -309,7 +309,7 @@ class EnginePool:
         obeyed = ray.wait(refs, num_returns=len(refs), timeout=PROBE_TIMEOUT_S)[0] if refs else []
         for index, (ref, handle) in enumerate(zip(refs, self._handles, strict=True)):
             if ref not in obeyed:
-                logger.warning("engine %d did not shut down by itself", index)
+                logger.warning("engine %d did not shut down", index)
             ray.kill(handle, no_restart=True)
         self._handles = []
         self._weights = self._send_again = None
@@ -372,7 +372,7 @@ class EnginePool:
 
 
 def answers(calls: list[ObjectRef[Any]], timeout_s: float) -> list[Any | None]:
-    """What actors answer within ``timeout_s`` seconds; ``None`` of those that are dead, busy or fail."""
+    """Answers of actors within ``timeout_s`` seconds; ``None`` of those that are dead, busy or fail."""
     if not calls:
         return []
     ready = set(ray.wait(calls, num_returns=len(calls), timeout=timeout_s)[0])

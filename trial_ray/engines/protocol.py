@@ -1,6 +1,6 @@
 """The contract between rollouts and engines: token ids in, token ids out, every sample stamped with its weights.
 
-An engine is a Ray actor. ``EngineProtocol`` lists its methods; ``vllm_engine`` and ``transformers_engine`` implement
+An engine is a Ray actor. ``EngineProtocol`` lists its methods; ``engines.vllm`` and ``engines.transformers`` implement
 it and pass one conformance suite.
 """
 
@@ -29,7 +29,7 @@ class InvalidRequestError(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How a response is sampled.
+    """Sampling parameters of one response.
 
     Attributes:
         max_tokens: most tokens in a response, its stop token included.
@@ -80,7 +80,7 @@ def prompt_digest(prompt_ids: np.ndarray) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RequestBatch:
-    """What a client asks for in one message: arrays of all requests joined, because many small ones are slow to send.
+    """The requests of one message; their arrays are joined, because many small ones are slow to send.
 
     Attributes:
         numbers: the client's own, by which it knows each response.
@@ -110,7 +110,7 @@ class RequestBatch:
 
 @dataclass(frozen=True, slots=True)
 class ResponseBatch:
-    """What an engine answers in one message, arrays joined as in :class:`RequestBatch`.
+    """The responses of one message, arrays joined as in :class:`RequestBatch`.
 
     Attributes:
         numbers: of the requests that were answered.
@@ -135,8 +135,8 @@ class ResponseBatch:
     def split(self) -> list[tuple[int, Response]]:
         """The responses, each with its number."""
         arrays = zip(_cut(self.response_ids, self.lengths), _cut(self.logprobs, self.lengths), strict=True)
-        told = zip(self.numbers, arrays, self.weight_versions, self.finish_reasons, strict=True)
-        return [(number, Response(*pair, version, reason)) for number, pair, version, reason in told]
+        rest = zip(self.numbers, arrays, self.weight_versions, self.finish_reasons, strict=True)
+        return [(number, Response(*pair, version, reason)) for number, pair, version, reason in rest]
 
 
 def _cut(joined: np.ndarray, lengths: Sequence[int]) -> list[np.ndarray]:
@@ -148,7 +148,7 @@ def _cut(joined: np.ndarray, lengths: Sequence[int]) -> list[np.ndarray]:
 
 
 class EngineProtocol(Protocol):
-    """What every engine actor answers to. All methods are coroutines on the actor."""
+    """Methods of an engine actor, all coroutines."""
 
     async def ready(self) -> dict[str, Any]:
         """Start the engine (idempotent); return ``{"engine", "model", "vocab_size", "stop_token_ids", "pid"}``."""

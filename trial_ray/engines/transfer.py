@@ -151,7 +151,7 @@ class NCCLSender(WeightSender):
     """By an NCCL broadcast from the first learner to every worker of every engine, on GPUs of their own.
 
     The group is made again whenever an engine was replaced. A broadcast whose receiver dies cannot be called back: the
-    learner then hangs in it, and only the deadline of whoever waits for the learner ends the run.
+    learner then hangs in it, and only the deadline of the call on the learner ends the run.
 
     Args:
         rank: of the learner.
@@ -260,10 +260,10 @@ class _Source:
 
 
 class _EngineCalls:
-    """What vLLM's trainer asks of the engines (its ``VLLMWeightSyncClient``).
+    """Calls of vLLM's trainer on the engines (its ``VLLMWeightSyncClient``).
 
     Only the meeting goes this way: engines begin and end an update inside their own ``load_weights``, behind the gate that
-    keeps requests out, and are asked for it by whoever confirms the checksums.
+    keeps requests out, and the pool asks them for it when it confirms the checksums.
     """
 
     def __init__(self, engines: Sequence[ActorHandle[Any]], workers_per_engine: int) -> None:

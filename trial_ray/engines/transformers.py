@@ -66,7 +66,7 @@ def stop_token_ids(model_path: str) -> list[int]:
     in the tokenizer; a response ends at either.
 
     Raises:
-        ConfigError: ``model_path`` is no folder, so that missing files could not be told from files not fetched.
+        ConfigError: ``model_path`` is no folder, so that missing files and files not fetched look alike.
     """
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 

@@ -244,7 +244,7 @@ class VLLMEngine(BatchingEngine):
 
 
 def _updates(weights: Weights) -> Iterator[dict[str, Any]]:
-    """What the workers are told, one update after the other."""
+    """Messages to the workers, one update after the other."""
     if not isinstance(weights, WeightShards):
         yield weights.update
         return

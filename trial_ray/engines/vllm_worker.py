@@ -25,7 +25,7 @@ from trial_ray.engines.weights import WeightsChecksum, weights_checksum
 def keep_cpu_weights_readable() -> None:
     """Make vLLM's CPU linear layers multiply by their own weight.
 
-    By default they hand it to oneDNN in a packed form and keep an empty tensor, so that nobody could read back what
+    By default they hand it to oneDNN in a packed form and keep an empty tensor, so that nothing could read back what
     the engine holds. Plain float32 products cost a tenth of the engine's throughput at most.
     """
     from vllm.model_executor.layers import utils
@@ -65,7 +65,7 @@ class ObjectStoreTransfer(WeightTransferEngine[WeightTransferInitInfo, FileUpdat
     update_info_cls = FileUpdate
 
     def init_transfer_engine(self, init_info: WeightTransferInitInfo) -> None:
-        """Nobody has to be met."""
+        """Nothing: there is no process group to join."""
 
     def start_weight_update(self) -> None:
         """Prepare every layer to take checkpoint tensors again."""
@@ -108,7 +108,7 @@ class WeightLoadingExtension:
     _weight_update_active: bool
 
     def join_transfer(self, backend: str, info: dict[str, Any]) -> None:
-        """Meet the learner, in place of any earlier meeting."""
+        """Join the learner's process group, replacing any previous one."""
         self._choose_transfer(backend)
         self.weight_transfer_engine.shutdown()
         self.init_weight_transfer_engine(info)  # type: ignore[attr-defined]  # of vLLM's worker

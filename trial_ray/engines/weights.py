@@ -72,7 +72,7 @@ class DeviceWeights(_Version):
 
     Attributes:
         backend: of vLLM's transfer engine, ``"ipc"`` or ``"nccl"``.
-        update: what vLLM's receiving side of that backend is told (names, shapes, handles).
+        update: arguments of vLLM's receiving side of that backend (names, shapes, handles).
     """
 
     backend: str

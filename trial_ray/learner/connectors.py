@@ -124,7 +124,7 @@ def group_turn_rows(groups: list[TrajectoryGroup], config: RunSettings) -> TurnR
 
 
 def form_penalties(turns: Sequence[Turn], config: RunSettings) -> torch.Tensor:
-    """What each turn is charged for a response without the required form, float64 ``[K]`` in units of the scaled reward."""
+    """Penalty of each turn whose response lacks the required form, float64 ``[K]`` in units of the scaled reward."""
     charges = [0.0 if turn.valid else config.invalid_action_penalty for turn in turns]
     return torch.tensor(charges, dtype=torch.float64)
 
@@ -153,7 +153,7 @@ def plan_rows(groups: Sequence[TrajectoryGroup], config: RunSettings, iteration:
 def encode_views(
     trajectories: Sequence[Trajectory], config: RunSettings, tokenizer: Any, rows: Collection[int] | None = None
 ) -> list[Evidence]:
-    """What the second view of every turn inserts into its prompt, all trajectories' turns in order.
+    """The hindsight context of every turn, all trajectories' turns in order.
 
     Args:
         trajectories: whose turns.

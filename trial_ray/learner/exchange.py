@@ -1,4 +1,4 @@
-"""What data-parallel learners share: all groups of an update, sums of tensors, and small objects of each learner."""
+"""Exchange between data-parallel learners: the groups of an update, sums of tensors, and small objects of each learner."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def means(sums: Iterable[Sums]) -> dict[tuple[str, str], float]:
 
 @dataclass(slots=True)
 class LossTerms:
-    """What the loss is put together from, each of shape ().
+    """The terms of the loss, each of shape ().
 
     Attributes:
         outcome: L_out, the surrogate with its regularisation.

@@ -1,4 +1,4 @@
-"""What a method adds to GRPO: the interface between the one learner and the methods' own files.
+"""The interface of a method: its hooks into the one learner.
 
 One loss covers them all::
 

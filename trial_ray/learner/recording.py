@@ -1,4 +1,4 @@
-"""What training did to each decision, as Parquet, and what an update was given, as JSON.
+"""Records of an update: its effect on each turn as Parquet, its inputs as JSON.
 
 ``docs/runs.md`` describes every column. Rows are joined with the recorded trajectories by ``group_id``,
 ``rollout_index`` and ``turn_index``.

@@ -116,7 +116,7 @@ def _even_cuts(rows: NDArray[np.int64], most: int) -> list[NDArray[np.int64]]:
 
 
 def _balance(costs: Sequence[int], num_learners: int) -> list[int]:
-    """A learner for each piece of work: the largest first, each to whoever has the least so far."""
+    """A learner for each piece of work: the largest first, each to the learner with the least so far."""
     load = [0] * num_learners
     learners = [0] * len(costs)
     for piece in sorted(range(len(costs)), key=lambda index: -costs[index]):

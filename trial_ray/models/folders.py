@@ -133,7 +133,7 @@ class DeferredWriter:
             call()
 
     def watch(self, write: Future[Any]) -> None:
-        """Count a write that another library has begun as one of these."""
+        """Count a write that another library has started as one of these."""
         self._writes.append(write)
 
     def finished(self) -> bool:
@@ -239,7 +239,7 @@ def _ask_hub(name: str) -> Exception | None:
 
 
 def _hub_errors() -> tuple[type[Exception], ...]:
-    """What the hub's client raises when it cannot be asked, or offers no such model."""
+    """Errors of the hub's client: it is not reachable, or offers no such model."""
     # The class of the hub's own HTTP library, which differs between its versions and is not declared as exported.
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 

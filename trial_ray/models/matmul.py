@@ -1,4 +1,4 @@
-"""How fast a device multiplies matrices: what the learner's passes are held against."""
+"""The rate of matrix products on a device, against which the learner's passes are compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From an adapter to an ordinary model."""
+"""Merges an adapter into its base model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shape of a causal language model: what its memory and its arithmetic follow from, without its weights."""
+"""The shape of a causal language model, from which its memory and arithmetic follow, without its weights."""
 
 from __future__ import annotations
 

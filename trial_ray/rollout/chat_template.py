@@ -21,7 +21,7 @@ _PROBE = 'Sentinel {} of  the <User>\'s & "message"\nends Here'
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What stands before a message of the system or the user.
+    """The text before a message of the system or the user.
 
     Attributes:
         ids: ids up to the last special token.
@@ -34,7 +34,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class ConversationParts:
-    """What stands around the messages of a conversation.
+    """The texts around the messages of a conversation.
 
     Attributes:
         system: before the system message.

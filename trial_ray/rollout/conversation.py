@@ -19,7 +19,7 @@ from trial_ray.rollout.trajectory import Turn
 
 
 def prompt_writer(tokenizer: Any, config: RunSettings, adapter: EnvironmentAdapter) -> PromptWriter:
-    """What writes the prompts of a run in one of its environments.
+    """The prompt writer of a run in one of its environments.
 
     Raises:
         ChatTemplateError: the tokenizer's chat template cannot be used in the style asked for.

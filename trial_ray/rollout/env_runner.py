@@ -1,4 +1,4 @@
-"""Where and how coroutines are run: outside of a loop that runs already, and without writing out large results."""
+"""Env-runner actors: many episodes of text environments in flight at once, none waiting for another."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def outside_loop(call: Callable[[], Result]) -> Result:
         return thread.submit(call).result()
 
 
-# What a gym.spaces.Text must be told although nothing here checks it: text environments define their own spaces.
+# gym.spaces.Text needs a length although nothing here checks it: text environments define their own spaces.
 _TEXT_SPACES = (Text(max_length=2**31 - 1),) * 2
 SPACES = {INPUT_ENV_SPACES: _TEXT_SPACES, INPUT_ENV_SINGLE_SPACES: _TEXT_SPACES, DEFAULT_MODULE_ID: _TEXT_SPACES}
 """Spaces of observations and actions under every key that RLlib looks at."""

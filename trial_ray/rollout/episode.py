@@ -1,4 +1,4 @@
-"""The one episode loop: whoever plays, a policy, a demonstrator or a solution, plays here."""
+"""The one episode loop: for a policy, an expert or a recorded solution."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _no_logprobs() -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a player does in one turn; fields are those of :class:`~trial_ray.rollout.trajectory.Turn`.
+    """An agent's action in one turn; fields are those of :class:`~trial_ray.rollout.trajectory.Turn`.
 
     A player that writes no prompts and no responses, such as an oracle, leaves all but the action at their defaults.
     """
@@ -71,7 +71,7 @@ class Player(Protocol):
 
 
 class EpisodeEnv(Protocol):
-    """What an episode is played in; an environment in a process of its own gives its answers to be awaited.
+    """The environment of an episode; one in a process of its own returns awaitables.
 
     Attributes:
         faulty: a call went wrong, so that the instance must not be used again.

@@ -130,7 +130,7 @@ class GroupRequest:
 
 @dataclass(frozen=True, slots=True)
 class SampleSettings:
-    """How a batch of requests is played.
+    """Settings of a batch of requests.
 
     Attributes:
         env_configs: keyword arguments of each of the run's environments.

@@ -29,7 +29,7 @@ def encode_untrusted(tokenizer: Any, text: str) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What stands around the text of a view, and where both go.
+    """The frame of a view's text, and where both go.
 
     Attributes:
         lead: opens the text and says what it is.
@@ -47,7 +47,7 @@ OUTCOME = Frame("\n\nOutcome after the reply:\n")
 
 @dataclass(frozen=True, slots=True)
 class PrivilegedView:
-    """What the second view of a turn shows besides the prompt, shared by all tokens of that turn's response; z_k for an outcome.
+    """The text of a turn's hindsight context, shared by all tokens of that turn's response; z_k for an outcome.
 
     Attributes:
         text: the content in words; what the environment showed is kept as it is.
@@ -82,7 +82,7 @@ CUT_MARK = " [cut] "
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the second view of a turn inserts into its prompt.
+    """The hindsight context of a turn, inserted into its prompt.
 
     Attributes:
         ids: int32 ``[z]``.

@@ -36,7 +36,7 @@ class Prompt:
 
     @property
     def cut(self) -> PromptCut:
-        """What was left out, in one word; a cut observation stands alone, without history."""
+        """The part that was truncated, in one word; a truncated observation stands alone, without history."""
         if self.cut_observation:
             return "observation"
         return "history" if self.num_cut_records else "none"

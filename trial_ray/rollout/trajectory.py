@@ -1,4 +1,4 @@
-"""What a rollout leaves: turns, trajectories, the group of rollouts of one task, and the result that is counted."""
+"""Turns, trajectories, the group of rollouts of one task, and the result of an episode."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeResult:
-    """What is counted of one rollout.
+    """The result of one rollout.
 
     Attributes:
         task_id: the environment's id of the task instance.

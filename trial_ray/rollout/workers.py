@@ -1,4 +1,4 @@
-"""Env runners and engines taken together: what plays groups for training and single episodes for evaluation."""
+"""Env runners with their engines: play groups for training, and single episodes for evaluation."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ class RolloutWorkers:
             timeout_s: in seconds; a runner takes up to :data:`WAIT_SECONDS` to say that none of its groups has ended.
 
         Returns:
-            The groups, and the ids of runners that have died: what was begun on them is lost.
+            The groups, and the ids of runners that have died: their groups are lost.
 
         Raises:
             RayTaskError: a runner raised; it is of the class of what was raised, too.
@@ -317,7 +317,7 @@ class RolloutWorkers:
         return runner_ids
 
     def _connect_to_replacements(self) -> None:
-        """Tell the env runners of engines that were replaced since they were last told, whoever replaced them."""
+        """Connect the env runners to engines that were replaced since they last connected."""
         if self._connected != self._engines.replacements:
             self._connect()
             self._connected = self._engines.replacements

@@ -1,4 +1,4 @@
-"""SERL: RLSD's rescaling on the action's tokens alone, by what a lagged teacher thinks once it has seen the next observation.
+"""SERL: RLSD's rescaling on the action's tokens alone, by a stale teacher that has seen the next observation.
 
 δ = log π_T(y|h⁺) − sg log π_θ(y|h) follows the current policy, bounded to ±20 before exp; the other tokens keep A.
 """

@@ -97,7 +97,7 @@ class TRIALConfig(GRPOConfig):
     )
     clamp_scope: str = setting(
         "microbatch",
-        'the rows whose scalars the clamp of Eq. 8 compares: each ``"microbatch"`` by itself (the paper), or the whole '
+        'the rows whose scalars the clamp of Eq. 8 compares: each ``"microbatch"`` alone (the paper), or the whole '
         '``"minibatch"``, at the price of one more forward pass while λ is above 0',
         one_of=CLAMP_SCOPES,
     )
