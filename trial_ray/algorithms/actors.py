@@ -1,4 +1,4 @@
-"""The actors of a run: names, progress, how they end, and env runners that a sweep's next trial takes over."""
+"""The actors of a run: their names, their progress and their end."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from ray.rllib.algorithms import algorithm
-from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from trial_ray.process_reports import Progress, forget, is_announced, read_progress
+from trial_ray.ray_internals import actor_id
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +50,7 @@ class RunActor:
     @property
     def id(self) -> str:
         """Ray's, hexadecimal."""
-        found: str = self.handle._actor_id.hex()
-        return found
+        return actor_id(self.handle)
 
     def progress(self) -> Progress | None:
         """Its published progress; ``None`` where its process did not start."""
@@ -99,21 +96,3 @@ def end_processes(actors: Sequence[RunActor]) -> None:
         time.sleep(0.05)
     if local:
         logger.warning("the processes %s did not end within %.0f s", sorted(local), GONE_S)
-
-
-@contextmanager
-def runners_kept(group: EnvRunnerGroup | None) -> Iterator[None]:
-    """Let RLlib's set-up of an algorithm take this group of env runners in place of making one; ``None``: it makes one."""
-    made = algorithm.EnvRunnerGroup
-
-    def take(**arguments: Any) -> EnvRunnerGroup:
-        assert group is not None
-        group._worker_manager._num_actor_restarts = group._num_env_runners_dropped_lifetime = 0
-        return group
-
-    if group is not None:
-        algorithm.EnvRunnerGroup = take  # the only place where RLlib says which
-    try:
-        yield
-    finally:
-        algorithm.EnvRunnerGroup = made

@@ -35,7 +35,6 @@ from trial_ray.algorithms.actors import (
     RunActor,
     answering,
     end_processes,
-    runners_kept,
 )
 from trial_ray.algorithms.config import GRPOConfig
 from trial_ray.algorithms.guards import Guards
@@ -66,6 +65,7 @@ from trial_ray.planning.plan import Machine, require_fit
 from trial_ray.planning.request import PlanRequest
 from trial_ray.planning.step_time import gpu_bytes
 from trial_ray.process_reports import peak_memory
+from trial_ray.ray_internals import env_runner_actors, env_runners_kept, learner_actors
 from trial_ray.rollout.conversation import prompt_writer
 from trial_ray.rollout.groups import GroupSample, RolloutCounts
 from trial_ray.rollout.hindsight import FRAMES, require_room
@@ -131,7 +131,7 @@ class GRPO(Algorithm):
                 # Each learner then finds room in one bundle only, and on its device all that the engine does not need asleep.
                 self.engine_pool.start(self.config.engine_start_timeout_s)
                 self.engine_pool.sleep(self.config.sleep_level)
-            with learners_in(self.pairs), runners_kept(self.env_runner_group if kept else None):
+            with learners_in(self.pairs), env_runners_kept(self.env_runner_group if kept else None):
                 super().setup(config)
             self.engine_pool.start(self.config.engine_start_timeout_s)
             self.weight_sync = WeightSync(self.config, self.learner_group, self.engine_pool)
@@ -253,11 +253,11 @@ class GRPO(Algorithm):
         """All actors of the run that there are by now."""
         found: list[RunActor] = []
         if (runners := getattr(self, "env_runner_group", None)) is not None:
-            found += [RunActor(ENV_RUNNER, *item) for item in runners._worker_manager.actors().items()]
+            found += [RunActor(ENV_RUNNER, *item) for item in env_runner_actors(runners).items()]
         if hasattr(self, "engine_pool"):
             found += [RunActor(ENGINE, *item) for item in enumerate(self.engine_pool.handles)]
         if (learners := getattr(self, "learner_group", None)) is not None and learners.is_remote:
-            found += [RunActor(LEARNER, *item) for item in enumerate(learners._workers)]
+            found += [RunActor(LEARNER, *item) for item in enumerate(learner_actors(learners))]
         return found
 
     def cleanup(self) -> None:

@@ -16,6 +16,7 @@ from trial_ray.engines.weights import Weights
 from trial_ray.errors import LearnerError, WeightSyncError
 from trial_ray.learner.exchange import TrainingGroups
 from trial_ray.learner.learner import GRPOLearner
+from trial_ray.ray_internals import learner_actors
 
 Result = TypeVar("Result")
 
@@ -110,7 +111,7 @@ def update_learners(learners: LearnerGroup, data: TrainingGroups, timesteps: dic
     if learners.is_local:
         return list(learners.update(training_data=data, timesteps=timesteps))
     # Not through RLlib's update, which waits for all learners when one has failed.
-    calls = [worker.update.remote(training_data=data, timesteps=timesteps) for worker in learners._workers]
+    calls = [worker.update.remote(training_data=data, timesteps=timesteps) for worker in learner_actors(learners)]
     pending, results = list(calls), {}
     while pending:
         ready, pending = ray.wait(pending, num_returns=1, timeout=_LOOK_S)

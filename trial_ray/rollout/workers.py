@@ -17,6 +17,7 @@ from ray.util.placement_group import PlacementGroup
 from trial_ray.config.run import RunSettings
 from trial_ray.engines.pool import EnginePool, answers
 from trial_ray.errors import InfrastructureError
+from trial_ray.ray_internals import count_dropped, env_runner_actors, mark_lost
 from trial_ray.rollout.groups import GroupRequest, GroupSample, SampleSettings
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class RolloutWorkers:
         ready, late = ray.wait(list(calls), num_returns=len(calls), timeout=self._config.sample_timeout_s)
         for call in late:
             self._replace(calls[call], f"did not answer within sample_timeout_s={self._config.sample_timeout_s:g} s")
-            self._runners._num_env_runners_dropped_lifetime += 1
+            count_dropped(self._runners)
         samples = []
         for call in ready:
             try:
@@ -333,15 +334,13 @@ class RolloutWorkers:
             self._replace(runner_id, f"ended no group within sample_timeout_s={self._config.sample_timeout_s:g} s")
 
     def _lose(self, runner_id: int, reason: str) -> None:
-        """Give an env runner nothing more to do until Ray has restarted it."""
         logger.warning("env runner %d %s", runner_id, reason)
         self._losses.append(f"env runner {runner_id} {reason}".splitlines()[0])
         self._engines.faults.note(self._losses[-1])
-        self._runners._worker_manager.set_actor_state(runner_id, healthy=False)
+        mark_lost(self._runners, runner_id)
 
     def _actor(self, runner_id: int) -> ActorHandle[TextEnvRunner]:
-        handle: ActorHandle[TextEnvRunner] = self._runners._worker_manager.actors()[runner_id]
-        return handle
+        return env_runner_actors(self._runners)[runner_id]
 
     def _connect(self, worker_ids: list[int] | None = None) -> None:
         handles, vocab_size = self._engines.handles, self._engines.vocab_size

@@ -1,0 +1,70 @@
+"""The private parts of Ray and RLlib that ``trial_ray.ray_internals`` uses are what it takes them for, in the versions pinned."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+import ray
+from ray.rllib.algorithms import algorithm
+from ray.rllib.core.learner.learner_group import LearnerGroup
+from ray.rllib.env.env_runner_group import EnvRunnerGroup
+from ray.rllib.utils.actor_manager import FaultTolerantActorManager
+
+from trial_ray import ray_internals
+from trial_ray.algorithms import GRPOConfig
+from trial_ray.ray_internals import env_runners_kept
+
+PACKAGE = Path(ray_internals.__file__).parent
+PRIVATE = {"_worker_manager", "_num_env_runners_dropped_lifetime", "_num_actor_restarts", "_workers", "_actor_id"}
+
+
+def test_the_manager_of_env_runners_answers_as_expected():
+    group = EnvRunnerGroup(config=GRPOConfig(), _setup=False)
+    manager = group._worker_manager
+    assert isinstance(manager, FaultTolerantActorManager)
+    assert ray_internals.env_runner_actors(group) == {}
+    assert (manager._num_actor_restarts, group._num_env_runners_dropped_lifetime) == (0, 0)
+    ray_internals.count_dropped(group)
+    assert group._num_env_runners_dropped_lifetime == 1
+    assert {"actor_id", "healthy"} <= inspect.signature(manager.set_actor_state).parameters.keys()
+
+
+def test_learners_are_held_in_a_list_of_a_group():
+    assert "self._workers" in inspect.getsource(LearnerGroup.__init__)
+
+
+def test_a_group_is_kept_by_the_next_setup_and_not_by_the_one_after():
+    made, group = algorithm.EnvRunnerGroup, EnvRunnerGroup(config=GRPOConfig(), _setup=False)
+    ray_internals.count_dropped(group)
+    with env_runners_kept(group):
+        assert algorithm.EnvRunnerGroup(env_creator=None) is group
+    assert group._num_env_runners_dropped_lifetime == 0
+    with env_runners_kept(None):
+        assert algorithm.EnvRunnerGroup is made
+    assert algorithm.EnvRunnerGroup is made
+
+
+@pytest.mark.actors
+def test_the_id_of_an_actor_is_that_which_its_process_knows(ray_session):
+    @ray.remote(num_cpus=0)
+    class Asked:
+        def id(self) -> str:
+            return ray.get_runtime_context().get_actor_id()
+
+    handle = Asked.remote()
+    assert ray.get(handle.id.remote(), timeout=60) == ray_internals.actor_id(handle)
+
+
+def test_no_other_module_uses_them():
+    """Of a class of this package a private name of the same spelling belongs to ``self``."""
+    found = {
+        (file.name, node.attr)
+        for file in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr in PRIVATE
+        if not (isinstance(node.value, ast.Name) and node.value.id == "self")
+    }
+    assert {name for name, _ in found} == {"ray_internals.py"}

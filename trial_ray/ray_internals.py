@@ -1,0 +1,61 @@
+"""Private parts of Ray and RLlib: each function says why no public one serves, and is tested against the pinned versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ray.actor import ActorHandle
+from ray.rllib.algorithms import algorithm
+from ray.rllib.core.learner.learner_group import LearnerGroup
+from ray.rllib.env.env_runner_group import EnvRunnerGroup
+
+
+def env_runner_actors(runners: EnvRunnerGroup) -> dict[int, ActorHandle[Any]]:
+    """The remote env runners by index. RLlib's own calls end a runner that raises, and lose what it raised."""
+    found: dict[int, ActorHandle[Any]] = runners._worker_manager.actors()
+    return found
+
+
+def mark_lost(runners: EnvRunnerGroup, index: int) -> None:
+    """Give an env runner nothing more to do until Ray has restarted it. RLlib marks only runners that its own calls lost."""
+    runners._worker_manager.set_actor_state(index, healthy=False)
+
+
+def count_dropped(runners: EnvRunnerGroup) -> None:
+    """Count an env runner that was late under the metric of RLlib, which counts those of its own calls."""
+    runners._num_env_runners_dropped_lifetime += 1
+
+
+def learner_actors(learners: LearnerGroup) -> list[Any]:
+    """The remote learners by rank. RLlib's update waits for all of them where one has failed."""
+    found: list[Any] = learners._workers
+    return found
+
+
+def actor_id(handle: ActorHandle[Any]) -> str:
+    """Ray's id of an actor, hexadecimal, under which its process publishes its progress; only the actor itself may ask."""
+    found: str = handle._actor_id.hex()
+    return found
+
+
+@contextmanager
+def env_runners_kept(group: EnvRunnerGroup | None) -> Iterator[None]:
+    """Let RLlib's ``Algorithm.setup`` take this group of env runners, where it always makes one; ``None``: it makes one.
+
+    To start new env runners takes longer than a short trial of a sweep.
+    """
+    made = algorithm.EnvRunnerGroup
+
+    def take(**arguments: Any) -> EnvRunnerGroup:
+        assert group is not None
+        group._worker_manager._num_actor_restarts = group._num_env_runners_dropped_lifetime = 0
+        return group
+
+    if group is not None:
+        algorithm.EnvRunnerGroup = take
+    try:
+        yield
+    finally:
+        algorithm.EnvRunnerGroup = made
