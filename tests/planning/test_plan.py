@@ -21,10 +21,16 @@ from trial_ray.engines.vllm import VLLMEngine
 from trial_ray.errors import ConfigError
 from trial_ray.models.model_shape import ModelShape, model_shape
 from trial_ray.models.module import load_causal_lm
-from trial_ray.planning.memory import GIB, engine_room, layer_bytes_per_token, learner_memory, lora_parameters
+from trial_ray.planning.memory import (
+    GIB,
+    PlanRequest,
+    engine_memory,
+    layer_bytes_per_token,
+    learner_memory,
+    lora_parameters,
+)
 from trial_ray.planning.plan import Machine, make_plan, nearest_fit, require_fit
-from trial_ray.planning.request import PlanRequest
-from trial_ray.planning.step_time import gpu_bytes, gpu_like, step_time, visible_gpus
+from trial_ray.planning.step_time import gpu_bytes, gpu_like, installed_gpus, step_time
 from trial_ray.runs.experiment import load_experiment
 
 ROOT = Path(__file__).parents[2]
@@ -39,8 +45,8 @@ def asked_for(name: str) -> PlanRequest:
 def qwen3() -> PlanRequest:
     """Eight learners and eight engines on a GPU each, whatever the tuned example asks for by now."""
     request = asked_for("alfworld_qwen3_1.7b")
-    apart = {"gpus_per_learner": 1, "gpus_per_engine": 1, "colocated": False, "gpu_memory_utilization": 0.8}
-    plain = {"sharded": False, "lora_rank": 0, "num_references": 1, "gradient_checkpointing": True}
+    apart = {"num_gpus_per_learner": 1, "num_gpus_per_engine": 1, "colocate": False, "gpu_memory_utilization": 0.8}
+    plain = {"sharding": "none", "lora_rank": 0, "num_references": 1, "gradient_checkpointing": True}
     return replace(request, num_learners=8, num_engines=8, **apart, **plain)
 
 
@@ -119,7 +125,7 @@ def test_master_weights_gradients_and_optimizer_are_sixteen_bytes_a_parameter(qw
     items = learner_memory(qwen3).items
     static = items["weights"] + items["gradients"] + items["optimizer"]
     assert static == 16 * 1_720_574_976
-    sharded = learner_memory(replace(qwen3, sharded=True)).items
+    sharded = learner_memory(replace(qwen3, sharding="fsdp")).items
     assert [sharded[name] for name in ("weights", "gradients", "optimizer", "reference")] == [
         items[name] / 8 for name in ("weights", "gradients", "optimizer", "reference")
     ]
@@ -177,21 +183,21 @@ def test_the_rows_of_the_embedded_engine_are_written_in_place(qwen3):
     """Once, with the free columns on both sides; one layer's are there twice while they move."""
     request = replace(qwen3, engine="transformers", num_engines=1, max_batch=100, trajectories=64, kv_cache_gib=None)
     shape = request.shape
-    room = engine_room(request, 1000 * GIB)
+    room = engine_memory(request, 1000 * GIB)
     row = token_bytes(qwen3_config(shape), torch.bfloat16) * request.row_tokens * (1 + 2 / SLACK)
-    assert room.memory.items["key-value cache"] == pytest.approx(64 * row * (1 + 1 / shape.layers))
-    assert room.sequences == 64
+    assert room.items["key-value cache"] == pytest.approx(64 * row * (1 + 1 / shape.layers))
+    assert room.rows == 64
     # Spread over engines, each has its share of the requests.
-    assert engine_room(replace(request, num_engines=4), 1000 * GIB).sequences == 16
+    assert engine_memory(replace(request, num_engines=4), 1000 * GIB).rows == 16
 
 
 @pytest.mark.parametrize("free", [20 * GIB, 60 * GIB, 500 * GIB])
 def test_unset_the_embedded_engine_takes_the_rows_that_fit(free, qwen3):
     request = replace(qwen3, engine="transformers", num_engines=1, max_batch=None, trajectories=1000)
-    room = engine_room(request, free)
-    left = free - room.memory.items["weights"] - room.memory.items["process"]
+    room = engine_memory(request, free)
+    left = free - room.items["weights"] - room.items["process"]
     config = qwen3_config(request.shape)
-    assert room.sequences == rows_that_fit(config, request.row_tokens, torch.bfloat16, int(left))
+    assert room.rows == rows_that_fit(config, request.row_tokens, torch.bfloat16, int(left))
 
 
 def qwen3_config(shape):
@@ -218,7 +224,7 @@ def test_more_gpus_than_there_are_is_told_and_mended_by_taking_turns(qwen3):
     assert plan.complaints == ("learners (8 x 1) and engines (8 x 1) ask for 16 GPUs; there are 8",)
     fitting, changes = nearest_fit(qwen3, gpus(8))
     assert fitting.fits
-    assert changes[0] == ".learners(num_learners=8, num_gpus_per_learner=0.5)"
+    assert changes[0] == ".learners(num_gpus_per_learner=0.5)"
     assert changes[1].startswith(".engines(colocate=True")
     assert make_plan(qwen3, gpus(16)).fits
 
@@ -261,10 +267,14 @@ def test_memory_given_in_gib_is_compared_with_bytes(monkeypatch):
 
 
 def test_the_gpus_of_this_host_are_read_with_their_names(monkeypatch):
-    printed = "NVIDIA H100 80GB HBM3, 81559\nNVIDIA L4, 23034\n[N/A], [N/A]\n"
+    printed = "NVIDIA H100 80GB HBM3, 81559, 580.95.05\nNVIDIA L4, 23034, 580.95.05\n[N/A], [N/A], [N/A]\n"
+    done = SimpleNamespace(stdout=printed, returncode=0)
     monkeypatch.setattr("trial_ray.planning.step_time.shutil.which", lambda name: name)
-    monkeypatch.setattr("trial_ray.planning.step_time.subprocess.run", lambda *a, **k: SimpleNamespace(stdout=printed))
-    assert visible_gpus() == [("NVIDIA H100 80GB HBM3", 81559 * 2**20), ("NVIDIA L4", 23034 * 2**20)]
+    monkeypatch.setattr("trial_ray.planning.step_time.subprocess.run", lambda *a, **k: done)
+    assert [(gpu.name, gpu.mib) for gpu in installed_gpus()[0]] == [
+        ("NVIDIA H100 80GB HBM3", 81559),
+        ("NVIDIA L4", 23034),
+    ]
     assert gpu_bytes({}) == 81559 * 2**20
 
 

@@ -10,9 +10,11 @@ from trial_ray.errors import ConfigError
 from trial_ray.runs.experiment import experiment_file
 
 if TYPE_CHECKING:
-    from trial_ray.planning.plan import Machine
-    from trial_ray.planning.request import PlanRequest
-    from trial_ray.planning.step_time import Device
+    from rich.table import Table
+
+    from trial_ray.planning.memory import PlanRequest
+    from trial_ray.planning.plan import Machine, Plan
+    from trial_ray.planning.step_time import Device, StepTime
 
 DEFAULT_GPU_GIB = 80
 
@@ -59,8 +61,8 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Predict and print."""
     from trial_ray.cli.train import resolve_config
-    from trial_ray.planning.plan import make_plan, memory_table, nearest_fit, time_table, verdict
-    from trial_ray.planning.request import PlanRequest
+    from trial_ray.planning.memory import PlanRequest
+    from trial_ray.planning.plan import make_plan, nearest_fit
     from trial_ray.planning.step_time import step_time
     from trial_ray.runs.experiment import load_experiment
 
@@ -74,23 +76,66 @@ def run(args: argparse.Namespace) -> int:
     found = None if plan.fits else nearest_fit(request, machine)
     console = terminal.output()
     for shown in (plan, found[0]) if found else (plan,):
-        console.print(memory_table(shown, machine))
-        console.print(time_table(step_time(shown.request, device), device))
+        console.print(_memory_table(shown, machine))
+        console.print(_time_table(step_time(shown.request, device), device))
         if shown is plan:
-            terminal.show(verdict(plan, found))
+            terminal.show(_verdict(plan, found))
     return terminal.DONE if plan.fits else terminal.FAILED
 
 
 def _machine(args: argparse.Namespace, request: PlanRequest) -> tuple[Machine, Device]:
-    """The machine that was named, else this one; a run that asks for GPUs where there are none is planned for 80 GiB."""
-    from trial_ray.planning.memory import GIB
+    """The named machine, else this one; a run that asks for GPUs where there are none is planned for 80 GiB."""
     from trial_ray.planning.plan import Machine
-    from trial_ray.planning.step_time import gpu_like, host_bytes, measured_cpu, visible_gpus
+    from trial_ray.planning.step_time import gpu_like, host_bytes, installed_gpus, measured_cpu
 
     if not request.gpus:
         return Machine(args.gpus, None, host_bytes()), measured_cpu()
-    if args.gpu_memory:
-        name, size = "", args.gpu_memory * GIB
+    gpus = [] if args.gpu_memory else installed_gpus()[0]
+    smallest = min(gpus, key=lambda gpu: gpu.mib, default=None)
+    size = smallest.mib * 2**20 if smallest else (args.gpu_memory or DEFAULT_GPU_GIB) * 2**30
+    return Machine(args.gpus, size), gpu_like(size / 1e9, smallest.name if smallest else "")
+
+
+def _memory_table(plan: Plan, machine: Machine) -> Table:
+    """Memory of each kind of actor at its peak."""
+    from rich.table import Table
+
+    request, gib = plan.request, 2**30
+    title = f"memory of each actor at its peak: {request.shape.parameters / 1e6:,.0f} million parameters, "
+    title += f"{request.gpus:g} GPU{'s' if request.gpus != 1 else ''}" if request.gpus else "no GPU"
+    if machine.gpu_bytes and request.gpus:
+        title += f" of {machine.gpu_bytes / gib:.0f} GiB"
+    table = Table("actor", "number", "where", "GiB", "of it", title=title, title_justify="left")
+    table.columns[1].justify = table.columns[3].justify = "right"
+    for actor in plan.actors:
+        parts = sorted(((size, name) for name, size in actor.items.items() if size >= 0.05 * gib), reverse=True)
+        words = ", ".join(f"{name} {size / gib:.1f}" for size, name in parts)
+        where = "GPU" if actor.on_gpu else "host"
+        table.add_row(actor.actor, str(actor.count), where, f"{actor.total / gib:.1f}", words)
+    return table
+
+
+def _time_table(time: StepTime, device: Device) -> Table:
+    """Seconds of an iteration, in phases one after the other."""
+    from rich.table import Table
+
+    title = f"an iteration of {time.row_tokens:,.0f} tokens, at the speed of {device.name}"
+    table = Table("phase", "seconds", "share", title=title, title_justify="left", min_width=len(title))
+    table.columns[1].justify = table.columns[2].justify = "right"
+    for name in ("sampling", "scoring", "update", "sync"):
+        seconds = getattr(time, name)
+        table.add_row(name, f"{seconds:,.1f}", f"{seconds / time.total:.0%}")
+    table.add_row("iteration", f"{time.total:,.1f}", "")
+    return table
+
+
+def _verdict(plan: Plan, found: tuple[Plan, list[str]] | None) -> str:
+    """Whether the plan fits, and if not, why and what to change."""
+    if plan.fits:
+        return f"fits; an engine's cache holds {plan.engine.rows:,.0f} requests of full length"
+    lines = ["does not fit:", *(f"  {complaint}" for complaint in plan.complaints)]
+    if found is None:
+        lines.append("no arrangement, sharding, checkpointing or adapter makes it fit: take larger or more GPUs")
     else:
-        name, size = min(visible_gpus(), key=lambda gpu: gpu[1], default=("", DEFAULT_GPU_GIB * GIB))
-    return Machine(args.gpus, size), gpu_like(size / 1e9, name)
+        lines += ["it would fit with", *(f"  {change}" for change in found[1])]
+    return "\n".join(lines)

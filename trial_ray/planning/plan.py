@@ -1,42 +1,37 @@
-"""What a run needs, and whether it fits."""
+"""Whether a run fits on a machine, and the smallest change of its settings with which it would."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from trial_ray.errors import ConfigError
-from trial_ray.planning.memory import (
-    GIB,
-    SLEEPING_ENGINE_BYTES,
-    EngineRoom,
-    Memory,
-    engine_room,
-    host_memory,
-    learner_memory,
-)
-from trial_ray.planning.request import PlanRequest
-from trial_ray.planning.step_time import Device, StepTime
+from trial_ray.planning.memory import GIB, Memory, PlanRequest, engine_memory, host_memory, learner_memory
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
+SLEEPING_ENGINE_BYTES = 1 * GIB
+"""Memory of a GPU that a sleeping engine keeps: context and compiled graphs."""
 LORA_RANK = 32
 """Rank of the adapters that are proposed where all weights do not fit."""
+CHANGED = {
+    "learners": ("num_learners", "num_gpus_per_learner"),
+    "engines": ("colocate", "num_engines", "num_gpus_per_engine"),
+    "policy": ("lora_rank", "sharding", "gradient_checkpointing"),
+    "training": ("max_tokens_per_forward",),
+}
+"""Settings that a proposal may change, by config group; ``engine_kwargs`` of :data:`CHANGED_KWARGS` beside them."""
+CHANGED_KWARGS = ("tensor_parallel_size", "gpu_memory_utilization")
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What there is to run on.
+    """Where a run is to start; ``None`` stands for an unknown number.
 
     Attributes:
-        gpus: how many; ``None`` where that does not matter.
-        gpu_bytes: memory of each; ``None`` where it is not known.
-        host_bytes: memory of the host, on which everything without a GPU lives; ``None`` where it is not known.
+        gpus: number of GPUs.
+        gpu_bytes: memory of each.
+        host_bytes: memory of the host, for everything without a GPU.
     """
 
     gpus: int | None
@@ -46,94 +41,73 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run needs, and what is wrong with it.
+    """Predicted memory of a run, held against a machine.
 
     Attributes:
         request: sizes of the run.
         learner: memory of a learner at its peak.
-        engine: memory of an engine, and what its cache holds.
+        engine: memory of an engine.
         others: memory of the remaining processes.
         complaints: why it does not fit, with numbers; empty where it fits, or nothing is known of the machine.
     """
 
     request: PlanRequest
     learner: Memory
-    engine: EngineRoom
+    engine: Memory
     others: tuple[Memory, ...]
     complaints: tuple[str, ...]
 
     @property
     def fits(self) -> bool:
-        """Whether nothing speaks against it."""
+        """Whether there is no complaint."""
         return not self.complaints
 
     @property
     def actors(self) -> tuple[Memory, ...]:
-        """All of them."""
-        return (self.learner, self.engine.memory, *self.others)
+        """Memory of every kind of process."""
+        return (self.learner, self.engine, *self.others)
 
 
 def make_plan(request: PlanRequest, machine: Machine) -> Plan:
     """Predict the memory of every actor and hold it against the machine."""
     learner = learner_memory(request)
-    engine = engine_room(request, _free_for_engine(request, learner, machine))
-    others = tuple(host_memory(request))
-    complaints = [
-        *_count_complaints(request, machine),
-        *_gpu_complaints(request, learner, engine, machine),
-        *_host_complaints((learner, engine.memory, *others), machine),
-    ]
+    free = machine.host_bytes
+    if request.num_gpus_per_engine and (free := machine.gpu_bytes) is not None:
+        if request.engine == "vllm":
+            free *= request.gpu_memory_utilization
+        elif request.colocate:
+            free -= learner.kept
+    engine, others = engine_memory(request, free), host_memory(request)
+    complaints = _complaints(request, machine, (learner, engine, *others))
     return Plan(request, learner, engine, others, tuple(complaints))
 
 
-def _free_for_engine(request: PlanRequest, learner: Memory, machine: Machine) -> float | None:
-    """Bytes of its GPU, or of the host, that an engine may take while it samples."""
-    if not request.gpus_per_engine:
-        return machine.host_bytes
-    if machine.gpu_bytes is None or request.engine == "vllm":
-        return None if machine.gpu_bytes is None else request.gpu_memory_utilization * machine.gpu_bytes
-    return machine.gpu_bytes - (learner.kept if request.colocated else 0.0)
-
-
-def _count_complaints(request: PlanRequest, machine: Machine) -> Iterator[str]:
+def _complaints(request: PlanRequest, machine: Machine, actors: tuple[Memory, ...]) -> Iterator[str]:
     if machine.gpus is not None and request.gpus > machine.gpus:
         yield (
-            f"learners ({request.num_learners} x {request.gpus_per_learner:g}) and engines ({request.num_engines} x "
-            f"{request.gpus_per_engine:g}) ask for {request.gpus:g} GPUs; there are {machine.gpus}"
+            f"learners ({request.num_learners} x {request.num_gpus_per_learner:g}) and engines ({request.num_engines} x "
+            f"{request.num_gpus_per_engine:g}) ask for {request.gpus:g} GPUs; there are {machine.gpus}"
         )
-
-
-def _gpu_complaints(request: PlanRequest, learner: Memory, engine: EngineRoom, machine: Machine) -> Iterator[str]:
-    if (available := machine.gpu_bytes) is None:
-        return
-    if learner.on_gpu:
-        needed = learner.total + (SLEEPING_ENGINE_BYTES if request.colocated else 0)
-        if needed > available:
-            beside = ", the engine asleep beside it included" if request.colocated else ""
-            yield f"a learner needs {needed / GIB:.1f} GiB of a GPU's {available / GIB:.1f}{beside}"
-    if engine.memory.on_gpu:
-        kept = learner.kept if request.colocated else 0.0
-        needed = engine.memory.total + kept
-        if needed > available:
-            with_learner = f", the {kept / GIB:.1f} that the learner keeps included" if kept else ""
-            yield f"an engine needs {needed / GIB:.1f} GiB of a GPU's {available / GIB:.1f}{with_learner}"
-
-
-def _host_complaints(actors: tuple[Memory, ...], machine: Machine) -> Iterator[str]:
-    if machine.host_bytes is None:
-        return
-    needed = sum(actor.count * actor.total for actor in actors if not actor.on_gpu)
-    if needed > machine.host_bytes:
-        yield f"the processes need {needed / GIB:.1f} GiB of the host's {machine.host_bytes / GIB:.1f}"
-
-
-# -- what to change ----------------------------------------------------------------------------------------------------
+    if (available := machine.gpu_bytes) is not None:
+        learner, engine = actors[:2]
+        kept = learner.kept / GIB
+        for actor, name, beside, words in (
+            (learner, "a learner", SLEEPING_ENGINE_BYTES, ", the engine asleep beside it included"),
+            (engine, "an engine", learner.kept, f", the {kept:.1f} that the learner keeps included"),
+        ):
+            needed = actor.total + (beside if request.colocate else 0)
+            if actor.on_gpu and needed > available:
+                included = words if request.colocate else ""
+                yield f"{name} needs {needed / GIB:.1f} GiB of a GPU's {available / GIB:.1f}{included}"
+    if machine.host_bytes is not None:
+        needed = sum(actor.count * actor.total for actor in actors if not actor.on_gpu)
+        if needed > machine.host_bytes:
+            yield f"the processes need {needed / GIB:.1f} GiB of the host's {machine.host_bytes / GIB:.1f}"
 
 
 def nearest_fit(request: PlanRequest, machine: Machine) -> tuple[Plan, list[str]] | None:
     """The plan with the fewest and mildest changes that fits, and these changes as settings; ``None`` where none does."""
-    candidates = sorted(_candidates(request, machine), key=lambda candidate: candidate[0])
-    for _, changed in candidates:
+    for _, changed in sorted(_candidates(request, machine), key=lambda candidate: candidate[0]):
         plan = make_plan(changed, machine)
         if plan.fits:
             return plan, describe_changes(request, changed)
@@ -150,22 +124,17 @@ def _candidates(request: PlanRequest, machine: Machine) -> Iterator[tuple[int, P
     ):
         changed = replace(
             arrangement,
-            sharded=arrangement.sharded or (sharded and arrangement.num_learners > 1),
+            sharding="fsdp" if sharded and arrangement.num_learners > 1 else arrangement.sharding,
             gradient_checkpointing=request.gradient_checkpointing or checkpointing,
             max_tokens_per_forward=limit,
             lora_rank=LORA_RANK if adapters and not request.lora_rank else request.lora_rank,
             num_references=0 if adapters else request.num_references,
         )
-        yield sharded + 2 * checkpointing + 2 * halvings + 20 * adapters, _with_room(changed, machine)
-
-
-def _with_room(request: PlanRequest, machine: Machine) -> PlanRequest:
-    """Where engine and learner share a GPU, the engine takes no more than the learner leaves, in steps of 5 %."""
-    if not (request.colocated and machine.gpu_bytes):
-        return request
-    left = 1 - learner_memory(request).kept / machine.gpu_bytes
-    share = max(0.05, math.floor(20 * left) / 20)
-    return replace(request, gpu_memory_utilization=min(request.gpu_memory_utilization, share))
+        if changed.colocate and machine.gpu_bytes:  # the engine takes no more than the learner leaves, in steps of 5 %
+            left = math.floor(20 * (1 - learner_memory(changed).kept / machine.gpu_bytes)) / 20
+            share = min(request.gpu_memory_utilization, max(0.05, left))
+            changed = replace(changed, gpu_memory_utilization=share)
+        yield sharded + 2 * checkpointing + 2 * halvings + 20 * adapters, changed
 
 
 def _arrangements(request: PlanRequest, machine: Machine) -> Iterator[PlanRequest]:
@@ -173,54 +142,42 @@ def _arrangements(request: PlanRequest, machine: Machine) -> Iterator[PlanReques
     gpus = machine.gpus
     if gpus is None or not request.gpus or request.gpus <= gpus:
         yield request
-    if gpus is None or not (request.gpus_per_learner and request.gpus_per_engine):
+    if gpus is None or not (request.num_gpus_per_learner and request.num_gpus_per_engine):
         return
-    learners = min(gpus, request.trajectories)
-    shared = replace(request, num_learners=learners, num_engines=learners, tensor_parallel=1, colocated=True)
-    yield replace(shared, gpus_per_learner=0.5, gpus_per_engine=0.5)
-    half = gpus // 2
-    split = 1
-    while split <= half:
-        yield replace(
+
+    def layout(learners: int, per_learner: float, engines: int, per_engine: float, split: int = 1) -> PlanRequest:
+        return replace(
             request,
-            num_learners=half,
-            num_engines=half // split,
-            gpus_per_learner=1,
-            gpus_per_engine=split,
-            tensor_parallel=split,
-            colocated=False,
+            num_learners=learners,
+            num_gpus_per_learner=per_learner,
+            num_engines=engines,
+            num_gpus_per_engine=per_engine,
+            tensor_parallel_size=split,
+            colocate=per_learner < 1,
         )
+
+    pairs = min(gpus, request.trajectories)
+    yield layout(pairs, 0.5, pairs, 0.5)
+    half, split = gpus // 2, 1
+    while split <= half:
+        yield layout(half, 1, half // split, split, split)
         split *= 2
 
 
 def describe_changes(before: PlanRequest, after: PlanRequest) -> list[str]:
     """Calls on a config that turn one request into the other."""
-    learners, engines = [], []
-    if after.num_learners != before.num_learners or after.gpus_per_learner != before.gpus_per_learner:
-        learners = [f"num_learners={after.num_learners}", f"num_gpus_per_learner={after.gpus_per_learner:g}"]
-    if after.colocated and not before.colocated:
-        engines.append("colocate=True")
-    if after.num_engines != before.num_engines or after.gpus_per_engine != before.gpus_per_engine:
-        engines += [f"num_engines={after.num_engines}", f"num_gpus_per_engine={after.gpus_per_engine:g}"]
-    keywords: dict[str, float] = {}
-    if after.tensor_parallel != before.tensor_parallel:
-        keywords["tensor_parallel_size"] = after.tensor_parallel
-    if after.gpu_memory_utilization != before.gpu_memory_utilization:
-        keywords["gpu_memory_utilization"] = after.gpu_memory_utilization
-    if keywords:
-        engines.append(f"engine_kwargs={json.dumps(keywords)}")
-    policy = []
-    if after.lora_rank != before.lora_rank:
-        policy.append(f"lora_rank={after.lora_rank}")
-    if after.sharded and not before.sharded:
-        policy.append('sharding="fsdp"')
-    if after.gradient_checkpointing and not before.gradient_checkpointing:
-        policy.append("gradient_checkpointing=True")
-    training = []
-    if after.max_tokens_per_forward != before.max_tokens_per_forward:
-        training.append(f"max_tokens_per_forward={after.max_tokens_per_forward}")
-    sections = {"learners": learners, "engines": engines, "policy": policy, "training": training}
-    return [f".{name}({', '.join(settings)})" for name, settings in sections.items() if settings]
+
+    def changed(names: tuple[str, ...]) -> dict[str, object]:
+        return {name: value for name in names if (value := getattr(after, name)) != getattr(before, name)}
+
+    calls = []
+    for group, names in CHANGED.items():
+        settings = changed(names)
+        if group == "engines" and (keywords := changed(CHANGED_KWARGS)):
+            settings["engine_kwargs"] = keywords
+        if settings:
+            calls.append(f".{group}({', '.join(f'{name}={value!r}' for name, value in settings.items())})")
+    return calls
 
 
 def require_fit(request: PlanRequest, machine: Machine) -> None:
@@ -239,58 +196,3 @@ def require_fit(request: PlanRequest, machine: Machine) -> None:
     raise ConfigError(
         f"The plan does not fit: {'; '.join(plan.complaints)}. {advice} `trial-ray plan FILE` shows the whole prediction."
     )
-
-
-def memory_table(plan: Plan, machine: Machine) -> Table:
-    """What each kind of actor holds at its peak."""
-    from rich.table import Table
-
-    request = plan.request
-    title = f"memory of each actor at its peak: {request.shape.parameters / 1e6:,.0f} million parameters, "
-    title += f"{request.gpus:g} GPU{'s' if request.gpus != 1 else ''}" if request.gpus else "no GPU"
-    if machine.gpu_bytes and request.gpus:
-        title += f" of {machine.gpu_bytes / GIB:.0f} GiB"
-    table = Table(title=title, title_justify="left")
-    table.add_column("actor")
-    table.add_column("number", justify="right")
-    table.add_column("where")
-    table.add_column("GiB", justify="right")
-    table.add_column("of it")
-    for actor in plan.actors:
-        where = "GPU" if actor.on_gpu else "host"
-        table.add_row(actor.actor, str(actor.count), where, f"{actor.total / GIB:.1f}", _parts(actor))
-    return table
-
-
-def _parts(actor: Memory) -> str:
-    parts = sorted(((size, name) for name, size in actor.items.items() if size >= 0.05 * GIB), reverse=True)
-    return ", ".join(f"{name} {size / GIB:.1f}" for size, name in parts)
-
-
-def time_table(time: StepTime, device: Device) -> Table:
-    """Seconds of an iteration, in phases one after the other."""
-    from rich.table import Table
-
-    title = f"an iteration of {time.row_tokens:,.0f} tokens, at the speed of {device.name}"
-    table = Table(title=title, title_justify="left", min_width=len(title))
-    table.add_column("phase")
-    table.add_column("seconds", justify="right")
-    table.add_column("share", justify="right")
-    for name in ("sampling", "scoring", "update", "sync"):
-        seconds = getattr(time, name)
-        table.add_row(name, f"{seconds:,.1f}", f"{seconds / time.total:.0%}")
-    table.add_row("iteration", f"{time.total:,.1f}", "")
-    return table
-
-
-def verdict(plan: Plan, found: tuple[Plan, list[str]] | None) -> str:
-    """Whether the plan fits, and if not, why and what to change."""
-    if plan.fits:
-        cache = f"an engine's cache holds {plan.engine.sequences:,.0f} requests of full length"
-        return f"fits; {cache}"
-    lines = ["does not fit:", *(f"  {complaint}" for complaint in plan.complaints)]
-    if found is None:
-        return "\n".join(
-            [*lines, "no arrangement, sharding, checkpointing or adapter makes it fit: take larger or more GPUs"]
-        )
-    return "\n".join([*lines, "it would fit with", *(f"  {change}" for change in found[1])])

@@ -1,4 +1,4 @@
-"""Time of an iteration, from floating-point operations and the machine."""
+"""Time of an iteration by phase, from floating-point operations, and the devices that it is predicted for."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trial_ray.planning.memory import GIB
-from trial_ray.planning.request import PlanRequest
+from trial_ray.planning.memory import GIB, PlanRequest
 from trial_ray.rollout.hindsight import FRAMES
 
 RAY_ACCELERATORS = {
@@ -27,20 +26,34 @@ RAY_ACCELERATORS = {
 }
 """GiB of the GPU types that Ray names in a node's resources (``accelerator_type:...``), where a type has one size."""
 HOST_BANDWIDTH = 10e9
-"""Bytes per second that a CPU reads out of memory, where nothing better is known."""
+"""Bytes per second that a CPU reads out of memory; an assumption."""
 
 
-def visible_gpus() -> list[tuple[str, float]]:
-    """Name and bytes of every NVIDIA GPU of this host; empty where there is none."""
+@dataclass(frozen=True, slots=True)
+class InstalledGPU:
+    """An NVIDIA GPU of this host: name, memory in MiB and version of the driver."""
+
+    name: str
+    mib: int
+    driver: str
+
+
+def installed_gpus() -> tuple[list[InstalledGPU], str]:
+    """NVIDIA GPUs of this host, and why the driver lists none; no reason on a host without ``nvidia-smi``."""
     if shutil.which("nvidia-smi") is None:
-        return []
-    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+        return [], ""
+    command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (subprocess.SubprocessError, OSError):
-        return []
-    rows = [line.rpartition(", ") for line in done.stdout.splitlines()]
-    return [(name, float(mib) * 2**20) for name, _, mib in rows if mib.isdigit()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (subprocess.SubprocessError, OSError) as error:
+        return [], f"nvidia-smi failed: {error}"
+    if done.returncode:
+        return [], f"nvidia-smi failed: {(done.stdout + done.stderr).strip().partition(chr(10))[0]}"
+    rows = re.findall(r"^(.+), (\d+), (\d+\..*)$", done.stdout, re.MULTILINE)
+    printed = " ".join(done.stdout.split()) or "it printed nothing"
+    return [InstalledGPU(name, int(mib), driver) for name, mib, driver in rows], (
+        "" if rows else f"nvidia-smi lists no GPU: {printed}"
+    )
 
 
 def gpu_bytes(cluster_resources: Mapping[str, float]) -> float | None:
@@ -48,11 +61,9 @@ def gpu_bytes(cluster_resources: Mapping[str, float]) -> float | None:
 
     The largest, because a run is only refused where it fits on none of them.
     """
-    types = [
-        name.removeprefix("accelerator_type:") for name in cluster_resources if name.startswith("accelerator_type:")
-    ]
+    types = (name.removeprefix("accelerator_type:") for name in cluster_resources)
     known = [RAY_ACCELERATORS[name] * GIB for name in types if name in RAY_ACCELERATORS]
-    return max([*(size for _, size in visible_gpus()), *known], default=None)
+    return max([*(gpu.mib * 2**20 for gpu in installed_gpus()[0]), *known], default=None)
 
 
 def host_bytes() -> float:
@@ -171,7 +182,7 @@ def step_time(request: PlanRequest, device: Device) -> StepTime:
 
 def _sampling(request: PlanRequest, device: Device, turns: float, prompt: float, response: float) -> float:
     """Rollouts in waves of what the engines decode at a time; each decoding step reads weights and cache, or computes."""
-    shape, split = request.shape, request.tensor_parallel
+    shape, split = request.shape, request.tensor_parallel_size
     per_engine = request.requests_per_engine
     batch = min(request.most_rows, per_engine)
     waves = math.ceil(per_engine / batch)
