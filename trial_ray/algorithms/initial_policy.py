@@ -72,6 +72,6 @@ def _folder(model_path: str) -> str:
     if model_path != SMOLLM2:
         return model_folder(model_path)
     from trial_ray.models.packaged import prepare_smollm2
-    from trial_ray.warmstart.examples import cache_root
+    from trial_ray.warmstart.cache import cache_root
 
     return str(prepare_smollm2(cache_root() / "models"))

@@ -65,7 +65,7 @@ def _identity(folder: Path) -> bytes:
 
 
 def _key() -> bytes:
-    from trial_ray.warmstart.examples import cache_root  # whose package imports torch, which no `--help` waits for
+    from trial_ray.warmstart.cache import cache_root  # whose package imports torch, which no `--help` waits for
 
     path = Path(KEY_FILE)
     try:

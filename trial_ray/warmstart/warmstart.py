@@ -26,9 +26,9 @@ from trial_ray.errors import TrainingDivergedError
 from trial_ray.files import PACKAGE, require_new_folder, write_folder, write_json
 from trial_ray.rollout.env_runner import outside_loop
 from trial_ray.rollout.prompts import PromptBuilder
+from trial_ray.warmstart.cache import content_key, files_digest, get_or_build, kept_examples
 from trial_ray.warmstart.cloning import Cloner, Example, Renamer, Renaming, Schedule
 from trial_ray.warmstart.demonstrations import collect, make_demonstrator, to_examples
-from trial_ray.warmstart.examples import content_key, files_digest, get_or_build, kept_examples
 from trial_ray.warmstart.judgement import judge_policy
 from trial_ray.warmstart.policy import RECORD, computing_with, load_policy, model_files
 from trial_ray.warmstart.settings import WarmStartSettings
