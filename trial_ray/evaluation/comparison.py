@@ -124,13 +124,8 @@ def require_one_protocol(results: Sequence[EvaluationResult]) -> None:
     Raises:
         ComparisonError: the protocols differ.
     """
-    first = results[0].protocol
-    for other in (result.protocol for result in results):
-        if key := protocol_difference(first, other):
-            raise ComparisonError(
-                f"The evaluations follow different protocols: {key} is {first.get(key)!r} in one and {other.get(key)!r} in "
-                "another, so that they cannot be averaged."
-            )
+    for result in results:
+        require_same_protocol(results[0].protocol, result.protocol, ("in one", "in another"))
 
 
 def require_same_protocol(
@@ -141,15 +136,14 @@ def require_same_protocol(
     Args:
         first: protocol of one evaluation.
         second: protocol of the other.
-        where: what the message calls them.
+        where: their names in the message.
 
     Raises:
         ComparisonError: the protocols differ.
     """
-    if key := protocol_difference(first, second):
+    if difference := protocol_difference(first, second, where):
         raise ComparisonError(
-            f"The evaluations follow different protocols: {key} is {first.get(key)!r} {where[0]} and "
-            f"{second.get(key)!r} {where[1]}. Evaluate both in the same way."
+            f"The evaluations follow different protocols: {difference}. Evaluate both in the same way."
         )
 
 

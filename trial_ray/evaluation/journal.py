@@ -132,13 +132,9 @@ class EpisodeJournal:
         self._file.flush()
 
     def _require_same(self, path: Path, protocol: dict[str, Any], weights: str) -> None:
-        ours = self._head["protocol"]
-        advice = "Name another file, or delete this one to evaluate anew."
-        if key := protocol_difference(protocol, ours):
-            raise EvaluationFileError(
-                f"{path} holds an evaluation of another protocol: {key} is {protocol.get(key)!r} there and "
-                f"{ours.get(key)!r} here. {advice}"
-            )
+        advice = "Name another file, or delete this one to evaluate again."
+        if difference := protocol_difference(protocol, self._head["protocol"], ("there", "here")):
+            raise EvaluationFileError(f"{path} holds an evaluation of another protocol: {difference}. {advice}")
         if weights != self._head["weights"]:
             raise EvaluationFileError(f"{path} holds an evaluation of another policy (other weights). {advice}")
 

@@ -166,16 +166,12 @@ class EvaluationResult:
         episodes = value.get("episodes")
         if not isinstance(value.get("protocol"), dict) or not isinstance(episodes, list):
             raise EvaluationFileError('The evaluation lacks its "protocol" or its "episodes".')
-        for name, kind in (("policy", str), ("weights", str), ("labels", dict)):
-            if not isinstance(value.get(name, kind()), kind):
-                raise EvaluationFileError(f"The evaluation has {name} = {value[name]!r:.100}, which is no such value.")
-        return cls(
-            value["protocol"],
-            [read_episode(episode, f"Episode {index}") for index, episode in enumerate(episodes)],
-            value.get("policy", ""),
-            value.get("weights", ""),
-            value.get("labels", {}),
-        )
+        about = {name: value.get(name, kind()) for name, kind in _ABOUT.items()}
+        for name, found in about.items():
+            if not isinstance(found, _ABOUT[name]):
+                raise EvaluationFileError(f"The evaluation has {name} = {found!r:.100}, which is no such value.")
+        episodes = [read_episode(episode, f"Episode {index}") for index, episode in enumerate(episodes)]
+        return cls(value["protocol"], episodes, **about)
 
     def save(self, path: Path | str) -> Path:
         """Write the evaluation as JSON; the file is whole or absent."""
@@ -228,9 +224,12 @@ def read_episode(value: Any, name: str) -> EpisodeResult:
     return EpisodeResult(**value)
 
 
-def protocol_difference(first: dict[str, Any], second: dict[str, Any]) -> str | None:
-    """The alphabetically first entry in which two protocols differ."""
-    return next((key for key in sorted(first.keys() | second.keys()) if first.get(key) != second.get(key)), None)
+def protocol_difference(
+    first: dict[str, Any], second: dict[str, Any], where: tuple[str, str] = ("in one", "in another")
+) -> str:
+    """The alphabetically first entry in which two protocols differ, with both values; empty where they are equal."""
+    key = next((key for key in sorted(first.keys() | second.keys()) if first.get(key) != second.get(key)), None)
+    return "" if key is None else f"{key} is {first.get(key)!r} {where[0]} and {second.get(key)!r} {where[1]}"
 
 
 def _summary(rate: Rate) -> dict[str, Any]:

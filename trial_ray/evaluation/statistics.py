@@ -175,12 +175,12 @@ def holm(p_values: Sequence[float]) -> list[float]:
     Args:
         p_values: of the comparisons that are made together.
     """
-    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
-    adjusted, largest = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = largest
-    return adjusted
+    order = np.argsort(p_values)
+    adjusted = np.empty(len(p_values))
+    factors = np.arange(len(p_values), 0, -1)
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(factors * np.asarray(p_values)[order]))
+    found: list[float] = adjusted.tolist()
+    return found
 
 
 def add_adjusted(differences: Sequence[dict[str, Any]]) -> None:

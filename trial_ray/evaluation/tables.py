@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -28,13 +28,17 @@ class Column:
 
     Attributes:
         title: heading.
-        counts: whether an episode belongs to it.
+        family: whose episodes it averages; ``None``: all.
         score: whether it averages scores rather than successes.
     """
 
     title: str
-    counts: Callable[[EpisodeResult], bool]
+    family: str | None = None
     score: bool = False
+
+    def counts(self, episode: EpisodeResult) -> bool:
+        """Whether an episode belongs to it."""
+        return self.family in (None, episode.family)
 
     def value(self, episode: EpisodeResult) -> float:
         """What an episode contributes to the mean."""
@@ -57,18 +61,10 @@ def block_columns(env: str, families: set[str]) -> list[Column]:
     """Where the adapter names families, success of each that was played, then of the split; else success and score."""
     titles = find_adapter(env).family_titles
     if not titles:
-        return [Column("Succ.", _every), Column("Score", _every, score=True)]
+        return [Column("Succ."), Column("Score", score=True)]
     known = [name for name in titles if name in families]
     ordered = known + sorted(families - set(known))
-    return [Column(titles.get(name, name), _of_family(name)) for name in ordered] + [Column("Avg.", _every)]
-
-
-def _every(episode: EpisodeResult) -> bool:
-    return True
-
-
-def _of_family(name: str) -> Callable[[EpisodeResult], bool]:
-    return lambda episode: episode.family == name
+    return [Column(titles.get(name, name), name) for name in ordered] + [Column("Avg.")]
 
 
 SCHEMA = "trial_ray/result_table"
@@ -301,12 +297,7 @@ class ResultTable:
         return found
 
     def _compared(self) -> Iterable[dict[str, Any]]:
-        whole = [
-            (block, column)
-            for block in self.blocks
-            for column in block.columns
-            if column.title in ("Avg.", "Succ.", "Score")
-        ]
+        whole = [(block, column) for block in self.blocks for column in block.columns if column.family is None]
         for backbone in self.backbones:
             for (method, reference), (block, column) in product(self._pairs(self.methods(backbone)), whole):
                 found = block.compare(backbone, reference, method, column)
@@ -339,9 +330,9 @@ def _split_of(entry: TableEntry) -> tuple[str, str]:
 
 
 def _require_one_protocol(title: str, first: dict[str, Any], second: dict[str, Any]) -> None:
-    if key := protocol_difference(first, second):
-        what = "panels" if key in OF_A_SPLIT else "protocols"
+    if difference := protocol_difference(first, second):
+        kind = "panels" if difference.startswith(OF_A_SPLIT) else "protocols"
         raise TableError(
-            f"{title}: evaluations of different {what} cannot stand in one table: {key} is {first.get(key)!r} in one "
-            f"and {second.get(key)!r} in another. Evaluate all of them in the same way."
+            f"{title}: evaluations of different {kind} cannot stand in one table: {difference}. Evaluate all of them in "
+            "the same way."
         )
