@@ -29,7 +29,7 @@ from trial_ray.evaluation import panel_player
 from trial_ray.engines import pool
 from trial_ray.warmstart import warmstart
 from trial_ray.warmstart.cloning import Cloner
-from trial_ray.warmstart.success import HeldOutGames
+from trial_ray.warmstart.policy import HeldOutGames
 
 policy = {"model_path": os.environ["TEST_MODEL"]}
 if "warm start" in os.environ["TEST_MOMENT"]:

@@ -18,11 +18,9 @@ from trial_ray.models.packaged import ALFWORLD_TINY, alfworld_tiny
 from trial_ray.models.tiny import build_tokenizer
 from trial_ray.rollout.conversation import prompt_writer
 from trial_ray.rollout.episode import Decision, play_episode
-from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.runs.experiment import load_experiment
-from trial_ray.warmstart.policy import load_policy, recorded_settings
-from trial_ray.warmstart.success import HeldOutGames
-from trial_ray.warmstart.tasks import EVALUATED
+from trial_ray.warmstart.policy import HeldOutGames, load_policy, prompt_builder, recorded_settings
+from trial_ray.warmstart.settings import EVALUATED
 
 QUICKSTART = Path(__file__).parents[2] / "tuned_examples" / "alfworld_quickstart.py"
 REMAKE = (
@@ -91,9 +89,10 @@ def test_the_policy_was_made_for_the_prompts_that_the_quickstart_shows(config, c
 
 def test_the_policy_wins_some_games_and_leaves_room_to_learn(config):
     (entry,) = config.environment_entries()
-    settings = dataclasses.replace(recorded_settings(alfworld_tiny()), model_path=str(alfworld_tiny()))
+    settings = dataclasses.replace(
+        recorded_settings(alfworld_tiny()), model_path=str(alfworld_tiny()), evaluation_games=64
+    )
     model, tokenizer = load_policy(settings, entry)
-    template = entry.adapter.template(settings.response_style)
-    builder = PromptBuilder(tokenizer, template, settings.max_prompt_tokens, settings.history_window)
-    with HeldOutGames(settings, entry, EVALUATED, 64, tokenizer, builder) as games:
+    builder = prompt_builder(settings, entry, tokenizer)
+    with HeldOutGames(settings, entry, EVALUATED, tokenizer, builder) as games:
         assert 0.1 < games.play(model, seed=0).success_rate < 0.5

@@ -18,8 +18,8 @@ from trial_ray.models.tiny import build_tiny_model, build_tokenizer
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.warmstart import judgement as module
 from trial_ray.warmstart.judgement import auc, judge
-from trial_ray.warmstart.success import HeldOutGames
-from trial_ray.warmstart.tasks import EVALUATED
+from trial_ray.warmstart.policy import HeldOutGames
+from trial_ray.warmstart.settings import EVALUATED
 
 
 def test_the_area_is_the_share_of_pairs_in_the_right_order():
@@ -36,7 +36,7 @@ def judged():
     tokenizer = build_tokenizer(ADAPTER.vocabulary)
     model = build_tiny_model(tokenizer, "nano")
     builder = PromptBuilder(tokenizer, ADAPTER.template("plain"), SETTINGS.max_prompt_tokens)
-    with HeldOutGames(SETTINGS, HOME, EVALUATED, 5, tokenizer, builder) as games:
+    with HeldOutGames(SETTINGS, HOME, EVALUATED, tokenizer, builder) as games:
         yield judge(model, tokenizer, HOME, games, seed=0)
 
 
@@ -72,7 +72,7 @@ def test_games_that_meet_the_prompt_limit_are_judged_as_far_as_they_went(most, m
     tokenizer = build_tokenizer(ADAPTER.vocabulary)
     model = build_tiny_model(tokenizer, "nano")
     builder = ShortOfRoom(tokenizer, ADAPTER.template("plain"), SETTINGS.max_prompt_tokens)
-    with HeldOutGames(SETTINGS, HOME, EVALUATED, 5, tokenizer, builder) as games:
+    with HeldOutGames(SETTINGS, HOME, EVALUATED, tokenizer, builder) as games:
         tasks = dict.fromkeys(each.reset(task, 0).task for each, task in zip(games._envs, games._tasks, strict=True))
         monkeypatch.setattr(ShortOfRoom, "fitting", dict(zip(tasks, most, strict=False)))
         judged = judge(model, tokenizer, HOME, games, seed=0)

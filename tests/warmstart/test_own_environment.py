@@ -16,11 +16,10 @@ from trial_ray.environments.registry import make_entries
 from trial_ray.errors import ConfigError
 from trial_ray.models.tiny import build_tokenizer
 from trial_ray.rollout.prompts import PromptBuilder
-from trial_ray.warmstart import WarmStartSettings, warm_start
-from trial_ray.warmstart import examples as cache
+from trial_ray.warmstart import WarmStartSettings, cache, warm_start
 from trial_ray.warmstart import warmstart as module
 from trial_ray.warmstart.demonstrations import collect
-from trial_ray.warmstart.tasks import CHECKED, DEMONSTRATED, EVALUATED, task_set
+from trial_ray.warmstart.settings import CHECKED, DEMONSTRATED, EVALUATED, task_set
 from trial_ray.warmstart.warmstart import load_policy
 
 SETTINGS = WarmStartSettings(
@@ -164,19 +163,17 @@ def home_entry():
 def test_no_task_serves_two_purposes(entry, seed):
     settings = replace(SETTINGS, generator_seed=seed)
     needs = {DEMONSTRATED: settings.games, CHECKED: settings.check_games, EVALUATED: settings.evaluation_games}
-    sets = [task_set(settings, entry, purpose, number) for purpose, number in needs.items()]
+    sets = [task_set(settings, entry, purpose) for purpose, number in needs.items()]
     assert [len(found.tasks) for found in sets] == list(needs.values())
     assert len({task for found in sets for task in found.tasks}) == sum(needs.values())
     for found in sets:
         GuardedEnv(found.entry).reset(found.tasks[0], seed=0)
-    assert (
-        sets[0].tasks != task_set(replace(settings, generator_seed=seed + 7), entry, DEMONSTRATED, settings.games).tasks
-    )
+    assert sets[0].tasks != task_set(replace(settings, generator_seed=seed + 7), entry, DEMONSTRATED).tasks
 
 
 def test_tasks_that_training_draws_first_are_none_of_the_warm_starts_where_they_are_seeds():
     entry = entry_of(RiddleEnv)
-    assert not set(entry.tasks()) & set(task_set(SETTINGS, entry, DEMONSTRATED, SETTINGS.games).tasks)
+    assert not set(entry.tasks()) & set(task_set(SETTINGS, entry, DEMONSTRATED).tasks)
 
 
 def test_a_split_with_too_few_tasks_is_refused_with_what_is_needed():
@@ -184,4 +181,4 @@ def test_a_split_with_too_few_tasks_is_refused_with_what_is_needed():
     with pytest.raises(
         ConfigError, match=r"split 'train' of mine/Counting-v0 has 4 tasks, but the warm start needs 14 \(games=6"
     ):
-        task_set(SETTINGS, entry, DEMONSTRATED, 6)
+        task_set(SETTINGS, entry, DEMONSTRATED)

@@ -31,9 +31,7 @@ from trial_ray.errors import (
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
 from trial_ray.objectives.allocation import hindsight_gap
 from trial_ray.rollout.prompts import PromptBuilder
-from trial_ray.warmstart import WarmStartSettings, warm_start
-from trial_ray.warmstart import examples as cache
-from trial_ray.warmstart import success as progress
+from trial_ray.warmstart import WarmStartSettings, cache, progress, warm_start
 from trial_ray.warmstart import warmstart as module
 from trial_ray.warmstart.cloning import (
     Cloner,
@@ -46,9 +44,8 @@ from trial_ray.warmstart.cloning import (
     collate,
 )
 from trial_ray.warmstart.demonstrations import collect, collect_texts, to_examples
-from trial_ray.warmstart.policy import load_policy
-from trial_ray.warmstart.success import HeldOutGames
-from trial_ray.warmstart.tasks import CHECKED, DEMONSTRATED, task_set
+from trial_ray.warmstart.policy import HeldOutGames, load_policy
+from trial_ray.warmstart.settings import CHECKED, DEMONSTRATED, task_set
 
 SETTINGS = WarmStartSettings(
     env_config={"difficulty": "tiny", "max_turns": 8},
@@ -106,7 +103,7 @@ def test_demonstrated_responses_are_on_offer_and_end_with_the_end_token(demonstr
 def test_a_prompt_holds_nothing_but_what_was_shown(demonstrations, tokenizer, builder):
     """The opening prompt of every game follows from its first observation alone."""
     shown = {tokenizer.decode(demonstration.prompt_ids) for demonstration in demonstrations}
-    played = task_set(SETTINGS, HOME, DEMONSTRATED, SETTINGS.games)
+    played = task_set(SETTINGS, HOME, DEMONSTRATED)
     with closing(played.entry.make()) as env:
         for task in played.tasks:
             observation, info = env.reset(options={"task": task})
@@ -123,7 +120,7 @@ def test_a_prompt_holds_nothing_but_what_was_shown(demonstrations, tokenizer, bu
 def test_the_demonstrator_does_not_know_where_the_object_is(tokenizer, builder):
     """Whoever knew would go straight to it; the explorer looks elsewhere first in many games."""
     settings = replace(SETTINGS, games=40, episodes_per_game=1, action_noise=0.0)
-    played, opening = task_set(settings, HOME, DEMONSTRATED, 40), {}
+    played, opening = task_set(settings, HOME, DEMONSTRATED), {}
     with closing(played.entry.make()) as env:
         for task in played.tasks:
             env.reset(options={"task": task})
@@ -283,7 +280,7 @@ def test_cloning_repeats_with_the_same_seed(demonstrations, tokenizer):
 
 def test_play_repeats_with_the_same_seed(tokenizer, builder):
     model = build_tiny_model(tokenizer, "nano")
-    with HeldOutGames(SETTINGS, HOME, CHECKED, 3, tokenizer, builder) as games:
+    with HeldOutGames(SETTINGS, HOME, CHECKED, tokenizer, builder) as games:
         assert games.play(model, 7) == games.play(model, 7)
 
 
@@ -399,7 +396,7 @@ def failing_games(monkeypatch, failing: Callable[[int], bool]) -> None:
 def test_games_that_fail_are_not_counted_and_their_environments_are_replaced(tokenizer, builder, monkeypatch, caplog):
     model = build_tiny_model(tokenizer, "nano")
     failing_games(monkeypatch, lambda number: number in (1, 2))
-    with HeldOutGames(SETTINGS, HOME, CHECKED, 3, tokenizer, builder) as games:
+    with HeldOutGames(SETTINGS, HOME, CHECKED, tokenizer, builder) as games:
         assert games.play(model, 7).episodes == 1
         assert "2 of 3 held-out games failed; the first: EnvironmentFaultError: trial/ALFWorld-v0" in caplog.text
         assert not any(env.faulty for env in games._envs)
@@ -407,7 +404,7 @@ def test_games_that_fail_are_not_counted_and_their_environments_are_replaced(tok
     monkeypatch.undo()
     failing_games(monkeypatch, lambda number: True)
     with (
-        HeldOutGames(SETTINGS, HOME, CHECKED, 3, tokenizer, builder) as games,
+        HeldOutGames(SETTINGS, HOME, CHECKED, tokenizer, builder) as games,
         pytest.raises(InfrastructureError, match="3 of 3 held-out games failed"),
     ):
         games.play(model, 7)

@@ -44,7 +44,7 @@ def require_initial_policy(config: RunSettings) -> None:
     """
     if config.warm_start is not None:
         from trial_ray.environments.registry import make_entries
-        from trial_ray.warmstart.tasks import require_tasks
+        from trial_ray.warmstart.settings import require_tasks
 
         settings, adapters = _warm_start(config)
         (entry,) = make_entries([(settings.env, settings.env_config, 1.0)], adapters, config.env_specs)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import itertools
 import re
 import sys
 from pathlib import Path
@@ -34,7 +31,7 @@ def table_names() -> list[str]:
 
 
 def _tables() -> dict[str, str]:
-    settings = _section_tables() | _method_tables() | {"warm-start": _warm_start_table()}
+    settings = _section_tables() | _method_tables() | {"warm-start": settings_table(WarmStartSettings)}
     return {f"settings of {name}": table for name, table in settings.items()} | {
         f"metrics of {group.name}": metrics_table(group) for group in GROUPS
     }
@@ -68,20 +65,6 @@ def _method_tables() -> dict[str, str]:
             else f"`{config.__name__}` has the settings and defaults of `{parent.__name__}`.\n"
         )
     return tables
-
-
-def _warm_start_table() -> str:
-    """Fields of ``WarmStartSettings``; what each means is the text under it in the source."""
-    (found,) = ast.parse(inspect.getsource(WarmStartSettings)).body
-    assert isinstance(found, ast.ClassDef)
-    defaults = WarmStartSettings()
-    lines = ["| setting | default | meaning |", "| --- | --- | --- |"]
-    for field, text in itertools.pairwise(found.body):
-        match field, text:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(meaning))):
-                words = " ".join(meaning.split()).replace("``", "`")
-                lines.append(f"| `{name}` | `{getattr(defaults, name)!r}` | {words} |")
-    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

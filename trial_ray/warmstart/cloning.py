@@ -163,6 +163,12 @@ class Batch:
         return Batch(self.ids.to(device), self.response.to(device), self.prompt.to(device))
 
 
+def pad_id_of(tokenizer: Any) -> int:
+    """The id that fills batches: the tokenizer's own, else that of its end token."""
+    pad_id: int = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    return pad_id
+
+
 def collate(examples: Sequence[Example], pad_id: int) -> Batch:
     """Pad examples on the right; padding is in neither mask."""
     width = max(map(len, examples))

@@ -23,8 +23,7 @@ from trial_ray.rollout.hindsight import augment, encode_evidence, outcome_view
 from trial_ray.rollout.prompts import PromptBuilder, records
 from trial_ray.rollout.trajectory import Trajectory
 from trial_ray.warmstart.cloning import Example
-from trial_ray.warmstart.settings import WarmStartSettings
-from trial_ray.warmstart.tasks import DEMONSTRATED, task_set
+from trial_ray.warmstart.settings import DEMONSTRATED, WarmStartSettings, task_set
 
 MALFORMED_SHARE = 0.3
 """Of the noisy actions, so many are actions that the environment does not understand."""
@@ -77,7 +76,7 @@ def collect(
         EnvironmentFaultError: the environment fails.
         PromptTooLongError: a prompt does not fit.
     """
-    played = task_set(settings, entry, DEMONSTRATED, settings.games)
+    played = task_set(settings, entry, DEMONSTRATED)
     demonstrator = make_demonstrator(entry)
     demonstrations: list[Demonstration] = []
     env = GuardedEnv(played.entry)
@@ -98,7 +97,7 @@ def collect_texts(settings: WarmStartSettings, entry: EnvironmentEntry) -> Itera
     Raises:
         ConfigError, EnvironmentFaultError: as :func:`collect`.
     """
-    played = task_set(settings, entry, DEMONSTRATED, settings.games)
+    played = task_set(settings, entry, DEMONSTRATED)
     demonstrator = make_demonstrator(entry)
     env = GuardedEnv(played.entry)
     try:
@@ -161,24 +160,21 @@ class DemonstratorPlayer:
 
     def demonstrations(self, trajectory: Trajectory) -> list[Demonstration]:
         """What was demonstrated in the episode that was played."""
-        last = len(trajectory.turns) - 1
-        terminated = trajectory.ended == "terminated"
-        views = [
-            outcome_view(turn.outcome, terminal=terminated and index == last, success=trajectory.success)
-            for index, turn in enumerate(trajectory.turns)
-        ]
+        evidence = outcome_evidence(trajectory, self._tokenizer)
         return [
             Demonstration(
                 prompt_ids=turn.prompt_ids,
                 insert_at=turn.insert_at,
                 response_ids=turn.response_ids,
                 planned_ids=encode_response(self._tokenizer, planned, self._settings.response_style),
-                evidence_ids=encode_evidence(view, self._tokenizer),
+                evidence_ids=shown,
                 planned=turn.action == planned,
                 task_id=trajectory.task_id,
                 actions=actions,
             )
-            for turn, view, planned, actions in zip(trajectory.turns, views, self._planned, self._offered, strict=True)
+            for turn, shown, planned, actions in zip(
+                trajectory.turns, evidence, self._planned, self._offered, strict=True
+            )
         ]
 
     def _suboptimal(self, actions: Sequence[str], planned: str) -> str:
@@ -225,6 +221,15 @@ class _TextCollector:
         self.texts.append("\n".join((result.observation, *result.admissible_actions, action)))
         self._demonstrator.carried_out(action)
         return Decision(action)
+
+
+def outcome_evidence(trajectory: Trajectory, tokenizer: Any) -> list[np.ndarray]:
+    """Ids of the outcome view of every turn, int32 ``[z]`` each."""
+    last = len(trajectory.turns) - 1 if trajectory.ended == "terminated" else None
+    return [
+        encode_evidence(outcome_view(turn.outcome, terminal=index == last, success=trajectory.success), tokenizer)
+        for index, turn in enumerate(trajectory.turns)
+    ]
 
 
 def encode_response(tokenizer: Any, action: str, style: str) -> np.ndarray:

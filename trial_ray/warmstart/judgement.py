@@ -23,15 +23,12 @@ from trial_ray.objectives.allocation import hindsight_gap, relative_weights, tur
 from trial_ray.objectives.segments import segment_sum
 from trial_ray.rollout.env_runner import outside_loop
 from trial_ray.rollout.episode import Decision, History, Player
-from trial_ray.rollout.hindsight import augment, encode_evidence, outcome_view
-from trial_ray.rollout.prompts import PromptBuilder
+from trial_ray.rollout.hindsight import augment
 from trial_ray.rollout.trajectory import Trajectory
-from trial_ray.warmstart.cloning import Example, collate
-from trial_ray.warmstart.demonstrations import make_demonstrator
-from trial_ray.warmstart.policy import computing_with, load_policy
-from trial_ray.warmstart.settings import WarmStartSettings
-from trial_ray.warmstart.success import HeldOutGames, PlayResult
-from trial_ray.warmstart.tasks import EVALUATED
+from trial_ray.warmstart.cloning import Example, collate, pad_id_of
+from trial_ray.warmstart.demonstrations import make_demonstrator, outcome_evidence
+from trial_ray.warmstart.policy import HeldOutGames, PlayResult, computing_with, load_policy, prompt_builder
+from trial_ray.warmstart.settings import EVALUATED, WarmStartSettings
 
 GAP_CLIP = 2.0
 """c of Eq. 4, in nats: TRIAL's default."""
@@ -178,10 +175,8 @@ def judge_policy(settings: WarmStartSettings, entry: EnvironmentEntry) -> Judgem
     """Judge the model that ``settings.model_path`` names on ``settings.evaluation_games`` games; errors as :func:`judge_model`."""
     with computing_with(settings):
         model, tokenizer = load_policy(settings, entry)
-        model.to(settings.device)  # type: ignore[arg-type]  # transformers wraps Module.to without its arguments' types
-        template = entry.adapter.template(settings.response_style)
-        builder = PromptBuilder(tokenizer, template, settings.max_prompt_tokens, settings.history_window)
-        with HeldOutGames(settings, entry, EVALUATED, settings.evaluation_games, tokenizer, builder) as games:
+        builder = prompt_builder(settings, entry, tokenizer)
+        with HeldOutGames(settings, entry, EVALUATED, tokenizer, builder) as games:
             return judge(model, tokenizer, entry, games, settings.seed)
 
 
@@ -221,17 +216,13 @@ def _views(
     """Signed gap, log-ratio, score and weight of every turn."""
     ordinary, hindsight, counts, trajectory_ids = [], [], [], []
     for index, trajectory in enumerate(trajectories):
-        for position, turn in enumerate(trajectory.turns):
-            terminal = trajectory.ended == "terminated" and position == len(trajectory.turns) - 1
-            view = outcome_view(turn.outcome, terminal=terminal, success=trajectory.success)
-            evidence = encode_evidence(view, tokenizer)
+        for turn, evidence in zip(trajectory.turns, outcome_evidence(trajectory, tokenizer), strict=True):
             ordinary.append(Example(turn.prompt_ids, turn.response_ids))
             hindsight.append(Example(augment(turn.prompt_ids, turn.insert_at, evidence), turn.response_ids))
             counts.append(len(turn.response_ids))
             trajectory_ids.append(index)
     turn_ids = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts, dtype=torch.int64))
-    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    logprobs, hindsight_logprobs = _logprobs(model, ordinary, pad_id), _logprobs(model, hindsight, pad_id)
+    logprobs, hindsight_logprobs = (_logprobs(model, rows, pad_id_of(tokenizer)) for rows in (ordinary, hindsight))
     gap = hindsight_gap(hindsight_logprobs, logprobs, GAP_CLIP)
     scores, lengths = turn_scores(gap, torch.ones_like(gap, dtype=torch.bool), turn_ids, len(counts))
     weights = relative_weights(scores, lengths, torch.tensor(trajectory_ids, dtype=torch.int64))

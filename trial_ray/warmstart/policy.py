@@ -1,21 +1,36 @@
-"""The model that a warm start begins with, and where it computes."""
+"""The policy of a warm start: the model that it starts from, where it computes, and its success in held-out games."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from trial_ray.engines.local import LocalEngine
+from trial_ray.engines.protocol import SamplingParams
+from trial_ray.environments.guarded import GuardedEnv
 from trial_ray.environments.registry import EnvironmentEntry
-from trial_ray.errors import ChatTemplateError, CheckpointError, ConfigError
+from trial_ray.errors import ChatTemplateError, CheckpointError, ConfigError, InfrastructureError
+from trial_ray.evaluation.statistics import wilson_interval
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
+from trial_ray.rollout.env_runner import run_quietly
+from trial_ray.rollout.episode import Player, PolicyPlayer, derive_seed, play_episode
+from trial_ray.rollout.prompts import PromptBuilder
+from trial_ray.rollout.trajectory import Trajectory
 from trial_ray.warmstart.demonstrations import collect_texts
-from trial_ray.warmstart.settings import WarmStartSettings
+from trial_ray.warmstart.settings import WarmStartSettings, task_set
+
+_log = logging.getLogger(__name__)
+RECORD = "warmstart.json"
+"""File beside a model that a warm start made: its settings and results."""
 
 
 def model_files(folder: Path) -> list[Path]:
@@ -27,10 +42,6 @@ def model_files(folder: Path) -> list[Path]:
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} holds no model: config.json is missing. Give a folder in Hugging Face format.")
     return [path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".jinja", ".txt", ".model")]
-
-
-RECORD = "warmstart.json"
-"""What a warm start says of itself, beside the model that it made."""
 
 
 def recorded_settings(folder: Path) -> WarmStartSettings:
@@ -52,7 +63,7 @@ def recorded_settings(folder: Path) -> WarmStartSettings:
 
 
 def load_policy(settings: WarmStartSettings, entry: EnvironmentEntry) -> tuple[PreTrainedModel, Any]:
-    """The model to clone into, in float32, and its tokenizer.
+    """The model to clone into, in float32 on the settings' device, and its tokenizer.
 
     Raises:
         CheckpointError: ``model_path`` holds no causal LM with a tokenizer.
@@ -61,7 +72,7 @@ def load_policy(settings: WarmStartSettings, entry: EnvironmentEntry) -> tuple[P
     if settings.model_path is None:
         vocabulary = entry.adapter.vocabulary
         built = build_tokenizer(vocabulary, () if vocabulary else collect_texts(settings, entry))
-        return build_tiny_model(built, settings.size, settings.seed), built
+        return _on_device(build_tiny_model(built, settings.size, settings.seed), settings), built
     model_files(Path(settings.model_path))
     try:
         tokenizer = AutoTokenizer.from_pretrained(settings.model_path)
@@ -72,7 +83,18 @@ def load_policy(settings: WarmStartSettings, entry: EnvironmentEntry) -> tuple[P
         ) from error
     if tokenizer.eos_token_id is None:
         raise ChatTemplateError(f"The tokenizer in {settings.model_path} has no end token; set its eos_token.")
-    return model, tokenizer
+    return _on_device(model, settings), tokenizer
+
+
+def _on_device(model: PreTrainedModel, settings: WarmStartSettings) -> PreTrainedModel:
+    model.to(settings.device)  # type: ignore[arg-type]  # transformers wraps Module.to without its arguments' types
+    return model
+
+
+def prompt_builder(settings: WarmStartSettings, entry: EnvironmentEntry, tokenizer: Any) -> PromptBuilder:
+    """Writes prompts exactly as rollouts do."""
+    template = entry.adapter.template(settings.response_style)
+    return PromptBuilder(tokenizer, template, settings.max_prompt_tokens, settings.history_window)
 
 
 @contextmanager
@@ -93,3 +115,134 @@ def computing_with(settings: WarmStartSettings) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+Watch = Callable[[str, Player, GuardedEnv], Player]
+IN_FLIGHT = 64
+"""Episodes in play at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlayResult:
+    """Result of an evaluation.
+
+    Attributes:
+        successes: episodes won.
+        episodes: episodes played, one a task, without those that failed.
+        invalid_share: share of turns whose action the environment did not understand.
+    """
+
+    successes: int
+    episodes: int
+    invalid_share: float
+
+    @classmethod
+    def of(cls, trajectories: Sequence[Trajectory]) -> PlayResult:
+        """The result of these episodes."""
+        turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+        won = sum(trajectory.success for trajectory in trajectories)
+        invalid = sum(turn.invalid_action for turn in turns) / len(turns) if turns else 0.0
+        return cls(won, len(trajectories), invalid)
+
+    @property
+    def success_rate(self) -> float:
+        """Share of episodes won."""
+        return self.successes / self.episodes
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % Wilson interval of the success rate."""
+        return wilson_interval(self.successes, self.episodes)
+
+
+class HeldOutGames:
+    """Tasks of one purpose, whose environments stay loaded so that they can be played again and again; a context manager.
+
+    Args:
+        settings: limits of responses, number of tasks.
+        entry: the environment.
+        purpose: of the tasks, as in :func:`~trial_ray.warmstart.settings.task_set`.
+        tokenizer: decodes responses.
+        builder: writes prompts, exactly as rollouts do.
+    """
+
+    def __init__(
+        self,
+        settings: WarmStartSettings,
+        entry: EnvironmentEntry,
+        purpose: int,
+        tokenizer: Any,
+        builder: PromptBuilder,
+    ) -> None:
+        self._params = SamplingParams(settings.max_response_tokens)
+        self._tokenizer = tokenizer
+        self._builder = builder
+        played = task_set(settings, entry, purpose)
+        self._tasks, self._entry = played.tasks, played.entry
+        self._envs = [GuardedEnv(played.entry) for _ in range(min(len(played.tasks), IN_FLIGHT))]
+
+    def __enter__(self) -> HeldOutGames:
+        """Return the games themselves."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Close the environments."""
+        for env in self._envs:
+            env.close()
+
+    def play(self, model: PreTrainedModel, seed: int) -> PlayResult:
+        """Play each task once; arguments and errors as :meth:`trajectories`."""
+        return PlayResult.of(self.trajectories(model, seed))
+
+    def trajectories(self, model: PreTrainedModel, seed: int, watch: Watch | None = None) -> Sequence[Trajectory]:
+        """Play each task once; same model, seed and threads, same trajectories, one a task that did not fail.
+
+        Args:
+            model: the policy.
+            seed: of the responses.
+            watch: makes the player of one episode from its task, the policy's player and the environment that it plays in.
+
+        Raises:
+            InfrastructureError: environment or engine failed in every episode; in some of them, a warning says so.
+        """
+        training = model.training
+        model.eval()
+        engine = LocalEngine(model, frozenset([self._tokenizer.eos_token_id]))
+        with asyncio.Runner() as loop:
+            trajectories = run_quietly(loop, self._play_all(engine, seed, watch))
+        model.train(training)
+        ended = [trajectory for trajectory in trajectories if not trajectory.failed]
+        if len(ended) < len(trajectories):
+            first = next(trajectory.error for trajectory in trajectories if trajectory.failed)
+            message = (
+                f"{len(trajectories) - len(ended)} of {len(trajectories)} held-out games failed; the first: {first}"
+            )
+            if not ended:
+                raise InfrastructureError(message)
+            _log.warning("%s. They are not counted.", message)
+        return ended
+
+    async def _play_all(self, engine: LocalEngine, seed: int, watch: Watch | None) -> Sequence[Trajectory]:
+        free = list(self._envs)
+        slots = asyncio.Semaphore(len(free))
+
+        async def play(task: str) -> Trajectory:
+            async with slots:
+                env = free.pop()
+                player: Player = PolicyPlayer(
+                    self._builder, self._decode, self._params, engine.generate, derive_seed(seed, task)
+                )
+                if watch is not None:
+                    player = watch(task, player, env)
+                trajectory = await play_episode(env, task, player)
+                if env.faulty:
+                    env.close()
+                    self._envs[self._envs.index(env)] = env = GuardedEnv(self._entry)
+                free.append(env)
+                return trajectory
+
+        return await asyncio.gather(*(play(task) for task in self._tasks))
+
+    def _decode(self, ids: Any) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return text

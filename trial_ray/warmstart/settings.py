@@ -1,4 +1,4 @@
-"""Settings of a warm start: every field decides what the resulting model is, so together they are its cache key."""
+"""Settings of a warm start, which are its cache key, and the tasks that they choose: none serves two purposes."""
 
 # Without annotations from __future__, which would be texts: check_settings reads the types.
 
@@ -8,7 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from trial_ray.config.declare import check_settings, setting
+from trial_ray.environments.registry import TRAIN, EnvironmentEntry, warm_start_seed_tasks
 from trial_ray.errors import ConfigError
+from trial_ray.files import text_digest
 
 CHOSEN = frozenset({"split", "num_games", "generator_seed"})
 """Keyword arguments of generated tasks, which the warm start chooses itself."""
@@ -22,70 +24,107 @@ class WarmStartSettings:
         ConfigError: a value has the wrong type or is out of range.
     """
 
-    env: str = "trial/ALFWorld-v0"
-    """Gymnasium id; in a config's ``warm_start`` the config's own environment, with its keyword arguments, unless it is named."""
-    env_config: Mapping[str, Any] = setting(factory=lambda: {"difficulty": "tiny", "max_turns": 20})
-    """Keyword arguments of the environment, save ``split``, ``num_games`` and ``generator_seed`` (set here)."""
-    model_path: str | None = None
-    """Folder of a causal LM with a chat template, in Hugging Face format; ``None`` builds the tiny default model."""
-    size: str = "tiny"
-    """Shape of the default model, a key of ``trial_ray.models.tiny.SHAPES``; unused with ``model_path``."""
+    env: str = setting(
+        "trial/ALFWorld-v0",
+        "Gymnasium id; in a config's ``warm_start`` the config's own environment, with its keyword arguments, "
+        "unless it is named",
+    )
+    env_config: Mapping[str, Any] = setting(
+        doc="keyword arguments of the environment, save ``split``, ``num_games`` and ``generator_seed`` (set here)",
+        factory=lambda: {"difficulty": "tiny", "max_turns": 20},
+    )
+    model_path: str | None = setting(
+        None,
+        "folder of a causal LM with a chat template, in Hugging Face format; ``None`` builds the tiny default model",
+    )
+    size: str = setting(
+        "tiny", "shape of the default model, a key of ``trial_ray.models.tiny.SHAPES``; unused with ``model_path``"
+    )
     # In a conversation action noise would contradict the demonstrated response, which stands in all later prompts.
-    response_style: Literal["plain", "tagged"] = setting("plain", one_of=("plain", "tagged"))
-    """``plain`` responses are the action alone; ``tagged`` ones put it inside ``<action>``, as instruct models do."""
-    history_window: int = setting(2, at_least=0)
-    """(observation, action) pairs that a prompt shows; must be what training uses later."""
-    max_prompt_tokens: int = setting(512, at_least=1)
-    """Limit of a prompt, as in training."""
-    max_response_tokens: int = setting(16, at_least=1)
-    """Limit of a sampled response when success is measured."""
-    games: int = setting(250, at_least=1)
-    """Generated games that the oracle plays."""
-    episodes_per_game: int = setting(4, at_least=1)
-    """Episodes of each of them, with different seeds of the oracle."""
-    action_noise: float = setting(0.1, within=(0, 1))
-    """How often something else than the oracle's action is carried out (an admissible action or a malformed one). The
-    example still holds the oracle's action: the policy sees what mistakes lead to, and how to go on from there."""
-    suboptimal_probability: float = setting(0.0, within=(0, 1))
-    """How often the demonstrator does any other admissible thing than it planned, and is imitated in that too. The policy
-    knows how to act but wastes turns: a habit that reinforcement learning can unlearn."""
-    hindsight_fraction: float = setting(0.25, within=(0, 1))
-    """Share of examples whose prompt is the hindsight view: the outcome of the action carried out stands in it, and the
-    response is the planned action. Large models can read such evidence from the start; a tiny one has to be taught before
-    hindsight can weigh its turns. Below 1."""
-    hindsight_wasted_share: float = setting(0.5, within=(0, 1))
-    """Of the hindsight views, how many show the outcome of another action than the planned one (a suboptimal one, or noise)."""
-    renaming_probability: float = setting(0.5, within=(0, 1))
-    """Share of examples in which names are exchanged at random, so that responses must be copied and not guessed."""
-    optimizer: Literal["muon", "adamw"] = setting("muon", one_of=("muon", "adamw"))
-    """``muon`` orthogonalises the updates of matrices and leaves the rest to AdamW (a model from scratch learns to copy
-    in a third of the steps); ``adamw`` is for pretrained models."""
-    learning_rate: float = setting(3e-3, above=0)
-    """Of AdamW, at the end of the warm-up."""
-    matrix_learning_rate: float = setting(0.02, above=0)
-    """Of Muon, at the end of the warm-up; unused with ``adamw``."""
-    batch_size: int = setting(16, at_least=1)
-    """Examples in an update."""
-    prompt_weight: float = setting(0.3, at_least=0)
-    """Weight of the loss on prompt tokens; it teaches copying."""
-    max_steps: int = setting(800, at_least=1)
-    """Updates at most; the learning rate falls linearly to zero over so many."""
-    target_success: float = setting(0.35, within=(0, 1))
-    """Cloning stops at the first check that reaches this success, so that reinforcement learning can improve on it."""
-    check_every: int = setting(50, at_least=1)
-    """Updates between checks; a check plays ``check_games`` held-out games."""
-    check_games: int = setting(64, at_least=1)
-    """Games of a check. They decide when to stop, hence are others than those of the final evaluation."""
-    evaluation_games: int = setting(192, at_least=1)
-    """Games of the final evaluation, which neither cloning nor checks have seen; one episode each."""
-    generator_seed: int = setting(1_000_003, at_least=0)
-    """Seed of the demonstrated games; checks use the next one, the final evaluation the one after."""
-    seed: int = setting(0, at_least=0)
-    """Of initial weights, order of examples, demonstrator, action noise and sampling."""
-    threads: int = setting(2, at_least=1)
-    """Threads of PyTorch while it clones. Sums depend on it, so it is fixed for the sake of repeatable results."""
-    device: Literal["cpu", "cuda"] = setting("cpu", one_of=("cpu", "cuda"))
-    """Where it clones and plays: ``cuda`` for pretrained models. Only a CPU gives the same model again, bit for bit."""
+    response_style: Literal["plain", "tagged"] = setting(
+        "plain",
+        "``plain`` responses are the action alone; ``tagged`` ones put it inside ``<action>``, as instruct models do",
+        one_of=("plain", "tagged"),
+    )
+    history_window: int = setting(
+        2, "(observation, action) pairs that a prompt shows; must be what training uses later", at_least=0
+    )
+    max_prompt_tokens: int = setting(512, "limit of a prompt, as in training", at_least=1)
+    max_response_tokens: int = setting(16, "limit of a sampled response when success is measured", at_least=1)
+    games: int = setting(250, "generated games that the oracle plays", at_least=1)
+    episodes_per_game: int = setting(4, "episodes of each of them, with different seeds of the oracle", at_least=1)
+    action_noise: float = setting(
+        0.1,
+        "how often something else than the oracle's action is carried out (an admissible action or a malformed "
+        "one). The example still holds the oracle's action: the policy sees what mistakes lead to, and how to go "
+        "on from there",
+        within=(0, 1),
+    )
+    suboptimal_probability: float = setting(
+        0.0,
+        "how often the demonstrator does any other admissible thing than it planned, and is imitated in that too. "
+        "The policy knows how to act but wastes turns: a habit that reinforcement learning can unlearn",
+        within=(0, 1),
+    )
+    hindsight_fraction: float = setting(
+        0.25,
+        "share of examples whose prompt is the hindsight view: the outcome of the action carried out stands in it, "
+        "and the response is the planned action. Large models can read such evidence from the start; a tiny one "
+        "has to be taught before hindsight can weigh its turns. Below 1",
+        within=(0, 1),
+    )
+    hindsight_wasted_share: float = setting(
+        0.5,
+        "of the hindsight views, how many show the outcome of another action than the planned one (a suboptimal "
+        "one, or noise)",
+        within=(0, 1),
+    )
+    renaming_probability: float = setting(
+        0.5,
+        "share of examples in which names are exchanged at random, so that responses must be copied and not guessed",
+        within=(0, 1),
+    )
+    optimizer: Literal["muon", "adamw"] = setting(
+        "muon",
+        "``muon`` orthogonalises the updates of matrices and leaves the rest to AdamW (a model from scratch learns "
+        "to copy in a third of the steps); ``adamw`` is for pretrained models",
+        one_of=("muon", "adamw"),
+    )
+    learning_rate: float = setting(3e-3, "of AdamW, at the end of the warm-up", above=0)
+    matrix_learning_rate: float = setting(0.02, "of Muon, at the end of the warm-up; unused with ``adamw``", above=0)
+    batch_size: int = setting(16, "examples in an update", at_least=1)
+    prompt_weight: float = setting(0.3, "weight of the loss on prompt tokens; it teaches copying", at_least=0)
+    max_steps: int = setting(800, "updates at most; the learning rate falls linearly to zero over so many", at_least=1)
+    target_success: float = setting(
+        0.35,
+        "cloning stops at the first check that reaches this success, so that reinforcement learning can improve on it",
+        within=(0, 1),
+    )
+    check_every: int = setting(50, "updates between checks; a check plays ``check_games`` held-out games", at_least=1)
+    check_games: int = setting(
+        64,
+        "games of a check. They decide when to stop, hence are others than those of the final evaluation",
+        at_least=1,
+    )
+    evaluation_games: int = setting(
+        192, "games of the final evaluation, which neither cloning nor checks have seen; one episode each", at_least=1
+    )
+    generator_seed: int = setting(
+        1_000_003,
+        "seed of the demonstrated games; checks use the next one, the final evaluation the one after",
+        at_least=0,
+    )
+    seed: int = setting(0, "of initial weights, order of examples, demonstrator, action noise and sampling", at_least=0)
+    threads: int = setting(
+        2,
+        "threads of PyTorch while it clones. Sums depend on it, so it is fixed for the sake of repeatable results",
+        at_least=1,
+    )
+    device: Literal["cpu", "cuda"] = setting(
+        "cpu",
+        "where it clones and plays: ``cuda`` for pretrained models. Only a CPU gives the same model again, bit for bit",
+        one_of=("cpu", "cuda"),
+    )
 
     def __post_init__(self) -> None:
         """Check types and ranges."""
@@ -101,3 +140,49 @@ class WarmStartSettings:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {**asdict(self), "env_config": dict(self.env_config)}
+
+
+DEMONSTRATED, CHECKED, EVALUATED = 0, 1, 2
+"""What tasks are for; added to ``generator_seed`` where tasks are generated."""
+
+
+@dataclass(frozen=True)
+class TaskSet:
+    """Tasks of one purpose, and the environment that they are played in."""
+
+    entry: EnvironmentEntry
+    tasks: tuple[str, ...]
+
+
+def task_set(settings: WarmStartSettings, entry: EnvironmentEntry, purpose: int) -> TaskSet:
+    """The tasks of a purpose: generated, seeds, or a part of the split ``train``, as the environment has them.
+
+    Raises:
+        ConfigError: the split ``train`` has fewer tasks than the three purposes need, or the seeds are those of another split.
+    """
+    needs = [settings.games, settings.check_games, settings.evaluation_games]
+    if entry.adapter.generated is not None:
+        generated = entry.at(**entry.adapter.generated(settings.generator_seed + purpose, needs[purpose]))
+        return TaskSet(generated, tuple(generated.tasks()))
+    if entry.lists_tasks():
+        entry = entry.at(split=TRAIN)
+        tasks = sorted(entry.tasks(), key=lambda task: text_digest(f"{settings.generator_seed}\n{task}"))
+        if len(tasks) < sum(needs):
+            raise ConfigError(
+                f"The split {entry.split!r} of {entry.env_id} has {len(tasks)} tasks, but the warm start needs {sum(needs)} "
+                f"(games={needs[0]}, check_games={needs[1]}, evaluation_games={needs[2]}); lower them, or give the adapter "
+                "`generated`, which makes further ones."
+            )
+    else:
+        tasks = warm_start_seed_tasks(settings.generator_seed, sum(needs))
+    return TaskSet(entry, tuple(tasks[sum(needs[:purpose]) : sum(needs[: purpose + 1])]))
+
+
+def require_tasks(settings: WarmStartSettings, entry: EnvironmentEntry) -> None:
+    """Refuse a split that has too few tasks, without playing or generating any.
+
+    Raises:
+        ConfigError: as :func:`task_set`.
+    """
+    if entry.adapter.generated is None:
+        task_set(settings, entry, EVALUATED)

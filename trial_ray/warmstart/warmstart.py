@@ -27,13 +27,20 @@ from trial_ray.files import PACKAGE, require_new_folder, write_folder, write_jso
 from trial_ray.rollout.env_runner import outside_loop
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.warmstart.cache import content_key, files_digest, get_or_build, kept_examples
-from trial_ray.warmstart.cloning import Cloner, Example, Renamer, Renaming, Schedule
+from trial_ray.warmstart.cloning import Cloner, Example, Renamer, Renaming, Schedule, pad_id_of
 from trial_ray.warmstart.demonstrations import collect, make_demonstrator, to_examples
 from trial_ray.warmstart.judgement import judge_policy
-from trial_ray.warmstart.policy import RECORD, computing_with, load_policy, model_files
-from trial_ray.warmstart.settings import WarmStartSettings
-from trial_ray.warmstart.success import HeldOutGames, PlayResult, WarmStartProgress
-from trial_ray.warmstart.tasks import CHECKED
+from trial_ray.warmstart.policy import (
+    RECORD,
+    HeldOutGames,
+    PlayResult,
+    computing_with,
+    load_policy,
+    model_files,
+    prompt_builder,
+)
+from trial_ray.warmstart.progress import WarmStartProgress
+from trial_ray.warmstart.settings import CHECKED, WarmStartSettings
 
 LEAST_RESPONSE_ACCURACY = 0.3
 """Below this share of right responses in training no game is won, and a check would only cost time."""
@@ -190,9 +197,7 @@ def _make(settings: WarmStartSettings, entry: EnvironmentEntry, key: str, folder
     started = time.perf_counter()
     with computing_with(settings), WarmStartProgress(settings, progress) as shown:
         model, tokenizer = load_policy(settings, entry)
-        model.to(settings.device)  # type: ignore[arg-type]  # transformers wraps Module.to without its arguments' types
-        template = entry.adapter.template(settings.response_style)
-        builder = PromptBuilder(tokenizer, template, settings.max_prompt_tokens, settings.history_window)
+        builder = prompt_builder(settings, entry, tokenizer)
         examples = kept_examples(
             key,
             lambda: to_examples(
@@ -265,14 +270,14 @@ def _clone(
         model,
         examples,
         schedule,
-        pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
+        pad_id=pad_id_of(tokenizer),
         batch_size=settings.batch_size,
         prompt_weight=settings.prompt_weight,
         renaming=Renaming(Renamer(tokenizer, entry.adapter.interchangeable), settings.renaming_probability),
         seed=settings.seed,
     )
     started, curve, accuracies = time.perf_counter(), [], []
-    with HeldOutGames(settings, entry, CHECKED, settings.check_games, tokenizer, builder) as games:
+    with HeldOutGames(settings, entry, CHECKED, tokenizer, builder) as games:
         for step in range(1, settings.max_steps + 1):
             loss, right = cloner.step()
             accuracies.append(right)
