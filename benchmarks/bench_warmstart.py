@@ -11,31 +11,31 @@ import hashlib
 import statistics
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from measure import Measure, write_report
+from torch.optim.lr_scheduler import LambdaLR
 
 from trial_ray.environments.registry import make_entries
 from trial_ray.models.packaged import alfworld_tiny
-from trial_ray.rollout.prompts import PromptBuilder
-from trial_ray.warmstart.cloning import Batch, Cloner, Renamer, Renaming, Schedule, cloning_loss
+from trial_ray.warmstart.cloning import Batch, Cloner, cloning_loss, learning_rate_scale
 from trial_ray.warmstart.demonstrations import collect, to_examples
-from trial_ray.warmstart.policy import load_policy, recorded_settings
+from trial_ray.warmstart.policy import load_policy, prompt_builder, recorded_settings
+from trial_ray.warmstart.settings import WarmStartSettings
 
 GAMES = 60
 UPDATES = 60
 UNTIMED = 10
 
 
-class TorchMuon(Schedule):
-    """The same schedule with torch's own Muon, which iterates in bfloat16."""
-
-    def build(self, model: Any) -> list[torch.optim.Optimizer]:
-        muon, adamw = super().build(model)
-        matrices = muon.param_groups[0]["params"]
-        return [torch.optim.Muon(matrices, lr=self.matrix_learning_rate, momentum=0.95, weight_decay=0.0), adamw]
+def use_torchs_muon(cloner: Cloner, settings: WarmStartSettings) -> None:
+    """Replace Muon by torch's own, which iterates in bfloat16, with the same schedule."""
+    matrices = cloner._optimizers[0].param_groups[0]["params"]
+    muon = torch.optim.Muon(matrices, lr=settings.matrix_learning_rate, momentum=0.95, weight_decay=0.0)
+    cloner._optimizers[0] = muon
+    cloner._schedulers[0] = LambdaLR(muon, partial(learning_rate_scale, steps=settings.max_steps))
 
 
 def timed_updates(cloner: Cloner) -> dict[str, float]:
@@ -86,27 +86,18 @@ def main() -> None:
     settings = replace(recorded_settings(alfworld_tiny()), games=GAMES)
     (entry,) = make_entries([(settings.env, settings.env_config, 1.0)])
     _, tokenizer = load_policy(settings, entry)
-    template = entry.adapter.template(settings.response_style)
-    builder = PromptBuilder(tokenizer, template, settings.max_prompt_tokens, settings.history_window)
     examples = to_examples(
-        collect(settings, entry, tokenizer, builder),
+        collect(settings, entry, tokenizer, prompt_builder(settings, entry, tokenizer)),
         settings.hindsight_fraction,
         settings.hindsight_wasted_share,
         settings.seed,
     )
     found, digests = {}, {}
-    for name, kind in (("ours", Schedule), ("torch", TorchMuon)):
+    for name in ("ours", "torch"):
         model, _ = load_policy(settings, entry)
-        cloner = Cloner(
-            model,
-            examples,
-            kind(settings.optimizer, settings.learning_rate, settings.matrix_learning_rate, settings.max_steps),
-            pad_id=tokenizer.pad_token_id,
-            batch_size=settings.batch_size,
-            prompt_weight=settings.prompt_weight,
-            renaming=Renaming(Renamer(tokenizer, entry.adapter.interchangeable), settings.renaming_probability),
-            seed=settings.seed,
-        )
+        cloner = Cloner(model, tokenizer, examples, entry.adapter.interchangeable, settings)
+        if name == "torch":
+            use_torchs_muon(cloner, settings)
         found[name] = timed_updates(cloner)
         digests[name] = digest(model)
     ours, torchs = found["ours"], found["torch"]

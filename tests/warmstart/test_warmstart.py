@@ -31,14 +31,12 @@ from trial_ray.errors import (
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
 from trial_ray.objectives.allocation import hindsight_gap
 from trial_ray.rollout.prompts import PromptBuilder
-from trial_ray.warmstart import WarmStartSettings, cache, progress, warm_start
+from trial_ray.warmstart import WarmStartSettings, cache, cloning, progress, warm_start
 from trial_ray.warmstart import warmstart as module
 from trial_ray.warmstart.cloning import (
     Cloner,
     Example,
     Renamer,
-    Renaming,
-    Schedule,
     batches,
     cloning_loss,
     collate,
@@ -196,28 +194,27 @@ def test_padding_changes_no_loss(tokenizer):
 
 def test_an_epoch_holds_every_example_once(tokenizer):
     examples = [Example(_ids(3 + index % 7), np.asarray([index], dtype=np.int32)) for index in range(50)]
-    unchanged = Renaming(Renamer(tokenizer, ADAPTER.interchangeable), 0.0)
+    unchanged = Renamer(tokenizer, ADAPTER.interchangeable, 0.0)
     stream = batches(examples, 8, tokenizer.pad_token_id, unchanged, np.random.default_rng(0))
     seen = [int(token) for batch in (next(stream) for _ in range(7)) for token in batch.ids[batch.response]]
     assert sorted(seen) == list(range(50))
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-def test_cloning_a_handful_of_games_learns_them(optimizer, demonstrations, tokenizer):
+def test_cloning_a_handful_of_games_learns_them(optimizer, demonstrations, tokenizer, monkeypatch):
     model = build_tiny_model(tokenizer, "nano")
     examples = to_examples(demonstrations, 0.25, 0.5, seed=0)[:24]
     _, before = cloning_loss(model, collate(examples, tokenizer.pad_token_id), 0.0)
-    schedule = Schedule(optimizer, learning_rate=2e-2, matrix_learning_rate=0.05, steps=40, warmup=5)
-    cloner = Cloner(
-        model,
-        examples,
-        schedule,
-        pad_id=tokenizer.pad_token_id,
-        batch_size=16,
-        prompt_weight=0.3,
-        renaming=Renaming(Renamer(tokenizer, ADAPTER.interchangeable), 0.0),
-        seed=0,
+    monkeypatch.setattr(cloning, "WARMUP", 5)
+    settings = replace(
+        SETTINGS,
+        optimizer=optimizer,
+        learning_rate=2e-2,
+        matrix_learning_rate=0.05,
+        max_steps=40,
+        renaming_probability=0.0,
     )
+    cloner = Cloner(model, tokenizer, examples, (), settings)
     losses = [cloner.step()[0] for _ in range(40)]
     assert losses[-1] < 0.5 * losses[0]
     assert before == 0.0
@@ -233,7 +230,7 @@ def test_renaming_exchanges_names_alike_in_prompt_and_response_and_leaves_the_re
         ids("put some mug on shelf\ngo to shelf 1\ntake mug 1 from desk 1"),
         ids("take mug 1 from desk 1"),
     )
-    table = Renamer(tokenizer, ADAPTER.interchangeable).table(np.random.default_rng(0))
+    table = Renamer(tokenizer, ADAPTER.interchangeable, 1.0).table(np.random.default_rng(0))
     words, said = tokenizer.decode(table[prompt]).split(), tokenizer.decode(table[response])
     mug, shelf = words[2], words[4]
     assert (mug, shelf) != ("mug", "shelf")
@@ -257,18 +254,9 @@ def test_suboptimal_demonstrations_are_imitated_too(tokenizer, builder):
 def test_cloning_repeats_with_the_same_seed(demonstrations, tokenizer):
     def weights(seed):
         model = build_tiny_model(tokenizer, "nano")
-        schedule = Schedule("muon", learning_rate=1e-2, matrix_learning_rate=0.03, steps=10, warmup=2)
         examples = to_examples(demonstrations, 0.25, 0.5, seed)
-        cloner = Cloner(
-            model,
-            examples,
-            schedule,
-            pad_id=tokenizer.pad_token_id,
-            batch_size=4,
-            prompt_weight=0.3,
-            renaming=Renaming(Renamer(tokenizer, ADAPTER.interchangeable), 0.5),
-            seed=seed,
-        )
+        settings = replace(SETTINGS, batch_size=4, seed=seed)
+        cloner = Cloner(model, tokenizer, examples, ADAPTER.interchangeable, settings)
         losses = [cloner.step()[0] for _ in range(3)]
         return losses, model.lm_head.weight
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,14 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
 from trial_ray.process_reports import advance
+from trial_ray.warmstart.settings import WarmStartSettings
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic polynomial: the published ones, under which singular values end between 0.7 and 1.2."""
 ITERATIONS = 5
 LEAST_NORM = 1e-7
+WARMUP = 30
+"""Updates until the highest learning rate."""
 
 
 class Muon(torch.optim.Optimizer):
@@ -101,9 +105,11 @@ class Renamer:
     Args:
         tokenizer: names that are not one token to it stay as they are.
         groups: names that may stand for each other.
+        probability: share of examples in which names are exchanged.
     """
 
-    def __init__(self, tokenizer: Any, groups: Sequence[Sequence[str]]) -> None:
+    def __init__(self, tokenizer: Any, groups: Sequence[Sequence[str]], probability: float) -> None:
+        self._probability = probability
         self._size = len(tokenizer)
         self._forms = [self._ids(tokenizer, names) for names in groups]
 
@@ -121,6 +127,13 @@ class Renamer:
             if len(forms):
                 table[forms] = forms[generator.permutation(len(forms))]
         return table
+
+    def apply(self, example: Example, generator: np.random.Generator) -> Example:
+        """The example, or one with other names."""
+        if generator.random() >= self._probability:
+            return example
+        table = self.table(generator)
+        return Example(table[example.prompt_ids], table[example.response_ids])
 
 
 CHUNK_BATCHES = 32
@@ -184,23 +197,8 @@ def collate(examples: Sequence[Example], pad_id: int) -> Batch:
     return Batch(ids, response, prompt)
 
 
-@dataclass(frozen=True, slots=True)
-class Renaming:
-    """How often, and by what, the names in an example are exchanged; see :class:`Renamer`."""
-
-    renamer: Renamer
-    probability: float
-
-    def apply(self, example: Example, generator: np.random.Generator) -> Example:
-        """The example, or one with other names."""
-        if generator.random() >= self.probability:
-            return example
-        table = self.renamer.table(generator)
-        return Example(table[example.prompt_ids], table[example.response_ids])
-
-
 def batches(
-    examples: Sequence[Example], size: int, pad_id: int, renaming: Renaming, generator: np.random.Generator
+    examples: Sequence[Example], size: int, pad_id: int, renamer: Renamer, generator: np.random.Generator
 ) -> Iterator[Batch]:
     """Yield batches without end: every epoch in a new order, rows of like length together."""
     while True:
@@ -209,7 +207,7 @@ def batches(
             chunk = sorted(order[start : start + size * CHUNK_BATCHES], key=lambda index: len(examples[index]))
             groups = [chunk[first : first + size] for first in range(0, len(chunk), size)]
             for group in generator.permutation(len(groups)):
-                yield collate([renaming.apply(examples[index], generator) for index in groups[group]], pad_id)
+                yield collate([renamer.apply(examples[index], generator) for index in groups[group]], pad_id)
 
 
 def cloning_loss(model: PreTrainedModel, batch: Batch, prompt_weight: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -229,44 +227,23 @@ def cloning_loss(model: PreTrainedModel, batch: Batch, prompt_weight: float) -> 
     return loss, right.all(-1).float().mean()
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """Learning rates: linear warm-up, then linear decay to zero at ``steps``.
-
-    Attributes:
-        optimizer: ``muon`` (matrices of the layers; AdamW for the rest) or ``adamw``.
-        learning_rate: of AdamW, at its highest.
-        matrix_learning_rate: of Muon, at its highest.
-        steps: updates in all.
-        warmup: updates until the highest rate.
-    """
-
-    optimizer: str
-    learning_rate: float
-    matrix_learning_rate: float
-    steps: int
-    warmup: int = 30
-
-    def scale(self, step: int) -> float:
-        """Factor of the learning rates at an update (from 0)."""
-        return min((step + 1) / self.warmup, max(0.0, (self.steps - step) / max(1, self.steps - self.warmup)))
-
-    def build(self, model: PreTrainedModel) -> list[torch.optim.Optimizer]:
-        """The optimizers over all trainable parameters."""
-        trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-        matrices = [parameter for name, parameter in trained if _is_layer_matrix(name, parameter)]
-        others = [parameter for name, parameter in trained if not _is_layer_matrix(name, parameter)]
-        if self.optimizer == "adamw":
-            matrices, others = [], [*matrices, *others]
-        adamw = torch.optim.AdamW(others, lr=self.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
-        if not matrices:
-            return [adamw]
-        return [Muon(matrices, lr=self.matrix_learning_rate), adamw]
+def learning_rate_scale(step: int, steps: int) -> float:
+    """Factor of the learning rates at an update (from 0): linear warm-up, then linear decay to zero at ``steps``."""
+    return min((step + 1) / WARMUP, max(0.0, (steps - step) / max(1, steps - WARMUP)))
 
 
-def _is_layer_matrix(name: str, parameter: torch.nn.Parameter) -> bool:
-    """Whether a parameter is a matrix inside a layer: embeddings are lookup tables, whose updates Muon would spoil."""
-    return parameter.dim() == 2 and ".layers." in name
+def make_optimizers(model: PreTrainedModel, settings: WarmStartSettings) -> list[torch.optim.Optimizer]:
+    """The optimizers over all trainable parameters: with ``muon``, Muon for the matrices of the layers and AdamW for the rest."""
+    matrices: list[torch.nn.Parameter] = []
+    others: list[torch.nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            # Embeddings are lookup tables, whose updates Muon would spoil.
+            (matrices if parameter.dim() == 2 and ".layers." in name else others).append(parameter)
+    if settings.optimizer == "adamw":
+        matrices, others = [], [*matrices, *others]
+    adamw = torch.optim.AdamW(others, lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    return [Muon(matrices, lr=settings.matrix_learning_rate), adamw] if matrices else [adamw]
 
 
 class Cloner:
@@ -274,32 +251,32 @@ class Cloner:
 
     Args:
         model: trained in place.
-        examples: what to imitate.
-        schedule: optimizers and learning rates.
-        pad_id: fills batches on the right.
-        batch_size: examples in an update.
-        prompt_weight: weight of the loss on prompt tokens.
-        renaming: exchange of names in the examples.
-        seed: of the order of examples, and of the renaming.
+        tokenizer: its tokenizer.
+        examples: demonstrated decisions.
+        interchangeable: groups of names that may be exchanged in the examples.
+        settings: optimizer, batches and seed.
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
+        tokenizer: Any,
         examples: Sequence[Example],
-        schedule: Schedule,
-        *,
-        pad_id: int,
-        batch_size: int,
-        prompt_weight: float,
-        renaming: Renaming,
-        seed: int,
+        interchangeable: Sequence[Sequence[str]],
+        settings: WarmStartSettings,
     ) -> None:
         self._model = model.train()
-        self._batches = batches(examples, batch_size, pad_id, renaming, np.random.default_rng([seed, 2]))
-        self._prompt_weight = prompt_weight
-        self._optimizers = schedule.build(model)
-        self._schedulers = [LambdaLR(optimizer, schedule.scale) for optimizer in self._optimizers]
+        self._prompt_weight = settings.prompt_weight
+        self._batches = batches(
+            examples,
+            settings.batch_size,
+            pad_id_of(tokenizer),
+            Renamer(tokenizer, interchangeable, settings.renaming_probability),
+            np.random.default_rng([settings.seed, 2]),
+        )
+        self._optimizers = make_optimizers(model, settings)
+        scale = partial(learning_rate_scale, steps=settings.max_steps)
+        self._schedulers = [LambdaLR(optimizer, scale) for optimizer in self._optimizers]
 
     def step(self) -> tuple[float, float]:
         """Do one update; return the loss and the share of responses that were wholly right."""

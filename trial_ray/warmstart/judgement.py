@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import rankdata
 from transformers import PreTrainedModel
 
 from trial_ray.environments.adapter import Demonstrator, EnvironmentAdapter, plan
@@ -299,6 +300,5 @@ def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
     others = len(positive) - count
     if not count or not others:
         return None
-    _, which, ties = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(ties) - (ties - 1) / 2)[which]
+    ranks = rankdata(scores)
     return float((ranks[positive].sum() - count * (count + 1) / 2) / (count * others))

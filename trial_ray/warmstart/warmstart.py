@@ -27,7 +27,7 @@ from trial_ray.files import PACKAGE, require_new_folder, write_folder, write_jso
 from trial_ray.rollout.env_runner import outside_loop
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.warmstart.cache import content_key, files_digest, get_or_build, kept_examples
-from trial_ray.warmstart.cloning import Cloner, Example, Renamer, Renaming, Schedule, pad_id_of
+from trial_ray.warmstart.cloning import Cloner, Example
 from trial_ray.warmstart.demonstrations import collect, make_demonstrator, to_examples
 from trial_ray.warmstart.judgement import judge_policy
 from trial_ray.warmstart.policy import (
@@ -265,17 +265,7 @@ def _clone(
     Raises:
         TrainingDivergedError: the loss, or weights that a check would play with, are not finite.
     """
-    schedule = Schedule(settings.optimizer, settings.learning_rate, settings.matrix_learning_rate, settings.max_steps)
-    cloner = Cloner(
-        model,
-        examples,
-        schedule,
-        pad_id=pad_id_of(tokenizer),
-        batch_size=settings.batch_size,
-        prompt_weight=settings.prompt_weight,
-        renaming=Renaming(Renamer(tokenizer, entry.adapter.interchangeable), settings.renaming_probability),
-        seed=settings.seed,
-    )
+    cloner = Cloner(model, tokenizer, examples, entry.adapter.interchangeable, settings)
     started, curve, accuracies = time.perf_counter(), [], []
     with HeldOutGames(settings, entry, CHECKED, tokenizer, builder) as games:
         for step in range(1, settings.max_steps + 1):
