@@ -91,13 +91,11 @@ def test_the_stricter_test_has_the_larger_p_value():
     rows = np.repeat([[0.05], [0.2], [0.3]], 400, axis=1)  # three seeds, which a bootstrap over them is too sure of
     found = bootstrap_mean(rows)
     assert found.p_value < 0.05 < found.over_seeds.p_value
-    assert (found.stricter.p_value, found.stricter.low) == (found.over_seeds.p_value, found.over_seeds.low)
-    assert found.stricter.name == "paired t-test over 3 seeds"
+    assert found.stricter == (found.over_seeds, "paired t-test over 3 seeds")
     tasks = np.tile(np.random.default_rng(0).normal(0.1, 1, 20), (3, 1)) + np.array([[0.0], [1e-3], [2e-3]])
     found = bootstrap_mean(tasks)  # seeds that hardly differ on 20 tasks that do
     assert found.over_seeds.p_value < 0.05 < found.p_value
-    assert (found.stricter.p_value, found.stricter.high) == (found.p_value, found.high)
-    assert bootstrap_mean(tasks[:1]).stricter.name == "bootstrap over 1 seeds and the tasks"
+    assert found.stricter == (found, "bootstrap over 3 seeds and the tasks")
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from trial_ray.cli import (
-    completion,
     console,
     data,
     doctor,
@@ -34,6 +33,7 @@ from trial_ray.runs.interrupt import termination_as_interrupt
 from trial_ray.version import __version__
 
 COMMANDS = (train, evaluate, sweep, reproduce, report, inspect, replay, warmstart, judge, export, data, plan, doctor)
+FILES, FOLDERS = ("FILE", "FILE.py", "CHECKPOINT", "CHECKPOINT|oracle"), ("DIR", "RUN", "PATH")
 EPILOG = """start here:
   trial-ray doctor                                         what is installed, what is missing
   trial-ray train tuned_examples/alfworld_quickstart.py    a small agent on this machine
@@ -42,6 +42,42 @@ EPILOG = """start here:
 
 exit codes: 0 done, 1 failed while running, 2 the input is wrong, 130 interrupted (state saved)
 """
+
+
+class _PrintCompletion(argparse.Action):
+    """Prints the script with which a shell completes commands, options, files and names, and ends the command."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        """Print for the shell that ``values`` names."""
+        import shtab
+
+        _mark_completed(parser)
+        print(shtab.complete(parser, shell=str(values)))
+        parser.exit()
+
+
+def _mark_completed(parser: argparse.ArgumentParser) -> None:
+    """Mark the arguments that files, folders or methods complete; choices are known to shtab."""
+    import shtab
+
+    from trial_ray.algorithms.methods import method_names
+
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                _mark_completed(command)
+        elif action.metavar in FILES:
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
+        elif action.metavar in FOLDERS:
+            action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+        elif "--method" in action.option_strings:
+            action.choices = method_names()
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -53,7 +89,12 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=16),
     )
     parser.add_argument("--version", action="version", version=f"trial-ray {__version__}")
-    completion.add_option(parser)
+    parser.add_argument(
+        "--print-completion",
+        action=_PrintCompletion,
+        choices=("bash", "zsh", "fish"),
+        help="print the completion script of a shell (docs/installation.md says where to put it)",
+    )
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     common = console.common_options()
     for command in COMMANDS:

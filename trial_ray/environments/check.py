@@ -6,10 +6,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import gymnasium
-
 from trial_envs.errors import TrialEnvError
-from trial_ray.environments.guarded import StepResult
+from trial_ray.environments.guarded import StepResult, start_episode
 from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.environments.templates import PromptContext, require_task
 from trial_ray.errors import ConfigError, EnvironmentFaultError, TrialRayError
@@ -47,7 +45,8 @@ def check_environment(
     adapter = entry.adapter
     env = _told(entry, "creation", entry.make)
     try:
-        observation, info = _reset(entry, env, tasks[0])
+        observation, info = _told(entry, "reset", lambda: start_episode(env, tasks[0], 0))
+        observation, info = str(observation), _require_dict(entry, "reset", info)
         solution = getattr(env.unwrapped, "walkthrough", ())
         actions = list(info.get("admissible_actions", ()))
         told = {**info, **_info_of_a_turn(entry, env, str(actions[0]) if actions else "look")}
@@ -70,14 +69,6 @@ def check_environment(
             style,
         )
     return StepResult(observation, task, "", actions, won=False, score=0.0)
-
-
-def _reset(entry: EnvironmentEntry, env: gymnasium.Env[Any, Any], task: str) -> tuple[str, Mapping[str, Any]]:
-    if callable(getattr(env.unwrapped, "tasks", None)):
-        observation, info = _told(entry, "reset", lambda: env.reset(seed=0, options={"task": task}))
-    else:
-        observation, info = _told(entry, "reset", lambda: env.reset(seed=int(task)))
-    return str(observation), _require_dict(entry, "reset", info)
 
 
 def _told(entry: EnvironmentEntry, stage: str, call: Callable[[], Any]) -> Any:

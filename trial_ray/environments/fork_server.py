@@ -7,8 +7,11 @@ closes the connection or dies, however that happens.
 
 from __future__ import annotations
 
+import base64
 import ctypes
+import json
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -18,15 +21,21 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
-from trial_ray.environments.guarded import CLOSE_SECONDS, answer_requests, json_line
+import numpy as np
+from ray import cloudpickle
+
+from trial_ray.environments.guarded import GuardedEnv, StepResult, first_line
+from trial_ray.errors import EnvironmentFaultError
 
 REQUEST = struct.Struct("=cQ")
 """What an env runner sends: :data:`START`, with the process's end of its connection, or :data:`END`; and a number of its choice."""
 START, END = b"S", b"E"
 PR_SET_PDEATHSIG = 1
+CLOSE_SECONDS = 2
+"""Time in which an environment must close before its process is ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +174,53 @@ def _become_environment(connection: socket.socket, server: int, let_go: Callable
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(status)  # threads of the environment could keep the interpreter
+
+
+def answer_requests(connection: socket.socket) -> None:
+    """Make the environment that the first line describes, and answer a request a line until the connection is closed."""
+    lines = connection.makefile("rb")
+    if not (line := lines.readline()):
+        return
+    setup = json.loads(line)
+    np.random.seed()  # every fork would draw the same numbers
+    try:
+        _limit_memory(setup["memory_bytes"])
+        entry, required = cloudpickle.loads(base64.b64decode(setup["environment"]))
+    except Exception as error:
+        fault = f"{setup['env_id']}, task {setup['task_id']!r}, creation: {first_line(error)}"
+        connection.sendall(json_line({"fault": fault}))
+        return
+    env = GuardedEnv(entry, required)
+    connection.sendall(json_line(_outcome(env, "make", [setup["task_id"]])))
+    while line := lines.readline():
+        method, *arguments = json.loads(line)
+        connection.sendall(json_line(_outcome(env, method, arguments)))
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends a process whose environment does not close
+    signal.alarm(CLOSE_SECONDS)
+    env.close()
+
+
+def _outcome(env: GuardedEnv, method: str, arguments: list[Any]) -> dict[str, Any]:
+    try:
+        found = getattr(env, method)(*arguments)
+    except EnvironmentFaultError as error:
+        return {"fault": str(error)}
+    if isinstance(found, StepResult):
+        return {"answer": asdict(found)}
+    return {"answer": found if method == "walkthrough" else None}
+
+
+def _limit_memory(num_bytes: int | None) -> None:
+    """Limit what this process may allocate beyond what it has from the fork server."""
+    if num_bytes is not None:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            allocated = int(file.read().split()[5]) * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_DATA, (allocated + num_bytes,) * 2)
+
+
+def json_line(value: Any) -> bytes:
+    """A request or an answer as it is sent."""
+    return json.dumps(value).encode() + b"\n"
 
 
 def main(control: int) -> None:

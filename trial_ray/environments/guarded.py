@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import logging
 import math
-import os
-import resource
-import signal
-import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any, TypeVar
 
 import gymnasium
 import numpy as np
-from ray import cloudpickle
 
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.environments.registry import EnvironmentEntry
@@ -115,9 +108,7 @@ class GuardedEnv:
         """
         env = self.make(task_id)
         self._turn, self._return = 0, 0.0
-        if callable(getattr(env.unwrapped, "tasks", None)):
-            return self._call("reset", lambda: self._read_reset(env.reset(seed=seed, options={"task": task_id})))
-        return self._call("reset", lambda: self._read_reset(env.reset(seed=int(task_id))))
+        return self._call("reset", lambda: self._read_reset(start_episode(env, task_id, seed)))
 
     def step(self, action: str) -> StepResult:
         """Carry out an action of the running episode.
@@ -194,6 +185,13 @@ class GuardedEnv:
                 "there, or an adapter that says when an episode is won (success=...)"
             )
         return result
+
+
+def start_episode(env: gymnasium.Env[Any, Any], task_id: str, seed: int) -> Any:
+    """Reset an environment to a task, whose id is the seed where the environment lists no tasks; the answer is not checked."""
+    if callable(getattr(env.unwrapped, "tasks", None)):
+        return env.reset(seed=seed, options={"task": task_id})
+    return env.reset(seed=int(task_id))
 
 
 class _ContractError(TypeError):
@@ -288,55 +286,3 @@ def first_line(error: BaseException) -> str:
     """Class and message of an error, on one line."""
     lines = str(error).splitlines()
     return f"{type(error).__name__}: {lines[0]:.300}" if lines else type(error).__name__
-
-
-CLOSE_SECONDS = 2
-"""How long an environment may take to close before its process is ended."""
-ANSWERED = tuple(field.name for field in fields(StepResult))
-
-
-def answer_requests(connection: socket.socket) -> None:
-    """Make the environment that the first line describes, and answer a request a line until the connection is closed."""
-    lines = connection.makefile("rb")
-    if not (line := lines.readline()):
-        return
-    setup = json.loads(line)
-    np.random.seed()  # every fork would draw the same numbers
-    try:
-        _limit_memory(setup["memory_bytes"])
-        entry, required = cloudpickle.loads(base64.b64decode(setup["environment"]))
-    except Exception as error:
-        told = f"{setup['env_id']}, task {setup['task_id']!r}, creation: {first_line(error)}"
-        connection.sendall(json_line({"fault": told}))
-        return
-    env = GuardedEnv(entry, required)
-    connection.sendall(json_line(_outcome(env, "make", [setup["task_id"]])))
-    while line := lines.readline():
-        method, *arguments = json.loads(line)
-        connection.sendall(json_line(_outcome(env, method, arguments)))
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends a process whose environment does not close
-    signal.alarm(CLOSE_SECONDS)
-    env.close()
-
-
-def _outcome(env: GuardedEnv, method: str, arguments: list[Any]) -> dict[str, Any]:
-    try:
-        found = getattr(env, method)(*arguments)
-    except EnvironmentFaultError as error:
-        return {"fault": str(error)}
-    if isinstance(found, StepResult):
-        return {"answer": {name: getattr(found, name) for name in ANSWERED}}
-    return {"answer": found if method == "walkthrough" else None}
-
-
-def _limit_memory(num_bytes: int | None) -> None:
-    """Limit what this process may allocate beyond what it has from the fork server."""
-    if num_bytes is not None:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            allocated = int(file.read().split()[5]) * os.sysconf("SC_PAGE_SIZE")
-        resource.setrlimit(resource.RLIMIT_DATA, (allocated + num_bytes,) * 2)
-
-
-def json_line(value: Any) -> bytes:
-    """A request or an answer as it is sent."""
-    return json.dumps(value).encode() + b"\n"

@@ -22,8 +22,8 @@ from typing import Any
 
 from ray import cloudpickle
 
-from trial_ray.environments.fork_server import END, REQUEST, START
-from trial_ray.environments.guarded import CLOSE_SECONDS, MOST_CHARACTERS, StepResult, first_line, json_line
+from trial_ray.environments.fork_server import CLOSE_SECONDS, END, REQUEST, START, json_line
+from trial_ray.environments.guarded import MOST_CHARACTERS, StepResult, first_line
 from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.errors import EnvironmentFaultError
 
@@ -159,7 +159,7 @@ class ProcessEnv:
             self._end()
         if self._connection is None:
             await self._start()
-        return _step_result(await self._ask("reset", "reset", task_id, seed))
+        return StepResult(**await self._ask("reset", "reset", task_id, seed))
 
     async def step(self, action: str) -> StepResult:
         """Carry out an action; see :meth:`~trial_ray.environments.guarded.GuardedEnv.step`.
@@ -168,7 +168,7 @@ class ProcessEnv:
             EnvironmentFaultError: as there, or the process ended, or did not answer in time.
         """
         self._turn += 1
-        return _step_result(await self._ask(f"turn {self._turn}", "step", action))
+        return StepResult(**await self._ask(f"turn {self._turn}", "step", action))
 
     async def walkthrough(self) -> tuple[str, ...]:
         """The environment's own solution of the running task; see ``GuardedEnv.walkthrough``.
@@ -285,7 +285,3 @@ def _how(status: int) -> str:
         signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)
     )  # real-time ones have no name
     return f"by signal {name}{hint}"
-
-
-def _step_result(values: dict[str, Any]) -> StepResult:
-    return StepResult(**values)

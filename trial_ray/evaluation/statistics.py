@@ -1,4 +1,4 @@
-"""How sure a rate or a mean is.
+"""Confidence intervals and tests.
 
 For one evaluation: the Wilson interval, and test and interval of the difference of two paired rates. For several training
 seeds: a two-level bootstrap over seeds and tasks, and a t-test over seeds, of means and of paired differences.
@@ -95,23 +95,6 @@ class SeedInterval:
 
 
 @dataclass(frozen=True, slots=True)
-class DifferenceTest:
-    """An interval of a difference, 95 %, and its test.
-
-    Attributes:
-        low: lower bound.
-        high: upper bound.
-        p_value: two-sided, of the difference being zero.
-        name: of the test.
-    """
-
-    low: float
-    high: float
-    p_value: float
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
 class BootstrapInterval:
     """A mean with its 95 % percentile interval.
 
@@ -134,15 +117,11 @@ class BootstrapInterval:
     over_seeds: SeedInterval | None
 
     @property
-    def stricter(self) -> DifferenceTest:
-        """Of the bootstrap and the t-test over seeds, the one with the larger p-value; the bootstrap with a single seed."""
-        test = DifferenceTest(self.low, self.high, self.p_value, f"bootstrap over {self.seeds} seeds and the tasks")
-        over_seeds = self.over_seeds
-        if over_seeds is None or over_seeds.p_value <= self.p_value:
-            return test
-        return DifferenceTest(
-            over_seeds.low, over_seeds.high, over_seeds.p_value, f"paired t-test over {self.seeds} seeds"
-        )
+    def stricter(self) -> tuple[SeedInterval | BootstrapInterval, str]:
+        """The bootstrap or the t-test over seeds, whichever has the larger p-value, and its name."""
+        if self.over_seeds is None or self.over_seeds.p_value <= self.p_value:
+            return self, f"bootstrap over {self.seeds} seeds and the tasks"
+        return self.over_seeds, f"paired t-test over {self.seeds} seeds"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -231,7 +210,7 @@ def bootstrap_mean(values: np.ndarray, resamples: int = RESAMPLES, seed: int = 0
     """Resample seeds and tasks, each with replacement and independently (the pigeonhole bootstrap, Owen, 2007).
 
     All runs play the same tasks, so a value belongs to a seed and to a task at once. The interval covers both: another
-    training run, and other tasks of the same kind. It errs on the wide side.
+    training run, and other tasks of the same kind. It is conservative.
 
     Args:
         values: float ``[S, N]``, one row a training seed, one column a task; for a paired comparison, differences.

@@ -249,9 +249,9 @@ def compare(
     values = success_by_seed([pair[side] for side in (0, 1) for pair in pairs])
     before, after = values[: len(pairs)], values[len(pairs) :]
     found = paired_bootstrap(before, after)
-    test = found.stricter
+    test, name = found.stricter
     interval = (test.low, test.high)
-    return Difference(first, second, where, found.mean, interval, test.p_value, found.seeds, found.tasks, test.name)
+    return Difference(first, second, where, found.mean, interval, test.p_value, found.seeds, found.tasks, name)
 
 
 def _by_seed(group: RunGroup, name: str) -> dict[int | None, RunRecord]:
