@@ -147,11 +147,6 @@ def test_rays_folder_must_have_a_short_path_and_a_disk_that_is_not_full(monkeypa
     assert "95%" in check.found
 
 
-def test_a_folder_of_rays_that_is_not_made_yet_is_judged_by_its_parent(monkeypatch):
-    monkeypatch.setenv("RAY_TMPDIR", "/tmp/not_made_yet")
-    assert "GB free in /tmp/not_made_yet" in checks.ray_folder().found
-
-
 def test_a_folder_that_may_not_be_looked_into_is_a_finding(monkeypatch, tmp_path):
     def stat(self, **_):
         raise PermissionError(errno.EACCES, "Permission denied", str(self))

@@ -180,12 +180,6 @@ def test_an_adapter_is_the_users_else_this_packages_else_one_of_defaults():
     assert find_adapter("some/Env-v0") == EnvironmentAdapter("some/Env-v0")
 
 
-@registered(RiddleEnv)
-def test_an_adapter_of_an_environment_that_the_run_does_not_play_is_refused():
-    with pytest.raises(ConfigError, match=rf"adapter is of 'mine/Other-v0', but the run plays {RIDDLE}"):
-        make_entries([(RIDDLE, {}, 1.0)], [EnvironmentAdapter("mine/Other-v0")])
-
-
 class LimitedEnv(RiddleEnv):
     """Says itself how long an episode lasts."""
 

@@ -37,15 +37,13 @@ def test_wilson_refuses_impossible_counts(successes, trials):
         wilson_interval(successes, trials)
 
 
-@pytest.mark.parametrize(("gained", "lost"), [(1, 0), (5, 0), (0, 5), (10, 2), (7, 7), (40, 21), (300, 260)])
-def test_mcnemar_is_the_two_sided_binomial_test_of_the_changed_tasks(gained, lost):
-    assert mcnemar_exact(gained, lost) == pytest.approx(stats.binomtest(gained, gained + lost).pvalue, rel=1e-9)
-
-
+@pytest.mark.parametrize(
+    ("gained", "lost"), [(1, 0), (5, 0), (0, 5), (10, 2), (7, 7), (40, 21), (150_500, 149_500), (2_000_000, 0)]
+)
 @pytest.mark.timeout(20)
-def test_mcnemar_of_many_changes_takes_no_time():
-    assert mcnemar_exact(150_500, 149_500) == pytest.approx(stats.binomtest(150_500, 300_000).pvalue, rel=1e-6)
-    assert mcnemar_exact(2_000_000, 0) == 0.0
+def test_mcnemar_is_the_two_sided_binomial_test_of_the_changed_tasks(gained, lost):
+    expected = stats.binomtest(gained, gained + lost).pvalue
+    assert mcnemar_exact(gained, lost) == pytest.approx(expected, rel=1e-9 if gained < 1000 else 1e-6)
 
 
 def test_mcnemar_without_a_change_has_p_one():
