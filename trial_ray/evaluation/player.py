@@ -78,25 +78,16 @@ class PanelPlayer:
             InfrastructureError: episodes failed on every attempt; what ended before was told to ``on_episode``.
             EnvironmentFaultError: the same, where nothing but the environment failed.
         """
-        config = self._config
-        entries = [entry if other.name == entry.name else other for other in config.environment_entries()]
-        settings = SampleSettings(
-            env_configs=tuple(dict(other.config) for other in entries),
-            params=SamplingParams(config.max_response_tokens, config.panel_temperature, config.panel_top_p),
-            iteration=iteration,
-            keep_trajectories=False,
-            seeded=True,
-        )
-
-        def request(index: int, task: str) -> GroupRequest:
-            seed = derive_seed(config.panel_seed, panel.env_id, panel.split, task)
-            return GroupRequest(index, task, 1, seed, entries.index(entry))
-
+        settings, environment = self._settings(entry, iteration)
         episodes = dict(known or {})
         failed: dict[str, GroupSample] = {}
         losses: list[str] = []
-        for attempt in range(1 + config.max_group_redraws):
-            pending = [request(index, task) for index, task in enumerate(panel.task_ids) if task not in episodes]
+        for attempt in range(1 + self._config.max_group_redraws):
+            pending = [
+                self._request(panel, index, environment)
+                for index, task in enumerate(panel.task_ids)
+                if task not in episodes
+            ]
             if not pending:
                 break
             if attempt:
@@ -114,7 +105,7 @@ class PanelPlayer:
                 losses,
             )
         ordered = [episodes[task] for task in panel.task_ids]
-        return EvaluationResult(policy_protocol(config, panel, entry), ordered, str(config.model_path))
+        return EvaluationResult(policy_protocol(self._config, panel, entry), ordered, str(self._config.model_path))
 
     def _play_once(
         self,
@@ -133,6 +124,24 @@ class PanelPlayer:
                 episodes[episode.task_id] = episode
                 on_episode(episode)
         return failures
+
+    def _settings(self, entry: EnvironmentEntry, iteration: int) -> tuple[SampleSettings, int]:
+        """How the panel is played, and the index of its environment among the run's."""
+        config = self._config
+        entries = [entry if other.name == entry.name else other for other in config.environment_entries()]
+        settings = SampleSettings(
+            env_configs=tuple(dict(other.config) for other in entries),
+            params=SamplingParams(config.max_response_tokens, config.panel_temperature, config.panel_top_p),
+            iteration=iteration,
+            keep_trajectories=False,
+            seeded=True,
+        )
+        return settings, entries.index(entry)
+
+    def _request(self, panel: Panel, index: int, environment: int) -> GroupRequest:
+        task = panel.task_ids[index]
+        seed = derive_seed(self._config.panel_seed, panel.env_id, panel.split, task)
+        return GroupRequest(index, task, 1, seed, environment)
 
 
 class Evaluator(AbstractContextManager[PanelPlayer]):
