@@ -10,7 +10,7 @@ from setuptools import find_packages, setup
 ALFWORLD = ["alfworld==0.4.2", "textworld==1.7.0", "fast-downward-textworld==20.6.4", "TatSu==5.8.3"]
 WEBSHOP = ["rapidfuzz>=3.14", "regex>=2025.9"]
 TUNE = ["ray[tune]==2.60.0"]
-REPORTS = ["matplotlib>=3.10", "plotly>=7", "tensorboard>=2.20"]
+REPORTS = ["matplotlib>=3.10", "tensorboard>=2.20"]
 
 # In a clone the examples stand at the top, where they are found first; a wheel carries them inside the package.
 EXAMPLES = {

@@ -33,7 +33,7 @@ def main(runs: list[Path]) -> None:
         page = write_report(load_groups(runs), f"{len(runs)} runs", Path(folder, "report.html"))
         for name, view in VIEWS.items():
             browser.look(view["width"], view["height"], dark=view.get("dark", False))
-            browser.open(page.as_uri())
+            browser.open(page.as_uri(), "document.readyState === 'complete'")
             if "section" in view:
                 browser.evaluate(f"document.getElementById('{view['section']}').scrollIntoView()")
             path = browser.screenshot(FOLDER / f"report-{name}.png")

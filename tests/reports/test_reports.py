@@ -7,7 +7,7 @@ import pytest
 
 from trial_ray.environments import alfworld, webshop
 from trial_ray.environments.adapter import ACTION_CLASSES, EnvironmentAdapter
-from trial_ray.errors import MissingDependencyError, UserInputError
+from trial_ray.errors import UserInputError
 from trial_ray.reports.dynamics import curve, mean_over_runs, read_metrics, read_whole_lines, windows
 from trial_ray.reports.learning import learning
 from trial_ray.reports.plots import plot_allocation, plot_dynamics
@@ -150,14 +150,6 @@ def allocation():
 def test_figures_are_png(plot, data, tmp_path):
     (path,) = plot(data, tmp_path / "deep" / "figure.png")
     assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_without_matplotlib_the_error_says_what_to_install(monkeypatch, tmp_path):
-    import sys
-
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingDependencyError, match=r"trial-ray\[reports\]"):
-        plot_dynamics(dynamics(), tmp_path / "f.png")
 
 
 def test_areas_of_a_single_seed_have_no_difference_and_other_lengths_are_refused():

@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
-from trial_ray.reports.plots import plot_map, plot_parallel
+from trial_ray.reports.sweep_plots import plot_map, plot_parallel
 
 METRIC = "env_runners/success_rate"
-
-
-@pytest.fixture(autouse=True)
-def words_as_text():
-    import matplotlib
-
-    with matplotlib.rc_context({"svg.fonttype": "none"}):
-        yield
 
 
 def words(files) -> str:

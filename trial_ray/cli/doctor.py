@@ -57,7 +57,7 @@ PACKAGES = {
     "pyarrow": ("trajectories as Parquet", ""),
     "tensorboardX": ("metrics for TensorBoard", ""),
     "tensorboard": ("looking at the metrics", "reports"),
-    "plotly": ("the charts of run reports", "reports"),
+    "matplotlib": ("the charts of run reports", "reports"),
     SMOLLM2: ("the weights of SmolLM2-135M-Instruct", ""),
     "opencensus": ("ray job submit (ray[default])", "cluster"),
 }

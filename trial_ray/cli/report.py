@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
             terminal.show(f"missing: {run.name}: {reason}")
     written = [write_report(groups, title, output)]
     if args.figures:
-        from trial_ray.reports.figures import write_figures
+        from trial_ray.reports.plots import write_figures
 
         written = [*write_figures(groups, args.figures), *written]
     for path in written:

@@ -1,8 +1,10 @@
-"""What the charts of a report show, as plain values: the page draws them, and the figures for papers are made of them."""
+"""Charts of a report as values, each with a table of its numbers; :mod:`trial_ray.reports.plots` draws them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,10 +14,23 @@ from trial_ray.evaluation.statistics import bootstrap_curve
 from trial_ray.metrics import CURVES, PANEL_SUCCESS, Curve
 from trial_ray.reports.dynamics import curve, windows
 from trial_ray.reports.records import RunGroup, RunRecord, recorded_iterations, run_label
-from trial_ray.reports.traces import class_means, readable_trace
+from trial_ray.reports.traces import Trace, class_means, readable_trace
 
-SIGNIFICANT = 6
-"""Digits of a number in the page."""
+DASH = "–"
+MOST_ROWS = 120
+"""Rows of a chart's table; of a longer curve every k-th iteration is shown."""
+FEW_ROWS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of texts; ``folded`` ones are opened by the reader, those with ``long`` texts wrap them."""
+
+    caption: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    folded: bool = False
+    long: bool = False
 
 
 def curve_chart(key: str, groups: Sequence[RunGroup]) -> dict[str, Any] | None:
@@ -40,6 +55,7 @@ def curve_chart(key: str, groups: Sequence[RunGroup]) -> dict[str, Any] | None:
         "percent": spec.percent,
         "warm_up": sorted(starts) if spec.hindsight or spec.section == "learning" else [],
         "series": series,
+        "table": _curve_table(spec, series),
     }
 
 
@@ -57,15 +73,32 @@ def _series(key: str, spec: Curve, index: int, group: RunGroup) -> dict[str, Any
     return {
         "group": index,
         "name": group.title_of(shown),
-        "x": [rounded(x) for x in shared],
-        "mean": [rounded(mean) for mean in values.mean(0)],
-        "low": None if bounds is None else [rounded(low) for low, _ in bounds],
-        "high": None if bounds is None else [rounded(high) for _, high in bounds],
-        "runs": [
-            {"name": label, "x": [rounded(x) for x in points], "y": [rounded(y) for y in points.values()]}
-            for label, points in curves
-        ],
+        "x": shared,
+        "mean": values.mean(0).tolist(),
+        "low": None if bounds is None else [low for low, _ in bounds],
+        "high": None if bounds is None else [high for _, high in bounds],
+        "runs": [{"name": label, "x": list(points), "y": list(points.values())} for label, points in curves],
     }
+
+
+def _curve_table(spec: Curve, series: Sequence[Mapping[str, Any]]) -> Table:
+    form = ".1%" if spec.percent else ".4g"
+    columns: list[dict[float, str]] = []
+    for each in series:
+        texts = [format(mean, form) for mean in each["mean"]]
+        if each["low"]:
+            bounds = zip(texts, each["low"], each["high"], strict=True)
+            texts = [f"{text} [{low:{form}}, {high:{form}}]" for text, low, high in bounds]
+        columns.append(dict(zip(each["x"], texts, strict=True)))
+    iterations = sorted({x for column in columns for x in column})
+    step = math.ceil(len(iterations) / MOST_ROWS) or 1
+    shown = sorted({*iterations[::step], *iterations[-1:]})
+    every = "" if step == 1 else f", every {step}th iteration"
+    return Table(
+        f"{spec.title} ({spec.axis}){every}",
+        ["iteration", *(each["name"] for each in series)],
+        [[f"{x:g}", *(column.get(x, DASH) for column in columns)] for x in shown],
+    )
 
 
 def _points(key: str, spec: Curve, run: RunRecord) -> dict[float, float]:
@@ -94,22 +127,12 @@ def class_chart(groups: Sequence[RunGroup]) -> dict[str, Any] | None:
 
     The trajectories of all runs of a group count alike.
     """
-    series = []
+    series: list[dict[str, Any]] = []
     for index, group in enumerate(groups):
         recorded = [run for run in group.runs if run.allocation]
         traces = [trace for run in recorded if run.allocation for trace in run.allocation.shown]
-        means = class_means(traces)
-        if means:
-            found = [means.get(name) for name in ACTION_CLASSES]
-            series.append(
-                {
-                    "group": index,
-                    "name": group.title_of(recorded),
-                    "mean": [None if cell is None else rounded(cell["mean"]) for cell in found],
-                    "sem": [None if cell is None else rounded(cell["sem"]) for cell in found],
-                    "trajectories": [0 if cell is None else cell["trajectories"] for cell in found],
-                }
-            )
+        if means := class_means(traces):
+            series.append({"group": index, "name": group.title_of(recorded), "means": means})
     if not series:
         return None
     runs = [run for group in groups for run in group.runs if run.allocation]
@@ -124,7 +147,19 @@ def class_chart(groups: Sequence[RunGroup]) -> dict[str, Any] | None:
         + (f" Where none succeeded, all are counted: {', '.join(all_counted)}." if all_counted else ""),
         "classes": list(ACTION_CLASSES),
         "series": series,
+        "table": Table(
+            "Multiplier by class of action: mean ± SEM",
+            ["class", *(each["name"] for each in series)],
+            [[name, *(_class_cell(each["means"].get(name)) for each in series)] for name in ACTION_CLASSES],
+        ),
     }
+
+
+def _class_cell(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return DASH
+    sem = DASH if found["sem"] is None else f"{found['sem']:.4g}"
+    return f"{found['mean']:.3f} ± {sem} ({found['trajectories']} trajectories)"
 
 
 def profile_chart(groups: Sequence[RunGroup]) -> dict[str, Any] | None:
@@ -142,19 +177,19 @@ def profile_chart(groups: Sequence[RunGroup]) -> dict[str, Any] | None:
                     f"{'solved' if trace.success else 'not solved'}; one bar a turn.",
                     "group": index,
                     "classes": list(ACTION_CLASSES),
-                    "turns": [
-                        {
-                            "action": turn.action,
-                            "outcome": turn.outcome,
-                            "class": turn.action_class,
-                            "score": rounded(turn.score),
-                            "weight": rounded(turn.weight),
-                            "tokens": turn.tokens,
-                        }
-                        for turn in trace.turns
-                    ],
+                    "turns": trace.to_dict()["turns"],
+                    "table": _profile_table(trace),
                 }
     return None
+
+
+def _profile_table(trace: Trace) -> Table:
+    rows = [
+        [f"T{at}", turn.action, turn.action_class, f"{turn.weight:.3f}", f"{turn.score:.3f}", str(turn.tokens)]
+        for at, turn in enumerate(trace.turns, start=1)
+    ]
+    head = ["turn", "action", "class", "multiplier", "score (nats)", "tokens"]
+    return Table("One trajectory's allocation", head, rows)
 
 
 def time_chart(groups: Sequence[RunGroup]) -> dict[str, Any] | None:
@@ -163,25 +198,19 @@ def time_chart(groups: Sequence[RunGroup]) -> dict[str, Any] | None:
     if not runs:
         return None
     phases = list(dict.fromkeys(phase for _, run in runs for phase in run.seconds))
+    seconds = {phase: [run.seconds.get(phase, 0.0) for _, run in runs] for phase in phases}
+    names = [f"{group.name}, {run_label(run, group)}" for group, run in runs]
+    rows = [[name, *(f"{seconds[phase][at]:.1f}" for phase in phases)] for at, name in enumerate(names)]
     return {
         "name": "time",
         "kind": "time",
         "title": "Where the time went",
         "axis": "seconds",
         "text": "Seconds of the driver's clock by phase; every second falls into one of them.",
-        "rows": [f"{group.name}, {run_label(run, group)}" for group, run in runs],
-        "groups": [groups.index(group) for group, _ in runs],
-        "series": [
-            {"name": phase, "values": [rounded(run.seconds.get(phase, 0.0)) for _, run in runs]} for phase in phases
-        ],
+        "rows": names,
+        "series": [{"name": phase, "values": values} for phase, values in seconds.items()],
+        "table": Table("Where the time went (seconds)", ["run", *phases], rows),
     }
-
-
-def rounded(value: Any) -> Any:
-    """A number with as many digits as a reader of the page can use."""
-    if value is None or isinstance(value, int):
-        return value
-    return float(f"{value:.{SIGNIFICANT}g}")
 
 
 def all_charts(groups: Sequence[RunGroup]) -> dict[str, list[dict[str, Any]]]:
@@ -196,56 +225,12 @@ def all_charts(groups: Sequence[RunGroup]) -> dict[str, list[dict[str, Any]]]:
 
 
 def describe_chart(chart: Mapping[str, Any]) -> str:
-    """A chart in words, for those who do not see it."""
-    return f"{chart['title']}. {_DESCRIPTIONS[chart['kind']](chart)}"
-
-
-def _describe_curve(chart: Mapping[str, Any]) -> str:
-    def said(value: float) -> str:
-        return f"{value:.1%}" if chart["percent"] else f"{value:.4g}"
-
-    parts = []
-    for series in chart["series"]:
-        x, mean = series["x"], series["mean"]
-        if len(x) > 1:
-            parts.append(
-                f"{series['name']}: {said(mean[0])} at iteration {x[0]:g}, {said(mean[-1])} at iteration {x[-1]:g}"
-            )
-        elif x:
-            parts.append(f"{series['name']}: {said(mean[0])} at iteration {x[0]:g}")
-        else:
-            parts.append(f"{series['name']}: its runs have no point in common that could be averaged")
-    return f"Lines over iterations. {'; '.join(parts)}."
-
-
-def _describe_classes(chart: Mapping[str, Any]) -> str:
+    """A chart in words, for those who do not see it: all rows of its table where these are few, else the first and the last."""
+    table = chart["table"]
+    rows = table.rows if len(table.rows) <= FEW_ROWS else [table.rows[0], table.rows[-1]]
     parts = [
-        f"{series['name']}: "
-        + ", ".join(
-            f"{name} {mean:.2f}"
-            for name, mean in zip(chart["classes"], series["mean"], strict=True)
-            if mean is not None
-        )
-        for series in chart["series"]
+        f"{table.head[0]} {row[0]}: "
+        + ", ".join(f"{name} {cell}" for name, cell in zip(table.head[1:], row[1:], strict=True) if cell != DASH)
+        for row in rows
     ]
-    return f"Bars with error bars. {'; '.join(parts)}."
-
-
-def _describe_profile(chart: Mapping[str, Any]) -> str:
-    weights = [turn["weight"] for turn in chart["turns"]]
-    return f"Bars, one for each of {len(weights)} turns, from {min(weights):.2f} to {max(weights):.2f}."
-
-
-def _describe_time(chart: Mapping[str, Any]) -> str:
-    totals = {series["name"]: sum(series["values"]) for series in chart["series"]}
-    whole = sum(totals.values()) or 1.0
-    largest = sorted(totals, key=lambda name: -totals[name])[:3]
-    return f"Stacked bars, one a run. Most of the time: {', '.join(f'{name} {totals[name] / whole:.0%}' for name in largest)}."
-
-
-_DESCRIPTIONS = {
-    "curve": _describe_curve,
-    "classes": _describe_classes,
-    "profile": _describe_profile,
-    "time": _describe_time,
-}
+    return f"{chart['title']}. {'; '.join(parts) or 'The runs have no point in common that could be averaged'}."

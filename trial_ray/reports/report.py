@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import hashlib
-import importlib.util
-import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
-from trial_ray.files import finite
-from trial_ray.reports.charts import all_charts, describe_chart
+from trial_ray.errors import MissingDependencyError
+from trial_ray.reports.charts import DASH, Table, all_charts, describe_chart
 from trial_ray.reports.dynamics import WINDOW
 from trial_ray.reports.findings import (
     Difference,
@@ -25,97 +19,16 @@ from trial_ray.reports.findings import (
     paired_differences,
     summary_sentences,
 )
+from trial_ray.reports.plots import chart_svg
 from trial_ray.reports.records import RunGroup, RunRecord, differing_settings, run_label, setting_text, value_text
 from trial_ray.version import __version__
 
 ASSETS = resources.files("trial_ray.reports") / "assets"
-LIBRARY = "package_data/plotly.min.js"
-"""Inside the Python package ``plotly``, of which nothing else is used."""
-# Plotly.js adds its style rules one by one to an empty style sheet, which the hash of no text allows.
-NO_TEXT = ""
-
-
-def render_page(content: Mapping[str, Any], data: Mapping[str, Any]) -> str:
-    """The whole page.
-
-    Args:
-        content: what ``assets/report.html.jinja`` shows; all of it is escaped.
-        data: what ``assets/report.js`` draws; JSON values.
-    """
-    from jinja2 import Environment, StrictUndefined
-    from markupsafe import Markup
-
-    style, script, library = _asset("report.css"), _asset("report.js"), plotly_source()
-    scripts = [script, library] if library else []
-    template = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    ).from_string(_asset("report.html.jinja"))
-    return template.render(
-        **content,
-        policy=content_security_policy(scripts, [style, NO_TEXT]),
-        style=Markup(style),
-        script=Markup(script),
-        data=Markup(json_for_html(data)),
-        library=Markup(_compressed(library)) if library else "",
-    )
-
-
-def content_security_policy(scripts: Sequence[str], styles: Sequence[str]) -> str:
-    """Nothing is loaded or sent, and no script or style sheet counts but these. Charts are saved as images of the page's own."""
-    script_hashes = " ".join(_hash(text) for text in scripts) or "'none'"
-    style_hashes = " ".join(_hash(text) for text in styles)
-    return (
-        f"default-src 'none'; script-src {script_hashes}; style-src {style_hashes}; img-src data: blob:; "
-        "base-uri 'none'; form-action 'none'"
-    )
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def json_for_html(value: Any) -> str:
-    """JSON that no text inside it can end: the characters that HTML knows are written as escapes; null for NaN and infinity."""
-    text = json.dumps(finite(value), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
-
-
-def plotly_source() -> str:
-    """The library's code, out of the Python package; empty where that is not installed."""
-    # Found without importing the package, which would bring in much that is not needed.
-    spec = importlib.util.find_spec("plotly")
-    path = Path(spec.origin).parent / LIBRARY if spec and spec.origin else None
-    return path.read_text(encoding="utf-8") if path and path.is_file() else ""
-
-
-@cache
-def _compressed(source: str) -> str:
-    """Text that the page unpacks, a third of the library's size; the same bytes every time."""
-    return base64.b64encode(gzip.compress(source.encode(), compresslevel=9, mtime=0)).decode()
-
-
-def _asset(name: str) -> str:
-    return (ASSETS / name).read_text(encoding="utf-8")
-
-
-DASH = "–"
-MOST_ROWS = 120
-"""Rows of a chart's table; of a longer curve every k-th iteration is shown."""
+NO_PICTURES = "Charts need matplotlib (`pip install 'trial-ray[reports]'`); each one's numbers are in its table."
 BANDS = (
     "Lines are means over seeds, bands 95 % bootstrap intervals over them (too narrow with few seeds). Shaded: the warm-up, in "
     "which the dense term does not act."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table of texts; ``folded`` ones are opened by the reader, those with ``long`` texts wrap them."""
-
-    caption: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    folded: bool = False
-    long: bool = False
 
 
 @dataclass(slots=True)
@@ -126,34 +39,58 @@ class Section:
     title: str
     text: str = ""
     notes: list[str] = field(default_factory=list)
-    charts: Sequence[Mapping[str, Any]] = ()
+    charts: Sequence[dict[str, Any]] = ()
     tables: list[Table] = field(default_factory=list)
 
 
 def report_page(groups: Sequence[RunGroup], title: str) -> str:
-    """The page of some groups of runs, as HTML."""
-    charts = all_charts(groups)
+    """The page of some groups of runs, as HTML; all that a run recorded is escaped, and no script runs on it."""
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
     differences, missing_differences = paired_differences(groups)
-    sections = _sections(groups, charts)
+    runs = [run for group in groups for run in group.runs]
+    missing = list(_missing(runs))
+    sections = _sections(groups)
     if len(groups) > 1:
         sections.insert(2, _differences_section(differences, missing_differences))
-    runs = [run for group in groups for run in group.runs]
-    content = {
-        "title": title,
-        "subtitle": _subtitle(runs),
-        "version": __version__,
-        "sentences": summary_sentences(groups, differences),
-        "missing": list(_missing(runs)),
-        "runs": _runs_table(groups),
-        "choices": [group.title for group in groups] if len(groups) > 1 or len(runs) > 1 else [],
-        "single_runs": len(runs) > len(groups),
-        "sections": sections,
-    }
-    data = {
-        "iterations": max((run.iterations for run in runs), default=1),
-        "charts": [chart for found in charts.values() for chart in found],
-    }
-    return render_page(content, data)
+    styles: dict[str, str] = {}
+    try:
+        for chart in (chart for section in sections for chart in section.charts):
+            chart["svg"] = Markup(chart_svg(chart, styles))
+    except MissingDependencyError:
+        missing.append(NO_PICTURES)
+    style = _style(styles, len(groups))
+    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return page.from_string(_asset("report.html.jinja")).render(
+        policy=f"default-src 'none'; style-src {_hash(style)}; base-uri 'none'; form-action 'none'",
+        style=Markup(style),
+        title=title,
+        subtitle=_subtitle(runs),
+        version=__version__,
+        sentences=summary_sentences(groups, differences),
+        missing=missing,
+        runs=_runs_table(groups),
+        choices=[group.title for group in groups] if styles and len(runs) > 1 else [],
+        single_runs=len(runs) > len(groups),
+        sections=sections,
+    )
+
+
+def _style(styles: Mapping[str, str], groups: int) -> str:
+    """The page's style sheet, with the styles of its charts and a rule for every choice of what they show."""
+    drawn = "".join(f".{name} {{{style}}}\n" for style, name in styles.items())
+    hidden = [f"group-{number}" for number in range(groups)] + ["single"]
+    choices = "".join(f"body:has(#show-{name}:not(:checked)) .{name} {{display: none}}\n" for name in hidden)
+    return _asset("report.css") + drawn + choices
+
+
+def _asset(name: str) -> str:
+    return (ASSETS / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _subtitle(runs: Sequence[RunRecord]) -> str:
@@ -169,7 +106,8 @@ def _missing(runs: Sequence[RunRecord]) -> Iterator[str]:
             yield reason if len(runs) == 1 else f"{run.name}: {reason}"
 
 
-def _sections(groups: Sequence[RunGroup], charts: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Section]:
+def _sections(groups: Sequence[RunGroup]) -> list[Section]:
+    charts = all_charts(groups)
     several = any(len(group.runs) > 1 for group in groups)
     weighed = any(group.hindsight_start is not None for group in groups)
     sections = [
@@ -190,7 +128,7 @@ def _sections(groups: Sequence[RunGroup], charts: Mapping[str, Sequence[Mapping[
         Section("time", "Time and cost"),
     ]
     for section in sections[1:]:
-        section.charts = [_with_words(chart) for chart in charts[section.name]]
+        section.charts = [{**chart, "description": describe_chart(chart), "svg": ""} for chart in charts[section.name]]
         if not section.charts:
             section.notes.append(_why_empty(section, weighed))
     sections[-1].tables = [_cost_table(run, group) for group in groups for run in group.runs if run.cost]
@@ -207,72 +145,6 @@ def _why_empty(section: Section, weighed: bool) -> str:
         "time": "No cost.json was found.",
     }
     return reasons.get(section.name, "The runs logged none of these metrics.")
-
-
-def _with_words(chart: Mapping[str, Any]) -> dict[str, Any]:
-    return {**chart, "description": describe_chart(chart), "table": _TABLES[chart["kind"]](chart)}
-
-
-def _number(value: float | None, percent: bool = False) -> str:
-    if value is None:
-        return DASH
-    return f"{value:.1%}" if percent else f"{value:.4g}"
-
-
-def _curve_table(chart: Mapping[str, Any]) -> Table:
-    columns = []
-    for series in chart["series"]:
-        lows, highs = series["low"] or [None] * len(series["x"]), series["high"] or [None] * len(series["x"])
-        found = {}
-        for x, mean, low, high in zip(series["x"], series["mean"], lows, highs, strict=True):
-            text = _number(mean, chart["percent"])
-            interval = f" [{_number(low, chart['percent'])}, {_number(high, chart['percent'])}]"
-            found[x] = text if low is None else text + interval
-        columns.append(found)
-    iterations = sorted({x for column in columns for x in column})
-    step = math.ceil(len(iterations) / MOST_ROWS) or 1
-    shown = sorted({*iterations[::step], *iterations[-1:]})
-    head = ["iteration", *(series["name"] for series in chart["series"])]
-    rows = [[f"{x:g}", *(column.get(x, DASH) for column in columns)] for x in shown]
-    caption = f"{chart['title']} ({chart['axis']})"
-    return Table(caption if step == 1 else f"{caption}, every {step}th iteration", head, rows)
-
-
-def _class_table(chart: Mapping[str, Any]) -> Table:
-    rows = []
-    for index, name in enumerate(chart["classes"]):
-        cells = []
-        for series in chart["series"]:
-            mean, sem, count = (series[key][index] for key in ("mean", "sem", "trajectories"))
-            cells.append(DASH if mean is None else f"{mean:.3f} ± {_number(sem)} ({count} trajectories)")
-        rows.append([name, *cells])
-    return Table(f"{chart['title']}: mean ± SEM", ["class", *(series["name"] for series in chart["series"])], rows)
-
-
-def _profile_table(chart: Mapping[str, Any]) -> Table:
-    rows = [
-        [
-            f"T{number}",
-            turn["action"],
-            turn["class"],
-            f"{turn['weight']:.3f}",
-            f"{turn['score']:.3f}",
-            str(turn["tokens"]),
-        ]
-        for number, turn in enumerate(chart["turns"], start=1)
-    ]
-    return Table(chart["title"], ["turn", "action", "class", "multiplier", "score (nats)", "tokens"], rows)
-
-
-def _time_table(chart: Mapping[str, Any]) -> Table:
-    rows = [
-        [name, *(f"{series['values'][index]:.1f}" for series in chart["series"])]
-        for index, name in enumerate(chart["rows"])
-    ]
-    return Table(f"{chart['title']} (seconds)", ["run", *(series["name"] for series in chart["series"])], rows)
-
-
-_TABLES = {"curve": _curve_table, "classes": _class_table, "profile": _profile_table, "time": _time_table}
 
 
 def _runs_table(groups: Sequence[RunGroup]) -> Table:

@@ -32,7 +32,7 @@ def write_outputs(file: SweepFile, result: SweepResult, folder: Path) -> Iterato
 
 
 def _pictures(result: SweepResult, folder: Path) -> Iterator[str]:
-    from trial_ray.reports.plots import plot_map, plot_parallel
+    from trial_ray.reports.sweep_plots import plot_map, plot_parallel
 
     points = [(each.parameters, each.mean, each.half_width) for each in result.points() if each.mean is not None]
     drawn = {
