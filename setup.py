@@ -35,7 +35,7 @@ setup(
             "config/*.pyi",
             "evaluation/panels/*.json",
             "reports/assets/*",
-            "reports/viewer/page/*",
+            "reports/assets/viewer/*",
             "policies/*/*",
         ],
         "trial_envs": ["py.typed"],

@@ -39,14 +39,14 @@ def write_page(folder: Path) -> dict[str, Any]:
     """Make run and page; returns seconds and bytes."""
     from trial_ray.environments.alfworld import ADAPTER
     from trial_ray.models.tiny import build_tokenizer
-    from trial_ray.reports.viewer.files import write_viewer
-    from trial_ray.runs.opened import open_recorded_run
+    from trial_ray.reports.viewer import write_viewer
+    from trial_ray.runs.reader import open_run
 
     tokenizer = build_tokenizer(ADAPTER.vocabulary)
     run = make_run(folder / "run", tokenizer, TRAJECTORIES, ITERATIONS)
     save_tokenizer(run, tokenizer)
     began, used = time.perf_counter(), time.process_time()
-    written = write_viewer([open_recorded_run(run, "run", None).run], folder / "viewer")
+    written = write_viewer([open_run(run, "run")], folder / "viewer")
     files = [path for path in (folder / "viewer").rglob("*") if path.is_file()]
     return {
         "trajectories": written.trajectories,

@@ -18,8 +18,8 @@ from synthetic_run import REASONS, make_run, save_tokenizer
 
 from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.models.tiny import build_tokenizer
-from trial_ray.reports.viewer.files import write_viewer
-from trial_ray.runs.opened import open_recorded_run
+from trial_ray.reports.viewer import write_viewer
+from trial_ray.runs.reader import open_run
 
 HERE = Path(__file__).parent
 WORDS = "think action household chores described household middle Looking quickly around arrive nothing happens"
@@ -35,7 +35,7 @@ def main() -> None:
         for seed, name in enumerate(("grpo", "trial")):
             run = make_run(Path(folder) / name, tokenizer, 160, seed=seed)
             save_tokenizer(run, tokenizer)
-            runs.append(open_recorded_run(run, name, None).run)
+            runs.append(open_run(run, name))
         page = write_viewer(runs, Path(folder) / "viewer").page.as_uri()
         light(browser, page)
         dark(browser, page)

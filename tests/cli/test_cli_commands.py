@@ -193,7 +193,7 @@ def test_inspect_lists_trajectories_and_shows_turns(capsys, tmp_path):
     out, err = capsys.readouterr()
     for part in ("You see a mug 1.", "action (invalid form)\n  take mug 1", "outcome, reward 1\n  You take it."):
         assert part in out
-    assert "prompts and responses are not shown" in " ".join(err.split())
+    assert "Prompts and responses are not shown" in " ".join(err.split())
 
 
 def test_inspect_prints_prompts_with_the_evidence_in_them(capsys, tmp_path):

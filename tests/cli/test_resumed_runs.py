@@ -23,8 +23,7 @@ from trial_ray.reports.records import group_runs
 from trial_ray.reports.report import report_page
 from trial_ray.runs.config_record import load_record
 from trial_ray.runs.folder_lock import LOCK_FILE, folder_lock
-from trial_ray.runs.opened import open_recorded_run
-from trial_ray.runs.reader import read_run
+from trial_ray.runs.reader import open_run, read_run
 
 
 def read(path: Path):
@@ -408,5 +407,4 @@ def test_recorded_trajectories_are_read_with_the_largest_staleness_of_the_run(ch
     record = read(path)
     record["earlier"][0]["settings"]["max_staleness"] = 2
     path.write_text(json.dumps(record))
-    lags = [open_recorded_run(changed.out, "run", each).run.max_staleness for each in (None, 2, 3)]
-    assert lags == [2, 2, 0]
+    assert open_run(changed.out).max_staleness == 2

@@ -34,7 +34,7 @@ from trial_ray.learner.recording import UpdateRecord
 from trial_ray.learner.state import load_optimizers, save_optimizers
 from trial_ray.models.folders import DeferredWriter
 from trial_ray.reports.dynamics import read_whole_lines
-from trial_ray.reports.viewer.files import write_viewer
+from trial_ray.reports.viewer import write_viewer
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.rollout.recording import read_trajectories, write_groups
 from trial_ray.rollout.trajectory import EpisodeResult, Trajectory, TrajectoryGroup, Turn
@@ -51,8 +51,8 @@ from trial_ray.runs.checkpoints import (
 from trial_ray.runs.config_record import load_record, to_record
 from trial_ray.runs.experiment import load_experiment
 from trial_ray.runs.folder import RunFolder
-from trial_ray.runs.opened import open_recorded_run
 from trial_ray.runs.overrides import apply_overrides
+from trial_ray.runs.reader import open_run
 from trial_ray.runs.report import load_groups, write_report
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
@@ -371,8 +371,8 @@ def test_pages_and_terminal(tmp_path_factory, run_folder, capfd, texts, number):
     shutil.rmtree(run / "trajectories")
     write_groups(run / "trajectories", 1, [recorded_group(texts, number)], "runner001")
     (run / "metrics.jsonl").write_text(json.dumps({"iteration": 1, texts[0]: 0.5, texts[1]: 1.0}) + "\n")
-    opened = open_recorded_run(run, texts[2], None)
-    write_viewer([opened.run], run / "viewer", [texts[3]])
+    opened = open_run(run, texts[2])
+    write_viewer([opened], run / "viewer", [texts[3]])
     for file in (run / "viewer" / "data").iterdir():
         assert "<" not in file.read_text(encoding="ascii")
     for line in (["inspect", str(run), "--text"], ["inspect", str(run), "--text", "--show", "1"]):
@@ -471,7 +471,7 @@ def test_files_of_a_run(tmp_path_factory, run_folder, name, data):
     groups = CASES.refused(lambda: load_groups([run]), *TYPED)
     if not isinstance(groups, Exception):
         CASES.refused(lambda: write_report(groups, "run", run / "report.html"), *TYPED)
-    CASES.refused(lambda: open_recorded_run(run, "run", 1).run.read(1), *TYPED)
+    CASES.refused(lambda: open_run(run, "run", 1).read(1), *TYPED)
 
 
 @examples(100)
@@ -483,7 +483,7 @@ def test_names_in_a_run(tmp_path_factory, run_folder, name):
     encoded = name.encode("utf-8", "surrogatepass")[:200]  # no UTF-8 where there are surrogates
     for folder in ("trajectories", "training", "checkpoints"):
         os.makedirs(os.path.join(os.fsencode(run / folder), b"iteration=" + encoded))
-    CASES.refused(lambda: open_recorded_run(run, "run", None), *TYPED)
+    CASES.refused(lambda: open_run(run, "run"), *TYPED)
     CASES.refused(lambda: list_checkpoints(run / "checkpoints"), *TYPED)
     RunFolder(run).drop_records_after(2)
 

@@ -26,6 +26,7 @@ from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.evaluation.comparison import paired_comparison
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.evaluation.statistics import bootstrap_mean, paired_bootstrap, wilson_interval
+from trial_ray.learner.recording import TRAINING_SCHEMA
 from trial_ray.metrics import CURVES, TRAINING_SUCCESS, TURN_SCORE
 from trial_ray.reports import plots
 from trial_ray.reports.charts import class_chart, curve_chart, profile_chart
@@ -196,7 +197,7 @@ def test_multipliers_come_from_what_training_recorded(runs):
 def test_a_weight_that_is_not_finite_ends_no_report(run, weight):
     (file,) = run.glob("training/*/*.parquet")
     rows = pq.read_table(file, partitioning=None).to_pylist()
-    pq.write_table(pa.Table.from_pylist([{**row, "turn_weight": weight} for row in rows]), file)
+    pq.write_table(pa.Table.from_pylist([{**row, "turn_weight": weight} for row in rows], schema=TRAINING_SCHEMA), file)
     assert report(run) == 0
 
 
@@ -212,7 +213,7 @@ def test_groups_are_looked_for_as_far_back_as_the_run_lets_them_wait(tmp_path):
         shutil.copytree(other, trajectories / f"iteration={number:05d}")
     (folder / "training" / "iteration=00012.bak").mkdir()
     found = read_run(folder)
-    assert (found.allocation.iteration, found.allocation.lost) == (12, 0)
+    assert (found.allocation.iteration, found.missing) == (12, [])
     shutil.rmtree(trajectories / "iteration=00006")
     found = read_run(folder)
     assert found.allocation is None
@@ -294,9 +295,9 @@ def test_turn_weights_that_cannot_be_read_are_missing_and_the_rest_is_there(run)
     (training,) = run.glob("training/*/*.parquet")
     table = pq.read_table(training, partitioning=None)
     pq.write_table(table.drop_columns(["turn_weight"]), training)
-    assert "lacks the column turn_weight" in " ".join(read_run(run).missing)
+    assert "lacks columns of schema version 2: turn_weight" in " ".join(read_run(run).missing)
     training.write_bytes(b"PAR1 cut")
-    assert "Turn weights cannot be read" in " ".join(read_run(run).missing)
+    assert "is no complete Parquet file" in " ".join(read_run(run).missing)
     pq.write_table(table, training)
     assert read_run(run).missing == []
     (trajectories,) = run.glob("trajectories/*/*.parquet")

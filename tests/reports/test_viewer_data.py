@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from hostile_texts import HOSTILE
 from synthetic_run import make_run, save_tokenizer
@@ -13,13 +15,14 @@ from synthetic_run import make_run, save_tokenizer
 from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.errors import UserInputError
 from trial_ray.models.tiny import build_tokenizer
-from trial_ray.reports.viewer import printed
-from trial_ray.reports.viewer.chunks import LineTable, Scale, disagreement, script
-from trial_ray.reports.viewer.files import write_viewer
-from trial_ray.reports.viewer.recorded import RecordedRun, TokenTexts, TrainedTurn, visible
+from trial_ray.reports import printed
+from trial_ray.reports.chunks import LineTable, Scale, disagreement, script
+from trial_ray.reports.recorded import TokenTexts, TrainedTurn, visible
+from trial_ray.reports.records import RunRecord
+from trial_ray.reports.viewer import write_viewer
 from trial_ray.rollout.recording import write_groups
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
-from trial_ray.runs.opened import open_recorded_run
+from trial_ray.runs.reader import open_run
 
 CALL = re.compile(r"viewer\.receive\('(\w+)',(\d+),'(.*)'\);\n")
 
@@ -111,14 +114,14 @@ def run_folder(tmp_path_factory, tokenizer):
 
 
 def test_files_hold_what_was_recorded_and_trained(run_folder, tmp_path, tokenizer):
-    opened = open_recorded_run(run_folder, "trial", None)
-    assert opened.notes == []
-    written = write_viewer([opened.run], tmp_path / "viewer")
+    opened = open_run(run_folder, "trial")
+    assert opened.missing == []
+    written = write_viewer([opened], tmp_path / "viewer")
     assert (written.trajectories, written.notes) == (32, [])
     data = tmp_path / "viewer" / "data"
     about, index = read(data / "about-0.js"), read(data / "index-0.js")
     assert (about["count"], about["runs"], len(index["rows"])) == (32, ["trial"], 32)
-    found = [each for iteration in (1, 2) for each in opened.run.read(iteration)]
+    found = [each for iteration in (1, 2) for each in opened.read(iteration)]
     assert [row[1:3] for row in index["rows"]] == [[each.iteration, each.number] for each in found]
     gaps = [abs(gap) for each in found for row in each.trained for gap in row.gap]
     assert about["scales"]["gap"] == pytest.approx(np.quantile(gaps, 0.98), rel=0.05)
@@ -140,9 +143,9 @@ def test_files_hold_what_was_recorded_and_trained(run_folder, tmp_path, tokenize
 
 
 def test_blocks_end_so_that_each_is_quick_to_load(run_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("trial_ray.reports.viewer.chunks.MOST_IN_BLOCK", 5)
-    monkeypatch.setattr("trial_ray.reports.viewer.chunks.MOST_IN_INDEX", 12)
-    write_viewer([open_recorded_run(run_folder, "trial", None).run], tmp_path / "viewer")
+    monkeypatch.setattr("trial_ray.reports.chunks.MOST_IN_BLOCK", 5)
+    monkeypatch.setattr("trial_ray.reports.chunks.MOST_IN_INDEX", 12)
+    write_viewer([open_run(run_folder, "trial")], tmp_path / "viewer")
     about = read(tmp_path / "viewer" / "data" / "about-0.js")
     assert about["blocks"] == list(range(0, 32, 5))
     assert about["index_files"] == 3
@@ -153,9 +156,9 @@ def test_what_is_missing_is_said(run_folder, tmp_path, tokenizer):
     bare = make_run(tmp_path / "bare", tokenizer, 16, iterations=1)
     for file in (bare / "training").rglob("*.parquet"):
         file.unlink()
-    opened = open_recorded_run(bare, "bare", None)
-    assert "no complete checkpoint" in opened.notes[0]
-    written = write_viewer([opened.run], tmp_path / "viewer", opened.notes)
+    opened = open_run(bare, "bare")
+    assert "no complete checkpoint" in opened.missing[0]
+    written = write_viewer([opened], tmp_path / "viewer", opened.missing)
     assert "No trajectory has a record of training" in written.notes[-1]
     data = tmp_path / "viewer" / "data"
     assert read(data / "about-0.js")["notes"] == written.notes
@@ -167,40 +170,36 @@ def test_an_iteration_that_cannot_be_read_is_named_and_the_rest_is_shown(tmp_pat
     folder = make_run(tmp_path / "cut", tokenizer, 32)
     (file,) = (folder / "trajectories" / "iteration=00002").glob("*.parquet")
     file.write_bytes(file.read_bytes()[:200])
-    run = open_recorded_run(folder, "cut", None).run
+    run = open_run(folder, "cut")
     written = write_viewer([run], tmp_path / "viewer")
     assert written.trajectories == 16
     assert "iteration 2 is not shown" in written.notes[0]
     with pytest.raises(UserInputError, match="iteration 2 is not shown"):
-        write_viewer([open_recorded_run(folder, "cut", 2).run], tmp_path / "none")
+        write_viewer([open_run(folder, "cut", 2)], tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 
 def test_training_records_of_another_run_are_refused(tmp_path, run_folder, tokenizer):
-    run = open_recorded_run(run_folder, "trial", 1).run
-    (file,) = (run_folder / "training" / "iteration=00001").glob("*.parquet")
-    import pyarrow.parquet as pq
-
-    table = pq.read_table(file)
-    other = tmp_path / "training" / "iteration=00001" / "a.parquet"
-    other.parent.mkdir(parents=True)
+    other = shutil.copytree(run_folder, tmp_path / "run") / "training" / "iteration=00001" / "learner000.parquet"
+    table = pq.read_table(other, partitioning=None)
+    whole = other.read_bytes()
     shorter = table.set_column(
         table.schema.get_field_index("gap"), "gap", [[values[:-1] for values in table["gap"].to_pylist()]]
     )
     pq.write_table(shorter, other)
-    wrong = RecordedRun(run.name, run.trajectories, tmp_path / "training", [1], 0, run.adapters, run.tokens)
+    wrong = open_run(tmp_path / "run")
     with pytest.raises(UserInputError, match="not of the same run"):
         wrong.read(1)
     pq.write_table(table.drop_columns(["gap"]), other)
     with pytest.raises(UserInputError, match="lacks columns of schema version 1: gap"):
         wrong.read(1)
-    other.write_bytes(file.read_bytes()[:-20])
+    other.write_bytes(whole[:-20])
     with pytest.raises(UserInputError, match="no complete Parquet file"):
         wrong.read(1)
 
 
 def test_a_folder_that_is_no_viewer_is_not_replaced(run_folder, tmp_path):
-    run = open_recorded_run(run_folder, "trial", 1).run
+    run = open_run(run_folder, "trial", 1)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
     with pytest.raises(UserInputError, match="no viewer's folder"):
@@ -219,8 +218,10 @@ def test_no_number_breaks_the_json(tmp_path):
     values = np.array([np.nan, -np.inf, -1.0], np.float32)
     turn = Turn(ids, ids, values, 1, 2, "seen", "act", True, "done", float("nan"), "stop")
     failed = Trajectory("t", "f", 0, [], ended="failed", error="EngineError: <b>died</b>")
-    write_groups(tmp_path / "t", 1, [TrajectoryGroup("t", [Trajectory("t", "f", 0, [turn]), failed])], "runner001")
-    run = RecordedRun("odd", tmp_path / "t", tmp_path / "none", [1], 0, {}, None)
+    write_groups(
+        tmp_path / "trajectories", 1, [TrajectoryGroup("t", [Trajectory("t", "f", 0, [turn]), failed])], "runner001"
+    )
+    run = RunRecord(tmp_path, recorded=[1])
     assert write_viewer([run], tmp_path / "viewer").trajectories == 2
     assert read(tmp_path / "viewer" / "data" / "about-0.js")["scales"] == dict.fromkeys(("gap", "ratio", "advantage"))
     detail = read(tmp_path / "viewer" / "data" / "detail-0.js")
@@ -231,10 +232,10 @@ def test_no_number_breaks_the_json(tmp_path):
 def test_an_iteration_without_a_whole_file_is_not_read(tmp_path, tokenizer):
     folder = make_run(tmp_path / "run", tokenizer, 4)
     save_tokenizer(folder, tokenizer)
-    before = open_recorded_run(folder, "run", None).run.iterations
+    before = open_run(folder, "run").recorded
     (folder / "trajectories" / "iteration=00009").mkdir()
     (folder / "trajectories" / "iteration=00009" / ".runner001-x.unfinished").write_bytes(b"PAR1")
-    assert open_recorded_run(folder, "run", None).run.iterations == before
+    assert open_run(folder, "run").recorded == before
 
 
 def test_a_multiplier_that_is_no_number_is_printed_without_a_bar():

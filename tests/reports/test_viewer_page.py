@@ -13,11 +13,12 @@ from synthetic_run import make_run, save_tokenizer
 
 from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.models.tiny import build_tokenizer
-from trial_ray.reports.viewer.files import write_viewer
-from trial_ray.reports.viewer.recorded import RecordedRun
+from trial_ray.reports.recorded import TokenTexts
+from trial_ray.reports.records import RunRecord
+from trial_ray.reports.viewer import write_viewer
 from trial_ray.rollout.recording import write_groups
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
-from trial_ray.runs.opened import open_recorded_run
+from trial_ray.runs.reader import open_run
 
 pytestmark = pytest.mark.skipif(chromium.PROGRAM is None, reason="there is no chromium on the path")
 
@@ -44,7 +45,7 @@ def page(tmp_path_factory, tokenizer):
     for seed, name in enumerate(("grpo", "trial")):
         run = make_run(folder / name, tokenizer, 32, seed=seed)
         save_tokenizer(run, tokenizer)
-        runs.append(open_recorded_run(run, name, None).run)
+        runs.append(open_run(run, name))
     return write_viewer(runs, folder / "viewer").page.as_uri()
 
 
@@ -86,14 +87,12 @@ def hostile_run(folder, tokenizer):
         for one in STORED
     ]
     write_groups(folder / "trajectories", 1, groups, "runner001")
-    from trial_ray.reports.viewer.recorded import TokenTexts
-
-    return RecordedRun(STORED[1], folder / "trajectories", folder / "training", [1], 0, {}, TokenTexts(tokenizer))
+    return RunRecord(folder, STORED[1], recorded=[1], tokens=TokenTexts(tokenizer))
 
 
 def test_nothing_recorded_runs(browser, tmp_path, tokenizer):
     run = hostile_run(tmp_path, tokenizer)
-    other = dataclasses.replace(run, name=STORED[2])
+    other = dataclasses.replace(run, title=STORED[2])
     written = write_viewer([run, other], tmp_path / "viewer", STORED)
     browser.events.clear()
     browser.open(written.page.as_uri())

@@ -24,8 +24,7 @@ from trial_ray.rollout.trajectory import EpisodeResult
 from trial_ray.runs.config_record import from_record, to_record
 from trial_ray.runs.folder import RunFolder
 from trial_ray.runs.metric_files import MetricWriters
-from trial_ray.runs.opened import _is_config
-from trial_ray.runs.reader import read_runs
+from trial_ray.runs.reader import read_run, read_runs
 from trial_ray.runs.session import TrainingSession
 
 DEEP = "[" * 100_000
@@ -59,14 +58,15 @@ def test_a_setting_of_rllibs_of_another_type_is_a_config_error():
     "record",
     [
         {"settings": []},
-        {"environments": {}},
         {"environments": [3]},
-        {"environments": [{"env_id": None}]},
-        {"settings": {"max_staleness": "1"}},
+        {"environments": [{"labels": {}}]},
+        {"settings": {"max_staleness": "many"}},
     ],
 )
-def test_a_config_of_another_shape_is_none(record):
-    assert not _is_config(record)
+def test_a_config_of_another_shape_is_named_as_missing(tmp_path, record):
+    whole = {"method": "grpo", "settings": {}, "environments": []}
+    (tmp_path / "resolved_config.json").write_text(json.dumps(whole | record))
+    assert "resolved_config.json is not what this version writes" in " ".join(read_run(tmp_path).missing)
 
 
 @pytest.mark.parametrize(

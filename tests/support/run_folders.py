@@ -15,6 +15,7 @@ from trial_ray.algorithms import TRIALConfig
 from trial_ray.algorithms.methods import with_method
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.learner.recording import TRAINING_SCHEMA
 from trial_ray.rollout.recording import write_groups
 from trial_ray.rollout.trajectory import EpisodeResult, Trajectory, TrajectoryGroup, Turn
 from trial_ray.runs.config_record import to_record
@@ -141,7 +142,7 @@ def _record(path: Path, iteration: int, draw: random.Random) -> None:
         rows.append({**turn, "turn_score": score, "turn_weight": score / 0.15})
     folder = path / "training" / f"iteration={iteration:05d}"
     folder.mkdir(parents=True)
-    pq.write_table(pa.Table.from_pylist(rows), folder / "learner00.parquet")
+    pq.write_table(pa.Table.from_pylist(rows, schema=TRAINING_SCHEMA), folder / "learner00.parquet")
 
 
 def _trajectory(task: str, family: int, draw: random.Random) -> Trajectory:

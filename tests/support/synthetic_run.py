@@ -40,7 +40,8 @@ def make_run(folder: Path, tokenizer: Any, trajectories: int, iterations: int = 
     rng = np.random.default_rng(seed)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "run.json").write_text(json.dumps({"schema": "trial_ray/run", "schema_version": 1, "state": "done"}))
-    config = {"environments": [{"env_id": "trial/ALFWorld-v0", "config": {}, "weight": 1.0}], "settings": {}}
+    environment = {"env_id": "trial/ALFWorld-v0", "config": {}, "weight": 1.0}
+    config = {"method": "trial", "environments": [environment], "settings": {}}
     (folder / "resolved_config.json").write_text(json.dumps(config))
     groups = trajectories // (GROUP_SIZE * iterations)
     for iteration in range(1, iterations + 1):

@@ -14,7 +14,7 @@ from trial_ray.errors import UserInputError
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from trial_ray.reports.viewer.recorded import RecordedRun
+    from trial_ray.reports.records import RunRecord
 
 EPILOG = """examples:
   trial-ray inspect runs/my-run                              write the page RUN/viewer/index.html
@@ -58,17 +58,15 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the page, or print."""
     from trial_ray.environments.registry import load_adapters
-    from trial_ray.runs.opened import open_recorded_run
+    from trial_ray.runs.reader import open_run
 
     _check(args)
     adapters = load_adapters(args.env_adapters)
     names = _names(args.run_folders)
-    opened = [
-        open_recorded_run(folder, name, args.iteration, adapters)
-        for folder, name in zip(args.run_folders, names, strict=True)
+    runs = [
+        open_run(folder, name, args.iteration, adapters) for folder, name in zip(args.run_folders, names, strict=True)
     ]
-    notes = [note for each in opened for note in each.notes]
-    runs = [each.run for each in opened]
+    notes = [f"{run.name}: {reason}" for run in runs for reason in run.missing]
     if args.text:
         _print(runs[0], args.show, notes)
     else:
@@ -95,13 +93,13 @@ def _names(folders: list[Path]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(folder) for folder in resolved]
 
 
-def _write_page(runs: list[RecordedRun], target: Path, notes: list[str], wanted_open: bool) -> None:
+def _write_page(runs: list[RunRecord], target: Path, notes: list[str], wanted_open: bool) -> None:
     from rich.progress import Progress
 
-    from trial_ray.reports.viewer.files import write_viewer
+    from trial_ray.reports.viewer import write_viewer
 
     with Progress(console=terminal.errors(), transient=True, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("iterations", total=sum(len(run.iterations) for run in runs))
+        task = progress.add_task("iterations", total=sum(len(run.recorded) for run in runs))
         written = write_viewer(runs, target, notes, lambda: progress.advance(task))
     for note in written.notes:
         terminal.errors().print(_safe(f"note: {note}"), highlight=False)
@@ -119,10 +117,10 @@ def _has_display() -> bool:
     return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
-def _print(run: RecordedRun, show: int | None, notes: list[str]) -> None:
-    from trial_ray.reports.viewer.printed import list_trajectories, print_trajectory
+def _print(run: RunRecord, show: int | None, notes: list[str]) -> None:
+    from trial_ray.reports.printed import list_trajectories, print_trajectory
 
-    (iteration,) = run.iterations[-1:]
+    (iteration,) = run.recorded[-1:]
     recorded = run.read(iteration)
     console = terminal.output()
     if show is None:
@@ -140,6 +138,6 @@ def _safe(text: str) -> Text:
     """Text for the terminal that is no markup and no control sequence, such as a path."""
     from rich.text import Text
 
-    from trial_ray.reports.viewer.recorded import visible
+    from trial_ray.reports.recorded import visible
 
     return Text(visible(text))

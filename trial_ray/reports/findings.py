@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 
+from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.errors import UserInputError
 from trial_ray.evaluation.comparison import ComparisonError, paired_comparison, require_one_protocol, success_by_seed
 from trial_ray.evaluation.results import EvaluationResult
@@ -198,10 +199,15 @@ def last_training_success(run: RunRecord) -> Window | None:
 def place(run: RunRecord, result: EvaluationResult) -> str:
     """Title of what an evaluation played: environment and split."""
     env, split = str(result.protocol.get("env", "")), str(result.protocol.get("split", ""))
-    known = next((found for found in run.environments if found.adapter.env_id == env), None)
-    if known is None:
+    adapter = _adapter(run, result)
+    if adapter is None:
         return " ".join(part for part in (env, split) if part) or "the panel"
-    return known.adapter.split_titles.get(split, f"{known.title}, split {split}")
+    return adapter.split_titles.get(split, f"{adapter.name}, split {split}")
+
+
+def _adapter(run: RunRecord, result: EvaluationResult) -> EnvironmentAdapter | None:
+    env = result.protocol.get("env")
+    return next((adapter for adapter in run.environments.values() if adapter.env_id == env), None)
 
 
 def paired_differences(groups: Sequence[RunGroup]) -> tuple[list[Difference], list[str]]:
@@ -295,16 +301,12 @@ def _families(group: RunGroup, name: str) -> list[FamilyRow]:
         return []
     merged = EvaluationResult(results[0].protocol, [episode for result in results for episode in result.episodes])
     title, where = group.title_of(played), place(played[0], results[0])
-    titles = _family_titles(played[0], results[0])
+    adapter = _adapter(played[0], results[0])
+    titles = adapter.family_titles if adapter else {}
     return [
         FamilyRow(title, where, titles.get(family, family), rate.successes, rate.episodes, rate.rate, rate.interval)
         for family, rate in merged.per_family().items()
     ]
-
-
-def _family_titles(run: RunRecord, result: EvaluationResult) -> Mapping[str, str]:
-    env = result.protocol.get("env")
-    return next((known.adapter.family_titles for known in run.environments if known.adapter.env_id == env), {})
 
 
 def require_something(groups: Sequence[RunGroup]) -> None:

@@ -10,25 +10,8 @@ from typing import Any
 
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.reports.recorded import RecordedTrajectory, TokenTexts, read_recorded
 from trial_ray.reports.traces import Trace
-
-
-@dataclass(frozen=True, slots=True)
-class Environment:
-    """One environment of a run.
-
-    Attributes:
-        name: its name in the run's metrics and records.
-        adapter: titles and action classes; an adapter of the user's is known by what the run recorded of it.
-    """
-
-    name: str
-    adapter: EnvironmentAdapter
-
-    @property
-    def title(self) -> str:
-        """How the report calls it."""
-        return self.adapter.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,32 +21,15 @@ class Allocation:
     Attributes:
         iteration: the training iteration.
         traces: every trajectory that was trained.
-        lost: groups that were trained, but are not among the recorded trajectories.
     """
 
     iteration: int
     traces: Sequence[Trace]
-    lost: int = 0
 
     @property
     def shown(self) -> list[Trace]:
         """The successful trajectories, as in the paper's Figure 3; all of them where none succeeded."""
         return [trace for trace in self.traces if trace.success] or list(self.traces)
-
-
-@dataclass(frozen=True, slots=True)
-class CostRow:
-    """One line of the cost card, in words.
-
-    Attributes:
-        label: what was measured.
-        figure: its value with its unit.
-        share: of the run's time; empty where that means nothing.
-    """
-
-    label: str
-    figure: str
-    share: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +60,9 @@ class RunRecord:
         backbone: what the first policy is called; empty where it is not recorded.
         seed: ``None`` where it is not recorded.
         state: ``done``, ``running``, ``interrupted`` or ``failed``; empty where it is not recorded.
-        environments: what the run played.
+        environments: adapters of what the run played, by the name in its metrics and records; an adapter of the user's is known by
+            what the run recorded of it.
+        max_staleness: updates by which training on a rollout may come after its recording.
         settings: every setting that the run recorded, as its newest iteration had it.
         changes: settings that had other values in earlier iterations, in order.
         parameters: of a trial, what the sweep chose for it.
@@ -102,9 +70,11 @@ class RunRecord:
         evaluations: by environment, ``""`` where the run has a single one, and by the iterations that the policy was trained
             for, 0 before training.
         seconds: time by phase, in seconds, by the phase's label.
-        cost: the cost card, in sections.
+        cost: the cost card, rows of label, figure and share of the run's time.
         allocation: turn weights of the newest iteration that recorded some.
         hindsight_start: iteration from which the dense term acts; ``None`` for methods without one.
+        recorded: iterations to read trajectories of.
+        tokens: texts of the run's tokens; ``None`` where they were not asked for, or the run has no tokenizer yet.
         versions: of packages, Python and platform.
         missing: what could not be read, and why, one sentence each.
     """
@@ -115,18 +85,25 @@ class RunRecord:
     backbone: str = ""
     seed: int | None = None
     state: str = ""
-    environments: Sequence[Environment] = ()
+    environments: Mapping[str, EnvironmentAdapter] = field(default_factory=dict)
+    max_staleness: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
     changes: Sequence[SettingChange] = ()
     parameters: Mapping[str, Any] = field(default_factory=dict)
     metrics: Sequence[Mapping[str, float]] = ()
     evaluations: dict[str, dict[int, EvaluationResult]] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
-    cost: Sequence[Sequence[CostRow]] = ()
+    cost: Sequence[Sequence[str]] = ()
     allocation: Allocation | None = None
     hindsight_start: int | None = None
+    recorded: Sequence[int] = ()
+    tokens: TokenTexts | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
+
+    def read(self, iteration: int) -> list[RecordedTrajectory]:
+        """The recorded trajectories of one iteration; errors as :func:`read_recorded`."""
+        return read_recorded(self.path, iteration, self.max_staleness, self.environments)
 
     @property
     def name(self) -> str:

@@ -94,7 +94,7 @@ def _hash(text: str) -> str:
 
 
 def _subtitle(runs: Sequence[RunRecord]) -> str:
-    environments = dict.fromkeys(known.title for run in runs for known in run.environments)
+    environments = dict.fromkeys(adapter.name for run in runs for adapter in run.environments.values())
     backbones = dict.fromkeys(run.backbone for run in runs if run.backbone)
     parts = [", ".join(environments), ", ".join(backbones), f"{len(runs)} run{'s' if len(runs) > 1 else ''}"]
     return " · ".join(part for part in parts if part)
@@ -157,7 +157,7 @@ def _runs_table(groups: Sequence[RunGroup]) -> Table:
                     run.name,
                     group.name,
                     DASH if run.seed is None else str(run.seed),
-                    ", ".join(known.title for known in run.environments) or DASH,
+                    ", ".join(adapter.name for adapter in run.environments.values()) or DASH,
                     run.state or DASH,
                     str(run.iterations),
                     DASH if success is None else f"{success.mean:.1%}",
@@ -235,10 +235,8 @@ def _differences_section(found: Sequence[Difference], missing: Sequence[str]) ->
 
 
 def _cost_table(run: RunRecord, group: RunGroup) -> Table:
-    rows = [[row.label, row.figure, row.share] for part in run.cost for row in part]
-    return Table(
-        f"Cost of {group.name}, {run_label(run, group)}", ["measure", "figure", "share"], rows, len(group.runs) > 1
-    )
+    caption = f"Cost of {group.name}, {run_label(run, group)}"
+    return Table(caption, ["measure", "figure", "share"], run.cost, folded=len(group.runs) > 1)
 
 
 def _configuration(groups: Sequence[RunGroup]) -> Section:

@@ -1,4 +1,4 @@
-"""Reads a run folder: metrics, evaluations, and how its objective was allocated."""
+"""Reads run folders: for a report all that was measured, for the viewer what was sampled and trained."""
 
 from __future__ import annotations
 
@@ -7,143 +7,28 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.compute as pc
 
 from trial_ray.algorithms.methods import method_title
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.environments.registry import find_adapter
-from trial_ray.errors import UserInputError
+from trial_ray.errors import TrialRayError, UserInputError
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.files import read_lines
+from trial_ray.learner.recording import read_training
+from trial_ray.models.module import load_tokenizer
 from trial_ray.reports.dynamics import read_whole_lines
-from trial_ray.reports.records import Allocation, CostRow, Environment, RunRecord
+from trial_ray.reports.recorded import RecordedTrajectory, TokenTexts
+from trial_ray.reports.records import Allocation, RunRecord
 from trial_ray.reports.traces import Trace, TracedTurn
 from trial_ray.rollout.partitions import partitions
-from trial_ray.rollout.recording import read_turns
+from trial_ray.runs.checkpoints import find_tokenizer
 from trial_ray.runs.commands import command_of, commands_in_force, setting_changes
 from trial_ray.runs.config_record import backbone_of_settings
 from trial_ray.runs.cost import PHASES, cost_sections
 from trial_ray.runs.evaluations import read_name
+from trial_ray.runs.folder import CONFIG_FILE, RunFolder
 from trial_ray.runs.metric_files import flatten
-
-KEYS = ("group_id", "rollout_index", "turn_index")
-VALUES = ("turn_score", "turn_weight")
-
-
-def read_allocation(folder: Path, environments: Sequence[Environment], max_staleness: int = 0) -> Allocation:
-    """The newest iteration of which training recorded turn weights.
-
-    Args:
-        folder: of the run.
-        environments: of the run, whose adapters tell classes of actions.
-        max_staleness: of the run: iterations for which a group may have waited for its update.
-
-    Raises:
-        UserInputError: nothing was recorded, or it cannot be read; the message is for the report's reader.
-    """
-    recorded = partitions(folder / "training")
-    if not recorded:
-        raise UserInputError("RUN/training was not recorded, so multipliers by class of action are not known.")
-    weighed = False
-    for iteration, partition in reversed(recorded.items()):
-        weights = _weights(partition)
-        if weights:
-            weighed = True
-            rows = _recorded(folder / "trajectories", iteration, weights, max_staleness)
-            if traces := _traces(rows, weights, environments):
-                found = {row["group_id"] for row in rows}
-                return Allocation(iteration, traces, len({group for group, _, _ in weights} - found))
-    if weighed:
-        raise UserInputError(
-            "RUN/trajectories holds none of the groups that RUN/training has turn weights of, in the iterations of the updates "
-            f"and {max_staleness} before them (max_staleness)."
-        )
-    raise UserInputError(
-        "RUN/training holds no turn weights: the method weighs no turns, or trajectories were not recorded."
-    )
-
-
-def _weights(partition: Path) -> dict[tuple[str, int, int], tuple[float, float]]:
-    found = {}
-    for file in sorted(partition.glob("*.parquet")):
-        try:
-            present = pq.read_schema(file).names
-            if missing := [name for name in (*KEYS, *VALUES) if name not in present]:
-                raise UserInputError(f"Turn weights cannot be read: {file.name} lacks the column {missing[0]}.")
-            table = pq.read_table(file, columns=[*KEYS, *VALUES], partitioning=None)
-        except (OSError, pa.ArrowException) as error:
-            raise UserInputError(
-                f"Turn weights cannot be read: {file.name} in {partition.name} ({_first_line(error)})."
-            ) from error
-        for row in table.to_pylist():
-            if None not in row.values():
-                found[row["group_id"], row["rollout_index"], row["turn_index"]] = (
-                    row["turn_score"],
-                    row["turn_weight"],
-                )
-    return found
-
-
-def _recorded(
-    trajectories: Path, iteration: int, weights: Mapping[tuple[str, int, int], Any], max_staleness: int
-) -> list[dict[str, Any]]:
-    """The recorded turns of the trajectories that have weights; some may have been sampled in an earlier iteration."""
-    wanted, rows, recorded = {group for group, _, _ in weights}, [], partitions(trajectories)
-    for number in range(iteration, max(0, iteration - max_staleness - 1), -1):
-        if number < iteration and number not in recorded:
-            continue
-        table = read_turns(trajectories, number).drop_columns(["prompt_ids", "logprobs", "observation"])
-        found = [row for row in table.to_pylist() if row["group_id"] in wanted]
-        rows += found
-        wanted -= {row["group_id"] for row in found}
-        if not wanted:
-            break
-    return rows
-
-
-def _traces(
-    rows: Sequence[Mapping[str, Any]],
-    weights: Mapping[tuple[str, int, int], tuple[float, float]],
-    environments: Sequence[Environment],
-) -> list[Trace]:
-    adapters = {known.name: known.adapter for known in environments}
-    trajectories: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        trajectories.setdefault((row["group_id"], row["rollout_index"]), []).append(row)
-    return [
-        _trace(turns, weights, adapters.get(turns[0]["environment"]))
-        for turns in trajectories.values()
-        if all(_key(turn) in weights for turn in turns)
-    ]
-
-
-def _key(turn: Mapping[str, Any]) -> tuple[str, int, int]:
-    return turn["group_id"], turn["rollout_index"], turn["turn_index"]
-
-
-def _trace(
-    turns: Sequence[Mapping[str, Any]],
-    weights: Mapping[tuple[str, int, int], tuple[float, float]],
-    adapter: EnvironmentAdapter | None,
-) -> Trace:
-    first = turns[0]
-    known = adapter or EnvironmentAdapter(first["environment"])
-    classes = known.turn_classes([turn["action"] for turn in turns], first["ended"] == "terminated")
-    return Trace(
-        first["task_id"],
-        known.family_titles.get(first["family"], first["family"]),
-        first["success"],
-        [
-            TracedTurn(turn["action"], turn["outcome"], name, *weights[_key(turn)], len(turn["response_ids"]))
-            for turn, name in zip(turns, classes, strict=True)
-        ],
-    )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
 
 TRIAL_RESULTS = "result.json"
 """Tune's metrics of a trial, one nested JSON object an iteration."""
@@ -154,7 +39,7 @@ UNFINISHED = {
     "failed": "The run failed; error.log in its folder says why.",
 }
 """What a run lacks that did not come to its end, by its state."""
-RUN_FILES = ("run.json", "resolved_config.json", "metrics.jsonl")
+RUN_FILES = ("run.json", CONFIG_FILE, "metrics.jsonl")
 
 
 def read_runs(folder: Path) -> list[RunRecord]:
@@ -176,7 +61,7 @@ def read_runs(folder: Path) -> list[RunRecord]:
 
 
 def read_run(folder: Path) -> RunRecord:
-    """What a run folder holds; a file that is missing or damaged is named in ``missing``."""
+    """All that was measured of a run; a file that is missing or damaged is named in ``missing``."""
     run = RunRecord(folder)
     _read_metrics(run)
     _read_config(run)
@@ -185,26 +70,48 @@ def read_run(folder: Path) -> RunRecord:
     if run.state in UNFINISHED:
         run.missing.append(UNFINISHED[run.state])
     versions = about.get("versions")
-    run.versions = {**(versions if isinstance(versions, dict) else {}), **run.versions, **_platform(about)}
+    named: dict[str, str] = {
+        name: str(about[name]) for name in ("python", "platform", "cores", "started", "updated") if name in about
+    }
+    run.versions = {**(versions if isinstance(versions, dict) else {}), **run.versions, **named}
     _read_evaluations(run)
-    card = _json(run, "cost.json")
-    _try(run, "cost.json", lambda: _read_cost(run, card))
+    if card := _json(run, "cost.json"):
+        _try(run, "cost.json", lambda: _read_cost(run, card))
     if run.hindsight_start is not None:
         _try(run, "", lambda: _read_allocation(run))
     return run
 
 
-def _read_allocation(run: RunRecord) -> None:
-    run.allocation = read_allocation(run.path, run.environments, int(run.settings.get("max_staleness") or 0))
-    if lost := run.allocation.lost:
-        run.missing.append(
-            f"Multipliers by class of action lack {lost} group{'' if lost == 1 else 's'} of iteration "
-            f"{run.allocation.iteration}, whose trajectories are not in RUN/trajectories."
+def open_run(
+    path: Path, title: str = "", iteration: int | None = None, adapters: Sequence[EnvironmentAdapter] = ()
+) -> RunRecord:
+    """A run whose trajectories are to be read.
+
+    Args:
+        path: the run folder.
+        title: what the page calls it.
+        iteration: the one to read; ``None``: all.
+        adapters: those of the user's that it was played with, which tell the classes of actions.
+
+    Raises:
+        CheckpointError: ``path`` is no run folder.
+        UserInputError: it recorded no trajectories, or not those of ``iteration``.
+    """
+    folder = RunFolder.reopen(path)
+    recorded = folder.recorded_iterations()
+    if not recorded:
+        raise UserInputError(f"{folder.path} has recorded no trajectories yet.")
+    if iteration is not None and iteration not in recorded:
+        raise UserInputError(
+            f"{folder.path} recorded no iteration {iteration}; it has {recorded[0]} to {recorded[-1]}."
         )
-
-
-def _platform(about: Mapping[str, Any]) -> dict[str, str]:
-    return {name: str(about[name]) for name in ("python", "platform", "cores", "started", "updated") if name in about}
+    run = RunRecord(folder.path, title, recorded=recorded if iteration is None else [iteration])
+    _read_config(run, adapters)
+    try:
+        run.tokens = TokenTexts(load_tokenizer(str(find_tokenizer(folder.path))))
+    except TrialRayError as error:
+        run.missing.append(f"Prompts and responses are not shown, since no tokenizer decodes them. {error}")
+    return run
 
 
 def _json(run: RunRecord, name: str) -> dict[str, Any]:
@@ -227,21 +134,24 @@ def _try(run: RunRecord, name: str, read: Callable[[], None]) -> None:
     """Read a part of a run that may be of another version, or changed by hand."""
     try:
         read()
-    except UserInputError as error:
+    except TrialRayError as error:
         run.missing.append(str(error))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
         run.missing.append(f"{name} is not what this version writes ({type(error).__name__}: {error}).".lstrip())
 
 
-def _read_config(run: RunRecord) -> None:
-    record = _json(run, "resolved_config.json")
-    if record:
-        _try(run, "resolved_config.json", lambda: _apply_config(run, record))
+def _read_config(run: RunRecord, adapters: Sequence[EnvironmentAdapter] = ()) -> None:
+    if record := _json(run, CONFIG_FILE):
+        _try(run, CONFIG_FILE, lambda: _apply_config(run, record, adapters))
 
 
-def _apply_config(run: RunRecord, newest: Mapping[str, Any]) -> None:
+def _apply_config(run: RunRecord, newest: Mapping[str, Any], adapters: Sequence[EnvironmentAdapter]) -> None:
     """The settings of the newest iteration, and how they differ from earlier ones."""
     commands = commands_in_force(newest)
+    run.environments = {
+        name: adapter for command in commands for name, adapter in _adapters(command["environments"], adapters).items()
+    }
+    run.max_staleness = max(int(command["settings"].get("max_staleness") or 0) for command in commands)
     run.changes, run.versions = setting_changes(commands), _versions(commands)
     record = command_of(newest, run.iterations or None)
     settings = dict(record["settings"])
@@ -250,7 +160,24 @@ def _apply_config(run: RunRecord, newest: Mapping[str, Any]) -> None:
     if settings.get("hindsight_coeff"):
         run.hindsight_start = int(settings.get("hindsight_start_iteration", 1))
     run.backbone = backbone_of_settings(settings)
-    run.environments = [_environment(described) for described in record["environments"]]
+
+
+def _adapters(
+    described: Sequence[Mapping[str, Any]], own: Sequence[EnvironmentAdapter]
+) -> dict[str, EnvironmentAdapter]:
+    """Adapters by the name of the run's environment: the user's, or what the run recorded of them, or the package's."""
+    found: dict[str, EnvironmentAdapter] = {}
+    for each in described:
+        env_id = str(each["env_id"])
+        base = name = str(each.get("name", env_id.rpartition("/")[2]))
+        number = 1
+        while name in found:  # as ``make_entries`` names them
+            number += 1
+            name = f"{base}-{number}"
+        given = any(adapter.env_id == env_id for adapter in own)
+        labels = each.get("labels")
+        found[name] = EnvironmentAdapter(env_id, **labels) if labels and not given else find_adapter(env_id, own)
+    return found
 
 
 def _versions(commands: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -262,27 +189,20 @@ def _versions(commands: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return {name: ", then ".join(dict.fromkeys(versions)) for name, versions in found.items()}
 
 
-def _environment(described: Mapping[str, Any]) -> Environment:
-    env_id = str(described["env_id"])
-    labels = described.get("labels")
-    adapter = EnvironmentAdapter(env_id, **labels) if labels else find_adapter(env_id)
-    return Environment(str(described.get("name", env_id.rpartition("/")[2])), adapter)
-
-
 def _read_metrics(run: RunRecord) -> None:
     try:
         run.metrics, damaged = read_whole_lines(run.path / "metrics.jsonl")
     except UserInputError as error:
         run.missing.append(str(error))
         return
-    if damaged:
-        run.missing.append(f"{_lines(damaged)} of metrics.jsonl cut off or damaged, and left out.")
+    _note_damaged(run, damaged, "metrics.jsonl")
     if not run.metrics:
         run.missing.append("metrics.jsonl holds no iteration.")
 
 
-def _lines(number: int) -> str:
-    return "1 line is" if number == 1 else f"{number} lines are"
+def _note_damaged(run: RunRecord, lines: int, name: str) -> None:
+    if lines:
+        run.missing.append(f"{lines} line{'s are' if lines > 1 else ' is'} of {name} cut off or damaged, and left out.")
 
 
 def _read_evaluations(run: RunRecord) -> None:
@@ -291,20 +211,72 @@ def _read_evaluations(run: RunRecord) -> None:
         if named is None:
             run.missing.append(f"evaluations/{path.name} names no iteration and is left out.")
             continue
+        name, iteration = named
         try:
-            result = EvaluationResult.load(path)
+            run.evaluations.setdefault(name, {})[iteration] = EvaluationResult.load(path)
         except UserInputError as error:
             run.missing.append(str(error))
-            continue
-        name, iteration = named
-        run.evaluations.setdefault(name, {})[iteration] = result
 
 
 def _read_cost(run: RunRecord, card: Mapping[str, Any]) -> None:
-    if card:
-        sections = [[CostRow(*row) for row in section] for section in cost_sections(card)]
-        run.seconds = {PHASES[phase]: float(value) for phase, value in card["seconds"].items()}
-        run.cost = sections
+    rows = [row for section in cost_sections(card) for row in section]
+    run.seconds = {PHASES[phase]: float(value) for phase, value in card["seconds"].items()}
+    run.cost = rows
+
+
+def _read_allocation(run: RunRecord) -> None:
+    """The newest iteration of which training recorded turn weights."""
+    training = run.path / "training"
+    updates = [number for number, folder in partitions(training).items() if any(folder.glob("*.parquet"))]
+    if not updates:
+        raise UserInputError("RUN/training was not recorded, so multipliers by class of action are not known.")
+    weighed = False
+    for update in reversed(updates):
+        table = read_training(training, update)
+        groups = set(table.filter(pc.is_valid(table["turn_weight"]))["group_id"].to_pylist())
+        weighed |= bool(groups)
+        found, lost = _trained_in(run, update, groups)
+        if traces := [trace for each in found if (trace := _trace(each, run.environments))]:
+            run.allocation = Allocation(update, traces)
+            if lost:
+                run.missing.append(
+                    f"Multipliers by class of action lack {lost} group{'' if lost == 1 else 's'} of iteration {update}, whose "
+                    "trajectories are not in RUN/trajectories."
+                )
+            return
+    if weighed:
+        raise UserInputError(
+            "RUN/trajectories holds none of the groups that RUN/training has turn weights of, in the iterations of the updates "
+            f"and {run.max_staleness} before them (max_staleness)."
+        )
+    raise UserInputError(
+        "RUN/training holds no turn weights: the method weighs no turns, or trajectories were not recorded."
+    )
+
+
+def _trained_in(run: RunRecord, update: int, groups: set[str]) -> tuple[list[RecordedTrajectory], int]:
+    """The trajectories of the groups of an update, the newest first, and how many of the groups were not recorded."""
+    found: list[RecordedTrajectory] = []
+    recorded = partitions(run.path / "trajectories")
+    for number in range(update, max(0, update - run.max_staleness - 1), -1):
+        if groups and number in recorded:
+            own = [each for each in run.read(number) if each.group_id in groups]
+            found += own
+            groups = groups - {each.group_id for each in own}
+    return found, len(groups)
+
+
+def _trace(recorded: RecordedTrajectory, adapters: Mapping[str, EnvironmentAdapter]) -> Trace | None:
+    """The weights of a trajectory; ``None`` where some of its turns have none."""
+    trajectory, turns = recorded.trajectory, []
+    for turn, name, row in zip(trajectory.turns, recorded.classes, recorded.trained, strict=True):
+        if row is None or row.turn_score is None or row.turn_weight is None:
+            return None
+        tokens = len(turn.response_ids)
+        turns.append(TracedTurn(turn.action, turn.outcome, name, row.turn_score, row.turn_weight, tokens))
+    adapter = adapters.get(trajectory.environment)
+    family = adapter.family_titles.get(trajectory.family) if adapter else None
+    return Trace(trajectory.task_id, family or trajectory.family, trajectory.success, turns) if turns else None
 
 
 def read_sweep(folder: Path, trials: list[Path]) -> list[RunRecord]:
@@ -327,21 +299,21 @@ def read_sweep(folder: Path, trials: list[Path]) -> list[RunRecord]:
     known = {run.path for run in runs}
     runs += [_trial(path, {}) for path in trials if path not in known]
     if not runs:
-        runs = [table]
-    elif table.missing:
-        runs[0].missing += [f"The sweep has no table: {reason}" for reason in table.missing]
+        return [table]
+    runs[0].missing += [f"The sweep has no table: {reason}" for reason in table.missing]
     return runs
 
 
 def _trial(path: Path, row: Mapping[str, Any]) -> RunRecord:
+    parameters = dict(row.get("parameters") or {})
+    seed = parameters.get("seed")
     run = RunRecord(
         path,
         title=str(row.get("name", "")),
+        seed=seed if isinstance(seed, int) else None,
         state=str(row.get("status", "")),
-        parameters=dict(row.get("parameters") or {}),
+        parameters=parameters,
     )
-    seed = run.parameters.get("seed")
-    run.seed = seed if isinstance(seed, int) else None
     if run.state == "failed":
         run.missing.append("The trial failed; error.txt in its folder says why.")
     try:
@@ -350,20 +322,14 @@ def _trial(path: Path, row: Mapping[str, Any]) -> RunRecord:
         run.missing.append(f"{TRIAL_RESULTS} cannot be read ({error}).")
         return run
     metrics = [flat for line in lines if (flat := _trial_metrics(line))]
-    if len(metrics) < len(lines):
-        run.missing.append(f"{_lines(len(lines) - len(metrics))} of {TRIAL_RESULTS} cut off or damaged, and left out.")
-    run.metrics = _without_replaced(metrics)
-    return run
-
-
-def _without_replaced(metrics: Sequence[dict[str, float]]) -> list[dict[str, float]]:
-    """One line an iteration: a trial that went on from a checkpoint made the iterations after it again."""
+    _note_damaged(run, len(lines) - len(metrics), TRIAL_RESULTS)
     kept: list[dict[str, float]] = []
-    for line in metrics:
-        while kept and kept[-1]["iteration"] >= line["iteration"]:
+    for values in metrics:  # a trial that went on from a checkpoint made the iterations after it again
+        while kept and kept[-1]["iteration"] >= values["iteration"]:
             kept.pop()
-        kept.append(line)
-    return kept
+        kept.append(values)
+    run.metrics = kept
+    return run
 
 
 def _trial_metrics(line: str) -> dict[str, float]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from trial_ray.environments.adapter import ACTION_CLASSES
-from trial_ray.reports.viewer.recorded import RecordedTrajectory, TokenTexts, TrainedTurn, visible
+from trial_ray.reports.recorded import RecordedTrajectory, TokenTexts, TrainedTurn, visible
 from trial_ray.rollout.trajectory import Turn
 
 

@@ -13,8 +13,9 @@ from importlib import resources
 from pathlib import Path
 
 from trial_ray.errors import UserInputError
-from trial_ray.reports.viewer.chunks import ChunkWriter, script
-from trial_ray.reports.viewer.recorded import RecordedRun, visible
+from trial_ray.reports.chunks import ChunkWriter, script
+from trial_ray.reports.recorded import visible
+from trial_ray.reports.records import RunRecord
 
 MARK = "trial_ray_viewer.json"
 """What tells a viewer's folder, which may be replaced, from any other."""
@@ -37,7 +38,7 @@ class WrittenViewer:
 
 
 def write_viewer(
-    runs: Sequence[RecordedRun], target: Path, notes: Sequence[str] = (), progress: Callable[[], None] = lambda: None
+    runs: Sequence[RunRecord], target: Path, notes: Sequence[str] = (), progress: Callable[[], None] = lambda: None
 ) -> WrittenViewer:
     """Write the viewer of some runs, in place of an older one at ``target``; it appears complete or not at all.
 
@@ -69,10 +70,10 @@ class _Written:
     notes: list[str]
 
 
-def _write(runs: Sequence[RecordedRun], folder: Path, notes: list[str], progress: Callable[[], None]) -> _Written:
+def _write(runs: Sequence[RunRecord], folder: Path, notes: list[str], progress: Callable[[], None]) -> _Written:
     writer = ChunkWriter(folder / "data")
     for index, run in enumerate(runs):
-        for iteration in run.iterations:
+        for iteration in run.recorded:
             try:
                 recorded = run.read(iteration)
             except UserInputError as error:
@@ -103,7 +104,7 @@ def _write(runs: Sequence[RecordedRun], folder: Path, notes: list[str], progress
 
 def _write_page(folder: Path) -> None:
     """The page with a fresh nonce, without which no script or style runs on it."""
-    assets = resources.files("trial_ray.reports.viewer") / "page"
+    assets = resources.files("trial_ray.reports") / "assets/viewer"
     page = (assets / "index.html").read_text(encoding="utf-8").replace("NONCE", secrets.token_urlsafe(18))
     (folder / "index.html").write_text(page, encoding="utf-8")
     for name in ASSETS:

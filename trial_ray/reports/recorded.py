@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -131,34 +130,6 @@ class TrainedTurn:
         return ids[:at], ids[at:]
 
 
-_COLUMNS = tuple(field.name for field in fields(TrainedTurn))
-
-
-def read_trained_turns(
-    folder: str | os.PathLike[str], iterations: Iterable[int], groups: Collection[str]
-) -> dict[Key, TrainedTurn]:
-    """The turn rows of some groups that some iterations trained on; none where nothing was recorded.
-
-    Args:
-        folder: ``RUN/training``.
-        iterations: in which the groups may have been trained on.
-        groups: their ``group_id``.
-
-    Raises:
-        UserInputError: a file is cut off, of another version of the schema, or lacks columns.
-    """
-    wanted, found = pa.array(groups, pa.string()), {}
-    for number in iterations:
-        # Of an update with too many tokens, only what a replay needs was recorded.
-        if not any(partition(folder, number).glob("*.parquet")):
-            continue
-        table = read_training(folder, number)
-        for row in table.filter(pc.is_in(table["group_id"], wanted)).to_pylist():
-            key = row["group_id"], row["rollout_index"], row["turn_index"]
-            found[key] = TrainedTurn(**{name: row[name] for name in _COLUMNS})
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class RecordedTrajectory:
     """One trajectory.
@@ -188,62 +159,57 @@ class RecordedTrajectory:
         return float(np.mean(found)) if found else None
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedRun:
-    """Where a run's records lie, and what reads them.
+def read_recorded(
+    folder: Path, iteration: int, max_staleness: int, adapters: Mapping[str, EnvironmentAdapter]
+) -> list[RecordedTrajectory]:
+    """The recorded trajectories of one iteration, with what training recorded of their turns.
 
-    Attributes:
-        name: what the run is called on the page.
-        trajectories: folder of the recorded rollouts.
-        training: folder of what training recorded; need not exist.
-        iterations: which to read.
+    Args:
+        folder: of the run.
+        iteration: of the recording.
         max_staleness: updates by which training on a rollout may come after its recording.
         adapters: by the name of the run's environment, for the classes of actions.
-        tokens: texts of the tokens; ``None`` where the run has no tokenizer yet.
+
+    Raises:
+        UserInputError: a file is of another version of the schema, lacks columns or is cut off, or what training recorded is of
+            other responses.
     """
-
-    name: str
-    trajectories: Path
-    training: Path
-    iterations: Sequence[int]
-    max_staleness: int
-    adapters: Mapping[str, EnvironmentAdapter]
-    tokens: TokenTexts | None
-
-    def read(self, iteration: int) -> list[RecordedTrajectory]:
-        """The trajectories of one iteration.
-
-        Raises:
-            UserInputError: a file is of another version of the schema, lacks columns or is cut off, or what training recorded
-                is of other responses.
-        """
-        turns = read_turns(self.trajectories, iteration)
-        trajectories = read_trajectories(self.trajectories, iteration)
-        # Both come in the same order; a rollout that failed before its first turn has no rows to take its group from.
-        groups, rollouts = turns["group_id"].to_pylist(), turns["rollout_index"].to_pylist()
-        keys = iter(dict.fromkeys(zip(groups, rollouts, strict=True)))
-        last = iteration + self.max_staleness
-        updates = [number for number in partitions(self.training) if iteration <= number <= last]
-        trained = read_trained_turns(self.training, updates, sorted(set(groups)))
-        found = []
-        for number, trajectory in enumerate(trajectories, start=1):
-            group, rollout = next(keys) if trajectory.turns else ("", None)
-            rows = [trained.get((group, rollout, turn)) for turn in range(len(trajectory.turns))]
-            self._check(trajectory, rows)
-            found.append(
-                RecordedTrajectory(iteration, number, group, rollout, trajectory, rows, self._classes(trajectory))
-            )
-        return found
-
-    def _check(self, trajectory: Trajectory, rows: Sequence[TrainedTurn | None]) -> None:
+    turns = read_turns(folder / "trajectories", iteration)
+    # Both come in the same order; a rollout that failed before its first turn has no rows to take its group from.
+    groups, rollouts = turns["group_id"].to_pylist(), turns["rollout_index"].to_pylist()
+    keys = iter(dict.fromkeys(zip(groups, rollouts, strict=True)))
+    trained = _read_trained(folder / "training", range(iteration, iteration + max_staleness + 1), sorted(set(groups)))
+    found = []
+    for number, trajectory in enumerate(read_trajectories(folder / "trajectories", iteration), start=1):
+        group, rollout = next(keys) if trajectory.turns else ("", None)
+        rows = [trained.get((group, rollout, turn)) for turn in range(len(trajectory.turns))]
         for turn, row in zip(trajectory.turns, rows, strict=True):
-            for values in () if row is None else (row.gap, row.learner_logprobs):
-                if values is not None and len(values) != len(turn.response_ids):
-                    raise UserInputError(
-                        f"{self.training} has {len(values)} values for a response of {len(turn.response_ids)} tokens of task "
-                        f"{trajectory.task_id}: it is not of the same run as {self.trajectories}."
-                    )
+            _check(turn, row, trajectory.task_id, folder)
+        adapter = adapters.get(trajectory.environment, EnvironmentAdapter(trajectory.environment or "unknown"))
+        actions = [turn.action for turn in trajectory.turns]
+        classes = adapter.turn_classes(actions, trajectory.ended == "terminated")
+        found.append(RecordedTrajectory(iteration, number, group, rollout, trajectory, rows, classes))
+    return found
 
-    def _classes(self, trajectory: Trajectory) -> list[str]:
-        adapter = self.adapters.get(trajectory.environment, EnvironmentAdapter(trajectory.environment or "unknown"))
-        return adapter.turn_classes([turn.action for turn in trajectory.turns], trajectory.ended == "terminated")
+
+def _read_trained(training: Path, iterations: range, groups: Sequence[str]) -> dict[Key, TrainedTurn]:
+    """The turn rows of some groups that some iterations trained on; none where nothing was recorded."""
+    wanted, found = pa.array(groups, pa.string()), {}
+    for number in partitions(training):
+        # Of an update with too many tokens, only what a replay needs was recorded.
+        if number not in iterations or not any(partition(training, number).glob("*.parquet")):
+            continue
+        table = read_training(training, number)
+        for row in table.filter(pc.is_in(table["group_id"], wanted)).to_pylist():
+            key = row["group_id"], row["rollout_index"], row["turn_index"]
+            found[key] = TrainedTurn(**{field.name: row[field.name] for field in fields(TrainedTurn)})
+    return found
+
+
+def _check(turn: Turn, row: TrainedTurn | None, task_id: str, folder: Path) -> None:
+    for values in () if row is None else (row.gap, row.learner_logprobs):
+        if values is not None and len(values) != len(turn.response_ids):
+            raise UserInputError(
+                f"{folder / 'training'} has {len(values)} values for a response of {len(turn.response_ids)} tokens of task "
+                f"{task_id}: it is not of the same run as {folder / 'trajectories'}."
+            )

@@ -1,1 +1,0 @@
-"""The trajectory viewer: recorded trajectories as a folder that a browser reads without a server."""
