@@ -14,8 +14,7 @@ from trial_ray.learner.connectors import encode_views
 from trial_ray.learner.packing import score_rows
 from trial_ray.learner.rows import TurnRows
 from trial_ray.models.module import load_causal_lm, load_tokenizer
-from trial_ray.reports.allocation import trace_trajectories
-from trial_ray.reports.paired_trace import trace_game, trace_pair
+from trial_ray.reports.allocation import trace_game, trace_pair, trace_trajectories
 from trial_ray.rollout.trajectory import Trajectory, Turn
 
 GAMES = {"split": "generated", "difficulty": "tiny", "num_games": 4, "max_turns": 4}

@@ -17,8 +17,8 @@ from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.metrics import PANEL_SUCCESS, TRAINING_SUCCESS, TURN_SCORE
 from trial_ray.reports import findings, plots
 from trial_ray.reports.charts import class_chart, curve_chart
+from trial_ray.reports.dynamics import learning
 from trial_ray.reports.findings import family_rows, paired_differences, summary_sentences
-from trial_ray.reports.learning import learning
 from trial_ray.reports.report import report_page
 from trial_ray.rollout.trajectory import EpisodeResult
 from trial_ray.runs.reader import read_run
@@ -171,7 +171,7 @@ def test_runs_without_an_evaluation_are_not_among_the_seeds_that_it_is_of(tmp_pa
     folders = seeds(tmp_path, evaluation(24, 48), evaluation(12, 48))
     folders.append(make(tmp_path / "seed2", seed=2, before=evaluation(6, 48)))
     assert "GRPO (2 of 3 seeds) solves 37.5%" in sentences(*folders)
-    assert [row.group for row in family_rows(load_groups(folders))] == ["GRPO (2 of 3 seeds)"]
+    assert [row[1] for row in family_rows(load_groups(folders))] == ["GRPO (2 of 3 seeds)"]
 
 
 def test_success_before_training_is_of_the_runs_that_were_played_then(tmp_path):

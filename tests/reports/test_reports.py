@@ -8,8 +8,7 @@ import pytest
 from trial_ray.environments import alfworld, webshop
 from trial_ray.environments.adapter import ACTION_CLASSES, EnvironmentAdapter
 from trial_ray.errors import UserInputError
-from trial_ray.reports.dynamics import curve, mean_over_runs, read_metrics, read_whole_lines, windows
-from trial_ray.reports.learning import learning
+from trial_ray.reports.dynamics import curve, learning, mean_over_runs, read_metrics, read_whole_lines, windows
 from trial_ray.reports.plots import plot_allocation, plot_dynamics
 from trial_ray.reports.traces import Trace, TracedTurn, choose_trajectories, class_means, readable_trace
 from trial_ray.rollout.trajectory import Trajectory, Turn

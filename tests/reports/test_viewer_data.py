@@ -16,10 +16,9 @@ from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.errors import UserInputError
 from trial_ray.models.tiny import build_tokenizer
 from trial_ray.reports import printed
-from trial_ray.reports.chunks import LineTable, Scale, disagreement, script
 from trial_ray.reports.recorded import TokenTexts, TrainedTurn, visible
 from trial_ray.reports.records import RunRecord
-from trial_ray.reports.viewer import write_viewer
+from trial_ray.reports.viewer import LineTable, Scale, disagreement, script, write_viewer
 from trial_ray.rollout.recording import write_groups
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 from trial_ray.runs.reader import open_run
@@ -143,8 +142,8 @@ def test_files_hold_what_was_recorded_and_trained(run_folder, tmp_path, tokenize
 
 
 def test_blocks_end_so_that_each_is_quick_to_load(run_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("trial_ray.reports.chunks.MOST_IN_BLOCK", 5)
-    monkeypatch.setattr("trial_ray.reports.chunks.MOST_IN_INDEX", 12)
+    monkeypatch.setattr("trial_ray.reports.viewer.MOST_IN_BLOCK", 5)
+    monkeypatch.setattr("trial_ray.reports.viewer.MOST_IN_INDEX", 12)
     write_viewer([open_run(run_folder, "trial")], tmp_path / "viewer")
     about = read(tmp_path / "viewer" / "data" / "about-0.js")
     assert about["blocks"] == list(range(0, 32, 5))

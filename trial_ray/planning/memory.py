@@ -15,7 +15,7 @@ from trial_ray.models.model_shape import ModelShape, model_shape
 from trial_ray.models.packaged import ALFWORLD_TINY, HUB_NAMES, alfworld_tiny
 
 if TYPE_CHECKING:
-    from trial_ray.config.training import LearnerSettings
+    from trial_ray.config.run import RunSettings
 
 GIB = 2**30
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -123,7 +123,7 @@ class PlanRequest:
         return self.num_learners * self.num_gpus_per_learner + self.num_engines * self.num_gpus_per_engine
 
     @classmethod
-    def of(cls, config: LearnerSettings) -> PlanRequest:
+    def of(cls, config: RunSettings) -> PlanRequest:
         """The sizes that a validated configuration asks for.
 
         Raises:
@@ -152,7 +152,7 @@ class PlanRequest:
         return cls(**sizes)
 
 
-def _cache_gib(config: LearnerSettings) -> float | None:
+def _cache_gib(config: RunSettings) -> float | None:
     engine: dict[str, Any] = config.engine_kwargs
     size: float | None = engine.get("kv_cache_gib")
     if size is None and (number := engine.get("kv_cache_memory_bytes")) is not None:
@@ -162,7 +162,7 @@ def _cache_gib(config: LearnerSettings) -> float | None:
     return size
 
 
-def _shape(config: LearnerSettings) -> ModelShape:
+def _shape(config: RunSettings) -> ModelShape:
     """Shape of the policy that a run would start from; no weights are trained or fetched."""
     from trial_ray.models.tiny import build_tokenizer, tiny_config
 

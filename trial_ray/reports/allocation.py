@@ -1,20 +1,32 @@
-"""The allocation trace: TRIAL's turn scores and weights on recorded trajectories, by class of decision."""
+"""Allocation traces of a model: TRIAL's turn scores and weights on recorded trajectories, and on games that it plays greedily."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from trial_ray.config.run import RunSettings
 from trial_ray.environments.adapter import EnvironmentAdapter
+from trial_ray.engines.batching import Request
+from trial_ray.engines.protocol import Response, SamplingParams
+from trial_ray.engines.transformers import DecodingBatch, stop_token_ids
+from trial_ray.environments.guarded import GuardedEnv
+from trial_ray.environments.registry import EnvironmentEntry
+from trial_ray.errors import InfrastructureError
 from trial_ray.learner.connectors import encode_views
 from trial_ray.learner.packing import score_rows
 from trial_ray.learner.rows import TurnRows, required
+from trial_ray.models.module import load_causal_lm, load_tokenizer
 from trial_ray.objectives.allocation import hindsight_gap, relative_weights, turn_scores
 from trial_ray.reports.traces import Trace, TracedTurn
+from trial_ray.rollout.conversation import prompt_writer
+from trial_ray.rollout.episode import PolicyPlayer, play_episode
 from trial_ray.rollout.trajectory import Trajectory
 
 
@@ -47,21 +59,65 @@ def trace_trajectories(
     scores, counts = turn_scores(gap, torch.ones_like(gap, dtype=torch.bool), rows.turn_ids, len(turns))
     weights = relative_weights(scores, counts, trajectory_ids)
     numbers = iter(zip(scores.tolist(), weights.tolist(), counts.tolist(), strict=True))
-    return [
-        Trace(
-            trajectory.task_id,
-            trajectory.family,
-            trajectory.success,
-            [
-                TracedTurn(turn.action, turn.outcome, name, *next(numbers))
-                for turn, name in zip(
-                    trajectory.turns, _turn_classes(config.adapter_of(trajectory.environment), trajectory), strict=True
-                )
-            ],
-        )
-        for trajectory in trajectories
-    ]
+    traces = []
+    for trajectory in trajectories:
+        adapter, actions = config.adapter_of(trajectory.environment), [turn.action for turn in trajectory.turns]
+        classes = adapter.turn_classes(actions, trajectory.ended == "terminated")
+        traced = [
+            TracedTurn(turn.action, turn.outcome, name, *next(numbers))
+            for turn, name in zip(trajectory.turns, classes, strict=True)
+        ]
+        traces.append(Trace(trajectory.task_id, trajectory.family, trajectory.success, traced))
+    return traces
 
 
-def _turn_classes(adapter: EnvironmentAdapter, trajectory: Trajectory) -> list[str]:
-    return adapter.turn_classes([turn.action for turn in trajectory.turns], trajectory.ended == "terminated")
+def trace_pair(
+    models: dict[str, Path], task_id: str, entry: EnvironmentEntry, config: RunSettings, gap_clip: float
+) -> dict[str, Trace]:
+    """Play one game greedily with each model, in this process, and score each model's own decisions.
+
+    Args:
+        models: model folders by what they are called.
+        task_id: the game.
+        entry: its environment.
+        config: prompts, limits and the hindsight view; the same for all.
+        gap_clip: c of Eq. 4, in nats.
+    """
+    return {name: trace_game(folder, task_id, entry, config, gap_clip) for name, folder in models.items()}
+
+
+def trace_game(model: Path, task_id: str, entry: EnvironmentEntry, config: RunSettings, gap_clip: float) -> Trace:
+    """One game, played greedily by one model.
+
+    Raises:
+        InfrastructureError: the environment failed.
+    """
+    lm, tokenizer = load_causal_lm(str(model), config.model_dtype), load_tokenizer(str(model))
+    prompts = prompt_writer(tokenizer, config, entry.adapter)
+    greedy = SamplingParams(config.max_response_tokens, temperature=0.0)
+    stop_ids = frozenset(stop_token_ids(str(model)))
+
+    async def generate(prompt_ids: np.ndarray, params: SamplingParams) -> Response:
+        return decode(lm, stop_ids, prompt_ids, params)
+
+    player = PolicyPlayer(prompts, lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)), greedy, generate)
+    env = GuardedEnv(entry)
+    try:
+        trajectory = asyncio.run(play_episode(env, task_id, player))
+    finally:
+        env.close()
+    if trajectory.failed:
+        raise InfrastructureError(f"The game could not be played: {trajectory.error}")
+    (trace,) = trace_trajectories(lm, tokenizer, [trajectory], config, gap_clip)
+    return trace
+
+
+def decode(lm: Any, stop_ids: frozenset[int], prompt_ids: np.ndarray, params: SamplingParams) -> Response:
+    """One response, from the batch that the transformers engine decodes with."""
+    request = Request(prompt_ids, params)
+    batch = DecodingBatch(lm, stop_ids)
+    with torch.inference_mode():
+        batch.admit([request])
+        while not request.finish_reason:
+            batch.step()
+    return request.response(weight_version=0)

@@ -269,21 +269,11 @@ def _by_seed(group: RunGroup, name: str) -> dict[int | None, RunRecord]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class FamilyRow:
-    """Success by family of one group, over its runs' episodes, with Wilson's interval."""
+def family_rows(groups: Sequence[RunGroup]) -> list[list[str]]:
+    """Success after training by family over the episodes of a group's runs, with Wilson's interval, as rows of a table.
 
-    group: str
-    where: str
-    family: str
-    successes: int
-    episodes: int
-    rate: float
-    interval: tuple[float, float]
-
-
-def family_rows(groups: Sequence[RunGroup]) -> list[FamilyRow]:
-    """Success after training by family; a group whose runs cannot be counted together has no row."""
+    A group whose runs cannot be counted together has none.
+    """
     rows = []
     for group in groups:
         for name in dict.fromkeys(name for run in group.runs for name in run.after):
@@ -291,7 +281,7 @@ def family_rows(groups: Sequence[RunGroup]) -> list[FamilyRow]:
     return rows
 
 
-def _families(group: RunGroup, name: str) -> list[FamilyRow]:
+def _families(group: RunGroup, name: str) -> list[list[str]]:
     played = [run for run in group.runs if name in run.after]
     results = [run.after[name] for run in played]
     try:
@@ -304,7 +294,13 @@ def _families(group: RunGroup, name: str) -> list[FamilyRow]:
     adapter = _adapter(played[0], results[0])
     titles = adapter.family_titles if adapter else {}
     return [
-        FamilyRow(title, where, titles.get(family, family), rate.successes, rate.episodes, rate.rate, rate.interval)
+        [
+            titles.get(family, family),
+            title,
+            where,
+            f"{rate.rate:.1%} [{rate.interval[0]:.1%}, {rate.interval[1]:.1%}]",
+            f"{rate.successes} of {rate.episodes}",
+        ]
         for family, rate in merged.per_family().items()
     ]
 

@@ -9,8 +9,8 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from trial_ray.reports.chunks import disagreement
 from trial_ray.reports.recorded import RecordedTrajectory, TokenTexts, TrainedTurn, visible
+from trial_ray.reports.viewer import disagreement
 from trial_ray.rollout.trajectory import Turn
 
 _LONGEST_CELL = 100

@@ -191,16 +191,7 @@ def _named(name: str, text: str) -> str:
 
 
 def _family_tables(groups: Sequence[RunGroup]) -> list[Table]:
-    rows = [
-        [
-            row.family,
-            row.group,
-            row.where,
-            f"{row.rate:.1%} [{row.interval[0]:.1%}, {row.interval[1]:.1%}]",
-            f"{row.successes} of {row.episodes}",
-        ]
-        for row in family_rows(groups)
-    ]
+    rows = family_rows(groups)
     caption = "Success after training by family; 95 % Wilson intervals over all episodes"
     return [Table(caption, ["family", "runs", "played", "success", "episodes"], rows)] if rows else []
 

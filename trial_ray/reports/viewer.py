@@ -1,8 +1,9 @@
-"""The viewer's folder: the page, its script and style, and the data of one or two runs."""
+"""The viewer's folder: the page, its scripts and style, and the data of one or two runs in chunks that a browser loads."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import shutil
@@ -11,11 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from trial_ray.environments.adapter import ACTION_CLASSES
 from trial_ray.errors import UserInputError
-from trial_ray.reports.chunks import ChunkWriter, script
-from trial_ray.reports.recorded import visible
+from trial_ray.reports.recorded import RecordedTrajectory, TokenTexts, TrainedTurn, visible
 from trial_ray.reports.records import RunRecord
+from trial_ray.rollout.trajectory import Turn
 
 MARK = "trial_ray_viewer.json"
 """What tells a viewer's folder, which may be replaced, from any other."""
@@ -57,20 +62,16 @@ def write_viewer(
     partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
         (partial / "data").mkdir(parents=True)
-        written = _write(runs, partial, list(notes), progress)
+        said = list(notes)
+        trajectories = _write(runs, partial, said, progress)
         _replace(partial, target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return WrittenViewer(target / "index.html", written.count, written.notes)
+    return WrittenViewer(target / "index.html", trajectories, said)
 
 
-@dataclass(slots=True)
-class _Written:
-    count: int
-    notes: list[str]
-
-
-def _write(runs: Sequence[RunRecord], folder: Path, notes: list[str], progress: Callable[[], None]) -> _Written:
+def _write(runs: Sequence[RunRecord], folder: Path, notes: list[str], progress: Callable[[], None]) -> int:
+    """Write the files; returns the number of trajectories, and adds to the notes."""
     writer = ChunkWriter(folder / "data")
     for index, run in enumerate(runs):
         for iteration in run.recorded:
@@ -99,7 +100,7 @@ def _write(runs: Sequence[RunRecord], folder: Path, notes: list[str], progress: 
     (folder / "data" / "about-0.js").write_text(script("about", 0, described), encoding="ascii")
     _write_page(folder)
     (folder / MARK).write_text(json.dumps({"schema_version": 1, "runs": [run.name for run in runs]}), encoding="utf-8")
-    return _Written(writer.count, notes)
+    return writer.count
 
 
 def _write_page(folder: Path) -> None:
@@ -117,3 +118,271 @@ def _replace(partial: Path, target: Path) -> None:
         os.replace(target, old)
     os.replace(partial, target)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def disagreement(trained: Sequence[TrainedTurn | None], success: bool) -> float | None:
+    """Nats a token by which the weighted gaps of a trajectory push against its outcome.
+
+    With the multiplier w of a token's turn (1 where the method has none) and its signed gap Δ,
+
+        D = (1 / N) Σ w max(0, -σ Δ)
+
+    over the N tokens that have a gap. σ is the sign of the turn's advantage; where that is 0 or unknown, +1 for a success and -1
+    otherwise. The dense loss raises tokens with a positive gap and the outcome loss those of a positive advantage, so
+    that D is 0 where both move every token the same way.
+
+    Args:
+        trained: what training recorded of each turn.
+        success: whether the task was solved.
+
+    Returns:
+        D, or ``None`` where no gap was recorded.
+    """
+    total, tokens = 0.0, 0
+    for turn in trained:
+        if turn is None or not turn.gap:
+            continue
+        sign = np.sign(turn.advantage or 0.0) or (1.0 if success else -1.0)
+        weight = 1.0 if turn.turn_weight is None else turn.turn_weight
+        gap = np.asarray(turn.gap, np.float64)
+        total += weight * float(np.maximum(0.0, -sign * gap).sum())
+        tokens += len(gap)
+    return total / tokens if tokens else None
+
+
+_EDGES = np.geomspace(1e-6, 1e3, 901)
+
+
+class Scale:
+    """A histogram of absolute values, in steps of about 2 %."""
+
+    def __init__(self) -> None:
+        self._counts = np.zeros(len(_EDGES) + 1, np.int64)
+
+    def add(self, values: Sequence[float] | np.ndarray) -> None:
+        """Count values; those that are not finite are left out."""
+        magnitudes = np.abs(np.asarray(values, np.float64))
+        magnitudes = magnitudes[np.isfinite(magnitudes)]
+        self._counts += np.bincount(np.searchsorted(_EDGES, magnitudes), minlength=len(self._counts))
+
+    def quantile(self, share: float) -> float | None:
+        """The magnitude that ``share`` of the values do not exceed; ``None`` without values."""
+        total = int(self._counts.sum())
+        if not total:
+            return None
+        bucket = int(np.searchsorted(np.cumsum(self._counts), share * total))
+        return float(np.round(_EDGES[min(bucket, len(_EDGES) - 1)], 6))
+
+
+MOST_IN_BLOCK = 100
+MOST_TOKENS_IN_BLOCK = 20_000
+"""Trajectories and response tokens after which a block ends; a block is what a click loads."""
+MOST_IN_INDEX = 2000
+"""Trajectories in a file of the index; the first one has to be there before anything is shown."""
+FULL_TINT_AT_LEAST = {"gap": 0.01, "ratio": 0.01, "advantage": 0.1}
+"""Magnitudes (nats; of the logarithm; of the advantage) below which no tint is full: rounding is not to look like a finding."""
+FULL_TINT_QUANTILE = 0.98
+NOT_TRAINED = TrainedTurn(None, None, None, None, None, None)
+
+
+def script(kind: str, number: int, value: Any) -> str:
+    """A call that hands ``value`` to the page as text, so that nothing of it is ever read as a program.
+
+    Only ASCII is written, ``<`` and ``&`` are escaped, and the text is a single string literal.
+    """
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    text = text.replace("<", r"\u003c").replace("&", r"\u0026")
+    literal = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"viewer.receive('{kind}',{number},'{literal}');\n"
+
+
+class LineTable:
+    """Texts as lists of indices of lines; each distinct line is kept once."""
+
+    def __init__(self) -> None:
+        self._indices: dict[str, int] = {}
+
+    def add(self, text: str) -> list[int]:
+        """Indices of the lines of ``text``, made visible."""
+        return [self.index(line) for line in visible(text).split("\n")]
+
+    def index(self, line: str) -> int:
+        """Index of a line."""
+        return self._indices.setdefault(line, len(self._indices))
+
+    def lines(self) -> list[str]:
+        """Every line by its index."""
+        return list(self._indices)
+
+
+class ChunkWriter:
+    """Writes the data of a viewer, trajectory by trajectory.
+
+    Args:
+        folder: an empty folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.count = 0
+        self.untrained = 0
+        self.scales = {name: Scale() for name in FULL_TINT_AT_LEAST}
+        self._block_starts: list[int] = []
+        self._index_files = 0
+        self._start_block()
+        self._start_index()
+
+    def add(self, run: int, recorded: RecordedTrajectory, tokens: TokenTexts | None) -> None:
+        """Write one trajectory.
+
+        Args:
+            run: index of its run.
+            recorded: the trajectory.
+            tokens: texts of the run's tokens.
+        """
+        turns = list(zip(recorded.trajectory.turns, recorded.trained, recorded.classes, strict=True))
+        texts = [None if tokens is None else tokens.texts(turn.response_ids.tolist()) for turn, _, _ in turns]
+        self._texts.append(
+            [
+                [
+                    self._text_lines.add(part)
+                    for part in (turn.observation, turn.action, "".join(response or ()), turn.outcome)
+                ]
+                for (turn, _, _), response in zip(turns, texts, strict=True)
+            ]
+        )
+        self._details.append(
+            {
+                "seed": recorded.trajectory.seed,
+                "error": visible(recorded.trajectory.error or ""),
+                "solution": [visible(action) for action in recorded.trajectory.solution],
+                "turns": [
+                    self._detail(turn, trained or NOT_TRAINED, name, tokens, response)
+                    for (turn, trained, name), response in zip(turns, texts, strict=True)
+                ],
+            }
+        )
+        self._rows.append(self._row(run, recorded))
+        self._tokens += sum(len(turn.response_ids) for turn, _, _ in turns)
+        self.untrained += all(trained is None for trained in recorded.trained)
+        self.count += 1
+        if len(self._texts) >= MOST_IN_BLOCK or self._tokens >= MOST_TOKENS_IN_BLOCK:
+            self._end_block()
+        if len(self._rows) >= MOST_IN_INDEX:
+            self._end_index()
+
+    def close(self) -> dict[str, Any]:
+        """Write what is left; returns what the page has to know of the files."""
+        if self._texts:
+            self._end_block()
+        if self._rows:
+            self._end_index()
+        return {
+            "count": self.count,
+            "blocks": self._block_starts[:-1],
+            "index_files": self._index_files,
+            "scales": {name: self._full_tint(name) for name in self.scales},
+            "classes": list(ACTION_CLASSES),
+        }
+
+    def _full_tint(self, name: str) -> float | None:
+        found = self.scales[name].quantile(FULL_TINT_QUANTILE)
+        return None if found is None else max(found, FULL_TINT_AT_LEAST[name])
+
+    def _detail(
+        self, turn: Turn, trained: TrainedTurn, name: str, tokens: TokenTexts | None, response: list[str] | None
+    ) -> dict[str, Any]:
+        self._measure(turn, trained)
+        add = self._detail_lines.add
+        prompt, evidence = None, None
+        if tokens is not None:
+            prompt = [add("".join(tokens.texts(part))) for part in trained.split_prompt(turn)]
+            if trained.evidence_ids is not None:
+                evidence = add("".join(tokens.texts(trained.evidence_ids)))
+        return {
+            "class": ACTION_CLASSES.index(name),
+            "reward": _finite(turn.reward),
+            "valid": turn.valid,
+            "understood": not turn.invalid_action,
+            "finish": turn.finish_reason,
+            "cut": turn.prompt_cut,
+            "version": turn.weight_version,
+            "prompt_tokens": len(turn.prompt_ids),
+            "prompt": prompt,
+            "evidence": evidence,
+            "tokens": None if response is None else [self._detail_lines.index(visible(text)) for text in response],
+            "ids": turn.response_ids.tolist(),
+            "engine": _rounded(turn.logprobs),
+            "learner": _rounded(trained.learner_logprobs),
+            "gap": _rounded(trained.gap),
+            "weight": _finite(trained.turn_weight),
+            "score": _finite(trained.turn_score),
+            "advantage": _finite(trained.advantage),
+        }
+
+    def _measure(self, turn: Turn, trained: TrainedTurn) -> None:
+        if trained.gap is not None:
+            self.scales["gap"].add(trained.gap)
+        if trained.learner_logprobs is not None:
+            self.scales["ratio"].add(np.asarray(trained.learner_logprobs) - turn.logprobs)
+        if trained.advantage is not None:
+            self.scales["advantage"].add([trained.advantage])
+
+    def _row(self, run: int, recorded: RecordedTrajectory) -> list[Any]:
+        trajectory = recorded.trajectory
+        names = (trajectory.environment, trajectory.task_id, trajectory.family, trajectory.ended)
+        classes = sum(1 << ACTION_CLASSES.index(name) for name in set(recorded.classes))
+        return [
+            run,
+            recorded.iteration,
+            recorded.number,
+            *(self._names.index(visible(name).replace("\n", "␊")) for name in names),
+            int(trajectory.success),
+            len(trajectory.turns),
+            _finite(trajectory.episode_return),
+            _finite(recorded.advantage),
+            _finite(disagreement(recorded.trained, trajectory.success)),
+            classes,
+            self._names.index(recorded.group_id),
+            recorded.rollout_index,
+        ]
+
+    def _start_block(self) -> None:
+        self._block_starts.append(self.count)
+        self._text_lines, self._detail_lines = LineTable(), LineTable()
+        self._texts: list[Any] = []
+        self._details: list[Any] = []
+        self._tokens = 0
+
+    def _end_block(self) -> None:
+        number = len(self._block_starts) - 1
+        self._write("text", number, {"lines": self._text_lines.lines(), "turns": self._texts})
+        self._write("detail", number, {"lines": self._detail_lines.lines(), "trajectories": self._details})
+        self._start_block()
+
+    def _start_index(self) -> None:
+        self._names = LineTable()
+        self._rows: list[list[Any]] = []
+
+    def _end_index(self) -> None:
+        self._write("index", self._index_files, {"names": self._names.lines(), "rows": self._rows})
+        self._index_files += 1
+        self._start_index()
+
+    def _write(self, kind: str, number: int, value: Any) -> None:
+        (self._folder / f"{kind}-{number}.js").write_text(script(kind, number, value), encoding="ascii")
+
+
+def _finite(value: float | None) -> float | None:
+    """For JSON, which has no NaN: four decimals, or nothing."""
+    return round(float(value), 4) if value is not None and math.isfinite(value) else None
+
+
+def _rounded(values: Sequence[float] | np.ndarray | None) -> list[float | None] | None:
+    if values is None:
+        return None
+    array = np.asarray(values, np.float64)
+    if np.isfinite(array).all():
+        found: list[float | None] = np.round(array, 4).tolist()
+        return found
+    return [_finite(value) for value in array.tolist()]

@@ -65,8 +65,7 @@ def _table(name: str, runs: Sequence[PlannedRun], folder: Path) -> list[Path]:
 
 
 def _learning(runs: Sequence[PlannedRun], folder: Path, tried: Sequence[Mapping[str, Any]]) -> list[Path]:
-    from trial_ray.reports.dynamics import curve, read_metrics
-    from trial_ray.reports.learning import learning, to_markdown
+    from trial_ray.reports.dynamics import curve, learning, read_metrics, to_markdown
     from trial_ray.reports.plots import plot_learning
 
     written, parts = [], []
@@ -170,7 +169,7 @@ def _allocation_traces(run: PlannedRun) -> tuple[list[Trace], str | None]:
 
 def _paired_traces(runs: Sequence[PlannedRun], family: str | None) -> dict[str, Any] | None:
     """The first seed of every method, greedily on the first game of the evaluation set that only TRIAL's run solved."""
-    from trial_ray.reports.paired_trace import trace_pair
+    from trial_ray.reports.allocation import trace_pair
     from trial_ray.runs.checkpoints import find_model
 
     seed = min(run.seed for run in runs)
