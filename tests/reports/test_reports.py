@@ -8,7 +8,7 @@ import pytest
 from trial_ray.environments import alfworld, webshop
 from trial_ray.environments.adapter import ACTION_CLASSES, EnvironmentAdapter
 from trial_ray.errors import UserInputError
-from trial_ray.reports.dynamics import curve, learning, mean_over_runs, read_metrics, read_whole_lines, windows
+from trial_ray.reports.dynamics import curve, mean_over_runs, read_metrics, read_whole_lines, windows
 from trial_ray.reports.plots import plot_allocation, plot_dynamics
 from trial_ray.reports.traces import Trace, TracedTurn, choose_trajectories, class_means, readable_trace
 from trial_ray.rollout.trajectory import Trajectory, Turn
@@ -149,15 +149,6 @@ def allocation():
 def test_figures_are_png(plot, data, tmp_path):
     (path,) = plot(data, tmp_path / "deep" / "figure.png")
     assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_areas_of_a_single_seed_have_no_difference_and_other_lengths_are_refused():
-    whole = dict.fromkeys(range(1, 7), 0.3)
-    one = {"grpo": {0: whole}, "trial": {0: whole, 1: whole}}
-    assert learning(one, "grpo", "trial")["differences"] == []
-    for curves, last in (({"grpo": {0: {}}, "trial": {0: whole}}, 6), ({"grpo": {0: {}}, "trial": {0: {}}}, 1)):
-        with pytest.raises(UserInputError, match=f"seed 0 of grpo lacks the success of iteration 1 of {last}"):
-            learning(curves, "grpo", "trial")
 
 
 @pytest.mark.parametrize("iteration", ["true", '"3"', "2.5", "null", "1e400"])

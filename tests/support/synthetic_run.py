@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+import torch
 
+from trial_ray.learner.recording import write_training
+from trial_ray.learner.rows import TurnRows
 from trial_ray.objectives.advantages import group_relative_advantages
-from trial_ray.rollout.hindsight import encode_evidence, outcome_view
-from trial_ray.rollout.recording import read_trajectories, read_turns, write_groups
+from trial_ray.objectives.allocation import relative_weights, turn_scores
+from trial_ray.rollout.hindsight import Evidence, encode_evidence, outcome_view
+from trial_ray.rollout.recording import write_groups
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 
 OBJECTS = ("mug", "apple", "creditcard", "book", "pillow", "plate", "watch", "keychain")
@@ -43,12 +44,13 @@ def make_run(folder: Path, tokenizer: Any, trajectories: int, iterations: int = 
     environment = {"env_id": "trial/ALFWorld-v0", "config": {}, "weight": 1.0}
     config = {"method": "trial", "environments": [environment], "settings": {}}
     (folder / "resolved_config.json").write_text(json.dumps(config))
-    groups = trajectories // (GROUP_SIZE * iterations)
     for iteration in range(1, iterations + 1):
         # Tasks recur from iteration to iteration, as they do in training.
-        played = [_group(rng, tokenizer, 1 + index, iteration / iterations) for index in range(groups)]
-        write_groups(folder / "trajectories", iteration, played, "runner001")
-        write_training(folder, iteration, tokenizer, rng)
+        numbers = range(1, 1 + trajectories // (GROUP_SIZE * iterations))
+        groups = [_group(rng, tokenizer, task, iteration / iterations) for task in numbers]
+        write_groups(folder / "trajectories", iteration, groups, "runner001")
+        rows = _trained(groups, tokenizer, rng)
+        write_training(folder / "training", iteration, groups, rows, range(len(rows)), "learner000")
     return folder
 
 
@@ -59,69 +61,33 @@ def save_tokenizer(run: Path, tokenizer: Any) -> None:
     (checkpoint / "rllib_checkpoint.json").write_text("{}")
 
 
-def write_training(run: Path, iteration: int, tokenizer: Any, rng: np.random.Generator) -> None:
-    """Write ``RUN/training`` for one iteration: gaps that are invented, and what follows from them."""
-    turns = read_turns(run / "trajectories", iteration)
-    keys = dict.fromkeys(zip(turns["group_id"].to_pylist(), turns["rollout_index"].to_pylist(), strict=True))
-    found = dict(zip(keys, read_trajectories(run / "trajectories", iteration), strict=True))
-    rows: list[dict[str, Any]] = []
-    for group in dict.fromkeys(name for name, _ in found):
-        members = {rollout: each for (name, rollout), each in found.items() if name == group}
-        returns = np.array([float(each.success) for each in members.values()])
-        advantages = group_relative_advantages(*_tensors(returns, np.zeros(len(returns), np.int64)))
-        for (rollout, trajectory), advantage in zip(members.items(), advantages.tolist(), strict=True):
-            keys = {"group_id": group, "rollout_index": rollout, "advantage": advantage}
-            rows += [keys | row for row in _trained(trajectory, tokenizer, rng)]
-    lists = {"gap": pa.float32(), "learner_logprobs": pa.float32(), "evidence_ids": pa.int32()}
-    plain = {"group_id": pa.string(), "rollout_index": pa.int32(), "turn_index": pa.int32()}
-    plain |= dict.fromkeys(("advantage", "turn_score", "turn_weight"), pa.float64())
-    fields = plain | {name: pa.list_(kind) for name, kind in lists.items()}
-    schema = pa.schema(list(fields.items()), metadata={"trial_ray.schema_version": "1"})
-    target = run / "training" / f"iteration={iteration:05d}" / "learner000.parquet"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema), target, compression="zstd")
-
-
-def _tensors(*arrays: np.ndarray) -> Iterator[Any]:
-    import torch
-
-    return (torch.from_numpy(array) for array in arrays)
-
-
-def _trained(trajectory: Trajectory, tokenizer: Any, rng: np.random.Generator) -> list[dict[str, Any]]:
-    last = len(trajectory.turns) - 1
-    gaps = [
-        (0.06 * rng.standard_normal(len(turn.response_ids)) * rng.choice((0.3, 1.0, 2.5)) + _lean(turn)).astype(
-            np.float32
-        )
+def _trained(groups: list[TrajectoryGroup], tokenizer: Any, rng: np.random.Generator) -> TurnRows:
+    """Gaps that are invented, and what follows from them: hindsight speaks against turns that had no effect."""
+    played = [trajectory for group in groups for trajectory in group.trajectories]
+    turns = [turn for trajectory in played for turn in trajectory.turns]
+    owner = torch.repeat_interleave(torch.arange(len(played)), torch.tensor([len(each.turns) for each in played]))
+    returns = torch.tensor([float(each.success) for each in played])
+    advantages = group_relative_advantages(returns, torch.arange(len(played)) // GROUP_SIZE)
+    evidence = [
+        Evidence(encode_evidence(_outcome(trajectory, turn), tokenizer), turn.insert_at)
+        for trajectory in played
         for turn in trajectory.turns
     ]
-    scores = np.array([float(np.abs(gap).mean()) for gap in gaps])
-    counts = np.array([len(gap) for gap in gaps])
-    weights = scores * counts.sum() / (scores * counts).sum()
-    return [
-        {
-            "turn_index": index,
-            "turn_score": float(scores[index]),
-            "turn_weight": float(weights[index]),
-            "gap": gap.tolist(),
-            "learner_logprobs": (turn.logprobs + 0.01 * rng.standard_normal(len(gap))).astype(np.float32).tolist(),
-            "evidence_ids": encode_evidence(
-                outcome_view(
-                    turn.outcome,
-                    terminal=index == last and trajectory.ended == "terminated",
-                    success=trajectory.success,
-                ),
-                tokenizer,
-            ).tolist(),
-        }
-        for index, (turn, gap) in enumerate(zip(trajectory.turns, gaps, strict=True))
-    ]
+    rows = TurnRows(turns, owner, advantages[owner], evidence)
+    lean = torch.tensor([-0.12 if turn.invalid_action else 0.05 for turn in turns])
+    spread = torch.from_numpy(0.06 * rng.choice((0.3, 1.0, 2.5), len(turns)))
+    noise = torch.from_numpy(rng.standard_normal((2, len(rows.turn_ids))))
+    gap = spread[rows.turn_ids] * noise[0] + lean[rows.turn_ids]
+    rows.logprobs = torch.from_numpy(np.concatenate([turn.logprobs for turn in turns])) + 0.01 * noise[1]
+    rows.hindsight_logprobs = rows.logprobs + gap
+    rows.scores, counts = turn_scores(gap, rows.mask, rows.turn_ids, len(rows))
+    rows.weights = relative_weights(rows.scores, counts, owner)
+    return rows
 
 
-def _lean(turn: Turn) -> float:
-    """Hindsight speaks for what had an effect and against what had none."""
-    return -0.12 if turn.outcome == "Nothing happens." else 0.05
+def _outcome(trajectory: Trajectory, turn: Turn) -> Any:
+    terminal = turn is trajectory.turns[-1] and trajectory.ended == "terminated"
+    return outcome_view(turn.outcome, terminal=terminal, success=trajectory.success)
 
 
 def _group(rng: np.random.Generator, tokenizer: Any, task: int, skill: float) -> TrajectoryGroup:
