@@ -79,7 +79,7 @@ def measure(name: str, model_path: str) -> dict:
     config.training(max_logprob_gap=1e9)  # the log-probabilities are synthetic
     spec = config.get_multi_rl_module_spec(spaces=TextEnvRunner.get_spaces(None))
     learner = config.get_default_learner_class()(config=config, module_spec=spec)
-    before = peak_memory().host_bytes
+    before = peak_memory()["host_bytes"]
     learner.build()
     groups = synthetic_groups(config, learner.policy_module.lm.config.vocab_size)
     learner.update(episodes=groups, timesteps={"training_iteration": 1})
@@ -88,7 +88,7 @@ def measure(name: str, model_path: str) -> dict:
         "row_tokens": groups[0].trajectories[0].turns[0].num_tokens,
         "threads": torch.get_num_threads(),
         "process_bytes": before,
-        "measured_bytes": peak_memory().host_bytes,
+        "measured_bytes": peak_memory()["host_bytes"],
     }
 
 

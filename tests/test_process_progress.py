@@ -12,7 +12,7 @@ from contextlib import suppress
 import pytest
 
 from trial_ray.process_reports import advance, describe_processes, is_announced, own_count
-from trial_ray.runs.interrupt import termination_as_interrupt
+from trial_ray.termination import termination_as_interrupt
 
 CHILD = """
 import time

@@ -85,6 +85,13 @@ def root_cause(error: BaseException) -> BaseException:
     return cause if isinstance(cause, BaseException) else error
 
 
+def first_line(error: BaseException) -> str:
+    """An error's message in one line, without the full stop; of a traceback as text, the error that it ends with."""
+    cause = root_cause(error)
+    text = str(cause).strip() or type(cause).__name__
+    return text.splitlines()[-1 if "Traceback" in text else 0].strip().rstrip(".")
+
+
 def is_user_error(error: BaseException) -> bool:
     """Whether the user can fix the failure; otherwise something broke while running."""
     from trial_envs.errors import TrialEnvError

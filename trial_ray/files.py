@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, texts that they can hold, and texts without secrets."""
+"""Files that are written whole or not at all and checked when read, texts that they can hold, and texts without secrets."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trial_ray.errors import UserInputError
+from trial_ray.errors import CheckpointError, TrialRayError, UserInputError
 
 PACKAGE = Path(__file__).parent
 """Folder of this package: in a clone, or where it is installed."""
@@ -83,6 +84,16 @@ def text_digest(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
+def partial_of(path: Path) -> Path:
+    """A hidden name beside ``path``, under which a file or folder is written before it is renamed."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
+
+
+def set_aside(path: Path, reason: str) -> Path:
+    """Rename a file or folder that cannot be used, so that no command reads it; returns its new name."""
+    return path.rename(path.with_name(f"{path.name}.{reason}-{uuid.uuid4().hex[:8]}"))
+
+
 def write_text(path: Path | str, text: str) -> Path:
     """Write ``text`` to ``path`` so that a reader, or a crash half-way, never meets a part of it.
 
@@ -93,7 +104,7 @@ def write_text(path: Path | str, text: str) -> Path:
     if not path.name or (path.exists() and not path.is_file()):
         raise UserInputError(f"{str(path)!r} is no file that can be written. Name a file.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
+    partial = partial_of(path)
     try:
         # UTF-8 has no form for lone surrogates; the escape that stands for one is JSON's, too.
         with open(partial, "w", encoding="utf-8", errors="backslashreplace") as file:
@@ -109,6 +120,41 @@ def write_text(path: Path | str, text: str) -> Path:
 def write_json(path: Path | str, value: Any) -> Path:
     """Write ``value`` as indented strict JSON (NaN is refused: other readers could not parse it)."""
     return write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+@contextmanager
+def checked_content(path: Path) -> Iterator[None]:
+    """While entered, errors in reading the content of ``path`` name the file.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, or of another version.
+    """
+    try:
+        yield
+    except TrialRayError:
+        raise
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise CheckpointError(f"Cannot read {path}: {type(error).__name__}: {str(error)[:200]}.") from error
+
+
+def read_json(path: Path, schema: str = "", version: int = 0) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Args:
+        path: the file.
+        schema: of the object; empty: any.
+        version: of the schema.
+
+    Raises:
+        CheckpointError: the file is missing or damaged, holds no object, or one of another schema or version.
+    """
+    with checked_content(path):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise TypeError("it holds no JSON object")
+        if schema and (found.get("schema"), found.get("schema_version")) != (schema, version):
+            raise CheckpointError(f"{path} was written by another version; expected {schema} {version}.")
+    return found
 
 
 def read_lines(path: Path) -> list[str]:
@@ -154,7 +200,7 @@ def write_folder(folder: Path, write: Callable[[Path], object]) -> None:
     """Let ``write`` make a new folder, which appears as ``folder`` only once it is complete."""
     folder = folder.resolve()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.partial")
+    partial = partial_of(folder)
     try:
         write(partial)
         os.replace(partial, folder)

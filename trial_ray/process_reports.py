@@ -20,43 +20,28 @@ from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _in
 from trial_ray.termination import raise_swallowed_interrupt
 
 
-@dataclass(frozen=True, slots=True)
-class PeakMemory:
-    """Peaks since the process began, in bytes.
+def peak_memory() -> dict[str, int | None]:
+    """Peaks since the calling process began, in bytes.
 
-    Attributes:
-        host_bytes: resident memory, the pages that it shares with other processes (the object store's) included; ``None``
-            where the system does not tell.
-        device_bytes: what torch held on the CUDA devices of this process, summed over them; ``None`` without any.
+    ``host_bytes`` is resident memory, with the pages shared with other processes (the object store's); ``None`` where the
+    system does not report it. ``device_bytes`` is torch's memory on the CUDA devices of this process, summed; ``None`` without
+    any.
     """
-
-    host_bytes: int | None
-    device_bytes: int | None
-
-
-def peak_memory() -> PeakMemory:
-    """Peaks of the calling process."""
-    return PeakMemory(_host(), _device())
+    return {"host_bytes": _bytes_in("/proc/self/status", "VmHWM:"), "device_bytes": _device()}
 
 
 def available_memory() -> int | None:
-    """Bytes of host memory that new allocations can take; ``None`` where the system does not tell."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    kilobytes = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return 1024 * int(kilobytes[0]) if kilobytes else None
+    """Bytes of host memory that new allocations can take; ``None`` where the system does not report them."""
+    return _bytes_in("/proc/meminfo", "MemAvailable:")
 
 
-def _host() -> int | None:
+def _bytes_in(file: str, name: str) -> int | None:
     # Not getrusage: its maximum survives an exec, so that a worker shows the memory of the process that forked it.
     try:
-        status = Path("/proc/self/status").read_text(encoding="ascii")
+        lines = Path(file).read_text(encoding="ascii").splitlines()
     except OSError:
         return None
-    kilobytes = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
-    return 1024 * int(kilobytes[0]) if kilobytes else None
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith(name)), None)
 
 
 def _device() -> int | None:
@@ -200,8 +185,9 @@ def _written_stacks(pid: int, file: Path) -> str:
 
 
 def _stacks_file(pid: int) -> Path | None:
-    try:
-        files = [file for file in Path(f"/proc/{pid}/fd").iterdir() if STACKS_FILE in os.readlink(file)]
-    except OSError:
-        return None
-    return files[0] if files else None
+    with contextlib.suppress(OSError):
+        for file in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # the process closed it meanwhile
+                if STACKS_FILE in os.readlink(file):
+                    return file
+    return None

@@ -85,7 +85,7 @@ def uninterrupted(algorithm_of, model_path, tmp_path_factory) -> SimpleNamespace
     run.configure(config)
     algo = algorithm_of(config)
     initial, results = weights(algo).clone(), []
-    with MetricWriters(run) as writers:
+    with MetricWriters(run.metrics, run.tensorboard) as writers:
         for iteration in range(1, 5):
             results.append(algo.train())
             writers.write(iteration, results[-1])

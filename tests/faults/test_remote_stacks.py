@@ -16,7 +16,7 @@ REPORT = """
 import sys, time
 import ray
 from trial_ray.algorithms.actors import ENGINE, RunActor
-from trial_ray.runs import stall_watch
+from trial_ray.runs import watchdog
 from trial_ray.process_reports import announce
 
 class Hanging:
@@ -26,7 +26,7 @@ class Hanging:
         while True:
             time.sleep(1)
 
-stall_watch.NODE_S = float(sys.argv[1])
+watchdog.NODE_S = float(sys.argv[1])
 ray.init(log_to_driver=False)
 places = {"head": ENGINE, "one": ENGINE, "two": ENGINE}
 actors = []
@@ -35,12 +35,12 @@ for index, (place, kind) in enumerate(places.items()):
     ray.get(handle.announce.remote(), timeout=120)
     handle.hang_in_a_game.remote()
     actors.append(RunActor(kind, index, handle))
-seen = [stall_watch._Seen(actor, actor.progress(), time.monotonic()) for actor in actors]
+seen = [watchdog.WatchedActor(actor, actor.progress(), time.monotonic()) for actor in actors]
 print("ready", flush=True)
 sys.stdin.readline()
-stall_watch._examine(seen)
+watchdog._examine(seen)
 for each in seen:
-    print(f"--- {stall_watch._describe(each)}\\n{each.stacks}")
+    print(f"--- {each}\\n{each.stacks}")
 """
 
 
@@ -84,5 +84,5 @@ def test_stacks_of_actors_on_other_nodes(nodes, tell, how):
         assert "does not answer" in told
     assert len({told.partition(" on node ")[2][:8] for told in (head, one, two)}) == 3
     if how == "one hangs":
-        assert "none: its node did not tell within 15 s" in one
+        assert "none: its node did not answer in time" in one
     tell("actors on three nodes hang", how, "stacks in the report")

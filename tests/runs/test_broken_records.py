@@ -149,7 +149,7 @@ def test_metrics_of_a_resumed_run_lose_their_damaged_lines_alone(tmp_path):
     folder = RunFolder(tmp_path)
     folder.metrics.write_bytes(b"\n".join([*(line.encode() for line in whole), *damaged]))
     folder.drop_records_after(2)
-    with MetricWriters(folder, after_iteration=2) as writers:
+    with MetricWriters(folder.metrics, folder.tensorboard, after_iteration=2) as writers:
         writers.write(3, {"a": 2.5})
     assert folder.metrics.read_text().splitlines() == [*whole[:2], json.dumps({"iteration": 3, "a": 2.5})]
 

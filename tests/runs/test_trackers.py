@@ -129,7 +129,7 @@ def test_a_service_that_fails_is_left_and_the_run_goes_on(monkeypatch, tmp_path)
     run.log(2, {})
     run.close("done")
     assert warnings == ["warning: wandb failed, and is not logged to any more: ConnectionError: no route"]
-    with pytest.raises(UserInputError, match="wandb did not take the run: ConnectionError: no route"):
+    with pytest.raises(UserInputError, match="wandb rejected the run: ConnectionError: no route"):
         Trackers(["wandb"], TrackedRun("a", "refused", {}, tmp_path), warnings.append)
 
 

@@ -15,16 +15,16 @@ from rich.console import Console
 from trial_ray.algorithms import TRIAL, TRIALConfig
 from trial_ray.cli import sweep as sweep_command
 from trial_ray.engines.pool import FAULTS
-from trial_ray.errors import CheckpointError, ConfigError
+from trial_ray.errors import CheckpointError, ConfigError, first_line
 from trial_ray.reports import plots as sweep_plots
-from trial_ray.runs.config_record import to_record, write_experiment
+from trial_ray.runs.config_record import to_record
 from trial_ray.runs.experiment import examples_folder, load_experiment
 from trial_ray.sweeps.callbacks import PopulationCheckpoints, StopCriteria, SweepReporter
 from trial_ray.sweeps.capacity import Capacity
 from trial_ray.sweeps.file import SweepFile
-from trial_ray.sweeps.outputs import write_outputs
+from trial_ray.sweeps.outputs import write_experiment, write_outputs
 from trial_ray.sweeps.result import SweepResult, TrialRecord
-from trial_ray.sweeps.tuner import _first_line, _last_value
+from trial_ray.sweeps.tuner import _last_value
 
 METRIC = "env_runners/success_rate"
 EXAMPLES = examples_folder()
@@ -242,8 +242,8 @@ def test_a_sweep_prints_a_line_where_a_trials_actors_were_replaced(capsys):
 
 def test_of_an_actors_traceback_the_error_itself_is_kept():
     text = "ray::TRIAL.train()\nTraceback (most recent call last):\n  File x, line 1\ntrial_ray.errors.EngineError: it died\n"
-    assert _first_line(RuntimeError(text)) == "trial_ray.errors.EngineError: it died"
-    assert _first_line(RuntimeError("")) == "RuntimeError"
+    assert first_line(RuntimeError(text)) == "trial_ray.errors.EngineError: it died"
+    assert first_line(RuntimeError("")) == "RuntimeError"
 
 
 # -- the edges of ranking ----------------------------------------------------------------------------------------------

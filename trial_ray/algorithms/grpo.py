@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -426,11 +425,11 @@ class GRPO(Algorithm):
     def actor_reports(self, timeout_s: float = 10.0) -> dict[str, dict[str, Any] | None]:
         """Peak memory of every actor by its name, of engines also what they did; ``None`` of one that does not answer.
 
-        Fields are those of ``PeakMemory`` and ``EngineUsage``. A learner without an actor of its own is part of the driver.
+        Fields are those of ``peak_memory`` and ``EngineUsage``. A learner without an actor of its own is part of the driver.
         """
         reports: dict[str, dict[str, Any] | None] = {}
         local = self.learner_group.is_local
-        reports["driver and learner" if local else "driver"] = asdict(peak_memory())
+        reports["driver and learner" if local else "driver"] = peak_memory()
         if not local:
             found = self.learner_group.foreach_learner(lambda learner: learner.report(), timeout_seconds=timeout_s)
             reports |= {f"learner {each.actor_id}": each.get() if each.ok else None for each in found}

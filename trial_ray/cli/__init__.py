@@ -29,7 +29,7 @@ from trial_ray.cli import (
     warmstart,
 )
 from trial_ray.errors import UserInputError
-from trial_ray.runs.interrupt import termination_as_interrupt
+from trial_ray.termination import termination_as_interrupt
 from trial_ray.version import __version__
 
 COMMANDS = (train, evaluate, sweep, reproduce, report, inspect, replay, warmstart, judge, export, data, plan, doctor)

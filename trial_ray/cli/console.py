@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trial_ray.errors import TrialRayError, is_user_error, root_cause
+from trial_ray.runs.terminal import say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,7 +29,7 @@ def show(text: str) -> None:
     """Print plain text to standard output: what looks like markup, in a path, stays as it is."""
     import rich
 
-    rich.get_console().print(text, markup=False, highlight=False, soft_wrap=True)
+    say(rich.get_console(), text)
 
 
 def errors() -> Console:

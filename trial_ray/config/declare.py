@@ -111,6 +111,24 @@ def setting(
     return dataclasses.field(default=default, metadata={_METADATA: declared})
 
 
+class RLlibSettings:
+    """Settings that RLlib's config declares, sets and documents, and that this package reads."""
+
+    create_local_env_runner: bool
+    env: Any
+    env_config: dict[str, Any]
+    evaluation_interval: int | None
+    grad_clip: float | None
+    lr: float | list[list[float]]
+    num_env_runners: int
+    num_gpus_per_learner: float
+    num_learners: int
+    placement_strategy: str
+    restart_failed_env_runners: bool
+    sample_timeout_s: float
+    seed: int | None
+
+
 class Settings:
     """Base of classes whose fields are settings.
 
@@ -274,9 +292,15 @@ def set_defaults(config: Any) -> None:
 
 
 def plain_types(cls: type, name: str) -> frozenset[type]:
-    """Plain types of a setting's values; empty where its annotation names any other, or there is no such setting."""
+    """Plain types of a setting's values; empty where its annotation names any other, or the setting is another one of RLlib's."""
     field = fields_of(cls).get(name)
-    return frozenset() if field is None else plain_types_of(field.type)
+    return plain_types_of(typing.get_type_hints(RLlibSettings).get(name, Any) if field is None else field.type)
+
+
+def takes(cls: type, name: str, value: Any) -> bool:
+    """Whether a setting takes a value; the types of RLlib's own settings are not declared reliably."""
+    field = fields_of(cls).get(name)
+    return field is None or _fits(value, field)
 
 
 def may_be_infinite(cls: type, name: str) -> bool:

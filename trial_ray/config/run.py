@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from trial_ray.config.declare import RLlibSettings
 from trial_ray.config.sampling import EngineSettings, PolicySettings, RecordingSettings, RolloutSettings
 from trial_ray.config.training import GuardSettings, PanelSettings, RecoverySettings, TrainingSettings
 from trial_ray.engines.protocol import is_whole
@@ -21,8 +22,8 @@ LOW_PRECISION_GAP = 0.1
 """Where one of them computes in bfloat16 or float16; see docs/decisions.md."""
 
 
-class RLlibSettings:
-    """Settings that RLlib's config declares, sets and documents, and what its ``environment()`` keeps here.
+class Attributes(RLlibSettings):
+    """What a config holds besides the settings that are declared.
 
     Attributes:
         method_class: the method's rule; its settings are those that a subclass declares.
@@ -35,17 +36,6 @@ class RLlibSettings:
     environments: tuple[tuple[str, dict[str, Any], float], ...]
     adapters: tuple[EnvironmentAdapter, ...]
     env_specs: dict[str, EnvSpec]
-    create_local_env_runner: bool
-    env: Any
-    env_config: dict[str, Any]
-    lr: float | list[list[float]]
-    num_env_runners: int
-    num_gpus_per_learner: float
-    num_learners: int
-    placement_strategy: str
-    restart_failed_env_runners: bool
-    sample_timeout_s: float
-    seed: int | None
 
 
 class RunSettings(
@@ -57,7 +47,7 @@ class RunSettings(
     GuardSettings,
     PanelSettings,
     RecoverySettings,
-    RLlibSettings,
+    Attributes,
 ):
     """All settings of a run, whichever method it trains."""
 

@@ -240,7 +240,7 @@ class BatchingEngine(ABC):
 
     async def report(self) -> dict[str, Any]:
         """Usage so far (:class:`EngineUsage`) and peak memory of the process; see ``EngineProtocol``."""
-        return {**asdict(self._usage), **asdict(peak_memory())}
+        return {**asdict(self._usage), **peak_memory()}
 
     async def shutdown(self) -> None:
         """Stop the thread and free the model; requests under way and calls that wait fail."""

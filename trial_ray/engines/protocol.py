@@ -215,7 +215,7 @@ class EngineProtocol(Protocol):
         ...
 
     async def report(self) -> dict[str, Any]:
-        """Counts since the start (fields of ``EngineUsage``) and peak memory (fields of ``PeakMemory``)."""
+        """Counts since the start (fields of ``EngineUsage``) and peak memory (keys of ``peak_memory``)."""
         ...
 
     async def shutdown(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -356,8 +355,8 @@ class GRPOLearner(TorchLearner):
     # -- what it costs -----------------------------------------------------------------------------------------------
 
     def report(self) -> dict[str, Any]:
-        """Peak memory of this process: the fields of :class:`PeakMemory`."""
-        return asdict(peak_memory())
+        """Peak memory of this process: the keys of :func:`peak_memory`."""
+        return peak_memory()
 
     def matmul_rate(self) -> float:
         """Floating-point operations per second of a large matrix product here, in the dtype of the passes."""

@@ -12,7 +12,7 @@ import torch
 from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 from torch import nn
 
-from trial_ray.errors import ConfigError
+from trial_ray.errors import ConfigError, first_line
 from trial_ray.models import tree_attention
 from trial_ray.models.folders import DeferredWriter, load_tensors, model_folder, write_model
 from trial_ray.models.logprobs import check_plain_head, gather_divergence, gather_logprobs, hidden_states
@@ -255,7 +255,7 @@ def load_tokenizer(model_path: str) -> PreTrainedTokenizerBase:
     try:
         return AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"No tokenizer could be loaded from {model_path!r}: {_first_line(error)}") from error
+        raise ConfigError(f"No tokenizer could be loaded from {model_path!r}: {first_line(error)}") from error
 
 
 def load_causal_lm(model_path: str, dtype: str) -> PreTrainedModel:
@@ -272,7 +272,7 @@ def load_causal_lm(model_path: str, dtype: str) -> PreTrainedModel:
             folder, dtype=getattr(torch, dtype), attn_implementation=tree_attention.register()
         )
     except (OSError, ValueError) as error:
-        raise ConfigError(f"No causal LM could be loaded from {model_path!r}: {_first_line(error)}") from error
+        raise ConfigError(f"No causal LM could be loaded from {model_path!r}: {first_line(error)}") from error
     _switch_off_dropout(lm)
     return lm
 
@@ -284,7 +284,3 @@ def _switch_off_dropout(lm: PreTrainedModel) -> None:
             module.p = 0.0
         if hasattr(module, "attention_dropout"):
             module.attention_dropout = 0.0  # type: ignore[assignment]  # torch knows tensors and modules as attributes only
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -182,9 +182,8 @@ def plan_runs(
                 settings[scale.choice.setting] = chosen[environment, backbone, method]
             for seed in range(seeds or scale.method_seeds.get(method, scale.seeds)):
                 path = folder / "runs" / f"{environment}-{backbone}-{method}-seed{seed}".lower()
-                config = _configure(base, method, settings, seed, path)
-                config.require_schedules_within(steps)
-                sets = tuple(scale.environments[environment])
+                config = _configure(base, method, settings, seed, path, steps)
+                sets = scale.environments[environment]
                 runs.append(PlannedRun(environment, backbone, method, seed, config, steps, sets, path))
     return runs
 
@@ -209,9 +208,8 @@ def plan_choice(
                 for seed in choice.seeds:
                     name = f"choice-{environment}-{backbone}-{method}-{choice.setting}{value:g}-seed{seed}".lower()
                     path = folder / "runs" / name
-                    config = _configure(base, method, settings, seed, path)
-                    config.require_schedules_within(steps)
-                    sets = tuple(scale.environments[environment])
+                    config = _configure(base, method, settings, seed, path, steps)
+                    sets = scale.environments[environment]
                     runs.append(PlannedRun(environment, backbone, method, seed, config, steps, sets, path, value))
     return runs
 
@@ -269,14 +267,12 @@ def _bases(study: Study, scale: Scale, overrides: list[str] | None) -> Iterator[
             yield environment, backbone, apply_overrides(scale.configure(environment, backbone), overrides or [])
 
 
-def _configure(base: GRPOConfig, method: str, settings: Any, seed: int, path: Path) -> GRPOConfig:
+def _configure(base: GRPOConfig, method: str, settings: Any, seed: int, path: Path, steps: int) -> GRPOConfig:
     config: GRPOConfig = with_method(base, method).training(**settings).debugging(seed=seed)
     RunFolder(path).configure(config)
     config.validate()
+    config.require_schedules_within(steps)
     return config
-
-
-PLAN_FILE = "plan.json"
 
 
 def write_plan(folder: Path, name: str, runs: Sequence[PlannedRun]) -> Path:
@@ -296,7 +292,7 @@ def write_plan(folder: Path, name: str, runs: Sequence[PlannedRun]) -> Path:
     hours = sum(seconds for _, seconds in costs.values()) / 3600
     left = sum(run.iterations - run.trained for run in runs)
     return write_json(
-        folder / PLAN_FILE,
+        folder / "plan.json",
         {
             "study": name,
             "hours": hours,

@@ -248,9 +248,9 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         """The actor answers: that is all there is to check."""
 
     def report(self) -> dict[str, Any]:
-        """Peak memory of this process, and what became of its requests: fields of :class:`PeakMemory`, ``RequestCounts``."""
+        """Peak memory of this process, and what became of its requests: keys of :func:`peak_memory`, ``RequestCounts``."""
         counts = {} if self._client is None else asdict(self._client.counts)
-        return {**asdict(peak_memory()), **counts}
+        return {**peak_memory(), **counts}
 
     def get_metrics(self) -> dict[str, Any]:
         """None: the driver counts what the groups say (:class:`GroupSample`)."""

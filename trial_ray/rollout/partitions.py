@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.dataset as pds
 import pyarrow.parquet as pq
 
-from trial_ray.errors import UserInputError
+from trial_ray.errors import UserInputError, first_line
 
 VERSION_KEY = b"trial_ray.schema_version"
 """Key of the schema's version in a file's metadata."""
@@ -161,7 +161,7 @@ def read_rows(
         return dataset.to_table()
     except _UNREADABLE as error:
         raise UserInputError(
-            f"A file below {folder / pattern} is damaged ({_first_line(error)}). Copy the folder again from where it was "
+            f"A file below {folder / pattern} is damaged ({first_line(error)}). Copy the folder again from where it was "
             "written."
         ) from error
 
@@ -172,7 +172,7 @@ def _require_schema(file: Path, schema: pa.Schema) -> None:
             found, rows = opened.schema_arrow, opened.metadata.num_rows
     except _UNREADABLE as error:
         raise UserInputError(
-            f"{file} is no complete Parquet file ({_first_line(error)}). Copy it again from where it was written, or remove it."
+            f"{file} is no complete Parquet file ({first_line(error)}). Copy it again from where it was written, or remove it."
         ) from error
     version, expected = (
         (each.metadata or {}).get(VERSION_KEY, b"none").decode(errors="replace") for each in (found, schema)
@@ -191,10 +191,6 @@ def _require_schema(file: Path, schema: pa.Schema) -> None:
     written = (found.metadata or {}).get(ROWS_KEY, str(rows).encode())  # files of earlier releases do not say it
     if written != str(rows).encode():
         raise UserInputError(f"{file} is damaged: it has {rows} rows, others were written. Copy it again.")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def columns_table(schema: pa.Schema) -> str:

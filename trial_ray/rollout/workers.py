@@ -156,7 +156,7 @@ class RolloutWorkers:
                 self._lose(streams.pop(stream), f"died: {error}")
 
     def reports(self, timeout_s: float) -> list[dict[str, Any] | None]:
-        """Peak memory of each env-runner actor (fields of ``PeakMemory``); ``None`` of one that does not answer in time."""
+        """Peak memory of each env-runner actor (keys of ``peak_memory``); ``None`` of one that does not answer in time."""
         handles = [self._actor(runner_id) for runner_id in self._runners.healthy_env_runner_ids()]
         return answers([handle.report.remote() for handle in handles], timeout_s)
 

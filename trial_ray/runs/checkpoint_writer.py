@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import time
-import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trial_ray.errors import CheckpointError
+from trial_ray.files import partial_of
 from trial_ray.runs.checkpoints import name_checkpoint, prune_checkpoints, remove_checkpoint, write_manifest
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class CheckpointWriter:
 
     def _new(self, iteration: int, mark: str = "") -> _Unfinished:
         target = self._folder / f"{iteration:06d}{mark}"
-        partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
+        partial = partial_of(target)
         partial.mkdir(parents=True)
         return _Unfinished(partial, target)
 

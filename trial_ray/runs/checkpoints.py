@@ -7,12 +7,19 @@ import json
 import os
 import re
 import shutil
-import uuid
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trial_ray.errors import CheckpointError
-from trial_ray.files import require_new_folder, write_folder, write_json
+from trial_ray.files import (
+    checked_content,
+    partial_of,
+    read_json,
+    require_new_folder,
+    set_aside,
+    write_folder,
+    write_json,
+)
 from trial_ray.runs.provenance import is_signed, signature
 
 MANIFEST = "manifest.json"
@@ -84,20 +91,18 @@ def _manifest(checkpoint: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(manifest, dict) or not isinstance(manifest["files"], dict):
-            raise TypeError("no list of files")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{checkpoint} is damaged: {MANIFEST} cannot be read ({error!r}).") from error
+        manifest = read_json(path)
+        with checked_content(path):
+            for entry in manifest["files"].values():
+                int(entry["bytes"]), str(entry["sha256"])
+    except CheckpointError as error:
+        raise CheckpointError(f"{checkpoint} is damaged: {MANIFEST} cannot be read. {error}") from error
     return manifest
 
 
 def _listed(checkpoint: Path, manifest: dict[str, Any]) -> dict[str, tuple[int, str]]:
     """Size and digest of the files by name."""
-    try:
-        files = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
-        raise CheckpointError(f"{checkpoint} is damaged: {MANIFEST} cannot be read ({error!r}).") from error
+    files = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
     if outside := [name for name in files if _leaves(name)]:
         raise CheckpointError(f"{checkpoint} is damaged: {MANIFEST} lists {outside[0]!r}, which is no file inside it.")
     return files
@@ -177,8 +182,7 @@ def prune_checkpoints(folder: Path, keep: int) -> None:
 
 def remove_checkpoint(path: Path) -> None:
     """Delete a checkpoint; it loses its name first, so that a crash half-way leaves none that lacks files."""
-    removed = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
-    path.rename(removed)
+    removed = path.rename(partial_of(path))
     shutil.rmtree(removed)
 
 
@@ -200,7 +204,7 @@ def newest_whole_checkpoint(folder: Path, *, trust: bool = False) -> tuple[Path 
             require_whole(path)
         except CheckpointError as error:
             damages.append(str(error))
-            path.rename(path.with_name(f"{path.name}.damaged-{uuid.uuid4().hex[:8]}"))
+            set_aside(path, "damaged")
             continue
         if not trust:
             require_own(path)

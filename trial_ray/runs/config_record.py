@@ -1,25 +1,26 @@
-"""The config of a run, as its folder records it and as an experiment file repeats it."""
+"""The config of a run, and the commands that made it, as ``resolved_config.json`` records them.
+
+The file holds the newest command's settings and, under ``earlier``, those of the commands before it. Each names the iteration
+that it continued after (0: it began the run), its command line, its time and the versions of packages.
+"""
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import re
-import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from trial_ray.algorithms.methods import method_names, method_of, new_config
-from trial_ray.config.declare import fields_of, may_be_infinite, sections_of
-from trial_ray.config.run import RLlibSettings
+from trial_ray.algorithms.methods import method_of, new_config
+from trial_ray.config.declare import RLlibSettings, fields_of, may_be_infinite, takes
 from trial_ray.environments.adapter import EnvironmentAdapter
-from trial_ray.errors import CheckpointError, TrialRayError
-from trial_ray.files import redacted, without_secrets, write_text
-from trial_ray.reports.records import OF_THE_RECORDING
-from trial_ray.runs.commands import command_of, commands_in_force
-from trial_ray.runs.overrides import is_of_setting, settable_names
+from trial_ray.errors import CheckpointError
+from trial_ray.files import checked_content, read_json, redacted, without_secrets
+from trial_ray.reports.records import OF_THE_RECORDING, SettingChange
+from trial_ray.runs.overrides import settable_names
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.config import GRPOConfig
@@ -30,7 +31,6 @@ SCHEMA_VERSION = 2
 INFINITE = "inf"
 """A bound that is switched off; strict JSON has no such number."""
 _IN_CHECKPOINT = re.compile(r"([^/]+)/checkpoints/([0-9]+)(?:/|$)")
-Read = TypeVar("Read")
 
 
 def to_record(config: GRPOConfig) -> dict[str, Any]:
@@ -68,8 +68,7 @@ def to_record(config: GRPOConfig) -> dict[str, Any]:
 
 def _decisive(cls: type) -> set[str]:
     """Settings that this package reads, except those that say what is recorded; other ones of RLlib's may be objects."""
-    own = {*fields_of(cls), *RLlibSettings.__annotations__}
-    return own - {"method_class", "adapters", "env_specs"} - OF_THE_RECORDING
+    return {*fields_of(cls), *RLlibSettings.__annotations__, "environments"} - OF_THE_RECORDING
 
 
 def _as_json(value: Any, name: str, other: dict[str, str]) -> Any:
@@ -128,7 +127,7 @@ def from_record(record: Any, adapters: Sequence[EnvironmentAdapter] = (), method
             value = record["settings"][name]
             if value == INFINITE and may_be_infinite(type(config), name):
                 value = math.inf
-            if not is_of_setting(type(config), name, value):
+            if not (isinstance(value, str | None) if name == "env" else takes(type(config), name, value)):
                 raise CheckpointError(
                     f"The resolved config has {name} = {value!r:.100}, which is no value of that setting."
                 )
@@ -172,12 +171,14 @@ def load_record(
     Raises:
         CheckpointError: the file is missing or broken.
     """
-    return _reading(path, lambda record: from_record(command_of(record, iteration), adapters, method_file))
+    with checked_content(path):
+        return from_record(command_of(read_json(path), iteration), adapters, method_file)
 
 
 def load_method(path: Path) -> str:
     """Read from a ``resolved_config.json`` the name, or the file, of the method that the run trained; errors as above."""
-    return _reading(path, lambda record: str(record["method"]))
+    with checked_content(path):
+        return str(read_json(path)["method"])
 
 
 def load_commands(path: Path, iteration: int | None = None) -> list[dict[str, Any]]:
@@ -185,12 +186,10 @@ def load_commands(path: Path, iteration: int | None = None) -> list[dict[str, An
 
     Without ``iteration``, of all commands whose iterations are the run's. Each has ``method``, ``settings``, ``environments``.
     """
-
-    def read(record: Any) -> list[dict[str, Any]]:
+    with checked_content(path):
+        record = read_json(path)
         found = commands_in_force(record) if iteration is None else [command_of(record, iteration)]
         return [_whole(command) for command in found]
-
-    return _reading(path, read)
 
 
 def _whole(command: Mapping[str, Any]) -> dict[str, Any]:
@@ -223,15 +222,6 @@ def _last_part(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2].removeprefix("package:").removeprefix("llm-")
 
 
-def _reading(path: Path, read: Callable[[Any], Read]) -> Read:
-    try:
-        return read(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        if isinstance(error, TrialRayError):
-            raise
-        raise CheckpointError(f"Cannot read the resolved config {path}: {error}.") from error
-
-
 def is_json(value: Any) -> bool:
     """Whether JSON has a form for the value; also for numbers that are not finite, as Python writes them."""
     try:
@@ -241,138 +231,97 @@ def is_json(value: Any) -> bool:
     return True
 
 
-FIRST_SECTIONS = ("environment", "policy", "training")
-"""How experiment files begin; the other sections follow by name."""
-DERIVED = frozenset({"algo_class", "env_specs", "policies"})
-"""What constructor, sections and validation set by themselves."""
-WIDTH = 120
+# -- the commands that made a run ----------------------------------------------------------------------------------------
+
+Record = Mapping[str, Any]
+"""What :func:`to_record` gives of a command's config, with the keys that are named above."""
 
 
-def write_experiment(
-    path: Path,
-    config: GRPOConfig,
-    stop: dict[str, float],
-    summary: str,
-    source: Path,
-    chosen: Iterable[str],
-    overrides: Sequence[str] = (),
-) -> None:
-    """Write an experiment file that gives ``config`` and ``stop``.
-
-    It states every setting that differs from its default. Where some of them are objects, such as an adapter of the user's
-    own, it takes the config of the file that made them, and states overrides and what was chosen.
+def all_commands(newest: Record) -> list[Record]:
+    """Every command of a run, in order.
 
     Args:
-        path: of the file.
-        config: without search values.
-        stop: as in an experiment file.
-        summary: the file's docstring.
-        source: the file that ``config`` was made from.
-        chosen: names of the settings in which it differs from what is in ``source`` with the overrides.
-        overrides: ``key=value`` each, set in the config of ``source``.
+        newest: what ``resolved_config.json`` holds; of a version that kept the first command alone, that is all there is.
+
+    Raises:
+        CheckpointError: it is no such record.
     """
-    body = _from_source(config, source, chosen, overrides) if _has_objects(config) else _whole_config(config)
-    docstring = textwrap.fill(summary.replace("\\", "\\\\").replace('"', "'"), WIDTH - 6)
-    write_text(path, "\n".join([f'"""{docstring}"""', "", *body, f"stop = {literal(stop)}", ""]))
+    if not isinstance(newest, Mapping) or not isinstance(earlier := newest.get("earlier", []), list):
+        raise CheckpointError("The resolved config does not hold the records of a run's commands.")
+    found = [*earlier, newest]
+    if not all(isinstance(each, Mapping) and type(_after(each)) is int for each in found):
+        raise CheckpointError("The resolved config holds a command that is no record of one.")
+    return found
 
 
-def _from_source(config: GRPOConfig, source: Path, chosen: Iterable[str], overrides: Sequence[str]) -> list[str]:
-    settings = {name: getattr(config, name) for name in sorted(set(chosen))}
-    # load_experiment finds modules beside the file.
+def commands_in_force(newest: Record) -> list[Record]:
+    """The commands whose iterations are the run's, in order: one that continued after an earlier iteration replaced the rest.
+
+    Raises:
+        CheckpointError: as :func:`all_commands`.
+    """
+    kept: list[Record] = []
+    for command in all_commands(newest):
+        while kept and _after(kept[-1]) >= _after(command):
+            kept.pop()
+        kept.append(command)
+    return kept
+
+
+def command_of(newest: Record, iteration: int | None) -> Record:
+    """The command that made an iteration, or played the panel before the first one (0); ``None``: the newest command.
+
+    Raises:
+        CheckpointError: as :func:`all_commands`.
+    """
+    commands = commands_in_force(newest)
+    if iteration is None:
+        return commands[-1]
+    made = [command for command in commands if _after(command) < max(1, iteration)]
+    return (made or commands[:1])[-1]
+
+
+def with_command(before: Record | None, record: Record, *, again: bool) -> dict[str, Any]:
+    """``resolved_config.json`` with one more command.
+
+    Args:
+        before: what the file held; ``None`` of a new run.
+        record: of the command.
+        again: the newest command in the file is this one, which now continues after another iteration (a restart).
+
+    Raises:
+        CheckpointError: as :func:`all_commands`.
+    """
+    earlier = all_commands(before) if before is not None else []
+    if again:
+        record = {**record, "after_iteration": min(_after(record), _after(earlier.pop()))}
+    return {**record, "earlier": [_alone(each) for each in earlier]}
+
+
+def setting_changes(commands: Sequence[Record]) -> list[SettingChange]:
+    """The settings, and what decides tasks and prompts of environments, in which each command differs from the one before it.
+
+    Args:
+        commands: in order, such as :func:`commands_in_force` gives.
+    """
     return [
-        "from trial_ray.runs.experiment import load_experiment",
-        "from trial_ray.runs.overrides import apply_overrides",
-        "",
-        f"source = load_experiment({literal(str(source.resolve()))}).config",
-        f"config = apply_overrides(source, {literal(list(overrides))})",
-        f"config.update_from_dict({literal(settings)})",
+        SettingChange(_after(later) + 1, name, before.get(name), after.get(name))
+        for earlier, later in pairwise(commands)
+        for before, after in [(_compared(earlier), _compared(later))]
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name)
     ]
 
 
-def _whole_config(config: GRPOConfig) -> list[str]:
-    sections, rest = _by_section(config)
-    if method_of(config) in method_names():
-        made = [f"from {type(config).__module__} import {type(config).__name__}", ""]
-        made += ["config = (", f"    {type(config).__name__}()"]
-    else:
-        made = ["from trial_ray.algorithms.methods import new_config", ""]
-        made += ["config = (", f"    new_config({literal(method_of(config))})"]
-    for name, settings in sections.items():
-        made.append(f"    .{name}(")
-        made += [f"        {keyword}={literal(value, 8)}," for keyword, value in settings.items()]
-        made.append("    )")
-    # Settings of RLlib's that no section takes.
-    return [*made, ")", *([f"config.update_from_dict({literal(rest)})"] if rest else [])]
+def _compared(command: Record) -> dict[str, Any]:
+    settings = {name: value for name, value in command["settings"].items() if name not in OF_THE_RECORDING}
+    return {"method": command["method"], "environments": command.get("environments"), **settings}
 
 
-def _has_objects(config: GRPOConfig) -> bool:
-    """Whether a setting that differs from its default cannot be written down."""
-    defaults = vars(type(config)())
-    return any(
-        not is_json(value) and repr(value) != repr(defaults[name])
-        for name, value in vars(config).items()
-        if not name.startswith("_") and name not in DERIVED and name in defaults
-    )
+def _after(command: Record) -> int:
+    after: int = command.get("after_iteration", 0)
+    return after
 
 
-def _by_section(config: GRPOConfig) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """Keywords of the fluent methods that set what differs from the defaults, and settings that none of them sets."""
-    methods = _keywords(type(config))
-    played = ("environments",) if config.environments else ("env", "env_config")
-    chosen = {name: getattr(config, name) for name in played}
-    # An environment brings defaults of its own.
-    defaults = vars(type(config)().environment(**chosen))
-    plain = [name for name in settable_names(vars(config)) if name in defaults and name not in DERIVED]
-    changed = {
-        name: value for name, value in vars(config).items() if name in plain and value != defaults[name]
-    } | chosen
-    found: dict[str, dict[str, Any]] = {}
-    for name in changed.keys() & methods.keys():
-        method, keyword = methods[name]
-        found.setdefault(method, {})[keyword] = changed[name]
-    order = {name: index for index, name in enumerate(FIRST_SECTIONS)}
-    names = sorted(found, key=lambda name: (order.get(name, len(order)), name))
-    rest = {name: value for name, value in changed.items() if name not in methods}
-    return {name: dict(sorted(found[name].items())) for name in names}, rest
-
-
-def _keywords(cls: type) -> dict[str, tuple[str, str]]:
-    """Fluent method and keyword of every setting: of RLlib's sections, then of this package's."""
-    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
-
-    methods: dict[str, tuple[str, str]] = {}
-    for name, function in vars(AlgorithmConfig).items():
-        if inspect.isfunction(function) and not name.startswith("_"):
-            parameters = inspect.signature(function).parameters.values()
-            methods |= {each.name: (name, each.name) for each in parameters if each.kind is each.KEYWORD_ONLY}
-    methods |= {name: ("environment", name) for name in ("env", "env_config", "environments")}
-    for section in sections_of(cls):
-        methods |= {field.name: (section.name, keyword) for keyword, field in section.keywords(cls).items()}
-    return {name: found for name, found in methods.items() if name in {*fields_of(cls), *vars(cls())}}
-
-
-def literal(value: Any, indent: int = 0) -> str:
-    """Plain values as Python, on one line if it is short, else one element a line.
-
-    Args:
-        value: what JSON can hold, a tuple, or a number that is not finite.
-        indent: characters before the line that it begins on.
-    """
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
-    if isinstance(value, float) and not math.isfinite(value):
-        return f'float("{value}")'
-    if not isinstance(value, dict | list | tuple) or not value:
-        return repr(value)
-    opening, closing = {dict: ("{", "}"), list: ("[", "]"), tuple: ("(", ")")}[type(value)]
-    for inner in (0, indent + 4):
-        if isinstance(value, dict):
-            parts = [f"{literal(key)}: {literal(each, inner)}" for key, each in value.items()]
-        else:
-            parts = [literal(each, inner) for each in value]
-        comma = "," if isinstance(value, tuple) and len(value) == 1 else ""
-        line = f"{opening}{', '.join(parts)}{comma}{closing}"
-        if not inner and "\n" not in line and len(line) + indent < WIDTH - 30:
-            return line
-    spaces = " " * (indent + 4)
-    return "\n".join([opening, *(f"{spaces}{part}," for part in parts), " " * indent + closing])
+def _alone(command: Record) -> dict[str, Any]:
+    return {name: value for name, value in command.items() if name != "earlier"}

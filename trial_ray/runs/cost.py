@@ -7,14 +7,13 @@ import json
 import logging
 import math
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from trial_ray.errors import CheckpointError, LearnerError
-from trial_ray.files import write_json
+from trial_ray.errors import CheckpointError, LearnerError, first_line
+from trial_ray.files import checked_content, read_json, set_aside, write_json
 from trial_ray.metrics import LEARNER
 
 if TYPE_CHECKING:
@@ -101,8 +100,7 @@ def measured(what: str, measure: Callable[[], Measured]) -> Measured | None:
     try:
         return measure()
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        logger.warning("%s: not measured (%s: %s)", what, type(error).__name__, reason)
+        logger.warning("%s: not measured (%s: %s)", what, type(error).__name__, first_line(error))
         return None
 
 
@@ -125,8 +123,7 @@ class CostMeter:
         try:
             self._earlier = read_parts(file)
         except CheckpointError as error:
-            aside = file.with_name(f"{file.name}.unreadable-{uuid.uuid4().hex[:8]}")
-            file.rename(aside)
+            aside = set_aside(file, "unreadable")
             logger.warning("%s It was set aside as %s; costs are counted from here on.", error, aside.name)
             self._earlier = []
         self._seconds: dict[str, float] = {}
@@ -340,17 +337,11 @@ def read_parts(file: Path) -> list[dict[str, Any]]:
     Raises:
         CheckpointError: it is not what this version writes.
     """
-    try:
-        card = json.loads(file.read_text(encoding="utf-8"))
-        if (card["schema"], card["schema_version"]) != (SCHEMA, SCHEMA_VERSION):
-            raise ValueError(f"{card['schema']} {card['schema_version']} and not {SCHEMA} {SCHEMA_VERSION}")
+    if not file.exists():
+        return []
+    card = read_json(file, SCHEMA, SCHEMA_VERSION)
+    with checked_content(file):
         parts: list[dict[str, Any]] = card["parts"]
         json.dumps(total := total_cost(parts), allow_nan=False)
         cost_sections(total)
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise CheckpointError(
-            f"{file} is not what this version writes ({type(error).__name__}: {str(error)[:200]})."
-        ) from error
     return parts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from trial_ray.evaluation.comparison import (
     require_same_protocol,
 )
 from trial_ray.evaluation.results import EvaluationFileError, EvaluationResult
+from trial_ray.files import set_aside
 
 if TYPE_CHECKING:
     from trial_ray.environments.registry import EnvironmentEntry
@@ -151,7 +151,7 @@ class RunEvaluations:
             result = EvaluationResult.load(path)
             require_same_protocol(result.protocol, protocol, ("there", "now"))
         except (EvaluationFileError, ComparisonError) as error:
-            aside = path.rename(path.with_name(f"{path.name}.replaced-{uuid.uuid4().hex[:8]}"))
+            aside = set_aside(path, "replaced")
             self._tell(f"{path} is set aside as {aside}: {error}")
             return None
         return result

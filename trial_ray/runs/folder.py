@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
 import sys
 import time
 import traceback
-import uuid
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.errors import CheckpointError, UserInputError
-from trial_ray.files import redacted, write_json, write_text
+from trial_ray.files import checked_content, read_json, redacted, write_folder, write_json, write_text
 from trial_ray.rollout.partitions import partitions
 from trial_ray.runs.checkpoints import RUN_SCHEMA
-from trial_ray.runs.commands import setting_changes, with_command
-from trial_ray.runs.config_record import load_commands, to_record
+from trial_ray.runs.config_record import load_commands, setting_changes, to_record, with_command
+from trial_ray.runs.evaluations import read_name
 from trial_ray.runs.folder_lock import folder_lock
 from trial_ray.runs.library_log import LOG_FILE
-from trial_ray.runs.metric_lines import drop_later_records
+from trial_ray.runs.metric_files import kept_lines
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.config import GRPOConfig
     from trial_ray.reports.records import SettingChange
 
 SCHEMA_VERSION = 1
-_HEAD = {"schema": RUN_SCHEMA, "schema_version": SCHEMA_VERSION}
+RUN_FILE = "run.json"
 CONFIG_FILE = "resolved_config.json"
 PACKAGES = (
     "trial-ray",
@@ -50,17 +48,36 @@ PACKAGES = (
 class RunFolder:
     """A run's folder; made by :meth:`create` or opened again by :meth:`reopen`.
 
-    Layout: ``run.json`` (versions, state), ``resolved_config.json`` (every command and its settings), ``experiment.py`` (the
-    file that was run), ``metrics.jsonl``, ``tensorboard/``, ``trajectories/`` and ``training/`` (Parquet), ``evaluations/``
-    (JSON), ``checkpoints/``, ``summary.json``, ``cost.json``, ``report.html``, ``logs/`` and, after a failure, ``error.log``.
+    Beside the paths below it holds ``run.json`` (versions, state), ``resolved_config.json`` (every command and its settings),
+    ``experiment.py`` (the file that was run), ``report.html`` and, after a failure, ``error.log``.
 
     Args:
         path: of the folder.
         command: the command line that writes into it; it is recorded with its settings.
+
+    Attributes:
+        checkpoints: folder of checkpoints, one a saved iteration.
+        trajectories: folder into which the env runners write Parquet.
+        training: folder into which the learners write what they did to each turn, as Parquet, and what a replay needs.
+        evaluations: folder of evaluation JSON.
+        tensorboard: folder of TensorBoard events.
+        library_log: file of what Ray, the engines and other libraries wrote.
+        cost: file of what the run costs (:mod:`trial_ray.runs.cost`).
+        summary: file that says how the run ended.
+        metrics: file with one JSON object an iteration.
     """
 
     def __init__(self, path: Path, command: Sequence[str] = ()) -> None:
         self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.trajectories = path / "trajectories"
+        self.training = path / "training"
+        self.evaluations = path / "evaluations"
+        self.tensorboard = path / "tensorboard"
+        self.library_log = path / LOG_FILE
+        self.cost = path / "cost.json"
+        self.summary = path / "summary.json"
+        self.metrics = path / "metrics.jsonl"
         self.command = [redacted(word) for word in command]
         self._recorded = False
 
@@ -74,24 +91,30 @@ class RunFolder:
         path = Path(path).expanduser().resolve()
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise _in_use(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = cls(path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial"), command)
+
+        def write(partial: Path) -> None:
+            folder = cls(partial, command)
+            for made in (
+                folder.checkpoints,
+                folder.trajectories,
+                folder.training,
+                folder.evaluations,
+                folder.tensorboard,
+            ):
+                made.mkdir(parents=True)
+            _copy_redacted(experiment, partial / "experiment.py")
+            folder._record_command(config, after_iteration=0)
+            folder._write_run(state="running", command=folder.command)
+
         try:
-            for name in ("checkpoints", "trajectories", "training", "evaluations", "tensorboard"):
-                (partial.path / name).mkdir(parents=True)
-            _copy_redacted(experiment, partial.path / "experiment.py")
-            partial._record_command(config, after_iteration=0)
-            partial._write_run(state="running", command=partial.command)
-            try:
-                os.replace(partial.path, path)
-            except OSError as error:
-                if path.exists():  # another command was first
-                    raise _in_use(path) from error
-                raise
-        finally:
-            shutil.rmtree(partial.path, ignore_errors=True)
-        partial.path = path
-        return partial
+            write_folder(path, write)
+        except OSError as error:
+            if path.exists():  # another command was first
+                raise _in_use(path) from error
+            raise
+        folder = cls(path, command)
+        folder._recorded = True
+        return folder
 
     @classmethod
     def reopen(cls, path: Path | str, command: Sequence[str] = ()) -> RunFolder:
@@ -105,64 +128,14 @@ class RunFolder:
             CheckpointError: ``path`` is no run folder, or of another version.
         """
         folder = cls(Path(path).expanduser().resolve(), command)
-        try:
-            run = json.loads((folder.path / "run.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise CheckpointError(f"{folder.path} is not a run folder (it has no readable run.json).") from error
-        if not isinstance(run, dict) or (run.get("schema"), run.get("schema_version")) != (RUN_SCHEMA, SCHEMA_VERSION):
-            raise CheckpointError(
-                f"{folder.path} was written by another version; its run.json is not {RUN_SCHEMA} {SCHEMA_VERSION}."
-            )
+        if not (folder.path / RUN_FILE).is_file():
+            raise CheckpointError(f"{folder.path} is not a run folder (it has no {RUN_FILE}).")
+        folder._run()
         return folder
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of checkpoints, one a saved iteration."""
-        return self.path / "checkpoints"
-
-    @property
-    def trajectories(self) -> Path:
-        """Folder into which the env runners write Parquet."""
-        return self.path / "trajectories"
-
-    @property
-    def training(self) -> Path:
-        """Folder into which the learners write what they did to each turn, as Parquet, and what a replay needs."""
-        return self.path / "training"
 
     def configure(self, config: GRPOConfig) -> None:
         """Let a run with ``config`` record into this folder."""
         config.recording(trajectories_folder=str(self.trajectories), training_folder=str(self.training))
-
-    @property
-    def evaluations(self) -> Path:
-        """Folder of evaluation JSON."""
-        return self.path / "evaluations"
-
-    @property
-    def tensorboard(self) -> Path:
-        """Folder of TensorBoard events."""
-        return self.path / "tensorboard"
-
-    @property
-    def library_log(self) -> Path:
-        """What Ray, the engines and other libraries wrote."""
-        return self.path / LOG_FILE
-
-    @property
-    def cost(self) -> Path:
-        """What the run costs (:mod:`trial_ray.runs.cost`)."""
-        return self.path / "cost.json"
-
-    @property
-    def summary(self) -> Path:
-        """How the run ended."""
-        return self.path / "summary.json"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON object an iteration."""
-        return self.path / "metrics.jsonl"
 
     def recorded_iterations(self) -> list[int]:
         """Iterations of which trajectories were recorded, in ascending order; a run that was killed may leave an empty folder."""
@@ -196,13 +169,18 @@ class RunFolder:
 
     def drop_records_after(self, iteration: int) -> None:
         """Remove what was recorded after the iteration that a run continues from; it will be sampled and trained again."""
-        drop_later_records(
-            iteration,
-            recordings=(self.trajectories, self.training),
-            evaluations=self.evaluations,
-            metrics=self.metrics,
-            summary=self.summary,
-        )
+        for root in (self.trajectories, self.training):
+            for number, folder in partitions(root).items():
+                if number > iteration:
+                    shutil.rmtree(folder)
+        for path in self.evaluations.glob("*.json"):
+            if (named := read_name(path)) is not None and named[1] > iteration:
+                path.unlink()
+        if self.metrics.exists():
+            write_text(self.metrics, "".join(kept_lines(self.metrics, iteration)))
+        with suppress(CheckpointError), checked_content(self.summary):
+            if int(read_json(self.summary)["iterations"]) > iteration:
+                self.summary.unlink()
 
     def note_checkpoint(self, iteration: int) -> None:
         """Record that a checkpoint of an iteration was written, wherever it is later."""
@@ -233,7 +211,7 @@ class RunFolder:
             "versions": versions(),
             "after_iteration": after_iteration,
         }
-        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        before = read_json(path) if path.exists() else None
         write_json(path, with_command(before, record, again=self._recorded))
         self._recorded = True
 
@@ -264,22 +242,16 @@ class RunFolder:
     def _about(self, name: str) -> str:
         found = self._run()
         if name not in found:
-            raise CheckpointError(f"{self.path / 'run.json'} does not say {name!r}.")
+            raise CheckpointError(f"{self.path / RUN_FILE} does not say {name!r}.")
         return str(found[name])
 
     def _run(self) -> dict[str, Any]:
-        path = self.path / "run.json"
-        try:
-            run = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error!r}.") from error
-        if not isinstance(run, dict):
-            raise CheckpointError(f"{path} holds no JSON object.")
-        return run
+        return read_json(self.path / RUN_FILE, RUN_SCHEMA, SCHEMA_VERSION)
 
     def _write_run(self, **changes: Any) -> None:
-        path = self.path / "run.json"
-        run = self._run() if path.exists() else {**_HEAD, "started": _now(), **_environment()}
+        path = self.path / RUN_FILE
+        head = {"schema": RUN_SCHEMA, "schema_version": SCHEMA_VERSION}
+        run = self._run() if path.exists() else {**head, "started": _now(), **_environment()}
         write_json(path, {**run, **changes, "updated": _now()})
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from trial_ray.errors import FolderInUseError, StorageError, UserInputError
+from trial_ray.errors import FolderInUseError, StorageError, UserInputError, first_line
 from trial_ray.files import redacted
 
 LOCK_FILE = ".lock"
@@ -140,7 +140,7 @@ def storage_error(error: BaseException, folder: Path) -> StorageError | None:
     for cause in _causes(error):
         if (getattr(cause, "errno", None) in FULL and isinstance(cause, OSError)) or _says_so(cause):
             return StorageError(
-                f"There is no space left for the run in {folder} ({_last_line(cause)}). Free some, then continue with "
+                f"There is no space left for the run in {folder} ({first_line(cause)}). Free some, then continue with "
                 f"--resume {folder}."
             )
     return None
@@ -161,8 +161,3 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
             seen.add(id(found))
             yield found
             waiting += [found.__context__, found.__cause__, getattr(found, "cause", None)]
-
-
-def _last_line(error: BaseException) -> str:
-    """Of Ray's errors the last one is what was raised, below the traceback."""
-    return ((str(error).strip() or type(error).__name__).splitlines()[-1]).strip()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.algorithms.methods import method_names, method_of
 from trial_ray.errors import ConfigError
+from trial_ray.files import read_lines
 from trial_ray.metrics import EVALUATION, METRICS
-from trial_ray.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.config import GRPOConfig
@@ -35,18 +36,43 @@ def flatten(result: dict[str, Any], prefix: str = "") -> dict[str, float]:
     return flat
 
 
-class MetricWriters:
-    """Writes every iteration's metrics to ``metrics.jsonl`` and to TensorBoard.
+def kept_lines(file: Path, iteration: int) -> list[str]:
+    """Lines of a ``metrics.jsonl`` up to an iteration; later ones, and one that a crash cut, are left out."""
+    return [line for number, line, _ in _whole_lines(file) if number <= iteration]
 
-    ``after_iteration`` is the iteration that training continues from, so that TensorBoard drops later ones; the run folder has
-    dropped their lines (``RunFolder.drop_records_after``).
+
+def recorded_metrics(file: Path, iteration: int) -> dict[str, float]:
+    """An iteration's line of a ``metrics.jsonl``; empty where it has none."""
+    found = [metrics for number, _, metrics in _whole_lines(file) if number == iteration] if file.is_file() else []
+    return found[-1] if found else {}
+
+
+def _whole_lines(file: Path) -> Iterator[tuple[int, str, dict[str, float]]]:
+    """Iteration, text and values of every line that can be read."""
+    for line in read_lines(file):
+        try:
+            metrics = json.loads(line)
+            number = metrics["iteration"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue
+        if type(number) is int:
+            yield number, line + "\n", metrics
+
+
+class MetricWriters:
+    """Writes every iteration's metrics to a ``metrics.jsonl`` and to TensorBoard.
+
+    Args:
+        metrics: file of lines; ``RunFolder.drop_records_after`` has dropped the later ones.
+        tensorboard: folder of events.
+        after_iteration: from which training continues, so that TensorBoard drops later ones.
     """
 
-    def __init__(self, folder: RunFolder, after_iteration: int = 0) -> None:
+    def __init__(self, metrics: Path, tensorboard: Path, after_iteration: int = 0) -> None:
         from tensorboardX import SummaryWriter
 
-        self._lines = open(folder.metrics, "a", encoding="utf-8")  # noqa: SIM115  closed by close()
-        self._events = SummaryWriter(str(folder.tensorboard), purge_step=after_iteration + 1)
+        self._lines = open(metrics, "a", encoding="utf-8")  # noqa: SIM115  closed by close()
+        self._events = SummaryWriter(str(tensorboard), purge_step=after_iteration + 1)
 
     def write(self, iteration: int, result: dict[str, Any]) -> dict[str, float]:
         """Write one iteration; return its flat metrics."""

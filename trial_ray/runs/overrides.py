@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import ast
-import builtins
 import dataclasses
-import functools
-import inspect
 import json
 import math
 import typing
-from collections import ChainMap, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.config.declare import (
     PLAIN_TYPES,
     did_you_mean,
-    fields_of,
     is_search,
     may_be_infinite,
     plain_types,
@@ -33,7 +28,6 @@ if TYPE_CHECKING:
 
 Settings = typing.TypeVar("Settings", bound="DataclassInstance")
 NoneType = type(None)
-OPTIONAL_IN_RLLIB = frozenset({"grad_clip", "seed", "evaluation_interval", "sample_timeout_s"})
 WORDS = {"true": True, "false": False, "none": None, "null": None}
 """JSON's and Python's, in any case."""
 NOT_FINITE = frozenset({"inf", "infinity", "nan"})
@@ -121,15 +115,6 @@ def override_dataclass(settings: Settings, assignments: Iterable[str]) -> Settin
 def settable_names(settings: Mapping[str, Any]) -> list[str]:
     """Names of the settings that a value from the command line can replace."""
     return [name for name, value in settings.items() if not name.startswith("_") and type(value) in PLAIN_TYPES]
-
-
-def is_of_setting(config_class: type, name: str, value: Any) -> bool:
-    """Whether a value has a type that a setting of this package takes; RLlib does not declare its own reliably."""
-    if name == "env":
-        return value is None or isinstance(value, str)
-    accepted = plain_types(config_class, name) if name in fields_of(config_class) else frozenset()
-    kinds = {type(value)} | ({float} if type(value) is int else set()) | ({tuple} if type(value) is list else set())
-    return not accepted or bool(accepted & kinds)
 
 
 def unknown_key(name: str, known: Iterable[str]) -> ConfigError:
@@ -233,30 +218,10 @@ def _known_keys(config: GRPOConfig, name: str) -> Collection[str]:
 
 def _accepted_types(config_class: type, name: str, current: Any, default: Any) -> frozenset[type]:
     seen = frozenset(type(value) for value in (current, default) if not is_search(value)) & PLAIN_TYPES
-    declared = plain_types(config_class, name) if name in fields_of(config_class) else _types_in_rllib(name)
-    accepted = declared or seen
+    accepted = plain_types(config_class, name) or seen
     if name.startswith(("num_cpus_", "num_gpus_")):
         accepted |= {int, float}  # Ray takes fractions where RLlib declares whole numbers
     return frozenset() if accepted == {NoneType} else accepted
-
-
-@functools.cache
-def _types_in_rllib(name: str) -> frozenset[type]:
-    """Types that RLlib's fluent methods declare for one of its own settings; empty where they declare none."""
-    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
-
-    for method in vars(AlgorithmConfig).values():
-        if not inspect.isfunction(method) or method.__name__.startswith("_"):
-            continue
-        parameter = inspect.signature(method).parameters.get(name)
-        if parameter is None or parameter.kind is not parameter.KEYWORD_ONLY:
-            continue
-        # What RLlib imports for type checkers alone may be anything.
-        names = ChainMap(method.__globals__, vars(builtins), defaultdict(lambda: Any))
-        kinds = plain_types_of(typing.get_type_hints(method, localns=names).get(name, Any))
-        # RLlib declares every keyword optional, even where its code cannot take None.
-        return kinds if name in OPTIONAL_IN_RLLIB else kinds - {NoneType}
-    return frozenset()
 
 
 def environment_keywords(env_id: str) -> Collection[str]:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import logging
 import os
 import secrets
 import stat
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 from trial_ray.errors import CheckpointError
-from trial_ray.files import write_json
+from trial_ray.files import read_json, write_json
 
 KEY_FILE = "signing.key"
 MARK = "origin.json"
@@ -48,12 +48,9 @@ def require_own_folder(folder: Path) -> None:
     Raises:
         CheckpointError: it is not there.
     """
-    try:
-        mark = json.loads((folder / MARK).read_text(encoding="utf-8"))
-        if isinstance(mark, dict) and is_signed(_identity(folder), mark.get("signature")):
+    with suppress(CheckpointError):
+        if is_signed(_identity(folder), read_json(folder / MARK).get("signature")):
             return
-    except (OSError, ValueError, RecursionError):
-        pass
     raise CheckpointError(
         f"{folder} holds pickles, which can run any program, and may be of somebody else: it was not begun here by this user, or "
         "was moved. Give --trust if you know where it comes from."

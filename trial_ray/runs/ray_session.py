@@ -11,8 +11,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from trial_ray.errors import ClusterError, InfrastructureError
-from trial_ray.runs.interrupt import interrupts_deferred
+from trial_ray.errors import ClusterError, InfrastructureError, first_line
+from trial_ray.termination import interrupts_deferred
 
 ATTEMPTS = 3
 """Starts of a local Ray, which gives itself 30 s: on a busy machine the first may take longer."""
@@ -145,7 +145,7 @@ def _start(logs: dict[str, Any]) -> None:
             return
         except Exception as error:
             ray.shutdown()
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+            reason = first_line(error)
             if attempt == ATTEMPTS or "timed out" not in reason:
                 raise InfrastructureError(
                     f"Ray did not start on this machine: {reason}. `trial-ray doctor` checks what it needs."

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from trial_ray.algorithms.methods import method_title
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.environments.registry import find_adapter
-from trial_ray.errors import TrialRayError, UserInputError
+from trial_ray.errors import UserInputError
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.files import read_lines
 from trial_ray.learner.recording import read_training
@@ -23,8 +23,7 @@ from trial_ray.reports.records import Allocation, RunRecord
 from trial_ray.reports.traces import Trace, TracedTurn
 from trial_ray.rollout.partitions import partitions
 from trial_ray.runs.checkpoints import find_tokenizer
-from trial_ray.runs.commands import command_of, commands_in_force, setting_changes
-from trial_ray.runs.config_record import backbone_of_settings
+from trial_ray.runs.config_record import backbone_of_settings, command_of, commands_in_force, setting_changes
 from trial_ray.runs.cost import PHASES, cost_sections
 from trial_ray.runs.evaluations import read_name
 from trial_ray.runs.folder import CONFIG_FILE, RunFolder

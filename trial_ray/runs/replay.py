@@ -27,8 +27,7 @@ from trial_ray.rollout.partitions import partitions
 from trial_ray.rollout.recording import read_groups
 from trial_ray.runs.checkpoints import list_checkpoints, require_own, require_whole
 from trial_ray.runs.config_record import load_method, load_record
-from trial_ray.runs.metric_files import flatten
-from trial_ray.runs.metric_lines import recorded_metrics
+from trial_ray.runs.metric_files import flatten, recorded_metrics
 from trial_ray.runs.overrides import apply_overrides
 
 if TYPE_CHECKING:

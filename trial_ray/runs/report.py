@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trial_ray.errors import first_line
 from trial_ray.files import write_text
+from trial_ray.runs.terminal import say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,7 +49,6 @@ def leave_report(folder: Path, console: Console) -> None:
     try:
         path = write_report(load_groups([folder]), folder.name, folder / FILE)
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        console.print(f"no report was written: {reason}", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"no report was written: {first_line(error)}")
         return
-    console.print(f"report: {path}", markup=False, highlight=False, soft_wrap=True)
+    say(console, f"report: {path}")

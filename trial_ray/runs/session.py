@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from trial_ray.errors import (
     InfrastructureError,
     PolicyBrokenError,
     TrainingDivergedError,
+    first_line,
     is_user_error,
     root_cause,
 )
@@ -39,12 +41,11 @@ from trial_ray.runs.evaluations import (
 )
 from trial_ray.runs.experiment import reached
 from trial_ray.runs.folder_lock import storage_error
-from trial_ray.runs.interrupt import GracefulInterrupt, termination_as_interrupt
-from trial_ray.runs.metric_files import MetricWriters
-from trial_ray.runs.metric_lines import recorded_metrics
-from trial_ray.runs.terminal import TrainingProgress, waiting
+from trial_ray.runs.metric_files import MetricWriters, recorded_metrics
+from trial_ray.runs.terminal import TrainingProgress, say, waiting
 from trial_ray.runs.trackers import DONE, INTERRUPTED, TrackedRun, Trackers, identifier
-from trial_ray.runs.watchdog import StallWatch, first_line, is_recoverable, record_restart
+from trial_ray.runs.watchdog import Watchdog, is_recoverable, record_restart
+from trial_ray.termination import GracefulInterrupt, termination_as_interrupt
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,6 +55,9 @@ if TYPE_CHECKING:
     from trial_ray.environments.registry import EnvironmentEntry
     from trial_ray.evaluation.panels import Panel
     from trial_ray.runs.folder import RunFolder
+
+
+INTERRUPTING = "finishing the iteration under way, then saving; Ctrl-C again stops at once"
 
 
 class TrainingSession:
@@ -96,6 +100,7 @@ class TrainingSession:
         self.stop = stop
         self.folder = folder
         self.console = console
+        self._tell = partial(say, console)
         self.resume = resume
         self.resumed = False
         self.final_panels = dict(final_panels or {})
@@ -172,7 +177,7 @@ class TrainingSession:
         checkpoints = CheckpointWriter(
             algorithm, self.folder.checkpoints, self.checkpoints_kept, self.folder.note_checkpoint
         )
-        self.watch = StallWatch(
+        self.watchdog = Watchdog(
             algorithm, self.folder.library_log.parent, self.config.stall_timeout_s, self._tell, self._give_up
         )
         try:
@@ -196,7 +201,7 @@ class TrainingSession:
         record_restart(self.folder.library_log.parent, line, error)
 
     def _give_up(self, reason: str) -> None:
-        """End the process, whose main thread may never return, and Ray with it; called by the watch over progress."""
+        """End the process, whose main thread may never return, and Ray with it; called by the watchdog."""
         import psutil
 
         self.folder.write_error(InfrastructureError(reason))
@@ -215,7 +220,7 @@ class TrainingSession:
             folder=self.folder.path,
             resumed=self.resume,
         )
-        return Trackers(self.log_to, run, lambda line: self.console.print(line, highlight=False, markup=False))
+        return Trackers(self.log_to, run, self._tell)
 
     def _build(self) -> GRPO:
         # A run that was stopped before its first checkpoint begins again.
@@ -255,7 +260,7 @@ class TrainingSession:
 
         def play(panel: Panel, entry: EnvironmentEntry) -> EvaluationResult:
             status = waiting(self.console, f"playing the panel: {len(panel)} held-out tasks")
-            with status, self.cost.phase("evaluation"), self.watch.watching():
+            with status, self.cost.phase("evaluation"), self.watchdog.watching():
                 result = algorithm.evaluate_panel(panel, entry)
             if faults := algorithm.take_faults():
                 self._tell(faults)
@@ -290,9 +295,9 @@ class TrainingSession:
         finished = reached(self.stop, {**last, "training_iteration": self.iteration})
         total = self.stop.get("training_iteration")
         with (
-            MetricWriters(self.folder, self.iteration) as writers,
+            MetricWriters(self.folder.metrics, self.folder.tensorboard, self.iteration) as writers,
             TrainingProgress(self.console, self.iteration, int(total) if total else None) as progress,
-            GracefulInterrupt(self._announce_interrupt) as interrupt,
+            GracefulInterrupt(partial(self._tell, INTERRUPTING)) as interrupt,
         ):
             while not finished and not interrupt.requested and not self._out_of_time():
                 began = time.monotonic()
@@ -328,7 +333,7 @@ class TrainingSession:
 
     def _train_once(self, algorithm: GRPO, checkpoints: CheckpointWriter) -> dict[str, Any]:
         try:
-            with self.watch.watching():
+            with self.watchdog.watching():
                 result: dict[str, Any] = algorithm.train()
         except Exception as error:
             cause = root_cause(error)
@@ -358,12 +363,6 @@ class TrainingSession:
             checkpoints.finish()
         except Exception as error:  # the learner that wrote it may be what died
             self._tell(f"the checkpoint being written was lost: {error}")
-
-    def _announce_interrupt(self) -> None:
-        self._tell("finishing the iteration under way, then saving; Ctrl-C again stops at once")
-
-    def _tell(self, line: str) -> None:
-        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _summarise(self, before: Mapping[str, EvaluationResult], checkpoint: Path, several: bool) -> None:
         def shown(values: Mapping[str, Any]) -> Any:

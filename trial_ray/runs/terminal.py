@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from trial_ray.runs.folder import RunFolder
 
 
+def say(console: Console, line: str) -> None:
+    """Print a line as it is: text that looks like markup, in a path, stays, and nothing is wrapped."""
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
 def print_overview(
     console: Console, config: GRPOConfig, stop: Mapping[str, float], folder: RunFolder, logged: bool
 ) -> None:
@@ -42,7 +47,7 @@ def print_overview(
     if logged:
         lines["log"] = f"{folder.library_log} (what Ray, the engines and other libraries write)"
     for name, value in lines.items():
-        console.print(f"{name:<11} {value}", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"{name:<11} {value}")
 
 
 def _tasks(config: GRPOConfig) -> str:
@@ -167,6 +172,6 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
             seconds = (now - self._began) / (number - self._done) * (self._total - number)
             left = f"about {duration(seconds)} left"
         took = ", ".join(part for part in (f"{now - self._last:.1f} s", left) if part)
-        self._console.print(f"iteration {number}{of}  {describe(metrics)}  ({took})", highlight=False, soft_wrap=True)
+        say(self._console, f"iteration {number}{of}  {describe(metrics)}  ({took})")
         self._last = now
         self._progress.update(self._task, completed=number, left=left)

@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from trial_ray.errors import MissingDependencyError, UserInputError
+from trial_ray.errors import MissingDependencyError, UserInputError, first_line
 from trial_ray.files import without_secrets
 
 PROJECT = "trial-ray"
@@ -214,8 +214,8 @@ class Trackers:
             except Exception as error:
                 self.close(FAILED)
                 raise UserInputError(
-                    f"{name} did not take the run: {_line(error)}. Log in with its own command, or use it offline "
-                    "(docs/evaluation.md says how)."
+                    f"{name} rejected the run: {type(error).__name__}: {first_line(error)}. Log in with its own command, or "
+                    "use it offline (docs/evaluation.md says how)."
                 ) from error
 
     def __enter__(self) -> Trackers:
@@ -241,7 +241,9 @@ class Trackers:
             except Exception as error:
                 # A run of days does not end because a service does.
                 del self._open[name]
-                self._warn(f"warning: {name} failed, and is not logged to any more: {_line(error)}")
+                self._warn(
+                    f"warning: {name} failed, and is not logged to any more: {type(error).__name__}: {first_line(error)}"
+                )
 
 
 def identifier(text: str) -> str:
@@ -255,8 +257,3 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
-
-
-def _line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}".rstrip(".") if lines else type(error).__name__

@@ -18,7 +18,7 @@ from trial_ray.engines.pool import FAULTS
 from trial_ray.runs.config_record import to_record
 from trial_ray.runs.experiment import reached
 from trial_ray.runs.metric_files import check_reported, flatten
-from trial_ray.runs.terminal import describe
+from trial_ray.runs.terminal import describe, say
 from trial_ray.runs.trackers import DONE, FAILED, INTERRUPTED, TrackedRun, Trackers, identifier
 
 
@@ -159,4 +159,4 @@ def trial_name(trial: Any) -> str:
 
 def _print(line: str) -> None:
     # Looked up now: Tune stores the callback, and no console can be stored.
-    get_console().print(line, highlight=False, soft_wrap=True, markup=False)
+    say(get_console(), line)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trial_ray.algorithms.config import plain
 from trial_ray.config.declare import did_you_mean, is_search
-from trial_ray.errors import ConfigError, MissingDependencyError, UserInputError
+from trial_ray.errors import ConfigError, MissingDependencyError, UserInputError, first_line
 from trial_ray.files import finite
 from trial_ray.metrics import EVALUATION, TRAINING_SUCCESS
 from trial_ray.runs.config_record import is_json, to_record
@@ -277,7 +277,7 @@ class SweepFile:
                 convert(nested({path: each}))
             except (ValueError, NotImplementedError, TypeError) as error:
                 raise ConfigError(
-                    f"{type(self.search_alg).__name__} cannot search over {dotted(path)}: {str(error).splitlines()[0]}"
+                    f"{type(self.search_alg).__name__} cannot search over {dotted(path)}: {first_line(error)}"
                 ) from error
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections import Counter
@@ -14,7 +13,7 @@ from rich.table import Table
 
 from trial_ray.errors import CheckpointError
 from trial_ray.evaluation.statistics import differ, half_width
-from trial_ray.files import write_json, write_text
+from trial_ray.files import checked_content, read_json, write_json, write_text
 from trial_ray.sweeps.file import SEED, dotted
 
 if TYPE_CHECKING:
@@ -247,16 +246,10 @@ class SweepResult:
             raise CheckpointError(
                 f"{folder} holds no sweep.json: it is no sweep, or one that was cut off; --resume it."
             )
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-            if (record["schema"], record["schema_version"]) != (SCHEMA, SCHEMA_VERSION):
-                raise CheckpointError(f"{path} was written by another version; expected {SCHEMA} {SCHEMA_VERSION}.")
+        record = read_json(path, SCHEMA, SCHEMA_VERSION)
+        with checked_content(path):
             trials = [_read_trial(trial) for trial in record["trials"]]
             return cls(record["metric"], record["mode"], trials, record["repeats"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            if isinstance(error, CheckpointError):
-                raise
-            raise CheckpointError(f"Cannot read {path}: {type(error).__name__}: {error}.") from error
 
 
 def _read_trial(record: dict[str, Any]) -> TrialRecord:

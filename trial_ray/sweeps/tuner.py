@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Iterable, Sequence
@@ -16,8 +15,8 @@ from ray.tune.search import BasicVariantGenerator, Repeater
 from ray.tune.search.repeater import TRIAL_INDEX
 from ray.tune.utils import flatten_dict
 
-from trial_ray.errors import CheckpointError, UserInputError
-from trial_ray.files import redacted, write_json
+from trial_ray.errors import CheckpointError, UserInputError, first_line
+from trial_ray.files import checked_content, read_json, redacted, write_json
 from trial_ray.runs.provenance import require_own_folder, sign_folder
 from trial_ray.sweeps.callbacks import PopulationCheckpoints, StopCriteria, SweepReporter, TrialTrackers
 from trial_ray.sweeps.capacity import Capacity
@@ -203,18 +202,16 @@ def begun_options(folder: Path) -> tuple[int | None, list[str]]:
 
 def _begun(folder: Path) -> dict[str, Any]:
     path = folder / BEGUN
-    try:
-        begun = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        if begun and (
+    if not path.exists():
+        return {}
+    begun = read_json(path)
+    with checked_content(path):
+        if (
             not isinstance(begun["description"], dict)
             or not isinstance(begun["iterations"], int | None)
             or not all(isinstance(each, str) for each in begun["overrides"])
         ):
             raise TypeError("its values are of other types than this version writes")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read ({error}). Remove it to continue without a check of the sweep file."
-        ) from error
     return begun
 
 
@@ -255,7 +252,7 @@ def _record(result: Any, searched: Iterable[SettingPath], metric: str) -> TrialR
         iterations=int(metrics.get("training_iteration", 0)),
         metric=_last_value(result, metrics, metric),
         seconds=float(metrics.get("time_total_s", 0.0)),
-        error=_first_line(result.error) if result.error else "",
+        error=first_line(result.error)[:300] if result.error else "",
     )
 
 
@@ -269,13 +266,3 @@ def _last_value(result: Any, metrics: dict[str, Any], metric: str) -> float | No
         reported = history[metric].dropna()
         value = reported.iloc[-1] if len(reported) else None
     return None if value is None else float(value)
-
-
-def _first_line(error: BaseException) -> str:
-    """What a trial's error says, without the tracebacks of the actors that handed it on."""
-    cause = getattr(error, "cause", None)
-    text = str(cause if isinstance(cause, BaseException) else error).strip()
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    # A traceback ends with the error itself.
-    chosen = lines[-1] if len(lines) > 1 and "Traceback" in text else (lines or [type(error).__name__])[0]
-    return chosen[:300]
