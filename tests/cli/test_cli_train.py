@@ -1,7 +1,6 @@
 """The flow of ``trial-ray train``: run folder, metrics, evaluation, resume, interrupt, exit codes, error texts."""
 
 import html
-import json
 import logging
 import os
 import re
@@ -13,7 +12,7 @@ from types import SimpleNamespace
 
 import gymnasium
 import pytest
-from cli_fakes import EXPERIMENT, FakeAlgorithm
+from cli_fakes import EXPERIMENT, FakeAlgorithm, interrupting, iterations, noting_tracker, read
 from ray.exceptions import ActorDiedError
 
 from trial_ray import cli
@@ -30,10 +29,6 @@ from trial_ray.rollout.trajectory import EpisodeResult
 from trial_ray.runs.trackers import TRACKERS
 
 
-def iterations(folder):
-    return [json.loads(line)["iteration"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def in_order(text, *parts):
     """Whether the parts stand in a text one after the other."""
     at = 0
@@ -44,12 +39,12 @@ def in_order(text, *parts):
 
 
 def state(folder):
-    return json.loads((folder / "run.json").read_text())["state"]
+    return read(folder / "run.json")["state"]
 
 
 def test_a_run_leaves_everything_it_promises(train, capsys):
     assert train("--out", train.out, "--set", "lr=1e-4", "--seed", 7) == 0
-    summary = json.loads((train.out / "summary.json").read_text())
+    summary = read(train.out / "summary.json")
     assert (summary["before"]["success_rate"], summary["after"]["success_rate"]) == (0.0, 0.6)
     assert summary["comparison"]["gained"] == 12
     assert summary["comparison"]["p_value"] == pytest.approx(2 / 2**12)
@@ -58,7 +53,7 @@ def test_a_run_leaves_everything_it_promises(train, capsys):
     assert iterations(train.out) == [1, 2, 3]
     assert "broken" not in (train.out / "metrics.jsonl").read_text()
     assert list((train.out / "tensorboard").glob("events.*"))
-    record = json.loads((train.out / "resolved_config.json").read_text())
+    record = read(train.out / "resolved_config.json")
     assert record["settings"]["lr"] == 1e-4
     assert train.config.trajectories_folder == str(train.out / "trajectories")
     assert state(train.out) == "done"
@@ -80,7 +75,7 @@ def test_a_run_leaves_everything_it_promises(train, capsys):
         "learned: success 0.0% → 60.0%, change +60.0%",
         f"checkpoint: {train.out}/checkpoints/000003",
     )
-    cost = json.loads((train.out / "cost.json").read_text())
+    cost = read(train.out / "cost.json")
     assert (cost["iterations"], cost["tokens"]["trained"]) == (3, 300)
     assert sum(cost["seconds"].values()) == pytest.approx(cost["wall_seconds"])
     assert cost["peak_memory_bytes"]["driver"]["host"] == 1 << 30
@@ -99,19 +94,9 @@ def test_a_report_that_cannot_be_written_does_not_fail_the_run(train, capsys, mo
     assert capsys.readouterr().out.splitlines()[-1] == "no report was written: No space left on device"
 
 
-def test_resume_continues_and_compares_with_the_beginning(train):
-    assert train("--out", train.out, "--iterations", 2) == 0
-    assert train("--resume", train.out, "--iterations", 4) == 0
-    assert iterations(train.out) == [1, 2, 3, 4]
-    summary = json.loads((train.out / "summary.json").read_text())
-    assert (summary["before"]["successes"], summary["after"]["successes"]) == (0, 16)
-    cost = json.loads((train.out / "cost.json").read_text())
-    assert [part["iterations"] for part in cost["parts"]] == [2, 2]
-
-
 def outcome(folder):
     """What ``summary.json`` and the report say of success."""
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = read(folder / "summary.json")
     report = " ".join(html.unescape(re.sub(r"<[^>]+>", " ", (folder / "report.html").read_text())).split())
     return summary, report
 
@@ -220,11 +205,7 @@ def test_resume_with_another_method_is_refused(train, capsys):
 
 
 def test_ctrl_c_finishes_the_iteration_saves_and_exits_130(train):
-    def press(iteration):
-        if iteration == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    assert train("--out", train.out, "--iterations", 5, on_train=press) == 130
+    assert train("--out", train.out, "--iterations", 5, on_train=interrupting(2)) == 130
     assert iterations(train.out) == [1, 2]
     assert [path.name for path in (train.out / "checkpoints").iterdir()] == ["000002"]
     assert state(train.out) == "interrupted"
@@ -233,11 +214,7 @@ def test_ctrl_c_finishes_the_iteration_saves_and_exits_130(train):
 
 
 def test_ctrl_c_twice_stops_at_once(train):
-    def press(iteration):
-        for _ in range(2 * (iteration == 2)):
-            os.kill(os.getpid(), signal.SIGINT)
-
-    assert train("--out", train.out, "--iterations", 5, on_train=press) == 130
+    assert train("--out", train.out, "--iterations", 5, on_train=interrupting(2, times=2)) == 130
     assert iterations(train.out) == [1]
     assert train.algorithm.stopped
     assert state(train.out) == "interrupted"
@@ -281,14 +258,13 @@ def test_what_libraries_write_goes_into_the_log_and_warnings_to_the_terminal(tra
     assert "from C++" in "".join(capfd.readouterr())
 
 
-def test_old_checkpoints_are_pruned_and_none_is_half_written(train):
-    assert train("--out", train.out, "--iterations", 41) == 0
-    assert sorted(path.name for path in (train.out / "checkpoints").iterdir()) == ["000040", "000041"]
-
-
-def test_checkpoints_come_as_often_and_as_many_are_kept_as_asked_for(train):
-    train("--out", train.out, "--iterations", 7, "--checkpoint-every", 2, "--keep-checkpoints", 3)
-    assert sorted(path.name for path in (train.out / "checkpoints").iterdir()) == ["000004", "000006", "000007"]
+@pytest.mark.parametrize(
+    ("arguments", "kept"),
+    [((41,), ["000040", "000041"]), ((5, "--checkpoint-every", 2, "--keep-checkpoints", 2), ["000004", "000005"])],
+)
+def test_checkpoints_come_as_often_and_as_many_are_kept_as_asked_for(train, arguments, kept):
+    assert train("--out", train.out, "--iterations", *arguments) == 0
+    assert sorted(path.name for path in (train.out / "checkpoints").iterdir()) == kept
 
 
 def test_failure_while_running_exits_1_and_keeps_the_traceback(train, capsys):
@@ -302,14 +278,7 @@ def test_failure_while_running_exits_1_and_keeps_the_traceback(train, capsys):
     assert "EngineError" in (train.out / "error.log").read_text()
     assert state(train.out) == "failed"
     assert iterations(train.out) == [1]
-    assert json.loads((train.out / "cost.json").read_text())["iterations"] == 1
-
-
-def test_a_failed_run_names_the_checkpoint_that_it_continues_from(train, capsys):
-    failure = {"fail_at": 3, "error": EngineError("Engine 0 died.")}
-    assert train("--out", train.out, "--checkpoint-every", 1, **failure) == 1
-    told = f"last checkpoint: {train.out / 'checkpoints' / '000002'}; continue with --resume {train.out}"
-    assert told in capsys.readouterr().out
+    assert read(train.out / "cost.json")["iterations"] == 1
 
 
 def failing(*errors):
@@ -373,11 +342,7 @@ def test_after_ctrl_c_a_failed_iteration_is_not_tried_again(train, capsys):
 
 
 def test_ctrl_c_in_the_last_iteration_skips_the_panel_after_it(train):
-    def press(iteration):
-        if iteration == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    assert train("--out", train.out, on_train=press) == 130
+    assert train("--out", train.out, on_train=interrupting(3)) == 130
     assert [path.name for path in (train.out / "evaluations").iterdir()] == ["before.json"]
     assert train("--resume", train.out) == 0
     assert (train.out / "evaluations" / "after_000003.json").exists()
@@ -551,12 +516,6 @@ def test_a_run_of_a_users_method_resumes_and_its_record_runs_no_file(train, tmp_
     assert load_record(train.out / "resolved_config.json").model_path == "some/model"
 
 
-def test_training_ends_at_whichever_criterion_comes_first(train):
-    train.file.write_text(EXPERIMENT + "stop = {'training_iteration': 9, 'env_runners/success_rate': 0.2}")
-    assert train("--out", train.out) == 0
-    assert iterations(train.out) == [1, 2]
-
-
 def test_method_carries_over_what_the_file_changed(train):
     assert train("--out", train.out, "--method", "grpo", "--set", "tasks_per_iteration=5") == 0
     assert type(train.config).__name__ == "GRPOConfig"
@@ -569,23 +528,10 @@ def test_method_carries_over_what_the_file_changed(train):
 def test_a_service_is_told_of_every_iteration_and_how_the_run_ended(train, monkeypatch, end):
     calls = []
 
-    class Notes:
-        def __init__(self, run):
-            calls.append((run.name, run.resumed, run.settings["settings"]["lr"]))
-
-        def log(self, iteration, metrics):
-            calls.append((iteration, metrics["training_iteration"]))
-
-        def close(self, state):
-            calls.append(state)
-
-    def press(iteration):
-        if iteration == 2 and end == "interrupted":
-            os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setitem(TRACKERS, "wandb", Notes)
-    fake = {"fail_at": 3, "error": EngineError("died")} if end == "failed" else {}
-    train("--out", train.out, "--set", "lr=0.5", "--set", "max_restarts=0", "--log-to", "wandb", on_train=press, **fake)
-    assert calls[:3] == [("run", False, 0.5), (1, 1), (2, 2)]
-    assert calls[-1] == end
+    monkeypatch.setitem(TRACKERS, "wandb", noting_tracker(calls))
+    fakes = {"failed": {"fail_at": 3, "error": EngineError("died")}, "interrupted": {"on_train": interrupting(2)}}
+    fake = fakes.get(end, {})
+    train("--out", train.out, "--set", "lr=0.5", "--set", "max_restarts=0", "--log-to", "wandb", **fake)
+    assert calls[:3] == [("run", None, False, 0.5), ("run", 1, 1), ("run", 2, 2)]
+    assert calls[-1] == ("run", end)
     assert len(calls) == (5 if end == "done" else 4)

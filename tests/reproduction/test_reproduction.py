@@ -2,16 +2,22 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from cli_fakes import FakeAlgorithm, iterations
 from evaluation_samples import coin_flips, evaluation
+from rich.console import Console
 
 from trial_ray import cli
 from trial_ray.errors import ConfigError, UserInputError
+from trial_ray.evaluation.panels import Panel
 from trial_ray.reproduction import STUDIES, choose, load_scale, plan_choice, plan_runs, scale_names
 from trial_ray.reproduction.artefacts import assemble, paired_markdown, telling_task
+from trial_ray.reproduction.studies import write_plan
+from trial_ray.runs import session as training_session
 from trial_ray.runs.folder import RunFolder
 from trial_ray.runs.session import TrainingSession
 
@@ -383,30 +389,28 @@ def test_finished_runs_are_assembled_without_ray(scale_file, tmp_path, capsys, m
     assert (tmp_path / "out" / "table3.tex").is_file()
 
 
-def test_a_session_plays_its_final_panels_and_names_them_by_iteration(scale_file, tmp_path, monkeypatch):
-    from cli_fakes import FakeAlgorithm
-    from rich.console import Console
-
-    from trial_ray.evaluation.panels import Panel
-
-    run = plan("table3", scale_file, tmp_path, iterations=3)[0]
-    monkeypatch.setattr(type(run.config), "build_algo", lambda self: FakeAlgorithm())
-    folder = RunFolder.create(run.folder, run.config, scale_file, ["test"])
-    told = []
+@pytest.fixture
+def session_of(tmp_path, scale_file, monkeypatch):
+    """Train a planned run of three iterations, with a fake algorithm."""
     panel = Panel("trial/ALFWorld-v0", "generated", tuple(f"t{i}" for i in range(20)))
-    session = TrainingSession(
-        run.config,
-        {"training_iteration": 3},
-        folder,
-        Console(quiet=True),
-        final_panels={"generated-20": (panel, None)},
-        on_iteration=lambda metrics: told.append(metrics["training_iteration"]),
-    )
-    with monkeypatch.context() as patched:
-        import contextlib
+    run = plan("table3", scale_file, tmp_path, iterations=3)[0]
+    folder = RunFolder.create(run.folder, run.config, scale_file, ["test"])
+    monkeypatch.chdir(tmp_path)
 
-        patched.chdir(tmp_path)
-        session.run(contextlib.nullcontext())
+    def train(on_train=None, **options):
+        monkeypatch.setattr(type(run.config), "build_algo", lambda self: FakeAlgorithm(on_train=on_train))
+        panels = {"generated-20": (panel, None)}
+        TrainingSession(
+            run.config, {"training_iteration": 3}, folder, Console(quiet=True), final_panels=panels, **options
+        ).run(nullcontext())
+        return run, folder
+
+    return train
+
+
+def test_a_session_plays_its_final_panels_and_names_them_by_iteration(session_of):
+    told = []
+    run, folder = session_of(on_iteration=lambda metrics: told.append(metrics["training_iteration"]))
     assert told == [1, 2, 3]
     assert [path.name for path in folder.evaluations.iterdir()] == ["generated-20_000003.json"]
     assert run.state() == "done"
@@ -414,20 +418,7 @@ def test_a_session_plays_its_final_panels_and_names_them_by_iteration(scale_file
     assert labels == {"method": "grpo", "backbone": "B", "seed": 0, "iteration": 3}
 
 
-def test_a_run_that_is_out_of_time_is_saved_and_goes_on_later(scale_file, tmp_path, monkeypatch):
-    import contextlib
-    from types import SimpleNamespace
-
-    from cli_fakes import FakeAlgorithm
-    from rich.console import Console
-
-    from trial_ray.evaluation.panels import Panel
-    from trial_ray.reproduction.studies import write_plan
-    from trial_ray.runs import session as training_session
-
-    run = plan("table3", scale_file, tmp_path, iterations=3)[0]
-    panel = Panel("trial/ALFWorld-v0", "generated", tuple(f"t{i}" for i in range(20)))
-    folder = RunFolder.create(run.folder, run.config, scale_file, ["test"])
+def test_a_run_that_is_out_of_time_is_saved_and_goes_on_later(session_of, tmp_path, monkeypatch):
     seconds = [0.0]
 
     def work(iteration):
@@ -435,28 +426,18 @@ def test_a_run_that_is_out_of_time_is_saved_and_goes_on_later(scale_file, tmp_pa
 
     clock = SimpleNamespace(time=lambda: seconds[0], monotonic=lambda: seconds[0])
     monkeypatch.setattr(training_session, "time", clock)
-    monkeypatch.setattr(type(run.config), "build_algo", lambda self: FakeAlgorithm(on_train=work))
-    monkeypatch.chdir(tmp_path)
 
     def train(deadline, resume):
-        session = TrainingSession(
-            run.config,
-            {"training_iteration": 3},
-            folder,
-            Console(quiet=True),
-            resume=resume,
-            final_panels={"generated-20": (panel, None)},
-            deadline=deadline,
-        )
-        session.run(contextlib.nullcontext())
+        run, folder = session_of(work, deadline=deadline, resume=resume)
         rows = json.loads(write_plan(tmp_path, "table3", [run]).read_text())
-        return run.trained, run.state(), rows["iterations_left"]
+        return folder, (run.trained, run.state(), rows["iterations_left"])
 
     # The second iteration would end after the deadline if it took as long as the first one.
-    assert train(15.0, resume=False) == (1, "unfinished", 2)
+    folder, reached = train(15.0, resume=False)
+    assert reached == (1, "unfinished", 2)
     assert not list(folder.evaluations.iterdir())
-    assert train(None, resume=True) == (3, "done", 0)
-    assert [json.loads(line)["iteration"] for line in folder.metrics.read_text().splitlines()] == [1, 2, 3]
+    assert train(None, resume=True)[1] == (3, "done", 0)
+    assert iterations(folder.path) == [1, 2, 3]
 
 
 def test_after_the_time_of_a_command_no_run_is_begun(scale_file, tmp_path):

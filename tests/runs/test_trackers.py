@@ -7,6 +7,7 @@ import sqlite3
 from types import SimpleNamespace
 
 import pytest
+from cli_fakes import noting_tracker
 
 from trial_ray import cli
 from trial_ray.errors import MissingDependencyError, UserInputError
@@ -150,18 +151,7 @@ def test_trials_are_runs_of_one_group_and_those_that_a_sweep_left_are_interrupte
 
     calls = []
 
-    class Notes:
-        def __init__(self, run):
-            self.name = run.name
-            calls.append((run.name, run.group, run.resumed, run.settings["settings"]["lr"]))
-
-        def log(self, iteration, metrics):
-            calls.append((self.name, iteration, metrics["training_iteration"]))
-
-        def close(self, state):
-            calls.append((self.name, state))
-
-    monkeypatch.setitem(trackers.TRACKERS, "wandb", Notes)
+    monkeypatch.setitem(trackers.TRACKERS, "wandb", noting_tracker(calls))
     config = TRIALConfig().training(lr=0.25).to_dict()
     a, b = (
         SimpleNamespace(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -100,3 +102,40 @@ class FakeAlgorithm:
 
     def stop(self):
         self.stopped = True
+
+
+def interrupting(at, times=1):
+    """For ``on_train``: Ctrl-C, so many times, when an iteration begins."""
+
+    def press(iteration):
+        for _ in range(times * (iteration == at)):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return press
+
+
+def noting_tracker(calls):
+    """A tracker that notes what a service would be sent."""
+
+    class Notes:
+        def __init__(self, run):
+            self.name = run.name
+            calls.append((run.name, run.group, run.resumed, run.settings["settings"]["lr"]))
+
+        def log(self, iteration, metrics):
+            calls.append((self.name, iteration, metrics["training_iteration"]))
+
+        def close(self, state):
+            calls.append((self.name, state))
+
+    return Notes
+
+
+def read(path):
+    """The JSON in a file."""
+    return json.loads(path.read_text())
+
+
+def iterations(folder):
+    """Those of which a run has recorded metrics."""
+    return [json.loads(line)["iteration"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
