@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import pprint
 import re
 import textwrap
@@ -10,8 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trial_ray.algorithms.methods import method_names, method_of
-from trial_ray.config.declare import fields_of, sections_of
+from trial_ray.algorithms.methods import method_of
 from trial_ray.errors import first_line
 from trial_ray.files import write_text
 from trial_ray.runs.config_record import is_json
@@ -75,8 +73,6 @@ def _best(file: SweepFile, result: SweepResult, folder: Path) -> Iterator[str]:
     yield f"best: {chosen}{lacks}; trial-ray train {folder / BEST}"
 
 
-FIRST_SECTIONS = ("environment", "policy", "training")
-"""How experiment files begin; the other sections follow by name."""
 DERIVED = frozenset({"algo_class", "env_specs", "policies"})
 """What constructor, sections and validation set by themselves."""
 WIDTH = 120
@@ -113,7 +109,6 @@ def write_experiment(
 
 
 def _from_source(config: GRPOConfig, source: Path, chosen: Iterable[str], overrides: Sequence[str]) -> list[str]:
-    settings = {name: getattr(config, name) for name in sorted(set(chosen))}
     # load_experiment finds modules beside the file.
     return [
         "from trial_ray.runs.experiment import load_experiment",
@@ -121,24 +116,28 @@ def _from_source(config: GRPOConfig, source: Path, chosen: Iterable[str], overri
         "",
         f"source = load_experiment({literal(str(source.resolve()))}).config",
         f"config = apply_overrides(source, {literal(list(overrides))})",
-        f"config.update_from_dict({literal(settings)})",
+        *_assigned(config, sorted(set(chosen))),
     ]
 
 
 def _whole_config(config: GRPOConfig) -> list[str]:
-    sections, rest = _by_section(config)
-    if method_of(config) in method_names():
-        made = [f"from {type(config).__module__} import {type(config).__name__}", ""]
-        made += ["config = (", f"    {type(config).__name__}()"]
-    else:
-        made = ["from trial_ray.algorithms.methods import new_config", ""]
-        made += ["config = (", f"    new_config({literal(method_of(config))})"]
-    for name, settings in sections.items():
-        made.append(f"    .{name}(")
-        made += [f"        {keyword}={literal(value, 8)}," for keyword, value in settings.items()]
-        made.append("    )")
-    # Settings of RLlib's that no section takes.
-    return [*made, ")", *([f"config.update_from_dict({literal(rest)})"] if rest else [])]
+    played = ("environments",) if config.environments else ("env", "env_config")
+    chosen = {name: getattr(config, name) for name in played}
+    # An environment brings defaults of its own.
+    defaults = vars(type(config)().environment(**chosen))
+    names = set(settable_names(vars(config))) & defaults.keys() - DERIVED - chosen.keys()
+    changed = sorted(name for name in names if getattr(config, name) != defaults[name])
+    keywords = ", ".join(f"{name}={literal(value)}" for name, value in chosen.items())
+    return [
+        "from trial_ray.algorithms.methods import new_config",
+        "",
+        f"config = new_config({literal(method_of(config))}).environment({keywords})",
+        *_assigned(config, changed),
+    ]
+
+
+def _assigned(config: GRPOConfig, names: Iterable[str]) -> list[str]:
+    return [f"config.{name} = {literal(getattr(config, name))}" for name in names]
 
 
 def _has_objects(config: GRPOConfig) -> bool:
@@ -151,43 +150,6 @@ def _has_objects(config: GRPOConfig) -> bool:
     )
 
 
-def _by_section(config: GRPOConfig) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """Keywords of the fluent methods that set what differs from the defaults, and settings that none of them sets."""
-    methods = _keywords(type(config))
-    played = ("environments",) if config.environments else ("env", "env_config")
-    chosen = {name: getattr(config, name) for name in played}
-    # An environment brings defaults of its own.
-    defaults = vars(type(config)().environment(**chosen))
-    plain = [name for name in settable_names(vars(config)) if name in defaults and name not in DERIVED]
-    changed = {
-        name: value for name, value in vars(config).items() if name in plain and value != defaults[name]
-    } | chosen
-    found: dict[str, dict[str, Any]] = {}
-    for name in changed.keys() & methods.keys():
-        method, keyword = methods[name]
-        found.setdefault(method, {})[keyword] = changed[name]
-    order = {name: index for index, name in enumerate(FIRST_SECTIONS)}
-    names = sorted(found, key=lambda name: (order.get(name, len(order)), name))
-    rest = {name: value for name, value in changed.items() if name not in methods}
-    return {name: dict(sorted(found[name].items())) for name in names}, rest
-
-
-def _keywords(cls: type) -> dict[str, tuple[str, str]]:
-    """Fluent method and keyword of every setting: of RLlib's sections, then of this package's."""
-    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
-
-    methods: dict[str, tuple[str, str]] = {}
-    for name, function in vars(AlgorithmConfig).items():
-        if inspect.isfunction(function) and not name.startswith("_"):
-            parameters = inspect.signature(function).parameters.values()
-            methods |= {each.name: (name, each.name) for each in parameters if each.kind is each.KEYWORD_ONLY}
-    methods |= {name: ("environment", name) for name in ("env", "env_config", "environments")}
-    for section in sections_of(cls):
-        methods |= {field.name: (section.name, keyword) for keyword, field in section.keywords(cls).items()}
-    return {name: found for name, found in methods.items() if name in {*fields_of(cls), *vars(cls())}}
-
-
-def literal(value: Any, indent: int = 0) -> str:
-    """Plain values as Python; continued lines begin after ``indent`` spaces."""
-    text = pprint.pformat(value, width=WIDTH - 30 - indent, sort_dicts=False)
-    return text.replace("\n", "\n" + " " * indent)
+def literal(value: Any) -> str:
+    """Plain values as Python."""
+    return pprint.pformat(value, width=WIDTH - 30, sort_dicts=False)
