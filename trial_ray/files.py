@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
 import shutil
@@ -176,13 +175,15 @@ def make_folder(path: Path) -> None:
         raise UserInputError(f"The folder {path} cannot be written into. Name another one, or change its permissions.")
 
 
-def finite(value: Any) -> Any:
-    """The value with ``None`` for each number that is not finite, which strict JSON has no form for."""
-    if isinstance(value, dict):
-        return {key: finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def finite(value: Any, replace: Callable[[str], Any] = lambda name: None, **options: Any) -> Any:
+    """The value as strict JSON holds it, with ``None`` for each number that is not finite.
+
+    Args:
+        value: of plain types.
+        replace: gives something else than ``None`` for ``Infinity``, ``-Infinity`` and ``NaN``.
+        options: of ``json.dumps``.
+    """
+    return json.loads(json.dumps(value, **options), parse_constant=replace)
 
 
 def require_new_folder(folder: Path) -> None:

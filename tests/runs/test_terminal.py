@@ -10,7 +10,7 @@ SESSION = """
 import os, subprocess, sys
 from pathlib import Path
 from trial_ray.cli import console as terminal
-from trial_ray.runs.library_log import library_log
+from trial_ray.runs.terminal import library_log
 from trial_ray.runs.terminal import TrainingProgress, waiting
 
 console = terminal.output()

@@ -95,10 +95,14 @@ def build_parser() -> argparse.ArgumentParser:
         choices=("bash", "zsh", "fish"),
         help="print the completion script of a shell (docs/installation.md says where to put it)",
     )
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    common = console.common_options()
+    described = partial(
+        argparse.ArgumentParser,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[console.common_options()],
+    )
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=described)  # type: ignore[call-overload]  # a partial makes parsers, too
     for command in COMMANDS:
-        command.add_parser(subparsers, common)
+        command.add_parser(subparsers)
     return parser
 
 

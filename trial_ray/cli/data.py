@@ -39,15 +39,13 @@ ABOUT_WEBSHOP = """WebShop: a shop to search, look around and buy in, in text mo
 """
 
 
-def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
+def add_parser(subparsers: Any) -> None:
     """Declare the subcommand."""
     parser = subparsers.add_parser(
         "data",
         help="what an environment's data are and where they lie; import a copy; generate games",
         description="Tell what an environment needs, from where, how large it is, what was found; import; generate.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        parents=[common],
     )
     parser.add_argument("environment", choices=["alfworld", "webshop"], help="whose data")
     work = parser.add_mutually_exclusive_group()

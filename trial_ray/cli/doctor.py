@@ -77,15 +77,13 @@ class Check:
     fix: str = ""
 
 
-def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
+def add_parser(subparsers: Any) -> None:
     """Declare the subcommand."""
     parser = subparsers.add_parser(
         "doctor",
         help="what is installed, what the machine offers, what would stop a run",
         description="Show what is installed and what the machine offers; for each problem, the command that fixes it.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        parents=[common],
     )
     parser.set_defaults(run=run)
 

@@ -35,15 +35,13 @@ Responses are sampled with seeds that follow from the tasks, so env runners and 
 """
 
 
-def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
+def add_parser(subparsers: Any) -> None:
     """Declare the subcommand."""
     parser = subparsers.add_parser(
         "evaluate",
         help="success of a checkpoint or of the oracle, by family",
         description="Play each task of a panel once, through the same engines as training.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        parents=[common],
     )
     parser.add_argument("policy", metavar="CHECKPOINT|oracle", help="what to evaluate, see below")
     parser.add_argument("--env", required=True, metavar="ID", help="environment, e.g. trial/ALFWorld-v0")

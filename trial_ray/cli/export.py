@@ -18,15 +18,13 @@ trained an adapter (lora_rank), it is merged into the weights; --adapter copies 
 """
 
 
-def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
+def add_parser(subparsers: Any) -> None:
     """Declare the subcommand."""
     parser = subparsers.add_parser(
         "export",
         help="copy the model out of a checkpoint, in Hugging Face format",
         description="Copy the model and its tokenizer out of a checkpoint, in Hugging Face format.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        parents=[common],
     )
     parser.add_argument(
         "checkpoint", type=Path, metavar="CHECKPOINT", help="a checkpoint, or a run folder (its newest)"

@@ -29,15 +29,13 @@ CHOSEN_RUNS = 2
 """Most runs on one page: two stand side by side."""
 
 
-def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
+def add_parser(subparsers: Any) -> None:
     """Declare the subcommand."""
     parser = subparsers.add_parser(
         "inspect",
         help="read the trajectories of a run",
         description="Write a page on which the trajectories of one or two runs are read, or print them in the terminal.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        parents=[common],
     )
     parser.add_argument("run_folders", type=Path, nargs="+", metavar="RUN", help="run folder; two to compare them")
     parser.add_argument(

@@ -22,15 +22,13 @@ them, and states those of any other model (fields of trial_ray.warmstart.WarmSta
 """
 
 
-def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
+def add_parser(subparsers: Any) -> None:
     """Declare the subcommand."""
     parser = subparsers.add_parser(
         "judge",
         help="measure whether a model's hindsight view tells wasted actions from planned ones",
         description="Let a model play held-out games, and compare the gap of its turns with what a demonstrator and a planner say.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        parents=[common],
     )
     parser.add_argument("model", type=Path, metavar="MODEL", help="folder of a causal LM in Hugging Face format")
     parser.add_argument("--games", type=terminal.positive, metavar="N", help="held-out games to play (default: 192)")

@@ -28,15 +28,13 @@ with what it then needs, and the exit code is 1. docs/scaling.md says what the p
 """
 
 
-def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
+def add_parser(subparsers: Any) -> None:
     """Declare the subcommand."""
     parser = subparsers.add_parser(
         "plan",
         help="memory and time that a run would need",
         description="Predict the memory of every actor and the time of an iteration, and say whether it fits.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        parents=[common],
     )
     parser.add_argument(
         "file",

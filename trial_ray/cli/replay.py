@@ -26,7 +26,7 @@ Neither environments nor engines start, and the run folder is only read.
 """
 
 
-def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
+def add_parser(subparsers: Any) -> None:
     """Declare the subcommand."""
     parser = subparsers.add_parser(
         "replay",
@@ -34,8 +34,6 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         description="Make the update of one iteration again, from the rollouts that the run recorded and the weights that it had "
         "then. With nothing changed, the weights are the same bit for bit on the CPU that made them.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        parents=[common],
     )
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="run folder")
     parser.add_argument(

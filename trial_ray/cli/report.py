@@ -20,15 +20,13 @@ compared, paired by seed and task. The page loads nothing: it can be sent, and o
 """
 
 
-def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
+def add_parser(subparsers: Any) -> None:
     """Declare the subcommand."""
     parser = subparsers.add_parser(
         "report",
         help="one HTML page of what runs learned and cost",
         description="Write one self-contained HTML page of one or several runs.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        parents=[common],
     )
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run or of a sweep")
     parser.add_argument(

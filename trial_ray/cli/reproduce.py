@@ -48,15 +48,13 @@ what is done is skipped, what is unfinished continues from its last checkpoint. 
 """
 
 
-def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
+def add_parser(subparsers: Any) -> None:
     """Declare the subcommand."""
     parser = subparsers.add_parser(
         "reproduce",
         help="run a comparison of the paper and make its table or figure",
         description="Train every run that a table or figure of the paper compares, evaluate it, and make the table or figure.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        parents=[common],
     )
     parser.add_argument("name", choices=NAMES, metavar="NAME", help=f"one of {', '.join(NAMES)}")
     parser.add_argument(

@@ -38,15 +38,13 @@ the end results.csv, pictures, and best.py, which `trial-ray train` takes.
 """
 
 
-def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
+def add_parser(subparsers: Any) -> None:
     """Declare the subcommand."""
     parser = subparsers.add_parser(
         "sweep",
         help="search over settings with Ray Tune",
         description="Train one trial for each combination of settings and compare them.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        parents=[common],
     )
     parser.add_argument("file", type=experiment_file, metavar="FILE", help="sweep file, see below")
     parser.add_argument("--iterations", type=terminal.positive, metavar="N", help="iterations of a trial at most")
@@ -66,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
     import ray
 
     from trial_ray.runs.folder_lock import folder_lock
-    from trial_ray.runs.library_log import LOG_FILE, library_log
     from trial_ray.runs.ray_session import ray_session
+    from trial_ray.runs.terminal import LOG_FILE, library_log
     from trial_ray.runs.trackers import require_trackers
     from trial_ray.sweeps.capacity import Capacity
     from trial_ray.sweeps.file import SweepFile

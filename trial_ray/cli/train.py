@@ -34,15 +34,13 @@ Ctrl-C finishes the iteration that is under way, saves a checkpoint and exits wi
 """
 
 
-def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
+def add_parser(subparsers: Any) -> None:
     """Declare the subcommand."""
     parser = subparsers.add_parser(
         "train",
         help="train an agent from an experiment file",
         description="Train an agent. Where the config has a panel of held-out tasks, it is played before and after.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        parents=[common],
     )
     parser.add_argument(
         "file",
@@ -85,11 +83,10 @@ def run(args: argparse.Namespace) -> int:
     from trial_ray.algorithms.initial_policy import require_initial_policy
     from trial_ray.runs.experiment import load_experiment
     from trial_ray.runs.folder import RunFolder
-    from trial_ray.runs.library_log import library_log
     from trial_ray.runs.ray_session import ray_session
     from trial_ray.runs.report import leave_report
     from trial_ray.runs.session import TrainingSession
-    from trial_ray.runs.terminal import print_overview, waiting
+    from trial_ray.runs.terminal import library_log, print_overview, waiting
     from trial_ray.runs.trackers import require_trackers
 
     require_trackers(args.log_to)
@@ -111,7 +108,8 @@ def run(args: argparse.Namespace) -> int:
     elif "training_iteration" in stop:
         config.require_schedules_within(stop["training_iteration"])
     folder = reopen_for(config, args.resume) if args.resume else RunFolder.create(path, config, args.file, sys.argv)
-    print_overview(console, config, stop, folder, logged=not args.verbose)
+    log = None if args.verbose else folder.library_log
+    print_overview(console, config, stop, folder.path, log)
     session = TrainingSession(
         config,
         stop,
@@ -123,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
         log_to=args.log_to,
         trust=args.trust,
     )
-    with nullcontext() if args.verbose else library_log(folder.library_log, console):
+    with library_log(log, console) if log else nullcontext():
         session.run(ray_session(show=True))
     leave_report(folder.path, console)
     return terminal.INTERRUPTED if session.interrupted else terminal.DONE

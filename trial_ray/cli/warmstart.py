@@ -18,15 +18,13 @@ trial_ray.warmstart.WarmStartSettings.
 """
 
 
-def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
+def add_parser(subparsers: Any) -> None:
     """Declare the subcommand."""
     parser = subparsers.add_parser(
         "warmstart",
         help="clone an exploring oracle into a model, to train from",
         description="Clone an oracle, which sees only what a player sees, into a causal LM; report held-out success.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        parents=[common],
     )
     parser.add_argument(
         "--model", metavar="PATH", help="Hugging Face model folder (default: a tiny model from scratch)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -224,13 +225,13 @@ def _turn_cells(turns: Sequence[dict[str, Any]], index: int) -> str:
         return " |  | "
     turn = turns[index]
     shown = "".join(char if char.isprintable() else " " for char in turn["action"])
-    for char in "\\`*_[]<>|":
-        shown = shown.replace(char, f"\\{char}")
-    return f"{shown} → {_first_sentence(turn['outcome'])} | {turn['score']:.3f} | {turn['weight']:.2f}"
+    return f"{_escaped(shown)} → {_first_sentence(turn['outcome'])} | {turn['score']:.3f} | {turn['weight']:.2f}"
 
 
 def _first_sentence(text: str) -> str:
-    sentence = " ".join(text.split()).partition(". ")[0][:80]
-    for char in "\\`*_[]<>|":
-        sentence = sentence.replace(char, f"\\{char}")
-    return sentence
+    return _escaped(" ".join(text.split()).partition(". ")[0][:80])
+
+
+def _escaped(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", text)

@@ -51,12 +51,12 @@ def execute(
     from ray import tune
 
     from trial_ray.sweeps.callbacks import SweepReporter
+    from trial_ray.sweeps.tuner import TUNE_ENVIRONMENT
 
     waiting = {run.name: run for run in runs if run.state() != "done"}
     if not waiting:
         return []
-    # Data folders may be given relative to where the command was started.
-    os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"
+    os.environ.update(TUNE_ENVIRONMENT)
     trainable = tune.with_parameters(_train, runs=waiting, scale_file=scale_file, trust=trust, deadline=deadline)
     tuner = tune.Tuner(
         tune.with_resources(trainable, lambda trial: _resources(waiting[trial["run"]])),

@@ -190,10 +190,13 @@ def total_cost(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     seconds = {phase: sum(part["seconds"].get(phase, 0.0) for part in parts) for phase in PHASES}
     counts = {name: _sum(part["counts"].get(name) for part in parts) for name in METRICS}
     engines = [
-        report for part in parts for name, report in part["actors"].items() if report and "busy_seconds" in report
+        (report, part["wall_seconds"])
+        for part in parts
+        for report in part["actors"].values()
+        if report and "busy_seconds" in report
     ]
     used = {
-        name: _sum(report[name] for report in engines)
+        name: _sum(report[name] for report, _ in engines)
         for name in ("prompt_tokens", "cached_tokens", "response_tokens", "busy_seconds")
     }
     sampled = _sum([counts["prompt_tokens_sampled"], counts["response_tokens_sampled"]])
@@ -223,7 +226,7 @@ def total_cost(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "model_flops_utilisation": _utilisation(parts),
         "busy_shares": {
             "learners": _ratio(passes, wall),
-            "engines": _ratio(used["busy_seconds"], _engine_seconds(parts)),
+            "engines": _ratio(used["busy_seconds"], sum(seconds for _, seconds in engines)),
         },
         "peak_memory_bytes": _peaks(parts),
     }
@@ -297,18 +300,6 @@ def _utilisation(parts: Sequence[Mapping[str, Any]]) -> float | None:
         seconds = counts.get("scoring_seconds", 0) + counts.get("update_seconds", 0)
         possible += hardware["matmul_flops"] * hardware["num_learners"] * seconds
     return float(done / possible) if possible else None
-
-
-def _engine_seconds(parts: Sequence[Mapping[str, Any]]) -> float:
-    """Seconds that the engines which reported were there for, added up."""
-    return float(
-        sum(
-            part["wall_seconds"]
-            for part in parts
-            for report in part["actors"].values()
-            if report and "busy_seconds" in report
-        )
-    )
 
 
 def _peaks(parts: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int | None]]:

@@ -75,10 +75,11 @@ def compare_with_beginning(before: EvaluationResult | None, after: EvaluationRes
         return NotCompared(str(error))
 
 
+@dataclass(frozen=True, slots=True)
 class RunEvaluations:
     """Plays the panels of a run once each, and keeps the results in its folder.
 
-    Args:
+    Attributes:
         folder: of the run's evaluations.
         run: name of the run.
         labels: of the results (:attr:`EvaluationResult.labels`).
@@ -87,17 +88,12 @@ class RunEvaluations:
         tell: called with every line for the user.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        run: str,
-        labels: Mapping[str, Any],
-        protocol: Callable[[Panel, EnvironmentEntry], dict[str, Any]],
-        play: Callable[[Panel, EnvironmentEntry], EvaluationResult],
-        tell: Callable[[str], None],
-    ) -> None:
-        self._folder, self._run, self._labels = folder, run, labels
-        self._protocol, self._play, self._tell = protocol, play, tell
+    folder: Path
+    run: str
+    labels: Mapping[str, Any]
+    protocol: Callable[[Panel, EnvironmentEntry], dict[str, Any]]
+    play: Callable[[Panel, EnvironmentEntry], EvaluationResult]
+    tell: Callable[[str], None]
 
     def before(
         self, environment: str, iteration: int, panel: Panel, entry: EnvironmentEntry
@@ -109,19 +105,19 @@ class RunEvaluations:
         name = panel_file(environment, 0)
         if not iteration:
             return self.after(name, 0, panel, entry)
-        path = self._folder / name
+        path = self.folder / name
         if not path.exists():
-            self._tell("the panel was not played before training, so before and after will not be compared")
+            self.tell("the panel was not played before training, so before and after will not be compared")
             return None
         try:
             result = EvaluationResult.load(path)
             self._tell_result(path, result)
-            require_same_protocol(result.protocol, self._protocol(panel, entry))
+            require_same_protocol(result.protocol, self.protocol(panel, entry))
         except EvaluationFileError as error:
-            self._tell(f"before and after training will not be compared: {error}")
+            self.tell(f"before and after training will not be compared: {error}")
             return None
         except ComparisonError as error:
-            self._tell(f"before and after training will not be compared: {error}")
+            self.tell(f"before and after training will not be compared: {error}")
         return result
 
     def after(self, name: str, iteration: int, panel: Panel, entry: EnvironmentEntry) -> EvaluationResult:
@@ -133,12 +129,12 @@ class RunEvaluations:
             panel: the tasks.
             entry: what they are played in.
         """
-        path = self._folder / name
-        result = self._load_or_set_aside(path, self._protocol(panel, entry))
+        path = self.folder / name
+        result = self._load_or_set_aside(path, self.protocol(panel, entry))
         if result is None:
-            result = self._play(panel, entry)
-            result.policy = f"{self._run}, iteration {iteration}"
-            result.labels = {**self._labels, "iteration": iteration}
+            result = self.play(panel, entry)
+            result.policy = f"{self.run}, iteration {iteration}"
+            result.labels = {**self.labels, "iteration": iteration}
             result.save(path)
         self._tell_result(path, result)
         return result
@@ -152,9 +148,9 @@ class RunEvaluations:
             require_same_protocol(result.protocol, protocol, ("there", "now"))
         except (EvaluationFileError, ComparisonError) as error:
             aside = set_aside(path, "replaced")
-            self._tell(f"{path} is set aside as {aside}: {error}")
+            self.tell(f"{path} is set aside as {aside}: {error}")
             return None
         return result
 
     def _tell_result(self, path: Path, result: EvaluationResult) -> None:
-        self._tell(f"panel {path.stem.replace('_', ' ')}: success {result.overall}")
+        self.tell(f"panel {path.stem.replace('_', ' ')}: success {result.overall}")

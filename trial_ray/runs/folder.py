@@ -21,8 +21,8 @@ from trial_ray.runs.checkpoints import RUN_SCHEMA
 from trial_ray.runs.config_record import load_commands, setting_changes, to_record, with_command
 from trial_ray.runs.evaluations import read_name
 from trial_ray.runs.folder_lock import folder_lock
-from trial_ray.runs.library_log import LOG_FILE
 from trial_ray.runs.metric_files import kept_lines
+from trial_ray.runs.terminal import LOG_FILE
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.config import GRPOConfig
@@ -227,17 +227,9 @@ class RunFolder:
         """Record how the run stands: ``running``, ``done``, ``interrupted`` or ``failed``."""
         self._write_run(state=state)
 
-    def write_summary(self, summary: dict[str, Any]) -> Path:
-        """Write ``summary.json``."""
-        return write_json(self.summary, summary)
-
     def write_error(self, error: BaseException) -> Path:
         """Keep the traceback that the command line does not show."""
         return write_text(self.path / "error.log", redacted("".join(traceback.format_exception(error))))
-
-    def discard(self) -> None:
-        """Remove a folder that holds nothing but the record of a run that could not begin."""
-        shutil.rmtree(self.path)
 
     def _about(self, name: str) -> str:
         found = self._run()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,22 +18,27 @@ if TYPE_CHECKING:
     from trial_ray.algorithms.config import GRPOConfig
 
 
-def flatten(result: dict[str, Any], prefix: str = "") -> dict[str, float]:
+def flatten(result: Mapping[str, Any]) -> dict[str, float]:
     """The finite numbers of a nested result, under ``/``-joined keys; everything else is left out."""
     flat: dict[str, float] = {}
-    for key, value in result.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, dict):
-            if key != "config":
-                flat.update(flatten(value, f"{name}/"))
-            continue
+    for name, value in _leaves(result):
         try:
-            number = float(value) if not isinstance(value, str | bytes) else math.nan
+            number = float(value)
         except (TypeError, ValueError):
             continue
         if math.isfinite(number):
             flat[name] = int(number) if isinstance(value, int) else number
     return flat
+
+
+def _leaves(result: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """What a nested result holds besides texts and the config, under ``/``-joined keys."""
+    for key, value in result.items():
+        if isinstance(value, Mapping):
+            if key != "config":
+                yield from _leaves(value, f"{prefix}{key}/")
+        elif not isinstance(value, str | bytes):
+            yield f"{prefix}{key}", value
 
 
 def kept_lines(file: Path, iteration: int) -> list[str]:
@@ -133,7 +138,7 @@ def check_reported(name: str, role: str, result: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: names the nearest keys of the result.
     """
-    keys = set(_numbers(result))
+    keys = {key for key, _ in _leaves(result)}
     if name in keys or name.startswith(EVALUATION):
         return
     last = name.rpartition("/")[2]
@@ -141,16 +146,6 @@ def check_reported(name: str, role: str, result: Mapping[str, Any]) -> None:
     near += [key for key in difflib.get_close_matches(name, sorted(keys), n=3, cutoff=0.6) if key not in near]
     hint = f" Did you mean {_either(near[:3])}?" if near else " docs/methods.md lists what is logged."
     raise ConfigError(f"{role} is {name!r}, which a trial's result does not hold.{hint}")
-
-
-def _numbers(result: Mapping[str, Any], prefix: str = "") -> Iterable[str]:
-    """Keys of a nested result, values that are not finite included."""
-    for key, value in result.items():
-        if isinstance(value, Mapping):
-            if key != "config":
-                yield from _numbers(value, f"{prefix}{key}/")
-        elif not isinstance(value, str):
-            yield f"{prefix}{key}"
 
 
 def _misspelt(name: str, known: str) -> bool:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from trial_ray.algorithms.methods import method_title
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.environments.registry import find_adapter
-from trial_ray.errors import UserInputError
+from trial_ray.errors import TrialRayError, UserInputError
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.files import read_lines
 from trial_ray.learner.recording import read_training

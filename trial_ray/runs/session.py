@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,7 @@ from trial_ray.errors import (
 )
 from trial_ray.evaluation.comparison import PairedComparison
 from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.files import write_json
 from trial_ray.runs.checkpoint_writer import CheckpointWriter
 from trial_ray.runs.checkpoints import (
     CHECKPOINT_EVERY,
@@ -60,10 +63,11 @@ if TYPE_CHECKING:
 INTERRUPTING = "finishing the iteration under way, then saving; Ctrl-C again stops at once"
 
 
+@dataclass(eq=False)
 class TrainingSession:
     """One run from building the algorithm to its summary.
 
-    Args:
+    Attributes:
         config: validated.
         stop: training ends when one of these metrics reaches its value.
         folder: the run's.
@@ -81,35 +85,22 @@ class TrainingSession:
             it.
     """
 
-    def __init__(
-        self,
-        config: GRPOConfig,
-        stop: dict[str, float],
-        folder: RunFolder,
-        console: Console,
-        resume: bool = False,
-        final_panels: Mapping[str, tuple[Panel, EnvironmentEntry]] | None = None,
-        on_iteration: Callable[[dict[str, float]], None] = lambda metrics: None,
-        checkpoint_every: int = CHECKPOINT_EVERY,
-        checkpoints_kept: int = CHECKPOINTS_KEPT,
-        log_to: Sequence[str] = (),
-        trust: bool = False,
-        deadline: float | None = None,
-    ) -> None:
-        self.config = config
-        self.stop = stop
-        self.folder = folder
-        self.console = console
-        self._tell = partial(say, console)
-        self.resume = resume
+    config: GRPOConfig
+    stop: dict[str, float]
+    folder: RunFolder
+    console: Console
+    resume: bool = False
+    final_panels: Mapping[str, tuple[Panel, EnvironmentEntry]] = field(default_factory=dict)
+    on_iteration: Callable[[dict[str, float]], None] = lambda metrics: None
+    checkpoint_every: int = CHECKPOINT_EVERY
+    checkpoints_kept: int = CHECKPOINTS_KEPT
+    log_to: Sequence[str] = ()
+    trust: bool = False
+    deadline: float | None = None
+
+    def __post_init__(self) -> None:
+        self._tell = partial(say, self.console)
         self.resumed = False
-        self.final_panels = dict(final_panels or {})
-        self.on_iteration = on_iteration
-        self.checkpoint_every = checkpoint_every
-        self.checkpoints_kept = checkpoints_kept
-        self.log_to = log_to
-        self.trust = trust
-        self.deadline = deadline
         self.iteration = 0
         self.restarts = 0
         self.interrupted = False
@@ -373,7 +364,8 @@ class TrainingSession:
             name: compare_with_beginning(before.get(name), result) for name, result in self.after.items()
         }
         self.checkpoint = checkpoint
-        self.folder.write_summary(
+        write_json(
+            self.folder.summary,
             {
                 "method": method_of(self.config),
                 "seed": self.config.seed,
@@ -384,7 +376,7 @@ class TrainingSession:
                 "before": shown({name: result.to_dict()["summary"] for name, result in before.items()}),
                 "after": shown({name: result.to_dict()["summary"] for name, result in self.after.items()}),
                 "comparison": shown({name: found.to_dict() for name, found in self.comparisons.items()}),
-            }
+            },
         )
 
     def _tell_cost(self) -> None:
@@ -417,7 +409,7 @@ class TrainingSession:
                 return
             recorded = self.iteration or self.folder.recorded_iterations() or any(self.folder.evaluations.iterdir())
             if not self.resume and not recorded:
-                self.folder.discard()
+                shutil.rmtree(self.folder.path)
                 return
         try:
             self.folder.write_error(error)

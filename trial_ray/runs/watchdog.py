@@ -83,6 +83,7 @@ class WatchedActor:
         )
 
 
+@dataclass(eq=False)
 class Watchdog:
     """Looks at the progress of every process of a run, from a thread of its own.
 
@@ -90,7 +91,7 @@ class Watchdog:
     hang; the run then replaces them, or restarts from its checkpoint. After the same time again without progress it kills all
     actors of the run, and after that ends the process.
 
-    Args:
+    Attributes:
         algorithm: the run's.
         folder: of the reports.
         timeout_s: seconds without progress.
@@ -98,19 +99,13 @@ class Watchdog:
         give_up: called with the reason when nothing helped, instead of everything else that the run would still do.
     """
 
-    def __init__(
-        self,
-        algorithm: GRPO,
-        folder: Path,
-        timeout_s: float,
-        tell: Callable[[str], None],
-        give_up: Callable[[str], None],
-    ) -> None:
-        self._algorithm = algorithm
-        self._folder = folder
-        self._timeout_s = timeout_s
-        self._tell = tell
-        self._give_up = give_up
+    algorithm: GRPO
+    folder: Path
+    timeout_s: float
+    tell: Callable[[str], None]
+    give_up: Callable[[str], None]
+
+    def __post_init__(self) -> None:
         self._seen: list[WatchedActor] = []
         self._counted = -1
         announce()
@@ -128,13 +123,13 @@ class Watchdog:
             thread.join(NODE_S)
 
     def _watch(self, ended: threading.Event) -> None:
-        pause = min(self._timeout_s / LOOKS, LONGEST_PAUSE_S)
+        pause = min(self.timeout_s / LOOKS, LONGEST_PAUSE_S)
         last, rounds = time.monotonic(), 0
         while not ended.wait(pause):
             try:
                 if self._has_progressed():
                     last, rounds = time.monotonic(), 0
-                elif time.monotonic() - last > self._timeout_s:
+                elif time.monotonic() - last > self.timeout_s:
                     self._act(rounds, ended)
                     last, rounds = time.monotonic(), rounds + 1
             except Exception:  # a watchdog that fails must not fail the run
@@ -144,7 +139,7 @@ class Watchdog:
         now, before = time.monotonic(), {each.actor.id: each for each in self._seen}
         counted, self._counted = self._counted, own_count()
         self._seen = []
-        for actor in self._algorithm.actors():
+        for actor in self.algorithm.actors():
             known, progress = before.get(actor.id), actor.progress()
             if known is None or known.progress != progress:
                 known = WatchedActor(actor, progress, now)
@@ -154,14 +149,14 @@ class Watchdog:
     def _act(self, rounds: int, ended: threading.Event) -> None:
         seen = self._seen
         own_stacks = _examine(seen)
-        phase = self._algorithm.phase
+        phase = self.algorithm.phase
         hung = [_suspects(seen, phase), [each.actor for each in seen], []][min(rounds, 2)]
         decision = (
             f"ending {', '.join(actor.name for actor in hung)}, so that the run goes on without"
             if hung
             else "nothing is left to end: stopping with exit code 1"
         )
-        line = f"no progress for {self._timeout_s:g} s ({phase or 'between phases'}); {decision}"
+        line = f"no progress for {self.timeout_s:g} s ({phase or 'between phases'}); {decision}"
         report = [
             line,
             f"The driver (process {os.getpid()}) waits for: {' or '.join(_waited_for(phase))}, in the phase {phase or 'none'}.",
@@ -172,17 +167,17 @@ class Watchdog:
             f"\n--- driver, process {os.getpid()}\n{own_stacks}",
             *(f"\n--- {each.actor.name}\n{each.stacks}" for each in seen),
         ]
-        path = write_text(self._folder / f"stall-{time.strftime('%Y%m%d-%H%M%S')}.txt", "\n".join(report) + "\n")
-        self._tell(f"{line}; who waits for whom: {path}")
+        path = write_text(self.folder / f"stall-{time.strftime('%Y%m%d-%H%M%S')}.txt", "\n".join(report) + "\n")
+        self.tell(f"{line}; who waits for whom: {path}")
         # All this takes up to a minute: a run that makes progress meanwhile does not hang.
         if self._has_progressed() or ended.is_set():
-            self._tell("the run went on meanwhile: nothing was ended")
+            self.tell("the run went on meanwhile: nothing was ended")
             return
         for actor in hung:
             # Ray restarts env runners automatically.
             actor.kill(restart=actor.kind == ENV_RUNNER)
         if not hung:
-            self._give_up(line)
+            self.give_up(line)
 
 
 def _waited_for(phase: str) -> tuple[str, ...]:

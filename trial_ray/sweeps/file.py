@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -231,7 +229,7 @@ class SweepFile:
             **{dotted(path): _described(space) for path, space in self.searched.items()},
             **{name: _described(getattr(self, name)) for name in of_search},
         }
-        described: dict[str, Any] = json.loads(json.dumps(finite(found)))
+        described: dict[str, Any] = finite(found)
         return described
 
     def _check_search(self) -> None:
@@ -337,9 +335,8 @@ def _check_names(file: Path, names: Mapping[str, Any]) -> None:
     for name, value in names.items():
         helper = name.startswith("_") or name.isupper() or isinstance(value, type | ModuleType) or callable(value)
         if name not in NAMES and not helper:
-            near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.6)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Call it _{name} if it is the file's own."
-            raise ConfigError(f"{file} defines {name!r}, which a sweep does not use. {hint} Known: {', '.join(NAMES)}.")
+            hint = did_you_mean(name, NAMES) or f" Call it _{name} if it is the file's own."
+            raise ConfigError(f"{file} defines {name!r}, which a sweep does not use.{hint} Known: {', '.join(NAMES)}.")
 
 
 def _check_kind(file: Path, name: str, value: Any, kinds: tuple[Any, ...], example: str) -> None:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from trial_ray.errors import CheckpointError
 from trial_ray.evaluation.statistics import differ, half_width
-from trial_ray.files import checked_content, read_json, write_json, write_text
+from trial_ray.files import checked_content, finite, read_json, write_json, write_text
 from trial_ray.sweeps.file import SEED, dotted
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class TrialRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; numbers that are not finite, and objects, as texts."""
-        plain: dict[str, Any] = _plain(asdict(self))
+        plain: dict[str, Any] = finite(asdict(self), replace=lambda name: str(float(name)), default=repr)
         return plain
 
 
@@ -255,16 +255,6 @@ class SweepResult:
 def _read_trial(record: dict[str, Any]) -> TrialRecord:
     metric = record["metric"]
     return TrialRecord(**{**record, "metric": None if metric is None else float(metric)})
-
-
-def _plain(value: Any) -> Any:
-    """What strict JSON can hold, by the same keys; anything else as a text."""
-    if isinstance(value, dict):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    finite = isinstance(value, float) and math.isfinite(value)
-    return value if finite or value is None or isinstance(value, bool | int | str) else repr(value)
 
 
 def _without_seed(parameters: dict[str, Any]) -> dict[str, Any]:
