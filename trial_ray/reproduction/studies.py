@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trial_ray.algorithms.methods import with_method
 from trial_ray.errors import UserInputError
 from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.files import write_json
+from trial_ray.files import finite, write_json
 from trial_ray.reports.records import OF_THE_RECORDING
 from trial_ray.reproduction.scale import EvaluationSet, Scale
 from trial_ray.runs.checkpoints import list_checkpoints
@@ -130,7 +129,7 @@ class PlannedRun:
         return "done" if complete and folder.state() == "done" else "unfinished"
 
     def _require_same_config(self, folder: RunFolder) -> None:
-        record = json.loads(json.dumps(to_record(self.config)))
+        record = finite(to_record(self.config))
         ours = {**record["settings"], "method": record["method"]}
         for command in load_commands(folder.path / "resolved_config.json"):
             theirs = {**command["settings"], "method": command["method"]}
@@ -175,16 +174,15 @@ def plan_runs(
     """
     steps = iterations or scale.iterations
     runs = []
-    for environment, backbone, base in _bases(study, scale, overrides):
+    for place in _bases(study, scale, overrides):
+        environment, backbone, _ = place
         for method in study.methods:
-            settings = {**scale.method_settings.get(method, {})}
+            settings = {}
             if chosen and scale.choice and (environment, backbone, method) in chosen:
                 settings[scale.choice.setting] = chosen[environment, backbone, method]
             for seed in range(seeds or scale.method_seeds.get(method, scale.seeds)):
                 path = folder / "runs" / f"{environment}-{backbone}-{method}-seed{seed}".lower()
-                config = _configure(base, method, settings, seed, path, steps)
-                sets = scale.environments[environment]
-                runs.append(PlannedRun(environment, backbone, method, seed, config, steps, sets, path))
+                runs.append(_planned(scale, place, method, settings, seed, path, steps))
     return runs
 
 
@@ -202,15 +200,13 @@ def plan_choice(
     for environment, backbone, base in _bases(study, scale, overrides):
         base = base.environment(env_config={**base.env_config, **choice.training_games})
         base = base.panel(env_config={**base.panel_env_config, **choice.panel_games})
+        place = environment, backbone, base
         for method in (method for method in choice.methods if method in study.methods):
             for value in choice.values:
-                settings = {**scale.method_settings.get(method, {}), choice.setting: value}
                 for seed in choice.seeds:
                     name = f"choice-{environment}-{backbone}-{method}-{choice.setting}{value:g}-seed{seed}".lower()
-                    path = folder / "runs" / name
-                    config = _configure(base, method, settings, seed, path, steps)
-                    sets = scale.environments[environment]
-                    runs.append(PlannedRun(environment, backbone, method, seed, config, steps, sets, path, value))
+                    settings, path = {choice.setting: value}, folder / "runs" / name
+                    runs.append(_planned(scale, place, method, settings, seed, path, steps, value))
     return runs
 
 
@@ -267,12 +263,23 @@ def _bases(study: Study, scale: Scale, overrides: list[str] | None) -> Iterator[
             yield environment, backbone, apply_overrides(scale.configure(environment, backbone), overrides or [])
 
 
-def _configure(base: GRPOConfig, method: str, settings: Any, seed: int, path: Path, steps: int) -> GRPOConfig:
+def _planned(
+    scale: Scale,
+    place: tuple[str, str, GRPOConfig],
+    method: str,
+    settings: Mapping[str, Any],
+    seed: int,
+    path: Path,
+    steps: int,
+    value: float | None = None,
+) -> PlannedRun:
+    environment, backbone, base = place
+    settings = {**scale.method_settings.get(method, {}), **settings}
     config: GRPOConfig = with_method(base, method).training(**settings).debugging(seed=seed)
     RunFolder(path).configure(config)
     config.validate()
     config.require_schedules_within(steps)
-    return config
+    return PlannedRun(environment, backbone, method, seed, config, steps, scale.environments[environment], path, value)
 
 
 def write_plan(folder: Path, name: str, runs: Sequence[PlannedRun]) -> Path:

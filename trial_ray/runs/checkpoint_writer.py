@@ -55,20 +55,29 @@ class CheckpointWriter:
         for left in self._folder.glob(".*.partial"):  # by a run that was killed while it wrote
             shutil.rmtree(left, ignore_errors=True)
 
-    def begin(self, iteration: int) -> None:
+    def begin(self, iteration: int, mark: str = "") -> Path:
         """Save the present state; its large files may still be written when this returns.
+
+        Args:
+            iteration: after which the state is.
+            mark: what the folder's name ends with.
+
+        Returns:
+            The folder's name once it is complete.
 
         Raises:
             CheckpointError: the checkpoint before this one could not be written.
         """
         self.finish()
-        unfinished = self._new(iteration)
+        target = self._folder / f"{iteration:06d}{mark}"
+        self._unfinished = _Unfinished(partial_of(target), target)
         try:
-            self._algorithm.begin_saving(unfinished.partial)
+            self._unfinished.partial.mkdir(parents=True)
+            self._algorithm.begin_saving(self._unfinished.partial)
         except BaseException:
-            shutil.rmtree(unfinished.partial, ignore_errors=True)
+            self.discard()
             raise
-        self._unfinished = unfinished
+        return target
 
     def save(self, iteration: int, *, aside: bool = False) -> Path:
         """Save the present state and return once it is complete.
@@ -80,15 +89,9 @@ class CheckpointWriter:
         Raises:
             CheckpointError: the checkpoint before this one could not be written.
         """
+        target = self.begin(iteration, STOPPED if aside else "")
         self.finish()
-        unfinished = self._new(iteration, STOPPED if aside else "")
-        try:
-            self._algorithm.save_to_path(unfinished.partial)
-            write_manifest(unfinished.partial)
-            self._complete(unfinished)
-        finally:
-            shutil.rmtree(unfinished.partial, ignore_errors=True)
-        return unfinished.target
+        return target
 
     def poll(self) -> None:
         """Give the begun checkpoint its name if all of it has been written.
@@ -136,12 +139,6 @@ class CheckpointWriter:
         if self._unfinished is not None:
             shutil.rmtree(self._unfinished.partial, ignore_errors=True)
             self._unfinished = None
-
-    def _new(self, iteration: int, mark: str = "") -> _Unfinished:
-        target = self._folder / f"{iteration:06d}{mark}"
-        partial = partial_of(target)
-        partial.mkdir(parents=True)
-        return _Unfinished(partial, target)
 
     def _complete(self, written: _Unfinished) -> None:
         if written.target.exists():
