@@ -186,15 +186,19 @@ def finite(value: Any, replace: Callable[[str], Any] = lambda name: None, **opti
     return json.loads(json.dumps(value, **options), parse_constant=replace)
 
 
-def require_new_folder(folder: Path) -> None:
+def require_new_folder(folder: Path, instead: str = "") -> None:
     """Refuse the name of a folder that :func:`write_folder` could not make.
+
+    Args:
+        folder: to be made.
+        instead: what else the user can do, for the message.
 
     Raises:
         UserInputError: the folder holds something, or it, or one that it lies in, is a file.
     """
     file = next((each for each in (folder, *folder.parents) if each.is_file()), None)
     if file is not None or (folder.is_dir() and any(folder.iterdir())):
-        raise UserInputError(f"{file or folder} is {'a file' if file else 'not empty'}. Name a new folder.")
+        raise UserInputError(f"{file or folder} is {'a file' if file else 'not empty'}. Name a new folder{instead}.")
 
 
 def write_folder(folder: Path, write: Callable[[Path], object]) -> None:

@@ -18,7 +18,7 @@ from trial_ray.algorithms.methods import method_of, new_config
 from trial_ray.config.declare import RLlibSettings, fields_of, may_be_infinite, takes
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.errors import CheckpointError
-from trial_ray.files import checked_content, read_json, redacted, without_secrets
+from trial_ray.files import checked_content, finite, read_json, redacted, without_secrets
 from trial_ray.reports.records import OF_THE_RECORDING, SettingChange
 from trial_ray.runs.overrides import settable_names
 
@@ -58,9 +58,7 @@ def to_record(config: GRPOConfig) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "method": method_of(config),
         # Keyword arguments may be objects.
-        "environments": json.loads(
-            json.dumps([_describe(entry) for entry in config.environment_entries()], default=_as_text)
-        ),
+        "environments": finite([_describe(entry) for entry in config.environment_entries()], default=_as_text),
         "settings": without_secrets(settings),
         "other": other,
     }
@@ -146,7 +144,7 @@ def _require_adapter(environment: dict[str, Any], adapters: Sequence[Environment
             f"The run played {env_id} with an adapter of its own, which only code can give again: name the file that defines "
             "it with --env-adapter FILE.py."
         )
-    found = json.loads(json.dumps(given.describe()))
+    found = finite(given.describe())
     if differing := [key for key in recorded if recorded[key] != found.get(key)]:
         raise CheckpointError(
             f"The adapter of {env_id} is another one than the run's: {', '.join(differing)} differ. Give the one that the run "

@@ -14,8 +14,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trial_ray.errors import CheckpointError, UserInputError
-from trial_ray.files import checked_content, read_json, redacted, write_folder, write_json, write_text
+from trial_ray.errors import CheckpointError
+from trial_ray.files import (
+    checked_content,
+    read_json,
+    redacted,
+    require_new_folder,
+    write_folder,
+    write_json,
+    write_text,
+)
 from trial_ray.rollout.partitions import partitions
 from trial_ray.runs.checkpoints import RUN_SCHEMA
 from trial_ray.runs.config_record import load_commands, setting_changes, to_record, with_command
@@ -89,8 +97,8 @@ class RunFolder:
             UserInputError: ``path`` exists and is not an empty folder.
         """
         path = Path(path).expanduser().resolve()
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise _in_use(path)
+        instead = f", or continue it with --resume {path}"
+        require_new_folder(path, instead)
 
         def write(partial: Path) -> None:
             folder = cls(partial, command)
@@ -108,9 +116,8 @@ class RunFolder:
 
         try:
             write_folder(path, write)
-        except OSError as error:
-            if path.exists():  # another command was first
-                raise _in_use(path) from error
+        except OSError:
+            require_new_folder(path, instead)  # another command was first
             raise
         folder = cls(path, command)
         folder._recorded = True
@@ -245,10 +252,6 @@ class RunFolder:
         head = {"schema": RUN_SCHEMA, "schema_version": SCHEMA_VERSION}
         run = self._run() if path.exists() else {**head, "started": _now(), **_environment()}
         write_json(path, {**run, **changes, "updated": _now()})
-
-
-def _in_use(path: Path) -> UserInputError:
-    return UserInputError(f"{path} exists and is not empty. Name a new folder, or continue it with --resume {path}.")
 
 
 def _copy_redacted(file: Path, target: Path) -> None:

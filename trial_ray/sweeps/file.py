@@ -226,10 +226,10 @@ class SweepFile:
         found = {
             "method": record["method"],
             **{f"config.{name}": value for name, value in record["settings"].items()},
-            **{dotted(path): _described(space) for path, space in self.searched.items()},
-            **{name: _described(getattr(self, name)) for name in of_search},
+            **{dotted(path): space for path, space in self.searched.items()},
+            **{name: getattr(self, name) for name in of_search},
         }
-        described: dict[str, Any] = finite(found)
+        described: dict[str, Any] = finite(found, default=_as_json)
         return described
 
     def _check_search(self) -> None:
@@ -279,18 +279,13 @@ class SweepFile:
                 ) from error
 
 
-def _described(value: Any) -> Any:
-    """An object of Ray Tune's as JSON: its class, and those of its attributes that are plain or distributions."""
-    value = plain(value)
-    if is_json(value):
+def _as_json(value: Any) -> Any:
+    """An object as JSON; of Ray Tune's, its class, and those of its attributes that are plain or distributions."""
+    if is_json(value := plain(value)):
         return value
-    if isinstance(value, Mapping):
-        return {str(key): _described(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_described(inner) for inner in value]
     # Tune writes the state of a search into other objects, such as generators of random numbers.
     own = {name: each for name, each in getattr(value, "__dict__", {}).items() if _is_described(each)}
-    return {type(value).__qualname__: {name: _described(each) for name, each in own.items()}}
+    return {type(value).__qualname__: own}
 
 
 def _is_described(value: Any) -> bool:

@@ -16,7 +16,7 @@ from ray.tune.search.repeater import TRIAL_INDEX
 from ray.tune.utils import flatten_dict
 
 from trial_ray.errors import CheckpointError, UserInputError, first_line
-from trial_ray.files import checked_content, read_json, redacted, write_json
+from trial_ray.files import checked_content, read_json, redacted, require_new_folder, write_json
 from trial_ray.runs.provenance import require_own_folder, sign_folder
 from trial_ray.sweeps.callbacks import PopulationCheckpoints, StopCriteria, SweepReporter, TrialTrackers
 from trial_ray.sweeps.capacity import Capacity
@@ -69,8 +69,8 @@ class Sweep:
             require_own_folder(folder)
         if resume:
             self._require_same_file()
-        if not resume and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UserInputError(f"{folder} exists and is not empty. Name a new folder, or continue with --resume.")
+        else:
+            require_new_folder(folder, ", or continue with --resume")
 
     def _require_same_file(self) -> None:
         begun = _begun(self.folder).get("description")
