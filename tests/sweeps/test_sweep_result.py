@@ -16,7 +16,7 @@ from trial_ray.algorithms import TRIAL, TRIALConfig
 from trial_ray.cli import sweep as sweep_command
 from trial_ray.engines.pool import FAULTS
 from trial_ray.errors import CheckpointError, ConfigError, first_line
-from trial_ray.reports import plots as sweep_plots
+from trial_ray.reports import sweep_plots
 from trial_ray.runs.config_record import to_record
 from trial_ray.runs.experiment import examples_folder, load_experiment
 from trial_ray.sweeps.callbacks import PopulationCheckpoints, StopCriteria, SweepReporter
