@@ -457,7 +457,7 @@ def test_of_two_builders_the_first_wins(own_cache):
 
 @pytest.mark.parametrize("part", [LocalEngine, DecodingBatch, sample_tokens, hindsight_gap])
 def test_what_plays_and_judges_is_part_of_the_key(part):
-    source, package = Path(inspect.getfile(part)), Path(module.trial_ray.__file__).parent
+    source, package = Path(inspect.getfile(part)), module.PACKAGE
     assert source in {path for name in module.CODE for path in package.glob(name)}
 
 
