@@ -117,11 +117,8 @@ def evaluate_checkpoint(args: argparse.Namespace, console: Console) -> Evaluatio
     with EpisodeJournal(args.json, policy_protocol(config, panel, entry), evaluator.weights) as journal:
         if journal.result is not None:
             return journal.result
-        with (
-            ray_session(args.verbose),
-            evaluator as player,
-            episode_bar(console, len(panel), journal) as on_episode,
-        ):
+        bar = episode_bar(console, len(panel), journal)
+        with ray_session(args.verbose), evaluator as player, bar as on_episode:
             result = player.play(panel, entry, known=journal.episodes, on_episode=on_episode)
         result.policy, result.weights, result.labels = args.policy, evaluator.weights, labels
         journal.finish(result)

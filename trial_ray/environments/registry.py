@@ -93,24 +93,19 @@ class EnvironmentEntry:
                     raise unknown_keyword(key, known)
         return gymnasium.make(self.spec, disable_env_checker=True, **given)
 
-    def lists_tasks(self) -> bool:
-        """Whether the environment lists its tasks; else they are seeds."""
+    def listed_tasks(self) -> list[str] | None:
+        """Task ids of the split in the order of ``env.unwrapped.tasks(split)``; ``None`` where tasks are seeds."""
         env = self.make()
         try:
-            return callable(getattr(env.unwrapped, "tasks", None))
+            listed = getattr(env.unwrapped, "tasks", None)
+            return [str(task) for task in listed(self.split)] if callable(listed) else None
         finally:
             env.close()
 
     def tasks(self) -> list[str]:
-        """Task ids of the split in a fixed order: what ``env.unwrapped.tasks(split)`` lists, else seeds."""
-        env = self.make()
-        try:
-            listed = getattr(env.unwrapped, "tasks", None)
-            if not callable(listed):
-                return seed_tasks(self.split, self.adapter.num_seeds)
-            return [str(task) for task in listed(self.split)]
-        finally:
-            env.close()
+        """Task ids of the split in a fixed order: the listed ones, else seeds."""
+        listed = self.listed_tasks()
+        return seed_tasks(self.split, self.adapter.num_seeds) if listed is None else listed
 
     def describe(self) -> dict[str, Any]:
         """What decides the tasks and prompts of this environment, as plain values, without secrets."""

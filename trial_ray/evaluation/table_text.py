@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trial_ray.evaluation.tables import Cell, ResultTable
@@ -37,12 +37,8 @@ def to_markdown(table: ResultTable, title: Callable[[str], str] = str) -> str:
     for backbone in table.backbones:
         head = [f"{block.title} {column.title}" for block in table.blocks for column in block.columns]
         lines = [f"**{backbone}**", "", _markdown_row(["Method", *head]), f"| --- |{' ---: |' * len(head)}"]
-        methods = table.methods(backbone)
-        rows = [table.cells(backbone, method) for method in methods]
-        ranks = _ranks(rows)
-        for method, row, of_row in zip(methods, rows, ranks, strict=True):
-            cells = [_markdown_cell(cell, rank) for cell, rank in zip(row, of_row, strict=True)]
-            lines.append(_markdown_row([title(method), *cells]))
+        for method, row in _ranked_rows(table, backbone):
+            lines.append(_markdown_row([title(method), *(_markdown_cell(cell, rank) for cell, rank in row)]))
         parts.append("\n".join(lines))
     return "\n\n".join([*parts, _comparison_table(table, title), CAPTION]) + "\n"
 
@@ -75,10 +71,8 @@ def to_latex(table: ResultTable, title: Callable[[str], str] = str) -> str:
     ]
     for backbone in table.backbones:
         lines += ["    \\midrule", f"    \\multicolumn{{{width + 1}}}{{l}}{{\\textit{{{escape(backbone)}}}}} \\\\"]
-        methods = table.methods(backbone)
-        rows = [table.cells(backbone, method) for method in methods]
-        for method, row, ranks in zip(methods, rows, _ranks(rows), strict=True):
-            cells = [_latex_cell(cell, rank) for cell, rank in zip(row, ranks, strict=True)]
+        for method, row in _ranked_rows(table, backbone):
+            cells = [_latex_cell(cell, rank) for cell, rank in row]
             lines.append(f"    {escape(title(method))} & {' & '.join(cells)} \\\\")
     lines += ["    \\bottomrule", "  \\end{tabular}", "  }", f"  \\caption{{{escape(CAPTION)}}}", "\\end{table*}"]
     return "\n".join(lines) + "\n"
@@ -88,6 +82,13 @@ def escape(text: str) -> str:
     """Text with the characters escaped that LaTeX would take as its own."""
     special = {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
     return "".join(special.get(char, f"\\{char}" if char in "&%$#_{}" else char) for char in text)
+
+
+def _ranked_rows(table: ResultTable, backbone: str) -> Iterator[tuple[str, list[tuple[Cell | None, int]]]]:
+    """The methods of a backbone with their cells, each with its rank in the column."""
+    rows = {method: table.cells(backbone, method) for method in table.methods(backbone)}
+    for (method, cells), ranks in zip(rows.items(), _ranks(list(rows.values())), strict=True):
+        yield method, list(zip(cells, ranks, strict=True))
 
 
 def _ranks(rows: Sequence[Sequence[Cell | None]]) -> list[list[int]]:

@@ -164,9 +164,10 @@ def task_set(settings: WarmStartSettings, entry: EnvironmentEntry, purpose: int)
     if entry.adapter.generated is not None:
         generated = entry.at(**entry.adapter.generated(settings.generator_seed + purpose, needs[purpose]))
         return TaskSet(generated, tuple(generated.tasks()))
-    if entry.lists_tasks():
-        entry = entry.at(split=TRAIN)
-        tasks = sorted(entry.tasks(), key=lambda task: text_digest(f"{settings.generator_seed}\n{task}"))
+    training = entry.at(split=TRAIN)
+    if (listed := training.listed_tasks()) is not None:
+        entry = training
+        tasks = sorted(listed, key=lambda task: text_digest(f"{settings.generator_seed}\n{task}"))
         if len(tasks) < sum(needs):
             raise ConfigError(
                 f"The split {entry.split!r} of {entry.env_id} has {len(tasks)} tasks, but the warm start needs {sum(needs)} "
