@@ -24,6 +24,7 @@ from trial_ray.environments.guarded import GuardedEnv
 from trial_ray.environments.processes import EnvProcesses, ProcessEnv, ProcessLimits, _exchange_lines
 from trial_ray.errors import EnvironmentFaultError
 from trial_ray.rollout.episode import Decision, play_episode
+from trial_ray.rollout.trajectory import Trajectory
 
 STEP_TIMEOUT_S = 30.0
 ROOT = Path(__file__).parents[2]
@@ -68,6 +69,11 @@ def make(processes):
         env.close()
 
 
+def play(env: ProcessEnv, player=None) -> Trajectory:
+    """An episode of the task "two"."""
+    return asyncio.run(play_episode(env, "two", player or Counts()))
+
+
 def children(env: ProcessEnv) -> set[int]:
     """The processes of all environments."""
     return {child.pid for child in psutil.Process(env._processes._server.pid).children()}
@@ -86,7 +92,7 @@ def gone(pids: list[int], within_s: float = 60.0) -> bool:
 
 
 def test_a_process_answers_what_the_environment_does(make, processes):
-    async def play(env) -> list:
+    async def ask(env) -> list:
         answers = []
         for action in ("red", "blau \ud800 \x00 \u202e"):
             for answer in (env.reset("7", seed=3), env.walkthrough(), env.step(action)):
@@ -96,7 +102,7 @@ def test_a_process_answers_what_the_environment_does(make, processes):
     entry = entry_of(RiddleEnv, {"words": ("red", "blue")}, success=1.0)
     here, there = GuardedEnv(entry), ProcessEnv(entry, (), processes, ProcessLimits(STEP_TIMEOUT_S))
     try:
-        assert asyncio.run(play(there)) == asyncio.run(play(here))
+        assert asyncio.run(ask(there)) == asyncio.run(ask(here))
     finally:
         there.close()
     assert (there.name, there.max_turns) == (here.name, here.max_turns)
@@ -104,9 +110,9 @@ def test_a_process_answers_what_the_environment_does(make, processes):
 
 def test_a_process_is_kept_for_the_next_episode_and_in_another_event_loop(make):
     env = make()
-    first = asyncio.run(play_episode(env, "two", Counts()))
+    first = play(env)
     pid = newest(env)
-    second = asyncio.run(play_episode(env, "two", Counts()))
+    second = play(env)
     assert first.turns[-1].outcome == second.turns[-1].outcome == f"You count: {TURNS}."
     assert (first.ended, first.success, len(first.turns), first.solution) == (
         "terminated",
@@ -136,7 +142,7 @@ def test_a_process_is_kept_for_the_next_episode_and_in_another_event_loop(make):
 )
 def test_a_fault_fails_the_rollout_and_ends_the_process(make, fault, where, told):
     env = make(memory_gb=0.5, fault=fault)
-    trajectory = asyncio.run(play_episode(env, "two", Counts()))
+    trajectory = play(env)
     assert trajectory.failed
     assert trajectory.error.startswith(f"EnvironmentFaultError: {CountingEnv.ENV_ID}, task 'two', {where}: ")
     assert told in trajectory.error
@@ -144,7 +150,7 @@ def test_a_fault_fails_the_rollout_and_ends_the_process(make, fault, where, told
 
 
 def test_those_that_hang_are_ended_while_the_others_play_on(make):
-    async def play():
+    async def play_all():
         for env in others:
             await env.reset("two", 0)
         kept = children(others[0])
@@ -158,7 +164,7 @@ def test_those_that_hang_are_ended_while_the_others_play_on(make):
         fault: make(timeout_s=2.0, fault=fault) for fault in ("reset_hangs", "step_hangs", "step_sleeps", "step_stops")
     }
     began = time.monotonic()
-    kept, played, failed = asyncio.run(play())
+    kept, played, failed = asyncio.run(play_all())
     assert 2.0 <= time.monotonic() - began < 60
     assert [trajectory.ended for trajectory in played] == ["terminated"] * 4
     for (fault, env), trajectory in zip(hung.items(), failed, strict=True):
@@ -198,7 +204,7 @@ def test_one_whose_creation_hangs_has_ten_times_as_long(make):
 
 def test_one_that_does_not_close_is_ended(make):
     env = make(fault="close_hangs")
-    asyncio.run(play_episode(env, "two", GivesUp()))
+    play(env, GivesUp())
     pid = newest(env)
     env.close()
     assert gone([pid])
@@ -206,11 +212,11 @@ def test_one_that_does_not_close_is_ended(make):
 
 def test_a_process_that_was_ended_between_two_episodes_is_replaced(make):
     env = make()
-    asyncio.run(play_episode(env, "two", Counts()))
+    play(env)
     pid = newest(env)
     os.kill(pid, signal.SIGKILL)
     assert gone([pid])
-    assert not asyncio.run(play_episode(env, "two", Counts())).failed
+    assert not play(env).failed
     assert newest(env) != pid
 
 
@@ -223,7 +229,7 @@ def test_all_processes_die_with_the_fork_server_and_another_one_is_started():
         os.kill(server, signal.SIGKILL)
         processes._server.wait(timeout=10)
         assert gone([server, child])
-        assert not asyncio.run(play_episode(env, "two", GivesUp())).failed
+        assert not play(env, GivesUp()).failed
     finally:
         env.close()
         processes.close()
@@ -251,7 +257,7 @@ def test_a_start_without_a_descriptor_left_fails_alone(make, spare, told):
     assert f"creation: {told}" in str(caught.value)
     assert asyncio.run(first.step("count")).observation == "You count: 1."
     assert children(first) == before
-    assert not asyncio.run(play_episode(later, "two", Counts())).failed
+    assert not play(later).failed
     assert first._processes._server.pid == server
 
 

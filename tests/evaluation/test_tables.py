@@ -16,6 +16,10 @@ from trial_ray.rollout.trajectory import EpisodeResult
 WON = {("grpo", 0): 0.3, ("grpo", 1): 0.4, ("trial", 0): 0.7, ("trial", 1): 0.8}
 
 
+def row(result, seed=0):
+    return TableEntry("b", "m", seed, result)
+
+
 def entries(split="valid_seen", count=140, **kwargs):
     return [
         TableEntry("small", method, seed, evaluation(coin_flips(count, rate, seed), split=split, **kwargs))
@@ -51,7 +55,7 @@ def test_columns_and_means_are_those_of_the_paper():
 def test_the_average_of_a_split_is_not_the_mean_of_its_families():
     won = np.zeros(8, bool)
     won[[0, 2, 4, 6]] = True
-    table = ResultTable([TableEntry("b", "m", 0, evaluation(won, families=(*FAMILIES[:1], *FAMILIES[1:2] * 3)))])
+    table = ResultTable([row(evaluation(won, families=(*FAMILIES[:1], *FAMILIES[1:2] * 3)))])
     pick, two, whole = table.cells("b", "m")
     assert (pick.mean, two.mean) == (1.0, pytest.approx(1 / 3))
     assert whole.mean == 0.5
@@ -84,7 +88,7 @@ def test_bad_input_is_a_table_error():
         with pytest.raises(TableError, match="labelled with"):
             TableEntry.from_labels(labelled)
     with pytest.raises(TableError, match="no episodes"):
-        ResultTable([TableEntry("b", "m", 0, evaluation([]))])
+        ResultTable([row(evaluation([]))])
     with pytest.raises(TableError, match="reference 'nope'; there are grpo, trial"):
         ResultTable(entries(), "nope")
     other = evaluation(coin_flips(140, 0.5, 9), families=FAMILIES[::-1])
@@ -98,7 +102,7 @@ def test_doubled_failed_and_foreign_evaluations_are_refused():
     failed = evaluation([True, False])
     failed.episodes[0] = EpisodeResult("valid_seen/0", "look", False, 0.0, 1, "failed")
     with pytest.raises(TableError, match="1 episodes of b m seed 0 failed"):
-        ResultTable([TableEntry("b", "m", 0, failed)])
+        ResultTable([row(failed)])
     with pytest.raises(TableError, match="at least one"):
         ResultTable([])
     with pytest.raises(TableError, match="lacks the labels"):
@@ -106,18 +110,18 @@ def test_doubled_failed_and_foreign_evaluations_are_refused():
 
 
 def test_a_row_never_averages_seeds_of_different_length():
-    rows = [TableEntry("b", "m", seed, evaluation([True, False])) for seed in (0, 1, 2)]
-    for row, iteration in zip(rows, (60, 60, 24), strict=True):
-        row.result.labels = {"iteration": iteration}
+    rows = [row(evaluation([True, False]), seed) for seed in (0, 1, 2)]
+    for each, iteration in zip(rows, (60, 60, 24), strict=True):
+        each.result.labels = {"iteration": iteration}
     assert ResultTable(rows[:2]).cells("b", "m")[-1].episodes == 4
     with pytest.raises(TableError, match="seed 2 was trained for 24 iterations, and another seed of this row for 60"):
         ResultTable(rows)
-    unknown = TableEntry("b", "m", 3, evaluation([True, False]))  # of a model that lies in no run folder
+    unknown = row(evaluation([True, False]), 3)  # of a model that lies in no run folder
     assert ResultTable([*rows[:2], unknown]).cells("b", "m")[-1].episodes == 6
 
 
 def test_a_task_that_occurs_twice_is_not_counted_twice():
-    twice = [TableEntry("b", "m", seed, evaluation([True, False])) for seed in (0, 1)]
+    twice = [row(evaluation([True, False]), seed) for seed in (0, 1)]
     for entry in twice:
         entry.result.episodes.append(entry.result.episodes[0])
     with pytest.raises(TableError, match="more than once"):

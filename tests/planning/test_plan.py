@@ -41,6 +41,11 @@ def asked_for(name: str) -> PlanRequest:
     return PlanRequest.of(load_experiment(ROOT / "tuned_examples" / f"{name}.py").config)
 
 
+def with_engines(engine_kwargs, **settings) -> PlanRequest:
+    config = load_experiment(QWEN3).config.copy(copy_frozen=False)
+    return PlanRequest.of(config.engines(engine_kwargs=engine_kwargs, colocate=False, **settings))
+
+
 @pytest.fixture(scope="module")
 def qwen3() -> PlanRequest:
     """Eight learners and eight engines on a GPU each, whatever the tuned example asks for by now."""
@@ -156,27 +161,21 @@ def test_predicted_peaks_are_within_a_fifth_of_the_measured_ones():
     ],
 )
 def test_the_plan_has_the_batch_that_the_engine_takes(engine, on_gpu, arguments, rows):
-    config = load_experiment(QWEN3).config.copy(copy_frozen=False)
-    config.engines(engine=engine, num_gpus_per_engine=float(on_gpu), colocate=False, engine_kwargs=arguments)
-    assert PlanRequest.of(config).most_rows == rows
+    assert with_engines(arguments, engine=engine, num_gpus_per_engine=float(on_gpu)).most_rows == rows
 
 
 @pytest.mark.parametrize("on_gpu", [True, False])
 def test_the_plan_has_the_defaults_of_vllm_as_it_is_started(on_gpu, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: on_gpu)
     started = VLLMEngine("nowhere", max_model_len=100)._arguments
-    config = load_experiment(QWEN3).config.copy(copy_frozen=False)
-    config.engines(engine="vllm", num_gpus_per_engine=float(on_gpu), colocate=False, engine_kwargs={})
-    request = PlanRequest.of(config)
+    request = with_engines({}, engine="vllm", num_gpus_per_engine=float(on_gpu))
     assert request.most_rows == started["max_num_seqs"]
     assert request.gpu_memory_utilization == started["gpu_memory_utilization"]
     assert request.kv_cache_gib == (None if on_gpu else started["kv_cache_memory_bytes"] / GIB)
 
 
 def test_a_cache_in_vllms_own_unit_is_planned_for():
-    config = load_experiment(QWEN3).config.copy(copy_frozen=False)
-    config.engines(engine_kwargs={"kv_cache_memory_bytes": 3 * GIB})
-    assert PlanRequest.of(config).kv_cache_gib == 3
+    assert with_engines({"kv_cache_memory_bytes": 3 * GIB}).kv_cache_gib == 3
 
 
 def test_the_rows_of_the_embedded_engine_are_written_in_place(qwen3):

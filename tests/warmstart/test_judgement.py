@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import ClassVar
 
@@ -12,9 +14,11 @@ import torch
 from test_warmstart import ADAPTER, HOME, SETTINGS
 
 from trial_ray import cli
+from trial_ray.environments.guarded import GuardedEnv
 from trial_ray.environments.registry import make_entries
 from trial_ray.errors import ConfigError, PromptTooLongError
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
+from trial_ray.rollout.episode import Decision, play_episode
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.warmstart import judgement as module
 from trial_ray.warmstart.judgement import auc, judge
@@ -30,17 +34,19 @@ def test_the_area_is_the_share_of_pairs_in_the_right_order():
     assert auc(scores, np.ones(60, bool)) is None
 
 
-@pytest.fixture(scope="module")
-def judged():
-    """An untrained model, and a scorer that is told what the demonstrator planned."""
+@contextmanager
+def untrained(builder_class=PromptBuilder):
+    """Held-out games, and a function that lets an untrained model play and judges it."""
     tokenizer = build_tokenizer(ADAPTER.vocabulary)
     model = build_tiny_model(tokenizer, "nano")
-    builder = PromptBuilder(tokenizer, ADAPTER.template("plain"), SETTINGS.max_prompt_tokens)
+    builder = builder_class(tokenizer, ADAPTER.template("plain"), SETTINGS.max_prompt_tokens)
     with HeldOutGames(SETTINGS, HOME, EVALUATED, tokenizer, builder) as games:
-        yield judge(model, tokenizer, HOME, games, seed=0)
+        yield games, lambda: judge(model, tokenizer, HOME, games, seed=0)
 
 
-def test_every_turn_is_judged(judged):
+def test_every_turn_is_judged():
+    with untrained() as (_, judge_games):
+        judged = judge_games()
     found = judged.figures
     assert found["games"] == 5
     assert found["turns"] == len(judged.turns) == 5 * 8
@@ -69,13 +75,10 @@ class ShortOfRoom(PromptBuilder):
 
 @pytest.mark.parametrize("most", [[0], [1], [3], [0, 0, 0, 0, 0], [0, 1, 2, 3]], ids=str)
 def test_games_that_meet_the_prompt_limit_are_judged_as_far_as_they_went(most, monkeypatch):
-    tokenizer = build_tokenizer(ADAPTER.vocabulary)
-    model = build_tiny_model(tokenizer, "nano")
-    builder = ShortOfRoom(tokenizer, ADAPTER.template("plain"), SETTINGS.max_prompt_tokens)
-    with HeldOutGames(SETTINGS, HOME, EVALUATED, tokenizer, builder) as games:
+    with untrained(ShortOfRoom) as (games, judge_games):
         tasks = dict.fromkeys(each.reset(task, 0).task for each, task in zip(games._envs, games._tasks, strict=True))
         monkeypatch.setattr(ShortOfRoom, "fitting", dict(zip(tasks, most, strict=False)))
-        judged = judge(model, tokenizer, HOME, games, seed=0)
+        judged = judge_games()
     assert judged.figures["games"] == 5
     assert len(judged.turns) < 5 * 8
     assert all(turn.decisive is not None for turn in judged.turns if turn.action == "look")
@@ -88,8 +91,6 @@ class Script:
         self._env = env
 
     async def act(self, result, history, step):
-        from trial_ray.rollout.episode import Decision
-
         solution = self._env.walkthrough()
         action = "inventory" if step % 2 else solution[(step - 1) // 2]
         ids = np.array([5, 6, 7], np.int32)
@@ -104,11 +105,6 @@ class ScriptedGames:
         self._tasks = tasks
 
     def trajectories(self, model, seed, watch):
-        import asyncio
-
-        from trial_ray.environments.guarded import GuardedEnv
-        from trial_ray.rollout.episode import play_episode
-
         found = []
         for task in self._tasks:
             env = GuardedEnv(self._entry)
