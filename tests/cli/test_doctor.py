@@ -75,7 +75,7 @@ def test_a_machine_in_order_exits_0(capsys, required, monkeypatch):
         assert fact in text
 
 
-def test_what_stops_a_run_exits_1_with_the_line_that_mends_it(capsys, monkeypatch, required):
+def test_what_stops_a_run_exits_1_with_the_command_that_fixes_it(capsys, monkeypatch, required):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     monkeypatch.setenv("RAY_ADDRESS", address)
@@ -98,7 +98,7 @@ def test_a_missing_package_is_installed_by_the_clones_own_lines(capsys, versions
     assert 'pip install -e ".[gpu]"' in text
 
 
-def test_a_wheel_is_never_told_to_make_anything(capsys, versions, wheel):
+def test_the_commands_for_a_wheel_need_no_clone(capsys, versions, wheel):
     versions(rapidfuzz=None, pyarrow=None, ray="2.59.0", alfworld="0.3.0")
     code, text = doctor(capsys)
     assert code == 1

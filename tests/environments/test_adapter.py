@@ -182,7 +182,7 @@ def test_keywords_beside_those_of_a_mixture_are_refused():
         config.environment(environments=["mine"])
 
 
-def test_a_template_is_told_from_another_that_writes_other_words():
+def test_templates_that_write_other_words_have_other_descriptions():
     first, again, other = TaggedTemplate("You count."), TaggedTemplate("You count."), TaggedTemplate("You sing.")
     assert describe_template(first) == describe_template(again) != describe_template(other)
 

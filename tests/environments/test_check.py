@@ -73,7 +73,7 @@ def test_what_a_run_does_not_need_may_be_missing():
     check(entry_of(CountingEnv), privileged_view="solution")
 
 
-def test_a_generic_template_is_told_with_what_replaces_it(caplog):
+def test_a_generic_template_is_reported_with_what_replaces_it(caplog):
     with caplog.at_level(logging.WARNING):
         check(entry_of(RiddleEnv, templates={"plain": PlainTemplate()}))
         assert not caplog.text

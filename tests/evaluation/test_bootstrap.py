@@ -72,7 +72,7 @@ def test_the_interval_over_seeds_is_the_paired_t_test(seeds):
     assert found.p_value == pytest.approx(test.pvalue)
 
 
-def test_bootstrap_and_t_tests_are_adjusted_each_by_themselves():
+def test_bootstrap_and_t_tests_are_adjusted_separately():
     draw = np.random.default_rng(2)
     found = [bootstrap_mean(draw.normal(0.3, 1, (seeds, 9))).to_dict() for seeds in (1, 4, 5)]
     add_adjusted(found)

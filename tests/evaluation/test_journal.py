@@ -47,7 +47,7 @@ def test_a_finished_evaluation_is_not_played_again(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["result.json"]
 
 
-def test_a_line_that_a_crash_cut_is_dropped_and_written_anew(tmp_path):
+def test_a_line_that_a_crash_cut_is_dropped_and_written_again(tmp_path):
     path = tmp_path / "result.json"
     write_half(path)
     partial = EpisodeJournal.partial_path(path)

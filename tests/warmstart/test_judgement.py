@@ -113,7 +113,7 @@ class ScriptedGames:
         return found
 
 
-def test_decisive_and_wasted_turns_are_told_apart(monkeypatch):
+def test_decisive_and_wasted_turns_have_different_gaps(monkeypatch):
     """The scorer is a hindsight view that confirms solutions and nothing else."""
     (entry,) = make_entries([(SETTINGS.env, {"difficulty": "tiny", "max_turns": 12}, 1.0)])
     entry = entry.at(split="generated", num_games=4, generator_seed=3)

@@ -120,7 +120,7 @@ def test_a_prompt_holds_nothing_but_what_was_shown(demonstrations, tokenizer, bu
 
 
 def test_the_demonstrator_does_not_know_where_the_object_is(tokenizer, builder):
-    """Whoever knew would go straight to it; the explorer looks elsewhere first in many games."""
+    """A player with that knowledge would go straight to it; the explorer looks elsewhere first in many games."""
     settings = replace(SETTINGS, games=40, episodes_per_game=1, action_noise=0.0)
     played, opening = task_set(settings, HOME, DEMONSTRATED), {}
     with closing(played.entry.make()) as env:
@@ -176,7 +176,7 @@ def test_the_fraction_of_hindsight_views_is_as_set(demonstrations):
     assert len(to_examples(demonstrations, 0.0, 0.5, seed=1)) == len(demonstrations)
     examples = to_examples(demonstrations, 0.75, 0.5, seed=1)
     assert len(examples) == 4 * len(demonstrations)
-    # Whoever never wastes a turn has no outcome of a wasted one to show.
+    # Without wasted turns there is no outcome of one to show.
     planned = [demonstration for demonstration in demonstrations if demonstration.planned]
     assert len(to_examples(planned, 0.5, 0.5, seed=1)) == 2 * len(planned)
 
