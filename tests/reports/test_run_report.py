@@ -372,7 +372,7 @@ def test_figures_for_papers(runs, tmp_path, monkeypatch):
     assert report(*runs[1:3], "--output", tmp_path / "page.html", "--figures", tmp_path / "figures") == 0
     written = sorted(path.name for path in (tmp_path / "figures").iterdir())
     assert written == ["figure2.svg", "figure3.svg", "panel.svg", "profile_std.svg", "turn_score.svg"]
-    assert "of iteration 12" in (tmp_path / "figures" / "figure3.svg").read_text()
+    assert ": iteration 12" in (tmp_path / "figures" / "figure3.svg").read_text()
 
 
 @pytest.mark.skipif(chromium.PROGRAM is None, reason="needs Chromium")

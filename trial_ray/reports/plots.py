@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from trial_ray.environments.adapter import ACTION_CLASSES
 from trial_ray.errors import MissingDependencyError
 from trial_ray.metrics import CURVES
-from trial_ray.reports.charts import curve_chart
+from trial_ray.reports.charts import class_chart, curve_chart, profile_chart
 from trial_ray.reports.records import RunGroup, recorded_iterations
-from trial_ray.reports.traces import class_means, readable_trace
 
 COLOURS = ("#1b6ca8", "#c9550b", "#2f7d4f", "#8a4fa3", "#b0273f", "#6b5b2a", "#0d7d84", "#5d6571")
 TEXT, QUIET, GRID = "#16191d", "#545b64", "#e3e6ea"
@@ -115,7 +113,7 @@ def _for_page(attributes: Mapping[str, str], styles: dict[str, str]) -> dict[str
     if re.fullmatch("[A-Za-z]*[0-9a-f]{10}|C[0-9a-f]+_.*", identity):  # which others refer to
         found["id"] = identity
     if style:
-        style = re.sub("#[0-9a-f]{6}", lambda hex: f"var(--{VARIABLES.get(hex[0], 'text')})", style)
+        style = re.sub("#[0-9a-f]{6}", lambda found: f"var(--{VARIABLES.get(found[0], 'text')})", style)
         classes.append(styles.setdefault(style, f"s{len(styles)}"))
     if classes:
         found["class"] = " ".join(classes)
@@ -137,25 +135,13 @@ def write_figures(groups: Sequence[RunGroup], folder: Path) -> list[Path]:
         figures["figure2"] = [curve for name, curve in curves.items() if name in FIGURE2]
     title = "; ".join(group.title for group in groups)
     written = [path for name, parts in figures.items() for path in _draw_row(parts, title, picture_files(folder, name))]
-    found = [data for group in groups if (data := _allocation(group))]
-    for number, data in enumerate(found, start=1):
-        name = "figure3" if len(found) == 1 else f"figure3_{number}"
-        written += plot_allocation(data, *picture_files(folder, name))
+    weighed = [group for group in groups if class_chart([group])]
+    for number, group in enumerate(weighed, start=1):
+        name = "figure3" if len(weighed) == 1 else f"figure3_{number}"
+        parts = [chart for make in (profile_chart, class_chart) if (chart := make([group]))]
+        title = f"{parts[-1]['series'][0]['name']}: {recorded_iterations(group.runs)}"
+        written += _draw_row(parts, title, picture_files(folder, name))
     return written
-
-
-def _allocation(group: RunGroup) -> dict[str, Any] | None:
-    shown = {run.name: run.allocation.shown for run in group.runs if run.allocation and run.allocation.shown}
-    if not shown:
-        return None
-    runs = [run for run in group.runs if run.name in shown]
-    traces = [trace for found in shown.values() for trace in found]
-    return {
-        "title": f"{group.title_of(runs)}: {len(traces)} trajectories of {recorded_iterations(runs)}",
-        "class_order": list(ACTION_CLASSES),
-        "classes": class_means(traces),
-        "example": readable_trace(next(iter(shown.values()))).to_dict(),
-    }
 
 
 def picture_files(folder: Path, name: str) -> list[Path]:
@@ -220,7 +206,8 @@ def _draw_classes(axis: Any, chart: Chart) -> None:
     for number, series in enumerate(chart["series"]):
         shown = [(at, series["means"][name]) for at, name in enumerate(names) if name in series["means"]]
         left = -0.4 + width * (number + 0.5)
-        axis.bar(
+        gid = f"group-{series['group']}"
+        bars = axis.bar(
             [at + left for at, _ in shown],
             [cell["mean"] for _, cell in shown],
             width,
@@ -228,8 +215,10 @@ def _draw_classes(axis: Any, chart: Chart) -> None:
             color=COLOURS[series["group"] % len(COLOURS)],
             ecolor=QUIET,
             label=_short(series["name"]),
-            gid=f"group-{series['group']}",
+            gid=gid,
         )
+        for mark in bars.errorbar.get_children():
+            mark.set_gid(gid)
     for at, name in enumerate(names):
         counts = [str(series["means"][name]["trajectories"]) for series in chart["series"] if name in series["means"]]
         names[at] = f"{name.replace('/', '/' + chr(10))}\n(n={', '.join(counts)})"
