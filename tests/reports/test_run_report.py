@@ -179,12 +179,14 @@ def test_multipliers_come_from_what_training_recorded(runs):
     assert {turn["action"] for turn in profile_chart(groups)["turns"]} <= set(ACTIONS)
 
 
-@pytest.mark.parametrize("weight", [float("nan"), float("inf")])
-def test_a_weight_that_is_not_finite_ends_no_report(run, weight):
+@pytest.mark.parametrize("weight", [float("nan"), float("inf"), 1.7e308])
+def test_a_weight_that_cannot_be_drawn_ends_no_report(run, weight):
     (file,) = run.glob("training/*/*.parquet")
     rows = pq.read_table(file, partitioning=None).to_pylist()
     pq.write_table(pa.Table.from_pylist([{**row, "turn_weight": weight} for row in rows], schema=TRAINING_SCHEMA), file)
     assert report(run) == 0
+    if weight == 1.7e308:
+        assert "“One trajectory's allocation”: Its numbers are too large" in text_of(run / "report.html")
 
 
 def test_groups_are_looked_for_as_far_back_as_the_run_lets_them_wait(tmp_path):

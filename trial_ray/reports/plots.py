@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from trial_ray.errors import MissingDependencyError
+from trial_ray.errors import MissingDependencyError, UserInputError
 from trial_ray.metrics import CURVES
 from trial_ray.reports.charts import class_chart, curve_chart, profile_chart
 from trial_ray.reports.records import RunGroup, recorded_iterations
@@ -58,6 +58,7 @@ def drawing(
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
+        UserInputError: matplotlib cannot scale an axis to the numbers.
     """
     try:
         import matplotlib
@@ -67,15 +68,18 @@ def drawing(
             "Figures need matplotlib, which is not installed; install it with `pip install 'trial-ray[reports]'`."
         ) from error
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph")  # the reader's fonts may have what matplotlib's lack
+        warnings.simplefilter("ignore")  # of glyphs that the reader's fonts may have, and of numbers that are not finite
         figure = Figure(figsize=size, layout="constrained")
-        yield figure, figure.subplots(rows, columns, **options)
-        for path in paths:
-            if isinstance(path, Path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                figure.savefig(path, dpi=150)
-            else:
-                figure.savefig(path, format="svg", transparent=True)
+        try:
+            yield figure, figure.subplots(rows, columns, **options)
+            for path in paths:
+                if isinstance(path, Path):
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    figure.savefig(path, dpi=150)
+                else:
+                    figure.savefig(path, format="svg", transparent=True)
+        except (ArithmeticError, ValueError) as error:
+            raise UserInputError(f"Its numbers are too large to be drawn ({error}).") from error
 
 
 Chart = Mapping[str, Any]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
-from trial_ray.errors import MissingDependencyError
+from trial_ray.errors import MissingDependencyError, UserInputError
 from trial_ray.reports.charts import DASH, Table, all_charts, describe_chart
 from trial_ray.reports.dynamics import WINDOW
 from trial_ray.reports.findings import (
@@ -55,11 +55,14 @@ def report_page(groups: Sequence[RunGroup], title: str) -> str:
     if len(groups) > 1:
         sections.insert(2, _differences_section(differences, missing_differences))
     styles: dict[str, str] = {}
-    try:
-        for chart in (chart for section in sections for chart in section.charts):
+    for chart in (chart for section in sections for chart in section.charts):
+        try:
             chart["svg"] = Markup(chart_svg(chart, styles))
-    except MissingDependencyError:
-        missing.append(NO_PICTURES)
+        except MissingDependencyError:
+            missing.append(NO_PICTURES)
+            break
+        except UserInputError as error:
+            missing.append(f"The chart “{chart['title']}”: {error}")
     style = _style(styles, len(groups))
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return page.from_string(_asset("report.html.jinja")).render(
