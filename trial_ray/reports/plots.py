@@ -68,7 +68,8 @@ def drawing(
             "Figures need matplotlib, which is not installed; install it with `pip install 'trial-ray[reports]'`."
         ) from error
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of glyphs that the reader's fonts may have, and of numbers that are not finite
+        # Of glyphs that the reader's fonts may have, and of numbers that are not finite.
+        warnings.simplefilter("ignore")
         figure = Figure(figsize=size, layout="constrained")
         try:
             yield figure, figure.subplots(rows, columns, **options)
