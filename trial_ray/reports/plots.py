@@ -167,14 +167,14 @@ def _draw_row(charts: Sequence[Chart], title: str, paths: Sequence[Path]) -> lis
 def _size(chart: Chart) -> tuple[float, float]:
     """Width and height in inches."""
     rows = len(chart.get("turns", chart.get("rows", ())))
-    return 5.2, max(1.7 if "rows" in chart else 3.0, 1.3 + 0.24 * rows)
+    return 5.2, max(2.4 if "rows" in chart else 3.0, 1.6 + 0.24 * rows)
 
 
 def _draw(axis: Any, chart: Chart) -> None:
     _DRAWN[chart["kind"]](axis, chart)
     handles, labels = axis.get_legend_handles_labels()
     if chart["kind"] in ("profile", "time"):
-        axis.figure.legend(handles, labels, loc="outside lower center", ncols=5)
+        axis.figure.legend(handles, labels, loc="outside lower center", ncols=2)
     elif 1 < len(labels) <= MOST_IN_LEGEND:
         axis.legend()
 
