@@ -25,7 +25,7 @@ train: setup
 
 # Two workers, each with a file of tests at a time: a file shares engines and models, and most of the time goes by waiting for processes.
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-data: setup
 	$(BIN)/python -m pytest -m data $(ARGS)

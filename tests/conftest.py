@@ -32,19 +32,12 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(third_party.missing())
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that start actors come first, those that take longest before all, so that no worker ends with one of them alone.
-
-    A worker takes whole files, and all files that share an algorithm (``make test`` distributes by these groups).
-    """
+    """Files that start actors come first, those that take longest before all, so that no worker ends with one of them alone."""
     longest = [item.path for item in items if item.get_closest_marker("e2e")]
     actors = [item.path for item in items if item.get_closest_marker("actors") or "ray_session" in item.fixturenames]
     rank = dict.fromkeys(actors, 1) | dict.fromkeys(longest, 0)
     items.sort(key=lambda item: rank.get(item.path, 2))
-    sharing = {item.path for item in items if "algorithm_of" in item.fixturenames}
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("algorithm" if item.path in sharing else item.path.stem))
 
 
 @pytest.hookimpl(tryfirst=True)
