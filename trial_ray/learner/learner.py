@@ -355,7 +355,7 @@ class GRPOLearner(TorchLearner):
     # -- what it costs -----------------------------------------------------------------------------------------------
 
     def report(self) -> dict[str, Any]:
-        """Peak memory of this process: the keys of :func:`peak_memory`."""
+        """Peak memory of this process: the keys of ``peak_memory``."""
         return peak_memory()
 
     def matmul_rate(self) -> float:

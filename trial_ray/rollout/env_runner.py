@@ -248,7 +248,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         """The actor answers: that is all there is to check."""
 
     def report(self) -> dict[str, Any]:
-        """Peak memory of this process, and what became of its requests: keys of :func:`peak_memory`, ``RequestCounts``."""
+        """Peak memory of this process, and what became of its requests: keys of ``peak_memory``, ``RequestCounts``."""
         counts = {} if self._client is None else asdict(self._client.counts)
         return {**peak_memory(), **counts}
 
