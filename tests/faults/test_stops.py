@@ -24,8 +24,8 @@ EXPERIMENT = """
 import os, pathlib, signal, threading, time
 from unittest import mock
 import ray
-from trial_ray.algorithms import GRPO, GRPOConfig, batch_sampler
-from trial_ray.evaluation import panel_player
+from trial_ray.algorithms import GRPO, GRPOConfig, sampling
+from trial_ray.evaluation import player
 from trial_ray.engines import pool
 from trial_ray.warmstart import warmstart
 from trial_ray.warmstart.cloning import Cloner
@@ -72,8 +72,8 @@ then_terminate(*{
     "warm start: check": (HeldOutGames, "play"),
     "ray": (ray, "init"),
     "actors": (pool.EnginePool, "start"),
-    "panel": (panel_player.PanelPlayer, "play"),
-    "sampling": (batch_sampler.BatchSampler, "sample"),
+    "panel": (player.PanelPlayer, "play"),
+    "sampling": (sampling.BatchSampler, "sample"),
     "checkpoint": (GRPO, "begin_saving"),
 }[os.environ["TEST_MOMENT"]])
 """

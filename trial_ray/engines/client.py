@@ -24,7 +24,7 @@ from trial_ray.engines.protocol import (
     is_whole,
     prompt_digest,
 )
-from trial_ray.errors import EngineError, root_cause
+from trial_ray.errors import EngineError, first_line, root_cause
 
 FINISH_REASONS = ("stop", "length")
 _WHOLE_NUMBERS = ("numbers", "lengths", "weight_versions", "prompt_digests")
@@ -358,7 +358,7 @@ class EngineClient:
                 raise
             except (EngineError, TimeoutError) as error:
                 self.counts.attempts_failed += 1
-                failures.append(f"engine {index}: {type(error).__name__}: {_first_line(error)}")
+                failures.append(f"engine {index}: {type(error).__name__}: {first_line(error)}")
         raise EngineError(
             f"no engine answered ({len(failures)} of {len(links)} tried, deadline {self._timeout_s:.0f} s): "
             + "; ".join(failures)
@@ -377,7 +377,3 @@ class EngineClient:
             self._links[index].groups += 1
             self._group_engine[affinity] = index
         return self._group_engine[affinity]
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or "no message").splitlines()[0]

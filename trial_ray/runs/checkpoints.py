@@ -63,7 +63,7 @@ def require_whole(checkpoint: Path, below: Path | str = "") -> None:
 
 
 def require_own(checkpoint: Path) -> None:
-    """Check that this user wrote a checkpoint on this machine, so that loading its pickles runs nobody else's program.
+    """Check that this user wrote a checkpoint on this machine, so that its pickles run no other user's program.
 
     Args:
         checkpoint: the folder, of which :func:`require_whole` has checked all files.
