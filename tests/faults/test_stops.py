@@ -35,7 +35,7 @@ policy = {"model_path": os.environ["TEST_MODEL"]}
 if "warm start" in os.environ["TEST_MOMENT"]:
     warmstart.LEAST_RESPONSE_ACCURACY = 0.0  # so that the first check is played
     policy = {"warm_start": {
-        "env_config": {"difficulty": "tiny", "max_turns": 4}, "size": "nano", "games": 4, "threads": 1,
+        "env_config": {"difficulty": "tiny", "max_turns": 4}, "size": "nano", "games": 40, "threads": 1,
         "check_every": 2, "check_games": 200, "evaluation_games": 2, "max_steps": 100_000, "target_success": 1.0,
     }}
 config = (
