@@ -83,7 +83,7 @@ def make_groups(trajectories: int, turns: int, tokens: int, seed: int = 0) -> li
 
 
 def save_model(folder: Path) -> str:
-    tokenizer = build_tokenizer(ADAPTER.vocabulary)
+    tokenizer = build_tokenizer(ADAPTER.warm_start.vocabulary)
     build_tiny_model(tokenizer, "nano").save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
@@ -93,7 +93,7 @@ def config_of(model_path: str, num_learners: int = 0) -> TRIALConfig:
     return (
         TRIALConfig()
         .environment("trial/ALFWorld-v0")
-        .policy(model_path=model_path)
+        .rl_module(model_path=model_path)
         .training(kl_coeff=0.0, hindsight_start_iteration=1, max_logprob_gap=1e9, max_tokens_per_forward=8192)
         .learners(num_learners=num_learners, num_cpus_per_learner=0.5)
     )
@@ -181,9 +181,9 @@ def drive(iterations: int, model_path: str) -> list[float]:
     config = (
         GRPOConfig()
         .environment("trial/ALFWorld-v0", env_config=games)
-        .policy(model_path=model_path)
+        .rl_module(model_path=model_path)
         .training(group_size=4, tasks_per_iteration=2, kl_coeff=0.0)
-        .rollouts(max_prompt_tokens=512, max_response_tokens=4, prompt_style="plain")
+        .env_runners(max_prompt_tokens=512, max_response_tokens=4, prompt_style="plain")
         .engines(engine="transformers", num_cpus_per_engine=0.4)
         .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.4)
         .learners(num_learners=1, num_cpus_per_learner=0.4)

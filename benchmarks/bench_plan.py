@@ -75,7 +75,7 @@ def measure(name: str, model_path: str) -> dict:
     from trial_ray.process_reports import peak_memory
     from trial_ray.rollout.env_runner import TextEnvRunner
 
-    config = config_of(name).policy(model_path=model_path)
+    config = config_of(name).rl_module(model_path=model_path)
     config.training(max_logprob_gap=1e9)  # the log-probabilities are synthetic
     spec = config.get_multi_rl_module_spec(spaces=TextEnvRunner.get_spaces(None))
     learner = config.get_default_learner_class()(config=config, module_spec=spec)

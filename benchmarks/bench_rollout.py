@@ -246,12 +246,12 @@ def cpu_seconds(process: psutil.Process) -> float:
 def quickstart(model_path: str | None) -> Any:
     """Config of the quickstart."""
     config = runpy.run_path(str(QUICKSTART))["config"]
-    return config.policy(model_path=model_path or initial_policy(config))
+    return config.rl_module(model_path=model_path or initial_policy(config))
 
 
 def official(folder: str, data: str | None, turns: int) -> Any:
     """Config of ALFWorld's official games, or generated ones of their size, and an untrained model."""
-    tokenizer = build_tokenizer(ADAPTER.vocabulary)
+    tokenizer = build_tokenizer(ADAPTER.warm_start.vocabulary)
     build_tiny_model(tokenizer, "mini").save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     games = (
@@ -262,8 +262,8 @@ def official(folder: str, data: str | None, turns: int) -> Any:
     return (
         runpy.run_path(str(QUICKSTART))["config"]
         .environment("trial/ALFWorld-v0", env_config={**games, "max_turns": turns})
-        .policy(model_path=folder, warm_start=None)
-        .rollouts(max_prompt_tokens=1024, max_response_tokens=128, history_window=2)
+        .rl_module(model_path=folder, warm_start=None)
+        .env_runners(max_prompt_tokens=1024, max_response_tokens=128, history_window=2)
     )
 
 

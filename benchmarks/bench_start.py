@@ -35,7 +35,7 @@ QUICKSTART = Path(__file__).parents[1] / "tuned_examples" / "alfworld_quickstart
 RUN = f"""
 import runpy
 
-config = runpy.run_path({str(QUICKSTART)!r})["config"].panel(split=None).training(
+config = runpy.run_path({str(QUICKSTART)!r})["config"].evaluation(evaluation_split=None).training(
     tasks_per_iteration=4, group_size=4, hindsight_start_iteration=1
 )
 stop = {{"training_iteration": 1}}

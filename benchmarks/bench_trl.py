@@ -94,7 +94,7 @@ def minibatches(update: Update) -> list[list[tuple[np.ndarray, np.ndarray, np.nd
 
 def compare(python: Path, folder: Path) -> tuple[list[Measure], dict[str, Any]]:
     quickstart = quickstart_groups()
-    config = quickstart_config().policy(model_path=quickstart.model_path)
+    config = quickstart_config().rl_module(model_path=quickstart.model_path)
     learner = BenchLearner(config.training(microbatch_rows=config.minibatch_rows))
     ours = learner.update(quickstart.groups, keep_gradients=True)
     rows = folder / "rows.pickle"

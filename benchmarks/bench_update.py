@@ -67,7 +67,7 @@ class Case:
 
 
 def measure(case: Case) -> tuple[list[Measure], dict[str, Any]]:
-    config = quickstart_config().policy(model_path=case.model_path).training(**case.training)
+    config = quickstart_config().rl_module(model_path=case.model_path).training(**case.training)
     learner = BenchLearner(config)
     first = learner.update(case.groups, keep_gradients=True)  # warms up too
     measures = [*tokens_forwarded(case, config, learner, first)]

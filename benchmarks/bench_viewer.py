@@ -42,7 +42,7 @@ def write_page(folder: Path) -> dict[str, Any]:
     from trial_ray.reports.viewer import write_viewer
     from trial_ray.runs.reader import open_run
 
-    tokenizer = build_tokenizer(ADAPTER.vocabulary)
+    tokenizer = build_tokenizer(ADAPTER.warm_start.vocabulary)
     run = make_run(folder / "run", tokenizer, TRAJECTORIES, ITERATIONS)
     save_tokenizer(run, tokenizer)
     began, used = time.perf_counter(), time.process_time()

@@ -95,7 +95,7 @@ def main() -> None:
     found, digests = {}, {}
     for name in ("ours", "torch"):
         model, _ = load_policy(settings, entry)
-        cloner = Cloner(model, tokenizer, examples, entry.adapter.interchangeable, settings)
+        cloner = Cloner(model, tokenizer, examples, entry.adapter.warm_start.interchangeable, settings)
         if name == "torch":
             use_torchs_muon(cloner, settings)
         found[name] = timed_updates(cloner)

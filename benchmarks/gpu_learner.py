@@ -23,7 +23,7 @@ def trial_config(setup: Setup, model_path: str, compute_dtype: str) -> TRIALConf
     return (
         TRIALConfig()
         .environment("trial/ALFWorld-v0")
-        .policy(model_path=model_path, compute_dtype=compute_dtype)
+        .rl_module(model_path=model_path, compute_dtype=compute_dtype)
         .training(
             kl_coeff=0.0,
             entropy_coeff=0.0,

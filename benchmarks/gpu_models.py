@@ -74,7 +74,7 @@ class Setup:
 
     def save_model(self, folder: Path, name: str, **changes: Any) -> str:
         """Write the model with random weights and a tokenizer that uses few of its ids; returns the folder."""
-        tokenizer = build_tokenizer(ADAPTER.vocabulary)
+        tokenizer = build_tokenizer(ADAPTER.warm_start.vocabulary)
         torch.manual_seed(0)
         with torch.device(self.device):
             model = AutoModelForCausalLM.from_config(self.model_config(name, **changes), dtype=torch.float32)

@@ -35,9 +35,9 @@ def run_config(setup: Setup, model_path: str, tasks: int) -> TRIALConfig:
     return (
         TRIALConfig()
         .environment("trial/ALFWorld-v0", env_config=games)
-        .policy(model_path=model_path)
+        .rl_module(model_path=model_path)
         .training(group_size=2 if setup.small else 8, tasks_per_iteration=tasks, kl_coeff=0.0, max_logprob_gap=1e9)
-        .rollouts(max_prompt_tokens=512, max_response_tokens=4 if setup.small else 64, prompt_style="plain")
+        .env_runners(max_prompt_tokens=512, max_response_tokens=4 if setup.small else 64, prompt_style="plain")
         .engines(
             engine="vllm" if vllm else "transformers",
             colocate=True,
@@ -56,7 +56,7 @@ def run_config(setup: Setup, model_path: str, tasks: int) -> TRIALConfig:
 def running(setup: Setup, name: str, tasks: int) -> Iterator[Any]:
     """The built algorithm with a model of random weights, whose vocabulary is that of ALFWorld's words."""
     with tempfile.TemporaryDirectory(prefix="gpu_run-") as folder:
-        vocabulary = len(build_tokenizer(ADAPTER.vocabulary))
+        vocabulary = len(build_tokenizer(ADAPTER.warm_start.vocabulary))
         path = setup.save_model(Path(folder) / "model", name, vocab_size=vocabulary)
         if setup.cuda:
             torch.cuda.empty_cache()

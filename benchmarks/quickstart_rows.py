@@ -59,7 +59,7 @@ def quickstart_groups() -> Quickstart:
     """The quickstart's first groups, from the cache where they are there."""
     config = quickstart_config()
     model_path = initial_policy(config)
-    config.policy(model_path=model_path)
+    config.rl_module(model_path=model_path)
     code = [EXAMPLE, Path(str(trial_ray.rollout.trajectory.__file__))]
     model = [path for path in Path(model_path).iterdir() if path.suffix in (".json", ".safetensors")]
     key = content_key({"code": files_digest(code), "model": files_digest(model)})

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         ValueWeightedConfig,
     )
     from trial_ray.config.declare import setting
-    from trial_ray.environments.adapter import EnvironmentAdapter
+    from trial_ray.environments.adapter import EnvironmentAdapter, ReportLabels, WarmStartSpec
     from trial_ray.learner.method import Method
 
 _METHODS = "trial_ray.algorithms.methods"
@@ -46,6 +46,8 @@ _MODULES = {
     "ValueWeightedConfig": f"{_METHODS}.trial",
     "EnvironmentAdapter": "trial_ray.environments.adapter",
     "Method": "trial_ray.learner.method",
+    "ReportLabels": "trial_ray.environments.adapter",
+    "WarmStartSpec": "trial_ray.environments.adapter",
     "setting": "trial_ray.config.declare",
 }
 
@@ -60,11 +62,13 @@ __all__ = [
     "OPSDConfig",
     "PermutedConfig",
     "RLSDConfig",
+    "ReportLabels",
     "SDARConfig",
     "SERLConfig",
     "TRIALConfig",
     "UniformConfig",
     "ValueWeightedConfig",
+    "WarmStartSpec",
     "__version__",
     "setting",
 ]

@@ -23,7 +23,7 @@ config = (
             "max_turns": 12,
         },
     )
-    .policy(model_path=ALFWORLD_TINY)
+    .rl_module(model_path=ALFWORLD_TINY)
     .training(
         lr=3e-4,
         weight_decay=0.0,
@@ -42,17 +42,23 @@ config = (
         hindsight_coeff=0.1,
         hindsight_start_iteration=5,
     )
-    .rollouts(max_prompt_tokens=512, max_response_tokens=16, prompt_style="plain", history_window=1)
+    .env_runners(
+        num_env_runners=1,
+        num_cpus_per_env_runner=0.5,
+        max_prompt_tokens=512,
+        max_response_tokens=16,
+        prompt_style="plain",
+        history_window=1,
+    )
     .engines(engine="vllm", num_cpus_per_engine=0.5)
-    .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.5)
     .learners(num_learners=0, num_cpus_per_learner=0.5)
     .resources(num_cpus_for_main_process=0.5)
-    .panel(
-        split="generated",
-        env_config={"num_games": 256, "generator_seed": 6_000_011},
-        num_tasks=256,
+    .evaluation(
+        evaluation_split="generated",
+        evaluation_env_config={"num_games": 256, "generator_seed": 6_000_011},
+        evaluation_num_tasks=256,
         # Greedy decoding repeats itself; a policy this small is measured as it was trained.
-        temperature=1.0,
+        evaluation_temperature=1.0,
     )
     .debugging(seed=0)
 )

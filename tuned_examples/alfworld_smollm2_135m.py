@@ -14,7 +14,7 @@ config = (
     .environment(
         "trial/ALFWorld-v0", env_config={"split": "generated", "difficulty": "medium", "num_games": 64, "max_turns": 3}
     )
-    .policy(model_path=SMOLLM2)
+    .rl_module(model_path=SMOLLM2)
     .training(
         lr=1e-6,
         group_size=2,
@@ -24,9 +24,8 @@ config = (
         max_tokens_per_forward=2048,
         hindsight_start_iteration=1,
     )
-    .rollouts(max_prompt_tokens=1280, max_response_tokens=48)
+    .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.5, max_prompt_tokens=1280, max_response_tokens=48)
     .engines(engine="vllm", num_cpus_per_engine=0.5, engine_kwargs={"dtype": "float32"})
-    .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.5)
     .learners(num_learners=0, num_cpus_per_learner=0.5)
     .resources(num_cpus_for_main_process=0.5)
     .debugging(seed=0)

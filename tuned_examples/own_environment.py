@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import gymnasium
 
 from trial_envs.core.projection import project_action
-from trial_ray import EnvironmentAdapter, TRIALConfig
+from trial_ray import EnvironmentAdapter, TRIALConfig, WarmStartSpec
 
 NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 
@@ -79,14 +79,14 @@ class CarefulPlayer:
 ADAPTER = EnvironmentAdapter(
     env_id="mine/Guessing-v0",
     templates={"plain": GuessingPrompt()},
-    demonstrator=CarefulPlayer,
+    warm_start=WarmStartSpec(demonstrator=CarefulPlayer),
     skills={"": "Guess the number in the middle of those that are left."},
 )
 
 config = (
     TRIALConfig()
     .environment("mine/Guessing-v0", adapter=ADAPTER)
-    .policy(
+    .rl_module(
         warm_start={
             "size": "mini",
             "history_window": 3,
@@ -112,13 +112,19 @@ config = (
         entropy_coeff=0.0,
         hindsight_start_iteration=4,
     )
-    .rollouts(max_prompt_tokens=512, max_response_tokens=8, prompt_style="plain", history_window=3)
+    .env_runners(
+        num_env_runners=1,
+        num_cpus_per_env_runner=0.5,
+        max_prompt_tokens=512,
+        max_response_tokens=8,
+        prompt_style="plain",
+        history_window=3,
+    )
     .engines(engine="transformers", num_cpus_per_engine=0.5)
-    .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.5)
     .learners(num_learners=0, num_cpus_per_learner=0.5)
     .resources(num_cpus_for_main_process=0.5)
     # The environment lists no tasks, so they are seeds; those of another split are others.
-    .panel(split="test", num_tasks=256, temperature=1.0)
+    .evaluation(evaluation_split="test", evaluation_num_tasks=256, evaluation_temperature=1.0)
     .debugging(seed=0)
 )
 stop = {"training_iteration": 20}

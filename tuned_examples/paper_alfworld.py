@@ -13,7 +13,7 @@ def paper_config(model_path: str) -> TRIALConfig:
     return (
         TRIALConfig()
         .environment("trial/ALFWorld-v0", env_config={"split": "train", "max_turns": 50})
-        .policy(model_path=model_path, compute_dtype="bfloat16", gradient_checkpointing=True)
+        .rl_module(model_path=model_path, compute_dtype="bfloat16", gradient_checkpointing=True)
         .training(
             lr=1e-6,
             weight_decay=0.01,
@@ -36,7 +36,7 @@ def paper_config(model_path: str) -> TRIALConfig:
             gap_clip=2.0,
             clamp_alpha=1.0,
         )
-        .rollouts(
+        .env_runners(
             max_prompt_tokens=2048,
             max_response_tokens=512,
             temperature=1.0,
@@ -54,7 +54,7 @@ def paper_config(model_path: str) -> TRIALConfig:
         )
         .env_runners(num_env_runners=8, num_cpus_per_env_runner=2)
         .learners(num_learners=8, num_gpus_per_learner=0.5)
-        .panel(split="valid_seen", num_tasks=128, temperature=0.4)
+        .evaluation(evaluation_split="valid_seen", evaluation_num_tasks=128, evaluation_temperature=0.4)
         .evaluation(evaluation_interval=5)
         .debugging(seed=0)
     )

@@ -13,7 +13,7 @@ from trial_ray.models.packaged import SMOLLM2
 config = (
     TRIALConfig()
     .environment("trial/WebShop-v0", env_config={"split": "generated", "max_turns": 3})
-    .policy(model_path=SMOLLM2)
+    .rl_module(model_path=SMOLLM2)
     .training(
         lr=1e-6,
         group_size=2,
@@ -24,9 +24,8 @@ config = (
         hindsight_coeff=0.005,
         hindsight_start_iteration=2,
     )
-    .rollouts(max_prompt_tokens=1536, max_response_tokens=48)
+    .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.5, max_prompt_tokens=1536, max_response_tokens=48)
     .engines(engine="vllm", num_cpus_per_engine=0.5, engine_kwargs={"dtype": "float32"})
-    .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.5)
     .learners(num_learners=0, num_cpus_per_learner=0.5)
     .resources(num_cpus_for_main_process=0.5)
     .debugging(seed=0)

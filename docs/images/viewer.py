@@ -29,7 +29,7 @@ SETTLED_S = 0.3
 
 def main() -> None:
     """Write the pictures."""
-    tokenizer = build_tokenizer(ADAPTER.vocabulary, [f"{' '.join(REASONS)} {WORDS}"] * 2)
+    tokenizer = build_tokenizer(ADAPTER.warm_start.vocabulary, [f"{' '.join(REASONS)} {WORDS}"] * 2)
     with tempfile.TemporaryDirectory() as folder, Chromium() as browser:
         runs = []
         for seed, name in enumerate(("grpo", "trial")):

@@ -17,7 +17,7 @@ EXAMPLES = Path(__file__).parents[2] / "tuned_examples"
 
 
 def valid_config() -> TRIALConfig:
-    return TRIALConfig().environment("trial/ALFWorld-v0").policy(model_path="anything")
+    return TRIALConfig().environment("trial/ALFWorld-v0").rl_module(model_path="anything")
 
 
 @pytest.mark.parametrize(
@@ -72,10 +72,10 @@ def test_a_seed_below_0_is_refused():
 )
 def test_training_on_another_distribution_than_the_sampled_one_is_refused(sampling, message):
     with pytest.raises(ConfigError, match=message):
-        valid_config().rollouts(**sampling).validate()
-    valid_config().panel(temperature=0.0, top_p=0.9).validate()
-    with pytest.raises(ConfigError, match=r"panel_temperature is 0.001, expected 0 \(greedy\) or at least 0.01"):
-        valid_config().panel(temperature=0.001).validate()
+        valid_config().env_runners(**sampling).validate()
+    valid_config().evaluation(evaluation_temperature=0.0, evaluation_top_p=0.9).validate()
+    with pytest.raises(ConfigError, match=r"evaluation_temperature is 0.001, expected 0 \(greedy\) or at least 0.01"):
+        valid_config().evaluation(evaluation_temperature=0.001).validate()
 
 
 @pytest.mark.parametrize(
@@ -93,11 +93,11 @@ def test_training_on_another_distribution_than_the_sampled_one_is_refused(sampli
 )
 def test_sampling_ahead_without_what_it_needs_is_refused(rollouts, training, message):
     with pytest.raises(ConfigError, match=message):
-        valid_config().rollouts(**rollouts).training(**training).validate()
+        valid_config().env_runners(**rollouts).training(**training).validate()
 
 
 def test_sampling_ahead_needs_an_env_runner_and_takes_groups_without_variance():
-    config = valid_config().rollouts(max_staleness=1).training(importance_cap=2.0, drop_zero_variance_groups=True)
+    config = valid_config().env_runners(max_staleness=1).training(importance_cap=2.0, drop_zero_variance_groups=True)
     config.validate()
     with pytest.raises(ConfigError, match="max_staleness is 1, but num_env_runners is 0"):
         config.env_runners(num_env_runners=0).validate()
@@ -105,7 +105,7 @@ def test_sampling_ahead_needs_an_env_runner_and_takes_groups_without_variance():
 
 
 def test_engines_with_too_short_a_context_are_refused():
-    config = valid_config().rollouts(max_prompt_tokens=400, max_response_tokens=100)
+    config = valid_config().env_runners(max_prompt_tokens=400, max_response_tokens=100)
     config.engines(engine_kwargs={"max_model_len": 500}).validate()
     with pytest.raises(ConfigError, match=r"max_model_len=499 found, at least 500 expected \(max_prompt_tokens plus"):
         config.engines(engine_kwargs={"max_model_len": 499}).validate()
@@ -138,14 +138,14 @@ def test_more_learners_than_trajectories_are_refused():
     ],
 )
 def test_methods_refuse_values_out_of_range(method, settings, message):
-    config = new_config(method).environment("trial/ALFWorld-v0").policy(model_path="anything").training(**settings)
+    config = new_config(method).environment("trial/ALFWorld-v0").rl_module(model_path="anything").training(**settings)
     with pytest.raises(ConfigError, match=message):
         config.validate()
 
 
 @pytest.mark.parametrize("method", method_names())
 def test_every_method_is_found_by_its_name_and_valid_as_it_is(method):
-    config = new_config(method).environment("trial/ALFWorld-v0").policy(model_path="anything")
+    config = new_config(method).environment("trial/ALFWorld-v0").rl_module(model_path="anything")
     config.validate()
     assert method_of(config) == method
 
@@ -161,7 +161,7 @@ def test_every_config_of_a_methods_file_is_found_by_a_name_and_has_a_title():
 
 @pytest.mark.parametrize("method", ["sdar", "grpo_opsd", "rlsd"])
 def test_a_view_that_the_environment_does_not_offer_is_refused_with_where_to_give_it(method):
-    config = new_config(method).environment("trial/TextWorld-v0").policy(model_path="anything")
+    config = new_config(method).environment("trial/TextWorld-v0").rl_module(model_path="anything")
     with pytest.raises(ConfigError, match=r"trial/TextWorld-v0 offers no 'skill' view.*EnvironmentAdapter\(skills="):
         config.validate()
     config.training(privileged_view="outcome").validate()
@@ -181,14 +181,14 @@ def test_exactly_one_source_of_the_policy_is_needed():
     with pytest.raises(ConfigError, match="exactly one"):
         TRIALConfig().environment("trial/ALFWorld-v0").validate()
     with pytest.raises(ConfigError, match="exactly one"):
-        valid_config().policy(warm_start={}).validate()
+        valid_config().rl_module(warm_start={}).validate()
 
 
 def test_a_warm_start_is_refused_where_prompts_are_conversations():
-    conversations = valid_config().rollouts(prompt_style="conversation")
+    conversations = valid_config().env_runners(prompt_style="conversation")
     conversations.validate()
     with pytest.raises(ConfigError, match=r"prompt_style is 'conversation'.*'tagged' or 'plain'.*model_path"):
-        conversations.policy(model_path=None, warm_start={}).validate()
+        conversations.rl_module(model_path=None, warm_start={}).validate()
 
 
 def test_an_unknown_engine_is_refused():
@@ -199,7 +199,7 @@ def test_an_unknown_engine_is_refused():
 def test_missing_data_is_told_before_anything_starts(monkeypatch, tmp_path):
     config = valid_config().environment(env_config={"split": "valid_seen", "data": str(tmp_path / "nowhere")})
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        GRPO._choose_panels(_Stub(config.panel(split="valid_seen", num_tasks=2)))
+        GRPO._choose_panels(_Stub(config.evaluation(evaluation_split="valid_seen", evaluation_num_tasks=2)))
 
 
 class _Stub:
@@ -267,7 +267,7 @@ def test_defaults_of_an_adapter_go_with_its_environment_and_leave_what_the_user_
     config = GRPOConfig().environment("trial/WebShop-v0")
     assert config.max_prompt_tokens == 4096
     assert config.environment("trial/ALFWorld-v0").max_prompt_tokens == 2048
-    config.rollouts(max_prompt_tokens=1000)
+    config.env_runners(max_prompt_tokens=1000)
     assert config.environment("trial/WebShop-v0").max_prompt_tokens == 1000
 
 
@@ -283,7 +283,7 @@ def test_defaults_of_an_adapter_go_with_its_environment_and_leave_what_the_user_
     ],
 )
 def test_the_gap_to_the_engine_is_that_of_the_type_in_which_the_passes_compute(model, compute, gpus, dtype, limit):
-    config = GRPOConfig().policy(model_dtype=model, compute_dtype=compute).learners(num_gpus_per_learner=gpus)
+    config = GRPOConfig().rl_module(model_dtype=model, compute_dtype=compute).learners(num_gpus_per_learner=gpus)
     config.engines(engine_kwargs={"dtype": "float32"})
     assert config.passes_dtype() == dtype
     assert config.logprob_gap_limit() == limit

@@ -171,7 +171,7 @@ def trained(laws: dict[str, Law], groups: int = GROUPS) -> tuple[list[Trajectory
     """The groups that one iteration trains on, out of ``groups``, each of the next task."""
     SyntheticEnv.laws, SyntheticEnv.random = laws, random.Random(1)
     logging.getLogger("trial_ray.environments").setLevel(logging.CRITICAL)
-    config = GRPOConfig().environment("trial/ALFWorld-v0").rollouts(max_group_redraws=REDRAWS)
+    config = GRPOConfig().environment("trial/ALFWorld-v0").env_runners(max_group_redraws=REDRAWS)
     config.training(group_size=G, tasks_per_iteration=groups)
     workers = Workers()
     batch = BatchSampler(config, TaskSampler([list(laws)], seed=0), workers).sample(1)

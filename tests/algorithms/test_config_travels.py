@@ -18,7 +18,11 @@ from trial_ray.errors import ConfigError
 
 def changed(method: str) -> GRPOConfig:
     config = new_config(method).environment("trial/ALFWorld-v0", env_config={"split": "generated"})
-    return config.policy(model_path="anything").training(group_size=5, lr=0.3).panel(split="generated", seed=4)
+    return (
+        config.rl_module(model_path="anything")
+        .training(group_size=5, lr=0.3)
+        .evaluation(evaluation_split="generated", evaluation_seed=4)
+    )
 
 
 def assert_same(found: GRPOConfig, expected: GRPOConfig) -> None:
@@ -78,10 +82,10 @@ def test_tune_trains_the_method_of_the_config_that_it_is_given(tmp_path):
             "trial/ALFWorld-v0",
             env_config={"split": "generated", "difficulty": "tiny", "num_games": 8, "max_turns": 2},
         )
-        .policy(model_path=str(save_nano_model(tmp_path / "nano")))
+        .rl_module(model_path=str(save_nano_model(tmp_path / "nano")))
         .training(group_size=2, tasks_per_iteration=2, kl_coeff=0.0, privileged_view="outcome")
         .training(distillation_coeff=tune.grid_search([0.5]))
-        .rollouts(max_prompt_tokens=400, max_response_tokens=8, prompt_style="plain")
+        .env_runners(max_prompt_tokens=400, max_response_tokens=8, prompt_style="plain")
         .engines(engine="transformers", num_cpus_per_engine=0.25)
         .env_runners(num_env_runners=0)
         .learners(num_learners=0, num_cpus_per_learner=0.25)

@@ -100,7 +100,7 @@ def sampler(
     workers: PlayedWorkers, max_staleness: int, tasks: TaskSampler | None = None, **rollouts
 ) -> OverlappingSampler:
     config = GRPOConfig().environment("trial/ALFWorld-v0").training(group_size=4, tasks_per_iteration=T)
-    config.rollouts(max_staleness=max_staleness, **rollouts)
+    config.env_runners(max_staleness=max_staleness, **rollouts)
     return OverlappingSampler(config, tasks or new_tasks(), workers, lambda: workers.version)
 
 

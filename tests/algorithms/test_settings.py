@@ -208,7 +208,7 @@ def test_every_setting_has_documentation_and_belongs_to_a_section():
 
 
 def test_a_setting_under_search_is_not_checked_before_it_is_chosen():
-    config = GRPOConfig().environment("trial/ALFWorld-v0").policy(model_path="anything")
+    config = GRPOConfig().environment("trial/ALFWorld-v0").rl_module(model_path="anything")
     config.training(kl_coeff={"grid_search": [0.0, 0.1]}, weight_decay=tune.loguniform(1e-3, 1e-1)).validate()
 
 

@@ -31,7 +31,7 @@ def bench(model_path):
         "minibatch_rows": 16,
         "microbatch_rows": 6,
     }
-    config = TRIALConfig().environment("trial/ALFWorld-v0").policy(model_path=model_path).training(**training)
+    config = TRIALConfig().environment("trial/ALFWorld-v0").rl_module(model_path=model_path).training(**training)
     return BenchLearner(config)
 
 

@@ -202,7 +202,7 @@ def test_inspect_prints_prompts_with_the_evidence_in_them(capsys, tmp_path):
     from trial_ray.environments.alfworld import ADAPTER
     from trial_ray.models.tiny import build_tokenizer
 
-    tokenizer = build_tokenizer(ADAPTER.vocabulary)
+    tokenizer = build_tokenizer(ADAPTER.warm_start.vocabulary)
     make_run(tmp_path / "run", tokenizer, 8, iterations=1)
     save_tokenizer(tmp_path / "run", tokenizer)
     assert run("inspect", tmp_path / "run", "--text", "--show", 8) == 0

@@ -447,7 +447,7 @@ class Few(gymnasium.Env):
         return ["one", "two", "three"]
 
 gymnasium.register("mine/Few-v0", entry_point=Few)
-config = GRPOConfig().environment("mine/Few-v0").policy(warm_start={"games": 2, "check_games": 1, "evaluation_games": 1})
+config = GRPOConfig().environment("mine/Few-v0").rl_module(warm_start={"games": 2, "check_games": 1, "evaluation_games": 1})
 stop = {"training_iteration": 1}
 """
 

@@ -64,7 +64,7 @@ def learner_names(model_path: str) -> set[str]:
     groups = synthetic_groups(vocab_size=400, num_groups=1, group_size=2, most_turns=2)
     with names_logged() as found:
         for method in method_names():
-            config = new_config(method).environment("trial/ALFWorld-v0").policy(model_path=model_path)
+            config = new_config(method).environment("trial/ALFWorld-v0").rl_module(model_path=model_path)
             update(build_learner(config.training(max_logprob_gap=100.0)), groups)
     # RLlib counts over all modules what it counts for each; there is one.
     return {f"{LEARNER_RESULTS}/{name}" for name in found if not name.startswith(ALL_MODULES)}

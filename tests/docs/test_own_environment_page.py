@@ -51,7 +51,7 @@ def test_the_file_trains_with_a_remote_env_runner(page, tmp_path, monkeypatch, a
         "evaluation_games": 2,
         "size": "nano",
     }
-    config.policy(warm_start=settings)
+    config.rl_module(warm_start=settings)
     config.training(
         group_size=2, tasks_per_iteration=4, minibatch_rows=16, microbatch_rows=8, hindsight_start_iteration=1
     )
@@ -59,7 +59,7 @@ def test_the_file_trains_with_a_remote_env_runner(page, tmp_path, monkeypatch, a
     config.env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25)
     config.learners(num_learners=0, num_cpus_per_learner=0.25)
     config.resources(num_cpus_for_main_process=0.25)
-    config.panel(split=None)
+    config.evaluation(evaluation_split=None)
     config.recording(trajectories_folder=str(tmp_path / "trajectories"))
     page.unlink()
     algo = algorithm_of(config)

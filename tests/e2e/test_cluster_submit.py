@@ -48,7 +48,7 @@ def settings(model_path: str) -> list[str]:
         "warm_start": None,
         "model_path": model_path,
         "engine": "transformers",
-        "panel_split": None,
+        "evaluation_split": None,
         "tasks_per_iteration": 2,
         "group_size": 2,
         "hindsight_start_iteration": 1,

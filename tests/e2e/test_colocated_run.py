@@ -24,14 +24,19 @@ def colocated_config(model_path: str) -> TRIALConfig:
             "trial/ALFWorld-v0",
             env_config={"split": "generated", "difficulty": "tiny", "num_games": 64, "max_turns": 2},
         )
-        .policy(model_path=model_path)
+        .rl_module(model_path=model_path)
         .training(group_size=2, tasks_per_iteration=2, minibatch_rows=12, microbatch_rows=6, kl_coeff=0.0, lr=1e-2)
-        .rollouts(max_prompt_tokens=400, max_response_tokens=4, prompt_style="plain")
+        .env_runners(max_prompt_tokens=400, max_response_tokens=4, prompt_style="plain")
         .engines(engine="transformers", colocate=True, sleep_level=2, num_cpus_per_engine=0.25)
         .env_runners(num_env_runners=0)
         .learners(num_learners=1, num_cpus_per_learner=0.5)
         .resources(num_cpus_for_main_process=0.25)
-        .panel(split="generated", env_config={"generator_seed": 1}, num_tasks=2, temperature=1.0)
+        .evaluation(
+            evaluation_split="generated",
+            evaluation_env_config={"generator_seed": 1},
+            evaluation_num_tasks=2,
+            evaluation_temperature=1.0,
+        )
         .debugging(seed=1)
     )
 

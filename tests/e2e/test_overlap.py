@@ -18,17 +18,22 @@ def overlapping_config(model_path: str) -> GRPOConfig:
             "trial/ALFWorld-v0",
             env_config={"split": "generated", "difficulty": "tiny", "num_games": 64, "max_turns": 4},
         )
-        .policy(model_path=model_path)
+        .rl_module(model_path=model_path)
         .training(lr=1e-3, group_size=3, tasks_per_iteration=2, minibatch_rows=12, microbatch_rows=6, kl_coeff=0.0)
         .training(importance_cap=2.0)
-        .rollouts(max_prompt_tokens=400, max_response_tokens=16, prompt_style="plain")
+        .env_runners(max_prompt_tokens=400, max_response_tokens=16, prompt_style="plain")
         # One rollout at a time, so that groups are still played when the first ones are trained on.
-        .rollouts(max_staleness=1, max_episodes_in_flight=1)
+        .env_runners(max_staleness=1, max_episodes_in_flight=1)
         .engines(engine="transformers", num_cpus_per_engine=0.25, engine_kwargs={"max_model_len": 508})
         .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25)
         .learners(num_learners=0, num_cpus_per_learner=0.25)
         .resources(num_cpus_for_main_process=0.25)
-        .panel(split="generated", env_config={"generator_seed": 1}, num_tasks=2, temperature=1.0)
+        .evaluation(
+            evaluation_split="generated",
+            evaluation_env_config={"generator_seed": 1},
+            evaluation_num_tasks=2,
+            evaluation_temperature=1.0,
+        )
         .debugging(seed=1)
     )
 

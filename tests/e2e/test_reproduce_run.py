@@ -22,14 +22,15 @@ def configure(environment, backbone):
     return (
         TRIALConfig()
         .environment("trial/ALFWorld-v0", env_config={"split": "generated", "difficulty": "tiny", "num_games": 8, "max_turns": 2})
-        .policy(model_path=MODEL)
+        .rl_module(model_path=MODEL)
         .training(group_size=2, tasks_per_iteration=4, kl_coeff=0.0, hindsight_start_iteration=1)
-        .rollouts(max_prompt_tokens=400, max_response_tokens=4, prompt_style="plain")
+        .env_runners(max_prompt_tokens=400, max_response_tokens=4, prompt_style="plain")
         .engines(engine="transformers", num_cpus_per_engine=0.25)
         .env_runners(num_env_runners=0)
         .learners(num_learners=0, num_cpus_per_learner=0.25)
         .resources(num_cpus_for_main_process=0.5)
-        .panel(split="generated", env_config={"num_games": 4, "generator_seed": 7}, num_tasks=4)
+        .evaluation(evaluation_split="generated", evaluation_env_config={"num_games": 4, "generator_seed": 7})
+    .evaluation(evaluation_num_tasks=4)
     )
 
 

@@ -28,9 +28,9 @@ from trial_ray.algorithms import TRIALConfig
 config = (
     TRIALConfig()
     .environment("trial/ALFWorld-v0", env_config={"split": "generated", "difficulty": "tiny", "num_games": 8, "max_turns": 2})
-    .policy(model_path=MODEL)
+    .rl_module(model_path=MODEL)
     .training(group_size=2, tasks_per_iteration=1, kl_coeff=0.0, hindsight_start_iteration=1)
-    .rollouts(max_prompt_tokens=400, max_response_tokens=4, prompt_style="plain")
+    .env_runners(max_prompt_tokens=400, max_response_tokens=4, prompt_style="plain")
     .engines(engine="transformers", num_cpus_per_engine=0.25)
     .env_runners(num_env_runners=0, num_cpus_per_env_runner=0.25)
     .learners(num_learners=0, num_cpus_per_learner=0.25)

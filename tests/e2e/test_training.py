@@ -47,7 +47,7 @@ def small_config(model_path: str, **training) -> TRIALConfig:
             "trial/ALFWorld-v0",
             env_config={"split": "generated", "difficulty": "tiny", "num_games": 64, "max_turns": 3},
         )
-        .policy(model_path=model_path)
+        .rl_module(model_path=model_path)
         .training(
             **{
                 "lr": 1e-3,
@@ -62,12 +62,17 @@ def small_config(model_path: str, **training) -> TRIALConfig:
                 **training,
             }
         )
-        .rollouts(max_prompt_tokens=400, max_response_tokens=8, prompt_style="plain", seeded_sampling=True)
+        .env_runners(max_prompt_tokens=400, max_response_tokens=8, prompt_style="plain", seeded_sampling=True)
         .engines(engine="transformers", num_cpus_per_engine=0.25, engine_kwargs={"max_model_len": 508})
         .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25)
         .learners(num_learners=0, num_cpus_per_learner=0.25)
         .resources(num_cpus_for_main_process=0.25)
-        .panel(split="generated", env_config={"generator_seed": 1}, num_tasks=3, temperature=1.0)
+        .evaluation(
+            evaluation_split="generated",
+            evaluation_env_config={"generator_seed": 1},
+            evaluation_num_tasks=3,
+            evaluation_temperature=1.0,
+        )
         .fault_tolerance(delay_between_env_runner_restarts_s=0)
         .debugging(seed=1)
     )
@@ -180,7 +185,7 @@ def _check_metrics(result) -> None:
 def test_conversations_are_trained_as_they_were_sampled(uninterrupted, model_path, tmp_path):
     """The third turns exceed the limit of prompts, so that the conversation starts again with the second."""
     end, user = load_tokenizer(model_path).convert_tokens_to_ids(["<|end|>", "<|user|>"])
-    config = small_config(model_path).rollouts(prompt_style="conversation", max_prompt_tokens=500, history_window=1)
+    config = small_config(model_path).env_runners(prompt_style="conversation", max_prompt_tokens=500, history_window=1)
     uninterrupted.algo.reset_config(config.recording(trajectories_folder=str(tmp_path)).to_dict())
     result = uninterrupted.algo.train()
     assert float(result["learners"]["default_policy"]["engine"]["logprob_gap"]) < 1e-5
@@ -235,7 +240,7 @@ def test_a_killed_env_runner_and_a_killed_engine_are_replaced_and_lose_no_group(
 )
 def test_engine_and_learner_agree_at_another_temperature_and_every_row_is_trained(engine, algorithm_of, model_path):
     """Sharp logits: untempered ones would differ by far more than the limit of 1e-3 nats, which stops a run."""
-    config = small_config(model_path, num_epochs=2).rollouts(temperature=0.7).engines(engine=engine)
+    config = small_config(model_path, num_epochs=2).env_runners(temperature=0.7).engines(engine=engine)
     algo = algorithm_of(config)
     before = algo.actor_reports()["engine 0"]
     results = [algo.train() for _ in range(2)]
@@ -276,7 +281,7 @@ def test_other_engines_are_made_where_settings_ask_for_them_and_wrong_settings_l
     algo = uninterrupted.algo
     before = pids(algo)
     assert algo.reset_config(
-        small_config(model_path).rollouts(max_response_tokens=6).engines(engine_kwargs={}).to_dict()
+        small_config(model_path).env_runners(max_response_tokens=6).engines(engine_kwargs={}).to_dict()
     )
     assert not set(pids(algo).values()) & set(before.values())
     algo.train()

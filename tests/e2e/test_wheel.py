@@ -24,7 +24,7 @@ stop = {"training_iteration": 1}
 """
 SMALL = (
     "engine=transformers", "num_env_runners=0", "tasks_per_iteration=2", "group_size=2", "env_config.num_games=8",
-    "env_config.max_turns=2", "panel_num_tasks=2", "panel_env_config.num_games=2", "hindsight_start_iteration=1",
+    "env_config.max_turns=2", "evaluation_num_tasks=2", "evaluation_env_config.num_games=2", "hindsight_start_iteration=1",
 )  # fmt: skip
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]

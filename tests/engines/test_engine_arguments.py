@@ -129,7 +129,7 @@ def test_engines_with_a_gpu_compute_in_bfloat16_unless_told_otherwise(gpus, engi
 
 
 def test_a_dtype_in_which_no_engine_computes_is_refused_with_the_config():
-    config = GRPOConfig().environment("trial/ALFWorld-v0").policy(model_path="m")
+    config = GRPOConfig().environment("trial/ALFWorld-v0").rl_module(model_path="m")
     with pytest.raises(ConfigError, match="dtype='fp32'"):
         config.engines(engine_kwargs={"dtype": "fp32"}).validate()
 

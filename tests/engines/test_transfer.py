@@ -20,7 +20,7 @@ def config(gpus_per_learner=0.0, num_learners=0, **engines) -> TRIALConfig:
     return (
         TRIALConfig()
         .environment("trial/ALFWorld-v0")
-        .policy(model_path="anything")
+        .rl_module(model_path="anything")
         .engines(**engines)
         .learners(num_learners=num_learners, num_gpus_per_learner=gpus_per_learner)
     )

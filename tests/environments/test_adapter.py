@@ -13,7 +13,7 @@ from user_env import entry_of, registered
 
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.algorithms.methods import new_config, with_method
-from trial_ray.environments import EnvironmentAdapter, alfworld
+from trial_ray.environments import EnvironmentAdapter, ReportLabels, WarmStartSpec, alfworld
 from trial_ray.environments.registry import PACKAGED
 from trial_ray.environments.templates import GENERIC, PlainTemplate, TaggedTemplate, describe_template
 from trial_ray.errors import ConfigError
@@ -57,8 +57,8 @@ def environment():
 
 
 def config_of(method: str = "grpo", adapter=OWN) -> GRPOConfig:
-    config = new_config(method).environment(ENV_ID, adapter=adapter).policy(model_path="some/model")
-    return config.rollouts(prompt_style="plain")
+    config = new_config(method).environment(ENV_ID, adapter=adapter).rl_module(model_path="some/model")
+    return config.env_runners(prompt_style="plain")
 
 
 @pytest.mark.parametrize(
@@ -88,14 +88,26 @@ def config_of(method: str = "grpo", adapter=OWN) -> GRPOConfig:
         ({"success": True}, "success = True, expected a finite return"),
         ({"success": "often"}, "success = 'often', expected a finite return to reach, or a function"),
         ({"score": 1.0}, "score = 1.0, expected a function"),
-        ({"demonstrator": "me"}, "demonstrator = 'me', expected a function"),
-        ({"generated": {}}, "generated = {}, expected a function"),
+        ({"warm_start": WarmStartSpec(demonstrator="me")}, r"warm_start\.demonstrator = 'me', expected a function"),
+        ({"warm_start": WarmStartSpec(generated={})}, r"warm_start\.generated = {}, expected a function"),
+        ({"warm_start": {"generated": None}}, "expected a WarmStartSpec"),
+        ({"labels": None}, "labels = None, expected ReportLabels"),
+        ({"labels": ReportLabels(family_titles={"look": None})}, r"labels\.family_titles = .*a dict from names"),
         ({"max_turns": 0}, "max_turns = 0, expected at least 1, or None"),
         ({"max_turns": True}, "max_turns = True, expected at least 1, or None"),
         ({"num_seeds": 0}, "num_seeds = 0, expected 1 to 1,000,000"),
         ({"num_seeds": 1_000_001}, "num_seeds = 1000001"),
-        ({"action_patterns": [("take", "stealing")]}, r"classes out of acquisition.*not \['stealing'\]"),
-        ({"demonstrator": partial(print, threading.Lock())}, "cannot travel to actors: demonstrator cannot be pickled"),
+        *(
+            (
+                {"labels": ReportLabels(action_patterns=patterns)},
+                r"labels\.action_patterns = .*class out of acquisition",
+            )
+            for patterns in ([("take", "stealing")], [("take(", "acquisition")], [(None, "acquisition")], None, "ab")
+        ),
+        (
+            {"warm_start": WarmStartSpec(demonstrator=partial(print, threading.Lock()))},
+            "cannot travel to actors: warm_start cannot be pickled",
+        ),
     ],
 )
 def test_an_adapter_that_cannot_be_used_is_refused_with_its_field(fields, told):
@@ -161,9 +173,9 @@ def test_copies_and_other_methods_keep_the_adapter():
 
 def test_defaults_are_applied_where_the_config_still_has_its_own():
     assert GRPOConfig().environment("trial/WebShop-v0").max_prompt_tokens == 4096
-    chosen = GRPOConfig().rollouts(max_prompt_tokens=300).environment("trial/WebShop-v0")
+    chosen = GRPOConfig().env_runners(max_prompt_tokens=300).environment("trial/WebShop-v0")
     assert chosen.max_prompt_tokens == 300
-    assert GRPOConfig().environment("trial/WebShop-v0").rollouts(max_prompt_tokens=99).max_prompt_tokens == 99
+    assert GRPOConfig().environment("trial/WebShop-v0").env_runners(max_prompt_tokens=99).max_prompt_tokens == 99
     own = EnvironmentAdapter(ENV_ID, defaults={"prompt_style": "plain", "lr": 0.5})
     config = GRPOConfig().environment(ENV_ID, adapter=own)
     assert (config.prompt_style, config.lr) == ("plain", 0.5)
@@ -173,7 +185,7 @@ def test_defaults_are_applied_where_the_config_still_has_its_own():
 
 def test_keywords_beside_those_of_a_mixture_are_refused():
     config = GRPOConfig().environment(environments=[(ENV_ID, {}, 1.0), ("trial/TextWorld-v0", {}, 0.5)])
-    config.policy(model_path="some/model").validate()
+    config.rl_module(model_path="some/model").validate()
     with pytest.raises(ConfigError, match="each with keyword arguments of its own"):
         config.copy(copy_frozen=False).environment(env_config={"split": "test"}).validate()
     with pytest.raises(ConfigError, match=rf"The weight of {ENV_ID} is 0, expected a number above 0"):

@@ -29,9 +29,9 @@ def config_of(model_path, folder):
     return (
         new_config("sdar")
         .environment(ENV_ID, env_config={"told": ("task", "admissible_actions")}, adapter=OWN)
-        .policy(model_path=model_path)
+        .rl_module(model_path=model_path)
         .training(lr=1e-3, group_size=2, tasks_per_iteration=4, minibatch_rows=12, microbatch_rows=6, kl_coeff=0.0)
-        .rollouts(max_prompt_tokens=200, max_response_tokens=4, prompt_style="plain")
+        .env_runners(max_prompt_tokens=200, max_response_tokens=4, prompt_style="plain")
         .engines(engine="transformers", num_cpus_per_engine=0.25)
         .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25)
         .learners(num_learners=1, num_cpus_per_learner=0.25)

@@ -22,14 +22,18 @@ def config_of(model_path, folder) -> GRPOConfig:
     return (
         GRPOConfig()
         .environment(environments=environments, adapter=EnvironmentAdapter(RiddleEnv.ENV_ID, max_turns=2, num_seeds=50))
-        .policy(model_path=model_path)
+        .rl_module(model_path=model_path)
         .training(lr=1e-3, group_size=2, tasks_per_iteration=4, minibatch_rows=16, microbatch_rows=8, kl_coeff=0.0)
-        .rollouts(max_prompt_tokens=300, max_response_tokens=4, prompt_style="plain")
+        .env_runners(max_prompt_tokens=300, max_response_tokens=4, prompt_style="plain")
         .engines(engine="transformers", num_cpus_per_engine=0.25, engine_kwargs={"max_model_len": 508})
         .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25)
         .learners(num_learners=0, num_cpus_per_learner=0.25)
         .resources(num_cpus_for_main_process=0.25)
-        .panel(split={RIDDLE: "test", COUNTING: "train"}, env_config={RIDDLE: {"words": ("blue",)}}, num_tasks=3)
+        .evaluation(
+            evaluation_split={RIDDLE: "test", COUNTING: "train"},
+            evaluation_env_config={RIDDLE: {"words": ("blue",)}},
+            evaluation_num_tasks=3,
+        )
         .recording(trajectories_folder=str(folder))
         .debugging(seed=1)
     )
@@ -48,7 +52,7 @@ def test_a_run_counts_and_evaluates_every_environment(algorithm_of, model_path, 
     expected = (2 * 1.0 + 6 * played[RIDDLE]["success_rate"]) / 8
     assert played["success_rate"] == pytest.approx(expected)
     assert algo.tasks.get_state()["drawn"] == [3, 1]
-    _check_panels(algo)
+    _check_evaluations(algo)
     path = algo.save_to_path(str(tmp_path / "checkpoint"))
     trajectories = read_trajectories(tmp_path / "trajectories")
     assert Counter(trajectory.environment for trajectory in trajectories) == {RIDDLE: 6, COUNTING: 2}
@@ -58,7 +62,7 @@ def test_a_run_counts_and_evaluates_every_environment(algorithm_of, model_path, 
     assert algo.train()["env_runners"][COUNTING]["num_episodes"] == 2
 
 
-def _check_panels(algo) -> None:
+def _check_evaluations(algo) -> None:
     results = algo.evaluate_panels()
     assert list(results) == [RIDDLE, COUNTING]
     for name, result in results.items():
@@ -77,14 +81,14 @@ def _check_panels(algo) -> None:
 @registered(RiddleEnv, CountingEnv)
 def test_panels_are_of_environments_of_the_run(tmp_path):
     config = config_of("some/model", tmp_path)
-    riddle, counting = config.panel_entries()
+    riddle, counting = config.evaluation_entries()
     assert (dict(riddle.config), counting.split) == ({"words": ("blue",), "split": "test"}, "train")
-    config.panel(split="test", env_config={})
-    assert [entry.split for entry in config.panel_entries()] == ["test", "test"]
-    config.panel(split={COUNTING: "test"})
-    assert [entry.name for entry in config.panel_entries()] == [COUNTING]
+    config.evaluation(evaluation_split="test", evaluation_env_config={})
+    assert [entry.split for entry in config.evaluation_entries()] == ["test", "test"]
+    config.evaluation(evaluation_split={COUNTING: "test"})
+    assert [entry.name for entry in config.evaluation_entries()] == [COUNTING]
     for wrong in ({"split": {"Chess-v0": "test"}}, {"env_config": {"Chess-v0": {}}}):
         with pytest.raises(
             ConfigError, match="names 'Chess-v0', expected environments of the run: 'Riddle-v0', 'Counting"
         ):
-            config.copy(copy_frozen=False).panel(**wrong).panel_entries()
+            config.copy(copy_frozen=False).evaluation(**wrong).evaluation_entries()

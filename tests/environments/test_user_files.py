@@ -55,7 +55,7 @@ from trial_ray.environments import EnvironmentAdapter
 gymnasium.register("mine/Words-v0", entry_point="beside_an_experiment:WordsEnv")
 config = GRPOConfig().environment(
     "mine/Words-v0", adapter=EnvironmentAdapter("mine/Words-v0", templates={"plain": Asking()})
-).policy(model_path="some/model").rollouts(prompt_style="plain")
+).rl_module(model_path="some/model").env_runners(prompt_style="plain")
 """
 
 

@@ -28,8 +28,8 @@ def config_of(model_path: str, runners: int = 1, engines: int = 1) -> GRPOConfig
             "trial/ALFWorld-v0",
             env_config={"split": "generated", "difficulty": "tiny", "num_games": 12, "max_turns": 3},
         )
-        .policy(model_path=model_path)
-        .rollouts(max_prompt_tokens=400, max_response_tokens=8, prompt_style="plain", max_episodes_in_flight=3)
+        .rl_module(model_path=model_path)
+        .env_runners(max_prompt_tokens=400, max_response_tokens=8, prompt_style="plain", max_episodes_in_flight=3)
         .engines(
             engine="transformers",
             num_engines=engines,
@@ -39,7 +39,7 @@ def config_of(model_path: str, runners: int = 1, engines: int = 1) -> GRPOConfig
         .env_runners(num_env_runners=runners, num_cpus_per_env_runner=0.25)
         .learners(num_learners=0, num_cpus_per_learner=0.25)
         .resources(num_cpus_for_main_process=0.25)
-        .panel(split="generated", temperature=1.0, num_tasks=TASKS)
+        .evaluation(evaluation_split="generated", evaluation_temperature=1.0, evaluation_num_tasks=TASKS)
     )
     config.validate()
     return config

@@ -175,7 +175,7 @@ def test_an_evaluation_that_cannot_be_played_in_training_is_left_out_with_a_warn
 def test_another_reference_than_at_the_beginning_of_a_run_is_reported(recorded, warns, caplog):
     def compare(kl_coeff: float, dtype: str) -> bool:
         caplog.clear()
-        config = GRPOConfig().policy(model_path="model").training(kl_coeff=kl_coeff)
+        config = GRPOConfig().rl_module(model_path="model").training(kl_coeff=kl_coeff)
         found = SimpleNamespace(config=config, initial_weights={"checksum": "a", "dtype": "float32"})
         GRPO._compare_initial_weights(found, {"checksum": recorded, "dtype": dtype})
         assert found.initial_weights["checksum"] == recorded, "later checkpoints hold that of the first part"

@@ -95,7 +95,7 @@ class Soak:
                 model_path, group_size=ROLLOUTS, tasks_per_iteration=GROUPS, minibatch_rows=64, microbatch_rows=32
             )
             .environment(ChanceEnv.ENV_ID, env_config={"split": "train", "failure_rate": FAILURE_RATE})
-            .rollouts(seeded_sampling=False, max_group_redraws=4)
+            .env_runners(seeded_sampling=False, max_group_redraws=4)
             .engines(num_engines=2, engine_kwargs={"num_threads": 1})
             .env_runners(num_env_runners=2, num_cpus_per_env_runner=0.25)
             .recording(trajectories_folder=str(folder / "trajectories"))

@@ -48,13 +48,13 @@ def algo(ray_session, model_path, orders):
         config = (
             tiny_config(model_path)
             .environment(CountingEnv.ENV_ID, env_config={"split": "train", "orders": str(orders)})
-            .rollouts(
+            .env_runners(
                 max_group_redraws=2,
                 environment_processes=True,
                 step_timeout_s=STEP_TIMEOUT_S,
                 environment_memory_gb=0.5,
             )
-            .panel(split="train", num_tasks=2)
+            .evaluation(evaluation_split="train", evaluation_num_tasks=2)
         )
         algo = config.build_algo()
         algo.train()

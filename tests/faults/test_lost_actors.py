@@ -32,9 +32,9 @@ def environment(ray_session):
 def config_of(model_path: str) -> GRPOConfig:
     return (
         tiny_config(model_path)
-        .rollouts(max_group_redraws=2)
+        .env_runners(max_group_redraws=2)
         .env_runners(sample_timeout_s=SAMPLE_TIMEOUT_S)
-        .panel(split="train", num_tasks=2)
+        .evaluation(evaluation_split="train", evaluation_num_tasks=2)
     )
 
 

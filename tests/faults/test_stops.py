@@ -41,14 +41,14 @@ if "warm start" in os.environ["TEST_MOMENT"]:
 config = (
     GRPOConfig()
     .environment("trial/ALFWorld-v0", env_config={"split": "generated", "difficulty": "tiny", "num_games": 8, "max_turns": 2})
-    .policy(**policy)
+    .rl_module(**policy)
     .training(group_size=2, tasks_per_iteration=1, kl_coeff=0.0)
-    .rollouts(max_prompt_tokens=400, max_response_tokens=4, prompt_style="plain")
+    .env_runners(max_prompt_tokens=400, max_response_tokens=4, prompt_style="plain")
     .engines(engine="transformers", num_cpus_per_engine=0.25)
     .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25)
     .learners(num_cpus_per_learner=0.25)
     .resources(num_cpus_for_main_process=0.25)
-    .panel(split="generated", env_config={"generator_seed": 1}, num_tasks=1)
+    .evaluation(evaluation_split="generated", evaluation_env_config={"generator_seed": 1}, evaluation_num_tasks=1)
 )
 stop = {"training_iteration": 100}
 

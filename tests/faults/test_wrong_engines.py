@@ -65,7 +65,7 @@ def algo(ray_session, orders, recorded, model_path):
         made = faulty_engine(orders)
         patch.setattr(pool_module, "engine_class", lambda name: made)
         config = config_of(model_path).recording(trajectories_folder=str(recorded))
-        algo = config.rollouts(max_group_redraws=4, request_timeout_s=60).build_algo()
+        algo = config.env_runners(max_group_redraws=4, request_timeout_s=60).build_algo()
         yield algo
         algo.stop()
 

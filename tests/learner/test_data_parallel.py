@@ -37,7 +37,7 @@ def updated(model_path: str, groups, num_learners: int, folder: Path) -> tuple[t
     config = (
         TRIALConfig()
         .environment("trial/ALFWorld-v0")
-        .policy(model_path=model_path, model_dtype="float64")
+        .rl_module(model_path=model_path, model_dtype="float64")
         .training(
             lr=1e-3, minibatch_rows=10, microbatch_rows=8, kl_coeff=0.01, entropy_coeff=0.001, max_logprob_gap=100.0,
             hindsight_coeff=0.3, hindsight_start_iteration=1, clamp_scope="minibatch", max_tokens_per_forward=400,

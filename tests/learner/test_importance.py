@@ -43,7 +43,7 @@ def groups_of(behaviour=lambda rng: rng.uniform(-9, -3), versions=(VERSION,), se
 def learner_of(model_path: str, **training):
     shared = {"kl_coeff": 0.0, "entropy_coeff": 0.0, "invalid_action_penalty": 0.0, "minibatch_rows": 1000}
     shared |= {"microbatch_rows": 7, "batch_shards": 1, "grad_clip": None, "max_logprob_gap": 100.0}
-    config = GRPOConfig().environment("trial/ALFWorld-v0").policy(model_path=model_path, model_dtype="float64")
+    config = GRPOConfig().environment("trial/ALFWorld-v0").rl_module(model_path=model_path, model_dtype="float64")
     return build_learner(config.training(**{**shared, **training}))
 
 

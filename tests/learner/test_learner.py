@@ -32,7 +32,7 @@ def learner_of(model_path: str, config=TRIALConfig, model_dtype: str = "float32"
     config = (
         (config() if isinstance(config, type) else config)
         .environment("trial/ALFWorld-v0")
-        .policy(model_path=model_path, model_dtype=model_dtype)
+        .rl_module(model_path=model_path, model_dtype=model_dtype)
         .training(**{**SETTINGS, **training})
     )
     return build_learner(config)
@@ -56,7 +56,7 @@ def test_without_the_dense_term_trial_is_grpo(model_path, groups):
     for settings, iteration in (
         ({"hindsight_coeff": 0.0}, 30),
         ({"clamp_alpha": 0.0, "hindsight_coeff": 5.0}, 30),
-        ({}, 24),
+        ({"hindsight_start_iteration": 25}, 24),
     ):
         trial = learner_of(model_path, TRIALConfig, **settings)
         update(trial, groups, iteration)

@@ -22,7 +22,7 @@ TRAINING = {"lr": 1e-2, "kl_coeff": 0.01, "minibatch_rows": 16, "microbatch_rows
 
 def config_of(model_path: str, **policy) -> GRPOConfig:
     config = GRPOConfig().environment("trial/ALFWorld-v0").training(**TRAINING)
-    return config.policy(**{"model_path": model_path, "lora_rank": 4, **policy})
+    return config.rl_module(**{"model_path": model_path, "lora_rank": 4, **policy})
 
 
 def base_weights(lm) -> dict[str, torch.Tensor]:
@@ -134,7 +134,7 @@ def test_what_cannot_have_adapters_is_refused(model_path, tmp_path):
         (
             OPSDConfig()
             .environment("trial/ALFWorld-v0")
-            .policy(model_path=model_path, lora_rank=4)
+            .rl_module(model_path=model_path, lora_rank=4)
             .training(teacher_sync_iterations=1)
             .validate()
         )

@@ -19,7 +19,7 @@ def groups():
 
 
 def learner_of(model_path: str, **policy):
-    config = GRPOConfig().environment("trial/ALFWorld-v0").policy(model_path=model_path, **policy)
+    config = GRPOConfig().environment("trial/ALFWorld-v0").rl_module(model_path=model_path, **policy)
     return build_learner(config.training(**TRAINING))
 
 

@@ -29,7 +29,7 @@ ACTIVE = {"hindsight_start_iteration": 1, "hindsight_coeff": 0.5, "clamp_alpha":
 
 @pytest.fixture(scope="module")
 def groups():
-    tokenizer = build_tokenizer(ADAPTER.vocabulary)
+    tokenizer = build_tokenizer(ADAPTER.warm_start.vocabulary)
     texts = [f"<think>{thought}</think><action>{action}</action>" for thought in "ab" for action in ("look", "go to x")]
     responses = [np.array([*tokenizer.encode(text), tokenizer.eos_token_id], np.int32) for text in texts]
     return synthetic_groups(vocab_size=400, num_groups=2, group_size=3, most_turns=3, responses=responses, seed=1)
@@ -43,7 +43,7 @@ def settings_of(method: str, **training) -> dict:
 
 
 def learner_of(method: str, model_path: str, **training) -> GRPOLearner:
-    config = new_config(method).environment("trial/ALFWorld-v0").policy(model_path=model_path)
+    config = new_config(method).environment("trial/ALFWorld-v0").rl_module(model_path=model_path)
     config.training(**settings_of(method, **training)).validate()
     return build_learner(config)
 
@@ -297,7 +297,7 @@ def own_method(tmp_path):
 
 
 def own_learner(file: Path, model_path: str, **training) -> GRPOLearner:
-    base = new_config("trial").environment("trial/ALFWorld-v0").policy(model_path=model_path)
+    base = new_config("trial").environment("trial/ALFWorld-v0").rl_module(model_path=model_path)
     config = with_method(base.training(**settings_of("grpo", **training)), str(file))
     config.validate()
     return build_learner(config)
@@ -356,7 +356,7 @@ def test_a_hook_that_returns_the_wrong_shape_is_refused(old, new, message, tmp_p
 
 
 def test_an_own_method_travels_by_value_to_where_its_file_is_not(own_method, model_path):
-    config = config_class(str(own_method))().environment("trial/ALFWorld-v0").policy(model_path=model_path)
+    config = config_class(str(own_method))().environment("trial/ALFWorld-v0").rl_module(model_path=model_path)
     payload = cloudpickle.dumps(config)
     own_method.unlink()
     del sys.modules[type(config).__module__]
@@ -372,7 +372,7 @@ def test_an_own_method_travels_by_value_to_where_its_file_is_not(own_method, mod
 
 
 def test_settings_change_hands_between_methods(model_path):
-    base = new_config("trial").environment("trial/ALFWorld-v0", env_config={"split": "train"}).policy(model_path="m")
+    base = new_config("trial").environment("trial/ALFWorld-v0", env_config={"split": "train"}).rl_module(model_path="m")
     base.training(lr=3e-4, hindsight_coeff=0.2, group_size=5)
     other = with_method(base, "serl")
     assert (other.lr, other.group_size, other.env_config, other.model_path) == (3e-4, 5, {"split": "train"}, "m")

@@ -24,7 +24,7 @@ KEYS = ["group_id", "rollout_index", "turn_index"]
 
 
 def config_of(method, model_path, folder, **recording):
-    config = new_config(method).environment("trial/ALFWorld-v0").policy(model_path=model_path)
+    config = new_config(method).environment("trial/ALFWorld-v0").rl_module(model_path=model_path)
     config.training(max_logprob_gap=100.0, lr=1e-2, minibatch_rows=12, microbatch_rows=6)
     return config.recording(training_folder=str(folder), **recording)
 
@@ -100,7 +100,7 @@ def test_the_numbers_are_those_of_the_update(recorded, groups):
         tokens = [len(turn["gap"]) for turn in turns]
         assert np.average([turn["turn_weight"] for turn in turns], weights=tokens) == pytest.approx(1, abs=1e-5)
     for group in groups:
-        rewards = np.array([10.0 * trajectory.success for trajectory in group.survivors])
+        rewards = np.array([trajectory.success for trajectory in group.survivors])
         expected = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6) if rewards.std() else 0 * rewards
         for advantage, (index, trajectory) in zip(
             expected, [each for each in enumerate(group.trajectories) if not each[1].failed], strict=True

@@ -43,9 +43,9 @@ def groups():
 
 
 def learner_of(model_path: str, config_class=TRIALConfig, temperature: float = 1.0, **training):
-    config = config_class().environment("trial/ALFWorld-v0").rollouts(temperature=temperature)
+    config = config_class().environment("trial/ALFWorld-v0").env_runners(temperature=temperature)
     return build_learner(
-        config.policy(model_path=model_path, model_dtype="float64").training(**{**TRAINING, **training})
+        config.rl_module(model_path=model_path, model_dtype="float64").training(**{**TRAINING, **training})
     )
 
 

@@ -53,7 +53,7 @@ def fill(hub_cache: Path, folder: Path, without: str = "") -> Path:
 def test_a_hub_name_in_the_cache_is_its_folder_with_the_same_stop_tokens(hub_cache, folder, monkeypatch, offline):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
     snapshot = fill(hub_cache, folder)
-    found = initial_policy(GRPOConfig().policy(model_path=NAME))
+    found = initial_policy(GRPOConfig().rl_module(model_path=NAME))
     assert found == str(snapshot)
     assert EXTRA_STOP_ID in stop_token_ids(found)
     assert stop_token_ids(found) == stop_token_ids(str(folder))
@@ -61,7 +61,7 @@ def test_a_hub_name_in_the_cache_is_its_folder_with_the_same_stop_tokens(hub_cac
 
 def test_a_warm_start_from_a_hub_name_is_keyed_by_the_model_it_means(hub_cache, monkeypatch):
     with pytest.raises(ConfigError, match=rf"no folder '{NAME}'"):
-        initial_policy(GRPOConfig().environment("trial/ALFWorld-v0").policy(warm_start={"model_path": NAME}))
+        initial_policy(GRPOConfig().environment("trial/ALFWorld-v0").rl_module(warm_start={"model_path": NAME}))
 
 
 def test_a_relative_folder_becomes_an_absolute_one(folder, monkeypatch):
@@ -112,4 +112,4 @@ def test_stop_tokens_of_anything_but_a_folder_are_refused():
 
 def test_a_warm_start_names_the_setting_that_it_does_not_have():
     with pytest.raises(ConfigError, match=r"warm_start has no setting 'gamess'\. Did you mean 'games'\?"):
-        require_initial_policy(GRPOConfig().environment("trial/ALFWorld-v0").policy(warm_start={"gamess": 3}))
+        require_initial_policy(GRPOConfig().environment("trial/ALFWorld-v0").rl_module(warm_start={"gamess": 3}))

@@ -70,14 +70,14 @@ def test_the_weights_are_those_of_the_card(config, card):
 
 def test_the_policy_has_the_words_of_the_environment(config):
     (entry,) = config.environment_entries()
-    built = build_tokenizer(entry.adapter.vocabulary)
+    built = build_tokenizer(entry.adapter.warm_start.vocabulary)
     held = json.loads((alfworld_tiny() / "tokenizer.json").read_text(encoding="utf-8"))
     assert json.loads(built.backend_tokenizer.to_str())["model"] == held["model"], REMAKE
 
 
 def test_the_policy_was_made_for_the_prompts_that_the_quickstart_shows(config, card):
     (entry,) = config.environment_entries()
-    tokenizer = build_tokenizer(entry.adapter.vocabulary)
+    tokenizer = build_tokenizer(entry.adapter.warm_start.vocabulary)
     shown = prompts(config, tokenizer)
     digest = hashlib.sha256(json.dumps(shown).encode()).hexdigest()
     assert digest == card["prompts"], f"{REMAKE}; the prompts' is {digest}"

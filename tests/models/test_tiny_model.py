@@ -24,7 +24,7 @@ VLLM_CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return build_tokenizer(ADAPTER.vocabulary)
+    return build_tokenizer(ADAPTER.warm_start.vocabulary)
 
 
 def test_every_type_and_verb_is_one_token(tokenizer):
@@ -47,7 +47,7 @@ def test_marks_do_not_change_the_name_before_them(tokenizer):
 
 @given(st.text(max_size=60))
 def test_any_text_comes_back(text):
-    tokenizer = build_tokenizer(ADAPTER.vocabulary)
+    tokenizer = build_tokenizer(ADAPTER.warm_start.vocabulary)
     assert tokenizer.decode(tokenizer.encode(text, split_special_tokens=True)) == text
 
 
@@ -59,7 +59,7 @@ def test_ids_are_the_same_on_every_machine(tokenizer):
 
 def test_frequent_words_of_other_texts_become_tokens_without_moving_the_known_ids(tokenizer):
     texts = ["buy zebra shoes", "zebra shoes cheap", "zebra"]
-    larger = build_tokenizer(ADAPTER.vocabulary, texts, most_words=1)
+    larger = build_tokenizer(ADAPTER.warm_start.vocabulary, texts, most_words=1)
     assert len(larger.encode(" zebra")) > 1  # " shoes" is more frequent than " zebra", which mostly opens a text
     assert len(larger.encode(" shoes")) == 1
     assert larger.get_vocab().items() >= tokenizer.get_vocab().items()

@@ -27,8 +27,8 @@ def folder(model_path):
 
 @pytest.fixture(scope="module")
 def config(folder):
-    config = TRIALConfig().environment("trial/ALFWorld-v0", env_config=GAMES).policy(model_path=str(folder))
-    return config.rollouts(max_prompt_tokens=400, max_response_tokens=8, prompt_style="plain")
+    config = TRIALConfig().environment("trial/ALFWorld-v0", env_config=GAMES).rl_module(model_path=str(folder))
+    return config.env_runners(max_prompt_tokens=400, max_response_tokens=8, prompt_style="plain")
 
 
 def trajectories():

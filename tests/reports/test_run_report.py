@@ -22,7 +22,7 @@ from scipy import stats
 
 from trial_ray import cli
 from trial_ray.environments import alfworld
-from trial_ray.environments.adapter import EnvironmentAdapter
+from trial_ray.environments.adapter import EnvironmentAdapter, ReportLabels
 from trial_ray.evaluation.comparison import paired_comparison
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.evaluation.statistics import bootstrap_mean, paired_bootstrap, wilson_interval
@@ -226,9 +226,11 @@ def test_an_environment_is_called_by_the_title_that_its_user_gave(tmp_path):
         "trial/ALFWorld-v0",
         title="My <b>Kitchen</b>",
         templates=alfworld.ADAPTER.templates,
-        family_titles={"pick_and_place_simple": "Put away"},
-        split_titles={"generated": "My kitchen's games"},
-        action_patterns=[("take", "acquisition")],
+        labels=ReportLabels(
+            family_titles={"pick_and_place_simple": "Put away"},
+            split_titles={"generated": "My kitchen's games"},
+            action_patterns=[("take", "acquisition")],
+        ),
     )
     folder = make_run(tmp_path / "run", adapter=adapter, iterations=2)
     assert report(folder) == 0

@@ -28,7 +28,7 @@ CALL = re.compile(r"viewer\.receive\('(\w+)',(\d+),'(.*)'\);\n")
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return build_tokenizer(ADAPTER.vocabulary)
+    return build_tokenizer(ADAPTER.warm_start.vocabulary)
 
 
 def read(path):

@@ -34,7 +34,7 @@ def browser():
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return build_tokenizer(ADAPTER.vocabulary)
+    return build_tokenizer(ADAPTER.warm_start.vocabulary)
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ def configure(environment, backbone):
     return (
         TRIALConfig()
         .environment("trial/ALFWorld-v0", env_config={"split": "generated", "difficulty": "tiny"})
-        .policy(model_path=f"models/{backbone}")
+        .rl_module(model_path=f"models/{backbone}")
         .training(hindsight_start_iteration=2, lr=LR)
     )
 
@@ -221,7 +221,7 @@ def test_a_setting_is_chosen_on_games_of_its_own_and_then_used(choosing_file, tm
     # No game and no seed that something was chosen on takes part in the study.
     games = [
         {
-            (run.config.env_config.get("generator_seed", 0), run.config.panel_env_config.get("generator_seed"))
+            (run.config.env_config.get("generator_seed", 0), run.config.evaluation_env_config.get("generator_seed"))
             for run in of
         }
         for of in (trials, runs)

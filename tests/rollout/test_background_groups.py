@@ -56,9 +56,9 @@ def runner(model_path, monkeypatch):
     monkeypatch.setattr("trial_ray.rollout.env_runner.ray.put", lambda groups: groups)
     with registered(CountingEnv):
         config = (
-            GRPOConfig().environment(CountingEnv.ENV_ID, env_config={"split": "train"}).policy(model_path=model_path)
+            GRPOConfig().environment(CountingEnv.ENV_ID, env_config={"split": "train"}).rl_module(model_path=model_path)
         )
-        config.rollouts(max_prompt_tokens=200, max_response_tokens=4, prompt_style="plain", max_episodes_in_flight=3)
+        config.env_runners(max_prompt_tokens=200, max_response_tokens=4, prompt_style="plain", max_episodes_in_flight=3)
         runner = TextEnvRunner(config=config, env_creator=None, worker_index=1)
         runner._client = FakeClient()
         yield runner

@@ -119,7 +119,7 @@ def test_advice_is_the_familys_and_tells_nothing_of_the_turn():
 
 @pytest.mark.parametrize("adapter", [alfworld.ADAPTER, webshop.ADAPTER], ids=["ALFWorld", "WebShop"])
 def test_every_family_of_generated_tasks_has_advice_of_its_own(adapter):
-    (entry,) = make_entries([(adapter.env_id, adapter.generated(0, 60), 1.0)])
+    (entry,) = make_entries([(adapter.env_id, adapter.warm_start.generated(0, 60), 1.0)])
     env = entry.make()
     families = {env.unwrapped.family(task) for task in env.unwrapped.tasks()}
     env.close()

@@ -47,7 +47,7 @@ def test_a_recorded_setting_of_another_type(name, value):
 
 def test_a_setting_of_rllibs_of_another_type_is_a_config_error():
     config = (
-        TRIALConfig().environment("trial/ALFWorld-v0", env_config={"split": "train"}).policy(model_path="some/model")
+        TRIALConfig().environment("trial/ALFWorld-v0", env_config={"split": "train"}).rl_module(model_path="some/model")
     )
     config.model = {}
     with pytest.raises(ConfigError, match=r"RLlib cannot use one of its settings \(KeyError"):

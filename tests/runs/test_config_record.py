@@ -31,7 +31,7 @@ def environment():
 
 
 def recorded(*arguments, method="sdar", **environment):
-    config = new_config(method).environment(*arguments, **environment).policy(model_path="some/model")
+    config = new_config(method).environment(*arguments, **environment).rl_module(model_path="some/model")
     return json.loads(json.dumps(to_record(config.training(lr=0.5))))
 
 

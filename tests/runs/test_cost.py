@@ -118,7 +118,7 @@ def test_what_was_not_measured_is_null_and_shown_as_such(tmp_path, clock):
 
 def test_the_learner_counts_its_tokens_and_splits_its_time(model_path):
     groups = synthetic_groups(vocab_size=400, num_groups=2, group_size=2, most_turns=3)
-    config = TRIALConfig().environment("trial/ALFWorld-v0").policy(model_path=model_path)
+    config = TRIALConfig().environment("trial/ALFWorld-v0").rl_module(model_path=model_path)
     learner = build_learner(config.training(max_logprob_gap=100.0, num_epochs=2))
     began = time.perf_counter()
     metrics = update(learner, groups)

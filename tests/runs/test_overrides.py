@@ -18,7 +18,7 @@ def config():
     return (
         TRIALConfig()
         .environment("trial/ALFWorld-v0", env_config={"split": "train", "num_games": 9})
-        .policy(model_path="some/model")
+        .rl_module(model_path="some/model")
         .engines(engine_kwargs={"dtype": "float32"})
     )
 

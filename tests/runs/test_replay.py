@@ -23,7 +23,7 @@ from trial_ray.runs.replay import Replay
 def run(tmp_path) -> RunFolder:
     """A run of four iterations, the third of which trained nothing; checkpoints of the first and the last."""
     config = (
-        TRIALConfig().environment("trial/ALFWorld-v0", env_config={"split": "train"}).policy(model_path="some/model")
+        TRIALConfig().environment("trial/ALFWorld-v0", env_config={"split": "train"}).rl_module(model_path="some/model")
     )
     folder = RunFolder.create(tmp_path / "run", config.training(lr=0.5), tmp_path.joinpath("x.py"), [])
     for iteration in (1, 2, 4):

@@ -34,7 +34,7 @@ def chat_template(model: str) -> str:
 @cache
 def chat_tokenizer(model: str) -> PreTrainedTokenizerFast:
     if model == "tiny":
-        return build_tokenizer(ADAPTER.vocabulary)
+        return build_tokenizer(ADAPTER.warm_start.vocabulary)
     tokenizer = bare_tokenizer()
     tokenizer.chat_template = chat_template(model)
     return tokenizer

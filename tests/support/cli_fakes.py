@@ -17,9 +17,9 @@ from trial_ray.algorithms import TRIALConfig
 config = (
     TRIALConfig()
     .environment("trial/ALFWorld-v0", env_config={"split": "train"})
-    .policy(model_path="some/model")
+    .rl_module(model_path="some/model")
     .training(hindsight_start_iteration=1)
-    .panel(split="valid_seen", num_tasks=20)
+    .evaluation(evaluation_split="valid_seen", evaluation_num_tasks=20)
 )
 stop = {"training_iteration": 3}
 """

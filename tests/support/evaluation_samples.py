@@ -10,7 +10,7 @@ from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.rollout.trajectory import EpisodeResult
 
-FAMILIES = tuple(ADAPTER.family_titles)
+FAMILIES = tuple(ADAPTER.labels.family_titles)
 
 
 def evaluation(

@@ -29,18 +29,18 @@ def tiny_config(model_path: str, *, num_learners: int = 0, **recovery: Any) -> G
     return (
         GRPOConfig()
         .environment(CountingEnv.ENV_ID, env_config={"split": "train"})
-        .policy(model_path=model_path)
+        .rl_module(model_path=model_path)
         .training(
             lr=1e-3, group_size=4, tasks_per_iteration=2, minibatch_rows=12, microbatch_rows=6, kl_coeff=0.0,
             invalid_action_penalty=0.5, advantage_statistics="rows",
         )
-        .rollouts(max_prompt_tokens=200, max_response_tokens=4, prompt_style="plain", seeded_sampling=True)
+        .env_runners(max_prompt_tokens=200, max_response_tokens=4, prompt_style="plain", seeded_sampling=True)
         .engines(engine="transformers", num_cpus_per_engine=0.25)
         .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25)
         .learners(num_learners=num_learners, num_cpus_per_learner=0.25)
         .resources(num_cpus_for_main_process=0.25)
         .fault_tolerance(delay_between_env_runner_restarts_s=0)
-        .recovery(**recovery)
+        .fault_tolerance(**recovery)
         .debugging(seed=1)
     )  # fmt: skip
 

@@ -125,7 +125,9 @@ class Views:
 
 def learner_losses(method: str, update: Update, iteration: int, training: dict, views: Views | None = None):
     """The product's losses of all microbatches; current log-probabilities and entropies as leaves; what was logged."""
-    config = new_config(method).training(**training).debugging(seed=3)
+    config = new_config(method).debugging(seed=3)
+    published = {"reward_scale": 10.0, "hindsight_start_iteration": 25}
+    config.training(**{name: value for name, value in published.items() if hasattr(config, name)} | training)
     rule = config.method_class(config)
     rows = group_turn_rows(update.groups, config)
     rows.logprobs, rows.hindsight_logprobs = update.column("old"), update.column("teacher")

@@ -13,7 +13,7 @@ from trial_ray.models.tiny import build_tiny_model, build_tokenizer
 
 def save_nano_model(folder: Path, seed: int = 0) -> Path:
     """Write an untrained model of size ``nano`` and its tokenizer to ``folder`` (created), in Hugging Face format."""
-    tokenizer = build_tokenizer(ADAPTER.vocabulary)
+    tokenizer = build_tokenizer(ADAPTER.warm_start.vocabulary)
     build_tiny_model(tokenizer, "nano", seed).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -25,7 +25,7 @@ def save_exact_model(folder: Path) -> Path:
     Qwen and Llama normalise in float32 even in a float64 model, which rounds the gradient of a node that rows share once, and
     those of the same token in separate rows each.
     """
-    tokenizer = build_tokenizer(ADAPTER.vocabulary)
+    tokenizer = build_tokenizer(ADAPTER.warm_start.vocabulary)
     torch.manual_seed(0)
     config = Starcoder2Config(
         vocab_size=len(tokenizer),

@@ -42,7 +42,7 @@ def make_run(
     path.mkdir(parents=True)
     draw = random.Random(f"{method} {seed}")
     config = TRIALConfig().environment("trial/ALFWorld-v0", env_config={"split": "generated"}, adapter=adapter)
-    config.training(hindsight_start_iteration=START, **settings).debugging(seed=seed).policy(model_path="some/model")
+    config.training(hindsight_start_iteration=START, **settings).debugging(seed=seed).rl_module(model_path="some/model")
     config.recording(trajectories_folder=str(path / "trajectories"))
     record = to_record(with_method(config, method))
     _write(path / "resolved_config.json", record)

@@ -76,7 +76,7 @@ def config_of(model_path: str, **training: Any) -> Any:
     return (
         GRPOConfig()
         .environment(ChanceEnv.ENV_ID, env_config={"split": "train"})
-        .policy(model_path=model_path)
+        .rl_module(model_path=model_path)
         .training(
             **{
                 "lr": 1e-3,
@@ -88,7 +88,7 @@ def config_of(model_path: str, **training: Any) -> Any:
                 **training,
             }
         )
-        .rollouts(max_prompt_tokens=200, max_response_tokens=4, prompt_style="plain", seeded_sampling=True)
+        .env_runners(max_prompt_tokens=200, max_response_tokens=4, prompt_style="plain", seeded_sampling=True)
         .engines(
             engine="transformers",
             num_cpus_per_engine=0.25,

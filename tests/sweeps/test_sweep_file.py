@@ -18,7 +18,7 @@ from trial_ray.algorithms import TRIALConfig
 config = (
     TRIALConfig()
     .environment("trial/ALFWorld-v0", env_config={"difficulty": tune.grid_search(["tiny", "small"])})
-    .policy(model_path="some/model")
+    .rl_module(model_path="some/model")
     .training(hindsight_coeff=tune.grid_search([0.01, COEFF]), hindsight_start_iteration=2)
 )
 stop = {"training_iteration": 2}

@@ -185,7 +185,7 @@ def test_as_many_trials_run_as_have_cpus_and_memory():
 
 def test_engines_are_reserved_with_a_trial_however_the_config_is_given():
     plain = {"env": "trial/ALFWorld-v0", "model_path": "some/model", "num_engines": 3, "num_cpus_per_engine": 0.5}
-    config = TRIALConfig().environment(plain["env"]).policy(model_path=plain["model_path"])
+    config = TRIALConfig().environment(plain["env"]).rl_module(model_path=plain["model_path"])
     config.engines(num_engines=3, num_cpus_per_engine=0.5)
     for given in (config, config.to_dict(), plain):
         assert TRIAL.default_resource_request(given).bundles[-3:] == [{"CPU": 0.5}] * 3

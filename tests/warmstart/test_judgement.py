@@ -37,7 +37,7 @@ def test_the_area_is_the_share_of_pairs_in_the_right_order():
 @contextmanager
 def untrained(builder_class=PromptBuilder):
     """Held-out games, and a function that lets an untrained model play and judges it."""
-    tokenizer = build_tokenizer(ADAPTER.vocabulary)
+    tokenizer = build_tokenizer(ADAPTER.warm_start.vocabulary)
     model = build_tiny_model(tokenizer, "nano")
     builder = builder_class(tokenizer, ADAPTER.template("plain"), SETTINGS.max_prompt_tokens)
     with HeldOutGames(SETTINGS, HOME, EVALUATED, tokenizer, builder) as games:
@@ -117,7 +117,7 @@ def test_decisive_and_wasted_turns_have_different_gaps(monkeypatch):
     """The scorer is a hindsight view that confirms solutions and nothing else."""
     (entry,) = make_entries([(SETTINGS.env, {"difficulty": "tiny", "max_turns": 12}, 1.0)])
     entry = entry.at(split="generated", num_games=4, generator_seed=3)
-    tokenizer = build_tokenizer(ADAPTER.vocabulary)
+    tokenizer = build_tokenizer(ADAPTER.warm_start.vocabulary)
 
     def views(model, tokenizer, trajectories):
         signs = [-1.0 if turn.action == "inventory" else 1.0 for each in trajectories for turn in each.turns]
@@ -148,7 +148,7 @@ def test_a_judgement_computes_with_the_threads_and_on_the_device_of_its_settings
 
 def test_the_command_judges_a_model_and_writes_what_it_found(tmp_path, capsys):
     folder = tmp_path / "model"
-    tokenizer = build_tokenizer(ADAPTER.vocabulary)
+    tokenizer = build_tokenizer(ADAPTER.warm_start.vocabulary)
     build_tiny_model(tokenizer, "nano").save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     words = ["judge", str(folder), "--games", "3", "--set", 'env_config={"difficulty":"tiny","max_turns":4}']

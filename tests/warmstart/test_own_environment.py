@@ -10,7 +10,7 @@ from faulty_env import CountingEnv
 from riddle_env import Curt, RiddleEnv, Solver
 from user_env import entry_of, registered
 
-from trial_ray.environments import EnvironmentAdapter
+from trial_ray.environments import EnvironmentAdapter, WarmStartSpec
 from trial_ray.environments.guarded import GuardedEnv
 from trial_ray.environments.registry import make_entries
 from trial_ray.errors import ConfigError
@@ -71,7 +71,7 @@ def demonstrated(entry):
 
 
 def test_a_scripted_demonstrator_is_demonstrated():
-    entry = entry_of(RiddleEnv, **OWN, demonstrator=Solver)
+    entry = entry_of(RiddleEnv, **OWN, warm_start=WarmStartSpec(demonstrator=Solver))
     said, tokenizer = demonstrated(entry)
     env = GuardedEnv(entry)
     for task, words in said.items():
@@ -107,7 +107,7 @@ class LongWordsEnv(RiddleEnv):
 @pytest.mark.parametrize("env_class", [RiddleEnv, LongWordsEnv])
 def test_any_other_action_is_never_the_planned_one(env_class):
     words = ("red", "green", "blue") if env_class is RiddleEnv else ("a 1", "a 2", "b 1")
-    entry = entry_of(env_class, {"words": words}, **OWN, demonstrator=Solver)
+    entry = entry_of(env_class, {"words": words}, **OWN, warm_start=WarmStartSpec(demonstrator=Solver))
     for setting in ("suboptimal_probability", "action_noise"):
         carried_out = turns_of(entry, **{setting: 1.0, "games": 20})
         assert len(carried_out) > 100
@@ -128,12 +128,14 @@ def test_where_no_other_action_is_on_offer_the_planned_one_is_taken(words, setti
         def _info(self, won):
             return {"task": "guess the word", "admissible_actions": list(words), "won": won}
 
-    entry = entry_of(OfferingEnv, **(OWN | {"templates": {"plain": Modest()}}), demonstrator=Reds)
+    entry = entry_of(
+        OfferingEnv, **(OWN | {"templates": {"plain": Modest()}}), warm_start=WarmStartSpec(demonstrator=Reds)
+    )
     assert all(turn.planned for turn in turns_of(entry, **{setting: 1.0}))
 
 
 @pytest.mark.usefixtures("own_cache")
-@pytest.mark.parametrize("fields", [{"demonstrator": Solver}, {}], ids=["scripted", "random"])
+@pytest.mark.parametrize("fields", [{"warm_start": WarmStartSpec(demonstrator=Solver)}, {}], ids=["scripted", "random"])
 @registered(RiddleEnv)
 def test_a_model_is_made_and_cached_by_the_adapter(fields):
     adapter = EnvironmentAdapter(RiddleEnv.ENV_ID, **OWN, **fields)

@@ -67,7 +67,7 @@ HOME = entry_of(SETTINGS)
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return build_tokenizer(ADAPTER.vocabulary)
+    return build_tokenizer(ADAPTER.warm_start.vocabulary)
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +198,7 @@ def test_padding_changes_no_loss(tokenizer):
 
 def test_an_epoch_holds_every_example_once(tokenizer):
     examples = [Example(_ids(3 + index % 7), np.asarray([index], dtype=np.int32)) for index in range(50)]
-    unchanged = Renamer(tokenizer, ADAPTER.interchangeable, 0.0)
+    unchanged = Renamer(tokenizer, ADAPTER.warm_start.interchangeable, 0.0)
     stream = batches(examples, 8, tokenizer.pad_token_id, unchanged, np.random.default_rng(0))
     seen = [int(token) for batch in (next(stream) for _ in range(7)) for token in batch.ids[batch.response]]
     assert sorted(seen) == list(range(50))
@@ -234,7 +234,7 @@ def test_renaming_exchanges_names_alike_in_prompt_and_response_and_leaves_the_re
         ids("put some mug on shelf\ngo to shelf 1\ntake mug 1 from desk 1"),
         ids("take mug 1 from desk 1"),
     )
-    table = Renamer(tokenizer, ADAPTER.interchangeable, 1.0).table(np.random.default_rng(0))
+    table = Renamer(tokenizer, ADAPTER.warm_start.interchangeable, 1.0).table(np.random.default_rng(0))
     words, said = tokenizer.decode(table[prompt]).split(), tokenizer.decode(table[response])
     mug, shelf = words[2], words[4]
     assert (mug, shelf) != ("mug", "shelf")
@@ -250,7 +250,7 @@ def test_cloning_repeats_with_the_same_seed(demonstrations, tokenizer):
         model = build_tiny_model(tokenizer, "nano")
         examples = to_examples(demonstrations, 0.25, 0.5, seed)
         settings = replace(SETTINGS, batch_size=4, seed=seed)
-        cloner = Cloner(model, tokenizer, examples, ADAPTER.interchangeable, settings)
+        cloner = Cloner(model, tokenizer, examples, ADAPTER.warm_start.interchangeable, settings)
         losses = [cloner.step()[0] for _ in range(3)]
         return losses, model.lm_head.weight
 
@@ -468,7 +468,13 @@ def test_every_setting_is_part_of_the_key():
 
 
 @pytest.mark.parametrize(
-    "change", [{"max_turns": 3}, {"templates": {}}, {"vocabulary": ("mug",)}, {"interchangeable": ()}]
+    "change",
+    [
+        {"max_turns": 3},
+        {"templates": {}},
+        {"warm_start": replace(ADAPTER.warm_start, vocabulary=("mug",))},
+        {"warm_start": replace(ADAPTER.warm_start, interchangeable=())},
+    ],
 )
 def test_the_adapter_is_part_of_the_key(change):
     other = replace(HOME, adapter=replace(ADAPTER, **change))

@@ -226,7 +226,7 @@ class GRPOConfig(Sections, EnvironmentConfig):
         config = (
             GRPOConfig()
             .environment("trial/ALFWorld-v0", env_config={"split": "train"})
-            .policy(model_path="Qwen/Qwen3-1.7B")
+            .rl_module(model_path="Qwen/Qwen3-1.7B")
             .training(lr=1e-6, group_size=8, tasks_per_iteration=16)
             .engines(engine="vllm", num_engines=1)
         )
@@ -316,7 +316,7 @@ class GRPOConfig(Sections, EnvironmentConfig):
         super().validate()
         self.check_policy()
         self.check_sampling()
-        self.check_panel()
+        self.check_evaluation()
         self.engine_dtype()
         self.check_engines()
         check_colocation(self)
@@ -346,6 +346,8 @@ class GRPOConfig(Sections, EnvironmentConfig):
             raise ConfigError("Set minibatch_rows (turn rows over all learners), not RLlib's minibatch_size.")
         if self.shuffle_batch_per_epoch:
             raise ConfigError("Set shuffle, not RLlib's shuffle_batch_per_epoch.")
+        if self.evaluation_duration != AlgorithmConfig().evaluation_duration:
+            raise ConfigError("Set evaluation_num_tasks, not RLlib's evaluation_duration.")
 
     def schedules(self) -> dict[str, int]:
         """Iterations that the method's schedule needs to take effect, by the setting that says so."""

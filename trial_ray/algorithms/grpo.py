@@ -207,15 +207,15 @@ class GRPO(Algorithm):
     def _choose_panels(self) -> dict[str, tuple[Panel, EnvironmentEntry]]:
         """The configured panels, and what each is played in, by the name of the environment."""
         return {
-            entry.name: (Panel.from_entry(entry, self.config.panel_num_tasks, self.config.panel_seed), entry)
-            for entry in self.config.panel_entries()
+            entry.name: (Panel.from_entry(entry, self.config.evaluation_num_tasks, self.config.evaluation_seed), entry)
+            for entry in self.config.evaluation_entries()
         }
 
     def _resolve_policy(self) -> None:
         """Turn warm-start settings, a hub name or a packaged model's name into a folder (made or fetched once)."""
         path = initial_policy(self.config)
         if path != self.config.model_path:
-            self.config = self.config.copy(copy_frozen=False).policy(model_path=path, warm_start=None)
+            self.config = self.config.copy(copy_frozen=False).rl_module(model_path=path, warm_start=None)
             self.config.freeze()
 
     def _require_tokens(self) -> None:
@@ -391,7 +391,7 @@ class GRPO(Algorithm):
             InfrastructureError: episodes could not be played.
         """
         if not self.panels:
-            raise ConfigError("No panel is configured; choose one with .panel(split=..., num_tasks=...).")
+            raise ConfigError("There is no evaluation set; choose one with .evaluation(evaluation_split=...).")
         results = {}
         for name, panel in self.panels.items():
             try:

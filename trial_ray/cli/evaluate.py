@@ -112,7 +112,7 @@ def evaluate_checkpoint(args: argparse.Namespace, console: Console) -> Evaluatio
     panel = choose_panel(entry, args.episodes or args.panel)
     config.validate()
     require_engine(config.engine)
-    config.policy(model_path=initial_policy(config), warm_start=None)  # --set may have named a model on the hub
+    config.rl_module(model_path=initial_policy(config), warm_start=None)  # --set may have named a model on the hub
     evaluator = Evaluator(config)
     with EpisodeJournal(args.json, policy_protocol(config, panel, entry), evaluator.weights) as journal:
         if journal.result is not None:
@@ -150,12 +150,12 @@ def checkpoint_config(
             labels["iteration"] = iteration
         config = with_method(recorded, "grpo")  # nothing is trained, so no method needs anything
     played = next(
-        (entry for entry in config.panel_entries() or config.environment_entries() if entry.env_id == env), None
+        (entry for entry in config.evaluation_entries() or config.environment_entries() if entry.env_id == env), None
     )
     config.environment(env, adapter=adapters)
     config.env_config = {**(played.config if played else {}), "split": split}
-    config.policy(model_path=str(model), warm_start=None)
-    config.panel(split=split, env_config={}, seed=SEED)
+    config.rl_module(model_path=str(model), warm_start=None)
+    config.evaluation(evaluation_split=split, evaluation_env_config={}, evaluation_seed=SEED)
     config.recording(trajectories_folder=None)
     config.training(privileged_view=None, teacher_sync_iterations=None)
     return apply_overrides(config, overrides), labels

@@ -15,6 +15,7 @@ import sys
 import textwrap
 import types
 import typing
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass
 from typing import Any, TypeVar
@@ -185,19 +186,18 @@ def _completed(cls: type, field: Field[Any], inherited: Field[Any] | None) -> De
 
 
 class Section:
-    """A fluent method that sets the settings of its class: ``rollouts = Section("Set how episodes are played.")``.
+    """A fluent method that sets the settings of its class: ``engines = Section("Choose the inference engines.")``.
 
-    Its signature and documentation list the settings, those of the class that it is asked of included.
+    Its signature and documentation list the settings, those of the class that it is asked of included. Where RLlib has a
+    method of that name, its keywords are taken too.
 
     Args:
         doc: first sentence of its documentation.
-        prefix: what the settings' names begin with and the method's keywords leave out.
         of_subclasses: whether settings that a subclass declares belong to it too.
     """
 
-    def __init__(self, doc: str, *, prefix: str = "", of_subclasses: bool = False) -> None:
+    def __init__(self, doc: str, *, of_subclasses: bool = False) -> None:
         self.doc = doc
-        self.prefix = prefix
         self.of_subclasses = of_subclasses
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -208,12 +208,8 @@ class Section:
         return function if instance is None else types.MethodType(function, instance)
 
     def keywords(self, owner: type) -> dict[str, Field[Any]]:
-        """The settings of this section in ``owner``, by the method's keywords."""
-        return {
-            name.removeprefix(self.prefix): field
-            for name, field in fields_of(owner).items()
-            if declaration(field).section == self.name
-        }
+        """The settings of this section in ``owner``."""
+        return {name: field for name, field in fields_of(owner).items() if declaration(field).section == self.name}
 
     def _function(self, owner: type[Config]) -> Callable[..., Config]:
         keywords = self.keywords(owner)
@@ -227,7 +223,7 @@ class Section:
             if rest:
                 getattr(super(self.owner, config), self.name)(**rest)
             for keyword in settings.keys() - rest.keys():
-                setattr(config, keywords[keyword].name, settings[keyword])
+                setattr(config, keyword, settings[keyword])
             return config
 
         parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
@@ -262,6 +258,30 @@ class Section:
         elsewhere = [other for other in sections_of(owner) if keyword in other.keywords(owner)]
         hint = f" It is set by .{elsewhere[0].name}({keyword}=...)." if elsewhere else did_you_mean(keyword, known)
         return ConfigError(f"{owner.__name__}.{self.name}() has no setting {keyword!r}.{hint}")
+
+
+class RenamedSection:
+    """The former name of a section, which sets the same and warns.
+
+    Args:
+        section: its name now.
+        prefix: what the keywords' names now begin with.
+    """
+
+    def __init__(self, section: str, prefix: str = "") -> None:
+        self.section, self.prefix = section, prefix
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type) -> Callable[..., Any]:
+        def assign(**settings: Any) -> Any:
+            named = {f"{self.prefix}{keyword}": value for keyword, value in settings.items()}
+            now = f".{self.section}({', '.join(f'{keyword}=...' for keyword in named)})"
+            warnings.warn(f".{self.name}() is now {now}; the former name goes with the next version.", FutureWarning, 2)
+            return getattr(instance, self.section)(**named)
+
+        return assign
 
 
 # -- what a class of settings declares ---------------------------------------------------------------------------------
@@ -369,7 +389,9 @@ def _is_infinite(value: Any) -> bool:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A sentence that names the nearest known name, with a space before it; empty where none is near."""
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    known = list(known)
+    longer = [each for each in known if each.endswith(f"_{name}")]
+    nearest = longer or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f" Did you mean {nearest[0]!r}?" if nearest else ""
 
 

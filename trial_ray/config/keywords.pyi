@@ -90,7 +90,7 @@ class Sections:
             max_tokens_per_forward: memory limit of one forward pass, in tokens, with those that its packs repeat or pad;
                 never changes the loss.
             reward: what R_i is: ``"success"`` (0 or 1), the environment's ``"score"``, or its ``"return"``.
-            reward_scale: factor on the reward.
+            reward_scale: factor on the reward; 10 in the published runs.
             advantage_statistics: mean and deviation over ``"trajectories"`` (Eq. 1) or over turn ``"rows"``.
             advantage_norm: what returns of a group are compared by: their distance from the mean over the deviation (Eq.
                 1), or ``"mean_norm"``, the distance alone.
@@ -135,7 +135,8 @@ class Sections:
             add_default_connectors_to_learner_pipeline: see RLlib.
             learner_config_dict: see RLlib.
             hindsight_coeff: λ, the weight of the dense hindsight loss once it is active (Eq. 8).
-            hindsight_start_iteration: first iteration (counted from 1) at which λ applies; 0 before.
+            hindsight_start_iteration: first iteration (counted from 1) at which λ applies, 0 before; 25 in the published
+                runs.
             clamp_alpha: α, the bound of the dense contribution relative to the GRPO loss (Eq. 8).
             clamp_scope: the rows whose scalars the clamp of Eq. 8 compares: each ``"microbatch"`` alone (the paper), or
                 the whole ``"minibatch"``, at the price of one more forward pass while λ is above 0.
@@ -157,7 +158,7 @@ class Sections:
             step_discount: γ of the return from a step on.
         """
 
-    def policy(
+    def rl_module(
         self,
         *,
         model_path: str | None | Search = ...,
@@ -169,6 +170,9 @@ class Sections:
         lora_rank: int | None | Search = ...,
         lora_alpha: float | Search = ...,
         lora_targets: list[str] | None | Search = ...,
+        model_config: Any = ...,
+        rl_module_spec: Any = ...,
+        algorithm_config_overrides_per_module: Any = ...,
     ) -> Self:
         """Choose the language model.
 
@@ -189,9 +193,12 @@ class Sections:
             lora_alpha: scale of the adapters' product, divided by the rank.
             lora_targets: names of the linear layers that get adapters, such as ``q_proj``; ``None``: all of the decoder's
                 layers.
+            model_config: see RLlib.
+            rl_module_spec: see RLlib.
+            algorithm_config_overrides_per_module: see RLlib.
         """
 
-    def rollouts(
+    def env_runners(
         self,
         *,
         max_prompt_tokens: int | Search = ...,
@@ -209,8 +216,44 @@ class Sections:
         max_group_redraws: int | Search = ...,
         max_staleness: int | Search = ...,
         min_effective_sample_size: float | Search = ...,
+        env_runner_cls: Any = ...,
+        num_env_runners: Any = ...,
+        create_local_env_runner: Any = ...,
+        create_env_on_local_worker: Any = ...,
+        num_envs_per_env_runner: Any = ...,
+        gym_env_vectorize_mode: Any = ...,
+        num_cpus_per_env_runner: Any = ...,
+        num_gpus_per_env_runner: Any = ...,
+        custom_resources_per_env_runner: Any = ...,
+        validate_env_runners_after_construction: Any = ...,
+        sample_timeout_s: Any = ...,
+        max_requests_in_flight_per_env_runner: Any = ...,
+        env_to_module_connector: Any = ...,
+        module_to_env_connector: Any = ...,
+        add_default_connectors_to_env_to_module_pipeline: Any = ...,
+        add_default_connectors_to_module_to_env_pipeline: Any = ...,
+        episode_lookback_horizon: Any = ...,
+        merge_env_runner_states: Any = ...,
+        broadcast_env_runner_states: Any = ...,
+        use_env_runner_state_server: Any = ...,
+        env_runner_state_server_max_concurrency: Any = ...,
+        compress_observations: Any = ...,
+        rollout_fragment_length: Any = ...,
+        batch_mode: Any = ...,
+        explore: Any = ...,
+        episodes_to_numpy: Any = ...,
+        use_worker_filter_stats: Any = ...,
+        update_worker_filter_stats: Any = ...,
+        exploration_config: Any = ...,
+        sample_collector: Any = ...,
+        remote_worker_envs: Any = ...,
+        remote_env_batch_wait_ms: Any = ...,
+        preprocessor_pref: Any = ...,
+        observation_filter: Any = ...,
+        enable_tf1_exec_eagerly: Any = ...,
+        sampler_perf_stats_ema_coef: Any = ...,
     ) -> Self:
-        """Set how episodes are played.
+        """Set how episodes are played, and by how many actors.
 
         Args:
             max_prompt_tokens: limit of the ordinary prompt.
@@ -239,6 +282,42 @@ class Sections:
                 update; else they play on while it runs, and groups that are not finished enter a later update.
             min_effective_sample_size: with ``max_staleness``, effective sample size of an update's importance ratios, as
                 a share of its tokens, below which the next iteration is sampled by the current weights alone; 0 never.
+            env_runner_cls: see RLlib.
+            num_env_runners: see RLlib.
+            create_local_env_runner: see RLlib.
+            create_env_on_local_worker: see RLlib.
+            num_envs_per_env_runner: see RLlib.
+            gym_env_vectorize_mode: see RLlib.
+            num_cpus_per_env_runner: see RLlib.
+            num_gpus_per_env_runner: see RLlib.
+            custom_resources_per_env_runner: see RLlib.
+            validate_env_runners_after_construction: see RLlib.
+            sample_timeout_s: see RLlib.
+            max_requests_in_flight_per_env_runner: see RLlib.
+            env_to_module_connector: see RLlib.
+            module_to_env_connector: see RLlib.
+            add_default_connectors_to_env_to_module_pipeline: see RLlib.
+            add_default_connectors_to_module_to_env_pipeline: see RLlib.
+            episode_lookback_horizon: see RLlib.
+            merge_env_runner_states: see RLlib.
+            broadcast_env_runner_states: see RLlib.
+            use_env_runner_state_server: see RLlib.
+            env_runner_state_server_max_concurrency: see RLlib.
+            compress_observations: see RLlib.
+            rollout_fragment_length: see RLlib.
+            batch_mode: see RLlib.
+            explore: see RLlib.
+            episodes_to_numpy: see RLlib.
+            use_worker_filter_stats: see RLlib.
+            update_worker_filter_stats: see RLlib.
+            exploration_config: see RLlib.
+            sample_collector: see RLlib.
+            remote_worker_envs: see RLlib.
+            remote_env_batch_wait_ms: see RLlib.
+            preprocessor_pref: see RLlib.
+            observation_filter: see RLlib.
+            enable_tf1_exec_eagerly: see RLlib.
+            sampler_perf_stats_ema_coef: see RLlib.
         """
 
     def recording(
@@ -331,33 +410,111 @@ class Sections:
                 environment understood, of a policy that has had ten times as many; ``None``: not guarded.
         """
 
-    def panel(
+    def evaluation(
         self,
         *,
-        env_config: dict[str, Any] | Search = ...,
-        split: str | dict[str, str] | None | Search = ...,
-        num_tasks: int | Search = ...,
-        seed: int | Search = ...,
-        temperature: float | Search = ...,
-        top_p: float | Search = ...,
+        evaluation_env_config: dict[str, Any] | Search = ...,
+        evaluation_split: str | dict[str, str] | None | Search = ...,
+        evaluation_num_tasks: int | Search = ...,
+        evaluation_seed: int | Search = ...,
+        evaluation_temperature: float | Search = ...,
+        evaluation_top_p: float | Search = ...,
+        evaluation_interval: Any = ...,
+        evaluation_duration: Any = ...,
+        evaluation_duration_unit: Any = ...,
+        evaluation_auto_duration_min_env_steps_per_sample: Any = ...,
+        evaluation_auto_duration_max_env_steps_per_sample: Any = ...,
+        evaluation_sample_timeout_s: Any = ...,
+        evaluation_parallel_to_training: Any = ...,
+        evaluation_unhealthy_workers_timeout_s: Any = ...,
+        evaluation_error_after_n_consecutive_skips: Any = ...,
+        evaluation_force_reset_envs_before_iteration: Any = ...,
+        evaluation_config: Any = ...,
+        off_policy_estimation_methods: Any = ...,
+        ope_split_batch_by_episode: Any = ...,
+        evaluation_num_env_runners: Any = ...,
+        custom_evaluation_function: Any = ...,
+        offline_evaluation_interval: Any = ...,
+        num_offline_eval_runners: Any = ...,
+        offline_evaluation_type: Any = ...,
+        offline_eval_runner_class: Any = ...,
+        offline_loss_for_module_fn: Any = ...,
+        offline_eval_batch_size_per_runner: Any = ...,
+        dataset_num_iters_per_offline_eval_runner: Any = ...,
+        offline_eval_rl_module_inference_only: Any = ...,
+        num_cpus_per_offline_eval_runner: Any = ...,
+        num_gpus_per_offline_eval_runner: Any = ...,
+        custom_resources_per_offline_eval_runner: Any = ...,
+        offline_evaluation_timeout_s: Any = ...,
+        max_requests_in_flight_per_offline_eval_runner: Any = ...,
+        broadcast_offline_eval_runner_states: Any = ...,
+        validate_offline_eval_runners_after_construction: Any = ...,
+        restart_failed_offline_eval_runners: Any = ...,
+        ignore_offline_eval_runner_failures: Any = ...,
+        max_num_offline_eval_runner_restarts: Any = ...,
+        offline_eval_runner_health_probe_timeout_s: Any = ...,
+        offline_eval_runner_restore_timeout_s: Any = ...,
     ) -> Self:
-        """Choose the fixed panel of held-out tasks that evaluation plays.
+        """Choose the held-out tasks that are played before, during and after training, and how.
 
         Args:
-            env_config: entries that replace those of the training environment's ``env_config``.
-            split: split that the tasks come from; in a mixture of environments also a dict from their names to splits,
-                and then ``env_config`` is a dict from names, too; ``None`` means no panel.
-            num_tasks: tasks in the panel.
-            seed: chooses which tasks, and seeds the rollouts.
-            temperature: sampling temperature of the evaluation; 0 is greedy.
-            top_p: nucleus mass of the evaluation.
+            evaluation_env_config: entries that replace those of the training environment's ``env_config``.
+            evaluation_split: split that the tasks come from; in a mixture of environments also a dict from their names to
+                splits, and then ``evaluation_env_config`` is a dict from names, too; ``None`` means no evaluation set.
+            evaluation_num_tasks: tasks in the evaluation set.
+            evaluation_seed: chooses which tasks, and seeds the rollouts.
+            evaluation_temperature: sampling temperature of the evaluation; 0 is greedy.
+            evaluation_top_p: nucleus mass of the evaluation.
+            evaluation_interval: see RLlib.
+            evaluation_duration: see RLlib.
+            evaluation_duration_unit: see RLlib.
+            evaluation_auto_duration_min_env_steps_per_sample: see RLlib.
+            evaluation_auto_duration_max_env_steps_per_sample: see RLlib.
+            evaluation_sample_timeout_s: see RLlib.
+            evaluation_parallel_to_training: see RLlib.
+            evaluation_unhealthy_workers_timeout_s: see RLlib.
+            evaluation_error_after_n_consecutive_skips: see RLlib.
+            evaluation_force_reset_envs_before_iteration: see RLlib.
+            evaluation_config: see RLlib.
+            off_policy_estimation_methods: see RLlib.
+            ope_split_batch_by_episode: see RLlib.
+            evaluation_num_env_runners: see RLlib.
+            custom_evaluation_function: see RLlib.
+            offline_evaluation_interval: see RLlib.
+            num_offline_eval_runners: see RLlib.
+            offline_evaluation_type: see RLlib.
+            offline_eval_runner_class: see RLlib.
+            offline_loss_for_module_fn: see RLlib.
+            offline_eval_batch_size_per_runner: see RLlib.
+            dataset_num_iters_per_offline_eval_runner: see RLlib.
+            offline_eval_rl_module_inference_only: see RLlib.
+            num_cpus_per_offline_eval_runner: see RLlib.
+            num_gpus_per_offline_eval_runner: see RLlib.
+            custom_resources_per_offline_eval_runner: see RLlib.
+            offline_evaluation_timeout_s: see RLlib.
+            max_requests_in_flight_per_offline_eval_runner: see RLlib.
+            broadcast_offline_eval_runner_states: see RLlib.
+            validate_offline_eval_runners_after_construction: see RLlib.
+            restart_failed_offline_eval_runners: see RLlib.
+            ignore_offline_eval_runner_failures: see RLlib.
+            max_num_offline_eval_runner_restarts: see RLlib.
+            offline_eval_runner_health_probe_timeout_s: see RLlib.
+            offline_eval_runner_restore_timeout_s: see RLlib.
         """
 
-    def recovery(
+    def fault_tolerance(
         self,
         *,
         max_restarts: int | Search = ...,
         stall_timeout_s: float | Search = ...,
+        restart_failed_env_runners: Any = ...,
+        ignore_env_runner_failures: Any = ...,
+        max_num_env_runner_restarts: Any = ...,
+        delay_between_env_runner_restarts_s: Any = ...,
+        restart_failed_sub_environments: Any = ...,
+        num_consecutive_env_runner_failures_tolerance: Any = ...,
+        env_runner_health_probe_timeout_s: Any = ...,
+        env_runner_restore_timeout_s: Any = ...,
     ) -> Self:
         """Set how a run recovers from failures.
 
@@ -367,4 +524,12 @@ class Sections:
             stall_timeout_s: seconds without any progress of a process of the run (no turn, engine step or forward pass)
                 after which ``trial-ray train`` writes who waits for whom and ends what hangs; above the longest of these
                 that is right.
+            restart_failed_env_runners: see RLlib.
+            ignore_env_runner_failures: see RLlib.
+            max_num_env_runner_restarts: see RLlib.
+            delay_between_env_runner_restarts_s: see RLlib.
+            restart_failed_sub_environments: see RLlib.
+            num_consecutive_env_runner_failures_tolerance: see RLlib.
+            env_runner_health_probe_timeout_s: see RLlib.
+            env_runner_restore_timeout_s: see RLlib.
         """

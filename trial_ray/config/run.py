@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trial_ray.config.declare import RLlibSettings
 from trial_ray.config.sampling import EngineSettings, PolicySettings, RecordingSettings, RolloutSettings
-from trial_ray.config.training import GuardSettings, PanelSettings, RecoverySettings, TrainingSettings
+from trial_ray.config.training import EvaluationSettings, GuardSettings, RecoverySettings, TrainingSettings
 from trial_ray.engines.protocol import is_whole
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.environments.registry import EnvironmentEntry, make_entries
@@ -16,6 +16,11 @@ from trial_ray.errors import ConfigError, MissingDependencyError
 if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
 
+RENAMED_SETTINGS = {
+    f"panel_{name}": f"evaluation_{name}"
+    for name in ("env_config", "split", "num_tasks", "seed", "temperature", "top_p")
+}
+"""Settings by the names that they had in earlier versions, which run folders and command lines may hold."""
 FLOAT32_GAP = 1e-3
 """Engine and learner in float32 or more differ by 1e-7 to 1e-5 nats a token; see docs/decisions.md."""
 LOW_PRECISION_GAP = 0.1
@@ -45,7 +50,7 @@ class RunSettings(
     RecordingSettings,
     EngineSettings,
     GuardSettings,
-    PanelSettings,
+    EvaluationSettings,
     RecoverySettings,
     Attributes,
 ):
@@ -76,24 +81,24 @@ class RunSettings(
         adapters = {entry.name: entry.adapter for entry in self.environment_entries()}
         return next(iter(adapters.values())) if len(adapters) == 1 else adapters[name]
 
-    def panel_entries(self) -> tuple[EnvironmentEntry, ...]:
+    def evaluation_entries(self) -> tuple[EnvironmentEntry, ...]:
         """The environments of the evaluation sets; empty without an evaluation set.
 
         Raises:
-            ConfigError: as :meth:`environment_entries`, or the panel names an environment that the run does not play.
+            ConfigError: as :meth:`environment_entries`, or ``evaluation_split`` names an environment that the run does not play.
         """
         entries = self.environment_entries()
-        split, changes = self.panel_split, self.panel_env_config
+        split, changes = self.evaluation_split, self.evaluation_env_config
         if split is None:
             return ()
         if len(entries) == 1 and not isinstance(split, dict):
             return (entries[0].at(**changes, split=split),)
         names = [entry.name for entry in entries]
         splits = split if isinstance(split, dict) else dict.fromkeys(names, split)
-        for name, found in (("split", splits), ("env_config", changes)):
+        for name, found in (("evaluation_split", splits), ("evaluation_env_config", changes)):
             if unknown := sorted(set(found) - set(names)):
                 raise ConfigError(
-                    f"The panel's {name} names {', '.join(map(repr, unknown))}, expected environments of the run: "
+                    f"{name} names {', '.join(map(repr, unknown))}, expected environments of the run: "
                     f"{', '.join(map(repr, names))}."
                 )
         return tuple(
@@ -132,7 +137,7 @@ class RunSettings(
         """
         if (self.model_path is None) == (self.warm_start is None):
             raise ConfigError(
-                "Choose the policy with exactly one of .policy(model_path=...) and .policy(warm_start=...)."
+                "Choose the policy with exactly one of .rl_module(model_path=...) and .rl_module(warm_start=...)."
             )
         if self.sharding == "fsdp" and self.num_learners < 2:
             raise ConfigError(
@@ -151,7 +156,7 @@ class RunSettings(
         if self.warm_start is not None and self.prompt_style == "conversation":
             raise ConfigError(
                 "warm_start clones responses to prompts that stand alone, but prompt_style is 'conversation'. Choose "
-                "prompt_style='tagged' or 'plain', or a model that can follow a conversation with .policy(model_path=...)."
+                "prompt_style='tagged' or 'plain', or a model that can follow a conversation with .rl_module(model_path=...)."
             )
 
     def check_engines(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from trial_ray.config.declare import Section, Settings, setting
+from trial_ray.config.declare import RenamedSection, Section, Settings, setting
 from trial_ray.engines.admission import MIN_TEMPERATURE
 from trial_ray.engines.arguments import NO_SLEEP, engine_dtype
 from trial_ray.engines.pool import ENGINES
@@ -65,7 +65,8 @@ class PolicySettings(Settings):
         "names of the linear layers that get adapters, such as ``q_proj``; ``None``: all of the decoder's layers",
     )
 
-    policy = Section("Choose the language model.")
+    rl_module = Section("Choose the language model.")
+    policy = RenamedSection("rl_module")
 
 
 class EngineSettings(Settings):
@@ -252,7 +253,8 @@ class RolloutSettings(Settings):
         within=(0, 1),
     )
 
-    rollouts = Section("Set how episodes are played.")
+    env_runners = Section("Set how episodes are played, and by how many actors.")
+    rollouts = RenamedSection("env_runners")
 
     def row_tokens(self) -> int:
         """Most tokens of a prompt and its response together."""
@@ -267,10 +269,10 @@ class RolloutSettings(Settings):
         if not (self.temperature >= MIN_TEMPERATURE and math.isfinite(self.temperature)):
             raise ConfigError(
                 f"temperature is {self.temperature}, expected a finite value of at least {MIN_TEMPERATURE}: greedy responses have "
-                "no distribution to take a gradient of. For greedy evaluation set .panel(temperature=0)."
+                "no distribution to take a gradient of. For greedy evaluation set .evaluation(evaluation_temperature=0)."
             )
         if self.top_p != 1:
             raise ConfigError(
                 f"top_p is {self.top_p}, expected 1: responses from a nucleus have other log-probabilities than those that are "
-                "trained, and no correction for it is implemented. For evaluation set .panel(top_p=...)."
+                "trained, and no correction for it is implemented. For evaluation set .evaluation(evaluation_top_p=...)."
             )

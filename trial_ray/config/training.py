@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from trial_ray.config.declare import Section, Settings, setting
+from trial_ray.config.declare import RenamedSection, Section, Settings, setting
 from trial_ray.engines.admission import MIN_TEMPERATURE
 from trial_ray.errors import ConfigError
 
@@ -58,7 +58,7 @@ class TrainingSettings(Settings):
         'what R_i is: ``"success"`` (0 or 1), the environment\'s ``"score"``, or its ``"return"``',
         one_of=REWARDS,
     )
-    reward_scale: float = setting(10.0, "factor on the reward", above=0)
+    reward_scale: float = setting(1.0, "factor on the reward; 10 in the published runs", above=0)
     advantage_statistics: str = setting(
         "trajectories",
         'mean and deviation over ``"trajectories"`` (Eq. 1) or over turn ``"rows"``',
@@ -143,33 +143,34 @@ class TrainingSettings(Settings):
             raise ConfigError("max_refills is set, but nothing is left out: set drop_zero_variance_groups too.")
 
 
-class PanelSettings(Settings):
+class EvaluationSettings(Settings):
     """Which tasks an evaluation plays, and how; one rollout each."""
 
-    panel_env_config: dict[str, Any] = setting(
+    evaluation_env_config: dict[str, Any] = setting(
         factory=dict, doc="entries that replace those of the training environment's ``env_config``"
     )
-    panel_split: str | dict[str, str] | None = setting(
+    evaluation_split: str | dict[str, str] | None = setting(
         None,
         "split that the tasks come from; in a mixture of environments also a dict from their names to splits, and then "
-        "``env_config`` is a dict from names, too; ``None`` means no panel",
+        "``evaluation_env_config`` is a dict from names, too; ``None`` means no evaluation set",
     )
-    panel_num_tasks: int = setting(128, "tasks in the panel", at_least=1)
-    panel_seed: int = setting(0, "chooses which tasks, and seeds the rollouts")
-    panel_temperature: float = setting(0.4, "sampling temperature of the evaluation; 0 is greedy", at_least=0)
-    panel_top_p: float = setting(1.0, "nucleus mass of the evaluation", above=0, within=(0, 1))
+    evaluation_num_tasks: int = setting(128, "tasks in the evaluation set", at_least=1)
+    evaluation_seed: int = setting(0, "chooses which tasks, and seeds the rollouts")
+    evaluation_temperature: float = setting(0.4, "sampling temperature of the evaluation; 0 is greedy", at_least=0)
+    evaluation_top_p: float = setting(1.0, "nucleus mass of the evaluation", above=0, within=(0, 1))
 
-    panel = Section("Choose the fixed panel of held-out tasks that evaluation plays.", prefix="panel_")
+    evaluation = Section("Choose the held-out tasks that are played before, during and after training, and how.")
+    panel = RenamedSection("evaluation", prefix="evaluation_")
 
-    def check_panel(self) -> None:
+    def check_evaluation(self) -> None:
         """Refuse temperatures that engines would change without saying so.
 
         Raises:
             ConfigError: the temperature is neither 0 nor large enough.
         """
-        if self.panel_temperature and not self.panel_temperature >= MIN_TEMPERATURE:
+        if self.evaluation_temperature and not self.evaluation_temperature >= MIN_TEMPERATURE:
             raise ConfigError(
-                f"panel_temperature is {self.panel_temperature}, expected 0 (greedy) or at least {MIN_TEMPERATURE}."
+                f"evaluation_temperature is {self.evaluation_temperature}, expected 0 (greedy) or at least {MIN_TEMPERATURE}."
             )
 
 
@@ -240,7 +241,8 @@ class RecoverySettings(Settings):
         above=0,
     )
 
-    recovery = Section("Set how a run recovers from failures.")
+    fault_tolerance = Section("Set how a run recovers from failures.")
+    recovery = RenamedSection("fault_tolerance")
 
 
 def require_plannable(minibatch_rows: int, microbatch_rows: int, batch_shards: int, weighting: str) -> None:

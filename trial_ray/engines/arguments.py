@@ -25,8 +25,8 @@ NO_SLEEP = (
 )
 
 REFUSED = {
-    "model": "the engine starts from the policy's folder; set model_path in .policy()",
-    "model_weights": "the engine starts from the policy's folder; set model_path in .policy()",
+    "model": "the engine starts from the policy's folder; set model_path in .rl_module()",
+    "model_weights": "the engine starts from the policy's folder; set model_path in .rl_module()",
     "skip_tokenizer_init": _IDS,
     "tokenizer": _IDS,
     "generation_config": _SAMPLING,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -82,6 +83,64 @@ MOST_SEEDS = 1_000_000
 
 
 @dataclass(frozen=True)
+class WarmStartSpec:
+    """What a warm start clones in an environment, and what it knows of its tasks and words.
+
+    Attributes:
+        demonstrator: makes the player whose actions are cloned; ``None``: actions on offer are drawn at random.
+        generated: from a seed and a number of tasks the keyword arguments that generate them; ``None``: tasks of the split
+            ``train`` are played.
+        vocabulary: words that the tiny model's tokenizer holds as one token each, in this order, beside frequent ones.
+        interchangeable: groups of names that may be exchanged in the examples.
+    """
+
+    demonstrator: Callable[[], Demonstrator] | None = None
+    generated: Callable[[int, int], Mapping[str, Any]] | None = None
+    vocabulary: Sequence[str] = ()
+    interchangeable: Sequence[Sequence[str]] = ()
+
+
+@dataclass(frozen=True)
+class ReportLabels:
+    """What reports call an environment's families, splits and actions.
+
+    Attributes:
+        action_patterns: pairs of a regular expression and one of :data:`ACTION_CLASSES`; the first that matches the
+            beginning of an action (lower case) says its class, ``inspection/other`` where none does.
+        family_titles: headings of the families in result tables, in the order of the columns; without any, a table has
+            columns for success and score instead.
+        split_titles: headings of the splits in result tables.
+    """
+
+    action_patterns: Sequence[Sequence[str]] = ()
+    family_titles: Mapping[str, str] = field(default_factory=dict)
+    split_titles: Mapping[str, str] = field(default_factory=dict)
+
+    def wrong_field(self) -> tuple[str, str] | None:
+        """The first field that cannot be used and what it should hold; ``None`` where all can."""
+        for name in ("family_titles", "split_titles"):
+            titles = getattr(self, name)
+            if not isinstance(titles, Mapping) or not all(
+                isinstance(each, str) for pair in titles.items() for each in pair
+            ):
+                return name, "a dict from names to headings"
+        classes = ", ".join(ACTION_CLASSES)
+        if not isinstance(self.action_patterns, list | tuple) or not all(map(_is_pattern, self.action_patterns)):
+            return "action_patterns", f"pairs of a regular expression and a class out of {classes}"
+        return None
+
+
+def _is_pattern(pair: Any) -> bool:
+    if not isinstance(pair, list | tuple) or len(pair) != 2 or pair[1] not in ACTION_CLASSES:
+        return False
+    try:
+        re.compile(pair[0])
+    except (re.error, TypeError, RecursionError, OverflowError):
+        return False
+    return isinstance(pair[0], str)
+
+
+@dataclass(frozen=True)
 class EnvironmentAdapter:
     """What the trainer knows of one environment; every field but the id has a default that fits any text environment.
 
@@ -104,16 +163,8 @@ class EnvironmentAdapter:
             for environments that may block: simulators, browsers, network services. The setting ``environment_processes``
             decides before.
         num_seeds: tasks in a split of an environment without ``tasks(split)``, whose tasks are the seeds of ``reset``.
-        generated: from a seed and a number of tasks the keyword arguments that generate them, for the warm start; ``None``:
-            it takes tasks of the split ``train``.
-        demonstrator: makes the player that the warm start clones; ``None``: actions on offer are drawn at random.
-        vocabulary: words that the tiny model's tokenizer holds as one token each, in this order, beside frequent ones.
-        interchangeable: groups of names that the warm start may exchange in its examples.
-        action_patterns: pairs of a regular expression and one of :data:`ACTION_CLASSES`; the first that matches the
-            beginning of an action (lower case) says its class, ``inspection/other`` where none does.
-        family_titles: headings of the families in result tables, in the order of the columns; without any, a table has
-            columns for success and score instead.
-        split_titles: headings of the splits in result tables.
+        warm_start: what a warm start clones.
+        labels: what reports call families, splits and actions.
         defaults: settings of the config that :meth:`~trial_ray.algorithms.GRPOConfig.environment` sets where they still have
             the config's own default, such as ``max_prompt_tokens``.
     """
@@ -128,13 +179,8 @@ class EnvironmentAdapter:
     max_turns: int | None = None
     own_process: bool = False
     num_seeds: int = 4096
-    generated: Callable[[int, int], Mapping[str, Any]] | None = None
-    demonstrator: Callable[[], Demonstrator] | None = None
-    vocabulary: Sequence[str] = ()
-    interchangeable: Sequence[Sequence[str]] = ()
-    action_patterns: Sequence[tuple[str, str]] = ()
-    family_titles: Mapping[str, str] = field(default_factory=dict)
-    split_titles: Mapping[str, str] = field(default_factory=dict)
+    warm_start: WarmStartSpec = WarmStartSpec()
+    labels: ReportLabels = ReportLabels()
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -163,7 +209,7 @@ class EnvironmentAdapter:
     def action_class(self, action: str) -> str:
         """Class of an action that did not end its episode, one of :data:`ACTION_CLASSES`."""
         text = action.strip().lower()
-        return next((name for pattern, name in self.action_patterns if re.match(pattern, text)), OTHER)
+        return next((name for pattern, name in self.labels.action_patterns if re.match(pattern, text)), OTHER)
 
     def turn_classes(self, actions: Sequence[str], terminated: bool) -> list[str]:
         """Class of every turn of a trajectory; the one with which the environment ended it is its completion."""
@@ -187,18 +233,32 @@ class EnvironmentAdapter:
         success = self.success
         if success is not None and not callable(success) and not (_is_number(success) and math.isfinite(success)):
             raise self._error("success", "a finite return to reach, or a function of info and the return so far")
-        for name in ("score", "generated", "demonstrator"):
-            if getattr(self, name) is not None and not callable(getattr(self, name)):
-                raise self._error(name, "a function, or None")
+        if self.score is not None and not callable(self.score):
+            raise self._error("score", "a function, or None")
         if self.max_turns is not None and not (_is_number(self.max_turns, int) and self.max_turns >= 1):
             raise self._error("max_turns", "at least 1, or None")
         if not isinstance(self.own_process, bool):
             raise self._error("own_process", "True or False")
         if not (_is_number(self.num_seeds, int) and 1 <= self.num_seeds <= MOST_SEEDS):
             raise self._error("num_seeds", f"1 to {MOST_SEEDS:,}")
-        if wrong := {name for _, name in self.action_patterns} - set(ACTION_CLASSES):
-            raise self._error("action_patterns", f"classes out of {', '.join(ACTION_CLASSES)} (not {sorted(wrong)})")
+        if not isinstance(self.warm_start, WarmStartSpec):
+            raise self._error("warm_start", "a WarmStartSpec")
+        for name in ("generated", "demonstrator"):
+            if not (getattr(self.warm_start, name) is None or callable(getattr(self.warm_start, name))):
+                raise self._error(f"warm_start.{name}", "a function, or None")
+        self.check_labels()
         self._check_pickles()
+
+    def check_labels(self) -> None:
+        """Refuse labels that cannot be used.
+
+        Raises:
+            ConfigError: names the field, what was found, and what is expected.
+        """
+        if not isinstance(self.labels, ReportLabels):
+            raise self._error("labels", "ReportLabels")
+        if wrong := self.labels.wrong_field():
+            raise self._error(f"labels.{wrong[0]}", wrong[1])
 
     def describe(self) -> dict[str, Any]:
         """What tells the adapter from another one, as plain values: the same in every process."""
@@ -212,14 +272,27 @@ class EnvironmentAdapter:
             "max_turns": self.max_turns,
         }
 
-    def labels(self) -> dict[str, Any]:
-        """What reports call the environment, its families, its splits and its actions, as plain values: arguments of this class."""
+    def describe_labels(self) -> dict[str, Any]:
+        """What reports call the environment, its families, its splits and its actions, as plain values."""
         return {
             "title": self.name,
-            "family_titles": dict(self.family_titles),
-            "split_titles": dict(self.split_titles),
-            "action_patterns": [list(pattern) for pattern in self.action_patterns],
+            "family_titles": dict(self.labels.family_titles),
+            "split_titles": dict(self.labels.split_titles),
+            "action_patterns": [list(pattern) for pattern in self.labels.action_patterns],
         }
+
+    @classmethod
+    def from_labels(cls, env_id: str, labels: Mapping[str, Any]) -> EnvironmentAdapter:
+        """An adapter that knows what :meth:`describe_labels` gave, for reports.
+
+        Raises:
+            ConfigError: the labels cannot be used.
+            TypeError: they are no such labels.
+        """
+        named = dict(labels)
+        adapter = cls(env_id, title=named.pop("title"), labels=ReportLabels(**named))
+        adapter.check_labels()
+        return adapter
 
     def _check_skills(self) -> None:
         for family, text in self._mapping("skills").items():
@@ -254,7 +327,7 @@ class EnvironmentAdapter:
 
     def _error(self, name: str, expected: str) -> ConfigError:
         return ConfigError(
-            f"The adapter of {self.env_id} has {name} = {getattr(self, name)!r:.200}, expected {expected}."
+            f"The adapter of {self.env_id} has {name} = {operator.attrgetter(name)(self)!r:.200}, expected {expected}."
         )
 
 

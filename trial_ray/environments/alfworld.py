@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from trial_ray.environments.adapter import ACQUISITION, NAVIGATION, PLACEMENT, Demonstrator, EnvironmentAdapter
+from trial_ray.environments.adapter import (
+    ACQUISITION,
+    NAVIGATION,
+    PLACEMENT,
+    Demonstrator,
+    EnvironmentAdapter,
+    ReportLabels,
+    WarmStartSpec,
+)
 from trial_ray.environments.templates import PlainTemplate, TaggedTemplate
 
 HELP = frozenset({"help"})
@@ -74,18 +82,22 @@ ADAPTER = EnvironmentAdapter(
         "plain": PlainTemplate(dropped_lines=r"^-= .* =-$|^your task is to:.*$", hidden_actions=HELP),
     },
     skills=SKILLS,
-    generated=_generated,
-    demonstrator=_demonstrator,
-    vocabulary=tuple(" ".join((OBJECT_TYPES, RECEPTACLE_TYPES, VERBS, GRAMMAR_WORDS)).split()),
-    interchangeable=(tuple(OBJECT_TYPES.split()), tuple(RECEPTACLE_TYPES.split())),
-    action_patterns=((r"take ", ACQUISITION), (r"(move|put) ", PLACEMENT), (r"go to ", NAVIGATION)),
-    family_titles={
-        "pick_and_place_simple": "P&P",
-        "pick_two_obj_and_place": "Two",
-        "look_at_obj_in_light": "Look",
-        "pick_heat_then_place_in_recep": "Heat",
-        "pick_cool_then_place_in_recep": "Cool",
-        "pick_clean_then_place_in_recep": "Clean",
-    },
-    split_titles={"valid_seen": "ALFWorld Seen", "valid_unseen": "ALFWorld Unseen"},
+    warm_start=WarmStartSpec(
+        demonstrator=_demonstrator,
+        generated=_generated,
+        vocabulary=tuple(" ".join((OBJECT_TYPES, RECEPTACLE_TYPES, VERBS, GRAMMAR_WORDS)).split()),
+        interchangeable=(tuple(OBJECT_TYPES.split()), tuple(RECEPTACLE_TYPES.split())),
+    ),
+    labels=ReportLabels(
+        action_patterns=((r"take ", ACQUISITION), (r"(move|put) ", PLACEMENT), (r"go to ", NAVIGATION)),
+        family_titles={
+            "pick_and_place_simple": "P&P",
+            "pick_two_obj_and_place": "Two",
+            "look_at_obj_in_light": "Look",
+            "pick_heat_then_place_in_recep": "Heat",
+            "pick_cool_then_place_in_recep": "Cool",
+            "pick_clean_then_place_in_recep": "Clean",
+        },
+        split_titles={"valid_seen": "ALFWorld Seen", "valid_unseen": "ALFWorld Unseen"},
+    ),
 )

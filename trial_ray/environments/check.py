@@ -31,7 +31,7 @@ def check_environment(
     Args:
         entry: the environment.
         tasks: its tasks.
-        style: of the prompts, as in ``.rollouts(prompt_style=...)``.
+        style: of the prompts, as in ``.env_runners(prompt_style=...)``.
         reward: what R_i is, as in ``.training(reward=...)``.
         privileged_view: as in ``.training(privileged_view=...)``.
 

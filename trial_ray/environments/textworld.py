@@ -1,6 +1,6 @@
 """TextWorld's coin collector and treasure hunter: what the trainer knows of ``trial/TextWorld-v0``."""
 
-from trial_ray.environments.adapter import ACQUISITION, NAVIGATION, EnvironmentAdapter
+from trial_ray.environments.adapter import ACQUISITION, NAVIGATION, EnvironmentAdapter, ReportLabels
 from trial_ray.environments.templates import TaggedTemplate
 
 ADAPTER = EnvironmentAdapter(
@@ -8,5 +8,5 @@ ADAPTER = EnvironmentAdapter(
     templates={
         "tagged": TaggedTemplate("You are an agent who explores rooms described in text and looks for one object."),
     },
-    action_patterns=((r"take ", ACQUISITION), (r"go ", NAVIGATION)),
+    labels=ReportLabels(action_patterns=((r"take ", ACQUISITION), (r"go ", NAVIGATION))),
 )

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from trial_ray.environments.adapter import ACQUISITION, NAVIGATION, OTHER, PLACEMENT, Demonstrator, EnvironmentAdapter
+from trial_ray.environments.adapter import (
+    ACQUISITION,
+    NAVIGATION,
+    OTHER,
+    PLACEMENT,
+    Demonstrator,
+    EnvironmentAdapter,
+    ReportLabels,
+    WarmStartSpec,
+)
 from trial_ray.environments.templates import PlainTemplate, TaggedTemplate
 
 BANNER = r"^(WebShop \[SEP\] )?Instruction: \[SEP\] .*? \[SEP\] "
@@ -65,17 +74,18 @@ ADAPTER = EnvironmentAdapter(
         "plain": PlainTemplate(dropped_lines=f"{BANNER}|{BUTTONS}"),
     },
     skills=SKILLS,
-    generated=_generated,
-    demonstrator=_demonstrator,
+    warm_start=WarmStartSpec(demonstrator=_demonstrator, generated=_generated),
     # Analogues of ALFWorld's: opening a product is acquiring it, choosing an option puts together what is bought, searching
     # and turning pages is moving around. Product ids of generated shops begin with G.
-    action_patterns=(
-        (r"search\[", NAVIGATION),
-        (r"click\[(next >|< prev|back to search)\]$", NAVIGATION),
-        (r"click\[(description|features|reviews|attributes|buy now)\]$", OTHER),
-        (r"click\[(?=\w{10}\])[bg]\w*\d\w*\]$", ACQUISITION),
-        (r"click\[.+\]$", PLACEMENT),
+    labels=ReportLabels(
+        action_patterns=(
+            (r"search\[", NAVIGATION),
+            (r"click\[(next >|< prev|back to search)\]$", NAVIGATION),
+            (r"click\[(description|features|reviews|attributes|buy now)\]$", OTHER),
+            (r"click\[(?=\w{10}\])[bg]\w*\d\w*\]$", ACQUISITION),
+            (r"click\[.+\]$", PLACEMENT),
+        ),
+        split_titles={"test": "WebShop"},
     ),
-    split_titles={"test": "WebShop"},
     defaults={"max_prompt_tokens": 4096},
 )

@@ -31,9 +31,9 @@ def policy_protocol(config: RunSettings, panel: Panel, entry: EnvironmentEntry) 
     return {
         **panel.protocol(),
         **({} if adapter is None else {"adapter": adapter}),
-        "temperature": config.panel_temperature,
-        "top_p": config.panel_top_p,
-        "sampling_seed": config.panel_seed,
+        "temperature": config.evaluation_temperature,
+        "top_p": config.evaluation_top_p,
+        "sampling_seed": config.evaluation_seed,
         "max_prompt_tokens": config.max_prompt_tokens,
         "max_response_tokens": config.max_response_tokens,
         "history_window": config.history_window,
@@ -131,7 +131,7 @@ class PanelPlayer:
         entries = [entry if other.name == entry.name else other for other in config.environment_entries()]
         settings = SampleSettings(
             env_configs=tuple(dict(other.config) for other in entries),
-            params=SamplingParams(config.max_response_tokens, config.panel_temperature, config.panel_top_p),
+            params=SamplingParams(config.max_response_tokens, config.evaluation_temperature, config.evaluation_top_p),
             iteration=iteration,
             keep_trajectories=False,
             seeded=True,
@@ -140,7 +140,7 @@ class PanelPlayer:
 
     def _request(self, panel: Panel, index: int, environment: int) -> GroupRequest:
         task = panel.task_ids[index]
-        seed = derive_seed(self._config.panel_seed, panel.env_id, panel.split, task)
+        seed = derive_seed(self._config.evaluation_seed, panel.env_id, panel.split, task)
         return GroupRequest(index, task, 1, seed, environment)
 
 

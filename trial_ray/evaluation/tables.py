@@ -48,18 +48,18 @@ class Column:
 def block_title(env: str, split: str) -> str:
     """Heading of the block of one environment's split."""
     adapter = find_adapter(env)
-    return adapter.split_titles.get(split, f"{adapter.name} {split}")
+    return adapter.labels.split_titles.get(split, f"{adapter.name} {split}")
 
 
 def block_order(env: str, split: str) -> tuple[int, str, str]:
     """Sort key: the splits that this package's adapters name come first, in their order, then alphabetically."""
-    named = [(adapter.env_id, known) for adapter in PACKAGED.values() for known in adapter.split_titles]
+    named = [(adapter.env_id, known) for adapter in PACKAGED.values() for known in adapter.labels.split_titles]
     return (named.index((env, split)) if (env, split) in named else len(named)), env, split
 
 
 def block_columns(env: str, families: set[str]) -> list[Column]:
     """Where the adapter names families, success of each that was played, then of the split; else success and score."""
-    titles = find_adapter(env).family_titles
+    titles = find_adapter(env).labels.family_titles
     if not titles:
         return [Column("Succ."), Column("Score", score=True)]
     known = [name for name in titles if name in families]

@@ -90,7 +90,7 @@ def load_optimizers(optimizers: Optimizers, names: Names | None, folder: Path) -
     if was_sharded != (names is not None):
         found, expected = ("fsdp", "none") if was_sharded else ("none", "fsdp")
         raise CheckpointError(
-            f"{file} was written with sharding={found!r}, but the run has {expected!r}. Set .policy(sharding={found!r})."
+            f"{file} was written with sharding={found!r}, but the run has {expected!r}. Set .rl_module(sharding={found!r})."
         )
     for name, state in states.items():
         if names is not None and (folder / SHARDS_FOLDER).is_dir():

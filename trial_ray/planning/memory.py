@@ -170,7 +170,7 @@ def _shape(config: RunSettings) -> ModelShape:
     path = config.model_path or start.get("model_path")
     if path is not None:
         return model_shape(str(alfworld_tiny()) if path == ALFWORLD_TINY else HUB_NAMES.get(path, str(path)))
-    tokenizer = build_tokenizer(config.environment_entries()[0].adapter.vocabulary)
+    tokenizer = build_tokenizer(config.environment_entries()[0].adapter.warm_start.vocabulary)
     return ModelShape.of_config(tiny_config(tokenizer, start.get("size", "tiny")))
 
 

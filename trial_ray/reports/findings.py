@@ -202,7 +202,7 @@ def place(run: RunRecord, result: EvaluationResult) -> str:
     adapter = _adapter(run, result)
     if adapter is None:
         return " ".join(part for part in (env, split) if part) or "the panel"
-    return adapter.split_titles.get(split, f"{adapter.name}, split {split}")
+    return adapter.labels.split_titles.get(split, f"{adapter.name}, split {split}")
 
 
 def _adapter(run: RunRecord, result: EvaluationResult) -> EnvironmentAdapter | None:
@@ -292,7 +292,7 @@ def _families(group: RunGroup, name: str) -> list[list[str]]:
     merged = EvaluationResult(results[0].protocol, [episode for result in results for episode in result.episodes])
     title, where = group.title_of(played), place(played[0], results[0])
     adapter = _adapter(played[0], results[0])
-    titles = adapter.family_titles if adapter else {}
+    titles = adapter.labels.family_titles if adapter else {}
     return [
         [
             titles.get(family, family),

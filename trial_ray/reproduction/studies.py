@@ -102,7 +102,7 @@ class PlannedRun:
     def entry(self, evaluated: EvaluationSet) -> EnvironmentEntry:
         """What a set is played in: the run's environment with the keyword arguments of its panel."""
         (entry,) = self.config.environment_entries()
-        return entry.at(**self.config.panel_env_config, split=evaluated.split)
+        return entry.at(**self.config.evaluation_env_config, split=evaluated.split)
 
     @property
     def trained(self) -> int:
@@ -199,7 +199,7 @@ def plan_choice(
         return []
     for environment, backbone, base in _bases(study, scale, overrides):
         base = base.environment(env_config={**base.env_config, **choice.training_games})
-        base = base.panel(env_config={**base.panel_env_config, **choice.panel_games})
+        base = base.evaluation(evaluation_env_config={**base.evaluation_env_config, **choice.panel_games})
         place = environment, backbone, base
         for method in (method for method in choice.methods if method in study.methods):
             for value in choice.values:

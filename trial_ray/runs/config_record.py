@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from trial_ray.algorithms.methods import method_of, new_config
 from trial_ray.config.declare import RLlibSettings, fields_of, may_be_infinite, takes
+from trial_ray.config.run import RENAMED_SETTINGS
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.errors import CheckpointError
 from trial_ray.files import checked_content, finite, read_json, redacted, without_secrets
@@ -88,7 +89,7 @@ def _as_text(value: Any) -> str:
 
 
 def _describe(entry: EnvironmentEntry) -> dict[str, Any]:
-    return {**entry.describe(), "name": entry.name, "labels": entry.adapter.labels()}
+    return {**entry.describe(), "name": entry.name, "labels": entry.adapter.describe_labels()}
 
 
 def from_record(record: Any, adapters: Sequence[EnvironmentAdapter] = (), method_file: str | None = None) -> GRPOConfig:
@@ -113,6 +114,7 @@ def from_record(record: Any, adapters: Sequence[EnvironmentAdapter] = (), method
     method = record["method"]
     config = new_config((method_file or "grpo") if method.endswith(".py") else method)
     defaults = vars(config)
+    settings = _settings(record)
     for name, text in record.get("other", {}).items():
         if name.partition(".")[0] in _decisive(type(config)):
             raise CheckpointError(
@@ -121,8 +123,8 @@ def from_record(record: Any, adapters: Sequence[EnvironmentAdapter] = (), method
                 "is used with."
             )
     for name in settable_names(defaults):
-        if name in record["settings"]:
-            value = record["settings"][name]
+        if name in settings:
+            value = settings[name]
             if value == INFINITE and may_be_infinite(type(config), name):
                 value = math.inf
             if not (isinstance(value, str | None) if name == "env" else takes(type(config), name, value)):
@@ -191,7 +193,7 @@ def load_commands(path: Path, iteration: int | None = None) -> list[dict[str, An
 
 
 def _whole(command: Mapping[str, Any]) -> dict[str, Any]:
-    settings, environments = dict(command.get("settings", {})), list(command.get("environments", ()))
+    settings, environments = _settings(command), list(command.get("environments", ()))
     return {**command, "method": str(command.get("method", "")), "settings": settings, "environments": environments}
 
 
@@ -312,8 +314,13 @@ def setting_changes(commands: Sequence[Record]) -> list[SettingChange]:
 
 
 def _compared(command: Record) -> dict[str, Any]:
-    settings = {name: value for name, value in command["settings"].items() if name not in OF_THE_RECORDING}
+    settings = {name: value for name, value in _settings(command).items() if name not in OF_THE_RECORDING}
     return {"method": command["method"], "environments": command.get("environments"), **settings}
+
+
+def _settings(command: Record) -> dict[str, Any]:
+    """The recorded settings by the names that they have now."""
+    return {RENAMED_SETTINGS.get(name, name): value for name, value in command.get("settings", {}).items()}
 
 
 def _after(command: Record) -> int:

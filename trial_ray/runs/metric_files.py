@@ -116,9 +116,9 @@ def check_metric(name: str, role: str, config: GRPOConfig) -> None:
     Raises:
         ConfigError: it is a misspelling of a known name, or of a panel that is never played.
     """
-    if name.startswith(EVALUATION) and not (config.evaluation_interval and config.panel_split):
+    if name.startswith(EVALUATION) and not (config.evaluation_interval and config.evaluation_split):
         raise ConfigError(
-            f"{role} is {name!r}, but no panel is played while training: set .panel(split=..., num_tasks=...) and "
+            f"{role} is {name!r}, but there is no evaluation while training: set .evaluation(evaluation_split=...) and "
             ".evaluation(evaluation_interval=1)."
         )
     if name in METRICS or (name.startswith("learners/") and method_of(config) not in method_names()):

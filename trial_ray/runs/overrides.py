@@ -18,6 +18,7 @@ from trial_ray.config.declare import (
     plain_types,
     plain_types_of,
 )
+from trial_ray.config.run import RENAMED_SETTINGS
 from trial_ray.environments.registry import find_spec, keyword_arguments
 from trial_ray.errors import ConfigError
 
@@ -59,6 +60,7 @@ def apply_overrides(config: GRPOConfig, assignments: Iterable[str]) -> GRPOConfi
     for assignment in assignments:
         key, text = split_assignment(assignment)
         name, *path = key.split(".")
+        name = RENAMED_SETTINGS.get(name, name)
         known = settable_names(defaults)
         if name not in known:
             raise unknown_key(name, known)
@@ -211,7 +213,7 @@ def _set_nested(values: Any, name: str, path: list[str], text: str, known: Colle
 
 def _known_keys(config: GRPOConfig, name: str) -> Collection[str]:
     """Keys that a dict setting may hold; empty where only what it is passed to can tell."""
-    if name in ("env_config", "panel_env_config"):
+    if name in ("env_config", "evaluation_env_config"):
         return environment_keywords(config.env) if isinstance(config.env, str) and not config.environments else ()
     return getattr(config, name) or ()
 

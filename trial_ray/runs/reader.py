@@ -175,7 +175,9 @@ def _adapters(
             name = f"{base}-{number}"
         given = any(adapter.env_id == env_id for adapter in own)
         labels = each.get("labels")
-        found[name] = EnvironmentAdapter(env_id, **labels) if labels and not given else find_adapter(env_id, own)
+        found[name] = (
+            EnvironmentAdapter.from_labels(env_id, labels) if labels and not given else find_adapter(env_id, own)
+        )
     return found
 
 
@@ -274,7 +276,7 @@ def _trace(recorded: RecordedTrajectory, adapters: Mapping[str, EnvironmentAdapt
         tokens = len(turn.response_ids)
         turns.append(TracedTurn(turn.action, turn.outcome, name, row.turn_score, row.turn_weight, tokens))
     adapter = adapters.get(trajectory.environment)
-    family = adapter.family_titles.get(trajectory.family) if adapter else None
+    family = adapter.labels.family_titles.get(trajectory.family) if adapter else None
     return Trace(trajectory.task_id, family or trajectory.family, trajectory.success, turns) if turns else None
 
 

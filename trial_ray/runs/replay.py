@@ -140,7 +140,7 @@ class Replay:
             ConfigError: this machine lacks a learner's devices.
         """
         # The tokenizer and the frozen reference come from where training began, also where the weights come from a checkpoint.
-        self.config.policy(model_path=initial_policy(self.config), warm_start=None)
+        self.config.rl_module(model_path=initial_policy(self.config), warm_start=None)
         with self._learners() as learners:
             if self.checkpoint is not None:
                 learners.restore_from_path(self.checkpoint / COMPONENT_LEARNER_GROUP)

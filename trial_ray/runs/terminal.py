@@ -60,8 +60,8 @@ def _tasks(config: GRPOConfig) -> str:
         for entry in config.environment_entries()
     )
     sampled = f"{config.tasks_per_iteration} tasks × {config.group_size} rollouts an iteration"
-    panels = config.panel_entries()
-    held_out = f"; {config.panel_num_tasks} held-out tasks before and after" if panels else ""
+    panels = config.evaluation_entries()
+    held_out = f"; {config.evaluation_num_tasks} held-out tasks before and after" if panels else ""
     return f"{names}, {sampled}{held_out}"
 
 

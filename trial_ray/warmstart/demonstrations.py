@@ -111,7 +111,7 @@ def collect_texts(settings: WarmStartSettings, entry: EnvironmentEntry) -> Itera
 
 def make_demonstrator(entry: EnvironmentEntry) -> Demonstrator:
     """The player of the environment's adapter, else one that draws actions at random."""
-    return (entry.adapter.demonstrator or RandomPlay)()
+    return (entry.adapter.warm_start.demonstrator or RandomPlay)()
 
 
 def _play(env: GuardedEnv, task_id: str, player: Player) -> Trajectory:

@@ -70,7 +70,7 @@ def load_policy(settings: WarmStartSettings, entry: EnvironmentEntry) -> tuple[P
         ChatTemplateError: the tokenizer has no chat template or no end token.
     """
     if settings.model_path is None:
-        vocabulary = entry.adapter.vocabulary
+        vocabulary = entry.adapter.warm_start.vocabulary
         built = build_tokenizer(vocabulary, () if vocabulary else collect_texts(settings, entry))
         return _on_device(build_tiny_model(built, settings.size, settings.seed), settings), built
     model_files(Path(settings.model_path))

@@ -161,8 +161,8 @@ def task_set(settings: WarmStartSettings, entry: EnvironmentEntry, purpose: int)
         ConfigError: the split ``train`` has fewer tasks than the three purposes need, or the seeds are those of another split.
     """
     needs = [settings.games, settings.check_games, settings.evaluation_games]
-    if entry.adapter.generated is not None:
-        generated = entry.at(**entry.adapter.generated(settings.generator_seed + purpose, needs[purpose]))
+    if entry.adapter.warm_start.generated is not None:
+        generated = entry.at(**entry.adapter.warm_start.generated(settings.generator_seed + purpose, needs[purpose]))
         return TaskSet(generated, tuple(generated.tasks()))
     training = entry.at(split=TRAIN)
     if (listed := training.listed_tasks()) is not None:
@@ -185,5 +185,5 @@ def require_tasks(settings: WarmStartSettings, entry: EnvironmentEntry) -> None:
     Raises:
         ConfigError: as :func:`task_set`.
     """
-    if entry.adapter.generated is None:
+    if entry.adapter.warm_start.generated is None:
         task_set(settings, entry, EVALUATED)

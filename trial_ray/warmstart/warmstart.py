@@ -164,8 +164,8 @@ def cache_key(settings: WarmStartSettings, entry: EnvironmentEntry) -> str:
             "settings": settings.to_dict(),
             "adapter": entry.adapter.describe(),
             "demonstrator": type(make_demonstrator(entry)).__qualname__,
-            "vocabulary": list(entry.adapter.vocabulary),
-            "interchangeable": [list(group) for group in entry.adapter.interchangeable],
+            "vocabulary": list(entry.adapter.warm_start.vocabulary),
+            "interchangeable": [list(group) for group in entry.adapter.warm_start.interchangeable],
             "model": model,
             "code": files_digest(code),
             "torch": torch.__version__,
@@ -177,7 +177,10 @@ def cache_key(settings: WarmStartSettings, entry: EnvironmentEntry) -> str:
 def _environment_files(entry: EnvironmentEntry) -> list[Path]:
     """The code of an environment and its demonstrator: whole packages of ``trial_envs``, else the files of the classes."""
     entry_point = entry.spec.entry_point
-    parts = [load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point, entry.adapter.demonstrator]
+    parts = [
+        load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point,
+        entry.adapter.warm_start.demonstrator,
+    ]
     files = {file for part in parts if part is not None for file in _source_files(part)}
     packages = Path(str(trial_envs.__file__)).parent
     found: set[Path] = set()
@@ -265,7 +268,7 @@ def _clone(
     Raises:
         TrainingDivergedError: the loss, or weights that a check would play with, are not finite.
     """
-    cloner = Cloner(model, tokenizer, examples, entry.adapter.interchangeable, settings)
+    cloner = Cloner(model, tokenizer, examples, entry.adapter.warm_start.interchangeable, settings)
     started, curve, accuracies = time.perf_counter(), [], []
     with HeldOutGames(settings, entry, CHECKED, tokenizer, builder) as games:
         for step in range(1, settings.max_steps + 1):

@@ -24,8 +24,8 @@ def configure(environment, backbone):
     return (
         config.environment("trial/WebShop-v0", env_config={"split": "train", "max_turns": 15})
         .training(minibatch_rows=64, microbatch_rows=8, hindsight_coeff=0.005)
-        .rollouts(max_prompt_tokens=4096)
-        .panel(split="test")
+        .env_runners(max_prompt_tokens=4096)
+        .evaluation(evaluation_split="test")
     )
 
 

@@ -23,7 +23,7 @@ def configure(environment, backbone):
     return (
         TRIALConfig()
         .environment(env_id, env_config={"split": "generated", "num_games": 4096, "generator_seed": 0, **env_config})
-        .policy(
+        .rl_module(
             warm_start={
                 "model_path": SMOLLM2,
                 "env": env_id,
@@ -46,19 +46,24 @@ def configure(environment, backbone):
             hindsight_coeff=0.01 if environment == "alfworld" else 0.005,
             hindsight_start_iteration=11,
         )
-        .rollouts(max_prompt_tokens=max_prompt_tokens, max_response_tokens=32, prompt_style="plain")
+        .env_runners(
+            num_env_runners=4,
+            num_cpus_per_env_runner=1,
+            max_prompt_tokens=max_prompt_tokens,
+            max_response_tokens=32,
+            prompt_style="plain",
+        )
         .engines(
             engine="vllm",
             num_gpus_per_engine=0.5,
             engine_kwargs={"dtype": "bfloat16", "gpu_memory_utilization": 0.3},
         )
-        .env_runners(num_env_runners=4, num_cpus_per_env_runner=1)
         .learners(num_learners=1, num_gpus_per_learner=0.5)
-        .panel(
-            split="generated",
-            env_config={"num_games": 256, "generator_seed": 4_000_037},
-            num_tasks=128,
-            temperature=0.4,
+        .evaluation(
+            evaluation_split="generated",
+            evaluation_env_config={"num_games": 256, "generator_seed": 4_000_037},
+            evaluation_num_tasks=128,
+            evaluation_temperature=0.4,
         )
         .evaluation(evaluation_interval=5)
         .debugging(seed=0)

@@ -19,7 +19,9 @@ from trial_ray.reproduction import Choice, EvaluationSet, Scale
 
 ITERATIONS = 30
 GAMES = {"difficulty": "tiny", "max_turns": 12}
-ADAPTER = dataclasses.replace(alfworld.ADAPTER, demonstrator=ForgetfulExplorer)
+ADAPTER = dataclasses.replace(
+    alfworld.ADAPTER, warm_start=dataclasses.replace(alfworld.ADAPTER.warm_start, demonstrator=ForgetfulExplorer)
+)
 DENSE = ("uniform", "permuted", "trial", "value_weighted")
 
 
@@ -31,7 +33,7 @@ def configure(environment, backbone):
             env_config={"split": "generated", "num_games": 4096, "generator_seed": 0, **GAMES},
             adapter=ADAPTER,
         )
-        .policy(
+        .rl_module(
             warm_start={
                 "env_config": GAMES,
                 "size": "mini",
@@ -59,17 +61,22 @@ def configure(environment, backbone):
             # As in the paper, a sixth of the run.
             hindsight_start_iteration=ITERATIONS // 6,
         )
-        .rollouts(max_prompt_tokens=512, max_response_tokens=16, prompt_style="plain", history_window=1)
+        .env_runners(
+            num_env_runners=0,
+            max_prompt_tokens=512,
+            max_response_tokens=16,
+            prompt_style="plain",
+            history_window=1,
+        )
         .engines(engine="transformers", num_cpus_per_engine=0.4)
         # The driver plays and learns: one process fewer, and the runs are many.
-        .env_runners(num_env_runners=0)
         .learners(num_learners=0, num_cpus_per_learner=0.3)
         .resources(num_cpus_for_main_process=0.3)
-        .panel(
-            split="generated",
-            env_config={"num_games": 256, "generator_seed": 4_000_037},
-            num_tasks=256,
-            temperature=1.0,
+        .evaluation(
+            evaluation_split="generated",
+            evaluation_env_config={"num_games": 256, "generator_seed": 4_000_037},
+            evaluation_num_tasks=256,
+            evaluation_temperature=1.0,
         )
         .debugging(seed=0)
     )

@@ -14,7 +14,9 @@ from trial_ray.reproduction import EvaluationSet, Scale, load_scale
 
 ITERATIONS = 20
 SHOP = {"difficulty": "tiny", "max_turns": 12, "num_shops": 40}
-ADAPTER = dataclasses.replace(webshop.ADAPTER, demonstrator=ForgetfulExplorer)
+ADAPTER = dataclasses.replace(
+    webshop.ADAPTER, warm_start=dataclasses.replace(webshop.ADAPTER.warm_start, demonstrator=ForgetfulExplorer)
+)
 STUDY = load_scale("study")
 
 
@@ -27,7 +29,7 @@ def configure(environment, backbone):
             env_config={"split": "generated", "num_games": 4096, "generator_seed": 0, **SHOP},
             adapter=ADAPTER,
         )
-        .policy(warm_start=warm_start)
+        .rl_module(warm_start=warm_start)
         .training(hindsight_coeff=0.1, hindsight_start_iteration=ITERATIONS // 6)
     )
 

@@ -90,7 +90,7 @@ class TRIALConfig(GRPOConfig):
         0.01, "λ, the weight of the dense hindsight loss once it is active (Eq. 8)", at_least=0
     )
     hindsight_start_iteration: int = setting(
-        25, "first iteration (counted from 1) at which λ applies; 0 before", at_least=1
+        1, "first iteration (counted from 1) at which λ applies, 0 before; 25 in the published runs", at_least=1
     )
     clamp_alpha: float = setting(
         1.0, "α, the bound of the dense contribution relative to the GRPO loss (Eq. 8)", at_least=0, infinite=True
