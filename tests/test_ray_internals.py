@@ -18,7 +18,15 @@ from trial_ray.algorithms import GRPOConfig
 from trial_ray.ray_internals import env_runners_kept
 
 PACKAGE = Path(ray_internals.__file__).parent
-PRIVATE = {"_worker_manager", "_num_env_runners_dropped_lifetime", "_num_actor_restarts", "_workers", "_actor_id"}
+PRIVATE = {
+    "_worker_manager",
+    "_num_env_runners_dropped_lifetime",
+    "_num_actor_restarts",
+    "_workers",
+    "_actor_id",
+    "_storage",
+    "_checkpoint_results",
+}
 
 
 def test_the_manager_of_env_runners_answers_as_expected():

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from ray.actor import ActorHandle
-from ray.rllib.algorithms import algorithm
+from ray.rllib.algorithms import Algorithm, algorithm
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
@@ -38,6 +39,17 @@ def actor_id(handle: ActorHandle[Any]) -> str:
     """Ray's id of an actor, hexadecimal, under which its process publishes its progress; only the actor itself may ask."""
     found: str = handle._actor_id.hex()
     return found
+
+
+def trial_folder(algorithm: Algorithm) -> Path | None:
+    """The folder of the Tune trial that an algorithm is; ``None`` where it is none. Tune tells function trainables alone."""
+    return None if algorithm._storage is None else Path(algorithm._storage.trial_fs_path)
+
+
+def checkpoints_of(trial: Any) -> list[Any]:
+    """The checkpoints that Tune keeps of a trial, in order, each with the metrics of its iteration. Tune shows the newest alone."""
+    kept: list[Any] = trial.run_metadata.checkpoint_manager._checkpoint_results
+    return kept
 
 
 @contextmanager

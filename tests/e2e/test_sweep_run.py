@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 from trial_ray.algorithms import TRIAL
+from trial_ray.runs.checkpoints import find_checkpoint
 from trial_ray.runs.experiment import load_experiment
+from trial_ray.runs.folder import RunFolder
+from trial_ray.runs.reader import read_run
 from trial_ray.sweeps.result import SweepResult
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
@@ -89,6 +92,14 @@ def test_a_killed_sweep_goes_on_and_its_best_point_trains(model_path, tmp_path):
     assert code == 0, printed
     result = SweepResult.load(out)
     assert [(trial.status, trial.iterations) for trial in result.trials] == [("done", 12)] * 3
+    for trial in out.glob("TRIAL_*"):  # a trial's folder is a run folder
+        run = read_run(trial)
+        assert (run.state, [line["iteration"] for line in run.metrics]) == ("done", [*range(1, 13)])
+        assert find_checkpoint(trial).name == "000012"
+        assert RunFolder(trial).recorded_iterations() == [*range(1, 13)]
+    assert finished("inspect", trial, "--iteration", "12")[0] == 0
+    code, printed = finished("replay", trial, "--iteration", "1")
+    assert (code, "the same weights, bit for bit" in printed) == (0, True), printed
     (point,) = result.points()
     assert point.half_width > 0  # the seeds gave different weights, tasks and responses
     assert sorted(result.dataframe()["seed"]) == [0, 1, 2]

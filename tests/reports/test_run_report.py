@@ -20,7 +20,7 @@ from evaluation_samples import evaluation
 from run_folders import ACTIONS, START, make_run
 from scipy import stats
 
-from trial_ray import cli
+from trial_ray import TRIALConfig, cli
 from trial_ray.environments import alfworld
 from trial_ray.environments.adapter import EnvironmentAdapter, ReportLabels
 from trial_ray.evaluation.comparison import paired_comparison
@@ -33,6 +33,8 @@ from trial_ray.reports.charts import class_chart, curve_chart, profile_chart
 from trial_ray.reports.findings import compare, summary_sentences
 from trial_ray.reports.records import RunRecord, group_runs
 from trial_ray.reports.report import report_page
+from trial_ray.runs.checkpoints import find_checkpoint, list_checkpoints
+from trial_ray.runs.folder import RunFolder
 from trial_ray.runs.reader import read_run
 from trial_ray.runs.report import load_groups
 
@@ -319,15 +321,12 @@ def make_sweep(folder: Path, failed: bool) -> Path:
     trials = []
     for index, alpha in enumerate((0.5, 1.0)):
         name = f"abc_0000{index}"
-        trial = folder / f"TRIAL_env_{name}_{index}"
-        trial.mkdir(parents=True)
-        lines = [
-            {"training_iteration": n, "env_runners": {"success_rate": 0.1 * n}, "config": {"a": 1}} for n in (1, 2)
-        ]
-        (trial / "result.json").write_text(
-            "" if failed else "".join(json.dumps(line) + "\n" for line in lines) + '{"tr'
-        )
+        config = TRIALConfig().environment("trial/ALFWorld-v0").rl_module(model_path="m").training(clamp_alpha=alpha)
+        trial = RunFolder.of_trial(folder / f"TRIAL_env_{name}_{index}", config.debugging(seed=index), ["sweep"])
+        for iteration in () if failed else (1, 2):
+            trial.log(iteration, {"env_runners/success_rate": 0.1 * iteration})
         status = "failed" if failed else "done"
+        trial.set_state(status)
         trials.append({"name": name, "parameters": {"clamp_alpha": alpha, "seed": index}, "status": status})
     (folder / "sweep.json").write_text(json.dumps({"metric": "x", "mode": "max", "trials": trials}))
     return folder
@@ -337,22 +336,38 @@ def test_a_sweep_is_one_curve_a_trial(tmp_path, capsys):
     folder = make_sweep(tmp_path / "sweep", failed=False)
     groups = load_groups([folder])
     assert [(group.title, group.runs[0].iterations) for group in groups] == [
-        ("clamp_alpha 0.5 (seed 0)", 2),
-        ("clamp_alpha 1.0 (seed 1)", 2),
+        ("TRIAL, clamp_alpha 0.5 (seed 0)", 2),
+        ("TRIAL, clamp_alpha 1.0 (seed 1)", 2),
     ]
     assert report(folder) == 0
-    assert "1 line is of result.json cut off" in capsys.readouterr().out
+    assert read_run(next(folder.glob("TRIAL_*"))).settings["clamp_alpha"] in (0.5, 1.0)
 
 
-def test_iterations_that_a_resumed_trial_made_again_are_counted_once(tmp_path):
-    folder = make_sweep(tmp_path / "sweep", failed=False)
-    for file in folder.glob("*/result.json"):
-        made = [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4), (2, 0.5), (3, 0.6)]
-        lines = [{"training_iteration": number, "env_runners": {"success_rate": rate}} for number, rate in made]
-        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    for group in load_groups([folder]):
-        found = [(line["iteration"], line["env_runners/success_rate"]) for line in group.runs[0].metrics]
-        assert found == [(1, 0.1), (2, 0.5), (3, 0.6)]
+def test_iterations_that_a_trial_made_again_are_counted_once_and_a_change_of_its_settings_is_named(tmp_path):
+    config = TRIALConfig().environment("trial/ALFWorld-v0").rl_module(model_path="m")
+    trial = RunFolder.of_trial(tmp_path / "trial", config, ["sweep"])
+    for iteration, rate in [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4), (2, 0.5), (3, 0.6)]:
+        trial.log(iteration, {"env_runners/success_rate": rate})
+    again = RunFolder.of_trial(tmp_path / "trial", config.copy(copy_frozen=False).training(lr=0.5), ["sweep"])
+    again.log(4, {"env_runners/success_rate": 0.7})
+    run = read_run(tmp_path / "trial")
+    found = [(line["iteration"], line["env_runners/success_rate"]) for line in run.metrics]
+    assert found == [(1, 0.1), (2, 0.5), (3, 0.6), (4, 0.7)]
+    assert [(each.iteration, each.name, each.after) for each in run.changes] == [(4, "lr", 0.5)]
+
+
+def test_checkpoints_that_tune_keeps_are_found_and_those_that_it_removed_are_not(tmp_path):
+    config = TRIALConfig().environment("trial/ALFWorld-v0").rl_module(model_path="m")
+    trial = RunFolder.of_trial(tmp_path / "trial", config, ["sweep"])
+    for iteration in (5, 10):
+        saved = trial.path / f"checkpoint_{iteration // 5 - 1:06d}"
+        saved.mkdir()
+        (saved / "rllib_checkpoint.json").write_text("{}")
+        trial.link_checkpoint(iteration, saved)
+    assert find_checkpoint(trial.path).name == "000010"
+    shutil.rmtree(trial.path / "checkpoint_000000")
+    moved = trial.path.rename(tmp_path / "moved")
+    assert [path.name for path in list_checkpoints(moved / "checkpoints")] == ["000010"]
 
 
 def test_a_sweep_in_which_every_trial_failed_has_nothing_to_show(tmp_path, capsys):

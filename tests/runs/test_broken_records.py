@@ -155,12 +155,12 @@ def test_metrics_of_a_resumed_run_lose_their_damaged_lines_alone(tmp_path):
 
 
 def test_a_sweeps_table_that_was_changed_by_hand_is_named_as_missing(tmp_path):
-    (tmp_path / "trial_a").mkdir()
-    (tmp_path / "trial_a" / "result.json").write_text('{"training_iteration": 1, "a": 2.0}\n')
+    config = TRIALConfig().environment("trial/ALFWorld-v0", env_config={"split": "train"})
+    RunFolder.of_trial(tmp_path / "trial_a", config, ["sweep"]).log(1, {"a": 2.0})
     for trials in ([1], [{}], [{"name": "a", "parameters": [1]}], {"name": "a"}, [{"name": "a", "parameters": 3}]):
         (tmp_path / "sweep.json").write_text(json.dumps({"trials": trials}))
         (run,) = read_runs(tmp_path)
-        assert run.metrics == [{"iteration": 1, "training_iteration": 1, "a": 2.0}]
+        assert run.metrics == [{"iteration": 1, "a": 2.0}]
         assert "sweep.json" in " ".join(run.missing)
 
 

@@ -70,7 +70,7 @@ def test_every_value_of_a_grid_is_checked_before_anything_starts(load):
         ("metric = 'env_runners/succes_rate'", "Did you mean 'env_runners/success_rate'"),
         ("metric = 'env_runner/success_rate'", "Did you mean 'env_runners/success_rate'"),
         ("metric = 'learners/default_policy/trial/turn_score'", "'learners/default_policy/trial/turn_score_mean'"),
-        ("metric = 'evaluation/env_runners/success_rate'", "no panel is played while training"),
+        ("metric = 'evaluation/env_runners/success_rate'", "there is no evaluation while training"),
         ("stop = {'training_iterations': 2}", "a key of stop is 'training_iterations'"),
         (
             "from ray.tune.schedulers import ASHAScheduler\nscheduler = ASHAScheduler(metric='x', mode='max')",

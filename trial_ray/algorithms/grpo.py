@@ -64,7 +64,7 @@ from trial_ray.planning.memory import PlanRequest
 from trial_ray.planning.plan import Machine, require_fit
 from trial_ray.planning.step_time import gpu_bytes
 from trial_ray.process_reports import peak_memory
-from trial_ray.ray_internals import env_runner_actors, env_runners_kept, learner_actors
+from trial_ray.ray_internals import env_runner_actors, env_runners_kept, learner_actors, trial_folder
 from trial_ray.rollout.conversation import prompt_writer
 from trial_ray.rollout.groups import GroupSample, RolloutCounts
 from trial_ray.rollout.hindsight import FRAMES, require_room
@@ -111,6 +111,7 @@ class GRPO(Algorithm):
         self.tasks = self._list_tasks()
         self.panels = self._choose_panels()
         self._resolve_policy()
+        self._place_recordings()
         self._require_tokens()
         self._require_room()
         self.guards = Guards(self.config)
@@ -215,8 +216,21 @@ class GRPO(Algorithm):
         """Turn warm-start settings, a hub name or a packaged model's name into a folder (made or fetched once)."""
         path = initial_policy(self.config)
         if path != self.config.model_path:
-            self.config = self.config.copy(copy_frozen=False).rl_module(model_path=path, warm_start=None)
-            self.config.freeze()
+            self._change(self.config.copy(copy_frozen=False).rl_module(model_path=path, warm_start=None))
+
+    def _place_recordings(self) -> None:
+        """Turn folders of recordings that are relative into folders of the Tune trial that this is, if it is one."""
+        folder, names = trial_folder(self), ("trajectories_folder", "training_folder")
+        relative = {
+            name: value for name in names if (value := getattr(self.config, name)) and not Path(value).is_absolute()
+        }
+        if folder is not None and relative:
+            placed = {name: str(folder / value) for name, value in relative.items()}
+            self._change(self.config.copy(copy_frozen=False).recording(**placed))
+
+    def _change(self, config: GRPOConfig) -> None:
+        self.config = config
+        config.freeze()
 
     def _require_tokens(self) -> None:
         """Refuse limits that the first prompts, or what stands around a privileged text, exceed with the policy's tokenizer."""

@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     options = begun_options(args.resume) if args.resume else (args.iterations, args.overrides)
     file = SweepFile.load(args.file, *options)
     folder = (args.resume or args.out or default_folder(args.file)).resolve()
-    sweep = Sweep(file, folder, tuple(args.log_to))
+    sweep = Sweep(file, folder, tuple(args.log_to), tuple(sys.argv))
     sweep.require_folder(resume=args.resume is not None, trust=args.trust)
     console = terminal.output()
     terminal.show(f"sweep folder: {folder}")

@@ -330,10 +330,11 @@ class Sections:
         """Choose what is kept of training.
 
         Args:
-            trajectories_folder: folder below which every training trajectory is written as Parquet; ``None`` writes
-                nothing.
+            trajectories_folder: folder below which every training trajectory is written as Parquet, in a Tune trial
+                relative to its folder; ``None`` writes nothing.
             training_folder: folder below which every update writes what a replay needs and, as Parquet, what it did to
-                each turn (weights, gaps, log-probabilities; see docs/runs.md); ``None`` writes nothing.
+                each turn (weights, gaps, log-probabilities; see docs/runs.md), in a Tune trial relative to its folder;
+                ``None`` writes nothing.
             max_recorded_tokens: with ``training_folder``, most response tokens of an update whose turns are written,
                 about 8 MB an iteration; of a larger update only what a replay needs is. 0 writes no turns.
         """

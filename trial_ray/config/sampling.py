@@ -171,12 +171,14 @@ class RecordingSettings(Settings):
     """Recording of episodes and updates."""
 
     trajectories_folder: str | None = setting(
-        None, "folder below which every training trajectory is written as Parquet; ``None`` writes nothing"
+        None,
+        "folder below which every training trajectory is written as Parquet, in a Tune trial relative to its folder; ``None`` "
+        "writes nothing",
     )
     training_folder: str | None = setting(
         None,
         "folder below which every update writes what a replay needs and, as Parquet, what it did to each turn (weights, gaps, "
-        "log-probabilities; see docs/runs.md); ``None`` writes nothing",
+        "log-probabilities; see docs/runs.md), in a Tune trial relative to its folder; ``None`` writes nothing",
     )
     max_recorded_tokens: int = setting(
         1_000_000,

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 SCHEMA = "trial_ray/config"
 SCHEMA_VERSION = 2
+DERIVED = frozenset({"algo_class", "env_specs", "policies"})
+"""What constructor, sections and validation set by themselves."""
 INFINITE = "inf"
 """A bound that is switched off; strict JSON has no such number."""
 _IN_CHECKPOINT = re.compile(r"([^/]+)/checkpoints/([0-9]+)(?:/|$)")
@@ -46,7 +48,7 @@ def to_record(config: GRPOConfig) -> dict[str, Any]:
     other: dict[str, str] = {}
     names, decisive = settable_names(vars(config)), _decisive(type(config))
     for name, value in sorted(vars(config).items()):
-        if name.startswith("_"):
+        if name.startswith("_") or name in DERIVED:
             continue
         if name in names and may_be_infinite(type(config), name) and value == math.inf:
             settings[name] = INFINITE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
@@ -29,7 +30,7 @@ from trial_ray.runs.checkpoints import RUN_SCHEMA
 from trial_ray.runs.config_record import load_commands, setting_changes, to_record, with_command
 from trial_ray.runs.evaluations import read_name
 from trial_ray.runs.folder_lock import folder_lock
-from trial_ray.runs.metric_files import kept_lines
+from trial_ray.runs.metric_files import kept_lines, metrics_line, recorded_iterations
 from trial_ray.runs.terminal import LOG_FILE
 
 if TYPE_CHECKING:
@@ -102,17 +103,8 @@ class RunFolder:
 
         def write(partial: Path) -> None:
             folder = cls(partial, command)
-            for made in (
-                folder.checkpoints,
-                folder.trajectories,
-                folder.training,
-                folder.evaluations,
-                folder.tensorboard,
-            ):
-                made.mkdir(parents=True)
+            folder._begin(config)
             _copy_redacted(experiment, partial / "experiment.py")
-            folder._record_command(config, after_iteration=0)
-            folder._write_run(state="running", command=folder.command)
 
         try:
             write_folder(path, write)
@@ -122,6 +114,51 @@ class RunFolder:
         folder = cls(path, command)
         folder._recorded = True
         return folder
+
+    @classmethod
+    def of_trial(cls, path: Path, config: GRPOConfig, command: Sequence[str]) -> RunFolder:
+        """The folder of a trial, which Ray Tune has made; where it is a run folder already, settings that changed are recorded.
+
+        Args:
+            path: of the trial's folder.
+            config: with which the trial begins or continues.
+            command: the sweep's.
+        """
+        folder = cls(path, command)
+        if not (path / RUN_FILE).is_file():
+            folder._begin(config, trial=True)
+            return folder
+        recorded = load_commands(path / CONFIG_FILE)[-1]
+        if setting_changes([recorded, json.loads(json.dumps(to_record(config)))]):
+            folder._record_command(config, folder.last_iteration())
+        folder.set_state("running")
+        return folder
+
+    def _begin(self, config: GRPOConfig, **about: Any) -> None:
+        for made in (self.checkpoints, self.trajectories, self.training, self.evaluations, self.tensorboard):
+            made.mkdir(parents=True)
+        self._record_command(config, after_iteration=0)
+        self._write_run(state="running", command=self.command, **about)
+
+    def last_iteration(self) -> int:
+        """The newest iteration in ``metrics.jsonl``; 0 without any."""
+        return max(recorded_iterations(self.metrics), default=0)
+
+    def log(self, iteration: int, metrics: dict[str, float]) -> None:
+        """Write an iteration's metrics in place of those from it on, which a trial that goes on from a checkpoint makes again."""
+        if iteration <= self.last_iteration():
+            write_text(self.metrics, "".join(kept_lines(self.metrics, iteration - 1)))
+        with open(self.metrics, "a", encoding="utf-8") as file:
+            file.write(metrics_line(iteration, metrics))
+
+    def link_checkpoint(self, iteration: int, saved: Path) -> None:
+        """Give a checkpoint that Ray Tune keeps elsewhere in this folder the name that this package looks for."""
+        for link in self.checkpoints.iterdir():
+            if not link.exists():  # Tune has removed it
+                link.unlink()
+        link = self.checkpoints / f"{iteration:06d}"
+        link.unlink(missing_ok=True)
+        link.symlink_to(os.path.relpath(saved, self.checkpoints))
 
     @classmethod
     def reopen(cls, path: Path | str, command: Sequence[str] = ()) -> RunFolder:

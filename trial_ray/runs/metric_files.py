@@ -52,6 +52,16 @@ def recorded_metrics(file: Path, iteration: int) -> dict[str, float]:
     return found[-1] if found else {}
 
 
+def recorded_iterations(file: Path) -> list[int]:
+    """The iterations that a ``metrics.jsonl`` holds; none where there is no file."""
+    return [number for number, _, _ in _whole_lines(file)] if file.is_file() else []
+
+
+def metrics_line(iteration: int, metrics: Mapping[str, float]) -> str:
+    """A line of a ``metrics.jsonl``."""
+    return json.dumps({"iteration": iteration, **metrics}, allow_nan=False) + "\n"
+
+
 def _whole_lines(file: Path) -> Iterator[tuple[int, str, dict[str, float]]]:
     """Iteration, text and values of every line that can be read."""
     for line in read_lines(file):
@@ -82,7 +92,7 @@ class MetricWriters:
     def write(self, iteration: int, result: dict[str, Any]) -> dict[str, float]:
         """Write one iteration; return its flat metrics."""
         flat = flatten(result)
-        self._lines.write(json.dumps({"iteration": iteration, **flat}, allow_nan=False) + "\n")
+        self._lines.write(metrics_line(iteration, flat))
         self._lines.flush()
         for name, value in flat.items():
             self._events.add_scalar(name, value, iteration)

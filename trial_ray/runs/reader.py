@@ -14,7 +14,6 @@ from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.environments.registry import find_adapter
 from trial_ray.errors import TrialRayError, UserInputError
 from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.files import read_lines
 from trial_ray.learner.recording import read_training
 from trial_ray.models.module import load_tokenizer
 from trial_ray.reports.dynamics import read_whole_lines
@@ -26,11 +25,8 @@ from trial_ray.runs.checkpoints import find_tokenizer
 from trial_ray.runs.config_record import backbone_of_settings, command_of, commands_in_force, setting_changes
 from trial_ray.runs.cost import PHASES, cost_sections
 from trial_ray.runs.evaluations import read_name
-from trial_ray.runs.folder import CONFIG_FILE, RunFolder
-from trial_ray.runs.metric_files import flatten
+from trial_ray.runs.folder import CONFIG_FILE, RUN_FILE, RunFolder
 
-TRIAL_RESULTS = "result.json"
-"""Tune's metrics of a trial, one nested JSON object an iteration."""
 SWEEP_TABLE = "sweep.json"
 UNFINISHED = {
     "running": "The run has not ended, or was killed.",
@@ -38,7 +34,12 @@ UNFINISHED = {
     "failed": "The run failed; error.log in its folder says why.",
 }
 """What a run lacks that did not come to its end, by its state."""
-RUN_FILES = ("run.json", CONFIG_FILE, "metrics.jsonl")
+UNFINISHED_TRIAL = {
+    "running": "The trial has not ended, or was killed.",
+    "interrupted": "The trial was interrupted; `trial-ray sweep --resume` continues it.",
+    "failed": "The trial failed; error.txt in its folder says why.",
+}
+RUN_FILES = (RUN_FILE, CONFIG_FILE, "metrics.jsonl")
 
 
 def read_runs(folder: Path) -> list[RunRecord]:
@@ -50,7 +51,7 @@ def read_runs(folder: Path) -> list[RunRecord]:
     folder = folder.expanduser().resolve()
     if any((folder / name).is_file() for name in RUN_FILES):
         return [read_run(folder)]
-    trials = sorted(path.parent for path in folder.glob(f"*/{TRIAL_RESULTS}"))
+    trials = sorted(path.parent for path in folder.glob(f"*/{RUN_FILE}"))
     if trials or (folder / SWEEP_TABLE).is_file():
         return read_sweep(folder, trials)
     if not folder.is_dir():
@@ -64,17 +65,18 @@ def read_run(folder: Path) -> RunRecord:
     run = RunRecord(folder)
     _read_metrics(run)
     _read_config(run)
-    about = _json(run, "run.json")
+    about = _json(run, RUN_FILE)
     run.state = str(about.get("state", ""))
+    trial = bool(about.get("trial"))
     if run.state in UNFINISHED:
-        run.missing.append(UNFINISHED[run.state])
+        run.missing.append((UNFINISHED_TRIAL if trial else UNFINISHED)[run.state])
     versions = about.get("versions")
     named: dict[str, str] = {
         name: str(about[name]) for name in ("python", "platform", "cores", "started", "updated") if name in about
     }
     run.versions = {**(versions if isinstance(versions, dict) else {}), **run.versions, **named}
     _read_evaluations(run)
-    if card := _json(run, "cost.json"):
+    if card := {} if trial else _json(run, "cost.json"):
         _try(run, "cost.json", lambda: _read_cost(run, card))
     if run.hindsight_start is not None:
         _try(run, "", lambda: _read_allocation(run))
@@ -307,35 +309,9 @@ def read_sweep(folder: Path, trials: list[Path]) -> list[RunRecord]:
 
 def _trial(path: Path, row: Mapping[str, Any]) -> RunRecord:
     parameters = dict(row.get("parameters") or {})
-    seed = parameters.get("seed")
-    run = RunRecord(
-        path,
-        title=str(row.get("name", "")),
-        seed=seed if isinstance(seed, int) else None,
-        state=str(row.get("status", "")),
-        parameters=parameters,
-    )
-    if run.state == "failed":
-        run.missing.append("The trial failed; error.txt in its folder says why.")
-    try:
-        lines = read_lines(path / TRIAL_RESULTS)
-    except OSError as error:
-        run.missing.append(f"{TRIAL_RESULTS} cannot be read ({error}).")
-        return run
-    metrics = [flat for line in lines if (flat := _trial_metrics(line))]
-    _note_damaged(run, len(lines) - len(metrics), TRIAL_RESULTS)
-    kept: list[dict[str, float]] = []
-    for values in metrics:  # a trial that went on from a checkpoint made the iterations after it again
-        while kept and kept[-1]["iteration"] >= values["iteration"]:
-            kept.pop()
-        kept.append(values)
-    run.metrics = kept
+    run = read_run(path) if (path / RUN_FILE).is_file() else RunRecord(path)
+    run.title, run.parameters = str(row.get("name", "")), parameters
+    run.state = str(row.get("status", run.state))
+    if isinstance(seed := parameters.get("seed"), int):
+        run.seed = seed
     return run
-
-
-def _trial_metrics(line: str) -> dict[str, float]:
-    try:
-        flat = flatten(json.loads(line))
-        return {"iteration": int(flat["training_iteration"]), **flat}
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-        return {}

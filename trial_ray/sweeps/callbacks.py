@@ -14,9 +14,12 @@ from ray import tune
 from ray.tune.stopper import Stopper
 from rich import get_console
 
+from trial_ray.algorithms.config import GRPOConfig
 from trial_ray.engines.pool import FAULTS
+from trial_ray.ray_internals import checkpoints_of
 from trial_ray.runs.config_record import to_record
 from trial_ray.runs.experiment import reached
+from trial_ray.runs.folder import RunFolder
 from trial_ray.runs.metric_files import check_reported, flatten
 from trial_ray.runs.terminal import describe, say
 from trial_ray.runs.trackers import DONE, FAILED, INTERRUPTED, TrackedRun, Trackers, identifier
@@ -69,6 +72,54 @@ class StopCriteria(Stopper):
         return False
 
 
+class TrialFolders(tune.Callback):
+    """Makes the folder of every trial a run folder, which all commands open that open a run.
+
+    Args:
+        command: of the sweep, for the record.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self.command = list(command)
+        self._open: dict[str, RunFolder] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Folders are opened again by the sweep that continues."""
+        return {**vars(self), "_open": {}}
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A trial begins, or goes on after a pause, perhaps with other settings."""
+        self._open[trial.trial_id] = RunFolder.of_trial(Path(trial.path), _config(trial), self.command)
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        """A trial finished an iteration."""
+        self._open[trial.trial_id].log(int(result["training_iteration"]), flatten(result))
+
+    def on_checkpoint(self, iteration: int, trials: list[Any], trial: Any, checkpoint: Any, **info: Any) -> None:
+        """A trial wrote a checkpoint."""
+        after = int(trial.last_result["training_iteration"])
+        self._open[trial.trial_id].link_checkpoint(after, Path(checkpoint.path))
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A trial came to its end."""
+        self._close(trial.trial_id, DONE)
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A trial failed."""
+        self._close(trial.trial_id, FAILED)
+
+    def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
+        """The sweep ends; what runs still was interrupted."""
+        for trial_id in list(self._open):
+            self._close(trial_id, INTERRUPTED)
+
+    def _close(self, trial_id: str, state: str) -> None:
+        if folder := self._open.pop(trial_id, None):
+            folder.set_state(state)
+
+
 class PopulationCheckpoints(tune.Callback):
     """Removes checkpoints that no member of a population can need any more.
 
@@ -86,8 +137,7 @@ class PopulationCheckpoints(tune.Callback):
         """A trial wrote a checkpoint."""
         # What a trial would start from next; of one that is about to copy another, the other's.
         needed = {str(each.checkpoint.path) for each in trials if each.checkpoint}
-        manager = trial.run_metadata.checkpoint_manager
-        written = manager._checkpoint_results
+        written = checkpoints_of(trial)
         for result in written[: -self.kept]:
             path = str(result.checkpoint.path)
             if path not in needed:
@@ -117,11 +167,10 @@ class TrialTrackers(tune.Callback):
         """A trial begins, or goes on after a pause."""
         if trial.trial_id in self._open:
             return
-        default = trial.get_trainable_cls().get_default_config()
         run = TrackedRun(
             name=f"{self.group}-{trial_name(trial)}",
             key=identifier(f"{self.group}-{trial.trial_id}"),
-            settings=to_record(default.update_from_dict(trial.config)),
+            settings=to_record(_config(trial)),
             folder=Path(trial.local_path),
             group=self.group,
             resumed=self.resumed,
@@ -150,6 +199,11 @@ class TrialTrackers(tune.Callback):
     def _close(self, trial_id: str, state: str) -> None:
         if trackers := self._open.pop(trial_id, None):
             trackers.close(state)
+
+
+def _config(trial: Any) -> GRPOConfig:
+    config: GRPOConfig = trial.get_trainable_cls().get_default_config().update_from_dict(trial.config)
+    return config
 
 
 def trial_name(trial: Any) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trial_ray.algorithms.methods import method_of
 from trial_ray.errors import first_line
 from trial_ray.files import write_text
-from trial_ray.runs.config_record import is_json
+from trial_ray.runs.config_record import DERIVED, is_json
 from trial_ray.runs.overrides import settable_names
 from trial_ray.sweeps.file import SweepFile, at_point, dotted
 from trial_ray.sweeps.result import SweepResult
@@ -73,8 +73,6 @@ def _best(file: SweepFile, result: SweepResult, folder: Path) -> Iterator[str]:
     yield f"best: {chosen}{lacks}; trial-ray train {folder / BEST}"
 
 
-DERIVED = frozenset({"algo_class", "env_specs", "policies"})
-"""What constructor, sections and validation set by themselves."""
 WIDTH = 120
 
 

@@ -18,7 +18,7 @@ from ray.tune.utils import flatten_dict
 from trial_ray.errors import CheckpointError, UserInputError, first_line
 from trial_ray.files import checked_content, read_json, redacted, require_new_folder, write_json
 from trial_ray.runs.provenance import require_own_folder, sign_folder
-from trial_ray.sweeps.callbacks import PopulationCheckpoints, StopCriteria, SweepReporter, TrialTrackers
+from trial_ray.sweeps.callbacks import PopulationCheckpoints, StopCriteria, SweepReporter, TrialFolders, TrialTrackers
 from trial_ray.sweeps.capacity import Capacity
 from trial_ray.sweeps.file import SettingPath, SweepFile, dotted, is_population_based, nested, search_space, value_at
 from trial_ray.sweeps.result import DONE, FAILED, UNFINISHED, SweepResult, TrialRecord
@@ -45,11 +45,13 @@ class Sweep:
         file: what is searched, and how.
         folder: of the sweep; a folder a trial.
         log_to: services that every trial is logged to.
+        command: the command line, for the record.
     """
 
     file: SweepFile
     folder: Path
     log_to: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
 
     def require_folder(self, resume: bool, trust: bool = False) -> None:
         """Check that the folder may be used.
@@ -142,9 +144,13 @@ class Sweep:
         file = self.file
         population = is_population_based(file.scheduler)
         seeds = len(file.seeds) if file.search_alg is not None else 1
-        config = file.config
+        config = file.config.copy(copy_frozen=False)
         if file.search_alg is not None and file.seeds:
-            config = config.copy(copy_frozen=False).debugging(seed=file.seeds[0])
+            config.debugging(seed=file.seeds[0])
+        config.recording(
+            trajectories_folder=config.trajectories_folder or "trajectories",
+            training_folder=config.training_folder or "training",
+        )
         return tune.Tuner(
             file.config.algo_class,
             param_space=config,
@@ -182,6 +188,7 @@ class Sweep:
 
     def _callbacks(self) -> Iterable[tune.Callback]:
         yield SweepReporter()
+        yield TrialFolders(self.command)
         scheduler = self.file.scheduler
         # Of an interval in another unit nobody knows how many checkpoints are written in it; then all are kept.
         if is_population_based(scheduler) and scheduler._time_attr == "training_iteration":
