@@ -10,7 +10,7 @@ from trial_ray.errors import CheckpointError, ConfigError, MissingDependencyErro
 from trial_ray.runs.metric_files import check_metric, check_reported
 from trial_ray.sweeps import file as sweep_file
 from trial_ray.sweeps.file import SweepFile
-from trial_ray.sweeps.tuner import EverySeed, Sweep, begun_options
+from trial_ray.sweeps.tuner import EverySeed, Sweep, recorded_options
 
 SWEEP = """
 from ray import tune
@@ -144,13 +144,13 @@ def test_a_sweep_is_not_continued_with_another_file(load, tmp_path, changed, fou
     folder = tmp_path / "out"
     Sweep(load(DRAWN, iterations=3, overrides=["group_size=4"]), folder).begin()
     (folder / "tuner.pkl").touch()
-    options = begun_options(folder)
+    options = recorded_options(folder)
     Sweep(load(DRAWN, "0.1", *options), folder).require_folder(resume=True)
     with pytest.raises(CheckpointError, match=found):
         Sweep(load(DRAWN + changed, "0.1", *options), folder).require_folder(resume=True)
 
 
-def test_a_sweep_continues_as_it_was_begun(tmp_path, capsys):
+def test_a_sweep_continues_as_it_was_started(tmp_path, capsys):
     arguments = ["sweep", "sweeps/lambda_alpha", "--resume", str(tmp_path)]
     assert cli.main([*arguments, "--set", "lr=1", "--iterations", "3"]) == 2
     assert "leave out --iterations and --set" in capsys.readouterr().err

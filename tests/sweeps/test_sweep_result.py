@@ -287,15 +287,15 @@ def test_failed_and_incomplete_trials_rank_behind_and_are_said_to_be_so(tmp_path
         trial("d", 0.2, 1, 0.8),
         trial("e", 0.3, 0, 0.7, "unfinished"),
         trial("f", 0.3, 1, 0.7),
-        trial("g", 0.4, 0, 0.95),  # the other seed was not begun
+        trial("g", 0.4, 0, 0.95),  # the other seed did not start
     ]
     outcome = SweepResult(METRIC, "max", trials, repeats=2)
     points = outcome.points()
     assert [point.parameters["hindsight_coeff"] for point in points] == [0.1, 0.4, 0.2, 0.3]
-    assert [point.lacks for point in points] == ["", "1 not begun", "1 failed", "1 unfinished"]
+    assert [point.lacks for point in points] == ["", "1 not started", "1 failed", "1 unfinished"]
     assert outcome.best().name == "b"
     assert [each.name for each in outcome.trials] == ["g", "d", "f", "b", "a", "e", "c"]
-    assert "1 not begun" in printed(outcome.points_table())
+    assert "1 not started" in printed(outcome.points_table())
 
     # Without a complete point the best of the others is written, and what it lacks with it.
     file = SweepFile.load(EXAMPLES / "sweeps" / "lambda_alpha_seeds.py")

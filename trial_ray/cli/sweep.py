@@ -50,7 +50,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--iterations", type=terminal.positive, metavar="N", help="iterations of a trial at most")
     folder = parser.add_mutually_exclusive_group()
     folder.add_argument("--out", type=Path, metavar="DIR", help="sweep folder (default: runs/<file>-<time>)")
-    folder.add_argument("--resume", type=Path, metavar="DIR", help="continue the sweep in DIR, as it was begun")
+    folder.add_argument(
+        "--resume", type=Path, metavar="DIR", help="continue the sweep in DIR, with its sweep file and options"
+    )
     terminal.add_log_to_option(parser)
     terminal.add_trust_option(parser)
     terminal.add_set_option(parser)
@@ -69,11 +71,11 @@ def run(args: argparse.Namespace) -> int:
     from trial_ray.runs.trackers import require_trackers
     from trial_ray.sweeps.capacity import Capacity
     from trial_ray.sweeps.file import SweepFile
-    from trial_ray.sweeps.tuner import Sweep, begun_options
+    from trial_ray.sweeps.tuner import Sweep, recorded_options
 
     _check_resume(args)
     require_trackers(args.log_to)
-    options = begun_options(args.resume) if args.resume else (args.iterations, args.overrides)
+    options = recorded_options(args.resume) if args.resume else (args.iterations, args.overrides)
     file = SweepFile.load(args.file, *options)
     folder = (args.resume or args.out or default_folder(args.file)).resolve()
     sweep = Sweep(file, folder, tuple(args.log_to), tuple(sys.argv))
@@ -98,7 +100,9 @@ def run(args: argparse.Namespace) -> int:
 def _check_resume(args: argparse.Namespace) -> None:
     given = {"--iterations": args.iterations, "--set": args.overrides, "--log-to": args.log_to}
     if args.resume and (names := [name for name, value in given.items() if value]):
-        raise ConfigError(f"A sweep continues as it was begun: leave out {' and '.join(names)}, or begin a new one.")
+        raise ConfigError(
+            f"A sweep continues with its own options: leave out {' and '.join(names)}, or start a new sweep."
+        )
 
 
 def _conclude(sweep: Sweep, result: SweepResult, console: Console) -> int:

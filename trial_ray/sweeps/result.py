@@ -84,9 +84,9 @@ class Point:
 
     @property
     def lacks(self) -> str:
-        """How many trials failed, did not finish, have no finite value or were not begun; empty of a complete point."""
+        """How many trials failed, did not finish, have no finite value or did not start; empty of a complete point."""
         found = Counter("without a value" if trial.status == DONE else trial.status for trial in self._incomplete)
-        found["not begun"] = self.repeats - len(self.trials)
+        found["not started"] = self.repeats - len(self.trials)
         return ", ".join(f"{number} {kind}" for kind, number in found.items() if number > 0)
 
     @property

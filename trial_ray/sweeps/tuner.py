@@ -25,8 +25,8 @@ from trial_ray.sweeps.result import DONE, FAILED, UNFINISHED, SweepResult, Trial
 
 CHECKPOINT_EVERY = 5
 """Iterations between two checkpoints of a trial."""
-BEGUN = "begun.json"
-"""In a sweep's folder: the options and the description of the file that it was begun with."""
+DEFINITION = "definition.json"
+"""In a sweep's folder: the sweep file's description and the command's options."""
 TUNE_ENVIRONMENT = {
     # Tune ends the whole sweep without saying which metrics there are; StopCriteria says it.
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
@@ -58,11 +58,11 @@ class Sweep:
 
         Args:
             resume: to continue what is in it.
-            trust: also where this user did not begin it on this machine, though Tune's records of it are pickles.
+            trust: also where this user did not start it on this machine, though Tune's records of it are pickles.
 
         Raises:
             UserInputError: a new sweep's folder is not empty.
-            CheckpointError: there is nothing to continue, it may be of somebody else, or it was begun with another file.
+            CheckpointError: there is nothing to continue, it may be of another user, or the sweep file is another one.
         """
         folder = self.folder
         if resume and not tune.Tuner.can_restore(str(folder)):
@@ -75,16 +75,16 @@ class Sweep:
             require_new_folder(folder, ", or continue with --resume")
 
     def _require_same_file(self) -> None:
-        begun = _begun(self.folder).get("description")
-        if begun is None:
-            return  # an earlier release began it
+        before = _definition(self.folder).get("description")
+        if before is None:
+            return  # an earlier release started it
         now = self.file.description()
-        if differing := sorted(name for name in begun.keys() | now.keys() if begun.get(name) != now.get(name)):
+        if differing := sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name)):
             name = differing[0]
             raise CheckpointError(
-                f"{self.folder} was begun with another sweep than {self.file.path} defines: {name} was "
-                f"{begun.get(name)!r:.200}, and is {now.get(name)!r:.200} now. Continue with the file that it was begun with, "
-                "or begin a new sweep."
+                f"{self.folder} holds another sweep than {self.file.path} defines: {name} was "
+                f"{before.get(name)!r:.200}, and is {now.get(name)!r:.200} now. Continue with the file of that sweep, or start "
+                "a new sweep."
             )
 
     def begin(self) -> None:
@@ -92,7 +92,7 @@ class Sweep:
         self.folder.mkdir(parents=True, exist_ok=True)
         sign_folder(self.folder)
         options = {"iterations": self.file.iterations, "overrides": [redacted(each) for each in self.file.overrides]}
-        write_json(self.folder / BEGUN, {**options, "description": self.file.description()})
+        write_json(self.folder / DEFINITION, {**options, "description": self.file.description()})
 
     def at_once(self, capacity: Capacity) -> int:
         """Trials at a time: as many as fit, and no more than the file allows."""
@@ -103,7 +103,7 @@ class Sweep:
 
         Args:
             at_once: trials at a time, at most.
-            resume: continue what is in the folder, with as many trials at a time as it was begun with.
+            resume: continue what is in the folder, with as many trials at a time as before.
 
         Raises:
             ConfigError: no trial reports the metric, or a key of ``stop``.
@@ -137,7 +137,7 @@ class Sweep:
             )
         except Exception as error:  # whatever unpickling a damaged file raises
             raise CheckpointError(
-                f"The sweep in {self.folder} cannot be continued: {type(error).__name__}: {error}. Begin it anew in another folder."
+                f"The sweep in {self.folder} cannot be continued: {type(error).__name__}: {error}. Start a new sweep in another folder."
             ) from error
 
     def _new(self, at_once: int) -> tune.Tuner:
@@ -160,7 +160,7 @@ class Sweep:
                 num_samples=file.num_samples * max(1, seeds),
                 scheduler=file.scheduler,
                 search_alg=self._search_alg(),
-                # The members of a population take turns: each is begun before any has ended.
+                # The members of a population take turns: all start before any has ended.
                 max_concurrent_trials=None if population else at_once,
                 # A trial takes over the actors of one that has ended, where it needs the same.
                 reuse_actors=True,
@@ -190,36 +190,36 @@ class Sweep:
         yield SweepReporter()
         yield TrialFolders(self.command)
         scheduler = self.file.scheduler
-        # Of an interval in another unit nobody knows how many checkpoints are written in it; then all are kept.
+        # How many checkpoints fall into an interval in another unit is unknown; then all are kept.
         if is_population_based(scheduler) and scheduler._time_attr == "training_iteration":
             yield PopulationCheckpoints(kept=2 + math.ceil(scheduler._perturbation_interval / CHECKPOINT_EVERY))
         if self.log_to:
             yield TrialTrackers(self.log_to, self.folder.name)
 
 
-def begun_options(folder: Path) -> tuple[int | None, list[str]]:
-    """Iterations and overrides that the sweep in a folder was begun with; none where an earlier release began it.
+def recorded_options(folder: Path) -> tuple[int | None, list[str]]:
+    """Iterations and overrides of the sweep in a folder; none where an earlier release started it.
 
     Raises:
         CheckpointError: the record of them is damaged.
     """
-    begun = _begun(folder)
-    return begun.get("iterations"), begun.get("overrides", [])
+    found = _definition(folder)
+    return found.get("iterations"), found.get("overrides", [])
 
 
-def _begun(folder: Path) -> dict[str, Any]:
-    path = folder / BEGUN
+def _definition(folder: Path) -> dict[str, Any]:
+    path = folder / DEFINITION
     if not path.exists():
         return {}
-    begun = read_json(path)
+    found = read_json(path)
     with checked_content(path):
         if (
-            not isinstance(begun["description"], dict)
-            or not isinstance(begun["iterations"], int | None)
-            or not all(isinstance(each, str) for each in begun["overrides"])
+            not isinstance(found["description"], dict)
+            or not isinstance(found["iterations"], int | None)
+            or not all(isinstance(each, str) for each in found["overrides"])
         ):
             raise TypeError("its values are of other types than this version writes")
-    return begun
+    return found
 
 
 class EverySeed(Repeater):
