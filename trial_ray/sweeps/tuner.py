@@ -137,7 +137,8 @@ class Sweep:
             )
         except Exception as error:  # whatever unpickling a damaged file raises
             raise CheckpointError(
-                f"The sweep in {self.folder} cannot be continued: {type(error).__name__}: {error}. Start a new sweep in another folder."
+                f"The sweep in {self.folder} cannot be continued: {type(error).__name__}: {error}. Start a new one "
+                "in another folder."
             ) from error
 
     def _new(self, at_once: int) -> tune.Tuner:
