@@ -33,9 +33,10 @@ def expected(row, token, temperature, top_p):
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.8, 0.3])
-@pytest.mark.parametrize("temperature", [0.3, 0.7, 1.0, 1.3])
-def test_logprobs_are_of_the_tempered_and_truncated_distribution(temperature, top_p):
-    logits = random_logits(64)
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logprobs_are_of_the_tempered_and_truncated_distribution(temperature, top_p, dtype):
+    logits = random_logits(64).to(dtype)
     tokens, logprobs = draw(logits, [temperature] * 64, [top_p] * 64)
     assert logprobs.dtype == torch.float32
     for row, token, logprob in zip(logits, tokens.tolist(), logprobs.tolist(), strict=True):
@@ -64,10 +65,3 @@ def test_tokens_come_as_often_as_their_logprobs_say(temperature, top_p):
         probability = float(logprobs[drawn][0].exp())
         deviation = (probability * (1 - probability) / count) ** 0.5
         assert abs(float(drawn.double().mean()) - probability) < 5 * deviation
-
-
-def test_bfloat16_logits_lose_nothing_further():
-    logits = random_logits(32).bfloat16()
-    tokens, logprobs = draw(logits, [0.7] * 32, [1.0] * 32)
-    for row, token, logprob in zip(logits, tokens.tolist(), logprobs.tolist(), strict=True):
-        assert logprob == pytest.approx(expected(row, token, 0.7, 1.0), abs=1e-6)
