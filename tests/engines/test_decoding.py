@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from trial_ray.engines.batching import Request
+from trial_ray.engines.admission import Request
 from trial_ray.engines.decoding_cache import MOST_ROWS, free_memory, rows_that_fit, token_bytes
 from trial_ray.engines.protocol import SamplingParams
 from trial_ray.engines.transformers import (

@@ -16,7 +16,7 @@ import torch
 from trial_ray.engines import weights as weights_module
 from trial_ray.engines.client import EngineClient
 from trial_ray.engines.pool import EnginePool
-from trial_ray.engines.protocol import InvalidRequestError, RequestBatch, SamplingParams
+from trial_ray.engines.protocol import InvalidRequestError, SamplingParams
 from trial_ray.engines.weights import pack_weights
 from trial_ray.errors import ConfigError, EngineError, WeightSyncError
 
@@ -311,30 +311,6 @@ def test_weights_other_than_those_sent_are_never_served(engine, tiny_qwen3):
             engine.pool.sync(dataclasses.replace(sent, refs=received.refs))
         assert ray.get(engine.pool.handles[0].weight_version.remote(), timeout=60) == -1
     engine.pool.sync(sent)
-
-
-def test_a_malformed_message_fails_at_once_and_a_malformed_request_alone(engine):
-    handle, good = engine.pool.handles[0], (0, np.array([5, 6], np.int32), SamplingParams(max_tokens=2))
-
-    def exchange(batch):
-        return ray.get(handle.exchange.remote("malformed", batch), timeout=30)
-
-    for junk in (
-        "text",
-        None,
-        RequestBatch((0,), good[1], (3,), (good[2],)),
-        RequestBatch((0, 0), good[1], (1, 1), ()),
-    ):
-        with pytest.raises(InvalidRequestError):
-            exchange(junk)
-    bad = [SamplingParams(max_tokens=None), SamplingParams(max_tokens=2, seed=-1), SamplingParams(2, 1.0, "a"), None]
-    batch = RequestBatch.join([good, *((number, good[1], params) for number, params in enumerate(bad, 1))])
-    answered, failed = [], {}
-    while len(answered) + len(failed) < 5:
-        part = exchange(batch)
-        answered, failed, batch = answered + list(part.numbers), failed | part.failed, RequestBatch()
-    assert answered == [0]
-    assert all(isinstance(error, InvalidRequestError) for error in failed.values())
 
 
 def test_weights_with_a_tensor_missing_are_never_taken_for_complete(engine, tiny_qwen3):

@@ -68,11 +68,6 @@ def is_whole(value: object) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-def is_token_ids(values: object) -> bool:
-    """Whether a value is an array ``[n]`` of an integer type."""
-    return isinstance(values, np.ndarray) and values.ndim == 1 and np.issubdtype(values.dtype, np.integer)
-
-
 def prompt_digest(prompt_ids: np.ndarray) -> int:
     """Of a prompt, by which an answer says which one it continues."""
     return zlib.crc32(np.ascontiguousarray(prompt_ids, np.int32).tobytes())
@@ -166,24 +161,20 @@ class EngineProtocol(Protocol):
             requests: may be empty.
 
         Raises:
-            InvalidRequestError: the parts of ``requests`` do not belong together.
             EngineError: the engine cannot serve any more.
         """
         ...
 
-    async def load_weights(self, weights: Weights) -> str:
+    async def load_weights(self, weights: Weights) -> None:
         """Replace the weights, drop every cached prefix, adopt their version.
 
         Responses under way finish first, under the weights they began with; requests that come meanwhile wait. When it
         fails, the engine has no version and refuses requests until a whole load succeeds. It fails, too, where the checksum or
         the arrangement (``WeightsChecksum``) of what has arrived is another than that of what was sent.
 
-        Returns:
-            ``weights_checksum`` of what the engine now holds.
-
         Raises:
             WeightSyncError: other weights arrived than were sent.
-            EngineError: these are no weights, or none of this model's.
+            EngineError: they are none of this model's.
         """
         ...
 
