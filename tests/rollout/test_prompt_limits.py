@@ -74,9 +74,6 @@ def test_the_error_tells_the_length_that_would_fit(builder):
     builder(chat_tokenizer("tiny"), template, length).write(shown, ())
     with pytest.raises(PromptTooLongError, match=f"alone make {length} tokens"):
         builder(chat_tokenizer("tiny"), template, length - 1).write(shown, ())
-    for change in ({"max_prompt_tokens": 0}, {"history_window": -1}):
-        with pytest.raises(ConfigError, match=next(iter(change))):
-            builder(chat_tokenizer("tiny"), template, **{"max_prompt_tokens": 9, **change})
     endless = StepResult("a room \ud800\x00 " * 9_999, "find the pencil " * 9_999, "", [], won=False, score=0.0)
     with pytest.raises(PromptTooLongError, match="alone make more than 30 tokens"):
         builder(chat_tokenizer("tiny"), template, 30).write(endless, ())

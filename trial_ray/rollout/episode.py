@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -23,14 +23,6 @@ History = Sequence[Turn]
 """The turns so far, oldest first."""
 
 
-def _no_ids() -> np.ndarray:
-    return np.empty(0, np.int32)
-
-
-def _no_logprobs() -> np.ndarray:
-    return np.empty(0, np.float32)
-
-
 @dataclass(frozen=True, slots=True)
 class Decision:
     """An agent's action in one turn; fields are those of :class:`~trial_ray.rollout.trajectory.Turn`.
@@ -40,9 +32,9 @@ class Decision:
 
     action: str
     valid: bool = True
-    prompt_ids: np.ndarray = field(default_factory=_no_ids)
-    response_ids: np.ndarray = field(default_factory=_no_ids)
-    logprobs: np.ndarray = field(default_factory=_no_logprobs)
+    prompt_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    response_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    logprobs: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))
     weight_version: int = 0
     insert_at: int = 0
     finish_reason: str = "stop"
@@ -141,19 +133,11 @@ async def _play(env: EpisodeEnv, trajectory: Trajectory, player: Player, env_see
         advance("turn")
         trajectory.turns.append(
             Turn(
-                prompt_ids=decision.prompt_ids,
-                response_ids=decision.response_ids,
-                logprobs=decision.logprobs,
-                weight_version=decision.weight_version,
-                insert_at=decision.insert_at,
                 observation=before.observation,
-                action=decision.action,
-                valid=decision.valid,
                 outcome=now.observation,
                 reward=now.reward,
-                finish_reason=decision.finish_reason,
-                prompt_cut=decision.prompt_cut,
                 invalid_action=now.invalid_action,
+                **{each.name: getattr(decision, each.name) for each in fields(decision)},
             )
         )
     trajectory.success, trajectory.score = now.won, now.score
