@@ -57,13 +57,10 @@ def test_contexts_longer_than_the_models_positions_are_refused_before_any_actor_
         EnginePool.create(
             engine=engine, model_path=str(tiny_qwen3), num_engines=1, engine_kwargs={"max_model_len": 513}
         )
-    check_positions(str(tiny_qwen3), 512)
-    check_positions("a folder of another node", 513)
-
-
-def test_an_engine_checks_its_positions_itself(tiny_qwen3):
     with pytest.raises(ConfigError, match="has 512 positions"):
         TransformersEngine(str(tiny_qwen3), max_model_len=513)._open()
+    check_positions(str(tiny_qwen3), 512)
+    check_positions("a folder of another node", 513)
 
 
 def test_vllm_engines_without_a_seed_draw_different_ones():
@@ -109,7 +106,6 @@ def test_refused_arguments_are_arguments_of_vllm():
     [
         (0, {}, "float32"),
         (1, {}, "bfloat16"),
-        (0.5, {}, "bfloat16"),
         (1, {"dtype": "float32"}, "float32"),
         (0, {"dtype": "bfloat16"}, "bfloat16"),
     ],

@@ -169,12 +169,6 @@ def test_a_sampled_stop_token_ends_the_response_and_belongs_to_it(engine):
     assert all(STOP_ID not in response.response_ids for response in unfinished)
 
 
-def test_a_response_ends_at_max_tokens_with_reason_length(engine):
-    responses = engine.ask(make_prompts(6), [SamplingParams(max_tokens=n, temperature=0) for n in range(1, 7)])
-    assert {response.finish_reason for response in responses} == {"length"}
-    assert [len(response.response_ids) for response in responses] == [1, 2, 3, 4, 5, 6]
-
-
 def test_an_engine_counts_what_it_has_done(engine):
     prompt = np.arange(20, 110, dtype=np.int32)
     [before] = engine.pool.reports(60)
@@ -196,12 +190,8 @@ def test_a_seed_repeats_its_response_alone_and_in_company(engine):
     together = engine.ask(prompts, params)
     alone = [engine.ask([prompt], [p])[0] for prompt, p in zip(prompts, params, strict=True)]
     assert [r.response_ids.tolist() for r in together] == [r.response_ids.tolist() for r in alone]
-
-
-def test_other_seeds_give_other_responses(engine):
-    [prompt] = make_prompts(1)
-    responses = engine.ask([prompt] * 16, [SamplingParams(max_tokens=6, seed=seed) for seed in range(16)])
-    assert len({tuple(response.response_ids.tolist()) for response in responses}) > 8
+    others = engine.ask(prompts[:1] * 16, [SamplingParams(max_tokens=6, seed=seed) for seed in range(16)])
+    assert len({tuple(response.response_ids.tolist()) for response in others}) > 8
 
 
 def test_new_weights_change_responses_and_nothing_cached_of_the_old_ones_is_used(engine, tiny_qwen3):
@@ -313,23 +303,17 @@ def test_weights_other_than_those_sent_are_never_served(engine, tiny_qwen3):
     engine.pool.sync(sent)
 
 
-def test_weights_with_a_tensor_missing_are_never_taken_for_complete(engine, tiny_qwen3):
-    other = perturbed(engine.learner, tiny_qwen3, seed=8)
-    part = [(name, tensor) for name, tensor in other.named_parameters() if "layers.1.mlp.down_proj" not in name]
-    with pytest.raises((WeightSyncError, EngineError)):
-        engine.pool.sync(pack_weights(part, next(VERSIONS)))
-
-
 def test_a_transfer_that_is_cut_leaves_no_engine_with_a_mixture_and_a_whole_one_heals_it(
     engine, tiny_qwen3, monkeypatch
 ):
     monkeypatch.setattr(weights_module, "SHARD_BYTES", 40_000)
     other = perturbed(engine.learner, tiny_qwen3, seed=9)
     whole = pack_weights(other.named_parameters(), next(VERSIONS))
-    cut = dataclasses.replace(whole, refs=[*whole.refs[: len(whole.refs) // 2], ray.put("no shard")])
-    assert len(cut.refs) > 2
-    with pytest.raises(EngineError, match="failed to load weights"):
-        engine.pool.sync(cut)
+    half = whole.refs[: len(whole.refs) // 2]
+    assert len(half) > 1
+    for refs in (half, [*half, ray.put("no shard")]):  # too few, or broken off
+        with pytest.raises((EngineError, WeightSyncError), match="failed to load weights"):
+            engine.pool.sync(dataclasses.replace(whole, refs=refs))
     assert ray.get(engine.pool.handles[0].weight_version.remote(), timeout=60) == -1
     prompts, greedy = make_prompts(4, seed=9), [SamplingParams(max_tokens=4, temperature=0)] * 4
     with pytest.raises(EngineError, match="holds no weights"):
@@ -353,17 +337,13 @@ def test_requests_that_cannot_be_served_are_refused_with_the_reason(engine, prom
     assert len(engine.ask([np.array([5, 6])], [SamplingParams(max_tokens=1)])) == 1  # and the engine goes on
 
 
-def test_a_prompt_may_fill_the_context_to_the_last_token(engine):
-    prompt = np.full(MAX_MODEL_LEN - 4, 11, dtype=np.int32)
-    [response] = engine.ask([prompt], [SamplingParams(max_tokens=4, temperature=0)])
-    assert len(response.response_ids) == 4
-    assert_logprobs_of(engine.learner, [prompt], [response])
-
-
 def test_more_requests_than_rows_are_all_answered_for_their_own_prompt(engine):
-    prompts = make_prompts(70, seed=9)
-    responses = engine.ask(prompts, [SamplingParams(max_tokens=1 + index % 9, seed=index) for index in range(70)])
-    assert all(len(response.response_ids) <= 1 + index % 9 for index, response in enumerate(responses))
+    """One of them fills the context to the last token."""
+    prompts = [*make_prompts(70, seed=9), np.full(MAX_MODEL_LEN - 8, 11, np.int32)]
+    responses = engine.ask(prompts, [SamplingParams(max_tokens=1 + index % 9, seed=index) for index in range(71)])
+    for index, response in enumerate(responses):
+        ended = response.finish_reason == "length"
+        assert len(response.response_ids) == 1 + index % 9 if ended else response.response_ids[-1] == STOP_ID
     assert_logprobs_of(engine.learner, prompts, responses)
 
 

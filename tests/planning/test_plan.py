@@ -26,7 +26,6 @@ from trial_ray.planning.memory import (
     engine_memory,
     layer_bytes_per_token,
     learner_memory,
-    lora_parameters,
     make_plan,
     nearest_fit,
     require_fit,
@@ -66,22 +65,14 @@ def gpus(number: int, gib: float = 80) -> Machine:
 def test_parameters_are_counted_and_not_estimated(model_path):
     shape = model_shape(model_path)
     assert shape.parameters == sum(each.numel() for each in load_causal_lm(model_path, "float32").parameters())
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2}
+    configs = [LlamaConfig(vocab_size=50, **sizes, tie_word_embeddings=tied) for tied in (True, False)]
+    tied, apart = map(ModelShape.of_config, configs)
+    assert apart.parameters == tied.parameters + 50 * 64
+    assert apart.matmul_parameters == tied.matmul_parameters == tied.parameters
     # What the models' own cards say: 1.7 and 3.09 billion.
     assert model_shape("Qwen/Qwen3-1.7B").parameters == 1_720_574_976
     assert model_shape("Qwen/Qwen2.5-3B-Instruct").parameters == 3_085_938_688
-
-
-def test_a_separate_input_embedding_multiplies_nothing():
-    sizes = {
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "vocab_size": 50,
-    }
-    tied, apart = (ModelShape.of_config(LlamaConfig(**sizes, tie_word_embeddings=tied)) for tied in (True, False))
-    assert apart.parameters == tied.parameters + 50 * 64
-    assert apart.matmul_parameters == tied.matmul_parameters == tied.parameters
 
 
 def test_an_unknown_model_without_a_hub_is_a_typed_error(monkeypatch):
@@ -128,6 +119,9 @@ def saved_bytes(lm, autocast: bool) -> int:
 
 
 def test_master_weights_gradients_and_optimizer_are_sixteen_bytes_a_parameter(qwen3):
+    # Qwen3-1.7B, rank 1: q 2048+2048, k and v 2048+1024 each, o 2048+2048, gate and up 2048+6144 each, down 6144+2048.
+    adapters = learner_memory(replace(qwen3, lora_rank=1)).items["adapters"]
+    assert adapters == 4 * 28 * (4096 + 2 * 3072 + 4096 + 3 * 8192)
     items = learner_memory(qwen3).items
     static = items["weights"] + items["gradients"] + items["optimizer"]
     assert static == 16 * 1_720_574_976
@@ -135,11 +129,6 @@ def test_master_weights_gradients_and_optimizer_are_sixteen_bytes_a_parameter(qw
     assert [sharded[name] for name in ("weights", "gradients", "optimizer", "reference")] == [
         items[name] / 8 for name in ("weights", "gradients", "optimizer", "reference")
     ]
-
-
-def test_adapters_are_counted_layer_by_layer(qwen3):
-    # Qwen3-1.7B, rank 1: q 2048+2048, k and v 2048+1024 each, o 2048+2048, gate and up 2048+6144 each, down 6144+2048.
-    assert lora_parameters(replace(qwen3, lora_rank=1)) == 28 * (4096 + 2 * 3072 + 4096 + 3 * 8192)
 
 
 def test_predicted_peaks_are_within_a_fifth_of_the_measured_ones():

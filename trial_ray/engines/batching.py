@@ -58,7 +58,7 @@ class _Call:
 
 
 class BatchingEngine(ABC):
-    """Answers to ``EngineProtocol``; subclasses say how a model starts, advances and takes weights.
+    """The methods of an engine actor; subclasses say how a model starts, advances and takes weights.
 
     Everything that touches the model runs in one thread, between two steps, so the actor's event loop always answers.
     Methods with an underscore that subclasses implement are called in that thread only.
@@ -86,7 +86,7 @@ class BatchingEngine(ABC):
         self._usage = EngineUsage()
 
     async def ready(self) -> dict[str, Any]:
-        """Start the engine (idempotent); see ``EngineProtocol``."""
+        """Start the engine (idempotent); return ``{"engine", "model", "vocab_size", "stop_token_ids", "pid"}``."""
         if self._opening is None:
             self._opening = asyncio.create_task(self._start())
         info = await asyncio.shield(self._opening)
@@ -94,7 +94,19 @@ class BatchingEngine(ABC):
         return {**info, "pid": os.getpid()}
 
     async def exchange(self, client: str, requests: RequestBatch) -> ResponseBatch:
-        """Take further requests of a client, return what has finished; see ``EngineProtocol``."""
+        """Take further requests of a client, and return what has finished of all that it ever asked for.
+
+        Waits until something has, unless the client calls again meanwhile: the earlier call then ends with nothing. The
+        requests of all clients are batched inside. What is wrong with one request comes back as its own error
+        (:class:`InvalidRequestError`, or an ``EngineError``: no weights were loaded yet, a step of the engine failed).
+
+        Args:
+            client: name of the client, unlike any other's.
+            requests: may be empty.
+
+        Raises:
+            EngineError: the engine cannot serve any more.
+        """
         self._check_alive()
         if client not in self._outboxes:
             self._outboxes = {name: outbox for name, outbox in self._outboxes.items() if not outbox.abandoned}
@@ -135,7 +147,11 @@ class BatchingEngine(ABC):
             self._inbox.put(entering)
 
     async def load_weights(self, weights: Weights, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
-        """Let responses under way finish, then replace the weights; see ``EngineProtocol``.
+        """Replace the weights, drop every cached prefix, adopt their version.
+
+        Responses under way finish first, under the weights they began with; requests that come meanwhile wait. When it
+        fails, the engine has no version and refuses requests until a whole load succeeds. It fails, too, where the checksum or
+        the arrangement (``WeightsChecksum``) of what has arrived is another than that of what was sent.
 
         Raises:
             EngineError: they do not fit the model, or the responses under way did not finish in time.
@@ -149,7 +165,17 @@ class BatchingEngine(ABC):
             _require_same(weights, *await self._in_thread(self._replace_weights, weights))
 
     async def sleep(self, level: int = 1, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
-        """Let responses under way finish, then free the device's memory; see ``EngineProtocol``."""
+        """Give the device's memory to others; requests are refused until both parts are awake again.
+
+        Responses under way finish first.
+
+        Args:
+            level: 1 keeps the weights in the host's memory; 2 drops them, and with them the version.
+            drain_timeout_s: deadline of the responses under way.
+
+        Raises:
+            EngineError: the engine is not idle in time.
+        """
         async with self._part_lock:
             self._check_alive()
             if self._gate.asleep:
@@ -161,7 +187,13 @@ class BatchingEngine(ABC):
                 await self._in_thread(self._sleep, level)
 
     async def wake(self, part: EnginePart) -> None:
-        """Take memory back; see ``EngineProtocol``."""
+        """Take memory back: first for ``"weights"``, which may then be loaded, last for the ``"cache"``.
+
+        Does nothing where the part is awake.
+
+        Raises:
+            EngineError: the memory is not free.
+        """
         async with self._part_lock:
             self._check_alive()
             if part in self._freed:
@@ -179,7 +211,7 @@ class BatchingEngine(ABC):
         return self._gate.version
 
     async def report(self) -> dict[str, Any]:
-        """Usage so far (:class:`EngineUsage`) and peak memory of the process; see ``EngineProtocol``."""
+        """Usage so far (:class:`EngineUsage`) and peak memory of the process (keys of ``peak_memory``)."""
         return {**asdict(self._usage), **peak_memory()}
 
     async def shutdown(self) -> None:

@@ -300,7 +300,7 @@ class EnginePool:
         return dead
 
     def reports(self, timeout_s: float) -> list[dict[str, Any] | None]:
-        """Usage and memory of each engine (``EngineProtocol.report``); ``None`` of one that does not answer in time."""
+        """Usage and memory of each engine (``BatchingEngine.report``); ``None`` of one that does not answer in time."""
         return answers([handle.report.remote() for handle in self._handles], timeout_s)
 
     def stop(self) -> None:

@@ -222,7 +222,7 @@ class VLLMEngine(BatchingEngine):
         self._engine.collective_rpc("join_transfer", args=(backend, info))
 
     async def sleep(self, level: int = 1, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
-        """Free the device's memory; see ``EngineProtocol``.
+        """Free the device's memory; see ``BatchingEngine``.
 
         Raises:
             ConfigError: the engine was started without ``enable_sleep_mode``.

@@ -10,7 +10,8 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from trial_ray.engines.protocol import Response, SamplingParams
-from trial_ray.environments.guarded import StepResult
+from trial_ray.environments.guarded import GuardedEnv, StepResult
+from trial_ray.environments.processes import ProcessEnv
 from trial_ray.errors import EngineError, EnvironmentFaultError, PromptTooLongError
 from trial_ray.files import text_digest
 from trial_ray.process_reports import advance
@@ -62,37 +63,8 @@ class Player(Protocol):
         ...
 
 
-class EpisodeEnv(Protocol):
-    """The environment of an episode; one in a process of its own returns awaitables.
-
-    Attributes:
-        faulty: a call went wrong, so that the instance must not be used again.
-        max_turns: turns after which an episode is cut.
-    """
-
-    faulty: bool
-    max_turns: int
-
-    @property
-    def name(self) -> str:
-        """Name of the environment in records."""
-        ...
-
-    def reset(self, task_id: str, seed: int) -> StepResult | Awaitable[StepResult]:
-        """Start an episode of a task."""
-        ...
-
-    def step(self, action: str) -> StepResult | Awaitable[StepResult]:
-        """Carry out an action."""
-        ...
-
-    def walkthrough(self) -> tuple[str, ...] | Awaitable[tuple[str, ...]]:
-        """The environment's own solution of the running task; empty where it knows none."""
-        ...
-
-    def close(self) -> None:
-        """Close the instance."""
-        ...
+EpisodeEnv = GuardedEnv | ProcessEnv
+"""The environment of an episode; one in a process of its own returns awaitables."""
 
 
 async def play_episode(
