@@ -26,7 +26,7 @@ TIMED = {
 
 ALLOWED = {
     ("rollout/env_runner.py", "outside_loop", "(...).result"): "the caller's own work, in a thread of its own",
-    ("rollout/workers.py", "_sample", "ray.get"): "of calls that ray.wait found ready",
+    ("rollout/workers.py", "_answers", "ray.get"): "of calls that ray.wait found ready",
     ("rollout/workers.py", "stream_groups", "ray.get"): "of an item that ray.wait found ready",
     ("engines/pool.py", "answers", "ray.get"): "of calls that ray.wait found ready",
     ("algorithms/actors.py", "answering", "ray.get"): "of calls that ray.wait found ready",
@@ -44,12 +44,6 @@ ALLOWED = {
     ("engines/admission.py", "_drain", "self._idle.wait"): "inside asyncio.wait_for",
     ("rollout/background_groups.py", "__init__", "running.result"): "set by the thread's first statement",
     ("rollout/background_groups.py", "_run", "self._stop.wait"): "a daemon thread's loop, until close() ends it",
-    (
-        "rollout/env_runner.py",
-        "stream_groups",
-        "ended.get",
-    ): "ends with the task that plays, whose requests have deadlines",
-    ("rollout/env_runner.py", "stream_groups", "playing.result"): "of a task that has ended",
     (
         "core/forks.py",
         "_hold_all",

@@ -97,20 +97,6 @@ def test_a_pass_that_takes_long_does_not_hold_back_what_was_asked_for_first():
     assert 3 <= handles[0].calls <= 12
 
 
-def test_a_request_that_is_wrong_is_refused_alone_and_nowhere_else():
-    handles = healthy(2)
-    client = EngineClient(handles)
-
-    async def both():
-        wrong = client.generate(np.array([], dtype=np.int32), PARAMS, 0)
-        return await asyncio.gather(wrong, client.generate(PROMPT, PARAMS, 0), return_exceptions=True)
-
-    refusal, response = run(handles, both)
-    assert isinstance(refusal, InvalidRequestError)
-    assert response.response_ids.tolist() == [1, 1]
-    assert handles[1].calls == 0
-
-
 def test_a_dead_engine_is_passed_over():
     handles = [Handle(error=RayActorError()), *healthy(), Handle(error=RayActorError())]
     responses = ask(handles, range(20))
@@ -121,23 +107,20 @@ def test_a_dead_engine_is_passed_over():
 @pytest.mark.parametrize(
     ("prompt", "params", "message"),
     [
+        (np.array([], np.int32), PARAMS, "empty"),
         (np.array([1.5]), PARAMS, "integer type"),
-        (["a"], PARAMS, "an array"),
         (np.array([[1, 2]]), PARAMS, "an array"),
         (np.array([2**40]), PARAMS, "outside"),
         (np.array([1]), None, "SamplingParams expected, NoneType"),
-        (np.array([1]), SamplingParams(max_tokens="2"), "max_tokens: '2'"),
-        (np.array([1]), SamplingParams(max_tokens=2.5), "max_tokens: 2.5"),
+        (np.array([1]), SamplingParams(max_tokens=0), "max_tokens: 0"),
         (np.array([1]), SamplingParams(max_tokens=True), "max_tokens: True"),
         (np.array([1]), SamplingParams(2, temperature=float("nan")), "temperature=nan"),
-        (np.array([1]), SamplingParams(2, temperature=float("inf")), "temperature=inf"),
-        (np.array([1]), SamplingParams(2, top_p=None), "top_p=None"),
-        (np.array([1]), SamplingParams(2, seed=-1), "seed: -1"),
+        (np.array([1]), SamplingParams(2, top_p=0.0), "top_p=0.0"),
         (np.array([1]), SamplingParams(2, seed=2**63), "seed: "),
     ],
 )
 def test_a_malformed_request_is_refused_at_once_and_holds_back_no_other(prompt, params, message):
-    handles = healthy()
+    handles = healthy(2)
     client = EngineClient(handles, timeout_s=20)
 
     async def both():
@@ -148,7 +131,7 @@ def test_a_malformed_request_is_refused_at_once_and_holds_back_no_other(prompt, 
     assert isinstance(refusal, InvalidRequestError)
     assert message in str(refusal)
     assert response.response_ids.tolist() == [1, 1]
-    assert len(handles[0].served) == 1
+    assert (len(handles[0].served), handles[1].calls) == (1, 0)
 
 
 def test_prompts_of_several_integer_types_travel_together():
@@ -184,17 +167,16 @@ def test_a_step_that_fails_fails_the_requests_of_that_engine_alone():
     assert len(handles[1].served) == 4
 
 
-def test_when_every_engine_fails_the_error_names_each():
-    with pytest.raises(EngineError, match=r"engine 0: .*ActorDied.*engine 1: |engine 0: .*RayActorError.*engine 1: "):
-        ask([Handle(error=RayActorError()), Handle(error=RayActorError())], [0])
+def test_when_every_attempt_fails_the_error_names_each():
+    handles = [Handle(error=RayActorError()) for _ in range(6)]
+    with pytest.raises(EngineError, match=r"engine 0: .*(ActorDied|RayActorError).*engine 1: "):
+        ask(handles, [0])
+    assert sum(len(handle.served) for handle in handles) == ATTEMPTS
 
 
-def test_an_engine_that_hangs_meets_the_deadline():
+def test_an_engine_that_hangs_meets_the_deadline_and_leaves_time_for_another():
     with pytest.raises(EngineError, match="TimeoutError"):
         ask([Handle()], [0], timeout_s=0.05)
-
-
-def test_an_engine_that_hangs_leaves_time_for_another():
     handles = [Handle(), *healthy()]
     [response] = ask(handles, [0], timeout_s=2.0)
     assert response.finish_reason == "length"
@@ -216,13 +198,6 @@ def test_an_engine_whose_step_does_not_end_says_that_it_cannot_serve(monkeypatch
         return await handles[0].engine.weight_version()
 
     assert run(handles, probe) == 3
-
-
-def test_attempts_are_bounded():
-    handles = [Handle(error=RayActorError()) for _ in range(6)]
-    with pytest.raises(EngineError):
-        ask(handles, [0])
-    assert sum(len(handle.served) for handle in handles) == ATTEMPTS
 
 
 def test_a_client_outlives_an_event_loop_that_was_cut_off():
@@ -310,8 +285,3 @@ def test_replaced_handles_are_used_at_once():
     client.replace_handles(fresh)
     run(fresh, lambda: client.generate(PROMPT, PARAMS, 0))
     assert len(fresh[0].served) == 1
-
-
-def test_a_client_without_engines_is_refused():
-    with pytest.raises(EngineError, match="at least one"):
-        EngineClient([])

@@ -16,7 +16,7 @@ import torch
 from trial_ray.engines import weights as weights_module
 from trial_ray.engines.client import EngineClient
 from trial_ray.engines.pool import EnginePool
-from trial_ray.engines.protocol import InvalidRequestError, RequestBatch, SamplingParams
+from trial_ray.engines.protocol import InvalidRequestError, SamplingParams
 from trial_ray.engines.weights import pack_weights
 from trial_ray.errors import ConfigError, EngineError, WeightSyncError
 
@@ -127,12 +127,8 @@ def perturbed(model, tiny_qwen3, seed):
     return other
 
 
-def test_ready_tells_vocabulary_and_stop_tokens(engine):
-    assert engine.info["vocab_size"] == VOCAB_SIZE
-    assert engine.info["stop_token_ids"] == [STOP_ID]
-
-
-def test_nothing_is_sampled_before_the_learner_sent_weights(engine):
+def test_ready_tells_vocabulary_and_stop_tokens_and_nothing_is_sampled_before_weights_came(engine):
+    assert (engine.info["vocab_size"], engine.info["stop_token_ids"]) == (VOCAB_SIZE, [STOP_ID])
     assert "no weights" in str(engine.refusal)
 
 
@@ -146,44 +142,17 @@ def test_greedy_responses_and_their_logprobs_are_those_of_transformers(engine):
     assert_logprobs_of(engine.learner, prompts, responses)
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
-def test_sampled_logprobs_are_those_of_the_tempered_model(engine, temperature):
-    prompts = make_prompts(8, seed=1)
-    params = [SamplingParams(max_tokens=6, temperature=temperature, seed=seed) for seed in range(8)]
-    responses = engine.ask(prompts, params)
-    assert all(
-        response.response_ids.dtype == np.int32 and response.logprobs.dtype == np.float32 for response in responses
-    )
-    assert_logprobs_of(engine.learner, prompts, responses, temperature=temperature)
-
-
-@pytest.mark.parametrize(("temperature", "top_p"), [(0.7, 0.9), (1.0, 0.5), (1.3, 0.9)])
-def test_logprobs_with_a_nucleus_are_those_of_the_renormalised_nucleus(engine, temperature, top_p):
-    prompts = make_prompts(8, seed=11)
-    params = [SamplingParams(max_tokens=6, temperature=temperature, top_p=top_p, seed=seed) for seed in range(8)]
-    responses = engine.ask(prompts, params)
-    assert_logprobs_of(engine.learner, prompts, responses, temperature=temperature, top_p=top_p)
-
-
 def test_each_request_of_a_mixed_batch_reports_its_own_distribution(engine):
-    prompts = make_prompts(12, seed=12)
-    kinds = [(0.0, 1.0), (0.0, 0.5), (0.7, 1.0), (1.3, 0.8)] * 3
+    kinds = [(0.0, 1.0), (0.0, 0.5), (0.7, 1.0), (0.7, 0.9), (1.0, 1.0), (1.0, 0.3), (1.3, 1.0), (1.3, 0.8)] * 5
+    prompts = make_prompts(len(kinds), seed=12)
     params = [
         SamplingParams(max_tokens=6, temperature=temperature, top_p=top_p, seed=seed)
         for seed, (temperature, top_p) in enumerate(kinds)
     ]
     for prompt, response, (temperature, top_p) in zip(prompts, engine.ask(prompts, params), kinds, strict=True):
+        assert (response.response_ids.dtype, response.logprobs.dtype) == (np.int32, np.float32)
         asked = {"temperature": temperature, "top_p": top_p} if temperature else {}  # greedy: the model as it is
         assert_logprobs_of(engine.learner, [prompt], [response], **asked)
-
-
-def test_tokens_outside_the_nucleus_are_never_sampled(engine):
-    prompts = make_prompts(4, seed=2) * 6
-    responses = engine.ask(prompts, [SamplingParams(max_tokens=4, top_p=0.3, seed=seed) for seed in range(24)])
-    for prompt, response in zip(prompts, responses, strict=True):
-        probs = torch.softmax(reference_logits(engine.learner, prompt, response), -1)
-        for row, token in zip(probs, response.response_ids, strict=True):
-            assert float(row[row > row[int(token)]].sum()) < 0.3 + 1e-4
 
 
 def test_a_sampled_stop_token_ends_the_response_and_belongs_to_it(engine):
@@ -198,12 +167,6 @@ def test_a_sampled_stop_token_ends_the_response_and_belongs_to_it(engine):
         assert STOP_ID not in response.response_ids[:-1]
     unfinished = [response for response in responses if response.finish_reason == "length"]
     assert all(STOP_ID not in response.response_ids for response in unfinished)
-
-
-def test_a_response_ends_at_max_tokens_with_reason_length(engine):
-    responses = engine.ask(make_prompts(6), [SamplingParams(max_tokens=n, temperature=0) for n in range(1, 7)])
-    assert {response.finish_reason for response in responses} == {"length"}
-    assert [len(response.response_ids) for response in responses] == [1, 2, 3, 4, 5, 6]
 
 
 def test_an_engine_counts_what_it_has_done(engine):
@@ -227,12 +190,8 @@ def test_a_seed_repeats_its_response_alone_and_in_company(engine):
     together = engine.ask(prompts, params)
     alone = [engine.ask([prompt], [p])[0] for prompt, p in zip(prompts, params, strict=True)]
     assert [r.response_ids.tolist() for r in together] == [r.response_ids.tolist() for r in alone]
-
-
-def test_other_seeds_give_other_responses(engine):
-    [prompt] = make_prompts(1)
-    responses = engine.ask([prompt] * 16, [SamplingParams(max_tokens=6, seed=seed) for seed in range(16)])
-    assert len({tuple(response.response_ids.tolist()) for response in responses}) > 8
+    others = engine.ask(prompts[:1] * 16, [SamplingParams(max_tokens=6, seed=seed) for seed in range(16)])
+    assert len({tuple(response.response_ids.tolist()) for response in others}) > 8
 
 
 def test_new_weights_change_responses_and_nothing_cached_of_the_old_ones_is_used(engine, tiny_qwen3):
@@ -326,78 +285,22 @@ def test_weights_that_give_no_probabilities_are_named_and_those_after_them_serve
     assert_logprobs_of(engine.learner, prompts, engine.ask(prompts, params))
 
 
-def test_tensors_that_changed_names_or_places_are_never_served(engine, tiny_qwen3):
+def test_weights_other_than_those_sent_are_never_served(engine, tiny_qwen3):
     other = dict(perturbed(engine.learner, tiny_qwen3, seed=15).named_parameters())
     sent = pack_weights(other.items(), next(VERSIONS))
     first, second = (f"model.layers.{layer}.mlp.down_proj.weight" for layer in (0, 1))
     square = "model.layers.0.self_attn.q_norm.weight"
-    for lie in ({first: other[second], second: other[first]}, {square: other[square].flip(0)}):
+    swapped, flipped = {first: other[second], second: other[first]}, {square: other[square].flip(0)}
+    for lie, told in (
+        (swapped, "names and places"),
+        (flipped, "names and places"),
+        ({first: other[second]}, "checksum"),
+    ):
         received = pack_weights((other | lie).items(), sent.version)
-        assert received.checksum == sent.checksum  # values alone do not show it
-        with pytest.raises(WeightSyncError, match=r"engine 0.*names and places"):
+        with pytest.raises(WeightSyncError, match=f"engine 0.*{told}"):
             engine.pool.sync(dataclasses.replace(sent, refs=received.refs))
         assert ray.get(engine.pool.handles[0].weight_version.remote(), timeout=60) == -1
     engine.pool.sync(sent)
-
-
-def test_weights_of_another_checksum_are_never_served(engine, tiny_qwen3):
-    other = perturbed(engine.learner, tiny_qwen3, seed=16)
-    sent = pack_weights(engine.learner.named_parameters(), next(VERSIONS))
-    wrong = dataclasses.replace(sent, refs=pack_weights(other.named_parameters(), sent.version).refs)
-    prompts = make_prompts(4, seed=16)
-
-    async def asked_meanwhile():
-        update = engine.pool.handles[0].load_weights.remote(wrong)
-        await asyncio.sleep(0.01)
-        asked = [engine.client.generate(prompt, SamplingParams(max_tokens=2), 0) for prompt in prompts]
-        responses = await asyncio.gather(*asked, return_exceptions=True)
-        with pytest.raises(WeightSyncError, match=sent.checksum):
-            await update
-        return responses
-
-    found = asyncio.run(asked_meanwhile())
-    assert all(isinstance(each, EngineError) or each.weight_version < sent.version for each in found)
-    with pytest.raises(EngineError, match="holds no weights"):
-        engine.ask(prompts[:1], [SamplingParams(max_tokens=2)])
-
-
-def test_a_malformed_message_fails_at_once_and_a_malformed_request_alone(engine):
-    handle, good = engine.pool.handles[0], (0, np.array([5, 6], np.int32), SamplingParams(max_tokens=2))
-
-    def exchange(batch):
-        return ray.get(handle.exchange.remote("malformed", batch), timeout=30)
-
-    for junk in (
-        "text",
-        None,
-        RequestBatch((0,), good[1], (3,), (good[2],)),
-        RequestBatch((0, 0), good[1], (1, 1), ()),
-    ):
-        with pytest.raises(InvalidRequestError):
-            exchange(junk)
-    bad = [SamplingParams(max_tokens=None), SamplingParams(max_tokens=2, seed=-1), SamplingParams(2, 1.0, "a"), None]
-    batch = RequestBatch.join([good, *((number, good[1], params) for number, params in enumerate(bad, 1))])
-    answered, failed = [], {}
-    while len(answered) + len(failed) < 5:
-        part = exchange(batch)
-        answered, failed, batch = answered + list(part.numbers), failed | part.failed, RequestBatch()
-    assert answered == [0]
-    assert all(isinstance(error, InvalidRequestError) for error in failed.values())
-
-
-@pytest.mark.parametrize("version", [3.5, -2, "4", None, True])
-def test_weights_without_a_version_are_refused(engine, version):
-    sent = pack_weights(engine.learner.named_parameters(), next(VERSIONS))
-    object.__setattr__(sent, "version", version)  # as another sender could
-    with pytest.raises((WeightSyncError, EngineError), match="version"):
-        ray.get(engine.pool.handles[0].load_weights.remote(sent), timeout=60)
-
-
-def test_weights_with_a_tensor_missing_are_never_taken_for_complete(engine, tiny_qwen3):
-    other = perturbed(engine.learner, tiny_qwen3, seed=8)
-    part = [(name, tensor) for name, tensor in other.named_parameters() if "layers.1.mlp.down_proj" not in name]
-    with pytest.raises((WeightSyncError, EngineError)):
-        engine.pool.sync(pack_weights(part, next(VERSIONS)))
 
 
 def test_a_transfer_that_is_cut_leaves_no_engine_with_a_mixture_and_a_whole_one_heals_it(
@@ -406,10 +309,11 @@ def test_a_transfer_that_is_cut_leaves_no_engine_with_a_mixture_and_a_whole_one_
     monkeypatch.setattr(weights_module, "SHARD_BYTES", 40_000)
     other = perturbed(engine.learner, tiny_qwen3, seed=9)
     whole = pack_weights(other.named_parameters(), next(VERSIONS))
-    cut = dataclasses.replace(whole, refs=[*whole.refs[: len(whole.refs) // 2], ray.put("no shard")])
-    assert len(cut.refs) > 2
-    with pytest.raises(EngineError, match="failed to load weights"):
-        engine.pool.sync(cut)
+    half = whole.refs[: len(whole.refs) // 2]
+    assert len(half) > 1
+    for refs in (half, [*half, ray.put("no shard")]):  # too few, or broken off
+        with pytest.raises((EngineError, WeightSyncError), match="failed to load weights"):
+            engine.pool.sync(dataclasses.replace(whole, refs=refs))
     assert ray.get(engine.pool.handles[0].weight_version.remote(), timeout=60) == -1
     prompts, greedy = make_prompts(4, seed=9), [SamplingParams(max_tokens=4, temperature=0)] * 4
     with pytest.raises(EngineError, match="holds no weights"):
@@ -422,11 +326,8 @@ def test_a_transfer_that_is_cut_leaves_no_engine_with_a_mixture_and_a_whole_one_
     ("prompt", "params", "message"),
     [
         ([], SamplingParams(max_tokens=2), "empty"),
-        ([5] * MAX_MODEL_LEN, SamplingParams(max_tokens=1), "max_model_len"),
         ([5] * (MAX_MODEL_LEN - 4), SamplingParams(max_tokens=5), "max_model_len"),
         ([5, VOCAB_SIZE], SamplingParams(max_tokens=2), "outside"),
-        ([5], SamplingParams(max_tokens=0), "max_tokens"),
-        ([5], SamplingParams(max_tokens=2, top_p=0.0), "top_p"),
         ([5], SamplingParams(max_tokens=2, temperature=0.005), "temperature=0.005"),
     ],
 )
@@ -436,17 +337,13 @@ def test_requests_that_cannot_be_served_are_refused_with_the_reason(engine, prom
     assert len(engine.ask([np.array([5, 6])], [SamplingParams(max_tokens=1)])) == 1  # and the engine goes on
 
 
-def test_a_prompt_may_fill_the_context_to_the_last_token(engine):
-    prompt = np.full(MAX_MODEL_LEN - 4, 11, dtype=np.int32)
-    [response] = engine.ask([prompt], [SamplingParams(max_tokens=4, temperature=0)])
-    assert len(response.response_ids) == 4
-    assert_logprobs_of(engine.learner, [prompt], [response])
-
-
 def test_more_requests_than_rows_are_all_answered_for_their_own_prompt(engine):
-    prompts = make_prompts(70, seed=9)
-    responses = engine.ask(prompts, [SamplingParams(max_tokens=1 + index % 9, seed=index) for index in range(70)])
-    assert all(len(response.response_ids) <= 1 + index % 9 for index, response in enumerate(responses))
+    """One of them fills the context to the last token."""
+    prompts = [*make_prompts(70, seed=9), np.full(MAX_MODEL_LEN - 8, 11, np.int32)]
+    responses = engine.ask(prompts, [SamplingParams(max_tokens=1 + index % 9, seed=index) for index in range(71)])
+    for index, response in enumerate(responses):
+        ended = response.finish_reason == "length"
+        assert len(response.response_ids) == 1 + index % 9 if ended else response.response_ids[-1] == STOP_ID
     assert_logprobs_of(engine.learner, prompts, responses)
 
 

@@ -15,7 +15,7 @@ import torch
 
 from trial_ray.engines import pool as pool_module
 from trial_ray.engines.client import EngineClient
-from trial_ray.engines.pool import EnginePool
+from trial_ray.engines.pool import EnginePool, FaultLog
 from trial_ray.engines.protocol import SamplingParams
 from trial_ray.engines.weights import pack_weights
 from trial_ray.errors import ConfigError, EngineError, MissingDependencyError, WeightSyncError
@@ -75,20 +75,12 @@ def versions(pool):
     return ray.get([handle.weight_version.remote() for handle in pool.handles], timeout=60)
 
 
-def test_weights_in_the_learners_dtype_reach_engines_of_another(pool, infos, parameters):
-    pool.sync(pack_weights(parameters, 5, dtype=torch.bfloat16))
-    assert versions(pool) == [5, 5]
-
-
-def test_an_engine_that_holds_other_bits_than_were_sent_is_named(pool, infos, parameters):
+def test_an_engine_of_other_bits_is_named_and_a_killed_one_replaced_with_the_same_weights(pool, infos, parameters):
+    assert pool.probe_and_restart() == []  # a healthy pool is left alone
     shards = pack_weights(parameters, 6)  # float32 sent, bfloat16 held
     with pytest.raises(WeightSyncError, match=f"engine 0 .*{shards.checksum}"):
         pool.sync(shards)
-
-
-def test_a_killed_engine_is_replaced_and_holds_the_same_weights(pool, infos, parameters):
-    shards = pack_weights(parameters, 8, dtype=torch.bfloat16)
-    pool.sync(shards)
+    pool.sync(pack_weights(parameters, 8, dtype=torch.bfloat16))
     [before] = ask(EngineClient(pool.handles[1:]), [0])
     kill(infos[1]["pid"])
     survivor, _ = pool.handles
@@ -188,12 +180,6 @@ def test_a_given_seed_is_another_one_in_every_engine_and_replacement():
     assert Actor.seeds == [5, 6, 7]
 
 
-def test_a_healthy_pool_is_left_alone(pool, infos):
-    before = pool.handles
-    assert pool.probe_and_restart() == []
-    assert pool.handles == before
-
-
 def test_stopping_ends_every_process(ray_session, tiny_qwen3):
     pool = create(tiny_qwen3, num_engines=1)
     [info] = pool.start(timeout_s=200)
@@ -238,3 +224,18 @@ def test_a_missing_engine_is_reported_before_any_actor_exists(monkeypatch, tiny_
 def test_settings_that_name_no_pool_are_refused(tiny_qwen3, change, message):
     with pytest.raises(ConfigError, match=message):
         create(tiny_qwen3, **change)
+
+
+def test_a_line_names_what_was_lost_and_what_that_cost_once():
+    log = FaultLog()
+    log.played_again += 4
+    assert log.take() == ""  # rollouts that failed by themselves
+    log.note("engine 0 died before it could load weights: The actor died.\nmore")
+    log.played_again += 2
+    log.seconds += 2.5
+    lost = "engine 0 died before it could load weights: The actor died"
+    assert log.take() == f"replaced: {lost} (played again: 2, waited 2.5 s)"
+    assert log.take() == ""
+    for number in range(5):
+        log.note(f"engine {number}")
+    assert "engine 2; and 2 more (played again: 0, waited 0.0 s)" in log.take()

@@ -1,33 +1,42 @@
-"""The weights checksum: what engines do to a layout leaves it alone, what changes the policy does not."""
+"""Weights on their way: bit for bit through the object store; the checksum sees what changes the policy, and nothing else."""
 
 import pytest
+import ray
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trial_ray.engines.weights import _CHUNK_ELEMENTS, DeviceWeights, WeightsChecksum, pack_weights, weights_checksum
+from trial_ray.engines import weights
+from trial_ray.engines.weights import _CHUNK_ELEMENTS, WeightsChecksum, iter_weights, pack_weights, weights_checksum
 
 
 def named(*tensors):
     return [(f"t{index}", tensor) for index, tensor in enumerate(tensors)]
 
 
+A, B = torch.randn(4, 4), torch.randn(4, 4)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_fusing_and_reordering_tensors_leaves_the_checksum(dtype):
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(rows, 8).to(dtype) for rows in (8, 4, 4))
-    assert weights_checksum(named(q, k, v)) == weights_checksum(named(torch.cat([v, q, k])))
+def test_fusing_reordering_and_padding_tensors_leaves_the_checksum(dtype):
+    a, b = A.to(dtype), B.to(dtype)
+    once = weights_checksum(named(a, b))
+    assert weights_checksum(named(torch.cat([b, a]))) == once
+    assert weights_checksum(named(a.t(), b, torch.zeros(20, 16, dtype=dtype))) == once
 
 
-def test_rows_of_zeros_that_pad_a_vocabulary_leave_the_checksum():
-    embedding = torch.randn(300, 16)
-    padded = torch.cat([embedding, torch.zeros(20, 16)])
-    assert weights_checksum(named(embedding)) == weights_checksum(named(padded))
-
-
-def test_memory_layout_does_not_matter():
-    weight = torch.randn(6, 10)
-    assert weights_checksum(named(weight.t())) == weights_checksum(named(weight))
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (torch.tensor([1.0, 2.0, 3.0]), torch.tensor([-1.0, -2.0, 3.0])),
+        (torch.tensor([1000, 2000], dtype=torch.int32), torch.tensor([1001, 1999], dtype=torch.int32)),
+        (A, A.bfloat16()),
+        (A, torch.cat([A, A])),
+    ],
+    ids=["signs", "sum", "dtype", "twice"],
+)
+def test_changes_that_cancel_in_a_sum_other_dtypes_and_tensors_sent_twice_are_seen(before, after):
+    assert weights_checksum(named(before)) != weights_checksum(named(after))
 
 
 @given(st.integers(0, 99), st.integers(0, 31))
@@ -39,29 +48,6 @@ def test_one_flipped_bit_is_seen(position, bit):
     assert weights_checksum(named(weight)) != weights_checksum(named(changed))
 
 
-def test_changes_that_cancel_in_a_plain_sum_are_seen():
-    bits = torch.tensor([1000, 2000, 3000], dtype=torch.int32)
-    moved = torch.tensor([1001, 1999, 3000], dtype=torch.int32)
-    assert weights_checksum(named(bits.view(torch.float32))) != weights_checksum(named(moved.view(torch.float32)))
-
-
-def test_sign_flips_of_two_weights_are_seen():
-    weight = torch.tensor([1.0, 2.0, 3.0])
-    assert weights_checksum(named(weight)) != weights_checksum(named(torch.tensor([-1.0, -2.0, 3.0])))
-
-
-def test_a_tensor_sent_twice_or_not_at_all_is_seen():
-    tied, other = torch.randn(5, 5), torch.randn(3)
-    once = weights_checksum(named(tied, other))
-    assert weights_checksum(named(tied, other, tied)) != once
-    assert weights_checksum(named(tied)) != once
-
-
-def test_another_dtype_is_seen():
-    weight = torch.tensor([1.0, -0.5])
-    assert weights_checksum(named(weight)) != weights_checksum(named(weight.bfloat16()))
-
-
 def arrangement(**tensors):
     found = WeightsChecksum()
     for name, tensor in tensors.items():
@@ -69,7 +55,6 @@ def arrangement(**tensors):
     return found.arrangement
 
 
-A, B = torch.randn(4, 4), torch.randn(4, 4)
 PATTERN = torch.tensor([1.0, 2.0, 2.0, 1.0])
 
 
@@ -120,6 +105,44 @@ def test_pack_weights_refuses_what_no_engine_could_load(tensors, version, messag
         pack_weights(tensors, version)
 
 
-def test_weights_on_a_device_need_a_version_too():
-    with pytest.raises(ValueError, match=r"3\.5 found"):
-        DeviceWeights(3.5, "c", "a", "ipc", {})
+@ray.remote
+def checksum_elsewhere(shards):
+    return weights_checksum(iter_weights(shards))
+
+
+@pytest.mark.actors
+def test_weights_cross_processes_unchanged_in_every_dtype(ray_session):
+    torch.manual_seed(0)
+    tensors = {
+        "embed": torch.randn(20, 8),
+        "half": torch.randn(3, 3).bfloat16(),
+        "scalar": torch.tensor(2.5, dtype=torch.float64),
+        "transposed": torch.randn(4, 6).t(),
+        "counts": torch.arange(5),
+    }
+    shards = pack_weights(tensors.items(), 3)
+    received = dict(iter_weights(shards))
+    assert list(received) == list(tensors)
+    for name, tensor in tensors.items():
+        assert received[name].dtype == tensor.dtype
+        assert torch.equal(received[name], tensor)
+    assert ray.get(checksum_elsewhere.remote(shards), timeout=60) == shards.checksum
+
+
+@pytest.mark.actors
+def test_shards_stay_near_their_size_and_hold_everything(ray_session, monkeypatch):
+    monkeypatch.setattr(weights, "SHARD_BYTES", 800)
+    tensors = {f"layer{index}": torch.full((100,), float(index)) for index in range(10)}  # 400 bytes each
+    shards = pack_weights(tensors.items(), 0)
+    assert len(shards.refs) == 5
+    assert set(dict(iter_weights(shards))) == set(tensors)
+
+
+@pytest.mark.actors
+def test_later_changes_of_the_learner_do_not_reach_a_version_already_sent(ray_session):
+    weight = torch.ones(8)
+    shards = pack_weights([("w", weight), ("n", torch.arange(2))], 0, dtype=torch.bfloat16)
+    weight.fill_(5)
+    received = dict(iter_weights(shards))
+    assert torch.equal(received["w"], torch.ones(8, dtype=torch.bfloat16))
+    assert received["n"].dtype == torch.int64

@@ -15,7 +15,7 @@ from user_env import registered
 
 from trial_ray.algorithms.config import GRPOConfig
 from trial_ray.engines.protocol import Response, SamplingParams
-from trial_ray.rollout.env_runner import TextEnvRunner
+from trial_ray.rollout.env_runner import TextEnvRunner, outside_loop
 from trial_ray.rollout.groups import GroupRequest, SampleSettings
 from trial_ray.rollout.workers import RolloutWorkers
 
@@ -187,3 +187,14 @@ def test_taken_groups_are_recorded_in_the_iteration_that_took_them(runner, tmp_p
     (sample,) = runner.take_groups(2)
     assert set(read_turns(tmp_path)["iteration"].to_pylist()) == {2}
     assert sample.counts.episodes == 2
+
+
+def test_a_loop_may_be_started_where_one_runs_already():
+    async def value():
+        return threading.current_thread()
+
+    async def notebook():
+        return outside_loop(lambda: asyncio.run(value()))
+
+    assert asyncio.run(notebook()) is not threading.main_thread()
+    assert outside_loop(lambda: asyncio.run(value())) is threading.main_thread()

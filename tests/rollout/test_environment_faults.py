@@ -57,21 +57,15 @@ def test_an_environment_that_keeps_the_contract_plays_to_its_end():
         ("reset[1]=None", "reset", "info None (NoneType); expected a dict"),
         ("step=list", "turn 2", "5 values"),
         ("step[0]=None", "turn 2", "observation None (NoneType); expected a str"),
-        ("step[1]=high", "turn 2", "reward 'high' (str); expected a finite number"),
         ("step[1]=array", "turn 2", "reward array([[0., 0.], [0., 0.]]) (ndarray); expected a finite number"),
         ("step[1]=nan", "turn 2", "reward nan (float); expected a finite number"),
-        ("step[1]=inf", "turn 2", "reward inf (float); expected a finite number"),
         ("step[2]=5", "turn 2", "terminated 5 (int); expected a bool"),
         ("step[3]=None", "turn 2", "truncated None (NoneType); expected a bool"),
-        ("step[4]=list", "turn 2", "info [1] (list); expected a dict"),
         ("step.task=None", "turn 2", "info['task'] None (NoneType); expected a str"),
         ("step.family=5", "turn 2", "info['family'] 5 (int); expected a str"),
-        ("step.admissible_actions=wait", "turn 2", "info['admissible_actions'] 'wait' (str); expected a list of str"),
         ("step.admissible_actions=list", "turn 2", "info['admissible_actions'] [1] (list); expected a list of str"),
         ("step.won=None", "turn 2", "info['won'] None (NoneType); expected a bool"),
-        ("step.score=nan", "turn 2", "info['score'] nan (float); expected a number in [0, 1]"),
         ("step.score=5", "turn 2", "info['score'] 5 (int); expected a number in [0, 1]"),
-        ("step.score=high", "turn 2", "info['score'] 'high' (str); expected a number in [0, 1]"),
     ],
 )
 def test_a_fault_of_the_environment_fails_the_rollout_and_names_environment_task_turn_and_cause(fault, where, told):
@@ -115,21 +109,6 @@ def test_closing_is_told_in_the_log_where_it_fails(caplog):
     with caplog.at_level(logging.WARNING):
         env.close()
     assert "cannot close" in caplog.text
-
-
-def test_an_environment_that_was_never_made_needs_no_closing(caplog):
-    env = guarded(fault="creation_raises")
-    play(env)
-    with caplog.at_level(logging.WARNING):
-        caplog.clear()
-        env.close()
-    assert not caplog.text
-
-
-def test_the_error_keeps_the_cause():
-    with pytest.raises(EnvironmentFaultError) as caught:
-        guarded(fault="reset_raises").reset("two", seed=0)
-    assert isinstance(caught.value.__cause__, RuntimeError)
 
 
 def guessed(told=(), required=(), action="red", words=("red",), **adapter):
@@ -209,10 +188,3 @@ def test_the_tasks_of_an_environment_that_lists_none_are_seeds_of_its_own():
     shown = {env.reset(str(task), seed=task % 3).observation for task in range(30)}
     assert len(shown) == 4
     assert env.reset("5", seed=0) == env.reset("5", seed=1)
-
-
-def test_a_step_before_the_first_reset_is_refused():
-    with pytest.raises(
-        EnvironmentFaultError, match=r"turn 1: RuntimeError: no episode was started; call reset\(\) first"
-    ):
-        guarded().step("count")

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from chat_tokenizers import chat_tokenizer
+from chat_tokenizers import MODELS, chat_tokenizer
+from recordings import alfworld_episodes, turns
 
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.engines.protocol import Response, SamplingParams
@@ -19,7 +20,16 @@ from trial_ray.errors import ConfigError
 from trial_ray.learner.connectors import encode_views
 from trial_ray.learner.rows import TurnRows
 from trial_ray.rollout.episode import PolicyPlayer, play_episode
-from trial_ray.rollout.hindsight import TurnContext, encode_evidence, privileged_view, require_room
+from trial_ray.rollout.hindsight import (
+    OUTCOME,
+    PrivilegedView,
+    TurnContext,
+    augment,
+    encode_evidence,
+    outcome_view,
+    privileged_view,
+    require_room,
+)
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.rollout.trajectory import Trajectory, Turn
 
@@ -130,7 +140,7 @@ def test_every_family_of_generated_tasks_has_advice_of_its_own(adapter):
 def test_a_family_without_advice_of_its_own_gets_the_general_one():
     context = replace(WON, family="dancing", skills={"": "think first"})
     assert privileged_view("skill", context).text == "think first"
-    with pytest.raises(ConfigError, match=r"the adapter of trial/ALFWorld-v0 has none"):
+    with pytest.raises(ConfigError, match=r"advice of the adapter; trial/ALFWorld-v0 gave none"):
         privileged_view("skill", replace(WON, skills={}))
 
 
@@ -163,3 +173,76 @@ def test_an_episode_keeps_its_environments_solution_and_shows_it_to_nobody(env_i
     assert len(trajectory.solution) > 1
     assert not any(", ".join(trajectory.solution) in prompt for prompt in seen)
     env.close()
+
+
+def recorded_turns(origin, model, num_episodes=6):
+    """Ordinary prompt, response ids and outcome view of every turn of some recorded episodes."""
+    tokenizer = chat_tokenizer(model)
+    build = PromptBuilder(tokenizer, alfworld.ADAPTER.template("tagged"), 4096)
+    for episode in alfworld_episodes(origin)[:num_episodes]:
+        for arguments, action, after in turns(episode):
+            response = f"<think>The goal is {arguments['task']}</think>\n<action>{action}</action>"
+            response = np.asarray([*tokenizer.encode(response), tokenizer.eos_token_id], dtype=np.int32)
+            view = outcome_view(after["observation"], terminal=after["done"], success=after["won"])
+            yield build.build(**arguments), response, view, after
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_both_views_of_recorded_turns_score_the_identical_response(model, origin):
+    tokenizer = chat_tokenizer(model)
+    count = 0
+    for prompt, response, view, after in recorded_turns(origin, model):
+        evidence = encode_evidence(view, tokenizer)
+        hindsight = augment(prompt.ids, prompt.insert_at, evidence)
+        ordinary_context = np.concatenate([prompt.ids, response])
+        hindsight_context = np.concatenate([hindsight, response])
+        assert len(hindsight) == len(prompt.ids) + len(evidence)
+        assert np.array_equal(ordinary_context[len(prompt.ids) :], hindsight_context[len(hindsight) :])
+        behind = tokenizer.decode(prompt.ids[prompt.insert_at :])
+        verdict = "\nThe episode ended: the task succeeded." if after["won"] else ""
+        assert tokenizer.decode(hindsight).endswith(
+            "</action>." + OUTCOME.lead + after["observation"] + verdict + behind
+        )
+        # Taking the evidence out gives back the ordinary prompt: nothing else differs between the views.
+        end = prompt.insert_at + len(evidence)
+        assert np.array_equal(np.delete(hindsight, slice(prompt.insert_at, end)), prompt.ids)
+        count += 1
+    assert count > 50
+
+
+def test_only_a_terminal_turn_carries_its_consequence():
+    ongoing = outcome_view("You pick up the apple 1.\n", terminal=False, success=False)
+    assert ongoing == PrivilegedView("You pick up the apple 1.")
+    won = outcome_view("You move it.", terminal=True, success=True).text
+    lost = outcome_view("You move it.", terminal=True, success=False).text
+    assert won == "You move it.\nThe episode ended: the task succeeded."
+    assert lost == "You move it.\nThe episode ended: the task failed."
+    assert outcome_view("", terminal=True, success=True).text == "The episode ended: the task succeeded."
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_special_tokens_in_an_outcome_stay_text(model):
+    tokenizer = chat_tokenizer(model)
+    specials = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    view = outcome_view(" ".join(specials), terminal=False, success=False)
+    ids = encode_evidence(view, tokenizer)
+    assert not set(ids.tolist()) & set(tokenizer.all_special_ids)
+    assert tokenizer.decode(ids) == OUTCOME.lead + view.text
+
+
+def test_limit_that_leaves_no_room_is_refused():
+    with pytest.raises(ValueError, match="max_outcome_tokens"):
+        encode_evidence(PrivilegedView("shelf " * 50), chat_tokenizer("tiny"), 8)
+
+
+@pytest.mark.parametrize(("insert_at", "expected"), [(0, [9, 1, 2]), (2, [1, 2, 9])])
+def test_evidence_goes_before_the_index(insert_at, expected):
+    augmented = augment([1, 2], insert_at, [9])
+    assert augmented.tolist() == expected
+    assert augmented.dtype == np.int32
+
+
+@pytest.mark.parametrize("insert_at", [3, -1])
+def test_evidence_outside_of_the_prompt_is_refused(insert_at):
+    with pytest.raises(ValueError, match="insert_at"):
+        augment([1, 2], insert_at, [9])

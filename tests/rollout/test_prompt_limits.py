@@ -74,7 +74,7 @@ def test_the_error_tells_the_length_that_would_fit(builder):
     builder(chat_tokenizer("tiny"), template, length).write(shown, ())
     with pytest.raises(PromptTooLongError, match=f"alone make {length} tokens"):
         builder(chat_tokenizer("tiny"), template, length - 1).write(shown, ())
-    endless = StepResult("a room " * 9_999, "find the pencil " * 9_999, "", [], won=False, score=0.0)
+    endless = StepResult("a room \ud800\x00 " * 9_999, "find the pencil " * 9_999, "", [], won=False, score=0.0)
     with pytest.raises(PromptTooLongError, match="alone make more than 30 tokens"):
         builder(chat_tokenizer("tiny"), template, 30).write(endless, ())
 

@@ -238,26 +238,6 @@ def test_what_cannot_be_cut_is_too_long():
         builder(limit=50).build(**LATER)
 
 
-def test_megabyte_observation_and_lone_surrogates():
-    build = builder("tiny", "plain", limit=300)
-    prompt = build.build(**{**LATER, "observation": "\ud800\x00 stone" * 130_000})
-    assert prompt.cut_observation
-    assert len(prompt.ids) <= 300
-
-
-def test_same_arguments_same_ids_and_arguments_untouched():
-    build = builder()
-    history = list(LATER["history"])
-    first, second = (build.build(**{**LATER, "history": history}) for _ in range(2))
-    assert np.array_equal(first.ids, second.ids)
-    assert history == LATER["history"]
-
-
-def test_steps_count_from_one():
-    with pytest.raises(ValueError, match="step"):
-        builder().build(**{**FIRST, "step": 0})
-
-
 def with_template(template):
     tokenizer = bare_tokenizer()
     tokenizer.chat_template = template
@@ -272,7 +252,6 @@ LOOP = "{% for message in messages %}<|im_start|>user\n{{ BODY }}<|im_end|>\n{% 
     [
         (None, "no chat template"),
         (LOOP.replace("BODY", "message.content | upper"), "occurs 0 times"),
-        (LOOP.replace("BODY", "message.content | e"), "occurs 0 times"),
         (LOOP.replace("BODY", "message.content.split() | join(' ')"), "occurs 0 times"),
         (LOOP.replace("BODY", "message.content ~ message.content"), "occurs 2 times"),
         ("You are a bot.", "occurs 0 times"),
@@ -294,13 +273,6 @@ def test_qwen3_reasoning_mode_is_off():
     assert "enable_thinking" in chat_template("qwen3")
     build = builder("qwen3")
     assert message(build, build.build(**FIRST)).endswith("<think>\n\n</think>\n\n")
-
-
-@pytest.mark.parametrize("change", [{"max_prompt_tokens": 0}, {"history_window": -1}])
-def test_wrong_configuration_is_refused(change):
-    arguments = {"template": HOME.template("plain"), "max_prompt_tokens": 100, **change}
-    with pytest.raises(ConfigError, match=next(iter(change))):
-        PromptBuilder(chat_tokenizer("tiny"), **arguments)
 
 
 def test_an_unknown_form_of_response_is_refused():

@@ -79,13 +79,6 @@ def test_the_return_is_the_sum_of_the_rewards(rewards, expected):
     assert group.trajectories[0].episode_return == pytest.approx(expected, nan_ok=True)
 
 
-def test_no_survivor_no_variance():
-    (group,) = synthetic_groups(vocab_size=400, num_groups=1, group_size=2)
-    for trajectory in group.trajectories:
-        trajectory.ended = "failed"
-    assert not group.has_variance("score")
-
-
 def test_with_statistics_over_rows_a_penalty_makes_a_variance():
     (group,) = synthetic_groups(vocab_size=400, num_groups=1, group_size=3)
     config = GRPOConfig().training(advantage_statistics="rows", reward_scale=10.0, invalid_action_penalty=0.1)

@@ -12,9 +12,8 @@ from trial_ray.runs.experiment import experiment_file
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from trial_ray.planning.memory import PlanRequest
-    from trial_ray.planning.plan import Machine, Plan
-    from trial_ray.planning.step_time import Device, StepTime
+    from trial_ray.planning.memory import Machine, Plan, PlanRequest
+    from trial_ray.planning.step_time import Device
 
 DEFAULT_GPU_GIB = 80
 
@@ -59,8 +58,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Predict and print."""
     from trial_ray.cli.train import resolve_config
-    from trial_ray.planning.memory import PlanRequest
-    from trial_ray.planning.plan import make_plan, nearest_fit
+    from trial_ray.planning.memory import PlanRequest, make_plan, nearest_fit
     from trial_ray.planning.step_time import step_time
     from trial_ray.runs.experiment import load_experiment
 
@@ -71,27 +69,33 @@ def run(args: argparse.Namespace) -> int:
     request = PlanRequest.of(config)
     machine, device = _machine(args, request)
     plan = make_plan(request, machine)
-    found = None if plan.fits else nearest_fit(request, machine)
+    found = nearest_fit(request, machine) if plan.complaints else None
     console = terminal.output()
     for shown in (plan, found[0]) if found else (plan,):
         console.print(_memory_table(shown, machine))
-        console.print(_time_table(step_time(shown.request, device), device))
+        console.print(_time_table(*step_time(shown.request, device), device))
         if shown is plan:
             terminal.show(_verdict(plan, found))
-    return terminal.DONE if plan.fits else terminal.FAILED
+    return terminal.FAILED if plan.complaints else terminal.DONE
 
 
 def _machine(args: argparse.Namespace, request: PlanRequest) -> tuple[Machine, Device]:
     """The named machine, else this one; a run that asks for GPUs where there are none is planned for 80 GiB."""
-    from trial_ray.planning.plan import Machine
-    from trial_ray.planning.step_time import gpu_like, host_bytes, installed_gpus, measured_cpu
+    import psutil
+    import torch
+
+    from trial_ray.models.matmul import matmul_rate
+    from trial_ray.planning.memory import Machine
+    from trial_ray.planning.step_time import HOST_BANDWIDTH, Device, gpu_like, installed_gpus
 
     if not request.gpus:
-        return Machine(args.gpus, None, host_bytes()), measured_cpu()
+        memory, rate = psutil.virtual_memory().total, matmul_rate("cpu", torch.float32)
+        cpu = Device(f"this CPU ({rate / 1e9:,.0f} GFLOP/s, measured)", rate, HOST_BANDWIDTH, memory / 2**30)
+        return Machine(args.gpus, None, memory), cpu
     gpus = [] if args.gpu_memory else installed_gpus()[0]
     smallest = min(gpus, key=lambda gpu: gpu.mib, default=None)
-    size = smallest.mib * 2**20 if smallest else (args.gpu_memory or DEFAULT_GPU_GIB) * 2**30
-    return Machine(args.gpus, size), gpu_like(size / 1e9, smallest.name if smallest else "")
+    gib = smallest.mib / 1024 if smallest else args.gpu_memory or DEFAULT_GPU_GIB
+    return Machine(args.gpus, gib * 2**30), gpu_like(gib, smallest.name if smallest else "")
 
 
 def _memory_table(plan: Plan, machine: Machine) -> Table:
@@ -113,27 +117,26 @@ def _memory_table(plan: Plan, machine: Machine) -> Table:
     return table
 
 
-def _time_table(time: StepTime, device: Device) -> Table:
+def _time_table(phases: dict[str, float], tokens: float, device: Device) -> Table:
     """Seconds of an iteration, in phases one after the other."""
     from rich.table import Table
 
-    title = f"an iteration of {time.row_tokens:,.0f} tokens, at the speed of {device.name}"
+    title = f"an iteration of {tokens:,.0f} tokens, at the speed of {device.name}"
     table = Table("phase", "seconds", "share", title=title, title_justify="left", min_width=len(title))
     table.columns[1].justify = table.columns[2].justify = "right"
-    for name in ("sampling", "scoring", "update", "sync"):
-        seconds = getattr(time, name)
-        table.add_row(name, f"{seconds:,.1f}", f"{seconds / time.total:.0%}")
-    table.add_row("iteration", f"{time.total:,.1f}", "")
+    total = sum(phases.values())
+    for name, seconds in {**phases, "iteration": total}.items():
+        table.add_row(name, f"{seconds:,.1f}", f"{seconds / total:.0%}")
     return table
 
 
 def _verdict(plan: Plan, found: tuple[Plan, list[str]] | None) -> str:
     """Whether the plan fits, and if not, why and what to change."""
-    if plan.fits:
-        return f"fits; an engine's cache holds {plan.engine.rows:,.0f} requests of full length"
+    if not plan.complaints:
+        return f"fits; an engine's cache holds {plan.actors[1].rows:,.0f} requests of full length"
     lines = ["does not fit:", *(f"  {complaint}" for complaint in plan.complaints)]
     if found is None:
         lines.append("no arrangement, sharding, checkpointing or adapter makes it fit: take larger or more GPUs")
     else:
-        lines += ["it would fit with", *(f"  {change}" for change in found[1])]
+        lines += ["it would fit with", *(f"  --set {change}" for change in found[1])]
     return "\n".join(lines)

@@ -7,17 +7,16 @@ import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from trial_ray.engines.protocol import (
     MOST_IDS,
     InvalidRequestError,
-    RequestBatch,
     Response,
     ResponseBatch,
     SamplingParams,
-    is_token_ids,
     is_whole,
     prompt_digest,
 )
@@ -27,6 +26,75 @@ from trial_ray.errors import EngineError
 MIN_TEMPERATURE = 0.01
 MOST_SEEDS = 2**63
 """torch's generators take no larger one."""
+
+
+@dataclass(eq=False)
+class Request:
+    """One response in the making.
+
+    Attributes:
+        prompt_ids: int ``[P]``.
+        params: how to sample.
+        response_ids: tokens sampled so far, with ``logprobs`` beside them.
+        finish_reason: ``""`` while it runs.
+        cached_tokens: tokens of the prompt that the engine had computed before; ``None`` where it does not tell.
+    """
+
+    prompt_ids: np.ndarray
+    params: SamplingParams
+    response_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str = ""
+    cached_tokens: int | None = None
+
+    @property
+    def fault(self) -> str:
+        """Why there is no response: some token has no probability, because the model overflowed; empty where each has one."""
+        wrong = next((logprob for logprob in self.logprobs if not math.isfinite(logprob)), None)
+        if wrong is None:
+            return ""
+        return f"the model gives a log-probability of {wrong} after a prompt of {len(self.prompt_ids)} tokens"
+
+    def response(self, weight_version: int) -> Response:
+        """The finished response, as sampled by weights of this version.
+
+        Raises:
+            EngineError: it has a :attr:`fault`.
+        """
+        if fault := self.fault:
+            raise EngineError(fault)
+        return Response(
+            response_ids=np.asarray(self.response_ids, np.int32),
+            logprobs=np.asarray(self.logprobs, np.float32),
+            weight_version=weight_version,
+            finish_reason=self.finish_reason,
+        )
+
+
+@dataclass
+class EngineUsage:
+    """Usage of an engine, in training and evaluation.
+
+    Attributes:
+        busy_seconds: time in steps, while at least one request was under way.
+        prompt_tokens: of finished requests.
+        cached_tokens: those of them that the engine had computed before; ``None`` where it does not tell.
+        response_tokens: sampled.
+    """
+
+    busy_seconds: float = 0.0
+    prompt_tokens: int = 0
+    cached_tokens: int | None = None
+    response_tokens: int = 0
+
+    def add(self, finished: list[Request], seconds: float) -> None:
+        """Count a step."""
+        self.busy_seconds += seconds
+        for request in finished:
+            self.prompt_tokens += len(request.prompt_ids)
+            self.response_tokens += len(request.response_ids)
+            if request.cached_tokens is not None:
+                self.cached_tokens = (self.cached_tokens or 0) + request.cached_tokens
 
 
 class AdmissionGate:
@@ -116,27 +184,6 @@ class AdmissionGate:
             ) from error
 
 
-def check_message(requests: object) -> None:
-    """Refuse a message whose parts do not belong together: its requests cannot be separated.
-
-    Raises:
-        InvalidRequestError: says which part.
-    """
-    if not isinstance(requests, RequestBatch):
-        raise InvalidRequestError(f"a RequestBatch expected, {type(requests).__name__} found")
-    numbers, lengths, params = requests.numbers, requests.lengths, requests.params
-    if not all(isinstance(part, tuple) and len(part) == len(numbers) for part in (numbers, lengths, params)):
-        raise InvalidRequestError("numbers, lengths and params: tuples of one length expected")
-    if not (all(map(is_whole, numbers)) and len(set(numbers)) == len(numbers)):
-        raise InvalidRequestError(f"numbers: different whole numbers expected, {numbers!r:.200} found")
-    if not (is_token_ids(requests.prompt_ids) and all(map(is_whole, lengths))):
-        raise InvalidRequestError("prompt_ids and lengths: whole numbers expected")
-    if min(lengths, default=0) < 0 or sum(lengths) != len(requests.prompt_ids):
-        raise InvalidRequestError(
-            f"prompts of {lengths!r:.200} tokens expected, {len(requests.prompt_ids)} tokens found in all"
-        )
-
-
 def check_request(
     prompt_ids: np.ndarray, params: SamplingParams, *, max_model_len: int | None, vocab_size: int | None
 ) -> None:
@@ -157,7 +204,7 @@ def check_request(
         raise InvalidRequestError(f"prompt_ids: {prompt_ids!r:.80} found, an array [P] expected")
     if not (length := len(prompt_ids)):
         raise InvalidRequestError("prompt_ids: empty, at least one token expected")
-    if not is_token_ids(prompt_ids):
+    if not np.issubdtype(prompt_ids.dtype, np.integer):
         raise InvalidRequestError(f"prompt_ids: {prompt_ids.dtype} found, an integer type expected")
     if max_model_len is not None and length + params.max_tokens > max_model_len:
         raise InvalidRequestError(

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import queue
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import numpy as np
-
-from trial_ray.engines.admission import AdmissionGate, Outbox, check_message, check_request
-from trial_ray.engines.protocol import EnginePart, RequestBatch, Response, ResponseBatch, SamplingParams
-from trial_ray.engines.weights import Weights, wrong_version
+from trial_ray.engines.admission import AdmissionGate, EngineUsage, Outbox, Request, check_request
+from trial_ray.engines.protocol import EnginePart, RequestBatch, ResponseBatch
+from trial_ray.engines.weights import Weights
 from trial_ray.errors import EngineError, WeightSyncError
 from trial_ray.process_reports import advance, announce, peak_memory
 
@@ -26,75 +24,6 @@ STEP_TIMEOUT_S = 300.0
 DRAIN_TIMEOUT_S = 600.0
 """Deadline of the responses under way before weights change or the engine sleeps."""
 _NOT_STARTED = "it was not started; call ready first"
-
-
-@dataclass(eq=False)
-class Request:
-    """One response in the making.
-
-    Attributes:
-        prompt_ids: int ``[P]``.
-        params: how to sample.
-        response_ids: tokens sampled so far, with ``logprobs`` beside them.
-        finish_reason: ``""`` while it runs.
-        cached_tokens: tokens of the prompt that the engine had computed before; ``None`` where it does not tell.
-    """
-
-    prompt_ids: np.ndarray
-    params: SamplingParams
-    response_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    finish_reason: str = ""
-    cached_tokens: int | None = None
-
-    @property
-    def fault(self) -> str:
-        """Why there is no response: some token has no probability, because the model overflowed; empty where each has one."""
-        wrong = next((logprob for logprob in self.logprobs if not math.isfinite(logprob)), None)
-        if wrong is None:
-            return ""
-        return f"the model gives a log-probability of {wrong} after a prompt of {len(self.prompt_ids)} tokens"
-
-    def response(self, weight_version: int) -> Response:
-        """The finished response, as sampled by weights of this version.
-
-        Raises:
-            EngineError: it has a :attr:`fault`.
-        """
-        if fault := self.fault:
-            raise EngineError(fault)
-        return Response(
-            response_ids=np.asarray(self.response_ids, np.int32),
-            logprobs=np.asarray(self.logprobs, np.float32),
-            weight_version=weight_version,
-            finish_reason=self.finish_reason,
-        )
-
-
-@dataclass
-class EngineUsage:
-    """Usage of an engine, in training and evaluation.
-
-    Attributes:
-        busy_seconds: time in steps, while at least one request was under way.
-        prompt_tokens: of finished requests.
-        cached_tokens: those of them that the engine had computed before; ``None`` where it does not tell.
-        response_tokens: sampled.
-    """
-
-    busy_seconds: float = 0.0
-    prompt_tokens: int = 0
-    cached_tokens: int | None = None
-    response_tokens: int = 0
-
-    def add(self, finished: list[Request], seconds: float) -> None:
-        """Count a step."""
-        self.busy_seconds += seconds
-        for request in finished:
-            self.prompt_tokens += len(request.prompt_ids)
-            self.response_tokens += len(request.response_ids)
-            if request.cached_tokens is not None:
-                self.cached_tokens = (self.cached_tokens or 0) + request.cached_tokens
 
 
 @dataclass(frozen=True)
@@ -108,13 +37,28 @@ class _Client:
 
 @dataclass(eq=False)
 class _Call:
+    """A call from the event loop to the thread; one that is cancelled before it began is not made."""
+
     function: Callable[..., Any]
     args: tuple[Any, ...]
-    done: asyncio.Future[Any]
+    done: Future[Any] = field(default_factory=Future)
+
+    def make(self) -> None:
+        """In the thread; what it raises is raised again where it is awaited."""
+        if self.done.set_running_or_notify_cancel():
+            try:
+                self.done.set_result(self.function(*self.args))
+            except Exception as error:
+                self.done.set_exception(error)
+
+    def refuse(self, error: EngineError) -> None:
+        """It will not be made."""
+        if self.done.set_running_or_notify_cancel():
+            self.done.set_exception(error)
 
 
 class BatchingEngine(ABC):
-    """Answers to ``EngineProtocol``; subclasses say how a model starts, advances and takes weights.
+    """The methods of an engine actor; subclasses say how a model starts, advances and takes weights.
 
     Everything that touches the model runs in one thread, between two steps, so the actor's event loop always answers.
     Methods with an underscore that subclasses implement are called in that thread only.
@@ -142,7 +86,7 @@ class BatchingEngine(ABC):
         self._usage = EngineUsage()
 
     async def ready(self) -> dict[str, Any]:
-        """Start the engine (idempotent); see ``EngineProtocol``."""
+        """Start the engine (idempotent); return ``{"engine", "model", "vocab_size", "stop_token_ids", "pid"}``."""
         if self._opening is None:
             self._opening = asyncio.create_task(self._start())
         info = await asyncio.shield(self._opening)
@@ -150,9 +94,20 @@ class BatchingEngine(ABC):
         return {**info, "pid": os.getpid()}
 
     async def exchange(self, client: str, requests: RequestBatch) -> ResponseBatch:
-        """Take further requests of a client, return what has finished; see ``EngineProtocol``."""
+        """Take further requests of a client, and return what has finished of all that it ever asked for.
+
+        Waits until something has, unless the client calls again meanwhile: the earlier call then ends with nothing. The
+        requests of all clients are batched inside. What is wrong with one request comes back as its own error
+        (:class:`InvalidRequestError`, or an ``EngineError``: no weights were loaded yet, a step of the engine failed).
+
+        Args:
+            client: name of the client, unlike any other's.
+            requests: may be empty.
+
+        Raises:
+            EngineError: the engine cannot serve any more.
+        """
         self._check_alive()
-        check_message(requests)
         if client not in self._outboxes:
             self._outboxes = {name: outbox for name, outbox in self._outboxes.items() if not outbox.abandoned}
             self._outboxes[client] = Outbox()
@@ -191,25 +146,36 @@ class BatchingEngine(ABC):
         else:
             self._inbox.put(entering)
 
-    async def load_weights(self, weights: Weights, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> str:
-        """Let responses under way finish, then replace the weights; see ``EngineProtocol``.
+    async def load_weights(self, weights: Weights, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
+        """Replace the weights, drop every cached prefix, adopt their version.
+
+        Responses under way finish first, under the weights they began with; requests that come meanwhile wait. When it
+        fails, the engine has no version and refuses requests until a whole load succeeds. It fails, too, where the checksum or
+        the arrangement (``WeightsChecksum``) of what has arrived is another than that of what was sent.
 
         Raises:
-            EngineError: these are no weights, they do not fit the model, or the responses under way did not finish in time.
+            EngineError: they do not fit the model, or the responses under way did not finish in time.
             WeightSyncError: other weights arrived than were sent.
         """
         await self.ready()
-        if not isinstance(weights, Weights) or wrong_version(weights.version):
-            raise EngineError(f"weights with a version of at least 0 expected, {weights!r:.200} found")
         async with self._gate.update(weights.version, drain_timeout_s=drain_timeout_s):
             if "weights" in self._freed:
                 raise EngineError("the engine's weights are asleep; wake them before new ones are loaded")
             # Inside the gate: no request may enter before these are known to be the weights that were sent.
             _require_same(weights, *await self._in_thread(self._replace_weights, weights))
-            return weights.checksum
 
     async def sleep(self, level: int = 1, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
-        """Let responses under way finish, then free the device's memory; see ``EngineProtocol``."""
+        """Give the device's memory to others; requests are refused until both parts are awake again.
+
+        Responses under way finish first.
+
+        Args:
+            level: 1 keeps the weights in the host's memory; 2 drops them, and with them the version.
+            drain_timeout_s: deadline of the responses under way.
+
+        Raises:
+            EngineError: the engine is not idle in time.
+        """
         async with self._part_lock:
             self._check_alive()
             if self._gate.asleep:
@@ -221,7 +187,13 @@ class BatchingEngine(ABC):
                 await self._in_thread(self._sleep, level)
 
     async def wake(self, part: EnginePart) -> None:
-        """Take memory back; see ``EngineProtocol``."""
+        """Take memory back: first for ``"weights"``, which may then be loaded, last for the ``"cache"``.
+
+        Does nothing where the part is awake.
+
+        Raises:
+            EngineError: the memory is not free.
+        """
         async with self._part_lock:
             self._check_alive()
             if part in self._freed:
@@ -239,7 +211,7 @@ class BatchingEngine(ABC):
         return self._gate.version
 
     async def report(self) -> dict[str, Any]:
-        """Usage so far (:class:`EngineUsage`) and peak memory of the process; see ``EngineProtocol``."""
+        """Usage so far (:class:`EngineUsage`) and peak memory of the process (keys of ``peak_memory``)."""
         return {**asdict(self._usage), **peak_memory()}
 
     async def shutdown(self) -> None:
@@ -254,7 +226,7 @@ class BatchingEngine(ABC):
         while not self._inbox.empty():
             item = self._inbox.get_nowait()
             if isinstance(item, _Call):
-                _set_exception(item.done, self._cannot_serve())
+                item.refuse(self._cannot_serve())
             elif item is not None:
                 self._deliver(item, self._cannot_serve())
 
@@ -319,9 +291,9 @@ class BatchingEngine(ABC):
     async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
         if self._thread is None:
             raise self._cannot_serve()
-        call = _Call(function, args, asyncio.get_running_loop().create_future())
+        call = _Call(function, args)
         self._inbox.put(call)
-        return await call.done
+        return await asyncio.wrap_future(call.done)
 
     def _work(self) -> None:
         while True:
@@ -332,12 +304,13 @@ class BatchingEngine(ABC):
             if None in items:
                 break
             for call in calls:
-                self._run_call(call)
+                call.make()
+                advance(call.function.__name__.removeprefix("_"))
             if self._in_flight:
                 self._advance(joining)
         self._fail_requests("the engine was shut down before the response was finished")
         for call in calls:
-            self._post(call.done, self._cannot_serve())
+            call.refuse(self._cannot_serve())
         if self._info:  # else the model never came up, and there is nothing to free
             self._close()
 
@@ -397,18 +370,6 @@ class BatchingEngine(ABC):
             f"and continue from the last checkpoint; if they answer others, the prompt overflows: {wider}"
         )
 
-    def _run_call(self, call: _Call) -> None:
-        try:
-            result = call.function(*call.args)
-            advance(call.function.__name__.removeprefix("_"))
-        except Exception as error:  # raised again where the call was made
-            self._post(call.done, error)
-        else:
-            self._loop.call_soon_threadsafe(_set_result, call.done, result)
-
-    def _post(self, done: asyncio.Future[Any], error: Exception) -> None:
-        self._loop.call_soon_threadsafe(_set_exception, done, error)
-
 
 def _require_same(sent: Weights, checksum: str, arrangement: str) -> None:
     """Compare what an engine has with what was sent.
@@ -425,13 +386,3 @@ def _require_same(sent: Weights, checksum: str, arrangement: str) -> None:
             f"version {sent.version} was sent with names and places of digest {sent.arrangement}, the engine has {arrangement} of "
             "equal values: tensors changed their names or elements their places; it serves none of them"
         )
-
-
-def _set_result(future: asyncio.Future[Any], result: Any) -> None:
-    if not future.done():
-        future.set_result(result)
-
-
-def _set_exception(future: asyncio.Future[Any], error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)

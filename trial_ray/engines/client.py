@@ -21,13 +21,11 @@ from trial_ray.engines.protocol import (
     Response,
     ResponseBatch,
     SamplingParams,
-    is_whole,
     prompt_digest,
 )
 from trial_ray.errors import EngineError, first_line, root_cause
 
 FINISH_REASONS = ("stop", "length")
-_WHOLE_NUMBERS = ("numbers", "lengths", "weight_versions", "prompt_digests")
 MAX_LOGPROB = 0.01
 """Log-probabilities are at most 0; kernels of low precision round to a little more."""
 
@@ -37,97 +35,44 @@ class WrongAnswerError(EngineError):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """The expectation that a response is checked against.
-
-    Attributes:
-        prompt_digest: of the request's prompt.
-        max_tokens: most tokens of the response.
-        vocab_size: token ids are below it; ``None`` where it is not known.
-    """
+class _Pending:
+    """A request that waits: what a response is held against, and who waits for it."""
 
     prompt_digest: int
     max_tokens: int
-    vocab_size: int | None
+    answer: asyncio.Future[Response]
 
 
-def require_consistent(answers: object) -> ResponseBatch:
-    """Check that the parts of a message belong together; its responses cannot be separated otherwise.
-
-    Raises:
-        WrongAnswerError: they do not; says which.
-    """
-    if not isinstance(answers, ResponseBatch):
-        raise WrongAnswerError(f"the engine answered with a {type(answers).__name__}, expected a ResponseBatch")
-    parts = {name: getattr(answers, name) for name in (*_WHOLE_NUMBERS, "finish_reasons")}
-    for name, values in parts.items():
-        if not isinstance(values, tuple):
-            raise WrongAnswerError(f"{name} of the engine's answer are a {type(values).__name__}, expected a tuple")
-        if name in _WHOLE_NUMBERS and not all(map(is_whole, values)):
-            raise WrongAnswerError(f"{name} of the engine's answer are {values!r:.200}, expected whole numbers")
-        if len(values) != len(answers.numbers):
-            raise WrongAnswerError(f"the engine answered {len(answers.numbers)} requests with {len(values)} {name}")
-    _check_failed(answers.failed)
-    if len({*answers.numbers, *answers.failed}) < len(answers.numbers) + len(answers.failed):
-        raise WrongAnswerError(
-            f"the engine answered a request twice: {answers.numbers!r:.200} and failed {list(answers.failed)!r:.200}"
-        )
-    if min(answers.lengths, default=0) < 0:
-        raise WrongAnswerError(f"the engine answered with a response of {min(answers.lengths)} tokens")
-    total = sum(answers.lengths)
-    for name, kind in (("response_ids", np.integer), ("logprobs", np.floating)):
-        values = getattr(answers, name)
-        if not (isinstance(values, np.ndarray) and values.shape == (total,) and np.issubdtype(values.dtype, kind)):
-            described = (
-                f"{values.dtype} {list(values.shape)}" if isinstance(values, np.ndarray) else type(values).__name__
-            )
-            raise WrongAnswerError(f"{name} of the engine's answer are {described}, expected {kind.__name__} [{total}]")
-    return answers
-
-
-def _check_failed(failed: object) -> None:
-    if not isinstance(failed, dict):
-        raise WrongAnswerError(f"failed of the engine's answer is a {type(failed).__name__}, expected a dict")
-    for number, error in failed.items():
-        if not (is_whole(number) and isinstance(error, EngineError)):
-            raise WrongAnswerError(
-                f"failed of the engine's answer holds {number!r:.80}: {error!r:.80}, expected a whole number and an EngineError"
-            )
-
-
-def wrong_answer(response: Response, prompt_digest: int, asked: Asked) -> WrongAnswerError | None:
-    """The fault of a response; ``None`` of a valid one."""
-    ids, logprobs = response.response_ids, response.logprobs
-    if prompt_digest != asked.prompt_digest:
-        return WrongAnswerError("the engine answered to another prompt")
+def _fault(response: Response, digest: int, asked: _Pending, vocab_size: int | None) -> str:
+    """What is wrong with a response to a prompt of this digest; empty of a valid one."""
+    ids, logprobs, highest = response.response_ids, response.logprobs, vocab_size or MOST_IDS
+    if digest != asked.prompt_digest:
+        return "the engine answered to another prompt"
     if not 1 <= len(ids) <= asked.max_tokens:
-        return WrongAnswerError(f"the response has {len(ids)} tokens, expected 1 to {asked.max_tokens}")
-    highest = asked.vocab_size or MOST_IDS
+        return f"the response has {len(ids)} tokens, expected 1 to {asked.max_tokens}"
+    if not np.issubdtype(ids.dtype, np.integer) or logprobs.shape != ids.shape:
+        return (
+            f"the response has ids of {ids.dtype} and {logprobs.shape} log-probabilities, expected integers, one each"
+        )
     if ids.min() < 0 or ids.max() >= highest:
         outside = ids[(ids < 0) | (ids >= highest)][0]
-        return WrongAnswerError(f"the response holds token id {outside}, expected 0 to {highest - 1}")
+        return f"the response holds token id {outside}, expected 0 to {highest - 1}"
     if not (np.isfinite(logprobs).all() and logprobs.max() <= MAX_LOGPROB):
         found = logprobs[~(np.isfinite(logprobs) & (logprobs <= MAX_LOGPROB))][0]
-        return WrongAnswerError(
+        return (
             f"the response has a log-probability of {found}, expected a finite number of at most 0. Where every "
             f"response has NaN, weights of version {response.weight_version} give no probabilities: lower lr and continue from "
             "the last checkpoint; where some have it, their prompts overflow the engine's dtype"
         )
     if response.finish_reason not in FINISH_REASONS:
-        return WrongAnswerError(f"the response ended by {response.finish_reason!r}, expected one of {FINISH_REASONS}")
+        return f"the response ended by {response.finish_reason!r}, expected one of {FINISH_REASONS}"
     if response.weight_version < 0:
-        return WrongAnswerError(f"the response is of weights of version {response.weight_version}, expected 0 or more")
-    return None
+        return f"the response is of weights of version {response.weight_version}, expected 0 or more"
+    return ""
 
 
 SEND_AFTER_S = 0.03
 """A request waits at most so long for others of the same pass of the event loop, whose environments step before they ask."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    asked: Asked
-    answer: asyncio.Future[Response]
 
 
 @dataclass(slots=True)
@@ -144,8 +89,7 @@ class _Requests:
 class EngineLink:
     """Sends requests to one engine and keeps one call waiting there for as long as any is unanswered.
 
-    What the engine answers is compared with what it was asked (:mod:`trial_ray.engines.client`): this is where its
-    answers enter the process.
+    What the engine answers is compared with what it was asked.
 
     Args:
         handle: the engine actor.
@@ -178,8 +122,7 @@ class EngineLink:
         if requests is None or requests.loop is not loop:
             requests = self._requests = _Requests(loop)
         number, answer = self._num_asked, loop.create_future()
-        asked = Asked(prompt_digest(prompt_ids), params.max_tokens, self._vocab_size)
-        requests.pending[number] = _Pending(asked, answer)
+        requests.pending[number] = _Pending(prompt_digest(prompt_ids), params.max_tokens, answer)
         self._num_asked += 1
         requests.unsent.append((number, prompt_ids, params))
         self._send_soon(requests)
@@ -217,7 +160,7 @@ class EngineLink:
 
     async def _receive(self, requests: _Requests, call: Awaitable[ResponseBatch]) -> None:
         try:
-            self._deliver(requests, require_consistent(await call))
+            self._deliver(requests, await call)
         except Exception as error:  # whatever it is, it reaches those who wait
             _fail_pending(requests, root_cause(error))
         finally:
@@ -236,11 +179,11 @@ class EngineLink:
             for (number, response), digest in zip(answers.split(), answers.prompt_digests, strict=True)
             if number in requests.pending  # else its caller has stopped waiting
         ]
-        found = [wrong_answer(response, digest, pending.asked) for pending, response, digest in answered]
-        wrong = [error for error in found if error is not None]
+        faults = [_fault(response, digest, pending, self._vocab_size) for pending, response, digest in answered]
+        wrong = next(filter(None, faults), "")
         for pending, response, _ in answered:
             if wrong:
-                _fail(pending.answer, wrong[0])
+                _fail(pending.answer, WrongAnswerError(wrong))
             elif not pending.answer.done():
                 pending.answer.set_result(response)
         for number, error in answers.failed.items():

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trial_ray.engines.admission import check_request
-from trial_ray.engines.batching import Request
+from trial_ray.engines.admission import Request, check_request
 from trial_ray.engines.protocol import Response, SamplingParams
 from trial_ray.engines.transformers import DecodingBatch
 from trial_ray.models.model_shape import max_positions

@@ -1,7 +1,7 @@
 """The contract between rollouts and engines: token ids in, token ids out, every sample stamped with its weights.
 
-An engine is a Ray actor. ``EngineProtocol`` lists its methods; ``engines.vllm`` and ``engines.transformers`` implement
-it and pass one conformance suite.
+An engine is a Ray actor with the methods of :class:`~trial_ray.engines.batching.BatchingEngine`; ``engines.vllm`` and
+``engines.transformers`` are such, and pass one conformance suite.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
-from trial_ray.engines.weights import Weights
 from trial_ray.errors import EngineError
 
 EnginePart = Literal["weights", "cache"]
@@ -66,11 +65,6 @@ class Response:
 def is_whole(value: object) -> bool:
     """Whether a value is a whole number; a truth value is none."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
-def is_token_ids(values: object) -> bool:
-    """Whether a value is an array ``[n]`` of an integer type."""
-    return isinstance(values, np.ndarray) and values.ndim == 1 and np.issubdtype(values.dtype, np.integer)
 
 
 def prompt_digest(prompt_ids: np.ndarray) -> int:
@@ -145,79 +139,3 @@ def _cut(joined: np.ndarray, lengths: Sequence[int]) -> list[np.ndarray]:
         parts.append(joined[start : start + length])
         start += length
     return parts
-
-
-class EngineProtocol(Protocol):
-    """Methods of an engine actor, all coroutines."""
-
-    async def ready(self) -> dict[str, Any]:
-        """Start the engine (idempotent); return ``{"engine", "model", "vocab_size", "stop_token_ids", "pid"}``."""
-        ...
-
-    async def exchange(self, client: str, requests: RequestBatch) -> ResponseBatch:
-        """Take further requests of a client, and return what has finished of all that it ever asked for.
-
-        Waits until something has, unless the client calls again meanwhile: the earlier call then ends with nothing. The
-        requests of all clients are batched inside. What is wrong with one request comes back as its own error
-        (:class:`InvalidRequestError`, or an ``EngineError``: no weights were loaded yet, a step of the engine failed).
-
-        Args:
-            client: name of the client, unlike any other's.
-            requests: may be empty.
-
-        Raises:
-            InvalidRequestError: the parts of ``requests`` do not belong together.
-            EngineError: the engine cannot serve any more.
-        """
-        ...
-
-    async def load_weights(self, weights: Weights) -> str:
-        """Replace the weights, drop every cached prefix, adopt their version.
-
-        Responses under way finish first, under the weights they began with; requests that come meanwhile wait. When it
-        fails, the engine has no version and refuses requests until a whole load succeeds. It fails, too, where the checksum or
-        the arrangement (``WeightsChecksum``) of what has arrived is another than that of what was sent.
-
-        Returns:
-            ``weights_checksum`` of what the engine now holds.
-
-        Raises:
-            WeightSyncError: other weights arrived than were sent.
-            EngineError: these are no weights, or none of this model's.
-        """
-        ...
-
-    async def sleep(self, level: int = 1) -> None:
-        """Give the device's memory to others; requests are refused until both parts are awake again.
-
-        Responses under way finish first.
-
-        Args:
-            level: 1 keeps the weights in the host's memory; 2 drops them, and with them the version.
-
-        Raises:
-            EngineError: the engine was not made to sleep, or is not idle in time.
-        """
-        ...
-
-    async def wake(self, part: EnginePart) -> None:
-        """Take memory back: first for ``"weights"``, which may then be loaded, last for the ``"cache"``.
-
-        Does nothing where the part is awake.
-
-        Raises:
-            EngineError: the memory is not free.
-        """
-        ...
-
-    async def weight_version(self) -> int:
-        """Version now held; -1 before the first ``load_weights``."""
-        ...
-
-    async def report(self) -> dict[str, Any]:
-        """Counts since the start (fields of ``EngineUsage``) and peak memory (keys of ``peak_memory``)."""
-        ...
-
-    async def shutdown(self) -> None:
-        """Stop every process and free every device that the engine holds."""
-        ...

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from trial_ray.engines.admission import Request
 from trial_ray.engines.arguments import check_positions, engine_dtype
-from trial_ray.engines.batching import BatchingEngine, Request
+from trial_ray.engines.batching import BatchingEngine
 from trial_ray.engines.decoding_cache import DecodingCache, free_memory, rows_that_fit
 from trial_ray.engines.protocol import EnginePart
 from trial_ray.engines.weights import Weights, WeightsChecksum, WeightShards, iter_weights

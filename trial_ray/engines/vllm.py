@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import save
 
+from trial_ray.engines.admission import Request
 from trial_ray.engines.arguments import (
     GPU_MEMORY_UTILIZATION,
     NO_SLEEP,
@@ -22,7 +23,7 @@ from trial_ray.engines.arguments import (
     VLLM_CPU_ROWS,
     engine_dtype,
 )
-from trial_ray.engines.batching import DRAIN_TIMEOUT_S, BatchingEngine, Request
+from trial_ray.engines.batching import DRAIN_TIMEOUT_S, BatchingEngine
 from trial_ray.engines.decoding_cache import MOST_ROWS
 from trial_ray.engines.protocol import EnginePart
 from trial_ray.engines.transformers import PREFILL_TOKENS, stop_token_ids
@@ -221,7 +222,7 @@ class VLLMEngine(BatchingEngine):
         self._engine.collective_rpc("join_transfer", args=(backend, info))
 
     async def sleep(self, level: int = 1, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
-        """Free the device's memory; see ``EngineProtocol``.
+        """Free the device's memory; see ``BatchingEngine``.
 
         Raises:
             ConfigError: the engine was started without ``enable_sleep_mode``.

@@ -51,8 +51,7 @@ class _Version:
     arrangement: str
 
     def __post_init__(self) -> None:
-        if wrong := wrong_version(self.version):
-            raise ValueError(wrong)
+        _require_version(self.version)
 
 
 @dataclass(frozen=True)
@@ -83,11 +82,9 @@ Weights = WeightShards | DeviceWeights
 """What an engine is asked to load."""
 
 
-def wrong_version(version: object) -> str:
-    """Why a value is no version of weights; empty where it is one."""
-    if isinstance(version, int) and not isinstance(version, bool) and version >= 0:
-        return ""
-    return f"version: {version!r} found, a whole number of at least 0 expected"
+def _require_version(version: object) -> None:
+    if not isinstance(version, int) or isinstance(version, bool) or version < 0:
+        raise ValueError(f"version: {version!r} found, a whole number of at least 0 expected")
 
 
 class WeightsChecksum:
@@ -166,8 +163,7 @@ def pack_weights(
     Raises:
         ValueError: no tensors, a name twice, or no version.
     """
-    if wrong := wrong_version(version):
-        raise ValueError(wrong)
+    _require_version(version)
     checksum = WeightsChecksum()
     refs: list[ObjectRef[Shard]] = []
     names: set[str] = set()

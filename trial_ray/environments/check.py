@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any
 
 from trial_envs.errors import TrialEnvError
-from trial_ray.environments.guarded import StepResult, start_episode
+from trial_ray.environments.guarded import GuardedEnv, StepResult
 from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.environments.templates import PromptContext, require_task
 from trial_ray.errors import ConfigError, EnvironmentFaultError, TrialRayError
@@ -41,26 +39,33 @@ def check_environment(
     Raises:
         ConfigError: ``info`` lacks what the reward needs, the environment offers no solution to a view that shows it, or the
             template drops the task; names the environment and what is missing.
+        EnvironmentFaultError: the environment raised, or breaks the contract of text environments.
     """
-    adapter = entry.adapter
-    env = _told(entry, "creation", entry.make)
+    env = GuardedEnv(entry)
     try:
-        observation, info = _told(entry, "reset", lambda: start_episode(env, tasks[0], 0))
-        observation, info = str(observation), _require_dict(entry, "reset", info)
-        solution = getattr(env.unwrapped, "walkthrough", ())
-        actions = list(info.get("admissible_actions", ()))
-        told = {**info, **_info_of_a_turn(entry, env, str(actions[0]) if actions else "look")}
+        start = env.reset(tasks[0], 0)
+        solution = env.walkthrough()
+        env.step(start.admissible_actions[0] if start.admissible_actions else "look")
+    except EnvironmentFaultError as error:
+        if isinstance(error.__cause__, (TrialEnvError, TrialRayError)):  # says by itself what to do
+            raise error.__cause__ from None
+        raise
     finally:
         env.close()
-    _require_keys(entry, reward, told)
+    if missing := [key for key in required_keys(entry, reward) if key not in env.told]:
+        raise ConfigError(
+            f"The info of {entry.env_id} lacks {', '.join(map(repr, missing))}, which reward={reward!r} needs (found "
+            f"{', '.join(sorted(env.told)) or 'no keys'}). Add it to info, say when an episode is won with "
+            "EnvironmentAdapter(success=...), or choose reward='score' or 'return'."
+        )
     if privileged_view == "solution" and not solution:
         raise ConfigError(
             f"privileged_view='solution' needs an environment that knows one, but {entry.env_id} has no `walkthrough`. Add "
             "it to the environment, or choose another privileged_view."
         )
-    task = str(info.get("task", adapter.task))
-    require_task(adapter.template(style), PromptContext(task, observation, actions, (), 2), entry.env_id)
-    if adapter.own_template(style) is None:
+    context = PromptContext(start.task, start.observation, start.admissible_actions, (), 2)
+    require_task(entry.adapter.template(style), context, entry.env_id)
+    if entry.adapter.own_template(style) is None:
         logger.warning(
             "%s has no prompt template of its own for %s prompts: the generic one is used. Give it one with "
             "EnvironmentAdapter(templates={%r: ...}).",
@@ -68,39 +73,4 @@ def check_environment(
             style,
             style,
         )
-    return StepResult(observation, task, "", actions, won=False, score=0.0)
-
-
-def _told(entry: EnvironmentEntry, stage: str, call: Callable[[], Any]) -> Any:
-    """What ``call`` returns; an error of the environment's own code is told with its id and the call."""
-    try:
-        return call()
-    except (TrialEnvError, TrialRayError):
-        raise
-    except Exception as error:
-        raise EnvironmentFaultError(f"{entry.env_id}, {stage}: {type(error).__name__}: {error}") from error
-
-
-def _require_keys(entry: EnvironmentEntry, reward: str, told: Mapping[str, Any]) -> None:
-    missing = [key for key in required_keys(entry, reward) if key not in told]
-    if missing:
-        raise ConfigError(
-            f"The info of {entry.env_id} lacks {', '.join(map(repr, missing))}, which reward={reward!r} needs (found "
-            f"{', '.join(sorted(map(str, told))) or 'no keys'}). Add it to info, say when an episode is won with "
-            "EnvironmentAdapter(success=...), or choose reward='score' or 'return'."
-        )
-
-
-def _info_of_a_turn(entry: EnvironmentEntry, env: Any, action: str) -> Mapping[str, Any]:
-    answer = _told(entry, f"step({action!r})", lambda: env.step(action))
-    if not isinstance(answer, tuple | list) or len(answer) != 5:
-        raise ConfigError(
-            f"step() of {entry.env_id} gave {answer!r:.200}, expected (observation, reward, terminated, truncated, info)."
-        )
-    return _require_dict(entry, "step", answer[4])
-
-
-def _require_dict(entry: EnvironmentEntry, method: str, info: Any) -> Mapping[str, Any]:
-    if not isinstance(info, dict):
-        raise ConfigError(f"{method}() of {entry.env_id} gave info {info!r:.200}, expected a dict.")
-    return info
+    return start

@@ -71,10 +71,12 @@ class GuardedEnv:
     Attributes:
         faulty: a call went wrong, so that the instance must not be used again.
         max_turns: turns after which an episode is cut.
+        told: keys that ``info`` had so far.
     """
 
     def __init__(self, entry: EnvironmentEntry, required: Collection[str] = ()) -> None:
         self.faulty = False
+        self.told: set[str] = set()
         # Once: the episode loop asks in every turn, and the answer inspects a constructor's signature.
         self.max_turns = entry.max_turns
         self._entry = entry
@@ -167,7 +169,7 @@ class GuardedEnv:
 
     def _read_reset(self, answer: Any) -> StepResult:
         observation, info = _parts("reset", answer, ("observation", "info"))
-        return _step_result(observation, info, self._entry.adapter, 0.0)
+        return self._result(observation, info)
 
     def _read_step(self, answer: Any) -> StepResult:
         names = ("observation", "reward", "terminated", "truncated", "info")
@@ -176,15 +178,35 @@ class GuardedEnv:
         self._return += float(reward)
         _require_finite("return", self._return)
         ends = _truth("terminated", terminated), _truth("truncated", truncated)
-        result = _step_result(
-            observation, info, self._entry.adapter, self._return, float(reward), terminated=ends[0], truncated=ends[1]
-        )
+        result = self._result(observation, info, float(reward), terminated=ends[0], truncated=ends[1])
         if any(ends) and (missing := [key for key in self._required if key not in info]):
             raise _ContractError(
                 f"info without {', '.join(map(repr, missing))} at the end of an episode, which the reward needs; expected it "
                 "there, or an adapter that says when an episode is won (success=...)"
             )
         return result
+
+    def _result(self, observation: Any, info: Any, reward: float = 0.0, **ends: bool) -> StepResult:
+        adapter = self._entry.adapter
+        _require("observation", observation, "a str", isinstance(observation, str))
+        _require("info", info, "a dict", isinstance(info, dict))
+        self.told |= {str(key) for key in info}
+        task, family = info.get("task", adapter.task), info.get("family", "")
+        _require("info['task']", task, "a str", isinstance(task, str))
+        _require("info['family']", family, "a str", isinstance(family, str))
+        actions = _texts("info['admissible_actions']", info.get("admissible_actions", ()))
+        _require_length(observation, task, family, *actions)
+        return StepResult(
+            observation=observation,
+            task=task,
+            family=family,
+            admissible_actions=actions,
+            won=_won(info, adapter, self._return),
+            score=_score(info, adapter, self._return),
+            invalid_action=_truth("info['invalid_action']", info.get("invalid_action", False)),
+            reward=reward,
+            **ends,
+        )
 
 
 def start_episode(env: gymnasium.Env[Any, Any], task_id: str, seed: int) -> Any:
@@ -200,29 +222,6 @@ class _ContractError(TypeError):
 
 def _read_walkthrough(answer: Any) -> tuple[str, ...]:
     return tuple(_texts("walkthrough", answer))
-
-
-def _step_result(
-    observation: Any, info: Any, adapter: EnvironmentAdapter, episode_return: float, reward: float = 0.0, **ends: bool
-) -> StepResult:
-    _require("observation", observation, "a str", isinstance(observation, str))
-    _require("info", info, "a dict", isinstance(info, dict))
-    task, family = info.get("task", adapter.task), info.get("family", "")
-    _require("info['task']", task, "a str", isinstance(task, str))
-    _require("info['family']", family, "a str", isinstance(family, str))
-    actions = _texts("info['admissible_actions']", info.get("admissible_actions", ()))
-    _require_length(observation, task, family, *actions)
-    return StepResult(
-        observation=observation,
-        task=task,
-        family=family,
-        admissible_actions=actions,
-        won=_won(info, adapter, episode_return),
-        score=_score(info, adapter, episode_return),
-        invalid_action=_truth("info['invalid_action']", info.get("invalid_action", False)),
-        reward=reward,
-        **ends,
-    )
 
 
 def _won(info: Mapping[str, Any], adapter: EnvironmentAdapter, episode_return: float) -> bool:

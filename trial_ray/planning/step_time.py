@@ -12,21 +12,70 @@ from dataclasses import dataclass
 from trial_ray.planning.memory import GIB, PlanRequest
 from trial_ray.rollout.hindsight import FRAMES
 
-RAY_ACCELERATORS = {
-    "T4": 15,
-    "L4": 22,
-    "A10G": 22,
-    "V100": 16,
-    "L40S": 44,
-    "A100-40G": 39,
-    "A100-80G": 79,
-    "H100": 79,
-    "H200": 140,
-    "B200": 179,
-}
-"""GiB of the GPU types that Ray names in a node's resources (``accelerator_type:...``), where a type has one size."""
+TURNS_SHARE, PROMPT_SHARE, RESPONSE_SHARE = 0.6, 0.45, 0.2
+"""Lengths over their limits. With the paper's limits: 3.9 million tokens an iteration; a published run of it had 3.83 million."""
+SHARED_PREFIXES = 2.2
+"""Tokens of an iteration's rows over those on distinct prefixes, which the learner computes; measured with the quickstart."""
+EVIDENCE_SHARE = 0.3
+"""Tokens that a second view adds to the distinct ones of the first; measured with the quickstart. One in front of the prompt shares
+none with the first, and adds as many."""
+LEARNER_UTILISATION = 0.3
+"""Of a device's matrix products in the learner's passes: an assumption; ``cost.json`` of a run has the measured figure."""
+PREFILL_UTILISATION = 0.4
+BANDWIDTH_UTILISATION = 0.6
+DECODE_OVERHEAD_S = 0.005
+"""Time of a decoding step beside its arithmetic and memory traffic."""
+CACHED_SHARE = 0.5
+"""Share of prompt tokens that the engine's prefix cache has."""
+ENVIRONMENT_STEP_S = 0.01
 HOST_BANDWIDTH = 10e9
 """Bytes per second that a CPU reads out of memory; an assumption."""
+SYNC_BYTES_PER_S = 1e9
+"""Weights out of the learner, through the object store, into an engine, with their checksums."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What computes.
+
+    Attributes:
+        name: for a person; of a GPU, that of ``accelerator_type:...`` among the resources of Ray's nodes.
+        flops: operations per second of dense matrix products, in bfloat16 on a GPU (float16 where it has none).
+        bandwidth: bytes per second out of its memory.
+        gib: its memory.
+    """
+
+    name: str
+    flops: float
+    bandwidth: float
+    gib: float
+
+
+GPUS = (
+    Device("T4", 65e12, 0.32e12, 15),
+    Device("V100", 125e12, 0.90e12, 16),
+    Device("L4", 121e12, 0.30e12, 22),
+    Device("A10G", 70e12, 0.60e12, 22),
+    Device("A100-40G", 312e12, 1.55e12, 39),
+    Device("L40S", 362e12, 0.86e12, 44),
+    Device("A100-80G", 312e12, 2.0e12, 79),
+    Device("H100", 989e12, 3.35e12, 79),
+    Device("H200", 989e12, 4.8e12, 140),
+    Device("B200", 2250e12, 8.0e12, 179),
+)
+"""Published peaks, of the SXM form where there are several, and the memory that a process finds."""
+
+
+def gpu_like(gib: float, name: str = "") -> Device:
+    """The GPU of that type, and else, or of several sizes, that with the nearest memory.
+
+    Args:
+        gib: memory of the GPU.
+        name: as its driver has it; empty where only the memory is known.
+    """
+    words = re.findall(r"\w+", name)
+    named = [device for device in GPUS if device.name.split("-")[0] in words]
+    return min(named or GPUS, key=lambda device: abs(device.gib - gib))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +93,13 @@ def installed_gpus() -> tuple[list[InstalledGPU], str]:
         return [], ""
     command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=20)
     except (subprocess.SubprocessError, OSError) as error:
         return [], f"nvidia-smi failed: {error}"
-    if done.returncode:
-        return [], f"nvidia-smi failed: {(done.stdout + done.stderr).strip().partition(chr(10))[0]}"
     rows = re.findall(r"^(.+), (\d+), (\d+\..*)$", done.stdout, re.MULTILINE)
     printed = " ".join(done.stdout.split()) or "it printed nothing"
-    return [InstalledGPU(name, int(mib), driver) for name, mib, driver in rows], (
-        "" if rows else f"nvidia-smi lists no GPU: {printed}"
-    )
+    found = [InstalledGPU(name, int(mib), driver) for name, mib, driver in rows]
+    return found, "" if found else f"nvidia-smi lists no GPU: {printed}"
 
 
 def gpu_bytes(cluster_resources: Mapping[str, float]) -> float | None:
@@ -61,135 +107,38 @@ def gpu_bytes(cluster_resources: Mapping[str, float]) -> float | None:
 
     The largest, because a run is only refused where it fits on none of them.
     """
-    types = (name.removeprefix("accelerator_type:") for name in cluster_resources)
-    known = [RAY_ACCELERATORS[name] * GIB for name in types if name in RAY_ACCELERATORS]
+    known = [gpu.gib * GIB for gpu in GPUS if f"accelerator_type:{gpu.name}" in cluster_resources]
     return max([*(gpu.mib * 2**20 for gpu in installed_gpus()[0]), *known], default=None)
 
 
-def host_bytes() -> float:
-    """Memory of this host."""
-    import psutil
+def step_time(request: PlanRequest, device: Device) -> tuple[dict[str, float], float]:
+    """Predicted seconds of an iteration by phase, without evaluation, and the tokens of its rows.
 
-    return float(psutil.virtual_memory().total)
-
-
-def measured_cpu() -> Device:
-    """This host's CPU: the speed of a matrix product with torch's threads, measured now."""
-    import torch
-
-    from trial_ray.models.matmul import matmul_rate
-
-    rate = matmul_rate("cpu", torch.float32)
-    return Device(f"this CPU ({rate / 1e9:,.0f} GFLOP/s, measured)", rate, HOST_BANDWIDTH, host_bytes())
-
-
-TURNS_SHARE, PROMPT_SHARE, RESPONSE_SHARE = 0.6, 0.45, 0.2
-"""Lengths over their limits. With the paper's limits: 3.9 million tokens an iteration; a published run of it had 3.83 million."""
-SHARED_PREFIXES = 2.2
-"""Tokens of an iteration's rows over those on distinct prefixes, which the learner computes; measured with the quickstart."""
-EVIDENCE_SHARE = 0.3
-"""Tokens that a second view adds to the distinct ones of the first; measured with the quickstart. One in front of the prompt shares
-none with the first, and adds as many."""
-LEARNER_UTILISATION = 0.3
-"""Of a device's matrix products in the learner's passes: an assumption; ``cost.json`` of a run has the measured figure."""
-PREFILL_UTILISATION = 0.4
-BANDWIDTH_UTILISATION = 0.6
-DECODE_OVERHEAD_S = 0.005
-"""Time of a decoding step beside its arithmetic and memory traffic."""
-CACHED_SHARE = 0.5
-"""Share of prompt tokens that the engine's prefix cache has."""
-ENVIRONMENT_STEP_S = 0.01
-SYNC_BYTES_PER_S = 1e9
-"""Weights out of the learner, through the object store, into an engine, with their checksums."""
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """What computes.
-
-    Attributes:
-        name: for a person.
-        flops: operations per second of dense matrix products, in bfloat16 on a GPU.
-        bandwidth: bytes per second out of its memory.
-        memory: bytes.
+    Every actor that computes does so on a device of its kind, and one phase follows the other.
     """
-
-    name: str
-    flops: float
-    bandwidth: float
-    memory: float
-
-
-GPUS = (
-    Device("L4", 121e12, 0.30e12, 24e9),
-    Device("A100 40 GB", 312e12, 1.55e12, 40e9),
-    Device("L40S", 362e12, 0.86e12, 48e9),
-    Device("A100 80 GB", 312e12, 2.0e12, 80e9),
-    Device("H100", 989e12, 3.35e12, 80e9),
-    Device("H200", 989e12, 4.8e12, 141e9),
-)
-"""Published peaks, of dense products in bfloat16 and of the SXM form where there are several; of equal memory, the slower first."""
-
-
-def gpu_like(memory_gb: float, name: str = "") -> Device:
-    """The GPU of that type, and else, or of several sizes, that with the nearest memory.
-
-    Args:
-        memory_gb: of the GPU.
-        name: as its driver has it; empty where only the memory is known.
-    """
-    words = re.findall(r"\w+", name)
-    named = [device for device in GPUS if device.name.split()[0] in words]
-    return min(named or GPUS, key=lambda device: abs(device.memory / 1e9 - memory_gb))
-
-
-@dataclass(frozen=True, slots=True)
-class StepTime:
-    """Seconds of an iteration by phase, and the tokens of its rows."""
-
-    sampling: float
-    scoring: float
-    update: float
-    sync: float
-    row_tokens: float
-
-    @property
-    def total(self) -> float:
-        """Seconds of one iteration, one phase after the other."""
-        return self.sampling + self.scoring + self.update + self.sync
-
-
-def step_time(request: PlanRequest, device: Device) -> StepTime:
-    """Predicted phases of an iteration without evaluation; every actor that computes does so on a device of its kind."""
+    shape, split = request.shape, request.tensor_parallel_size
     turns = max(1.0, TURNS_SHARE * request.max_turns)
     prompt, response = PROMPT_SHARE * request.max_prompt_tokens, max(1.0, RESPONSE_SHARE * request.max_response_tokens)
-    rows = request.trajectories * turns
-    tokens = rows * (prompt + response)
+    tokens = request.trajectories * turns * (prompt + response)
+    # Rollouts in waves of what the engines decode at a time; each decoding step reads weights and cache, or computes.
+    batch = min(request.most_rows, request.requests_per_engine)
+    waves = math.ceil(request.requests_per_engine / batch)
+    cached = batch * (prompt + response) * shape.kv_elements_per_token
+    traffic = (shape.parameters + cached) * request.engine_bytes / (device.bandwidth * BANDWIDTH_UTILISATION)
+    prefill_s = 2 * shape.matmul_parameters / split / (device.flops * PREFILL_UTILISATION)
+    decoding = waves * turns * response * (max(traffic / split, batch * prefill_s) + DECODE_OVERHEAD_S)
+    prefill = request.requests_per_engine * turns * prompt * (1 - CACHED_SHARE) * prefill_s
+
     distinct = tokens / SHARED_PREFIXES
-    per_token = request.shape.matmul_parameters / (request.num_learners * device.flops * LEARNER_UTILISATION)
+    pass_s = distinct * shape.matmul_parameters / (request.num_learners * device.flops * LEARNER_UTILISATION)
     view = request.privileged_view
     second_view = 0.0 if view is None else 1.0 if FRAMES[view].in_front else EVIDENCE_SHARE
     passes = 1 + second_view + request.num_references + (request.lora_rank > 0)
     update_flops = (4 if request.lora_rank else 6) + 2 * request.gradient_checkpointing
-    return StepTime(
-        sampling=_sampling(request, device, turns, prompt, response),
-        scoring=2 * distinct * passes * per_token,
-        update=update_flops * distinct * request.num_epochs * per_token,
-        sync=request.shape.parameters * request.engine_bytes / SYNC_BYTES_PER_S,
-        row_tokens=tokens,
-    )
-
-
-def _sampling(request: PlanRequest, device: Device, turns: float, prompt: float, response: float) -> float:
-    """Rollouts in waves of what the engines decode at a time; each decoding step reads weights and cache, or computes."""
-    shape, split = request.shape, request.tensor_parallel_size
-    per_engine = request.requests_per_engine
-    batch = min(request.most_rows, per_engine)
-    waves = math.ceil(per_engine / batch)
-    cached = batch * (prompt + response) * shape.kv_elements_per_token * request.engine_bytes
-    traffic = (shape.parameters * request.engine_bytes + cached) / split / (device.bandwidth * BANDWIDTH_UTILISATION)
-    arithmetic = 2 * shape.matmul_parameters * batch / split / (device.flops * PREFILL_UTILISATION)
-    decoding = waves * turns * response * (max(traffic, arithmetic) + DECODE_OVERHEAD_S)
-    prompts = per_engine * turns * prompt * (1 - CACHED_SHARE)
-    prefill = 2 * shape.matmul_parameters * prompts / split / (device.flops * PREFILL_UTILISATION)
-    return decoding + prefill + waves * turns * ENVIRONMENT_STEP_S
+    phases = {
+        "sampling": decoding + prefill + waves * turns * ENVIRONMENT_STEP_S,
+        "scoring": 2 * passes * pass_s,
+        "update": update_flops * request.num_epochs * pass_s,
+        "sync": shape.parameters * request.engine_bytes / SYNC_BYTES_PER_S,
+    }
+    return phases, tokens

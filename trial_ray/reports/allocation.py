@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from trial_ray.config.run import RunSettings
-from trial_ray.engines.batching import Request
+from trial_ray.engines.admission import Request
 from trial_ray.engines.protocol import Response, SamplingParams
 from trial_ray.engines.transformers import DecodingBatch, stop_token_ids
 from trial_ray.environments.guarded import GuardedEnv

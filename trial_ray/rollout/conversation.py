@@ -14,7 +14,7 @@ from trial_ray.environments.templates import ConversationPrompt, PromptContext
 from trial_ray.errors import PromptTooLongError
 from trial_ray.rollout.chat_template import split_conversation
 from trial_ray.rollout.hindsight import encode_untrusted
-from trial_ray.rollout.prompts import Prompt, PromptBuilder, PromptWriter, check_limits, too_long
+from trial_ray.rollout.prompts import Prompt, PromptBuilder, PromptWriter, too_long
 from trial_ray.rollout.trajectory import Turn
 
 
@@ -48,13 +48,11 @@ class ConversationBuilder:
 
     Raises:
         ChatTemplateError: see :func:`~trial_ray.rollout.chat_template.split_conversation`.
-        ConfigError: a limit out of range.
     """
 
     def __init__(
         self, tokenizer: Any, template: ConversationPrompt, max_prompt_tokens: int, history_window: int = 2
     ) -> None:
-        check_limits(max_prompt_tokens, history_window)
         self.template = template
         self.max_prompt_tokens = max_prompt_tokens
         self.history_window = history_window

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,7 +29,7 @@ from trial_ray.environments.processes import EnvProcesses, ProcessEnv, ProcessLi
 from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.errors import EngineError
 from trial_ray.process_reports import announce, peak_memory
-from trial_ray.rollout.background_groups import BackgroundGroups
+from trial_ray.rollout.background_groups import BackgroundGroups, Played
 from trial_ray.rollout.conversation import prompt_writer
 from trial_ray.rollout.episode import EpisodeEnv, PolicyPlayer, derive_seed, play_episode
 from trial_ray.rollout.groups import GroupRequest, GroupSample, SampleSettings
@@ -36,6 +37,8 @@ from trial_ray.rollout.prompts import PromptWriter
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
 
 Result = TypeVar("Result")
+WAIT_S = 1.0
+"""How long groups that are played are waited for at a time, between which signals are handled."""
 
 
 def run_quietly(loop: asyncio.Runner, coroutine: Coroutine[Any, Any, Result]) -> Result:
@@ -115,19 +118,15 @@ class TextEnvRunner(EnvRunner, Checkpointable):
 
         A rollout that an engine or the environment fails is kept as ``failed``; it never ends the others.
         """
-        with asyncio.Runner() as loop:
-            groups = run_quietly(loop, _play_groups(self, requests, settings))
-        samples = [
-            self._sample(request, group, settings.keep_trajectories)
-            for request, group in zip(requests, groups, strict=True)
-        ]
+        played = dict(self._play(requests, settings))
+        samples = [self._sample(request, played[request], settings.keep_trajectories) for request in requests]
         if settings.keep_trajectories:
-            self._record(groups, settings.iteration)
+            self._record([played[request] for request in requests], settings.iteration)
         return samples
 
     def begin_groups(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> None:
         """Start to play the requests behind what is played already, and return at once; see :meth:`take_groups`."""
-        self._background().begin(lambda on_end, slots: _play_groups(self, requests, settings, on_end, slots))
+        self._background().begin(partial(_play_groups, self, requests, settings))
 
     def wait_for_groups(self, timeout_s: float) -> bool:
         """Wait until a group of :meth:`begin_groups` has ended, at most ``timeout_s`` seconds; returns whether one has."""
@@ -151,15 +150,21 @@ class TextEnvRunner(EnvRunner, Checkpointable):
 
     def stream_groups(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> Iterator[GroupSample]:
         """Play every request; yield each group as soon as it has ended, in any order, and keep nothing of it."""
-        ended: asyncio.Queue[tuple[GroupRequest, TrajectoryGroup] | None] = asyncio.Queue()
-        with asyncio.Runner() as loop:
-            playing = loop.get_loop().create_task(
-                _play_groups(self, requests, settings, lambda *played: ended.put_nowait(played))
-            )
-            playing.add_done_callback(lambda _: ended.put_nowait(None))
-            while (played := run_quietly(loop, ended.get())) is not None:
-                yield self._sample(*played, keep=False)
-            playing.result()
+        for request, group in self._play(requests, settings):
+            yield self._sample(request, group, keep=False)
+
+    def _play(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> Iterator[Played]:
+        """Every request with its group, as soon as it has ended."""
+        playing, left = BackgroundGroups(self.config.max_episodes_in_flight), len(requests)
+        try:
+            playing.begin(partial(_play_groups, self, requests, settings))
+            while left:
+                playing.wait(WAIT_S)
+                ended = playing.take()
+                left -= len(ended)
+                yield from ended
+        finally:
+            playing.close()
 
     def sample(self, **kwargs: Any) -> list[Any]:
         """RLlib's generic entry point; groups are sampled by :meth:`sample_groups`."""
@@ -285,11 +290,10 @@ async def _play_groups(
     runner: TextEnvRunner,
     requests: Sequence[GroupRequest],
     settings: SampleSettings,
-    on_end: Callable[[GroupRequest, TrajectoryGroup], None] = lambda request, group: None,
-    slots: asyncio.Semaphore | None = None,
-) -> list[TrajectoryGroup]:
+    on_end: Callable[[GroupRequest, TrajectoryGroup], None],
+    slots: asyncio.Semaphore,
+) -> None:
     """Start the rollouts one after the other, so that engines work on the first while later environments still load."""
-    slots = slots or asyncio.Semaphore(runner.config.max_episodes_in_flight)
 
     async def play(request: GroupRequest, rollout: int) -> Trajectory:
         try:
@@ -306,7 +310,7 @@ async def _play_groups(
                 rollouts.append(asyncio.create_task(play(request, rollout)))
                 await asyncio.sleep(0)
             groups.append(asyncio.create_task(_end_group(runner, request, rollouts, on_end)))
-        return await asyncio.gather(*groups)
+        await asyncio.gather(*groups)
     finally:  # also of a group that is abandoned while its rollouts wait for slots, before the task that ends it runs
         for request in requests:
             runner.client.end_group(request)
@@ -317,13 +321,12 @@ async def _end_group(
     request: GroupRequest,
     rollouts: Sequence[asyncio.Task[Trajectory]],
     on_end: Callable[[GroupRequest, TrajectoryGroup], None],
-) -> TrajectoryGroup:
+) -> None:
     try:
         group = TrajectoryGroup(request.task_id, await asyncio.gather(*rollouts))
     finally:  # also of a group that fails
         runner.client.end_group(request)
     on_end(request, group)
-    return group
 
 
 async def _play_rollout(

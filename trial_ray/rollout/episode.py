@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Protocol, TypeVar
 
 import numpy as np
 
 from trial_ray.engines.protocol import Response, SamplingParams
-from trial_ray.environments.guarded import StepResult
+from trial_ray.environments.guarded import GuardedEnv, StepResult
+from trial_ray.environments.processes import ProcessEnv
 from trial_ray.errors import EngineError, EnvironmentFaultError, PromptTooLongError
 from trial_ray.files import text_digest
 from trial_ray.process_reports import advance
@@ -23,14 +24,6 @@ History = Sequence[Turn]
 """The turns so far, oldest first."""
 
 
-def _no_ids() -> np.ndarray:
-    return np.empty(0, np.int32)
-
-
-def _no_logprobs() -> np.ndarray:
-    return np.empty(0, np.float32)
-
-
 @dataclass(frozen=True, slots=True)
 class Decision:
     """An agent's action in one turn; fields are those of :class:`~trial_ray.rollout.trajectory.Turn`.
@@ -40,9 +33,9 @@ class Decision:
 
     action: str
     valid: bool = True
-    prompt_ids: np.ndarray = field(default_factory=_no_ids)
-    response_ids: np.ndarray = field(default_factory=_no_ids)
-    logprobs: np.ndarray = field(default_factory=_no_logprobs)
+    prompt_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    response_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    logprobs: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))
     weight_version: int = 0
     insert_at: int = 0
     finish_reason: str = "stop"
@@ -70,37 +63,8 @@ class Player(Protocol):
         ...
 
 
-class EpisodeEnv(Protocol):
-    """The environment of an episode; one in a process of its own returns awaitables.
-
-    Attributes:
-        faulty: a call went wrong, so that the instance must not be used again.
-        max_turns: turns after which an episode is cut.
-    """
-
-    faulty: bool
-    max_turns: int
-
-    @property
-    def name(self) -> str:
-        """Name of the environment in records."""
-        ...
-
-    def reset(self, task_id: str, seed: int) -> StepResult | Awaitable[StepResult]:
-        """Start an episode of a task."""
-        ...
-
-    def step(self, action: str) -> StepResult | Awaitable[StepResult]:
-        """Carry out an action."""
-        ...
-
-    def walkthrough(self) -> tuple[str, ...] | Awaitable[tuple[str, ...]]:
-        """The environment's own solution of the running task; empty where it knows none."""
-        ...
-
-    def close(self) -> None:
-        """Close the instance."""
-        ...
+EpisodeEnv = GuardedEnv | ProcessEnv
+"""The environment of an episode; one in a process of its own returns awaitables."""
 
 
 async def play_episode(
@@ -141,19 +105,11 @@ async def _play(env: EpisodeEnv, trajectory: Trajectory, player: Player, env_see
         advance("turn")
         trajectory.turns.append(
             Turn(
-                prompt_ids=decision.prompt_ids,
-                response_ids=decision.response_ids,
-                logprobs=decision.logprobs,
-                weight_version=decision.weight_version,
-                insert_at=decision.insert_at,
                 observation=before.observation,
-                action=decision.action,
-                valid=decision.valid,
                 outcome=now.observation,
                 reward=now.reward,
-                finish_reason=decision.finish_reason,
-                prompt_cut=decision.prompt_cut,
                 invalid_action=now.invalid_action,
+                **{each.name: getattr(decision, each.name) for each in fields(decision)},
             )
         )
     trajectory.success, trajectory.score = now.won, now.score

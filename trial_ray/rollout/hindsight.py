@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -152,22 +152,12 @@ def augment(prompt_ids: ArrayLike, insert_at: int, evidence_ids: ArrayLike) -> N
         int32 ``[P + z]``.
 
     Raises:
-        ValueError: ids that are not one-dimensional integers, or ``insert_at`` outside of the prompt.
+        ValueError: ``insert_at`` is outside of the prompt.
     """
-    prompt = _ids(prompt_ids, "prompt_ids")
-    evidence = _ids(evidence_ids, "evidence_ids")
+    prompt, evidence = np.asarray(prompt_ids, np.int32), np.asarray(evidence_ids, np.int32)
     if not 0 <= insert_at <= len(prompt):
         raise ValueError(f"insert_at must be in [0, {len(prompt)}] for a prompt of that length, got {insert_at}")
     return np.concatenate([prompt[:insert_at], evidence, prompt[insert_at:]])
-
-
-def _ids(values: ArrayLike, name: str) -> NDArray[np.int32]:
-    array = np.asarray(values)
-    if array.size == 0:
-        array = array.astype(np.int32)
-    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-        raise ValueError(f"{name} must be one-dimensional integer ids, got shape {array.shape} of {array.dtype}")
-    return array.astype(np.int32, copy=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +183,7 @@ class TurnContext:
     skills: Mapping[str, str] = field(default_factory=dict)
 
 
+# As ``trial_ray.config.training.PRIVILEGED_VIEWS`` names the views.
 FRAMES: dict[str, Frame] = {
     "outcome": OUTCOME,
     "feedback": Frame(
@@ -206,42 +197,6 @@ FRAMES: dict[str, Frame] = {
 }
 
 
-def _outcome(context: TurnContext) -> PrivilegedView:
-    return outcome_view(context.outcome, terminal=context.terminal, success=context.success)
-
-
-def _feedback(context: TurnContext) -> PrivilegedView:
-    answer = context.outcome.strip()
-    return PrivilegedView(answer, FRAMES["feedback"] if answer else Frame(""))
-
-
-def _skill(context: TurnContext) -> PrivilegedView:
-    advice = context.skills.get(context.family) or context.skills.get("")
-    if advice is None:
-        raise ConfigError(
-            f"The 'skill' view needs advice, but the adapter of {context.environment} has none. Choose another privileged_view."
-        )
-    return PrivilegedView(advice, FRAMES["skill"])
-
-
-def _solution(context: TurnContext) -> PrivilegedView:
-    if not context.solution:
-        raise ConfigError(
-            f"The 'solution' view needs environments that know one (their `walkthrough`); {context.environment} gave none "
-            "for a task. Choose another privileged_view."
-        )
-    return PrivilegedView(", ".join(context.solution), FRAMES["solution"])
-
-
-# As ``trial_ray.config.training.PRIVILEGED_VIEWS`` names them.
-VIEWS: dict[str, Callable[[TurnContext], PrivilegedView]] = {
-    "outcome": _outcome,
-    "feedback": _feedback,
-    "skill": _skill,
-    "solution": _solution,
-}
-
-
 def privileged_view(name: str, context: TurnContext) -> PrivilegedView:
     """The view of one turn.
 
@@ -249,4 +204,17 @@ def privileged_view(name: str, context: TurnContext) -> PrivilegedView:
         KeyError: no view has that name.
         ConfigError: the environment gave no solution, or there is no advice.
     """
-    return VIEWS[name](context)
+    frame, answer = FRAMES[name], context.outcome.strip()
+    if name == "outcome":
+        return outcome_view(context.outcome, terminal=context.terminal, success=context.success)
+    if name == "feedback":
+        return PrivilegedView(answer, frame if answer else Frame(""))
+    if name == "skill":
+        needed, text = "advice of the adapter", context.skills.get(context.family) or context.skills.get("")
+    else:
+        needed, text = "the environment's own solution (its `walkthrough`)", ", ".join(context.solution)
+    if not text:
+        raise ConfigError(
+            f"The {name!r} view needs {needed}; {context.environment} gave none. Choose another privileged_view."
+        )
+    return PrivilegedView(text, frame)

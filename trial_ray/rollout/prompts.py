@@ -10,7 +10,7 @@ import numpy as np
 
 from trial_ray.environments.guarded import StepResult
 from trial_ray.environments.templates import PromptContext, PromptTemplate
-from trial_ray.errors import ConfigError, PromptTooLongError
+from trial_ray.errors import PromptTooLongError
 from trial_ray.rollout.chat_template import split_user_message
 from trial_ray.rollout.hindsight import encode_untrusted
 from trial_ray.rollout.trajectory import PromptCut, Turn
@@ -78,7 +78,6 @@ class PromptBuilder:
 
     Raises:
         ChatTemplateError: no chat template, or one that alters, repeats or does not delimit the user's message.
-        ConfigError: a limit out of range.
     """
 
     def __init__(
@@ -88,7 +87,6 @@ class PromptBuilder:
         max_prompt_tokens: int,
         history_window: int = 2,
     ) -> None:
-        check_limits(max_prompt_tokens, history_window)
         self.template = template
         self.max_prompt_tokens = max_prompt_tokens
         self.history_window = history_window
@@ -131,10 +129,7 @@ class PromptBuilder:
 
         Raises:
             PromptTooLongError: the prompt exceeds the limit even without history and observation.
-            ValueError: ``step`` below 1.
         """
-        if step < 1:
-            raise ValueError(f"step is the number of the decision, from 1; got {step}")
         window = tuple(history)[len(history) - min(self.history_window, len(history)) :]
         context = PromptContext(task, observation.strip(), admissible_actions, window, step)
         for num_cut in range(len(window) + 1):
@@ -230,18 +225,6 @@ def require_first_prompt(writer: PromptWriter, shown: StepResult, environment: s
 def located(error: PromptTooLongError, environment: str, task_id: str, turn: int) -> str:
     """What an error says, with the place where it was raised."""
     return f"{environment}, task {task_id!r}, turn {turn}: {error}"
-
-
-def check_limits(max_prompt_tokens: int, history_window: int) -> None:
-    """Refuse limits of prompts that are out of range.
-
-    Raises:
-        ConfigError: names the limit.
-    """
-    if max_prompt_tokens < 1:
-        raise ConfigError(f"max_prompt_tokens must be at least 1, got {max_prompt_tokens}")
-    if history_window < 0:
-        raise ConfigError(f"history_window must not be negative, got {history_window}")
 
 
 def records(turns: Sequence[Turn]) -> list[tuple[str, str]]:

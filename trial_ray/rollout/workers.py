@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import ray
 from ray import ObjectRef, ObjectRefGenerator
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.util.placement_group import PlacementGroup
 
@@ -96,31 +96,19 @@ class RolloutWorkers:
             RayTaskError: a runner raised; it is of the class of what was raised, too.
             InfrastructureError: no env runner is left, and none was restarted within :data:`RESTART_TIMEOUT_S` seconds.
         """
-        samples = self._sample(requests, settings)
-        _warn_of_failed(samples)
-        return samples
-
-    def _sample(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> list[GroupSample]:
         runner_ids = self._await_runners()
         if (local := self._local()) is not None:
-            return local.sample_groups(list(requests), settings)
-        # Not through RLlib's foreach_env_runner, which ends a runner that raises, and loses what it raised.
-        calls: dict[ObjectRef[list[GroupSample]], int] = {
-            self._actor(runner_id).sample_groups.remote(shard, settings): runner_id
-            for runner_id, shard in _deal(requests, runner_ids).items()
-        }
-        ready, late = ray.wait(list(calls), num_returns=len(calls), timeout=self._config.sample_timeout_s)
-        for call in late:
-            self._replace(calls[call], f"did not answer within sample_timeout_s={self._config.sample_timeout_s:g} s")
-            count_dropped(self._runners)
-        samples = []
-        for call in ready:
-            try:
-                samples += ray.get(call)
-            except RayTaskError:
-                raise
-            except RayError as error:
-                self._lose(calls[call], f"died: {error}")
+            samples = local.sample_groups(list(requests), settings)
+        else:
+            # Not through RLlib's foreach_env_runner, which ends a runner that raises, and loses what it raised.
+            calls: dict[ObjectRef[list[GroupSample]], int] = {
+                self._actor(runner_id).sample_groups.remote(shard, settings): runner_id
+                for runner_id, shard in _deal(requests, runner_ids).items()
+            }
+            timeout_s = self._config.sample_timeout_s
+            played, _ = self._answers(calls, timeout_s, f"did not answer within sample_timeout_s={timeout_s:g} s")
+            samples = [sample for found in played.values() for sample in found]
+        _warn_of_failed(samples)
         return samples
 
     def stream_groups(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> Iterator[GroupSample]:
@@ -204,14 +192,15 @@ class RolloutWorkers:
         self._await_groups({*runner_ids})
         ready, _ = ray.wait(list(self._waits), num_returns=1, timeout=timeout_s) if self._waits else ([], [])
         ready, _ = ray.wait(list(self._waits), num_returns=len(self._waits), timeout=0) if ready else ([], [])
-        ended, dead = self._answers({call: self._waits.pop(call) for call in ready})
+        late = f"did not hand over its groups within {TAKE_TIMEOUT_S:.0f} s"
+        ended, dead = self._answers({call: self._waits.pop(call) for call in ready}, TAKE_TIMEOUT_S, late)
         # Taken by a call of this iteration, so that groups are recorded in the iteration that counts them.
         takes: dict[ObjectRef[list[GroupSample]], int] = {
             self._actor(runner_id).take_groups.remote(iteration): runner_id
             for runner_id, found in ended.items()
             if found
         }
-        taken, lost = self._answers(takes)
+        taken, lost = self._answers(takes, TAKE_TIMEOUT_S, late)
         samples, dead = [sample for found in taken.values() for sample in found], dead + lost
         taken_indices = {sample.request.index for sample in samples}
         self._unfinished = {
@@ -228,21 +217,25 @@ class RolloutWorkers:
         for runner_id in runner_ids - {*self._waits.values()}:
             self._waits[self._actor(runner_id).wait_for_groups.remote(WAIT_SECONDS)] = runner_id
 
-    def _answers(self, calls: Mapping[ObjectRef[Answer], int]) -> tuple[dict[int, Answer], list[int]]:
+    def _answers(
+        self, calls: Mapping[ObjectRef[Answer], int], timeout_s: float, late_because: str
+    ) -> tuple[dict[int, Answer], list[int]]:
         """What env runners answer, by their ids, and the ids of those that died or are replaced for being late."""
         answers: dict[int, Answer] = {}
         lost = []
-        for call, runner_id in calls.items():
+        ready, late = ray.wait(list(calls), num_returns=len(calls), timeout=timeout_s) if calls else ([], [])
+        for call in late:
+            self._replace(calls[call], late_because)
+            count_dropped(self._runners)
+            lost.append(calls[call])
+        for call in ready:
             try:
-                answers[runner_id] = ray.get(call, timeout=TAKE_TIMEOUT_S)
+                answers[calls[call]] = ray.get(call)
             except RayTaskError:
                 raise
-            except GetTimeoutError:
-                self._replace(runner_id, f"did not hand over its groups within {TAKE_TIMEOUT_S:.0f} s")
-                lost.append(runner_id)
             except RayError as error:
-                self._lose(runner_id, f"died: {error}")
-                lost.append(runner_id)
+                self._lose(calls[call], f"died: {error}")
+                lost.append(calls[call])
         return answers, lost
 
     def abandon_late(self) -> list[int]:

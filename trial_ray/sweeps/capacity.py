@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.errors import ConfigError
-from trial_ray.planning.memory import GIB, PlanRequest
-from trial_ray.planning.plan import Machine, make_plan
+from trial_ray.planning.memory import GIB, Machine, PlanRequest, make_plan
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.config import GRPOConfig

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
@@ -73,13 +72,9 @@ def test_the_turn_limit_truncates_and_an_invalid_action_costs_a_turn():
     assert (terminated, truncated, info["invalid_action"]) == (False, False, True)
     _, reward, terminated, truncated, info = env.step("no")
     assert (reward, terminated, truncated, info["invalid_action"]) == (0.0, False, True, False)
-
-
-def test_winning_on_the_last_turn_terminates_and_does_not_truncate():
     env = CountingEnv(max_turns=1)
     env.reset(options={"task": "7"})
-    _, _, terminated, truncated, _ = env.step("7")
-    assert (terminated, truncated) == (True, False)
+    assert env.step("7")[2:4] == (True, False)  # won on the last turn
 
 
 def test_the_seed_chooses_the_task_and_later_resets_go_on_from_it():
@@ -107,14 +102,8 @@ def test_a_task_is_chosen_by_its_id_or_by_its_index():
         True,
         b"7",
         ["7"],
-        {},
-        10**15,
-        10**30,
         -(10**5000),
         np.array([1, 2]),
-        np.array(["7"]),
-        np.array([]),
-        np.True_,
     ],
     ids=lambda task: type(task).__name__,
 )
@@ -176,9 +165,10 @@ def test_a_failed_reset_or_step_leaves_no_episode(duplicate):
 def test_a_copy_goes_on_by_itself_where_the_original_is(duplicate):
     env = CountingEnv(max_turns=3, render_mode="ansi")
     env.reset(seed=5)
+    assert env.render() == "Ünïcode 你好\n\n"
     env.step("no")
     other = duplicate(env)
-    assert other.render() == env.render()
+    assert other.render() == env.render() == "> no\nso\n"
     assert [other.step("1"), other.step("2")] == [env.step("1"), env.step("2")]
     assert [other.reset() for _ in range(4)] == [env.reset() for _ in range(4)]
     other.close()
@@ -245,14 +235,6 @@ def test_close_frees_once_and_the_environment_is_then_closed():
             use()
 
 
-def test_ansi_rendering_shows_the_action_and_its_answer():
-    env = CountingEnv(render_mode="ansi")
-    env.reset(options={"task": "7"})
-    assert env.render() == "Ünïcode 你好\n\n"
-    env.step("1")
-    assert env.render() == "> 1\nso\n"
-
-
 def test_gymnasium_accepts_the_contract():
     check_env(CountingEnv(render_mode="ansi"), skip_render_check=False)
 
@@ -260,7 +242,9 @@ def test_gymnasium_accepts_the_contract():
 def test_importing_registers_once_and_imports_no_engine():
     code = (
         "import sys, warnings; warnings.simplefilter('error'); import gymnasium, trial_envs;"
-        "trial_envs.register(); trial_envs.register_plugin();"
+        "trial_envs.register();"
+        "from importlib.metadata import entry_points;"
+        "[entry.load()() for entry in entry_points(group='gymnasium.envs') if entry.name == 'trial'];"
         "assert 'trial/ALFWorld-v0' in gymnasium.registry;"
         "assert not {'textworld', 'alfworld', 'fast_downward', 'torch', 'ray'} & set(sys.modules)"
     )
@@ -274,11 +258,3 @@ def test_one_string_imports_and_makes():
         "env.reset(seed=0); env.step('look'); env.close()"
     )
     subprocess.run([sys.executable, "-W", "ignore::DeprecationWarning", "-c", code], check=True, timeout=120)
-
-
-def test_the_entry_point_of_the_package_registers_the_same_ids():
-    from importlib.metadata import entry_points
-
-    (entry,) = [e for e in entry_points(group="gymnasium.envs") if e.name == "trial"]
-    entry.load()()
-    assert "trial/ALFWorld-v0" in gymnasium.registry

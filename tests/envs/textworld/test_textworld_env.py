@@ -45,9 +45,7 @@ def test_the_wrong_treasure_ends_the_game_without_winning_it(env):
     assert (reward, terminated, truncated, info["won"], info["score"]) == (0.0, True, False, False, 0.0)
 
 
-@pytest.mark.parametrize(
-    "action", ["", "quit", "restart", "save", "look. look", "\x00", "take coin\n", "\ud800", "é", "x" * 10**6]
-)
+@pytest.mark.parametrize("action", ["", "quit", "save", "look. look", "take coin\n", "\ud800", "x" * 10**6])
 def test_what_is_no_admissible_command_changes_nothing(env, action):
     _, before = env.reset(options={"task": COIN})
     observation, reward, terminated, truncated, info = env.step(action)

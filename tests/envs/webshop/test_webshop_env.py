@@ -77,9 +77,14 @@ def test_info_holds_the_fixed_keys(env):
     assert (info["won"], info["score"], info["invalid_action"], info["page"]) == (False, 0.0, False, "index")
 
 
-def test_a_task_may_be_named_by_number_or_text(env):
+def test_a_task_may_be_named_by_number_or_text(env, own_shop):
     assert env.reset(options={"task": 7})[0] == env.reset(options={"task": "7"})[0]
     assert env.reset(options={"task": "007"})[1]["task_id"] == "7"
+    env = WebShopEnv("train", data=own_shop)  # the goal's number, in every split
+    assert env.reset(options={"task": np.int64(7)})[1]["task_id"] == "7"
+    with pytest.raises(UnknownTaskError):
+        env.reset(options={"task": -1})
+    env.close()
 
 
 def test_the_walkthrough_wins_with_one_reward_at_the_end(env):
@@ -184,18 +189,9 @@ def test_special_searches_list_a_category_and_a_collection(shop):
 
 
 NONSENSE = [
-    *("", " ", "\n", "buy now", "search", "search[]", "click[]", "click", "[x]", "search[a", "Search[red shirt]", "]["),
-    *(
-        "click[buy now]",
-        "click[b01mg1ltms]",
-        "click[x [y]]",
-        "\nsearch[a]",
-        "search[<r>]",
-        "search[<a> x]",
-        "search[<c>]",
-    ),
-    *("search[\n]", "think[hm]", "x" * 10**6, "[" * 10**6, "click[" * 10**5, "]" * 10**6, "\x00\x1b[31m\ud800"),
-    "search[" + " ".join(map(str, range(5000))) + "]",
+    *("", "\n", "buy now", "search[]", "click", "[x]", "search[a", "Search[red shirt]", "]["),
+    *("click[buy now]", "click[x [y]]", "\nsearch[a]", "search[<r>]", "search[<a> x]", "search[<c>]", "search[\n]"),
+    *("think[hm]", "[" * 10**6, "click[" * 10**5, "\x00\x1b[31m\ud800", f"search[{list(range(5000))}]"),
 ]
 
 
@@ -212,11 +208,8 @@ def test_what_is_not_understood_changes_nothing(env, action):
     "action",
     [
         "search[\x00\x07]",
-        "search[ ]",
-        "search[\ud800]",
         "search[" + "a" * 10**6 + "]",
         "search[é★漢]",
-        "search[x] tail",
     ],
     ids=lambda action: ascii(action[:20]),
 )
@@ -233,29 +226,13 @@ def test_the_label_of_the_search_button_is_on_offer_and_does_nothing(env):
     assert (observation, info["invalid_action"]) == (before, False)
 
 
-@pytest.mark.parametrize(
-    ("text", "parsed"),
-    [
-        ("search[a] and more", ("search", "a")),
-        ("search[a][b]", ("search[a]", "b")),
-        ("click[x [y]]", ("click[x ", "y]")),
-        ("search[[new] shirt]", ("search[", "new] shirt")),
-        ("search[A B]", ("search", "a b")),
-        ("search[[]]", ("search[", "]")),
-        ("search[]]", ("search", "]")),
-    ],
-)
-def test_brackets_are_read_as_the_engine_reads_them(text, parsed):
-    assert parse_action(text) == parsed
-
-
 def test_actions_are_read_as_the_published_pattern_reads_them():
     import random
     import re
 
     rng = random.Random(0)
     for _ in range(5000):
-        text = "".join(rng.choices("ab[]\n ", k=rng.randint(0, 9)))
+        text = "".join(rng.choices("aB[]\n ", k=rng.randint(0, 9)))
         match = re.match(r"(.+)\[(.+)\]", text)
         assert parse_action(text) == ((match[1], match[2].lower()) if match else (text, "")), text
 
@@ -269,13 +246,7 @@ def test_unknown_tasks_are_refused(env, task):
 def test_other_wrong_settings_are_refused(own_cache, env):
     with pytest.raises(UnknownSplitError):
         WebShopEnv("valid")
-    for wrong in (
-        {"num_products": 0},
-        {"num_games": 2.0},
-        {"generator_seed": 1e6},
-        {"generator_seed": True},
-        {"num_shops": 1.5},
-    ):
+    for wrong in ({"num_products": 0}, {"num_games": 2.0}, {"generator_seed": True}):
         with pytest.raises(GeneratorSettingError, match="expected a whole number from"):
             WebShopEnv("generated", **wrong)
     with pytest.raises(UnknownOptionError, match="color"):
@@ -313,12 +284,15 @@ def test_a_damaged_index_is_refused(own_shop, tmp_path, name, damage):
         WebShopEnv("all", data=folder)
 
 
-def test_a_source_folder_is_prepared_once_and_can_be_deleted_during_play(own_cache, tmp_path):
+def test_a_source_folder_is_prepared_once_and_can_be_deleted_during_play(own_cache, tmp_path, monkeypatch):
     folder = write_source(tmp_path / "data", title_nouns=NOUNS)
+    with monkeypatch.context() as patch:
+        patch.setattr(shops, "PREPARED_ON_SIGHT", 1000)  # large data are imported by the user
+        with pytest.raises(MissingDataError, match="import_shop"):
+            WebShopEnv("test", data=folder)
     env = WebShopEnv("test", data=folder)
     prepared = env.catalogue.folder
-    other = WebShopEnv("test", data=folder)
-    assert other.catalogue is env.catalogue
+    assert WebShopEnv("test", data=folder).catalogue is env.catalogue
     shutil.rmtree(folder)
     shutil.rmtree(prepared)
     env.reset(options={"task": 0})
@@ -326,13 +300,6 @@ def test_a_source_folder_is_prepared_once_and_can_be_deleted_during_play(own_cac
         *_, info = env.step(action)
     assert info["won"]
     with pytest.raises(MissingDataError):
-        WebShopEnv("test", data=folder)
-
-
-def test_large_data_are_not_prepared_by_the_environment(own_cache, monkeypatch, tmp_path):
-    folder = write_source(tmp_path / "data", title_nouns=NOUNS)
-    monkeypatch.setattr(shops, "PREPARED_ON_SIGHT", 1000)
-    with pytest.raises(MissingDataError, match="import_shop"):
         WebShopEnv("test", data=folder)
 
 
@@ -367,12 +334,3 @@ def test_a_shop_that_was_imported_again_is_opened_anew(own_cache):
     shutil.copytree(other, folder)
     assert WebShopEnv("all", data=folder).catalogue.num_products == 6
     assert env.catalogue.num_products == 5
-
-
-def test_a_number_is_the_goals_number_in_every_split(own_cache, own_shop):
-    env = WebShopEnv("train", data=own_shop)
-    assert env.reset(options={"task": 7})[1]["task_id"] == "7"
-    assert env.reset(options={"task": np.int64(7)})[1]["task_id"] == "7"
-    with pytest.raises(UnknownTaskError):
-        env.reset(options={"task": -1})
-    env.close()

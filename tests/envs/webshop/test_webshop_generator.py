@@ -9,7 +9,7 @@ from trial_envs.errors import GeneratorSettingError
 from trial_envs.webshop.assortment import KINDS
 from trial_envs.webshop.env import WebShopEnv
 from trial_envs.webshop.forgetful import ForgetfulExplorer
-from trial_envs.webshop.generator import ShopSetting, generate_products, open_generated
+from trial_envs.webshop.generator import ShopSetting, generate_products
 from trial_envs.webshop.reward import option_matches
 
 
@@ -57,14 +57,6 @@ def test_every_goal_is_won_by_its_walkthrough_within_the_turns(own_cache, seed, 
         assert terminated
         assert not truncated
     env.close()
-
-
-def test_the_cached_shop_is_used_again(own_cache):
-    setting = ShopSetting(5, 5, 9)
-    first = open_generated(setting).folder
-    made = (first / "manifest.json").stat().st_mtime_ns
-    assert open_generated(setting).folder == first
-    assert (first / "manifest.json").stat().st_mtime_ns == made
 
 
 def test_reviews_are_shown(own_cache):

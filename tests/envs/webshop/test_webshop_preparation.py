@@ -161,12 +161,10 @@ def test_what_is_missing_is_said_with_its_source_and_size(tmp_path):
     ("products", "attributes", "further"),
     [
         ({"no": "list"}, ATTRIBUTES, {}),
-        ([{"asin": "B000000001"}], ATTRIBUTES, {}),
         ([*PRODUCTS, 7], ATTRIBUTES, {}),
         ([{**PRODUCTS[0], "pricing": "ten dollars"}], ATTRIBUTES, {}),
         ([{**PRODUCTS[0], "asin": "B\ud800"}], ATTRIBUTES, {}),
         (PRODUCTS, ["no", "object"], {}),
-        (PRODUCTS, ATTRIBUTES, {"prices": {}}),
         (PRODUCTS, ATTRIBUTES, {"title_nouns": {}}),
     ],
 )

@@ -56,15 +56,8 @@ def test_the_history_holds_the_last_turns_and_forgets_with_the_episode():
     assert info["history"] == [("one!", "two"), ("two!", "three")]
     assert env.reset(options={"task": "cave"})[0] == "a cave"
     assert env.step("one")[0] == "a cave\n> one\none!"
-
-
-def test_a_window_of_the_longest_texts_is_in_the_observation_space():
-    env = HistoryWindow(EchoEnv(), size=2)
-    env.reset()
     longest = "é" * (env.action_space.max_length - 1)
-    for _ in range(3):
-        observation, *_ = env.step(longest)
-        assert observation in env.observation_space
+    assert all(env.step(longest)[0] in env.observation_space for _ in range(3))
 
 
 @pytest.mark.parametrize(
@@ -155,15 +148,16 @@ def test_an_episode_that_could_not_be_written_is_written_later(tmp_path):
     assert [episode.ended for episode in read_episodes(file)] == [True]
 
 
-def test_an_incomplete_last_line_is_skipped_and_then_replaced(tmp_path):
+@pytest.mark.parametrize(("cut", "kept"), [(0.5, 1), (1, 2)], ids=["incomplete", "whole"])
+def test_a_last_line_without_its_end_is_kept_where_it_is_whole_and_replaced_else(tmp_path, cut, kept):
     file = tmp_path / "episodes.jsonl"
-    episode = Episode("e", 1, (Step(None, "o" * 70_000, 0.0, False, False, {"n": 1}),))
+    episode = Episode("e", 1, (Step(None, "o" * 200_000, 0.0, False, False, {"n": 1}),))
     append_episode(file, episode)
     whole = file.read_bytes()
-    file.write_bytes(whole + whole[: len(whole) // 2])
-    assert list(read_episodes(file)) == [episode]
+    file.write_bytes((whole + whole[: int(len(whole) * cut)]).rstrip())
+    assert list(read_episodes(file)) == [episode] * kept
     append_episode(file, episode)
-    assert file.read_bytes() == whole * 2
+    assert file.read_bytes() == whole * (kept + 1)
 
 
 @pytest.mark.parametrize(
@@ -178,17 +172,6 @@ def test_text_that_is_no_episode_is_refused_and_kept(tmp_path, text):
     with pytest.raises(CorruptTranscriptError):
         list(read_episodes(file))
     assert file.read_text() == text
-
-
-def test_a_whole_last_line_without_its_end_is_kept(tmp_path):
-    file = tmp_path / "episodes.jsonl"
-    episode = Episode("e", 1, (Step(None, "o" * 200_000, 0.0, False, False, {"n": 1}),))
-    append_episode(file, episode)
-    whole = file.read_bytes()
-    file.write_bytes((whole * 2).rstrip())
-    assert list(read_episodes(file)) == [episode] * 2
-    append_episode(file, episode)
-    assert file.read_bytes() == whole * 3
 
 
 def test_an_episode_that_cannot_be_written_leaves_no_environment_open(tmp_path):
@@ -274,10 +257,3 @@ def test_wrapped_environments_play_in_vectors(tmp_path, mode):
     assert observations in envs.observation_space
     envs.close()
     assert sorted(episode.ended for episode in read_episodes(file)) == [False, True]
-
-
-def test_gymnasiums_time_limit_truncates_earlier_than_the_environments_own():
-    env = gymnasium.make("EchoEnv-v0", max_episode_steps=2)
-    env.reset()
-    assert [env.step("no")[3] for _ in range(2)] == [False, True]
-    env.close()
