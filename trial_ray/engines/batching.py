@@ -146,12 +146,15 @@ class BatchingEngine(ABC):
         else:
             self._inbox.put(entering)
 
-    async def load_weights(self, weights: Weights, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
+    async def load_weights(self, weights: Weights, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> tuple[int, str]:
         """Replace the weights, drop every cached prefix, adopt their version.
 
         Responses under way finish first, under the weights they began with; requests that come meanwhile wait. When it
         fails, the engine has no version and refuses requests until a whole load succeeds. It fails, too, where the checksum or
         the arrangement (``WeightsChecksum``) of what has arrived is another than that of what was sent.
+
+        Returns:
+            Version, and ``weights_checksum`` of what the engine now holds.
 
         Raises:
             EngineError: they do not fit the model, or the responses under way did not finish in time.
@@ -162,7 +165,9 @@ class BatchingEngine(ABC):
             if "weights" in self._freed:
                 raise EngineError("the engine's weights are asleep; wake them before new ones are loaded")
             # Inside the gate: no request may enter before these are known to be the weights that were sent.
-            _require_same(weights, *await self._in_thread(self._replace_weights, weights))
+            checksum, arrangement = await self._in_thread(self._replace_weights, weights)
+            _require_same(weights, checksum, arrangement)
+        return weights.version, checksum
 
     async def sleep(self, level: int = 1, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
         """Give the device's memory to others; requests are refused until both parts are awake again.

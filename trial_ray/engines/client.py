@@ -170,10 +170,15 @@ class EngineLink:
         """Hand on what was answered; with one wrong response, none of its message is taken: all may be shifted.
 
         Raises:
-            WrongAnswerError: it holds an answer that was never asked for.
+            WrongAnswerError: its parts do not belong together, or it holds an answer that was never asked for.
         """
         if unknown := [number for number in (*answers.numbers, *answers.failed) if not 0 <= number < self._num_asked]:
             raise WrongAnswerError(f"the engine answered to request {unknown[0]}, which was never sent")
+        counts = {len(answers.numbers), len(answers.lengths), len(answers.prompt_digests)}
+        if len(counts) > 1 or not sum(answers.lengths) == len(answers.response_ids) == len(answers.logprobs):
+            raise WrongAnswerError(
+                "the parts of the engine's message belong to different numbers of responses or tokens"
+            )
         answered = [
             (requests.pending[number], response, digest)
             for (number, response), digest in zip(answers.split(), answers.prompt_digests, strict=True)

@@ -222,7 +222,7 @@ class EnginePool:
         transmit: Callable[[], object] | None = None,
         send_again: Callable[[], Weights] | None = None,
     ) -> None:
-        """Load one version into every engine, which compares its checksum; a dead engine is replaced first.
+        """Load one version into every engine and confirm version and checksum; a dead engine is replaced first.
 
         Args:
             weights: what the engines load.
@@ -234,7 +234,7 @@ class EnginePool:
             EngineError: an engine failed, or did not answer within :data:`LOAD_TIMEOUT_S` seconds.
         """
         self._weights, self._send_again = weights, send_again
-        pending: list[tuple[int, ObjectRef[None]]] = [
+        pending: list[tuple[int, ObjectRef[tuple[int, str]]]] = [
             (index, handle.load_weights.remote(weights)) for index, handle in enumerate(self._handles)
         ]
         if transmit is not None:
@@ -242,7 +242,7 @@ class EnginePool:
         dead = []
         for index, ref in pending:
             try:
-                self._result(ref, index, "load weights", LOAD_TIMEOUT_S)
+                self._confirm(index, ref, weights)
             except _EngineDied as error:
                 logger.warning("%s; it is replaced", error)
                 self.faults.note(str(error))
@@ -336,7 +336,7 @@ class EnginePool:
         if self._weights is not None:
             sent = self._weights if self._send_again is None else self._send_again()
             for index in indices:
-                self._result(self._handles[index].load_weights.remote(sent), index, "load weights", LOAD_TIMEOUT_S)
+                self._confirm(index, self._handles[index].load_weights.remote(sent), self._weights)
 
     def _wait_for_replacement(self, index: int) -> None:
         for attempt in range(1, REPLACEMENT_ATTEMPTS + 1):
@@ -348,6 +348,14 @@ class EnginePool:
                     raise
                 logger.warning("%s; it is started once more", error)
                 self._handles[index] = self._spawn(index)
+
+    def _confirm(self, index: int, ref: ObjectRef[tuple[int, str]], sent: Weights) -> None:
+        version, checksum = self._result(ref, index, "load weights", LOAD_TIMEOUT_S)
+        if (version, checksum) != (sent.version, sent.checksum):
+            raise WeightSyncError(
+                f"engine {index} holds version {version} with checksum {checksum}; the learner sent version "
+                f"{sent.version} with checksum {sent.checksum}. Sampling is off-policy unless both agree"
+            )
 
     @staticmethod
     def _result(ref: ObjectRef[Any], index: int, what: str, timeout_s: float, hint: str = "") -> Any:
