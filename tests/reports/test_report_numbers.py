@@ -16,7 +16,7 @@ from trial_ray.errors import UserInputError
 from trial_ray.evaluation.comparison import ComparisonError, success_by_seed
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.metrics import PANEL_SUCCESS, TRAINING_SUCCESS, TURN_SCORE
-from trial_ray.reports import findings, plots
+from trial_ray.reports import plots
 from trial_ray.reports.charts import class_chart, curve_chart
 from trial_ray.reports.dynamics import learning
 from trial_ray.reports.findings import family_rows, paired_differences, summary_sentences
@@ -163,23 +163,10 @@ def test_training_success_is_of_the_iterations_that_there_are():
     assert lost in sentences(run(0, rate=None), run(1, last=6))
 
 
-def test_groups_are_ranked_by_one_and_the_same_success():
-    rates = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
-    runs = [
-        run(alpha=1.0 + at, rate=rate, after_12=evaluation(round(40 * (1 - rate)), 40)) for at, rate in enumerate(rates)
-    ]
-    said = sentences(*runs)
-    assert said.startswith("The 6 best of 7 groups of runs, by success on the same held-out tasks:")
-    assert "clamp_alpha 7.0" not in said
-    runs[6].evaluations[""][12] = evaluation(20, 20)  # of other tasks, hence no rank of its own
-    said = sentences(*runs)
-    assert said.startswith("The 6 best of 7 groups of runs, by success in the last iterations of training:")
-    assert "clamp_alpha 1.0 " not in said
-
-
-def test_a_group_that_lost_a_run_ranks_last():
-    lost, whole = group_runs([run(0, rate=1.0), run(1, rate=None), run(method="TRIAL")])
-    assert findings._ranked([lost, whole])[1] == [whole, lost]
+def test_many_groups_are_left_to_the_table():
+    runs = [run(alpha=1.0 + at, after_12=evaluation(at, 40)) for at in range(7)]
+    assert sentences(*runs) == "7 groups of runs; the table below has the success of each."
+    assert "(6/40)" in page(*runs)
 
 
 def test_success_by_seed_refuses_what_has_no_mean():

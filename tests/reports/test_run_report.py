@@ -369,7 +369,7 @@ def test_without_matplotlib_the_page_has_its_tables_and_files_are_refused(runs, 
 
 
 def test_figures_for_papers(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr(plots, "CURVES", {key: spec for key, spec in CURVES.items() if spec.name in plots.FIGURE2})
+    monkeypatch.setattr(plots, "CURVES", {key: CURVES[key] for key in plots.FIGURE2})
     monkeypatch.setattr(plots, "FORMATS", ("svg",))
     assert report(*runs[1:3], "--output", tmp_path / "page.html", "--figures", tmp_path / "figures") == 0
     written = sorted(path.name for path in (tmp_path / "figures").iterdir())
@@ -388,7 +388,7 @@ def test_the_page_draws_and_runs_nothing_of_a_hostile_run(runs, tmp_path):
     for trace in groups[0].runs[0].allocation.traces:
         object.__setattr__(trace, "task_id", HOSTILE)
         for turn in trace.turns:
-            object.__setattr__(turn, "action", "<b>x</b>")
+            object.__setattr__(turn, "action", "<b>$x$</b>")
             object.__setattr__(turn, "outcome", f"{HOSTILE}<a href='javascript:window.hit=1'>x</a>")
     file = tmp_path / "hostile.html"
     file.write_text(report_page(groups, HOSTILE))
@@ -400,7 +400,7 @@ def test_the_page_draws_and_runs_nothing_of_a_hostile_run(runs, tmp_path):
         assert browser.evaluate(f"{charts}.every(chart => chart.querySelector('svg').getBBox().width > 100)")
         assert browser.evaluate(f"{charts}.every(chart => chart.getAttribute('aria-label').length > 40)")
         assert browser.evaluate("document.title") == HOSTILE
-        assert "T1  <b>x</b>" in browser.evaluate("document.querySelector('[data-chart=profile]').textContent")
+        assert "T1  <b>$x$</b>" in browser.evaluate("document.querySelector('[data-chart=profile]').textContent")
         assert browser.evaluate("window.hit") is None
         assert browser.evaluate("document.querySelectorAll('[data-chart] a, img, script').length") == 0
         assert browser.evaluate("document.documentElement.scrollWidth") <= 390

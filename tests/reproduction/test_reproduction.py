@@ -276,14 +276,12 @@ def test_figure2_holds_curves_and_windows_of_five(scale_file, tmp_path):
         finish(run, scale_file, 0.8 if run.method == "trial" else 0.4)
     paths = assemble("figure2", runs, tmp_path)
     data = json.loads(paths[0].read_text())
-    assert set(data["panel"]) == {"GRPO", "TRIAL"}
-    assert data["panel"]["TRIAL"][-1] == {"iteration": 10, "mean": 0.8, "runs": [0.8, 0.8]}
-    assert set(data["turn_score"]) == {"TRIAL"}
-    windows = data["turn_score"]["TRIAL"]
-    assert [(window["first"], window["last"]) for window in windows] == [(1, 5), (6, 10)]
-    assert windows[0]["mean"] == pytest.approx(0.2 - 0.03 + 0.05)
-    assert windows[0]["std"] == pytest.approx(0.1 / np.sqrt(2))
-    assert data["hindsight_start_iteration"] == 2
+    assert [series["name"] for series in data["panel"]] == ["GRPO (2 seeds)", "TRIAL (2 seeds)"]
+    assert (data["panel"][1]["x"][-1], data["panel"][1]["mean"][-1]) == (10, 0.8)
+    (windows,) = data["turn_score"]
+    assert windows["x"] == [3, 8]
+    assert windows["mean"][0] == pytest.approx(0.2 - 0.03 + 0.05)
+    assert [run["y"][0] for run in windows["runs"]] == pytest.approx([0.17, 0.27])
     assert paths[1].read_bytes().startswith(b"\x89PNG")
 
 

@@ -33,27 +33,31 @@ class Table:
     long: bool = False
 
 
-def curve_chart(key: str, groups: Sequence[RunGroup]) -> dict[str, Any] | None:
+def curve_chart(key: str, groups: Sequence[RunGroup], spec: Curve | None = None) -> dict[str, Any] | None:
     """A chart of one metric, or ``None`` where no run logged it.
+
+    Args:
+        key: of the metric.
+        groups: of runs.
+        spec: how it is shown; ``None``: as :data:`~trial_ray.metrics.CURVES` says.
 
     Returns:
         ``series``, one entry a group that logged it: per iteration ``mean``, ``low`` and ``high`` over the runs that all have
         the iteration (``low`` and ``high`` are ``None`` for a single run; nothing of runs with different panels), and under
         ``runs`` the curve of every run.
     """
-    spec = CURVES[key]
+    spec = spec or CURVES[key]
     series = [found for index, group in enumerate(groups) if (found := _series(key, spec, index, group))]
     if not series:
         return None
     starts = {group.hindsight_start for group in groups if group.hindsight_start and group.hindsight_start > 1}
     return {
         "name": spec.name,
-        "kind": "curve",
         "title": spec.title,
         "axis": spec.axis,
         "text": spec.text,
         "percent": spec.percent,
-        "warm_up": sorted(starts) if spec.hindsight or spec.section == "learning" else [],
+        "warm_up": sorted(starts) if spec.section in ("hindsight", "learning") else [],
         "series": series,
         "table": _curve_table(spec, series),
     }
@@ -139,7 +143,6 @@ def class_chart(groups: Sequence[RunGroup]) -> dict[str, Any] | None:
     all_counted = [run.name for run in runs if run.allocation and not any(t.success for t in run.allocation.traces)]
     return {
         "name": "classes",
-        "kind": "classes",
         "title": "Multiplier by class of action",
         "axis": "mean multiplier",
         "text": f"Mean over successful trajectories of {recorded_iterations(runs)} of their class means; error bars are standard "
@@ -170,7 +173,6 @@ def profile_chart(groups: Sequence[RunGroup]) -> dict[str, Any] | None:
                 trace = readable_trace(run.allocation.shown)
                 return {
                     "name": "profile",
-                    "kind": "profile",
                     "title": "One trajectory's allocation",
                     "axis": "multiplier",
                     "text": f"Task {trace.task_id} in iteration {run.allocation.iteration} of {run.name}, "
@@ -203,7 +205,6 @@ def time_chart(groups: Sequence[RunGroup]) -> dict[str, Any] | None:
     rows = [[name, *(f"{seconds[phase][at]:.1f}" for phase in phases)] for at, name in enumerate(names)]
     return {
         "name": "time",
-        "kind": "time",
         "title": "Where the time went",
         "axis": "seconds",
         "text": "Seconds of the driver's clock by phase; every second falls into one of them.",

@@ -19,7 +19,7 @@ from trial_ray.reports.dynamics import WINDOW, Window, curve
 from trial_ray.reports.records import RunGroup, RunRecord, listed
 
 MOST_GROUPS = 6
-"""Groups that are all named in the summary, and compared in pairs."""
+"""Groups up to which the summary names all of them, and they are compared in pairs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,60 +59,23 @@ class Difference:
 def summary_sentences(groups: Sequence[RunGroup], differences: Sequence[Difference]) -> list[str]:
     """Success of every group's trained policy and its paired change since the start, then the differences of the groups.
 
-    Of more than :data:`MOST_GROUPS` groups, the best ones are named.
+    More than :data:`MOST_GROUPS` groups are too many to be read in sentences: the table of runs has their success.
     """
     if len(groups) > MOST_GROUPS:
-        measure, ranked = _ranked(groups)
-        head = f"The {MOST_GROUPS} best of {len(groups)} groups of runs, by {measure}:"
-        return [head, *(sentence for group in ranked[:MOST_GROUPS] for sentence in _group_sentences(group))]
-    sentences = [sentence for group in groups for sentence in _group_sentences(group)]
+        return [f"{len(groups)} groups of runs; the table below has the success of each."]
     return [
-        *sentences,
+        *(sentence for group in groups for sentence in _group_sentences(group)),
         *(f"After training, {one.second} differs from {one.first} by {one}, in {one.where}." for one in differences),
     ]
 
 
-def _ranked(groups: Sequence[RunGroup]) -> tuple[str, list[RunGroup]]:
-    """The groups by a success that is the same measure for all of them, the highest first, and what that is of."""
-    try:
-        newest = [_only_panel(group) for group in groups]
-        means = success_by_seed([result for results in newest for result in results]).mean(1).tolist()
-    except ComparisonError:
-        measure = "success in the last iterations of training"
-        rates = [-1.0 if mean is None else mean for mean in map(_training_mean, groups)]
-    else:
-        measure = "success on the same held-out tasks"
-        rates = [float(np.mean([means.pop(0) for _ in results])) for results in newest]
-    order = sorted(range(len(groups)), key=lambda index: -rates[index])
-    return measure, [groups[index] for index in order]
-
-
-def _only_panel(group: RunGroup) -> list[EvaluationResult]:
-    """The newest evaluation of every run of a group that plays one panel.
-
-    Raises:
-        ComparisonError: a run was not evaluated, or in several environments, or the runs were after different iterations.
-    """
-    names = {tuple(run.after) for run in group.runs}
-    if names != {("",)}:
-        raise ComparisonError(f"The runs of {group.title} were not all evaluated on one panel.")
-    _iterations_of(group.runs, "")
-    return [run.after[""] for run in group.runs]
-
-
-def _training_mean(group: RunGroup) -> float | None:
-    """Mean success of a group's runs in their last iterations; ``None`` where these differ, or a run logged none."""
-    found = [window for run in group.runs if (window := last_training_success(run))]
-    if len(found) < len(group.runs) or len({(window.first, window.last) for window in found}) > 1:
-        return None
-    return float(np.mean([window.mean for window in found]))
-
-
 def _group_sentences(group: RunGroup) -> list[str]:
-    names = list(dict.fromkeys(name for run in group.runs for name in run.after))
-    if not names:
-        return [_training_sentence(group)]
-    return [_panel_sentence(group, name) for name in names]
+    return [_panel_sentence(group, name) for name in _played(group)] or [_training_sentence(group)]
+
+
+def _played(group: RunGroup) -> list[str]:
+    """Environments in which the group's trained policies were evaluated."""
+    return list(dict.fromkeys(name for run in group.runs for name in run.after))
 
 
 def _panel_sentence(group: RunGroup, name: str) -> str:
@@ -218,7 +181,7 @@ def paired_differences(groups: Sequence[RunGroup]) -> tuple[list[Difference], li
     found, missing = [], []
     pairs = combinations(groups, 2) if len(groups) <= MOST_GROUPS else ((groups[0], other) for other in groups[1:])
     for first, second in pairs:
-        for name in dict.fromkeys(name for run in first.runs for name in run.after):
+        for name in _played(first):
             one, other = _by_seed(first, name), _by_seed(second, name)
             seeds = [seed for seed in one if seed in other]
             if not other:
@@ -274,11 +237,7 @@ def family_rows(groups: Sequence[RunGroup]) -> list[list[str]]:
 
     A group whose runs cannot be counted together has none.
     """
-    rows = []
-    for group in groups:
-        for name in dict.fromkeys(name for run in group.runs for name in run.after):
-            rows += _families(group, name)
-    return rows
+    return [row for group in groups for name in _played(group) for row in _families(group, name)]
 
 
 def _families(group: RunGroup, name: str) -> list[list[str]]:

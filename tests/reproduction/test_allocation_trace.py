@@ -14,7 +14,7 @@ from trial_ray.learner.connectors import encode_views
 from trial_ray.learner.packing import score_rows
 from trial_ray.learner.rows import TurnRows
 from trial_ray.models.module import load_causal_lm, load_tokenizer
-from trial_ray.reports.allocation import trace_game, trace_pair, trace_trajectories
+from trial_ray.reproduction.allocation import trace_game, trace_trajectories
 from trial_ray.rollout.trajectory import Trajectory, Turn
 
 GAMES = {"split": "generated", "difficulty": "tiny", "num_games": 4, "max_turns": 4}
@@ -46,7 +46,7 @@ def trajectories():
 def test_the_trace_is_what_the_method_prepares(folder, config):
     lm, tokenizer = load_causal_lm(str(folder), "float32"), load_tokenizer(str(folder))
     recorded = trajectories()
-    traces = trace_trajectories(lm, tokenizer, recorded, config, config.gap_clip)
+    traces = trace_trajectories(lm, tokenizer, recorded, config)
     assert [len(trace.turns) for trace in traces] == [4, 1, 3]
     turns = [turn for trajectory in recorded for turn in trajectory.turns]
     ids = torch.tensor([0] * 4 + [1] + [2] * 3)
@@ -59,18 +59,16 @@ def test_the_trace_is_what_the_method_prepares(folder, config):
     for trace in traces:
         tokens = sum(turn.tokens for turn in trace.turns)
         assert sum(turn.tokens * turn.weight for turn in trace.turns) / tokens == pytest.approx(1.0, abs=1e-5)
-    assert trace_trajectories(lm, tokenizer, [], config, config.gap_clip) == []
 
 
 def test_two_policies_play_one_game_greedily(folder, config, tmp_path):
     other = save_nano_model(tmp_path / "other", seed=7)
     (entry,) = config.environment_entries()
     task = entry.tasks()[1]
-    pair = trace_pair({"GRPO": folder, "TRIAL": other}, task, entry, config, config.gap_clip)
-    again = trace_game(folder, task, entry, config, config.gap_clip)
-    assert pair["GRPO"] == again
-    assert pair["GRPO"].turns != pair["TRIAL"].turns
-    for trace in pair.values():
+    first, again, second = (trace_game(model, task, entry, config) for model in (folder, folder, other))
+    assert first == again
+    assert first.turns != second.turns
+    for trace in (first, second):
         assert trace.task_id == task
         assert len(trace.turns) == 4
         assert all(turn.score >= 0 for turn in trace.turns)
