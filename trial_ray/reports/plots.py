@@ -45,7 +45,7 @@ STYLE: Any = {
 FORMATS = ("png", "svg")
 FIGURE2 = (PANEL_SUCCESS, TURN_SCORE, PROFILE_STD)
 MOST_IN_LEGEND = 8
-PANELS_IN_A_ROW = 5
+PANELS_IN_A_ROW = 3
 LONGEST_ACTION = 34
 """Characters of an action in a figure."""
 
@@ -289,28 +289,20 @@ def _short(text: str, longest: int = LONGEST_ACTION) -> str:
     return text.replace("$", r"\$")
 
 
-def plot_judgement(data: Mapping[str, Any], *paths: Path) -> list[Path]:
-    """What the hindsight view says of turns: (a) the gap of planned and of wasted ones, (b) the weight by class of decision.
+def plot_judgement(data: Mapping[str, Any], path: Path) -> None:
+    """How far the signed gap tells planned turns from wasted ones.
 
     Args:
         data: of ``trial_ray.warmstart.judgement.Judgement.figures``, and ``of_turns``, one mapping a turn.
-        paths: files to write.
+        path: the file to write.
     """
-    with drawing(paths, (11, 3.6), columns=2) as (_, (left, right)):
+    with drawing([path], (5.5, 3.6)) as (_, axis):
         for planned, name, colour in ((True, "planned", COLOURS[0]), (False, "wasted", COLOURS[1])):
             gaps = [turn["gap"] for turn in data["of_turns"] if turn["planned"] is planned]
             label = f"{name} ({len(gaps)})"
-            left.hist(gaps, bins=50, range=(-2, 2), density=bool(gaps), histtype="step", color=colour, label=label)
+            axis.hist(gaps, bins=50, range=(-2, 2), density=bool(gaps), histtype="step", color=colour, label=label)
         area = data["auc_wasted"]
         shown = "" if area is None else f"; area under the curve {area[0]:.2f} [{area[1]:.2f}, {area[2]:.2f}]"
-        left.set_title(f"(a) density of the signed gap of turns{shown}")
-        left.set_xlabel("mean gap of a turn's tokens (nats)")
-        left.legend()
-        right.set_title("(b) mean weight by class of decision, standard error over games")
-        means = {
-            name: {"mean": of["weight"], "sem": of["weight_error"], "trajectories": of["turns"]}
-            for name, of in data["classes"].items()
-        }
-        chart = {"classes": list(means), "axis": "mean weight", "series": [{"group": 2, "name": "", "means": means}]}
-        _draw_classes(right, chart)
-    return list(paths)
+        axis.set_title(f"density of the signed gap of turns{shown}")
+        axis.set_xlabel("mean gap of a turn's tokens (nats)")
+        axis.legend()
