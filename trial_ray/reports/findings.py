@@ -13,7 +13,7 @@ from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.errors import UserInputError
 from trial_ray.evaluation.comparison import ComparisonError, paired_comparison, require_one_protocol, success_by_seed
 from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.evaluation.statistics import mean_interval, paired_bootstrap, seed_interval
+from trial_ray.evaluation.statistics import bootstrap_mean, mean_interval, seed_interval
 from trial_ray.metrics import TRAINING_SUCCESS
 from trial_ray.reports.dynamics import WINDOW, Window, curve
 from trial_ray.reports.records import RunGroup, RunRecord, listed
@@ -217,7 +217,7 @@ def compare(
     # Of all evaluations together, so that those of both sides count the same tasks.
     values = success_by_seed([pair[side] for side in (0, 1) for pair in pairs])
     before, after = values[: len(pairs)], values[len(pairs) :]
-    found = paired_bootstrap(before, after)
+    found = bootstrap_mean(after - before)
     test, name = found.stricter
     interval = (test.low, test.high)
     return Difference(first, second, where, found.mean, interval, test.p_value, found.seeds, found.tasks, name)
