@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from run_folders import make_run
+from synthetic_run import finished_run
 
 from trial_ray.environments import alfworld
 from trial_ray.errors import UserInputError
@@ -81,7 +81,7 @@ def test_an_evaluation_is_of_its_iteration_and_the_newest_is_the_result():
 
 
 def test_environments_with_a_number_at_the_end_are_not_iterations(tmp_path):
-    folder = make_run(tmp_path / "run", "grpo", training=False)
+    folder = finished_run(tmp_path / "run", "grpo", training=False)
     shutil.rmtree(folder / "evaluations")
     names = ("before_Shop", "before_Shop_2", "before_Shop_000007", "after_Shop_000012", "after_Shop_2_000012", "unseen")
     for name in names:
@@ -190,8 +190,8 @@ def test_success_by_seed_refuses_what_has_no_mean():
 
 def test_figures_name_their_iterations_and_a_run_may_lack_an_evaluation(tmp_path, monkeypatch):
     monkeypatch.setattr(plots, "FORMATS", ("svg",))
-    folders = [make_run(tmp_path / f"seed{seed}", "trial", seed, LAST - 6 * seed) for seed in (0, 1)]
-    folders.append(make_run(tmp_path / "uniform", "uniform", iterations=6))
+    folders = [finished_run(tmp_path / f"seed{seed}", "trial", seed, LAST - 6 * seed) for seed in (0, 1)]
+    folders.append(finished_run(tmp_path / "uniform", "uniform", iterations=6))
     for folder in folders[1:]:
         shutil.rmtree(folder / "evaluations")
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

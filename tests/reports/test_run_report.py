@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from evaluation_samples import evaluation
-from run_folders import ACTIONS, START, make_run
 from scipy import stats
+from synthetic_run import START, finished_run
 
 from trial_ray import cli
 from trial_ray.environments import alfworld
@@ -43,7 +43,7 @@ HOSTILE = "</script><script>window.hit=1</script><img src=x onerror=window.hit=1
 def runs(tmp_path_factory):
     """Two methods, two seeds each."""
     root = tmp_path_factory.mktemp("runs")
-    return [make_run(root / f"{method}-{seed}", method, seed) for method in ("grpo", "trial") for seed in (0, 1)]
+    return [finished_run(root / f"{method}-{seed}", method, seed) for method in ("grpo", "trial") for seed in (0, 1)]
 
 
 @pytest.fixture
@@ -172,11 +172,13 @@ def test_multipliers_come_from_what_training_recorded(runs):
                     own = [turn.weight for turn in trace.turns if turn.action_class == name]
                     weights[name] += [np.mean(own)] if own else []
     (series,) = class_chart(groups)["series"]
-    for name, values in weights.items():
-        found = series["means"][name]
+    assert series["means"].keys() == {name for name, values in weights.items() if values}
+    for name, found in series["means"].items():
+        values = weights[name]
         assert found["mean"] == pytest.approx(np.mean(values))
         assert found["sem"] == pytest.approx(np.std(values, ddof=1) / len(values) ** 0.5)
-    assert {turn["action"] for turn in profile_chart(groups)["turns"]} <= set(ACTIONS)
+    shown = [turn["weight"] for turn in profile_chart(groups)["turns"]]
+    assert shown in [[turn.weight for turn in trace.turns] for trace in groups[1].runs[0].allocation.traces]
 
 
 @pytest.mark.parametrize("weight", [float("nan"), float("inf"), 1.7e308])
@@ -190,13 +192,13 @@ def test_a_weight_that_cannot_be_drawn_ends_no_report(run, weight):
 
 
 def test_groups_are_looked_for_as_far_back_as_the_run_lets_them_wait(tmp_path):
-    folder = make_run(tmp_path / "run")
+    folder = finished_run(tmp_path / "run")
     record = json.loads((folder / "resolved_config.json").read_text())
     record["settings"]["max_staleness"] = 6
     (folder / "resolved_config.json").write_text(json.dumps(record))
     trajectories = folder / "trajectories"
     (trajectories / "iteration=00012").rename(trajectories / "iteration=00006")
-    other = make_run(tmp_path / "other", seed=1) / "trajectories" / "iteration=00012"
+    other = finished_run(tmp_path / "other", seed=1) / "trajectories" / "iteration=00012"
     for number in range(7, 13):
         shutil.copytree(other, trajectories / f"iteration={number:05d}")
     (folder / "training" / "iteration=00012.bak").mkdir()
@@ -216,7 +218,8 @@ def test_a_damaged_byte_costs_no_other_line(run):
 
 def test_settings_name_groups_of_one_method(tmp_path):
     folders = [
-        make_run(tmp_path / f"run{index}", clamp_alpha=alpha, iterations=2) for index, alpha in enumerate((0.5, 1.0))
+        finished_run(tmp_path / f"run{index}", clamp_alpha=alpha, iterations=2)
+        for index, alpha in enumerate((0.5, 1.0))
     ]
     assert [group.name for group in load_groups(folders)] == ["TRIAL, clamp_alpha 0.5", "TRIAL, clamp_alpha 1.0"]
 
@@ -230,7 +233,7 @@ def test_an_environment_is_called_by_the_title_that_its_user_gave(tmp_path):
         split_titles={"generated": "My kitchen's games"},
         action_patterns=[("take", "acquisition")],
     )
-    folder = make_run(tmp_path / "run", adapter=adapter, iterations=2)
+    folder = finished_run(tmp_path / "run", adapter=adapter, iterations=2)
     assert report(folder) == 0
     said = text_of(folder / "report.html")
     assert "My <b>Kitchen</b>" in said
