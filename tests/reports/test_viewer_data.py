@@ -18,7 +18,7 @@ from trial_ray.models.tiny import build_tokenizer
 from trial_ray.reports import printed
 from trial_ray.reports.recorded import TokenTexts, TrainedTurn, visible
 from trial_ray.reports.records import RunRecord
-from trial_ray.reports.viewer import LineTable, disagreement, script, write_viewer
+from trial_ray.reports.viewer import disagreement, script, write_viewer
 from trial_ray.rollout.recording import write_groups
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 from trial_ray.runs.reader import open_run
@@ -66,13 +66,6 @@ def test_texts_of_tokens_add_up_to_the_text(tokenizer):
     # Half a character, and ids that no tokenizer has.
     assert "\N{REPLACEMENT CHARACTER}" in "".join(TokenTexts(tokenizer).texts(ids[: ids.index(ids[thumb]) + 2]))
     assert TokenTexts(tokenizer).texts([len(tokenizer), -1]) == [f"⟨id {len(tokenizer)}⟩", "⟨id -1⟩"]
-
-
-def test_lines_are_kept_once():
-    table = LineTable()
-    assert table.add("a\nb\na") == [0, 1, 0]
-    assert table.add("b\x00") == [2]
-    assert table.lines() == ["a", "b", "b␀"]
 
 
 def trained(gap, advantage=1.0, weight=1.0):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from nano_model import save_nano_model
+from synthetic_groups import synthetic_groups
 
 from trial_ray.algorithms import TRIALConfig
 from trial_ray.learner.connectors import encode_views
@@ -15,7 +15,6 @@ from trial_ray.learner.packing import score_rows
 from trial_ray.learner.rows import TurnRows
 from trial_ray.models.module import load_causal_lm, load_tokenizer
 from trial_ray.reproduction.allocation import trace_game, trace_trajectories
-from trial_ray.rollout.trajectory import Trajectory, Turn
 
 GAMES = {"split": "generated", "difficulty": "tiny", "num_games": 4, "max_turns": 4}
 
@@ -31,28 +30,17 @@ def config(folder):
     return config.rollouts(max_prompt_tokens=400, max_response_tokens=8, prompt_style="plain")
 
 
-def trajectories():
-    draw = np.random.default_rng(0)
-
-    def turn(index):
-        prompt = draw.integers(5, 200, 20).astype(np.int32)
-        response = draw.integers(5, 200, 3 + index).astype(np.int32)
-        logprobs = np.zeros(len(response), np.float32)
-        return Turn(prompt, response, logprobs, 0, 15, "o", "go to shelf 1", True, f"You see {index}.", 0.0, "stop")
-
-    return [Trajectory(f"t{length}", "pick", 0, [turn(i) for i in range(length)], True, 1.0) for length in (4, 1, 3)]
-
-
 def test_the_trace_is_what_the_method_prepares(folder, config):
     lm, tokenizer = load_causal_lm(str(folder), "float32"), load_tokenizer(str(folder))
-    recorded = trajectories()
+    (group,) = synthetic_groups(200, num_groups=1, group_size=3)
+    recorded = group.trajectories
     traces = trace_trajectories(lm, tokenizer, recorded, config)
-    assert [len(trace.turns) for trace in traces] == [4, 1, 3]
+    assert [len(trace.turns) for trace in traces] == [len(each.turns) for each in recorded]
     turns = [turn for trajectory in recorded for turn in trajectory.turns]
-    ids = torch.tensor([0] * 4 + [1] + [2] * 3)
-    rows = TurnRows(turns, ids, torch.zeros(8), encode_views(recorded, config, tokenizer))
+    ids = torch.tensor([index for index, each in enumerate(recorded) for _ in each.turns])
+    rows = TurnRows(turns, ids, torch.zeros(len(ids)), encode_views(recorded, config, tokenizer))
     rows.logprobs, rows.hindsight_logprobs = score_rows(
-        lm, rows.model_rows(range(8), with_evidence=True), two_views=True, max_tokens=4096
+        lm, rows.model_rows(range(len(ids)), with_evidence=True), two_views=True, max_tokens=4096
     )
     config.method_class(config).prepare(rows, [], 1)
     assert [turn.weight for trace in traces for turn in trace.turns] == pytest.approx(rows.weights.tolist())

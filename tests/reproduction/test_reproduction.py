@@ -232,13 +232,6 @@ def test_a_setting_is_chosen_on_games_of_its_own_and_then_used(choosing_file, tm
     assert not {run.folder for run in trials} & {run.folder for run in runs}
 
 
-def test_of_equal_values_the_smaller_one_is_chosen(choosing_file, tmp_path):
-    trials = plan_choice(STUDIES["study"], load_scale(str(choosing_file)), tmp_path)
-    for run in trials:
-        finish(run, choosing_file, 0.0)
-    assert set(choose(trials)[0].values()) == {0.01}
-
-
 def test_equal_sums_of_successes_are_equal_values(tmp_path):
     runs = []
     for value, seed, won in ((0.01, 0, 20), (0.01, 1, 24), (0.1, 0, 27), (0.1, 1, 17)):
