@@ -118,7 +118,6 @@ def test_seeds_of_other_tasks_or_lengths_are_not_averaged():
         assert "solves" not in sentences(*runs)
         assert words in sentences(*runs)
     assert points(*panels)["mean"] == []
-    assert "no point in common" in report_page(group_runs(panels), "title")
     assert "(24/48)" in page(*panels)
     assert family_rows(group_runs(panels)) == family_rows(group_runs(lengths)) == []
     others = [run(seed, "TRIAL", after_12=evaluation(20, 48)) for seed in (0, 1)]
@@ -153,14 +152,6 @@ def test_numbers_are_of_the_runs_that_were_evaluated():
     runs.append(run(2, after_0=evaluation(6, 48)))
     assert "GRPO (2 of 3 seeds) solves 37.5%" in sentences(*runs)
     assert [row[1] for row in family_rows(group_runs(runs))] == ["GRPO (2 of 3 seeds)"]
-
-
-def test_training_success_is_of_the_iterations_that_there_are():
-    for last, words in ((12, "iterations 8 to 12"), (2, "iterations 1 to 2"), (1, "iteration 1")):
-        assert f"Success in {words}: " in sentences(run(last=last))
-    assert "iterations 8 to 12 and 2 to 6, so that they cannot be averaged" in sentences(run(0), run(1, last=6))
-    lost = "GRPO (1 of 2 seeds): no held-out tasks were played after training. Success in iterations 2 to 6"
-    assert lost in sentences(run(0, rate=None), run(1, last=6))
 
 
 def test_many_groups_are_left_to_the_table():

@@ -116,14 +116,6 @@ def test_success_that_no_seed_had_keeps_its_interval():
     (sentence,) = summary_sentences([group], [])
     low, high = wilson_interval(0, 48)
     assert f"solves 0.0% [{low:.1%}, {high:.1%}]" in sentence
-    for run in group.runs:
-        run.evaluations, run.metrics = {}, [{"iteration": 1, "env_runners/success_rate": 0.0}]
-    (sentence,) = summary_sentences([group], [])
-    assert "0.0%; 3 runs that do not differ give no interval" in sentence
-    for run, rate in zip(group.runs, (0.1, 0.2, 0.6), strict=True):
-        run.metrics = [{"iteration": 1, "env_runners/success_rate": rate}]
-    (sentence,) = summary_sentences([group], [])
-    assert "30.0% [0.0%, 95.7%] (Student's t over 3 runs)" in sentence
 
 
 def test_a_difference_of_few_seeds_is_no_surer_than_a_t_test_over_them():
@@ -384,7 +376,7 @@ def test_the_page_draws_and_runs_nothing_of_a_hostile_run(runs, tmp_path):
         browser.look(390, 844, dark=True)
         browser.open(file.as_uri(), "document.readyState === 'complete'")
         charts = "[...document.querySelectorAll('[data-chart]')]"
-        assert browser.evaluate(f"{charts}.length") >= 15
+        assert browser.evaluate(f"{charts}.length") >= 14
         assert browser.evaluate(f"{charts}.every(chart => chart.querySelector('svg').getBBox().width > 100)")
         assert browser.evaluate(f"{charts}.every(chart => chart.getAttribute('aria-label').length > 40)")
         assert browser.evaluate("document.title") == HOSTILE

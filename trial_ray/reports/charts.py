@@ -19,7 +19,6 @@ from trial_ray.reports.traces import Trace, class_means, readable_trace
 DASH = "–"
 MOST_ROWS = 120
 """Rows of a chart's table; of a longer curve every k-th iteration is shown."""
-FEW_ROWS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,26 +193,6 @@ def _profile_table(trace: Trace) -> Table:
     return Table("One trajectory's allocation", head, rows)
 
 
-def time_chart(groups: Sequence[RunGroup]) -> dict[str, Any] | None:
-    """Where the time of every run went."""
-    runs = [(group, run) for group in groups for run in group.runs if run.seconds]
-    if not runs:
-        return None
-    phases = list(dict.fromkeys(phase for _, run in runs for phase in run.seconds))
-    seconds = {phase: [run.seconds.get(phase, 0.0) for _, run in runs] for phase in phases}
-    names = [f"{group.name}, {run_label(run, group)}" for group, run in runs]
-    rows = [[name, *(f"{seconds[phase][at]:.1f}" for phase in phases)] for at, name in enumerate(names)]
-    return {
-        "name": "time",
-        "title": "Where the time went",
-        "axis": "seconds",
-        "text": "Seconds of the driver's clock by phase; every second falls into one of them.",
-        "rows": names,
-        "series": [{"name": phase, "values": values} for phase, values in seconds.items()],
-        "table": Table("Where the time went (seconds)", ["run", *phases], rows),
-    }
-
-
 def all_charts(groups: Sequence[RunGroup]) -> dict[str, list[dict[str, Any]]]:
     """Every chart that has something to show, by section of the page."""
     charts: dict[str, list[dict[str, Any]]] = {name: [] for name in ("learning", "hindsight", "policy", "engine")}
@@ -221,17 +200,4 @@ def all_charts(groups: Sequence[RunGroup]) -> dict[str, list[dict[str, Any]]]:
         if chart := curve_chart(key, groups):
             charts[spec.section].append(chart)
     charts["allocation"] = [chart for chart in (class_chart(groups), profile_chart(groups)) if chart]
-    charts["time"] = [chart for chart in (time_chart(groups),) if chart]
     return charts
-
-
-def describe_chart(chart: Mapping[str, Any]) -> str:
-    """A chart in words, for those who do not see it: all rows of its table where these are few, else the first and the last."""
-    table = chart["table"]
-    rows = table.rows if len(table.rows) <= FEW_ROWS else [table.rows[0], table.rows[-1]]
-    parts = [
-        f"{table.head[0]} {row[0]}: "
-        + ", ".join(f"{name} {cell}" for name, cell in zip(table.head[1:], row[1:], strict=True) if cell != DASH)
-        for row in rows
-    ]
-    return f"{chart['title']}. {'; '.join(parts) or 'The runs have no point in common that could be averaged'}."

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-import numpy as np
-
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.errors import UserInputError
 from trial_ray.evaluation.comparison import ComparisonError, paired_comparison, require_one_protocol, success_by_seed
 from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.evaluation.statistics import bootstrap_mean, mean_interval, seed_interval
+from trial_ray.evaluation.statistics import bootstrap_mean, mean_interval
 from trial_ray.metrics import TRAINING_SUCCESS
 from trial_ray.reports.dynamics import WINDOW, Window, curve
 from trial_ray.reports.records import RunGroup, RunRecord, listed
@@ -70,7 +68,9 @@ def summary_sentences(groups: Sequence[RunGroup], differences: Sequence[Differen
 
 
 def _group_sentences(group: RunGroup) -> list[str]:
-    return [_panel_sentence(group, name) for name in _played(group)] or [_training_sentence(group)]
+    return [_panel_sentence(group, name) for name in _played(group)] or [
+        f"{group.title}: no held-out tasks were played after training."
+    ]
 
 
 def _played(group: RunGroup) -> list[str]:
@@ -131,26 +131,6 @@ def _rate(results: Sequence[EvaluationResult]) -> tuple[str, int]:
     values = success_by_seed(results)
     low, high = mean_interval(values, successes=True)
     return f"{values.mean():.1%} [{low:.1%}, {high:.1%}]", values.shape[1]
-
-
-def _training_sentence(group: RunGroup) -> str:
-    found = [(run, window) for run in group.runs if (window := last_training_success(run))]
-    if not found:
-        return f"{group.title}: neither an evaluation nor success in training was recorded."
-    said = f"{group.title_of([run for run, _ in found])}: no held-out tasks were played after training."
-    spans = list(dict.fromkeys((window.first, window.last) for _, window in found))
-    if len(spans) > 1:
-        ends = listed([f"{first} to {last}" for first, last in spans])
-        return f"{said} Its runs end with iterations {ends}, so that they cannot be averaged."
-    ((first, last),) = spans
-    said += f" Success in {f'iterations {first} to {last}' if first < last else f'iteration {last}'}:"
-    rates = [window.mean for _, window in found]
-    if (interval := seed_interval(np.array(rates))) is None:
-        return f"{said} {rates[0]:.1%}; a single run gives no interval."
-    if interval.low == interval.high:
-        return f"{said} {rates[0]:.1%}; {len(rates)} runs that do not differ give no interval."
-    low, high = max(0.0, interval.low), min(1.0, interval.high)
-    return f"{said} {np.mean(rates):.1%} [{low:.1%}, {high:.1%}] (Student's t over {len(rates)} runs)."
 
 
 def last_training_success(run: RunRecord) -> Window | None:

@@ -6,7 +6,7 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import cycle, zip_longest
 from pathlib import Path
@@ -187,14 +187,13 @@ def picture_files(folder: Path, name: str) -> list[Path]:
 
 def _size(chart: Chart) -> tuple[float, float]:
     """Width and height in inches."""
-    rows = len(chart.get("turns", chart.get("rows", ())))
-    return 5.2, max(2.4 if "rows" in chart else 3.0, 1.6 + 0.24 * rows)
+    return 5.2, max(3.0, 1.6 + 0.24 * len(chart.get("turns", ())))
 
 
 def _draw(axis: Any, chart: Chart) -> None:
-    _DRAWN.get(chart["name"], _draw_curve)(axis, chart)
+    {"classes": _draw_classes, "profile": _draw_profile}.get(chart["name"], _draw_curve)(axis, chart)
     handles, labels = axis.get_legend_handles_labels()
-    if chart["name"] in ("profile", "time"):
+    if chart["name"] == "profile":
         axis.figure.legend(handles, labels, loc="outside lower center", ncols=2)
     elif 1 < len(labels) <= MOST_IN_LEGEND:
         axis.legend()
@@ -263,23 +262,6 @@ def _draw_profile(axis: Any, chart: Chart) -> None:
     axis.invert_yaxis()
     axis.axvline(1.0, color=QUIET, linewidth=0.8, linestyle="--")
     axis.set_xlabel(chart["axis"])
-
-
-def _draw_time(axis: Any, chart: Chart) -> None:
-    starts = [0.0] * len(chart["rows"])
-    for colour, series in zip(cycle(COLOURS), chart["series"], strict=False):
-        axis.barh(range(len(starts)), series["values"], left=starts, color=colour, label=series["name"])
-        starts = [start + value for start, value in zip(starts, series["values"], strict=True)]
-    axis.set_yticks(range(len(starts)), [_short(name) for name in chart["rows"]])
-    axis.invert_yaxis()
-    axis.set_xlabel(chart["axis"])
-
-
-_DRAWN: dict[str, Callable[[Any, Chart], None]] = {
-    "classes": _draw_classes,
-    "profile": _draw_profile,
-    "time": _draw_time,
-}
 
 
 def _short(text: str, longest: int = LONGEST_ACTION) -> str:

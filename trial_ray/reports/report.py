@@ -10,7 +10,7 @@ from importlib import resources
 from typing import Any
 
 from trial_ray.errors import MissingDependencyError, UserInputError
-from trial_ray.reports.charts import DASH, Table, all_charts, describe_chart
+from trial_ray.reports.charts import DASH, Table, all_charts
 from trial_ray.reports.dynamics import WINDOW
 from trial_ray.reports.findings import (
     Difference,
@@ -126,12 +126,12 @@ def _sections(groups: Sequence[RunGroup]) -> list[Section]:
         Section("engine", "Engine and learner", "How far the policy that sampled is from the one that is updated."),
         Section("time", "Time and cost"),
     ]
-    for section in sections[1:]:
-        section.charts = [{**chart, "description": describe_chart(chart), "svg": ""} for chart in charts[section.name]]
-        if not section.charts:
-            section.notes.append("Nothing of this was recorded.")
     sections[-1].tables = [_cost_table(run, group) for group in groups for run in group.runs if run.cost]
     sections[1].tables = _family_tables(groups)
+    for section in sections[1:]:
+        section.charts = [{**chart, "svg": ""} for chart in charts.get(section.name, ())]
+        if not section.charts and not section.tables:
+            section.notes.append("Nothing of this was recorded.")
     sections.append(_configuration(groups))
     return sections
 
