@@ -14,7 +14,7 @@ from trial_ray.evaluation.statistics import bootstrap_curve
 from trial_ray.metrics import CURVES, PANEL_SUCCESS, Curve
 from trial_ray.reports.dynamics import curve, windows
 from trial_ray.reports.records import RunGroup, RunRecord, recorded_iterations, run_label
-from trial_ray.reports.traces import Trace, class_means, readable_trace
+from trial_ray.reports.traces import class_means, readable_trace
 
 DASH = "–"
 MOST_ROWS = 120
@@ -166,38 +166,32 @@ def _class_cell(found: Mapping[str, Any] | None) -> str:
 
 def profile_chart(groups: Sequence[RunGroup]) -> dict[str, Any] | None:
     """Figure 3 (a): the multipliers of one trajectory, turn by turn, of the first run that recorded some."""
-    for index, group in enumerate(groups):
-        for run in group.runs:
-            if run.allocation and run.allocation.shown:
-                trace = readable_trace(run.allocation.shown)
-                return {
-                    "name": "profile",
-                    "title": "One trajectory's allocation",
-                    "axis": "multiplier",
-                    "text": f"Task {trace.task_id} in iteration {run.allocation.iteration} of {run.name}, "
-                    f"{'solved' if trace.success else 'not solved'}; one bar a turn.",
-                    "group": index,
-                    "classes": list(ACTION_CLASSES),
-                    "turns": trace.to_dict()["turns"],
-                    "table": _profile_table(trace),
-                }
+    for run in (run for group in groups for run in group.runs if run.allocation and run.allocation.shown):
+        assert run.allocation is not None
+        trace = readable_trace(run.allocation.shown)
+        rows = [
+            [f"T{at}", turn.action, turn.action_class, f"{turn.weight:.3f}", f"{turn.score:.3f}", str(turn.tokens)]
+            for at, turn in enumerate(trace.turns, start=1)
+        ]
+        title = "One trajectory's allocation"
+        return {
+            "name": "profile",
+            "title": title,
+            "axis": "multiplier",
+            "text": f"Task {trace.task_id} in iteration {run.allocation.iteration} of {run.name}, "
+            f"{'solved' if trace.success else 'not solved'}; one bar a turn.",
+            "classes": list(ACTION_CLASSES),
+            "turns": trace.to_dict()["turns"],
+            "table": Table(title, ["turn", "action", "class", "multiplier", "score (nats)", "tokens"], rows),
+        }
     return None
-
-
-def _profile_table(trace: Trace) -> Table:
-    rows = [
-        [f"T{at}", turn.action, turn.action_class, f"{turn.weight:.3f}", f"{turn.score:.3f}", str(turn.tokens)]
-        for at, turn in enumerate(trace.turns, start=1)
-    ]
-    head = ["turn", "action", "class", "multiplier", "score (nats)", "tokens"]
-    return Table("One trajectory's allocation", head, rows)
 
 
 def all_charts(groups: Sequence[RunGroup]) -> dict[str, list[dict[str, Any]]]:
     """Every chart that has something to show, by section of the page."""
-    charts: dict[str, list[dict[str, Any]]] = {name: [] for name in ("learning", "hindsight", "policy", "engine")}
+    charts: dict[str, list[dict[str, Any]]] = {}
     for key, spec in CURVES.items():
         if chart := curve_chart(key, groups):
-            charts[spec.section].append(chart)
+            charts.setdefault(spec.section, []).append(chart)
     charts["allocation"] = [chart for chart in (class_chart(groups), profile_chart(groups)) if chart]
     return charts

@@ -147,7 +147,6 @@ def _of_method(by_seed: Mapping[int, Sequence[float]], goal: float) -> dict[str,
         "median_iterations": statistics.median(iteration or np.inf for iteration in reached.values())
         if len(found) * 2 > len(reached)
         else None,
-        "curve": np.mean([list(values) for values in by_seed.values()], axis=0).tolist(),
         "curves": {str(seed): list(values) for seed, values in by_seed.items()},
     }
 

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -217,14 +218,14 @@ class HeldOutGames:
         return ended
 
     async def _play_all(self, engine: LocalEngine, seed: int, watch: Watch | None) -> Sequence[Trajectory]:
-        free = list(self._envs)
+        free, decode = list(self._envs), partial(self._tokenizer.decode, skip_special_tokens=True)
         slots = asyncio.Semaphore(len(free))
 
         async def play(task: str) -> Trajectory:
             async with slots:
                 env = free.pop()
                 player: Player = PolicyPlayer(
-                    self._builder, self._decode, self._params, engine.generate, derive_seed(seed, task)
+                    self._builder, decode, self._params, engine.generate, derive_seed(seed, task)
                 )
                 if watch is not None:
                     player = watch(task, player, env)
@@ -236,7 +237,3 @@ class HeldOutGames:
                 return trajectory
 
         return await asyncio.gather(*(play(task) for task in self._tasks))
-
-    def _decode(self, ids: Any) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
-        return text
