@@ -35,7 +35,6 @@ class Curve:
         text: what the metric is, in a sentence.
         percent: whether values are shares.
         windowed: whether means over windows of iterations are shown, as in the paper's Figure 2.
-        hindsight: whether methods without a hindsight view have no such metric.
     """
 
     name: str
@@ -45,7 +44,6 @@ class Curve:
     text: str
     percent: bool = False
     windowed: bool = False
-    hindsight: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +191,6 @@ _LEARNER = MetricGroup(
                 "Dense loss",
                 "nats per token",
                 "The dense hindsight loss (Eq. 7) before coefficient and clamp.",
-                hindsight=True,
             ),
             ("dense", "{:+.2e}"),
         ),
@@ -208,7 +205,6 @@ _LEARNER = MetricGroup(
                 "nats per token",
                 "How much hindsight revises a turn: mean absolute gap of its tokens (Eq. 5), in windows of 5 iterations.",
                 windowed=True,
-                hindsight=True,
             ),
         ),
         Metric(
@@ -222,7 +218,6 @@ _LEARNER = MetricGroup(
                 "standard deviation",
                 "Standard deviation over turns of the multipliers that were applied (Eq. 6), in windows of 5 iterations.",
                 windowed=True,
-                hindsight=True,
             ),
         ),
         Metric(
@@ -241,7 +236,6 @@ _LEARNER = MetricGroup(
                 "share of microbatches",
                 "Share of microbatches in which the clamp of Eq. 8 took the dense gradient; 0 during warm-up.",
                 percent=True,
-                hindsight=True,
             ),
             ("saturated", "{:.0%}"),
         ),

@@ -249,7 +249,7 @@ def test_inspect_writes_a_page_and_says_where(capsys, tmp_path, monkeypatch):
     out, err = capsys.readouterr()
     assert out.strip() == f"2 trajectories: {tmp_path / 'viewer' / 'index.html'}"
     assert "no display" in err
-    assert "No trajectory has a record of training" in " ".join(err.split())
+    assert "trajectories have no record of training" in " ".join(err.split())
     assert run("inspect", folder, folder, "--out", tmp_path / "both") == 0
     assert (tmp_path / "both" / "index.html").is_file()
 

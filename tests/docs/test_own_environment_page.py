@@ -11,7 +11,6 @@ from trial_ray.environments.registry import load_adapters
 from trial_ray.models.module import load_tokenizer
 from trial_ray.rollout.recording import read_turns
 from trial_ray.runs.experiment import load_experiment
-from trial_ray.warmstart import WarmStartSettings, warm_start
 
 BLOCKS = snippets("environments.md", "own-environment")
 EXAMPLE = Path(__file__).parents[2] / "tuned_examples" / "own_environment.py"
@@ -29,12 +28,9 @@ def page(tmp_path: Path) -> Path:
     return file
 
 
-def test_the_blocks_are_the_tuned_example():
+def test_the_blocks_are_the_tuned_example_and_an_adapter_file(page):
     _, _, example = EXAMPLE.read_text(encoding="utf-8").split('"""', 2)
     assert lines("\n".join(BLOCKS)) == lines(example)
-
-
-def test_the_file_is_an_adapter_file_too(page):
     (adapter,) = load_adapters([page])
     assert adapter.env_id == "mine/Guessing-v0"
 
@@ -70,13 +66,3 @@ def test_the_file_trains_with_a_remote_env_runner(page, tmp_path, monkeypatch, a
     assert len(prompts) == rows["sampled"]
     assert all("Find the number." in prompt and "Your guess" in prompt for prompt in prompts)
     assert any("Which number is it?\n> " in prompt for prompt in prompts)
-
-
-def test_the_demonstrator_of_the_page_is_what_is_cloned(page, tmp_path, monkeypatch):
-    monkeypatch.setenv("TRIAL_RAY_CACHE", str(tmp_path / "cache"))
-    adapters = load_adapters([page])
-    settings = WarmStartSettings(
-        env="mine/Guessing-v0", env_config={}, size="nano", games=3, max_steps=1, check_games=2, evaluation_games=2
-    )
-    result = warm_start(settings, adapters, progress=False)
-    assert result.episodes == 2

@@ -108,20 +108,6 @@ def test_the_workflow_calls_make_targets_alone():
     assert set(tested) <= declared == set(re.findall(r"python(3\.\d+)", read(ROOT / "Makefile").split("MAKE_VENV")[0]))
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("[!c]*.yml")), ids=name_of)
-def test_issue_forms_have_the_fields_of_a_form(path):
-    form = yaml.safe_load(read(path))
-    assert (
-        {"name", "description", "body"} <= set(form) <= {"name", "description", "title", "labels", "assignees", "body"}
-    )
-    identifiers = [field["id"] for field in form["body"]]
-    assert len(set(identifiers)) == len(identifiers)
-    for field in form["body"]:
-        assert field["type"] in {"input", "textarea", "dropdown", "checkboxes"}
-        assert field["attributes"]["label"]
-        assert (field["type"] == "dropdown") == ("options" in field["attributes"])
-
-
 def test_hooks_before_a_commit_are_the_tools_of_make_lint():
     (repository,) = yaml.safe_load(read(ROOT / ".pre-commit-config.yaml"))["repos"]
     assert repository["repo"] == "local"
@@ -152,27 +138,23 @@ def test_every_pinned_version_has_digests(name):
     assert all(re.fullmatch(r"[\w.-]+==\S+( \\\n    --hash=sha256:[0-9a-f]{64})+", entry) for entry in entries)
 
 
-def test_the_documentation_is_pinned_as_the_rest_and_installed_by_make_docs_alone():
-    docs, cpu = pins("docs.txt"), pins("cpu.txt")
-    assert {"mkdocs-material", "mkdocstrings-python", "latex2mathml"} <= set(docs)
-    assert {name: version for name, version in docs.items() if cpu.get(name, version) != version} == {}
-    for target, wanted in (("train", False), ("test", False), ("lint", False), ("docs", True)):
+@pytest.mark.parametrize(
+    ("wanted", "packages"),
+    [
+        ("docs", {"mkdocs-material", "mkdocstrings-python", "latex2mathml"}),
+        ("bench", {"trl", "transformers", "datasets", "accelerate"}),
+    ],
+)
+def test_what_a_target_needs_is_pinned_as_the_rest_and_installed_for_it_alone(wanted, packages):
+    found, cpu = pins(f"{wanted}.txt"), pins("cpu.txt")
+    assert packages <= set(found)
+    assert {name: version for name, version in found.items() if cpu.get(name, version) != version} == {}
+    for target in ("train", "test", "lint", wanted):
         made = subprocess.run(
             ["make", "-C", ROOT, "-nB", target], capture_output=True, text=True, timeout=60, check=True
         )
-        assert ("requirements/docs.txt" in made.stdout) is wanted
-        assert ("requirements/cpu.txt" in made.stdout) is not wanted
-
-
-def test_what_is_compared_with_is_pinned_as_the_rest_and_installed_for_the_comparison_alone():
-    bench, cpu = pins("bench.txt"), pins("cpu.txt")
-    assert {"trl", "transformers", "datasets", "accelerate"} <= set(bench)
-    assert {name: version for name, version in bench.items() if cpu.get(name, version) != version} == {}
-    for target, wanted in (("train", False), ("test", False), ("bench", True)):
-        made = subprocess.run(
-            ["make", "-C", ROOT, "-nB", target], capture_output=True, text=True, timeout=60, check=True
-        )
-        assert ("requirements/bench.txt" in made.stdout) is wanted
+        assert (f"requirements/{wanted}.txt" in made.stdout) is (target == wanted)
+        assert ("requirements/cpu.txt" in made.stdout) is (target != "docs")
 
 
 def test_the_site_has_every_page_once():

@@ -81,20 +81,9 @@ def test_every_area_is_quoted_as_it_is(method):
 
 
 @pytest.mark.parametrize(
-    ("table", "seeds", "runs"),
-    [
-        (TINY, dict.fromkeys(("grpo", "uniform", "permuted", "trial"), 5), 20),
-        (SHOP, dict.fromkeys(("grpo", "uniform", "permuted", "trial"), 5), 20),
-        (
-            STUDY,
-            dict.fromkeys(("grpo", "uniform", "permuted", "trial", "value_weighted"), 8)
-            | dict.fromkeys(("serl", "sdar", "rlsd", "grpo_opsd", "gigpo"), 3),
-            55,
-        ),
-    ],
-    ids=["tiny", "webshop", "study"],
+    ("table", "seeds"), [(TINY, [5] * 4), (SHOP, [5] * 4), (STUDY, [3] * 5 + [8] * 5)], ids=["tiny", "webshop", "study"]
 )
-def test_the_evidence_is_as_large_as_the_page_says(table, seeds, runs):
-    assert {row["method"]: len(row["cells"][-1]["by_seed"]) for row in table["rows"]} == seeds
+def test_the_evidence_is_as_large_as_the_page_says(table, seeds):
+    assert sorted(len(row["cells"][-1]["by_seed"]) for row in table["rows"]) == seeds
     assert {protocol["num_tasks"] for protocol in table["protocols"].values()} == {256}
-    assert len(table["runs"]) == runs
+    assert len(table["runs"]) == sum(seeds)

@@ -1,4 +1,4 @@
-"""The page about reuse: every block runs, and TRL accepts the environment factory."""
+"""The page about reuse: every block runs, RLlib trains, and TRL accepts the environment factory."""
 
 import inspect
 from importlib.util import find_spec
@@ -64,3 +64,12 @@ def test_trl_finds_one_tool_a_reset_and_a_reward():
     assert isinstance(env.reset(**columns), str)
     assert isinstance(env.act("x"), str)
     assert isinstance(env.get_reward(), float)
+
+
+@pytest.mark.actors
+def test_the_stock_configuration_trains(ray_session, capsys):
+    (code,) = snippets("environments.md", "rllib")
+    scope = {"__name__": "__main__"}
+    exec(compile(code, "docs/environments.md, RLlib", "exec"), scope)
+    assert scope["result"]["env_runners"]["num_env_steps_sampled"] >= 64
+    assert scope["result"]["learners"]["default_policy"]["num_module_steps_trained"] > 0

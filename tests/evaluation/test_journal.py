@@ -8,7 +8,7 @@ from evaluation_samples import coin_flips, evaluation
 from trial_ray.environments.registry import make_entries
 from trial_ray.errors import InfrastructureError
 from trial_ray.evaluation import panels as named_panels
-from trial_ray.evaluation.journal import EpisodeJournal
+from trial_ray.evaluation.journal import EpisodeJournal, partial_path
 from trial_ray.evaluation.panels import Panel, PanelError, choose_panel, instructions_digest, panel_names, read_panel
 from trial_ray.evaluation.results import EvaluationFileError, EvaluationResult
 
@@ -50,7 +50,7 @@ def test_a_finished_evaluation_is_not_played_again(tmp_path):
 def test_a_line_that_a_crash_cut_is_dropped_and_written_again(tmp_path):
     path = tmp_path / "result.json"
     write_half(path)
-    partial = EpisodeJournal.partial_path(path)
+    partial = partial_path(path)
     whole = partial.read_bytes()
     partial.write_bytes(whole[:-20])
     with journal(path) as second:
@@ -83,42 +83,27 @@ def test_another_protocol_panel_or_policy_is_refused(tmp_path, finished, protoco
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
-def test_foreign_and_damaged_files_are_refused(tmp_path):
-    path = tmp_path / "result.json"
-    partial = EpisodeJournal.partial_path(path)
-    for foreign in ("something else\n", "line one\nline two, not ended", "notes without a line's end"):
-        partial.write_text(foreign)
-        with pytest.raises(EvaluationFileError, match="no unfinished evaluation"):
-            journal(path)
-        assert partial.read_text() == foreign
-    partial.write_text('{"schema": "trial')  # a crash cut the first line
-    journal(path).close()
-    partial.unlink()
-    write_half(path)
-    partial.write_text(partial.read_text().replace('"score"', '"points"'))
-    with pytest.raises(EvaluationFileError, match="line 2"):
-        journal(path)
-
-
 def test_a_journal_that_is_anything_else_is_a_typed_error(tmp_path):
     path = tmp_path / "result.json"
-    partial = EpisodeJournal.partial_path(path)
+    partial = partial_path(path)
     write_half(path)
     head, *rest = partial.read_text().splitlines(keepends=True)
     record = json.loads(head)
-    heads = [
-        {**record, "protocol": ["x"]},
-        {key: value for key, value in record.items() if key != "protocol"},
-        {key: value for key, value in record.items() if key != "weights"},
-        {**record, "weights": None},
-    ]
+    heads = [{**record, "protocol": ["x"]}, {**record, "weights": None}]
+    heads += [{key: value for key, value in record.items() if key != name} for name in ("protocol", "weights")]
     contents = [json.dumps(each).encode() + b"\n" + "".join(rest).encode() for each in heads]
     contents += [b"\xff\xfe\n", b"[" * 100_000 + b"\n", head.encode() + b"[" * 100_000 + b"\n", b"null\n"]
+    contents += [b"something else\n", b"line one\nline two, not ended", b"notes without a line's end"]
+    contents += ["".join([head, *rest]).replace('"score"', '"points"').encode()]
     for content in contents:
         partial.write_bytes(content)
         with pytest.raises(EvaluationFileError):
             journal(path)
         assert partial.read_bytes() == content  # nothing is lost to an error
+    with pytest.raises(EvaluationFileError, match="line 2"):
+        journal(path)
+    partial.write_text('{"schema": "trial')  # a crash cut the first line
+    journal(path).close()
     partial.unlink()
     partial.mkdir()
     with pytest.raises(EvaluationFileError, match="Is a directory"):

@@ -43,7 +43,7 @@ def test_rates_leave_out_failed_episodes_and_say_so():
     assert list(families) == ["heat", "look"]
     assert (families["heat"].successes, families["heat"].episodes) == (1, 1)
     assert families["look"].turns == 27
-    assert result.interval[0] < 2 / 3 < result.interval[1]
+    assert result.overall.interval[0] < 2 / 3 < result.overall.interval[1]
 
 
 def test_tasks_and_instructions_with_lone_surrogates_have_digests():

@@ -1,17 +1,15 @@
 """Result tables: cells, blocks that never mix, comparisons, Markdown and LaTeX."""
 
 import json
-from types import SimpleNamespace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from evaluation_samples import FAMILIES, coin_flips, evaluation
 
-from trial_ray.evaluation import table_text
 from trial_ray.evaluation.statistics import bootstrap_mean, wilson_interval
 from trial_ray.evaluation.table_text import escape, to_latex, to_markdown
 from trial_ray.evaluation.tables import ResultTable, TableEntry, TableError
-from trial_ray.rollout.trajectory import EpisodeResult
 
 WON = {("grpo", 0): 0.3, ("grpo", 1): 0.4, ("trial", 0): 0.7, ("trial", 1): 0.8}
 
@@ -61,71 +59,68 @@ def test_the_average_of_a_split_is_not_the_mean_of_its_families():
     assert whole.mean == 0.5
 
 
+def lengths(*iterations):
+    """A row whose seeds were trained for so many iterations."""
+    rows = [row(evaluation([True, False]), seed) for seed in range(len(iterations))]
+    for each, iteration in zip(rows, iterations, strict=True):
+        each.result.labels = {"iteration": iteration} if iteration else {}
+    return rows
+
+
+def with_episodes(change):
+    """An evaluation of two tasks with its episodes changed."""
+    result = evaluation([True, False])
+    result.episodes = change(result.episodes)
+    return [row(result)]
+
+
+def beside(method="serl", **change):
+    """The entries, and another one with a change."""
+    return [*entries(), TableEntry("small", method, 0, evaluation(coin_flips(140, 0.5, 9), **change))]
+
+
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("given", "words"),
     [
-        ({"temperature": 1.0}, "temperature is 0.4 in one and 1.0"),
-        ({"panel_sha256": "other"}, "panels.*panel_sha256"),
-        ({"max_turns": 30}, "max_turns"),
+        (beside(temperature=1.0), "temperature is 0.4 in one and 1.0"),
+        (beside(panel_sha256="other"), "panels.*panel_sha256"),
+        (beside(max_turns=30), "max_turns"),
+        (beside(families=FAMILIES[::-1]), "other tasks"),
+        (beside("grpo"), "two evaluations of small grpo seed 0"),
+        (entries() + entries("valid_unseen", 134, temperature=1.0), "temperature"),
+        ([], "at least one"),
+        ([row(evaluation([]))], "no episodes"),
+        (with_episodes(lambda both: [*both, both[0]]), "more than once"),
+        (with_episodes(lambda both: [both[0], replace(both[1], ended="failed")]), "1 episodes of b m seed 0 failed"),
+        (lengths(60, 60, 24), "seed 2 was trained for 24 iterations, and another seed of this row for 60"),
     ],
 )
-def test_a_table_never_mixes_protocols_or_panels(change, words):
-    other = TableEntry("small", "serl", 0, evaluation(coin_flips(140, 0.5, 9), **change))
+def test_what_does_not_belong_together_is_refused(given, words):
     with pytest.raises(TableError, match=words):
-        ResultTable([*entries(), other])
+        ResultTable(given)
 
 
-def test_two_splits_of_an_environment_follow_one_protocol_too():
-    with pytest.raises(TableError, match="temperature"):
-        ResultTable(entries() + entries("valid_unseen", 134, temperature=1.0))
+def test_what_belongs_together_is_not_refused():
     assert len(ResultTable(entries() + entries("valid_unseen", 134)).blocks) == 2
-
-
-def test_bad_input_is_a_table_error():
-    labelled = evaluation(coin_flips(4, 0.5, 0))
-    for backbone, seed in (("b", "x"), ("b", 1.5), ("b", [0]), ([1], 0)):
-        labelled.labels = {"backbone": backbone, "method": "m", "seed": seed}
-        with pytest.raises(TableError, match="labelled with"):
-            TableEntry.from_labels(labelled)
-    with pytest.raises(TableError, match="no episodes"):
-        ResultTable([row(evaluation([]))])
+    # The last one is of a model that lies in no run folder.
+    assert ResultTable(lengths(60, 60, None)).cells("b", "m")[-1].episodes == 6
     with pytest.raises(TableError, match="reference 'nope'; there are grpo, trial"):
         ResultTable(entries(), "nope")
-    other = evaluation(coin_flips(140, 0.5, 9), families=FAMILIES[::-1])
-    with pytest.raises(TableError, match="other tasks"):
-        ResultTable([*entries(), TableEntry("small", "serl", 0, other)])
 
 
-def test_doubled_failed_and_foreign_evaluations_are_refused():
-    with pytest.raises(TableError, match="two evaluations of small grpo seed 0"):
-        ResultTable([*entries(), entries()[0]])
-    failed = evaluation([True, False])
-    failed.episodes[0] = EpisodeResult("valid_seen/0", "look", False, 0.0, 1, "failed")
-    with pytest.raises(TableError, match="1 episodes of b m seed 0 failed"):
-        ResultTable([row(failed)])
-    with pytest.raises(TableError, match="at least one"):
-        ResultTable([])
-    with pytest.raises(TableError, match="lacks the labels"):
-        TableEntry.from_labels(evaluation([True]))
-
-
-def test_a_row_never_averages_seeds_of_different_length():
-    rows = [row(evaluation([True, False]), seed) for seed in (0, 1, 2)]
-    for each, iteration in zip(rows, (60, 60, 24), strict=True):
-        each.result.labels = {"iteration": iteration}
-    assert ResultTable(rows[:2]).cells("b", "m")[-1].episodes == 4
-    with pytest.raises(TableError, match="seed 2 was trained for 24 iterations, and another seed of this row for 60"):
-        ResultTable(rows)
-    unknown = row(evaluation([True, False]), 3)  # of a model that lies in no run folder
-    assert ResultTable([*rows[:2], unknown]).cells("b", "m")[-1].episodes == 6
-
-
-def test_a_task_that_occurs_twice_is_not_counted_twice():
-    twice = [row(evaluation([True, False]), seed) for seed in (0, 1)]
-    for entry in twice:
-        entry.result.episodes.append(entry.result.episodes[0])
-    with pytest.raises(TableError, match="more than once"):
-        ResultTable(twice)
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        ({}, "lacks the labels"),
+        *(({"backbone": "b", "method": "m", "seed": seed}, "labelled with") for seed in ("x", 1.5, [0])),
+        ({"backbone": [1], "method": "m", "seed": 0}, "labelled with"),
+    ],
+)
+def test_labels_that_say_no_row_are_refused(labels, words):
+    labelled = evaluation([True])
+    labelled.labels = labels
+    with pytest.raises(TableError, match=words):
+        TableEntry.from_labels(labelled)
 
 
 def test_comparisons_pair_tasks_and_common_seeds():
@@ -169,10 +164,9 @@ def test_markdown_marks_the_best_and_keeps_missing_cells_empty():
 
 
 def test_cells_that_show_the_same_mean_share_a_rank():
-    cells = [SimpleNamespace(mean=mean) for mean in (299 / 1040, 298 / 1040, 0.0)]
-    shown = [f"{100 * cell.mean:.1f}" for cell in cells]
-    assert shown[0] == shown[1]
-    assert table_text._ranks([[cell] for cell in cells]) == [[1], [1], [2]]
+    rows = [TableEntry("b", f"m{won}", 0, evaluation(np.arange(1040) < won)) for won in (299, 298, 0)]
+    last = [line.split("|")[-2] for line in to_markdown(ResultTable(rows)).splitlines() if line.startswith("| m")][:3]
+    assert ["**" in cell for cell in last] == [True, True, False]
 
 
 def test_latex_is_balanced_and_escaped():

@@ -8,8 +8,7 @@ import pytest
 from trial_ray.environments import alfworld, webshop
 from trial_ray.environments.adapter import ACTION_CLASSES, EnvironmentAdapter
 from trial_ray.errors import UserInputError
-from trial_ray.reports.dynamics import curve, mean_over_runs, read_metrics, read_whole_lines, windows
-from trial_ray.reports.plots import plot_allocation, plot_dynamics
+from trial_ray.reports.dynamics import curve, read_whole_lines, windows
 from trial_ray.reports.traces import Trace, TracedTurn, choose_trajectories, class_means, readable_trace
 from trial_ray.rollout.trajectory import Trajectory, Turn
 
@@ -103,52 +102,12 @@ def test_windows_do_not_overlap_and_the_last_may_be_shorter():
     assert [window.mean for window in windows(late, "score")] == [8.5, 11.5]
 
 
-def test_means_over_runs_use_the_windows_that_all_have():
-    second = [{"iteration": line["iteration"], "score": line["score"] + 2} for line in METRICS[:10]]
-    found = mean_over_runs([windows(METRICS, "score"), windows(second, "score")])
-    assert [window["mean"] for window in found] == [4, 9]
-    assert found[0]["std"] == pytest.approx(np.sqrt(2))
-    assert mean_over_runs([windows(METRICS, "score")])[0]["std"] is None
-    assert mean_over_runs([]) == []
-
-
 def test_metrics_are_read_line_by_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in METRICS))
-    assert curve(read_metrics(path), "loss") == [(number, 1.0) for number in range(1, 13)]
-    path.write_text('{"iteration": ')
-    with pytest.raises(UserInputError, match=r"metrics\.jsonl"):
-        read_metrics(path)
-
-
-def dynamics():
-    points = [{"iteration": number, "mean": 0.1 * number, "runs": [0.1 * number] * 2} for number in (5, 10)]
-    found = mean_over_runs([windows(METRICS, "score")])
-    return {
-        "title": "a model",
-        "hindsight_start_iteration": 3,
-        "iterations": 12,
-        "panel": {"GRPO": points, "TRIAL": points},
-        "turn_score": {"TRIAL": found},
-        "profile_std": {"TRIAL": found},
-    }
-
-
-def allocation():
-    hostile = TracedTurn("$x$ \x1b[2J <b>" * 5, "o", "navigation", 0.1, 1.5, 3)
-    traces = [Trace("t", "pick", True, [hostile, TracedTurn("take", "o", "completion", 0.1, 0.5, 3)])]
-    return {
-        "title": "one run",
-        "class_order": list(ACTION_CLASSES),
-        "classes": class_means(traces),
-        "example": traces[0].to_dict(),
-    }
-
-
-@pytest.mark.parametrize(("plot", "data"), [(plot_dynamics, dynamics()), (plot_allocation, allocation())])
-def test_figures_are_png(plot, data, tmp_path):
-    (path,) = plot(data, tmp_path / "deep" / "figure.png")
-    assert path.read_bytes().startswith(b"\x89PNG")
+    assert curve(read_whole_lines(path)[0], "loss") == [(number, 1.0) for number in range(1, 13)]
+    with pytest.raises(UserInputError, match=r"absent\.jsonl"):
+        read_whole_lines(tmp_path / "absent.jsonl")
 
 
 @pytest.mark.parametrize("iteration", ["true", '"3"', "2.5", "null", "1e400"])

@@ -17,18 +17,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from evaluation_samples import evaluation
-from run_folders import ACTIONS, START, make_run
 from scipy import stats
+from synthetic_run import START, finished_run
 
 from trial_ray import TRIALConfig, cli
 from trial_ray.environments import alfworld
 from trial_ray.environments.adapter import EnvironmentAdapter, ReportLabels
 from trial_ray.evaluation.comparison import paired_comparison
 from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.evaluation.statistics import bootstrap_mean, paired_bootstrap, wilson_interval
+from trial_ray.evaluation.statistics import bootstrap_mean, wilson_interval
 from trial_ray.learner.recording import TRAINING_SCHEMA
-from trial_ray.metrics import CURVES, TRAINING_SUCCESS, TURN_SCORE
-from trial_ray.reports import plots
+from trial_ray.metrics import TRAINING_SUCCESS, TURN_SCORE
 from trial_ray.reports.charts import class_chart, curve_chart, profile_chart
 from trial_ray.reports.findings import compare, summary_sentences
 from trial_ray.reports.records import RunRecord, group_runs
@@ -45,7 +44,7 @@ HOSTILE = "</script><script>window.hit=1</script><img src=x onerror=window.hit=1
 def runs(tmp_path_factory):
     """Two methods, two seeds each."""
     root = tmp_path_factory.mktemp("runs")
-    return [make_run(root / f"{method}-{seed}", method, seed) for method in ("grpo", "trial") for seed in (0, 1)]
+    return [finished_run(root / f"{method}-{seed}", method, seed) for method in ("grpo", "trial") for seed in (0, 1)]
 
 
 @pytest.fixture
@@ -95,7 +94,7 @@ def test_the_summary_gives_every_interval(runs, tmp_path):
     success = np.array([[float(episode.success) for episode in result.episodes] for result in results])
     low, high = wilson_interval(int(success[2:].sum()), 128)  # as in a table's cell
     assert f"TRIAL (2 seeds) solves {success[2:].mean():.1%} [{low:.1%}, {high:.1%}] of 64 held-out tasks" in said
-    found = paired_bootstrap(success[:2], success[2:])
+    found = bootstrap_mean(success[2:] - success[:2])
     change, name = found.stricter
     expected = f"{100 * found.mean:+.1f} points [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
     assert f"After training, TRIAL differs from GRPO by {expected}" in said
@@ -119,14 +118,6 @@ def test_success_that_no_seed_had_keeps_its_interval():
     (sentence,) = summary_sentences([group], [])
     low, high = wilson_interval(0, 48)
     assert f"solves 0.0% [{low:.1%}, {high:.1%}]" in sentence
-    for run in group.runs:
-        run.evaluations, run.metrics = {}, [{"iteration": 1, "env_runners/success_rate": 0.0}]
-    (sentence,) = summary_sentences([group], [])
-    assert "0.0%; 3 runs that do not differ give no interval" in sentence
-    for run, rate in zip(group.runs, (0.1, 0.2, 0.6), strict=True):
-        run.metrics = [{"iteration": 1, "env_runners/success_rate": rate}]
-    (sentence,) = summary_sentences([group], [])
-    assert "30.0% [0.0%, 95.7%] (Student's t over 3 runs)" in sentence
 
 
 def test_a_difference_of_few_seeds_is_no_surer_than_a_t_test_over_them():
@@ -156,7 +147,8 @@ def test_a_tilde_is_the_home_folder_in_every_path_of_the_command_line(run, tmp_p
     assert report("~/damaged") == 0
     assert report("~/damaged", "--output", "~/page.html", "--figures", "~/figures") == 0
     assert (tmp_path / "page.html").is_file()
-    assert (tmp_path / "figures").is_dir()
+    assert {"figure2.svg", "figure3.png", "panel.svg"} <= {path.name for path in (tmp_path / "figures").iterdir()}
+    assert ": iteration 12" in (tmp_path / "figures" / "figure3.svg").read_text()
     assert not (tmp_path / "~").exists()
     assert (run / "report.html").is_file()
 
@@ -174,11 +166,13 @@ def test_multipliers_come_from_what_training_recorded(runs):
                     own = [turn.weight for turn in trace.turns if turn.action_class == name]
                     weights[name] += [np.mean(own)] if own else []
     (series,) = class_chart(groups)["series"]
-    for name, values in weights.items():
-        found = series["means"][name]
+    assert series["means"].keys() == {name for name, values in weights.items() if values}
+    for name, found in series["means"].items():
+        values = weights[name]
         assert found["mean"] == pytest.approx(np.mean(values))
         assert found["sem"] == pytest.approx(np.std(values, ddof=1) / len(values) ** 0.5)
-    assert {turn["action"] for turn in profile_chart(groups)["turns"]} <= set(ACTIONS)
+    shown = [turn["weight"] for turn in profile_chart(groups)["turns"]]
+    assert shown in [[turn.weight for turn in trace.turns] for trace in groups[1].runs[0].allocation.traces]
 
 
 @pytest.mark.parametrize("weight", [float("nan"), float("inf"), 1.7e308])
@@ -192,13 +186,13 @@ def test_a_weight_that_cannot_be_drawn_ends_no_report(run, weight):
 
 
 def test_groups_are_looked_for_as_far_back_as_the_run_lets_them_wait(tmp_path):
-    folder = make_run(tmp_path / "run")
+    folder = finished_run(tmp_path / "run")
     record = json.loads((folder / "resolved_config.json").read_text())
     record["settings"]["max_staleness"] = 6
     (folder / "resolved_config.json").write_text(json.dumps(record))
     trajectories = folder / "trajectories"
     (trajectories / "iteration=00012").rename(trajectories / "iteration=00006")
-    other = make_run(tmp_path / "other", seed=1) / "trajectories" / "iteration=00012"
+    other = finished_run(tmp_path / "other", seed=1) / "trajectories" / "iteration=00012"
     for number in range(7, 13):
         shutil.copytree(other, trajectories / f"iteration={number:05d}")
     (folder / "training" / "iteration=00012.bak").mkdir()
@@ -210,15 +204,10 @@ def test_groups_are_looked_for_as_far_back_as_the_run_lets_them_wait(tmp_path):
     assert "holds none of the groups" in found.missing[-1]
 
 
-def test_a_damaged_byte_costs_no_other_line(run):
-    lines = (run / "metrics.jsonl").read_bytes()
-    (run / "metrics.jsonl").write_bytes(lines + b'{"iteration": 13, "\xff')
-    assert len(read_run(run).metrics) == len(lines.splitlines())
-
-
 def test_settings_name_groups_of_one_method(tmp_path):
     folders = [
-        make_run(tmp_path / f"run{index}", clamp_alpha=alpha, iterations=2) for index, alpha in enumerate((0.5, 1.0))
+        finished_run(tmp_path / f"run{index}", clamp_alpha=alpha, iterations=2)
+        for index, alpha in enumerate((0.5, 1.0))
     ]
     assert [group.name for group in load_groups(folders)] == ["TRIAL, clamp_alpha 0.5", "TRIAL, clamp_alpha 1.0"]
 
@@ -234,7 +223,7 @@ def test_an_environment_is_called_by_the_title_that_its_user_gave(tmp_path):
             action_patterns=[("take", "acquisition")],
         ),
     )
-    folder = make_run(tmp_path / "run", adapter=adapter, iterations=2)
+    folder = finished_run(tmp_path / "run", adapter=adapter, iterations=2)
     assert report(folder) == 0
     said = text_of(folder / "report.html")
     assert "My <b>Kitchen</b>" in said
@@ -385,15 +374,6 @@ def test_without_matplotlib_the_page_has_its_tables_and_files_are_refused(runs, 
     assert "trial-ray[reports]" in capsys.readouterr().err
 
 
-def test_figures_for_papers(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr(plots, "CURVES", {key: spec for key, spec in CURVES.items() if spec.name in plots.FIGURE2})
-    monkeypatch.setattr(plots, "FORMATS", ("svg",))
-    assert report(*runs[1:3], "--output", tmp_path / "page.html", "--figures", tmp_path / "figures") == 0
-    written = sorted(path.name for path in (tmp_path / "figures").iterdir())
-    assert written == ["figure2.svg", "figure3.svg", "panel.svg", "profile_std.svg", "turn_score.svg"]
-    assert ": iteration 12" in (tmp_path / "figures" / "figure3.svg").read_text()
-
-
 @pytest.mark.skipif(chromium.PROGRAM is None, reason="needs Chromium")
 def test_the_page_draws_and_runs_nothing_of_a_hostile_run(runs, tmp_path):
     hostile = Path(shutil.copytree(runs[2], tmp_path / "<img src=x onerror=window.hit=1>"))
@@ -405,7 +385,7 @@ def test_the_page_draws_and_runs_nothing_of_a_hostile_run(runs, tmp_path):
     for trace in groups[0].runs[0].allocation.traces:
         object.__setattr__(trace, "task_id", HOSTILE)
         for turn in trace.turns:
-            object.__setattr__(turn, "action", "<b>x</b>")
+            object.__setattr__(turn, "action", "<b>$x$</b>")
             object.__setattr__(turn, "outcome", f"{HOSTILE}<a href='javascript:window.hit=1'>x</a>")
     file = tmp_path / "hostile.html"
     file.write_text(report_page(groups, HOSTILE))
@@ -413,11 +393,11 @@ def test_the_page_draws_and_runs_nothing_of_a_hostile_run(runs, tmp_path):
         browser.look(390, 844, dark=True)
         browser.open(file.as_uri(), "document.readyState === 'complete'")
         charts = "[...document.querySelectorAll('[data-chart]')]"
-        assert browser.evaluate(f"{charts}.length") >= 15
+        assert browser.evaluate(f"{charts}.length") >= 14
         assert browser.evaluate(f"{charts}.every(chart => chart.querySelector('svg').getBBox().width > 100)")
         assert browser.evaluate(f"{charts}.every(chart => chart.getAttribute('aria-label').length > 40)")
         assert browser.evaluate("document.title") == HOSTILE
-        assert "T1  <b>x</b>" in browser.evaluate("document.querySelector('[data-chart=profile]').textContent")
+        assert "T1  <b>$x$</b>" in browser.evaluate("document.querySelector('[data-chart=profile]').textContent")
         assert browser.evaluate("window.hit") is None
         assert browser.evaluate("document.querySelectorAll('[data-chart] a, img, script').length") == 0
         assert browser.evaluate("document.documentElement.scrollWidth") <= 390

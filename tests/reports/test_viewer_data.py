@@ -18,7 +18,7 @@ from trial_ray.models.tiny import build_tokenizer
 from trial_ray.reports import printed
 from trial_ray.reports.recorded import TokenTexts, TrainedTurn, visible
 from trial_ray.reports.records import RunRecord
-from trial_ray.reports.viewer import LineTable, Scale, disagreement, script, write_viewer
+from trial_ray.reports.viewer import disagreement, script, write_viewer
 from trial_ray.rollout.recording import write_groups
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 from trial_ray.runs.reader import open_run
@@ -68,13 +68,6 @@ def test_texts_of_tokens_add_up_to_the_text(tokenizer):
     assert TokenTexts(tokenizer).texts([len(tokenizer), -1]) == [f"⟨id {len(tokenizer)}⟩", "⟨id -1⟩"]
 
 
-def test_lines_are_kept_once():
-    table = LineTable()
-    assert table.add("a\nb\na") == [0, 1, 0]
-    assert table.add("b\x00") == [2]
-    assert table.lines() == ["a", "b", "b␀"]
-
-
 def trained(gap, advantage=1.0, weight=1.0):
     return TrainedTurn(advantage, 0.1, weight, gap, None, None)
 
@@ -88,13 +81,6 @@ def test_disagreement_is_the_weighted_push_against_the_outcome():
     assert disagreement([trained([0.2], advantage=0.0, weight=None)], success=False) == pytest.approx(0.2)
     assert disagreement([trained([0.2], advantage=None)], success=True) == 0.0
     assert disagreement([None, trained(None)], success=True) is None
-
-
-def test_scale_is_near_the_quantile():
-    scale, values = Scale(), np.random.default_rng(0).standard_normal(20_000)
-    assert scale.quantile(0.98) is None
-    scale.add([*values, np.nan, np.inf])
-    assert scale.quantile(0.98) == pytest.approx(np.quantile(np.abs(values), 0.98), rel=0.05)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +101,7 @@ def test_files_hold_what_was_recorded_and_trained(run_folder, tmp_path, tokenize
     found = [each for iteration in (1, 2) for each in opened.read(iteration)]
     assert [row[1:3] for row in index["rows"]] == [[each.iteration, each.number] for each in found]
     gaps = [abs(gap) for each in found for row in each.trained for gap in row.gap]
-    assert about["scales"]["gap"] == pytest.approx(np.quantile(gaps, 0.98), rel=0.05)
+    assert about["scales"]["gap"] == pytest.approx(np.quantile(gaps, 0.98), rel=1e-4)
     assert about["scales"]["ratio"] >= 0.01
     last = found[-1]
     block = len(about["blocks"]) - 1
@@ -150,7 +136,7 @@ def test_what_is_missing_is_said(run_folder, tmp_path, tokenizer):
     opened = open_run(bare, "bare")
     assert "no complete checkpoint" in opened.missing[0]
     written = write_viewer([opened], tmp_path / "viewer", opened.missing)
-    assert "No trajectory has a record of training" in written.notes[-1]
+    assert "16 of 16 trajectories have no record of training" in written.notes[-1]
     data = tmp_path / "viewer" / "data"
     assert read(data / "about-0.js")["notes"] == written.notes
     turn = read(data / "detail-0.js")["trajectories"][0]["turns"][0]

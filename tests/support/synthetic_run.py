@@ -1,21 +1,30 @@
-"""Run folders with invented household episodes and what training would have recorded of them, without any training."""
+"""Run folders as training leaves them, with invented household episodes and numbers, without any training."""
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from evaluation_samples import evaluation
 
+from trial_ray.algorithms import TRIALConfig
+from trial_ray.algorithms.methods import with_method
+from trial_ray.environments.adapter import EnvironmentAdapter
+from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.learner.recording import write_training
 from trial_ray.learner.rows import TurnRows
+from trial_ray.models.tiny import build_tokenizer
 from trial_ray.objectives.advantages import group_relative_advantages
 from trial_ray.objectives.allocation import relative_weights, turn_scores
 from trial_ray.rollout.hindsight import Evidence, encode_evidence, outcome_view
 from trial_ray.rollout.recording import write_groups
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
+from trial_ray.runs.config_record import to_record
+from trial_ray.runs.cost import METRICS, SCHEMA, SCHEMA_VERSION, total_cost
 
 OBJECTS = ("mug", "apple", "creditcard", "book", "pillow", "plate", "watch", "keychain")
 FURNITURE = ("countertop", "sidetable", "dresser", "shelf", "drawer", "desk", "sofa", "cabinet")
@@ -39,19 +48,113 @@ def make_run(folder: Path, tokenizer: Any, trajectories: int, iterations: int = 
         seed: of everything invented.
     """
     rng = np.random.default_rng(seed)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "run.json").write_text(json.dumps({"schema": "trial_ray/run", "schema_version": 1, "state": "done"}))
     environment = {"env_id": "trial/ALFWorld-v0", "config": {}, "weight": 1.0}
-    config = {"method": "trial", "environments": [environment], "settings": {}}
-    (folder / "resolved_config.json").write_text(json.dumps(config))
+    _write(folder / "run.json", {"schema": "trial_ray/run", "schema_version": 1, "state": "done"})
+    _write(folder / "resolved_config.json", {"method": "trial", "environments": [environment], "settings": {}})
     for iteration in range(1, iterations + 1):
         # Tasks recur from iteration to iteration, as they do in training.
-        numbers = range(1, 1 + trajectories // (GROUP_SIZE * iterations))
-        groups = [_group(rng, tokenizer, task, iteration / iterations) for task in numbers]
-        write_groups(folder / "trajectories", iteration, groups, "runner001")
-        rows = _trained(groups, tokenizer, rng)
-        write_training(folder / "training", iteration, groups, rows, range(len(rows)), "learner000")
+        _record(folder, tokenizer, rng, iteration, trajectories // (GROUP_SIZE * iterations), iteration / iterations)
     return folder
+
+
+def _write(path: Path, value: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
+
+
+def _record(folder: Path, tokenizer: Any, rng: np.random.Generator, iteration: int, tasks: int, skill: float) -> None:
+    """Trajectories of one iteration, and what training recorded of them."""
+    groups = [_group(rng, tokenizer, task, skill) for task in range(1, 1 + tasks)]
+    write_groups(folder / "trajectories", iteration, groups, "runner001")
+    rows = _trained(groups, tokenizer, rng)
+    write_training(folder / "training", iteration, groups, rows, range(len(rows)), "learner000")
+
+
+def finished_run(
+    path: Path,
+    method: str = "trial",
+    seed: int = 0,
+    iterations: int = 12,
+    tasks: int = 64,
+    adapter: EnvironmentAdapter | None = None,
+    training: bool = True,
+    **settings: float,
+) -> Path:
+    """A finished run of ALFWorld, or of the environment of an adapter, with numbers that look like a run's."""
+    rng = np.random.default_rng([len(method), seed])
+    config = TRIALConfig().environment("trial/ALFWorld-v0", env_config={"split": "generated"}, adapter=adapter)
+    config.training(hindsight_start_iteration=START, **settings).debugging(seed=seed).policy(model_path="some/model")
+    config.recording(trajectories_folder=str(path / "trajectories"))
+    _write(path / "resolved_config.json", to_record(with_method(config, method)))
+    versions = {"trial-ray": "0.1.0", "ray": "2.60.0", "torch": "2.13.0"}
+    _write(path / "run.json", {"state": "done", "python": "3.11.9", "cores": 2, "versions": versions})
+    learned = [1 - math.exp(-number / 8) for number in range(1, iterations + 1)]
+    lines = [_metrics(number, method, rng, share) for number, share in enumerate(learned, start=1)]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for name, rate, draw in (
+        ("before", 0.24, np.random.default_rng(7)),
+        (f"after_{iterations:06d}", 0.24 + 0.22 * learned[-1], rng),
+    ):
+        played = evaluation(draw.random(tasks) < rate, split="generated", families=("pick_and_place_simple", "look"))
+        played.save(path / "evaluations" / f"{name}.json")
+    _cost(path / "cost.json", lines)
+    if training and method != "grpo":
+        _record(path, build_tokenizer(ADAPTER.vocabulary), rng, iterations, 2, 0.6)
+    return path
+
+
+START = 4
+"""Iteration from which the dense term of a finished run acts."""
+LEARNER = "learners/default_policy"
+SHAPES = {
+    "env_runners/success_rate": (0.24, 0.25, 0.03),
+    "env_runners/episode_return_mean": (0.24, 0.25, 0.03),
+    "env_runners/episode_len_mean": (10, -2, 0.2),
+    f"{LEARNER}/grpo/entropy": (0.6, -0.2, 0.01),
+    f"{LEARNER}/grpo/kl": (0, 0.002, 0),
+    f"{LEARNER}/grpo/clip_fraction": (0.02, 0, 0.001),
+    f"{LEARNER}/engine/ratio_mean": (1, 0, 1e-4),
+    f"{LEARNER}/engine/ratio_max": (1.01, 0, 1e-3),
+    f"{LEARNER}/engine/kl": (1e-6, 0, 1e-8),
+    f"{LEARNER}/engine/effective_sample_size": (0.9999, 0, 1e-5),
+    "evaluation/env_runners/success_rate": (0.24, 0.22, 0.02),
+    f"{LEARNER}/trial/turn_score_mean": (0.24, -0.05, 0.004),
+    f"{LEARNER}/trial/turn_weight_std": (0.22, 0.08, 0.004),
+    f"{LEARNER}/trial/clamp_saturated_fraction": (0.05, 0, 0.01),
+    f"{LEARNER}/trial/dense_loss": (0, 0, 0.01),
+}
+"""Value of a metric before training, change in training, and noise."""
+
+
+def _metrics(iteration: int, method: str, rng: np.random.Generator, learned: float) -> dict[str, float]:
+    line = {
+        key: start + change * learned + noise * rng.standard_normal() for key, (start, change, noise) in SHAPES.items()
+    }
+    seconds = {
+        "seconds/sampling": 6.0,
+        "seconds/update": 4.0,
+        f"{LEARNER}/scoring/seconds": 1.0,
+        f"{LEARNER}/update/seconds": 2.5,
+    }
+    line |= {"iteration": iteration, **dict.fromkeys(METRICS.values(), 1000.0), **seconds}
+    absent = "/trial/" if method == "grpo" else "evaluation/env" if iteration % 5 else "no such metric"
+    return {key: value for key, value in line.items() if absent not in key}
+
+
+def _cost(path: Path, lines: list[dict[str, float]]) -> None:
+    number = len(lines)
+    each = {"sampling": 6.0, "scoring": 1.0, "update": 2.5, "sync": 0.2}
+    seconds = {name: number * value for name, value in each.items()}
+    seconds |= {"start": 20.0, "evaluation": 12.0, "checkpoint": 1.0, "other": 2.0}
+    part = {
+        "iterations": number,
+        "seconds": seconds,
+        "wall_seconds": sum(seconds.values()),
+        "counts": {name: sum(line[key] for line in lines) for name, key in METRICS.items()},
+        "learner_hardware": None,
+        "actors": {"driver": {"host_bytes": 3 << 30, "device_bytes": None}},
+    }
+    _write(path, {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, **total_cost([part]), "parts": [part]})
 
 
 def save_tokenizer(run: Path, tokenizer: Any) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -21,6 +22,7 @@ from trial_ray.models.tiny import build_tiny_model, build_tokenizer
 from trial_ray.rollout.episode import Decision, play_episode
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.warmstart import judgement as module
+from trial_ray.warmstart.demonstrations import outcome_evidence
 from trial_ray.warmstart.judgement import auc, judge
 from trial_ray.warmstart.policy import HeldOutGames
 from trial_ray.warmstart.settings import EVALUATED
@@ -51,12 +53,6 @@ def test_every_turn_is_judged():
     assert found["games"] == 5
     assert found["turns"] == len(judged.turns) == 5 * 8
     assert found["planned"]["turns"] + found["wasted"]["turns"] == found["turns"]
-    by_episode = {}
-    for turn in judged.turns:
-        by_episode.setdefault(turn.episode, []).append(turn.weight)
-    # Equally long responses would weigh one on average; these differ in length, and a response is at most 16 tokens.
-    assert all(0 < np.mean(weights) < 16 for weights in by_episode.values())
-    assert sum(of["turns"] for of in found["classes"].values()) == found["turns"]
     # What an untrained model says is never understood, planned or decisive.
     assert found["planned"]["turns"] == found["decisive"]["turns"] == 0
     assert found["auc_wasted"] is None
@@ -84,55 +80,64 @@ def test_games_that_meet_the_prompt_limit_are_judged_as_far_as_they_went(most, m
     assert all(turn.decisive is not None for turn in judged.turns if turn.action == "look")
 
 
-class Script:
-    """Plays the solution, with an idle command before each of its commands."""
+def test_gaps_are_means_of_the_two_views_differences():
+    with untrained() as (games, _):
+        tokenizer = build_tokenizer(ADAPTER.vocabulary)
+        model = build_tiny_model(tokenizer, "nano")
+        played = games.trajectories(model, 0)[:2]
+    expected = []
+    for trajectory in played:
+        for turn, evidence in zip(trajectory.turns, outcome_evidence(trajectory, tokenizer), strict=True):
+            prompt, at, said = turn.prompt_ids, turn.insert_at, turn.response_ids
+            views = [prompt, np.concatenate([prompt[:at], evidence, prompt[at:]])]
+            logprobs = [
+                model(torch.tensor([[*view, *said]])).logits[0, len(view) - 1 : -1].double().log_softmax(-1)
+                for view in views
+            ]
+            ordinary, hindsight = (found[range(len(said)), said.tolist()] for found in logprobs)
+            expected.append((hindsight - ordinary).clamp(-2, 2).mean().item())
+    assert module._gaps(model, tokenizer, played) == pytest.approx(expected, abs=1e-5)
 
-    def __init__(self, env):
-        self._env = env
 
-    async def act(self, result, history, step):
-        solution = self._env.walkthrough()
-        action = "inventory" if step % 2 else solution[(step - 1) // 2]
-        ids = np.array([5, 6, 7], np.int32)
-        return Decision(action, prompt_ids=np.array([1, 2, 3], np.int32), insert_at=2, response_ids=ids)
+def scripted(entry):
+    """Trajectories of the solution with an idle command before each of its commands, in place of the model's."""
 
-
-class ScriptedGames:
-    """Held-out games that a script plays in place of the model."""
-
-    def __init__(self, entry, tasks):
-        self._entry = entry
-        self._tasks = tasks
-
-    def trajectories(self, model, seed, watch):
+    def trajectories(model, seed, watch):
         found = []
-        for task in self._tasks:
-            env = GuardedEnv(self._entry)
-            found.append(asyncio.run(play_episode(env, task, watch(task, Script(env), env))))
+        for task in entry.tasks():
+            env = GuardedEnv(entry)
+
+            async def act(result, history, step, env=env):
+                action = "inventory" if step % 2 else env.walkthrough()[(step - 1) // 2]
+                ids = np.array([5, 6, 7], np.int32)
+                return Decision(action, prompt_ids=ids, insert_at=2, response_ids=ids)
+
+            found.append(asyncio.run(play_episode(env, task, watch(task, SimpleNamespace(act=act), env))))
             env.close()
         return found
+
+    return SimpleNamespace(trajectories=trajectories)
 
 
 def test_decisive_and_wasted_turns_have_different_gaps(monkeypatch):
     """The scorer is a hindsight view that confirms solutions and nothing else."""
     (entry,) = make_entries([(SETTINGS.env, {"difficulty": "tiny", "max_turns": 12}, 1.0)])
     entry = entry.at(split="generated", num_games=4, generator_seed=3)
-    tokenizer = build_tokenizer(ADAPTER.warm_start.vocabulary)
-
-    def views(model, tokenizer, trajectories):
-        signs = [-1.0 if turn.action == "inventory" else 1.0 for each in trajectories for turn in each.turns]
-        return signs, signs, [1.0] * len(signs), [1.0] * len(signs)
-
-    monkeypatch.setattr(module, "_views", views)
-    judged = judge(None, tokenizer, entry, ScriptedGames(entry, entry.tasks()), seed=0)
+    monkeypatch.setattr(
+        module,
+        "_gaps",
+        lambda model, tokenizer, trajectories: [
+            -1.0 if turn.action == "inventory" else 1.0 for each in trajectories for turn in each.turns
+        ],
+    )
+    judged = judge(None, build_tokenizer(ADAPTER.vocabulary), entry, scripted(entry), seed=0)
     found = judged.figures
     assert judged.result.success_rate == 1.0
     assert found["decisive"]["turns"] == found["routine"]["turns"] == found["turns"] / 2
     assert (found["decisive"]["gap"], found["routine"]["gap"]) == (1.0, -1.0)
     assert found["auc_routine"][0] == 1.0
     # The explorer, which does not know where things are, may plan another receptacle than the solution's.
-    idle = [turn for turn in judged.turns if turn.action == "inventory"]
-    assert not any(turn.planned for turn in idle)
+    assert not any(turn.planned for turn in judged.turns if turn.action == "inventory")
     assert found["planned"]["turns"] > len(judged.turns) / 4
     assert found["auc_wasted"][0] > 0.8
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from trial_ray.warmstart.cloning import Muon, orthogonalized
@@ -39,8 +38,3 @@ def test_what_has_no_gradient_stays():
     Muon([matrix, other], lr=0.1).step()
     assert not torch.equal(matrix, torch.ones(2, 2))
     assert torch.equal(other, torch.ones(2, 2))
-
-
-def test_other_dimensions_are_refused():
-    with pytest.raises(ValueError, match="matrices alone"):
-        Muon([torch.nn.Parameter(torch.ones(3))], lr=0.1)

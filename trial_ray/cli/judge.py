@@ -69,14 +69,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _table(found: dict[str, Any]) -> Table:
-    """Gap and weight by kind and by class of turn."""
+    """Number and gap by kind of turn."""
     from rich.table import Table
 
     title = f"{found['turns']} turns of {found['games']} held-out games, {found['won']} won"
-    table = Table("turns", "number", "mean gap (nats a token)", "mean weight", title=title)
-    kinds = {name: found[name] for name in ("planned", "wasted", "decisive", "routine")}
-    for name, of in {**kinds, **found["classes"]}.items():
-        if of["turns"]:
-            error = "" if of["weight_error"] is None else f" ± {of['weight_error']:.2f}"
-            table.add_row(name, str(of["turns"]), f"{of['gap']:+.3f}", f"{of['weight']:.2f}{error}")
+    table = Table("turns", "number", "mean gap (nats a token)", title=title)
+    for name in ("planned", "wasted", "decisive", "routine"):
+        if (of := found[name])["turns"]:
+            table.add_row(name, str(of["turns"]), f"{of['gap']:+.3f}")
     return table

@@ -18,6 +18,11 @@ HEAD_START = json.dumps({"schema": SCHEMA}).removesuffix("}")
 """How the first line begins, which a crash may have cut, too."""
 
 
+def partial_path(target: Path) -> Path:
+    """Where the episodes of an unfinished evaluation lie."""
+    return target.with_name(f"{target.name}.partial")
+
+
 class EpisodeJournal:
     """What of an evaluation is known already, in memory and beside the file that will hold the result.
 
@@ -51,14 +56,10 @@ class EpisodeJournal:
         self.episodes: dict[str, EpisodeResult] = {}
         self.result: EvaluationResult | None = None
         if target is not None and target.exists():
-            self._read_result(target)
+            self.result = EvaluationResult.load(target)
+            self._require_same(target, self.result.protocol, self.result.weights)
         elif target is not None:
             self._open(target)
-
-    @staticmethod
-    def partial_path(target: Path) -> Path:
-        """Where the episodes of an unfinished evaluation lie."""
-        return target.with_name(f"{target.name}.partial")
 
     def add(self, episode: EpisodeResult) -> None:
         """Keep an episode that has ended."""
@@ -70,7 +71,7 @@ class EpisodeJournal:
         """Write the result in place of the journal."""
         if self._target is not None:
             result.save(self._target)
-            self.partial_path(self._target).unlink(missing_ok=True)
+            partial_path(self._target).unlink(missing_ok=True)
         self.close()
 
     def close(self) -> None:
@@ -85,12 +86,8 @@ class EpisodeJournal:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _read_result(self, target: Path) -> None:
-        self.result = EvaluationResult.load(target)
-        self._require_same(target, self.result.protocol, self.result.weights)
-
     def _open(self, target: Path) -> None:
-        path = self.partial_path(target)
+        path = partial_path(target)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(path, "a+", encoding="utf-8")  # noqa: SIM115  closed by close()
@@ -118,10 +115,8 @@ class EpisodeJournal:
         head = _parse(lines[0])
         if (head.get("schema"), head.get("schema_version")) != (SCHEMA, SCHEMA_VERSION):
             raise EvaluationFileError(f"{path} is no unfinished evaluation of this version; delete it or name another.")
-        protocol, weights = head.get("protocol"), head.get("weights")
-        if not isinstance(protocol, dict) or not isinstance(weights, str):
-            raise EvaluationFileError(f"{path} lacks its protocol or its weights; delete it or name another.")
-        self._require_same(path, protocol, weights)
+        protocol = head.get("protocol")
+        self._require_same(path, protocol if isinstance(protocol, dict) else {}, head.get("weights"))
         for number, line in enumerate(lines[1:], start=2):
             episode = read_episode(_parse(line), f"{path}: the episode in line {number}")
             self.episodes[episode.task_id] = episode
@@ -131,7 +126,7 @@ class EpisodeJournal:
         self._file.write(json.dumps(value, allow_nan=False) + "\n")
         self._file.flush()
 
-    def _require_same(self, path: Path, protocol: dict[str, Any], weights: str) -> None:
+    def _require_same(self, path: Path, protocol: dict[str, Any], weights: Any) -> None:
         advice = "Name another file, or delete this one to evaluate again."
         if difference := protocol_difference(protocol, self._head["protocol"], ("there", "here")):
             raise EvaluationFileError(f"{path} holds an evaluation of another protocol: {difference}. {advice}")

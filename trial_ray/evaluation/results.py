@@ -120,11 +120,6 @@ class EvaluationResult:
         """Share of counted episodes that succeeded, in [0, 1]; NaN without episodes."""
         return self.overall.rate
 
-    @property
-    def interval(self) -> tuple[float, float]:
-        """95 % Wilson interval of :attr:`success_rate`."""
-        return self.overall.interval
-
     def per_family(self) -> dict[str, Rate]:
         """Rate of every family, by name in alphabetical order."""
         names = sorted({episode.family for episode in self.counted})

@@ -34,11 +34,11 @@ def to_markdown(table: ResultTable, title: Callable[[str], str] = str) -> str:
         title: how a method of some name is written; as it is named unless told otherwise.
     """
     parts = []
-    for backbone in table.backbones:
-        head = [f"{block.title} {column.title}" for block in table.blocks for column in block.columns]
+    for backbone in table.methods:
+        head = [f"{block.title} {column.title}" for block, column in table.columns]
         lines = [f"**{backbone}**", "", _markdown_row(["Method", *head]), f"| --- |{' ---: |' * len(head)}"]
         for method, row in _ranked_rows(table, backbone):
-            lines.append(_markdown_row([title(method), *(_markdown_cell(cell, rank) for cell, rank in row)]))
+            lines.append(_markdown_row([title(method), *(_markdown_cell(*cell) for cell in row)]))
         parts.append("\n".join(lines))
     return "\n\n".join([*parts, _comparison_table(table, title), CAPTION]) + "\n"
 
@@ -50,14 +50,14 @@ def to_latex(table: ResultTable, title: Callable[[str], str] = str) -> str:
         table: the results.
         title: as for :func:`to_markdown`.
     """
-    width = sum(len(block.columns) for block in table.blocks)
+    width = len(table.columns)
     spans, rules, start = [], [], 2
     for block in table.blocks:
         end = start + len(block.columns) - 1
         spans.append(f"\\multicolumn{{{len(block.columns)}}}{{c}}{{{escape(block.title)}}}")
         rules.append(f"\\cmidrule(lr){{{start}-{end}}}")
         start = end + 1
-    titles = [escape(column.title) for block in table.blocks for column in block.columns]
+    titles = [escape(column.title) for _, column in table.columns]
     lines = [
         "\\begin{table*}[t]",
         "  \\centering",
@@ -69,10 +69,10 @@ def to_latex(table: ResultTable, title: Callable[[str], str] = str) -> str:
         f"    {''.join(rules)}",
         f"    Method & {' & '.join(titles)} \\\\",
     ]
-    for backbone in table.backbones:
+    for backbone in table.methods:
         lines += ["    \\midrule", f"    \\multicolumn{{{width + 1}}}{{l}}{{\\textit{{{escape(backbone)}}}}} \\\\"]
         for method, row in _ranked_rows(table, backbone):
-            cells = [_latex_cell(cell, rank) for cell, rank in row]
+            cells = [_latex_cell(*cell) for cell in row]
             lines.append(f"    {escape(title(method))} & {' & '.join(cells)} \\\\")
     lines += ["    \\bottomrule", "  \\end{tabular}", "  }", f"  \\caption{{{escape(CAPTION)}}}", "\\end{table*}"]
     return "\n".join(lines) + "\n"
@@ -85,27 +85,24 @@ def escape(text: str) -> str:
 
 
 def _ranked_rows(table: ResultTable, backbone: str) -> Iterator[tuple[str, list[tuple[Cell | None, int]]]]:
-    """The methods of a backbone with their cells, each with its rank in the column."""
-    rows = {method: table.cells(backbone, method) for method in table.methods(backbone)}
-    for (method, cells), ranks in zip(rows.items(), _ranks(list(rows.values())), strict=True):
+    """The methods of a backbone with their cells, each with its rank in the column.
+
+    1 for the best mean of a column as it is shown and 2 for the second-best, ties sharing a rank; 0 for all others.
+    """
+    rows = {method: table.cells(backbone, method) for method in table.methods[backbone]}
+    best = [
+        sorted({_mean(cell) for cell in cells if cell}, key=float)[:-3:-1] for cells in zip(*rows.values(), strict=True)
+    ]
+    for method, cells in rows.items():
+        ranks = [
+            first.index(_mean(cell)) + 1 if cell and _mean(cell) in first else 0
+            for cell, first in zip(cells, best, strict=True)
+        ]
         yield method, list(zip(cells, ranks, strict=True))
 
 
-def _ranks(rows: Sequence[Sequence[Cell | None]]) -> list[list[int]]:
-    """1 for the best mean of a column and 2 for the second-best, ties sharing a rank; 0 for all others."""
-    ranks = [[0] * len(rows[0]) for _ in rows]
-    for column in range(len(rows[0])):
-        cells = [row[column] for row in rows]
-        means = [float(_mean(cell)) if cell else None for cell in cells]
-        for rank, value in enumerate(sorted({mean for mean in means if mean is not None}, reverse=True)[:2], start=1):
-            for index, mean in enumerate(means):
-                if mean == value:
-                    ranks[index][column] = rank
-    return ranks
-
-
 def _mean(cell: Cell) -> str:
-    """The mean as it is shown, which is what ranks."""
+    """The mean as it is shown."""
     return f"{100 * cell.mean:.1f}"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,13 +12,7 @@ import numpy as np
 from trial_ray.environments.registry import PACKAGED, find_adapter
 from trial_ray.errors import UserInputError
 from trial_ray.evaluation.results import EvaluationResult, protocol_difference
-from trial_ray.evaluation.statistics import (
-    BootstrapInterval,
-    add_adjusted,
-    mean_interval,
-    paired_bootstrap,
-)
-from trial_ray.rollout.trajectory import EpisodeResult
+from trial_ray.evaluation.statistics import BootstrapInterval, add_adjusted, bootstrap_mean, mean_interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +28,6 @@ class Column:
     title: str
     family: str | None = None
     score: bool = False
-
-    def counts(self, episode: EpisodeResult) -> bool:
-        """Whether an episode belongs to it."""
-        return self.family in (None, episode.family)
-
-    def value(self, episode: EpisodeResult) -> float:
-        """What an episode contributes to the mean."""
-        return episode.score if self.score else float(episode.success)
 
 
 def block_title(env: str, split: str) -> str:
@@ -107,11 +92,6 @@ class TableEntry:
             )
         return cls(backbone, method, seed or 0, result)
 
-    @property
-    def iteration(self) -> int | None:
-        """Iterations that the policy was trained for, where the evaluation says so."""
-        return self.result.labels.get("iteration")
-
 
 @dataclass(frozen=True, slots=True)
 class Cell:
@@ -160,7 +140,7 @@ class Block:
     """
 
     def __init__(self, env: str, split: str, entries: Sequence[TableEntry]) -> None:
-        self.env, self.split, self.title = env, split, block_title(env, split)
+        self.title = block_title(env, split)
         self.protocol = entries[0].result.protocol
         self.tasks = _tasks(entries[0].result)
         if not self.tasks:
@@ -168,30 +148,31 @@ class Block:
         if len(dict(self.tasks)) < len(self.tasks):
             raise TableError(f"{self.title}: a task occurs more than once; a mean takes one episode a task.")
         self._runs: dict[tuple[str, str], dict[int, EvaluationResult]] = {}
-        self._trained: dict[tuple[str, str], int] = {}
         for entry in entries:
             _require_one_protocol(self.title, self.protocol, entry.result.protocol)
-            self._add(entry)
-        episodes = entries[0].result.episodes
-        self.columns = block_columns(env, {episode.family for episode in episodes})
+            self._add(entry, self._runs.setdefault((entry.backbone, entry.method), {}))
+        self.columns = block_columns(env, {family for _, family in self.tasks})
 
     def cell(self, backbone: str, method: str, column: Column) -> Cell | None:
         """The row's value in ``column``; ``None`` where it was not evaluated."""
-        runs = self._runs.get((backbone, method))
-        if not runs:
+        seeds = sorted(self._runs.get((backbone, method), ()))
+        if not seeds:
             return None
-        values = self.values(backbone, method, column, sorted(runs))
+        values = self.values(backbone, method, column, seeds)
         by_seed = values.mean(1)
         interval = mean_interval(values, successes=not column.score)
-        means = dict(zip(sorted(runs), map(float, by_seed), strict=True))
-        return Cell(float(by_seed.mean()), interval, means, values.size)
+        return Cell(float(by_seed.mean()), interval, dict(zip(seeds, map(float, by_seed), strict=True)), values.size)
 
     def values(self, backbone: str, method: str, column: Column, seeds: Sequence[int]) -> np.ndarray:
         """What each episode counts, float ``[seeds, tasks of the column]``."""
-        runs = self._runs[backbone, method]
-        rows = [{episode.task_id: episode for episode in runs[seed].episodes} for seed in seeds]
-        tasks = [task for task, _ in self.tasks if column.counts(rows[0][task])]
-        return np.array([[column.value(row[task]) for task in tasks] for row in rows])
+        counted = [index for index, (_, family) in enumerate(self.tasks) if column.family in (None, family)]
+        runs = [self._runs[backbone, method][seed].episodes for seed in seeds]
+        return np.array(
+            [
+                [float(episodes[at].score if column.score else episodes[at].success) for at in counted]
+                for episodes in runs
+            ]
+        )
 
     def compare(self, backbone: str, first: str, second: str, column: Column) -> BootstrapInterval | None:
         """``second - first`` over the seeds and tasks that both have; ``None`` without a common seed."""
@@ -200,16 +181,15 @@ class Block:
         if not seeds:
             return None
         before, after = (self.values(backbone, method, column, seeds) for method in (first, second))
-        return paired_bootstrap(before, after)
+        return bootstrap_mean(after - before)
 
-    def _add(self, entry: TableEntry) -> None:
-        key = entry.backbone, entry.method
-        row = self._runs.setdefault(key, {})
+    def _add(self, entry: TableEntry, row: dict[int, EvaluationResult]) -> None:
         where = f"{entry.backbone} {entry.method} seed {entry.seed}"
-        if entry.iteration is not None and self._trained.setdefault(key, entry.iteration) != entry.iteration:
+        trained = [entry.result.labels.get("iteration"), *(result.labels.get("iteration") for result in row.values())]
+        if len(known := list(dict.fromkeys(number for number in trained if number is not None))) > 1:
             raise TableError(
-                f"{self.title}: {where} was trained for {entry.iteration} iterations, and another seed of this row for "
-                f"{self._trained[key]}; evaluate checkpoints of one iteration."
+                f"{self.title}: {where} was trained for {known[0]} iterations, and another seed of this row for {known[1]}; "
+                "evaluate checkpoints of one iteration."
             )
         if entry.seed in row:
             raise TableError(f"{self.title}: there are two evaluations of {where}; keep one.")
@@ -230,6 +210,10 @@ class ResultTable:
         reference: method that the others are compared with; default the first row's.
         subject: method that is compared with every other as well; default none.
 
+    Attributes:
+        methods: of each backbone, in the order of the rows.
+        blocks: of columns.
+
     Raises:
         TableError: the evaluations follow different protocols, or are of different panels, or none is of the reference.
     """
@@ -238,30 +222,32 @@ class ResultTable:
         entries = list(entries)
         if not entries:
             raise TableError("A table needs at least one evaluation; found none.")
-        self.rows = list(dict.fromkeys((entry.backbone, entry.method) for entry in entries))
-        self.reference = reference or self.rows[0][1]
-        self.subject = subject
-        methods = dict.fromkeys(method for _, method in self.rows)
-        if self.reference not in methods:
-            raise TableError(f"No evaluation is of the reference {self.reference!r}; there are {', '.join(methods)}.")
-        splits = sorted({_split_of(entry) for entry in entries}, key=lambda found: block_order(*found))
-        self.blocks = [
-            Block(env, split, [entry for entry in entries if _split_of(entry) == (env, split)]) for env, split in splits
-        ]
-        self._require_one_protocol_by_environment()
+        self.methods: dict[str, list[str]] = {}
+        for backbone, method in dict.fromkeys((entry.backbone, entry.method) for entry in entries):
+            self.methods.setdefault(backbone, []).append(method)
+        self.reference, self.subject = reference or entries[0].method, subject
+        known = dict.fromkeys(entry.method for entry in entries)
+        if self.reference not in known:
+            raise TableError(f"No evaluation is of the reference {self.reference!r}; there are {', '.join(known)}.")
+        by_split: dict[tuple[str, str], list[TableEntry]] = {}
+        for entry in entries:
+            protocol = entry.result.protocol
+            by_split.setdefault((str(protocol.get("env")), str(protocol.get("split"))), []).append(entry)
+        splits = sorted(by_split, key=lambda found: block_order(*found))
+        self.blocks = [Block(*split, by_split[split]) for split in splits]
+        by_env: dict[str, dict[str, Any]] = {}
+        for (env, _), block in zip(splits, self.blocks, strict=True):
+            shared = {key: value for key, value in block.protocol.items() if key not in OF_A_SPLIT}
+            _require_one_protocol(f"{block.title} and another split", by_env.setdefault(env, shared), shared)
 
     @property
-    def backbones(self) -> list[str]:
-        """In the order of the rows."""
-        return list(dict.fromkeys(backbone for backbone, _ in self.rows))
-
-    def methods(self, backbone: str) -> list[str]:
-        """Methods of a backbone, in the order of the rows."""
-        return [method for other, method in self.rows if other == backbone]
+    def columns(self) -> list[tuple[Block, Column]]:
+        """All columns, block by block."""
+        return [(block, column) for block in self.blocks for column in block.columns]
 
     def cells(self, backbone: str, method: str) -> list[Cell | None]:
         """A row's cells, block by block."""
-        return [block.cell(backbone, method, column) for block in self.blocks for column in block.columns]
+        return [block.cell(backbone, method, column) for block, column in self.columns]
 
     def to_dict(self) -> dict[str, Any]:
         """Every cell with its interval, the comparisons, and the protocols, as plain values."""
@@ -271,14 +257,14 @@ class ResultTable:
                 "method": method,
                 "cells": [cell.to_dict() if cell else None for cell in self.cells(backbone, method)],
             }
-            for backbone, method in self.rows
+            for backbone, methods in self.methods.items()
+            for method in methods
         ]
-        columns = [{"block": block.title, "column": column.title} for block in self.blocks for column in block.columns]
         return {
             "schema": SCHEMA,
             "schema_version": SCHEMA_VERSION,
             "protocols": {block.title: block.protocol for block in self.blocks},
-            "columns": columns,
+            "columns": [{"block": block.title, "column": column.title} for block, column in self.columns],
             "rows": rows,
             "comparisons": self.comparisons(),
         }
@@ -288,45 +274,26 @@ class ResultTable:
 
         ``p_holm`` is adjusted for the number of comparisons of the same backbone and column.
         """
-        found = list(self._compared())
-        families: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-        for each in found:
-            families.setdefault((each["backbone"], each["block"], each["column"]), []).append(each)
-        for family in families.values():
-            add_adjusted(family)
-        return found
-
-    def _compared(self) -> Iterable[dict[str, Any]]:
-        whole = [(block, column) for block in self.blocks for column in block.columns if column.family is None]
-        for backbone in self.backbones:
-            for (method, reference), (block, column) in product(self._pairs(self.methods(backbone)), whole):
-                found = block.compare(backbone, reference, method, column)
-                if found is not None:
-                    where = {"backbone": backbone, "method": method, "reference": reference}
-                    yield {**where, "block": block.title, "column": column.title, **found.to_dict()}
-
-    def _pairs(self, methods: Sequence[str]) -> list[tuple[str, str]]:
-        pairs = [(method, self.reference) for method in methods if method != self.reference]
-        subject = self.subject
-        if subject is not None and subject in methods:
-            pairs += [(subject, other) for other in methods if other not in (subject, self.reference)]
-        return pairs
-
-    def _require_one_protocol_by_environment(self) -> None:
-        by_env: dict[str, dict[str, Any]] = {}
-        for block in self.blocks:
-            shared = {key: value for key, value in block.protocol.items() if key not in OF_A_SPLIT}
-            _require_one_protocol(f"{block.title} and another split", by_env.setdefault(block.env, shared), shared)
+        made = []
+        for backbone, methods in self.methods.items():
+            pairs = [(method, self.reference) for method in methods if method != self.reference]
+            if self.subject in methods:
+                others = [method for method in methods if method not in (self.subject, self.reference)]
+                pairs += [(self.subject, other) for other in others]
+            for block, column in self.columns:
+                family = []
+                for method, reference in pairs if column.family is None else ():
+                    if (found := block.compare(backbone, reference, method, column)) is not None:
+                        where = {"backbone": backbone, "method": method, "reference": reference}
+                        family.append({**where, "block": block.title, "column": column.title, **found.to_dict()})
+                add_adjusted(family)
+                made += family
+        return made
 
 
 def _tasks(result: EvaluationResult) -> list[tuple[str, str]]:
     """Task and family of every episode."""
     return [(episode.task_id, episode.family) for episode in result.episodes]
-
-
-def _split_of(entry: TableEntry) -> tuple[str, str]:
-    protocol = entry.result.protocol
-    return str(protocol.get("env")), str(protocol.get("split"))
 
 
 def _require_one_protocol(title: str, first: dict[str, Any], second: dict[str, Any]) -> None:

@@ -14,12 +14,11 @@ from trial_ray.evaluation.statistics import bootstrap_curve
 from trial_ray.metrics import CURVES, PANEL_SUCCESS, Curve
 from trial_ray.reports.dynamics import curve, windows
 from trial_ray.reports.records import RunGroup, RunRecord, recorded_iterations, run_label
-from trial_ray.reports.traces import Trace, class_means, readable_trace
+from trial_ray.reports.traces import class_means, readable_trace
 
 DASH = "–"
 MOST_ROWS = 120
 """Rows of a chart's table; of a longer curve every k-th iteration is shown."""
-FEW_ROWS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,27 +32,31 @@ class Table:
     long: bool = False
 
 
-def curve_chart(key: str, groups: Sequence[RunGroup]) -> dict[str, Any] | None:
+def curve_chart(key: str, groups: Sequence[RunGroup], spec: Curve | None = None) -> dict[str, Any] | None:
     """A chart of one metric, or ``None`` where no run logged it.
+
+    Args:
+        key: of the metric.
+        groups: of runs.
+        spec: how it is shown; ``None``: as :data:`~trial_ray.metrics.CURVES` says.
 
     Returns:
         ``series``, one entry a group that logged it: per iteration ``mean``, ``low`` and ``high`` over the runs that all have
         the iteration (``low`` and ``high`` are ``None`` for a single run; nothing of runs with different panels), and under
         ``runs`` the curve of every run.
     """
-    spec = CURVES[key]
+    spec = spec or CURVES[key]
     series = [found for index, group in enumerate(groups) if (found := _series(key, spec, index, group))]
     if not series:
         return None
     starts = {group.hindsight_start for group in groups if group.hindsight_start and group.hindsight_start > 1}
     return {
         "name": spec.name,
-        "kind": "curve",
         "title": spec.title,
         "axis": spec.axis,
         "text": spec.text,
         "percent": spec.percent,
-        "warm_up": sorted(starts) if spec.hindsight or spec.section == "learning" else [],
+        "warm_up": sorted(starts) if spec.section in ("hindsight", "learning") else [],
         "series": series,
         "table": _curve_table(spec, series),
     }
@@ -139,7 +142,6 @@ def class_chart(groups: Sequence[RunGroup]) -> dict[str, Any] | None:
     all_counted = [run.name for run in runs if run.allocation and not any(t.success for t in run.allocation.traces)]
     return {
         "name": "classes",
-        "kind": "classes",
         "title": "Multiplier by class of action",
         "axis": "mean multiplier",
         "text": f"Mean over successful trajectories of {recorded_iterations(runs)} of their class means; error bars are standard "
@@ -164,73 +166,32 @@ def _class_cell(found: Mapping[str, Any] | None) -> str:
 
 def profile_chart(groups: Sequence[RunGroup]) -> dict[str, Any] | None:
     """Figure 3 (a): the multipliers of one trajectory, turn by turn, of the first run that recorded some."""
-    for index, group in enumerate(groups):
-        for run in group.runs:
-            if run.allocation and run.allocation.shown:
-                trace = readable_trace(run.allocation.shown)
-                return {
-                    "name": "profile",
-                    "kind": "profile",
-                    "title": "One trajectory's allocation",
-                    "axis": "multiplier",
-                    "text": f"Task {trace.task_id} in iteration {run.allocation.iteration} of {run.name}, "
-                    f"{'solved' if trace.success else 'not solved'}; one bar a turn.",
-                    "group": index,
-                    "classes": list(ACTION_CLASSES),
-                    "turns": trace.to_dict()["turns"],
-                    "table": _profile_table(trace),
-                }
+    for run in (run for group in groups for run in group.runs if run.allocation and run.allocation.shown):
+        assert run.allocation is not None
+        trace = readable_trace(run.allocation.shown)
+        rows = [
+            [f"T{at}", turn.action, turn.action_class, f"{turn.weight:.3f}", f"{turn.score:.3f}", str(turn.tokens)]
+            for at, turn in enumerate(trace.turns, start=1)
+        ]
+        title = "One trajectory's allocation"
+        return {
+            "name": "profile",
+            "title": title,
+            "axis": "multiplier",
+            "text": f"Task {trace.task_id} in iteration {run.allocation.iteration} of {run.name}, "
+            f"{'solved' if trace.success else 'not solved'}; one bar a turn.",
+            "classes": list(ACTION_CLASSES),
+            "turns": trace.to_dict()["turns"],
+            "table": Table(title, ["turn", "action", "class", "multiplier", "score (nats)", "tokens"], rows),
+        }
     return None
-
-
-def _profile_table(trace: Trace) -> Table:
-    rows = [
-        [f"T{at}", turn.action, turn.action_class, f"{turn.weight:.3f}", f"{turn.score:.3f}", str(turn.tokens)]
-        for at, turn in enumerate(trace.turns, start=1)
-    ]
-    head = ["turn", "action", "class", "multiplier", "score (nats)", "tokens"]
-    return Table("One trajectory's allocation", head, rows)
-
-
-def time_chart(groups: Sequence[RunGroup]) -> dict[str, Any] | None:
-    """Where the time of every run went."""
-    runs = [(group, run) for group in groups for run in group.runs if run.seconds]
-    if not runs:
-        return None
-    phases = list(dict.fromkeys(phase for _, run in runs for phase in run.seconds))
-    seconds = {phase: [run.seconds.get(phase, 0.0) for _, run in runs] for phase in phases}
-    names = [f"{group.name}, {run_label(run, group)}" for group, run in runs]
-    rows = [[name, *(f"{seconds[phase][at]:.1f}" for phase in phases)] for at, name in enumerate(names)]
-    return {
-        "name": "time",
-        "kind": "time",
-        "title": "Where the time went",
-        "axis": "seconds",
-        "text": "Seconds of the driver's clock by phase; every second falls into one of them.",
-        "rows": names,
-        "series": [{"name": phase, "values": values} for phase, values in seconds.items()],
-        "table": Table("Where the time went (seconds)", ["run", *phases], rows),
-    }
 
 
 def all_charts(groups: Sequence[RunGroup]) -> dict[str, list[dict[str, Any]]]:
     """Every chart that has something to show, by section of the page."""
-    charts: dict[str, list[dict[str, Any]]] = {name: [] for name in ("learning", "hindsight", "policy", "engine")}
+    charts: dict[str, list[dict[str, Any]]] = {}
     for key, spec in CURVES.items():
         if chart := curve_chart(key, groups):
-            charts[spec.section].append(chart)
+            charts.setdefault(spec.section, []).append(chart)
     charts["allocation"] = [chart for chart in (class_chart(groups), profile_chart(groups)) if chart]
-    charts["time"] = [chart for chart in (time_chart(groups),) if chart]
     return charts
-
-
-def describe_chart(chart: Mapping[str, Any]) -> str:
-    """A chart in words, for those who do not see it: all rows of its table where these are few, else the first and the last."""
-    table = chart["table"]
-    rows = table.rows if len(table.rows) <= FEW_ROWS else [table.rows[0], table.rows[-1]]
-    parts = [
-        f"{table.head[0]} {row[0]}: "
-        + ", ".join(f"{name} {cell}" for name, cell in zip(table.head[1:], row[1:], strict=True) if cell != DASH)
-        for row in rows
-    ]
-    return f"{chart['title']}. {'; '.join(parts) or 'The runs have no point in common that could be averaged'}."

@@ -35,18 +35,6 @@ class Window:
     mean: float
 
 
-def read_metrics(path: Path) -> list[dict[str, float]]:
-    """Every iteration of a run, in order.
-
-    Raises:
-        UserInputError: the file is missing or damaged.
-    """
-    metrics, damaged = read_whole_lines(path)
-    if damaged:
-        raise UserInputError(f"Cannot read the metrics {path}: {damaged} of its lines are damaged.")
-    return metrics
-
-
 def read_whole_lines(path: Path) -> tuple[list[dict[str, float]], int]:
     """The iterations that can be read, in order, and how many lines cannot: a run that is killed may leave half a line.
 
@@ -94,28 +82,6 @@ def windows(metrics: Sequence[Mapping[str, float]], key: str) -> list[Window]:
 def curve(metrics: Sequence[Mapping[str, float]], key: str) -> list[tuple[int, float]]:
     """``(iteration, value)`` of every iteration that logged ``key``."""
     return [(int(line["iteration"]), line[key]) for line in metrics if key in line]
-
-
-def mean_over_runs(runs: Sequence[Sequence[Window]]) -> list[dict[str, Any]]:
-    """Per window the mean over runs and their standard deviation (``None`` for one run), where all of them have it."""
-    shared = set.intersection(*({(window.first, window.last) for window in run} for run in runs)) if runs else set()
-    result = []
-    for first, last in sorted(shared):
-        means = [window.mean for run in runs for window in run if (window.first, window.last) == (first, last)]
-        std = statistics.stdev(means) if len(means) > 1 else None
-        result.append({"first": first, "last": last, "mean": statistics.fmean(means), "std": std, "runs": len(means)})
-    return result
-
-
-def panel_curve(runs: Sequence[Sequence[Mapping[str, float]]], key: str) -> list[dict[str, Any]]:
-    """Per iteration at which all runs logged ``key``: their mean, and every run's value."""
-    curves = [dict(curve(metrics, key)) for metrics in runs]
-    shared = sorted(set.intersection(*map(set, curves)))
-    return [
-        {"iteration": iteration, "mean": statistics.fmean(values), "runs": values}
-        for iteration in shared
-        if (values := [found[iteration] for found in curves])
-    ]
 
 
 SMOOTHED = 5
@@ -181,7 +147,6 @@ def _of_method(by_seed: Mapping[int, Sequence[float]], goal: float) -> dict[str,
         "median_iterations": statistics.median(iteration or np.inf for iteration in reached.values())
         if len(found) * 2 > len(reached)
         else None,
-        "curve": np.mean([list(values) for values in by_seed.values()], axis=0).tolist(),
         "curves": {str(seed): list(values) for seed, values in by_seed.items()},
     }
 

@@ -7,19 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-import numpy as np
-
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.errors import UserInputError
 from trial_ray.evaluation.comparison import ComparisonError, paired_comparison, require_one_protocol, success_by_seed
 from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.evaluation.statistics import mean_interval, paired_bootstrap, seed_interval
+from trial_ray.evaluation.statistics import bootstrap_mean, mean_interval
 from trial_ray.metrics import TRAINING_SUCCESS
 from trial_ray.reports.dynamics import WINDOW, Window, curve
 from trial_ray.reports.records import RunGroup, RunRecord, listed
 
 MOST_GROUPS = 6
-"""Groups that are all named in the summary, and compared in pairs."""
+"""Groups up to which the summary names all of them, and they are compared in pairs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,60 +57,25 @@ class Difference:
 def summary_sentences(groups: Sequence[RunGroup], differences: Sequence[Difference]) -> list[str]:
     """Success of every group's trained policy and its paired change since the start, then the differences of the groups.
 
-    Of more than :data:`MOST_GROUPS` groups, the best ones are named.
+    More than :data:`MOST_GROUPS` groups are too many to be read in sentences: the table of runs has their success.
     """
     if len(groups) > MOST_GROUPS:
-        measure, ranked = _ranked(groups)
-        head = f"The {MOST_GROUPS} best of {len(groups)} groups of runs, by {measure}:"
-        return [head, *(sentence for group in ranked[:MOST_GROUPS] for sentence in _group_sentences(group))]
-    sentences = [sentence for group in groups for sentence in _group_sentences(group)]
+        return [f"{len(groups)} groups of runs; the table below has the success of each."]
     return [
-        *sentences,
+        *(sentence for group in groups for sentence in _group_sentences(group)),
         *(f"After training, {one.second} differs from {one.first} by {one}, in {one.where}." for one in differences),
     ]
 
 
-def _ranked(groups: Sequence[RunGroup]) -> tuple[str, list[RunGroup]]:
-    """The groups by a success that is the same measure for all of them, the highest first, and what that is of."""
-    try:
-        newest = [_only_panel(group) for group in groups]
-        means = success_by_seed([result for results in newest for result in results]).mean(1).tolist()
-    except ComparisonError:
-        measure = "success in the last iterations of training"
-        rates = [-1.0 if mean is None else mean for mean in map(_training_mean, groups)]
-    else:
-        measure = "success on the same held-out tasks"
-        rates = [float(np.mean([means.pop(0) for _ in results])) for results in newest]
-    order = sorted(range(len(groups)), key=lambda index: -rates[index])
-    return measure, [groups[index] for index in order]
-
-
-def _only_panel(group: RunGroup) -> list[EvaluationResult]:
-    """The newest evaluation of every run of a group that plays one panel.
-
-    Raises:
-        ComparisonError: a run was not evaluated, or in several environments, or the runs were after different iterations.
-    """
-    names = {tuple(run.after) for run in group.runs}
-    if names != {("",)}:
-        raise ComparisonError(f"The runs of {group.title} were not all evaluated on one panel.")
-    _iterations_of(group.runs, "")
-    return [run.after[""] for run in group.runs]
-
-
-def _training_mean(group: RunGroup) -> float | None:
-    """Mean success of a group's runs in their last iterations; ``None`` where these differ, or a run logged none."""
-    found = [window for run in group.runs if (window := last_training_success(run))]
-    if len(found) < len(group.runs) or len({(window.first, window.last) for window in found}) > 1:
-        return None
-    return float(np.mean([window.mean for window in found]))
-
-
 def _group_sentences(group: RunGroup) -> list[str]:
-    names = list(dict.fromkeys(name for run in group.runs for name in run.after))
-    if not names:
-        return [_training_sentence(group)]
-    return [_panel_sentence(group, name) for name in names]
+    return [_panel_sentence(group, name) for name in _played(group)] or [
+        f"{group.title}: no held-out tasks were played after training."
+    ]
+
+
+def _played(group: RunGroup) -> list[str]:
+    """Environments in which the group's trained policies were evaluated."""
+    return list(dict.fromkeys(name for run in group.runs for name in run.after))
 
 
 def _panel_sentence(group: RunGroup, name: str) -> str:
@@ -170,26 +133,6 @@ def _rate(results: Sequence[EvaluationResult]) -> tuple[str, int]:
     return f"{values.mean():.1%} [{low:.1%}, {high:.1%}]", values.shape[1]
 
 
-def _training_sentence(group: RunGroup) -> str:
-    found = [(run, window) for run in group.runs if (window := last_training_success(run))]
-    if not found:
-        return f"{group.title}: neither an evaluation nor success in training was recorded."
-    said = f"{group.title_of([run for run, _ in found])}: no held-out tasks were played after training."
-    spans = list(dict.fromkeys((window.first, window.last) for _, window in found))
-    if len(spans) > 1:
-        ends = listed([f"{first} to {last}" for first, last in spans])
-        return f"{said} Its runs end with iterations {ends}, so that they cannot be averaged."
-    ((first, last),) = spans
-    said += f" Success in {f'iterations {first} to {last}' if first < last else f'iteration {last}'}:"
-    rates = [window.mean for _, window in found]
-    if (interval := seed_interval(np.array(rates))) is None:
-        return f"{said} {rates[0]:.1%}; a single run gives no interval."
-    if interval.low == interval.high:
-        return f"{said} {rates[0]:.1%}; {len(rates)} runs that do not differ give no interval."
-    low, high = max(0.0, interval.low), min(1.0, interval.high)
-    return f"{said} {np.mean(rates):.1%} [{low:.1%}, {high:.1%}] (Student's t over {len(rates)} runs)."
-
-
 def last_training_success(run: RunRecord) -> Window | None:
     """Mean success of the rollouts of the last :data:`WINDOW` iterations that logged it; ``None`` where none did."""
     found = curve(run.metrics, TRAINING_SUCCESS)[-WINDOW:]
@@ -218,7 +161,7 @@ def paired_differences(groups: Sequence[RunGroup]) -> tuple[list[Difference], li
     found, missing = [], []
     pairs = combinations(groups, 2) if len(groups) <= MOST_GROUPS else ((groups[0], other) for other in groups[1:])
     for first, second in pairs:
-        for name in dict.fromkeys(name for run in first.runs for name in run.after):
+        for name in _played(first):
             one, other = _by_seed(first, name), _by_seed(second, name)
             seeds = [seed for seed in one if seed in other]
             if not other:
@@ -254,7 +197,7 @@ def compare(
     # Of all evaluations together, so that those of both sides count the same tasks.
     values = success_by_seed([pair[side] for side in (0, 1) for pair in pairs])
     before, after = values[: len(pairs)], values[len(pairs) :]
-    found = paired_bootstrap(before, after)
+    found = bootstrap_mean(after - before)
     test, name = found.stricter
     interval = (test.low, test.high)
     return Difference(first, second, where, found.mean, interval, test.p_value, found.seeds, found.tasks, name)
@@ -274,11 +217,7 @@ def family_rows(groups: Sequence[RunGroup]) -> list[list[str]]:
 
     A group whose runs cannot be counted together has none.
     """
-    rows = []
-    for group in groups:
-        for name in dict.fromkeys(name for run in group.runs for name in run.after):
-            rows += _families(group, name)
-    return rows
+    return [row for group in groups for name in _played(group) for row in _families(group, name)]
 
 
 def _families(group: RunGroup, name: str) -> list[list[str]]:

@@ -6,15 +6,15 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import cycle
+from itertools import cycle, zip_longest
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 from trial_ray.errors import MissingDependencyError, UserInputError
-from trial_ray.metrics import CURVES
+from trial_ray.metrics import CURVES, PANEL_SUCCESS, PROFILE_STD, TURN_SCORE
 from trial_ray.reports.charts import class_chart, curve_chart, profile_chart
 from trial_ray.reports.records import RunGroup, recorded_iterations
 
@@ -43,9 +43,9 @@ STYLE: Any = {
     "svg.hashsalt": "trial_ray",
 }
 FORMATS = ("png", "svg")
-FIGURE2 = {"panel", "turn_score", "profile_std"}
+FIGURE2 = (PANEL_SUCCESS, TURN_SCORE, PROFILE_STD)
 MOST_IN_LEGEND = 8
-PANELS_IN_A_ROW = 5
+PANELS_IN_A_ROW = 3
 LONGEST_ACTION = 34
 """Characters of an action in a figure."""
 
@@ -134,19 +134,50 @@ def write_figures(groups: Sequence[RunGroup], folder: Path) -> list[Path]:
     Raises:
         MissingDependencyError: matplotlib is not installed.
     """
-    curves = {spec.name: chart for key, spec in CURVES.items() if (chart := curve_chart(key, groups))}
-    figures = {name: [chart] for name, chart in curves.items()}
-    if curves.keys() >= FIGURE2:
-        figures["figure2"] = [curve for name, curve in curves.items() if name in FIGURE2]
     title = "; ".join(group.title for group in groups)
-    written = [path for name, parts in figures.items() for path in _draw_row(parts, title, picture_files(folder, name))]
+    figures: dict[str, list[Chart]] = {
+        spec.name: [chart] for key, spec in CURVES.items() if (chart := curve_chart(key, groups))
+    }
+    if len(parts := figure2(groups)) == len(FIGURE2):
+        figures["figure2"] = parts
+    written = [path for name, charts in figures.items() for path in write_figure(folder, name, charts, title)]
     weighed = [group for group in groups if class_chart([group])]
     for number, group in enumerate(weighed, start=1):
         name = "figure3" if len(weighed) == 1 else f"figure3_{number}"
-        parts = [chart for make in (profile_chart, class_chart) if (chart := make([group]))]
-        title = f"{parts[-1]['series'][0]['name']}: {recorded_iterations(group.runs)}"
-        written += _draw_row(parts, title, picture_files(folder, name))
+        charts = figure3(group)
+        title = f"{charts[-1]['series'][0]['name']}: {recorded_iterations(group.runs)}"
+        written += write_figure(folder, name, charts, title)
     return written
+
+
+def figure2(groups: Sequence[RunGroup]) -> list[Chart]:
+    """The paper's Figure 2: success on the panel, mean turn score, spread of the profile; those that the runs logged."""
+    return [chart for key in FIGURE2 if (chart := curve_chart(key, groups))]
+
+
+def figure3(group: RunGroup) -> list[Chart]:
+    """The paper's Figure 3: turn weights of one trajectory, and by class of decision."""
+    return [chart for make in (profile_chart, class_chart) if (chart := make([group]))]
+
+
+def write_figure(folder: Path, name: str, charts: Sequence[Chart], title: str) -> list[Path]:
+    """Write charts side by side, at most :data:`PANELS_IN_A_ROW` in a row; returns the files, one a format.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    paths, columns = picture_files(folder, name), min(len(charts), PANELS_IN_A_ROW)
+    rows = math.ceil(len(charts) / columns)
+    width, height = (max(lengths) for lengths in zip(*map(_size, charts), strict=True))
+    with drawing(paths, (width * columns, height * rows), rows, columns, squeeze=False) as (figure, axes):
+        for axis, chart in zip_longest(axes.flat, charts):
+            if chart is None:
+                axis.set_axis_off()
+                continue
+            _draw(axis, chart)
+            axis.set_title(_short(chart["title"], 60))
+        figure.suptitle(_short(title, 200))
+    return paths
 
 
 def picture_files(folder: Path, name: str) -> list[Path]:
@@ -154,26 +185,15 @@ def picture_files(folder: Path, name: str) -> list[Path]:
     return [folder / f"{name}.{suffix}" for suffix in FORMATS]
 
 
-def _draw_row(charts: Sequence[Chart], title: str, paths: Sequence[Path]) -> list[Path]:
-    width, height = (sum(_size(chart)[0] for chart in charts), max(_size(chart)[1] for chart in charts))
-    with drawing(paths, (width, height), columns=len(charts), squeeze=False) as (figure, axes):
-        for axis, chart in zip(axes.flat, charts, strict=True):
-            _draw(axis, chart)
-            axis.set_title(_short(chart["title"], 60))
-        figure.suptitle(_short(title, 200))
-    return list(paths)
-
-
 def _size(chart: Chart) -> tuple[float, float]:
     """Width and height in inches."""
-    rows = len(chart.get("turns", chart.get("rows", ())))
-    return 5.2, max(2.4 if "rows" in chart else 3.0, 1.6 + 0.24 * rows)
+    return 5.2, max(3.0, 1.6 + 0.24 * len(chart.get("turns", ())))
 
 
 def _draw(axis: Any, chart: Chart) -> None:
-    _DRAWN[chart["kind"]](axis, chart)
+    {"classes": _draw_classes, "profile": _draw_profile}.get(chart["name"], _draw_curve)(axis, chart)
     handles, labels = axis.get_legend_handles_labels()
-    if chart["kind"] in ("profile", "time"):
+    if chart["name"] == "profile":
         axis.figure.legend(handles, labels, loc="outside lower center", ncols=2)
     elif 1 < len(labels) <= MOST_IN_LEGEND:
         axis.legend()
@@ -244,24 +264,6 @@ def _draw_profile(axis: Any, chart: Chart) -> None:
     axis.set_xlabel(chart["axis"])
 
 
-def _draw_time(axis: Any, chart: Chart) -> None:
-    starts = [0.0] * len(chart["rows"])
-    for colour, series in zip(cycle(COLOURS), chart["series"], strict=False):
-        axis.barh(range(len(starts)), series["values"], left=starts, color=colour, label=series["name"])
-        starts = [start + value for start, value in zip(starts, series["values"], strict=True)]
-    axis.set_yticks(range(len(starts)), [_short(name) for name in chart["rows"]])
-    axis.invert_yaxis()
-    axis.set_xlabel(chart["axis"])
-
-
-_DRAWN: dict[str, Callable[[Any, Chart], None]] = {
-    "curve": _draw_curve,
-    "classes": _draw_classes,
-    "profile": _draw_profile,
-    "time": _draw_time,
-}
-
-
 def _short(text: str, longest: int = LONGEST_ACTION) -> str:
     # A dollar sign would begin mathematics; what a policy says is shown as it is.
     text = "".join(char if char.isprintable() else " " for char in text)
@@ -269,132 +271,20 @@ def _short(text: str, longest: int = LONGEST_ACTION) -> str:
     return text.replace("$", r"\$")
 
 
-def plot_dynamics(data: Mapping[str, Any], *paths: Path) -> list[Path]:
-    """Figure 2: (a) success on the panel by method, (b) mean turn score, (c) spread of the profile.
-
-    Args:
-        data: ``panel`` (by method a list of ``{iteration, mean, runs: [values]}``), ``turn_score`` and ``profile_std`` (by
-            method a list of windows), ``hindsight_start_iteration``, ``iterations``, ``title``.
-        paths: files to write.
-    """
-    parts = {
-        "panel": ("(a) panel success", "success"),
-        "turn_score": ("(b) mean turn score", "nats"),
-        "profile_std": ("(c) standard deviation of the profile", "multiplier"),
-    }
-    groups = list(dict.fromkeys(name for key in parts for name in data[key]))
-    charts = [
-        {
-            "kind": "curve",
-            "title": title,
-            "axis": axis,
-            "percent": key == "panel",
-            "warm_up": [data["hindsight_start_iteration"]],
-            "series": [_series(groups.index(name), name, points) for name, points in data[key].items()],
-        }
-        for key, (title, axis) in parts.items()
-    ]
-    return _draw_row(charts, data["title"], paths)
-
-
-def _series(group: int, name: str, points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Points of the panel with the value of every run, or means of windows with a standard deviation over runs."""
-    x = [point["iteration"] if "iteration" in point else (point["first"] + point["last"]) / 2 for point in points]
-    stds = [point.get("std") or 0.0 for point in points]
-    runs = zip(*(point["runs"] for point in points if "iteration" in point), strict=True)
-    return {
-        "group": group,
-        "name": name,
-        "x": x,
-        "mean": [point["mean"] for point in points],
-        "low": [point["mean"] - std for point, std in zip(points, stds, strict=True)] if any(stds) else None,
-        "high": [point["mean"] + std for point, std in zip(points, stds, strict=True)],
-        "runs": [{"x": x, "y": values} for values in runs],
-    }
-
-
-def plot_allocation(data: Mapping[str, Any], *paths: Path) -> list[Path]:
-    """Figure 3: (a) the weights of one trajectory, turn by turn, (b) mean weight of every class of decision.
-
-    Args:
-        data: ``example`` (a trace), ``classes`` (by class ``mean``, ``sem``, ``trajectories``), ``title``.
-        paths: files to write.
-    """
-    order, classes = data["class_order"], data["classes"]
-    charts = [
-        {
-            "kind": "profile",
-            "title": "(a) turn weights of one trajectory",
-            "axis": "multiplier",
-            "classes": order,
-            "turns": data["example"]["turns"],
-        },
-        {
-            "kind": "classes",
-            "title": "(b) mean weight ± standard error by class of decision",
-            "axis": "multiplier",
-            "classes": order,
-            "series": [{"group": 0, "name": "", "means": classes}],
-        },
-    ]
-    return _draw_row(charts, data["title"], paths)
-
-
-def plot_learning(data: Mapping[str, Any], *paths: Path) -> list[Path]:
-    """Learning curves: success of the training rollouts on new games, every seed a thin line, and the mean of each method.
-
-    Args:
-        data: of ``trial_ray.reports.dynamics.learning``, with the methods' titles as names, and ``title``.
-        paths: files to write.
-    """
-    methods = data["methods"]
-    rows, columns = math.ceil(len(methods) / PANELS_IN_A_ROW), min(len(methods), PANELS_IN_A_ROW)
-    size = (1.2 + 2.3 * columns, 0.5 + 2.7 * rows)
-    with drawing(paths, size, rows, columns, sharex=True, sharey=True, squeeze=False) as (figure, axes):
-        reference, *_ = methods
-        for axis, name, colour in zip(axes.flat, methods, cycle(COLOURS), strict=False):
-            for values in methods[name]["curves"].values():
-                _plot_smooth(axis, values, color=colour, alpha=0.35, linewidth=0.7)
-            if name != reference:
-                _plot_smooth(axis, methods[reference]["curve"], color=TEXT, linestyle=":", label=f"{reference}, mean")
-            _plot_smooth(axis, methods[name]["curve"], color=colour, linewidth=2.0, label=f"{name}, mean")
-            axis.set_title(f"{name} ({len(methods[name]['curves'])} seeds)")
-            axis.legend(loc="lower right")
-        for axis in axes.flat[len(methods) :]:
-            axis.set_axis_off()
-        figure.supxlabel("iteration")
-        figure.supylabel("success on new games (%)")
-        figure.suptitle(data["title"])
-    return list(paths)
-
-
-def _plot_smooth(axis: Any, values: Sequence[float], span: int = 5, **style: Any) -> None:
-    """A moving mean in percent, each over the last ``span`` values or as many as there are."""
-    means = [100 * sum(values[max(0, end - span) : end]) / min(span, end) for end in range(1, len(values) + 1)]
-    axis.plot(range(1, len(means) + 1), means, **style)
-
-
-def plot_judgement(data: Mapping[str, Any], *paths: Path) -> list[Path]:
-    """What the hindsight view says of turns: (a) the gap of planned and of wasted ones, (b) the weight by class of decision.
+def plot_judgement(data: Mapping[str, Any], path: Path) -> None:
+    """How far the signed gap tells planned turns from wasted ones.
 
     Args:
         data: of ``trial_ray.warmstart.judgement.Judgement.figures``, and ``of_turns``, one mapping a turn.
-        paths: files to write.
+        path: the file to write.
     """
-    with drawing(paths, (11, 3.6), columns=2) as (_, (left, right)):
+    with drawing([path], (5.5, 3.6)) as (_, axis):
         for planned, name, colour in ((True, "planned", COLOURS[0]), (False, "wasted", COLOURS[1])):
             gaps = [turn["gap"] for turn in data["of_turns"] if turn["planned"] is planned]
             label = f"{name} ({len(gaps)})"
-            left.hist(gaps, bins=50, range=(-2, 2), density=bool(gaps), histtype="step", color=colour, label=label)
+            axis.hist(gaps, bins=50, range=(-2, 2), density=bool(gaps), histtype="step", color=colour, label=label)
         area = data["auc_wasted"]
         shown = "" if area is None else f"; area under the curve {area[0]:.2f} [{area[1]:.2f}, {area[2]:.2f}]"
-        left.set_title(f"(a) density of the signed gap of turns{shown}")
-        left.set_xlabel("mean gap of a turn's tokens (nats)")
-        left.legend()
-        classes = data["classes"]
-        errors = [of["weight_error"] or 0.0 for of in classes.values()]
-        right.bar(range(len(classes)), [of["weight"] for of in classes.values()], yerr=errors, color=COLOURS[2])
-        right.set_xticks(range(len(classes)), [f"{name}\n(n={of['turns']})" for name, of in classes.items()])
-        right.axhline(1.0, color=TEXT, linewidth=0.8, linestyle="--")
-        right.set_title("(b) mean weight by class of decision, standard error over games")
-    return list(paths)
+        axis.set_title(f"density of the signed gap of turns{shown}")
+        axis.set_xlabel("mean gap of a turn's tokens (nats)")
+        axis.legend()

@@ -69,7 +69,6 @@ class RunRecord:
         metrics: flat metrics, one mapping an iteration, in order.
         evaluations: by environment, ``""`` where the run has a single one, and by the iterations that the policy was trained
             for, 0 before training.
-        seconds: time by phase, in seconds, by the phase's label.
         cost: the cost card, rows of label, figure and share of the run's time.
         allocation: turn weights of the newest iteration that recorded some.
         hindsight_start: iteration from which the dense term acts; ``None`` for methods without one.
@@ -92,7 +91,6 @@ class RunRecord:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     metrics: Sequence[Mapping[str, float]] = ()
     evaluations: dict[str, dict[int, EvaluationResult]] = field(default_factory=dict)
-    seconds: Mapping[str, float] = field(default_factory=dict)
     cost: Sequence[Sequence[str]] = ()
     allocation: Allocation | None = None
     hindsight_start: int | None = None

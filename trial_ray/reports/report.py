@@ -10,7 +10,7 @@ from importlib import resources
 from typing import Any
 
 from trial_ray.errors import MissingDependencyError, UserInputError
-from trial_ray.reports.charts import DASH, Table, all_charts, describe_chart
+from trial_ray.reports.charts import DASH, Table, all_charts
 from trial_ray.reports.dynamics import WINDOW
 from trial_ray.reports.findings import (
     Difference,
@@ -121,33 +121,19 @@ def _sections(groups: Sequence[RunGroup]) -> list[Section]:
             "Turn scores and profile",
             "The paper's Figure 2 (b, c), and how the clamp acts." if weighed else "",
         ),
-        Section(
-            "allocation",
-            "Allocation over turns",
-            "The paper's Figure 3." if weighed else "",
-        ),
+        Section("allocation", "Allocation over turns", "The paper's Figure 3." if weighed else ""),
         Section("policy", "Policy"),
         Section("engine", "Engine and learner", "How far the policy that sampled is from the one that is updated."),
         Section("time", "Time and cost"),
     ]
-    for section in sections[1:]:
-        section.charts = [{**chart, "description": describe_chart(chart), "svg": ""} for chart in charts[section.name]]
-        if not section.charts:
-            section.notes.append(_why_empty(section, weighed))
     sections[-1].tables = [_cost_table(run, group) for group in groups for run in group.runs if run.cost]
     sections[1].tables = _family_tables(groups)
+    for section in sections[1:]:
+        section.charts = [{**chart, "svg": ""} for chart in charts.get(section.name, ())]
+        if not section.charts and not section.tables:
+            section.notes.append("Nothing of this was recorded.")
     sections.append(_configuration(groups))
     return sections
-
-
-def _why_empty(section: Section, weighed: bool) -> str:
-    if section.name in ("hindsight", "allocation") and not weighed:
-        return "No run has a method with turn scores."
-    reasons = {
-        "allocation": "No turn weights of trajectories were found, see “What is missing”.",
-        "time": "No cost.json was found.",
-    }
-    return reasons.get(section.name, "The runs logged none of these metrics.")
 
 
 def _runs_table(groups: Sequence[RunGroup]) -> Table:

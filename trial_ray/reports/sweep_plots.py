@@ -22,7 +22,7 @@ PointValue = tuple[dict[str, Any], float, float | None]
 
 
 def plot_map(points: Sequence[PointValue], metric: str, path: Path) -> list[Path]:
-    """Two settings against each other: cells where they form a grid, else a dot a point.
+    """Two settings that form a grid against each other.
 
     Each cell holds mean ± half the 95 % interval over seeds; over the points in it where more settings than two were chosen.
 
@@ -32,7 +32,7 @@ def plot_map(points: Sequence[PointValue], metric: str, path: Path) -> list[Path
         path: of the files, without suffix.
 
     Returns:
-        The files; none where fewer than two numeric settings took several values.
+        The files; none where fewer than two numeric settings took several values, or they form no grid.
     """
     names = [name for name in _varied(points) if all(_is_number(point[0].get(name)) for point in points)]
     if len(names) < 2:
@@ -42,15 +42,14 @@ def plot_map(points: Sequence[PointValue], metric: str, path: Path) -> list[Path
     for point in points:
         cells.setdefault((point[0][across], point[0][down]), []).append(point)
     columns, rows = sorted({x for x, _ in cells}), sorted({y for _, y in cells})
-    gridded = max(len(columns), len(rows)) <= MOST_CELLS and len(cells) * 2 >= len(columns) * len(rows)
-    size = (max(4.0, 2.2 + 1.25 * len(columns)), max(2.6, 1.6 + 0.75 * len(rows))) if gridded else (5.5, 4.2)
+    if max(len(columns), len(rows)) > MOST_CELLS or len(cells) * 2 < len(columns) * len(rows):
+        return []
     files = picture_files(path.parent, path.name)
-    with drawing(files, size) as (figure, axis):
-        drawn = _cells(axis, cells, columns, rows) if gridded else _dots(axis, cells)
-        figure.colorbar(drawn, ax=axis, label=metric.rpartition("/")[2])
+    with drawing(files, (max(4.0, 2.2 + 1.25 * len(columns)), max(2.6, 1.6 + 0.75 * len(rows)))) as (figure, axis):
+        figure.colorbar(_cells(axis, cells, columns, rows), ax=axis, label=metric.rpartition("/")[2])
         axis.set_xlabel(SYMBOLS.get(across, across))
         axis.set_ylabel(SYMBOLS.get(down, down))
-        if gridded and any(half is not None for _, _, half in points):
+        if any(half is not None for _, _, half in points):
             axis.set_title("mean ± 95 % interval over seeds")
     return files
 
@@ -71,17 +70,6 @@ def _cells(
     axis.set_xticks(range(len(columns)), [f"{value:g}" for value in columns])
     axis.set_yticks(range(len(rows)), [f"{value:g}" for value in rows])
     return image
-
-
-def _dots(axis: Any, cells: dict[tuple[float, float], list[PointValue]]) -> Any:
-    drawn = [(x, y, mean) for (x, y), found in cells.items() for _, mean, _ in found]
-    xs, ys, values = zip(*drawn, strict=True)
-    dots = axis.scatter(xs, ys, c=values, cmap=COLOUR_MAP, s=70, edgecolors="black", linewidths=0.6)
-    for scale, coordinates in ((axis.set_xscale, xs), (axis.set_yscale, ys)):
-        if _logarithmic(coordinates):
-            scale("log")
-    axis.grid(alpha=0.25)
-    return dots
 
 
 def plot_parallel(points: Sequence[PointValue], metric: str, path: Path) -> list[Path]:

@@ -7,7 +7,6 @@ import math
 import os
 import secrets
 import shutil
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -18,6 +17,7 @@ import numpy as np
 
 from trial_ray.environments.adapter import ACTION_CLASSES
 from trial_ray.errors import UserInputError
+from trial_ray.files import partial_of, write_folder
 from trial_ray.reports.recorded import RecordedTrajectory, TokenTexts, TrainedTurn, visible
 from trial_ray.reports.records import RunRecord
 from trial_ray.rollout.trajectory import Turn
@@ -58,20 +58,19 @@ def write_viewer(
     """
     if target.exists() and not (target / MARK).is_file() and (not target.is_dir() or any(target.iterdir())):
         raise UserInputError(f"{target} exists and is no viewer's folder. Name another one with --out.")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
-    try:
-        (partial / "data").mkdir(parents=True)
-        said = list(notes)
-        trajectories = _write(runs, partial, said, progress)
-        _replace(partial, target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return WrittenViewer(target / "index.html", trajectories, said)
+    said, counted, new = list(notes), [0], partial_of(target)
+    write_folder(new, lambda partial: counted.append(_write(runs, partial, said, progress)))
+    old = new.with_suffix(".old")
+    if target.exists():
+        os.replace(target, old)
+    os.replace(new, target)
+    shutil.rmtree(old, ignore_errors=True)
+    return WrittenViewer(target / "index.html", counted[-1], said)
 
 
 def _write(runs: Sequence[RunRecord], folder: Path, notes: list[str], progress: Callable[[], None]) -> int:
     """Write the files; returns the number of trajectories, and adds to the notes."""
+    (folder / "data").mkdir(parents=True)
     writer = ChunkWriter(folder / "data")
     for index, run in enumerate(runs):
         for iteration in run.recorded:
@@ -87,14 +86,9 @@ def _write(runs: Sequence[RunRecord], folder: Path, notes: list[str], progress: 
         raise UserInputError(" ".join(notes) or "There are no trajectories to show.")
     described = writer.close()
     if writer.untrained:
-        share = (
-            "No trajectory has"
-            if writer.untrained == writer.count
-            else (f"{writer.untrained:,} of {writer.count:,} trajectories do not have")
-        )
         notes.append(
-            f"{share} a record of training: turn multipliers, gaps, advantages and learner log-probabilities were not recorded, "
-            "or the trajectories were not trained on."
+            f"{writer.untrained:,} of {writer.count:,} trajectories have no record of training: turn multipliers, gaps, advantages "
+            "and learner log-probabilities were not recorded, or the trajectories were not trained on."
         )
     described |= {"runs": [visible(run.name) for run in runs], "notes": [visible(note) for note in notes]}
     (folder / "data" / "about-0.js").write_text(script("about", 0, described), encoding="ascii")
@@ -110,14 +104,6 @@ def _write_page(folder: Path) -> None:
     (folder / "index.html").write_text(page, encoding="utf-8")
     for name in ASSETS:
         (folder / name).write_text((assets / name).read_text(encoding="utf-8"), encoding="utf-8")
-
-
-def _replace(partial: Path, target: Path) -> None:
-    old = partial.with_suffix(".old")
-    if target.exists():
-        os.replace(target, old)
-    os.replace(partial, target)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def disagreement(trained: Sequence[TrainedTurn | None], success: bool) -> float | None:
@@ -148,30 +134,6 @@ def disagreement(trained: Sequence[TrainedTurn | None], success: bool) -> float 
         total += weight * float(np.maximum(0.0, -sign * gap).sum())
         tokens += len(gap)
     return total / tokens if tokens else None
-
-
-_EDGES = np.geomspace(1e-6, 1e3, 901)
-
-
-class Scale:
-    """A histogram of absolute values, in steps of about 2 %."""
-
-    def __init__(self) -> None:
-        self._counts = np.zeros(len(_EDGES) + 1, np.int64)
-
-    def add(self, values: Sequence[float] | np.ndarray) -> None:
-        """Count values; those that are not finite are left out."""
-        magnitudes = np.abs(np.asarray(values, np.float64))
-        magnitudes = magnitudes[np.isfinite(magnitudes)]
-        self._counts += np.bincount(np.searchsorted(_EDGES, magnitudes), minlength=len(self._counts))
-
-    def quantile(self, share: float) -> float | None:
-        """The magnitude that ``share`` of the values do not exceed; ``None`` without values."""
-        total = int(self._counts.sum())
-        if not total:
-            return None
-        bucket = int(np.searchsorted(np.cumsum(self._counts), share * total))
-        return float(np.round(_EDGES[min(bucket, len(_EDGES) - 1)], 6))
 
 
 MOST_IN_BLOCK = 100
@@ -226,7 +188,7 @@ class ChunkWriter:
         self._folder = folder
         self.count = 0
         self.untrained = 0
-        self.scales = {name: Scale() for name in FULL_TINT_AT_LEAST}
+        self._magnitudes: dict[str, list[np.ndarray]] = {name: [] for name in FULL_TINT_AT_LEAST}
         self._block_starts: list[int] = []
         self._index_files = 0
         self._start_block()
@@ -281,13 +243,18 @@ class ChunkWriter:
             "count": self.count,
             "blocks": self._block_starts[:-1],
             "index_files": self._index_files,
-            "scales": {name: self._full_tint(name) for name in self.scales},
+            "scales": {name: self._full_tint(name) for name in FULL_TINT_AT_LEAST},
             "classes": list(ACTION_CLASSES),
         }
 
     def _full_tint(self, name: str) -> float | None:
-        found = self.scales[name].quantile(FULL_TINT_QUANTILE)
-        return None if found is None else max(found, FULL_TINT_AT_LEAST[name])
+        values = np.concatenate([np.empty(0), *self._magnitudes[name]])
+        values = values[np.isfinite(values)]
+        return (
+            max(round(float(np.quantile(values, FULL_TINT_QUANTILE)), 6), FULL_TINT_AT_LEAST[name])
+            if len(values)
+            else None
+        )
 
     def _detail(
         self, turn: Turn, trained: TrainedTurn, name: str, tokens: TokenTexts | None, response: list[str] | None
@@ -321,12 +288,11 @@ class ChunkWriter:
         }
 
     def _measure(self, turn: Turn, trained: TrainedTurn) -> None:
-        if trained.gap is not None:
-            self.scales["gap"].add(trained.gap)
-        if trained.learner_logprobs is not None:
-            self.scales["ratio"].add(np.asarray(trained.learner_logprobs) - turn.logprobs)
-        if trained.advantage is not None:
-            self.scales["advantage"].add([trained.advantage])
+        learner = trained.learner_logprobs
+        ratio = None if learner is None else np.asarray(learner) - turn.logprobs
+        for name, values in (("gap", trained.gap), ("ratio", ratio), ("advantage", trained.advantage)):
+            if values is not None:
+                self._magnitudes[name].append(np.abs(np.atleast_1d(np.asarray(values, np.float32))))
 
     def _row(self, run: int, recorded: RecordedTrajectory) -> list[Any]:
         trajectory = recorded.trajectory

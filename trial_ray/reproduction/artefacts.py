@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +14,15 @@ from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.evaluation.table_text import to_latex, to_markdown
 from trial_ray.evaluation.tables import ResultTable, TableEntry
 from trial_ray.files import write_json, write_text
-from trial_ray.metrics import PANEL_SUCCESS, PROFILE_STD, TRAINING_SUCCESS, TURN_SCORE
+from trial_ray.metrics import CURVES, TRAINING_SUCCESS
 from trial_ray.reproduction.studies import PlannedRun
 from trial_ray.rollout.trajectory import EpisodeResult
 from trial_ray.runs.folder import RunFolder
+from trial_ray.runs.report import load_groups
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.methods.trial import TRIALConfig
-    from trial_ray.reports.traces import Trace
+    from trial_ray.reports.records import Allocation
 
 REFERENCE, SUBJECT = "grpo", "trial"
 FAMILY = "pick_two_obj_and_place"
@@ -66,23 +68,29 @@ def _table(name: str, runs: Sequence[PlannedRun], folder: Path) -> list[Path]:
 
 
 def _learning(runs: Sequence[PlannedRun], folder: Path, tried: Sequence[Mapping[str, Any]]) -> list[Path]:
-    from trial_ray.reports.dynamics import curve, learning, read_metrics, to_markdown
-    from trial_ray.reports.plots import plot_learning
+    from trial_ray.reports.charts import curve_chart
+    from trial_ray.reports.dynamics import curve, learning, to_markdown
+    from trial_ray.reports.plots import write_figure
 
     written, parts = [], []
+    in_windows = replace(CURVES[TRAINING_SUCCESS], windowed=True)
     for environment in dict.fromkeys(run.environment for run in runs):
-        curves: dict[str, dict[int, dict[int, float]]] = {}
-        for run in (run for run in runs if run.environment == environment):
-            found = curve(read_metrics(RunFolder(run.folder).metrics), TRAINING_SUCCESS)
-            curves.setdefault(run.method, {})[run.seed] = dict(found)
-        if REFERENCE not in curves:
+        groups = load_groups([run.folder for run in runs if run.environment == environment])
+        methods = {run.folder.resolve(): run.method for run in runs}
+        found = {methods[group.runs[0].path]: group for group in groups}
+        if REFERENCE not in found:
             continue
+        curves = {
+            method: {run.seed or 0: dict(curve(run.metrics, TRAINING_SUCCESS)) for run in group.runs}
+            for method, group in found.items()
+        }
         data = learning(curves, REFERENCE, SUBJECT)
         parts.append(f"**{environment}**\n\n{to_markdown(data, method_title)}")
-        title = f"{environment}: success of training rollouts on new games, moving mean of 5 iterations"
-        shown = {**data, "methods": {method_title(name): of for name, of in data["methods"].items()}, "title": title}
-        written.append(write_json(folder / f"study_learning_{environment}.json", {**data, "tried": list(tried)}))
-        written += plot_learning(shown, folder / f"study_learning_{environment}.png")
+        name = f"study_learning_{environment}"
+        written.append(write_json(folder / f"{name}.json", {**data, "tried": list(tried)}))
+        pairs = [[found[REFERENCE], group] for group in groups if group is not found[REFERENCE]]
+        charts = [chart for pair in pairs or [groups] if (chart := curve_chart(TRAINING_SUCCESS, pair, in_windows))]
+        written += write_figure(folder, name, charts, f"{environment}: success of training rollouts on new games")
     return [*written, write_text(folder / "study_learning.md", "\n".join(parts))]
 
 
@@ -93,27 +101,13 @@ def _rows(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
 
 
 def _figure2(runs: Sequence[PlannedRun], folder: Path) -> list[Path]:
-    from trial_ray.reports.dynamics import mean_over_runs, panel_curve, read_metrics, windows
-    from trial_ray.reports.plots import plot_dynamics
+    from trial_ray.reports.plots import figure2, write_figure
 
-    metrics: dict[str, list[list[dict[str, float]]]] = {}
-    for run in runs:
-        metrics.setdefault(method_title(run.method), []).append(read_metrics(RunFolder(run.folder).metrics))
-    data: dict[str, Any] = {
-        "title": f"{runs[0].backbone}, {runs[0].environment}: {_seeds(runs)}",
-        "iterations": runs[0].iterations,
-        "hindsight_start_iteration": _hindsight_start(runs),
-        "panel": {method: panel_curve(found, PANEL_SUCCESS) for method, found in metrics.items()},
-        "runs": [run.name for run in runs],
-    }
-    for name, key in (("turn_score", TURN_SCORE), ("profile_std", PROFILE_STD)):
-        means = {method: mean_over_runs([windows(run, key) for run in found]) for method, found in metrics.items()}
-        data[name] = {method: found for method, found in means.items() if found}
-    return [write_json(folder / "figure2.json", data), *plot_dynamics(data, folder / "figure2.png")]
-
-
-def _hindsight_start(runs: Sequence[PlannedRun]) -> int:
-    return next((_trial_config(run).hindsight_start_iteration for run in runs if run.method == "trial"), 1)
+    groups = load_groups([run.folder for run in runs])
+    charts = figure2(groups)
+    data = {"runs": [run.name for run in runs], **{chart["name"]: chart["series"] for chart in charts}}
+    title = f"{runs[0].backbone}, {runs[0].environment}: {'; '.join(group.title for group in groups)}"
+    return [write_json(folder / "figure2.json", data), *write_figure(folder, "figure2", charts, title)]
 
 
 def _trial_config(run: PlannedRun) -> TRIALConfig:
@@ -123,54 +117,55 @@ def _trial_config(run: PlannedRun) -> TRIALConfig:
     return run.config
 
 
-def _seeds(runs: Sequence[PlannedRun]) -> str:
-    count = len({run.seed for run in runs})
-    return f"{count} seed{'s' if count > 1 else ''}"
-
-
 def _figure3(runs: Sequence[PlannedRun], folder: Path) -> list[Path]:
-    from trial_ray.environments.adapter import ACTION_CLASSES
-    from trial_ray.reports.plots import plot_allocation
-    from trial_ray.reports.traces import class_means, readable_trace
+    from trial_ray.reports.plots import figure3, write_figure
+    from trial_ray.reports.records import RunGroup, RunRecord
+    from trial_ray.reports.traces import class_means
 
     trained = [run for run in runs if run.method == "trial"]
     if not trained:
         raise UserInputError("The allocation trace needs a finished run of TRIAL; found none.")
-    traces, family = _allocation_traces(trained[0])
+    allocation, family = _allocation(trained[0])
+    title = (
+        f"{trained[0].name}: {len(allocation.traces)} successful trajectories of one iteration, "
+        f"{f'family {family}' if family else 'all families'}"
+    )
     data: dict[str, Any] = {
-        "title": f"{trained[0].name}: {len(traces)} successful trajectories of one iteration"
-        + (f", family {family}" if family else ", all families"),
+        "title": title,
         "family": family,
-        "class_order": list(ACTION_CLASSES),
-        "classes": class_means(traces),
-        "example": readable_trace(traces).to_dict(),
-        "trajectories": [trace.to_dict() for trace in traces],
+        "classes": class_means(allocation.traces),
+        "trajectories": [trace.to_dict() for trace in allocation.traces],
         "paired": _paired_traces(runs, family),
     }
-    written = [write_json(folder / "figure3.json", data), *plot_allocation(data, folder / "figure3.png")]
-    return [*written, write_text(folder / "figure3_paired.md", paired_markdown(data["paired"]))]
+    group = RunGroup(trained[0].name, [RunRecord(trained[0].folder, allocation=allocation)])
+    return [
+        write_json(folder / "figure3.json", data),
+        *write_figure(folder, "figure3", figure3(group), title),
+        write_text(folder / "figure3_paired.md", paired_markdown(data["paired"])),
+    ]
 
 
-def _allocation_traces(run: PlannedRun) -> tuple[list[Trace], str | None]:
-    """The last recorded training batch, scored by the run's final policy."""
+def _allocation(run: PlannedRun) -> tuple[Allocation, str | None]:
+    """The last recorded training batch, scored by the run's final policy; successful trajectories of one family, if any."""
     from trial_ray.models.module import load_causal_lm, load_tokenizer
-    from trial_ray.reports.allocation import trace_trajectories
+    from trial_ray.reports.records import Allocation
     from trial_ray.reports.traces import choose_trajectories
+    from trial_ray.reproduction.allocation import trace_trajectories
     from trial_ray.rollout.recording import read_trajectories
     from trial_ray.runs.checkpoints import find_model
 
     recorded = RunFolder(run.folder)
-    trajectories = read_trajectories(recorded.trajectories, recorded.recorded_iterations()[-1])
-    chosen, family = choose_trajectories(trajectories, FAMILY)
+    iteration = recorded.recorded_iterations()[-1]
+    chosen, family = choose_trajectories(read_trajectories(recorded.trajectories, iteration), FAMILY)
     model = str(find_model(run.folder))
     config = _trial_config(run)
     lm = load_causal_lm(model, config.model_dtype)
-    return trace_trajectories(lm, load_tokenizer(model), chosen, config, config.gap_clip), family
+    return Allocation(iteration, trace_trajectories(lm, load_tokenizer(model), chosen, config)), family
 
 
 def _paired_traces(runs: Sequence[PlannedRun], family: str | None) -> dict[str, Any] | None:
     """The first seed of every method, greedily on the first game of the evaluation set that only TRIAL's run solved."""
-    from trial_ray.reports.allocation import trace_pair
+    from trial_ray.reproduction.allocation import trace_game
     from trial_ray.runs.checkpoints import find_model
 
     seed = min(run.seed for run in runs)
@@ -180,9 +175,12 @@ def _paired_traces(runs: Sequence[PlannedRun], family: str | None) -> dict[str, 
     config, evaluated = _trial_config(pair["trial"]), pair["trial"].sets[0]
     results = {method: EvaluationResult.load(run.evaluation(evaluated)) for method, run in pair.items()}
     task_id = telling_task(results["grpo"], results["trial"], family)
-    models = {method_title(method): find_model(run.folder) for method, run in pair.items()}
-    traces = trace_pair(models, task_id, pair["trial"].entry(evaluated), config, config.gap_clip)
-    return {"task_id": task_id, "seed": seed, "traces": {name: trace.to_dict() for name, trace in traces.items()}}
+    entry = pair["trial"].entry(evaluated)
+    traces = {
+        method_title(method): trace_game(find_model(run.folder), task_id, entry, config).to_dict()
+        for method, run in pair.items()
+    }
+    return {"task_id": task_id, "seed": seed, "traces": traces}
 
 
 def telling_task(reference: EvaluationResult, other: EvaluationResult, family: str | None) -> str:

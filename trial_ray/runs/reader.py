@@ -23,7 +23,7 @@ from trial_ray.reports.traces import Trace, TracedTurn
 from trial_ray.rollout.partitions import partitions
 from trial_ray.runs.checkpoints import find_tokenizer
 from trial_ray.runs.config_record import backbone_of_settings, command_of, commands_in_force, setting_changes
-from trial_ray.runs.cost import PHASES, cost_sections
+from trial_ray.runs.cost import cost_sections
 from trial_ray.runs.evaluations import read_name
 from trial_ray.runs.folder import CONFIG_FILE, RUN_FILE, RunFolder
 
@@ -223,7 +223,6 @@ def _read_evaluations(run: RunRecord) -> None:
 
 def _read_cost(run: RunRecord, card: Mapping[str, Any]) -> None:
     rows = [row for section in cost_sections(card) for row in section]
-    run.seconds = {PHASES[phase]: float(value) for phase, value in card["seconds"].items()}
     run.cost = rows
 
 

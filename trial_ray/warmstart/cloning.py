@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,24 +32,14 @@ class Muon(torch.optim.Optimizer):
         matrices: what is trained; parameters of two dimensions.
         lr: learning rate, of a matrix of ``R`` rows and ``C`` columns times ``sqrt(max(1, R / C))``.
         momentum: of Nesterov's kind.
-
-    Raises:
-        ValueError: a parameter is no matrix.
     """
 
     def __init__(self, matrices: Iterable[torch.nn.Parameter], lr: float, momentum: float = 0.95) -> None:
         super().__init__(matrices, {"lr": lr, "momentum": momentum})
-        for group in self.param_groups:
-            if any(matrix.dim() != 2 for matrix in group["params"]):
-                raise ValueError(
-                    "Muon trains matrices alone; give parameters of other dimensions to another optimizer."
-                )
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]  # torch's may return a loss
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # torch's may compute and return a loss
         """Do one update of the matrices that have a gradient."""
-        if closure is not None:
-            raise ValueError("Muon takes no closure.")
         for group in self.param_groups:
             by_shape: dict[tuple[Any, ...], list[tuple[torch.Tensor, torch.Tensor]]] = defaultdict(list)
             for matrix in group["params"]:

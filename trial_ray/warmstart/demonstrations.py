@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,18 +77,15 @@ def collect(
         EnvironmentFaultError: the environment fails.
         PromptTooLongError: a prompt does not fit.
     """
-    played = task_set(settings, entry, DEMONSTRATED)
+    entry, tasks = task_set(settings, entry, DEMONSTRATED)
     demonstrator = make_demonstrator(entry)
     demonstrations: list[Demonstration] = []
-    env = GuardedEnv(played.entry)
-    try:
-        for game, task_id in enumerate(played.tasks):
+    with closing(GuardedEnv(entry)) as env:
+        for game, task_id in enumerate(tasks):
             for episode in range(settings.episodes_per_game):
                 player = DemonstratorPlayer(settings, tokenizer, builder, demonstrator, [settings.seed, game, episode])
                 demonstrations += player.demonstrations(_play(env, task_id, player))
             on_game()
-    finally:
-        env.close()
     return demonstrations
 
 
@@ -97,16 +95,13 @@ def collect_texts(settings: WarmStartSettings, entry: EnvironmentEntry) -> Itera
     Raises:
         ConfigError, EnvironmentFaultError: as :func:`collect`.
     """
-    played = task_set(settings, entry, DEMONSTRATED)
+    entry, tasks = task_set(settings, entry, DEMONSTRATED)
     demonstrator = make_demonstrator(entry)
-    env = GuardedEnv(played.entry)
-    try:
-        for task_id in played.tasks:
+    with closing(GuardedEnv(entry)) as env:
+        for task_id in tasks:
             player = _TextCollector(demonstrator, entry.adapter.template(settings.response_style), settings.seed)
             _play(env, task_id, player)
             yield from player.texts
-    finally:
-        env.close()
 
 
 def make_demonstrator(entry: EnvironmentEntry) -> Demonstrator:

@@ -20,13 +20,13 @@ from transformers import PreTrainedModel
 from trial_ray.environments.adapter import Demonstrator, EnvironmentAdapter, plan
 from trial_ray.environments.guarded import GuardedEnv, StepResult
 from trial_ray.environments.registry import EnvironmentEntry, make_entries
-from trial_ray.objectives.allocation import hindsight_gap, relative_weights, turn_scores
+from trial_ray.learner.packing import Row, score_rows
+from trial_ray.learner.rows import required
+from trial_ray.objectives.allocation import hindsight_gap
 from trial_ray.objectives.segments import segment_sum
 from trial_ray.rollout.env_runner import outside_loop
 from trial_ray.rollout.episode import Decision, History, Player
-from trial_ray.rollout.hindsight import augment
 from trial_ray.rollout.trajectory import Trajectory
-from trial_ray.warmstart.cloning import Example, collate, pad_id_of
 from trial_ray.warmstart.demonstrations import make_demonstrator, outcome_evidence
 from trial_ray.warmstart.policy import HeldOutGames, PlayResult, computing_with, load_policy, prompt_builder
 from trial_ray.warmstart.settings import EVALUATED, WarmStartSettings
@@ -34,8 +34,8 @@ from trial_ray.warmstart.settings import EVALUATED, WarmStartSettings
 GAP_CLIP = 2.0
 """c of Eq. 4, in nats: TRIAL's default."""
 RESAMPLES = 1000
-BATCH = 64
-"""Prompts scored together."""
+MAX_TOKENS = 16_384
+"""Scored in one forward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +45,16 @@ class JudgedTurn:
     Attributes:
         episode: index of its episode.
         action: what it did.
-        action_class: class of the decision, as in the paper's Figure 3.
         planned: whether the demonstrator would have done the same, or drawn between it and others.
         decisive: whether the environment's planner needs fewer actions after it; ``None`` where there is no planner, or no plan.
         gap: mean over the response's tokens of the signed, clipped gap (Eq. 4), nats; above 0 where hindsight confirms.
-        log_ratio: log π(y|h⁺) / π(y|h) of the whole response, not clipped, nats.
-        score: turn score s_k (Eq. 5), nats.
-        weight: turn weight w_k (Eq. 6).
     """
 
     episode: int
     action: str
-    action_class: str
     planned: bool
     decisive: bool | None
     gap: float
-    log_ratio: float
-    score: float
-    weight: float
 
 
 @dataclass(frozen=True)
@@ -79,7 +71,7 @@ class Judgement:
 
     @cached_property
     def figures(self) -> dict[str, Any]:
-        """Mean gap and weight by kind and class of turn, and areas under the curve with 95 % intervals, for JSON."""
+        """Number and mean gap of turns by kind, and areas under the curve with 95 % intervals, for JSON."""
         return {
             "games": self.result.episodes,
             "won": self.result.successes,
@@ -92,10 +84,6 @@ class Judgement:
             "auc_routine": _auc(
                 [turn for turn in self.turns if turn.decisive is not None], lambda turn: not turn.decisive
             ),
-            "classes": {
-                name: _figures([turn for turn in self.turns if turn.action_class == name])
-                for name in sorted({turn.action_class for turn in self.turns})
-            },
         }
 
     def __str__(self) -> str:
@@ -137,13 +125,12 @@ def judge(
         return watchers[task]
 
     trajectories = games.trajectories(model, seed, watch)
-    numbers = zip(*_views(model, tokenizer, trajectories), strict=True)
+    gaps = iter(_gaps(model, tokenizer, trajectories))
     turns = [
-        JudgedTurn(index, turn.action, kind, planned, decisive, *next(numbers))
+        JudgedTurn(index, turn.action, planned, decisive, next(gaps))
         for index, trajectory in enumerate(trajectories)
-        for turn, kind, planned, decisive in zip(
+        for turn, planned, decisive in zip(
             trajectory.turns,
-            entry.adapter.turn_classes([turn.action for turn in trajectory.turns], trajectory.ended == "terminated"),
             watchers[trajectory.task_id].planned,
             watchers[trajectory.task_id].decisive(trajectory),
             strict=True,
@@ -211,60 +198,24 @@ class _Watcher:
             yield None if before is None or then is None else then < before
 
 
-def _views(
-    model: PreTrainedModel, tokenizer: Any, trajectories: Sequence[Trajectory]
-) -> tuple[list[float], list[float], list[float], list[float]]:
-    """Signed gap, log-ratio, score and weight of every turn."""
-    ordinary, hindsight, counts, trajectory_ids = [], [], [], []
-    for index, trajectory in enumerate(trajectories):
-        for turn, evidence in zip(trajectory.turns, outcome_evidence(trajectory, tokenizer), strict=True):
-            ordinary.append(Example(turn.prompt_ids, turn.response_ids))
-            hindsight.append(Example(augment(turn.prompt_ids, turn.insert_at, evidence), turn.response_ids))
-            counts.append(len(turn.response_ids))
-            trajectory_ids.append(index)
-    turn_ids = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts, dtype=torch.int64))
-    logprobs, hindsight_logprobs = (_logprobs(model, rows, pad_id_of(tokenizer)) for rows in (ordinary, hindsight))
-    gap = hindsight_gap(hindsight_logprobs, logprobs, GAP_CLIP)
-    scores, lengths = turn_scores(gap, torch.ones_like(gap, dtype=torch.bool), turn_ids, len(counts))
-    weights = relative_weights(scores, lengths, torch.tensor(trajectory_ids, dtype=torch.int64))
-    signed = segment_sum(gap, turn_ids, len(counts)) / lengths
-    log_ratio = segment_sum(hindsight_logprobs - logprobs, turn_ids, len(counts))
-    return signed.tolist(), log_ratio.tolist(), scores.tolist(), weights.tolist()
-
-
-@torch.no_grad()
-def _logprobs(model: PreTrainedModel, examples: Sequence[Example], pad_id: int) -> torch.Tensor:
-    """Log-probabilities of the responses' tokens, end to end: float32 ``[T]``."""
-    training = model.training
-    model.eval()
-    order = sorted(range(len(examples)), key=lambda index: len(examples[index]))
-    found: list[torch.Tensor] = [torch.empty(0)] * len(examples)
-    for start in range(0, len(order), BATCH):
-        rows = order[start : start + BATCH]
-        batch = collate([examples[index] for index in rows], pad_id).to(model.device)
-        logits = model(input_ids=batch.ids[:, :-1], use_cache=False).logits.float()
-        logprobs = logits.log_softmax(-1).gather(-1, batch.ids[:, 1:, None])[..., 0]
-        for row, index in enumerate(rows):
-            found[index] = logprobs[row][batch.response[row, 1:]].cpu()
-    model.train(training)
-    return torch.cat(found) if found else torch.empty(0)
+def _gaps(model: PreTrainedModel, tokenizer: Any, trajectories: Sequence[Trajectory]) -> list[float]:
+    """Mean signed gap of every turn."""
+    rows = [
+        Row(turn.prompt_ids, turn.insert_at, turn.response_ids, evidence)
+        for trajectory in trajectories
+        for turn, evidence in zip(trajectory.turns, outcome_evidence(trajectory, tokenizer), strict=True)
+    ]
+    ordinary, hindsight = score_rows(model, rows, two_views=True, max_tokens=MAX_TOKENS)
+    gap = hindsight_gap(required(hindsight), ordinary, GAP_CLIP).cpu()
+    counts = torch.tensor([len(row.response_ids) for row in rows], dtype=torch.int64)
+    turn_ids = torch.repeat_interleave(torch.arange(len(rows)), counts)
+    gaps: list[float] = (segment_sum(gap, turn_ids, len(rows)) / counts).tolist()
+    return gaps
 
 
 def _figures(turns: Sequence[JudgedTurn]) -> dict[str, float | int | None]:
-    """Number of turns, mean gap and weight, and the standard error of the weight over episodes' means."""
-    if not turns:
-        return {"turns": 0, "gap": None, "weight": None, "weight_error": None}
-    by_episode: dict[int, list[float]] = {}
-    for turn in turns:
-        by_episode.setdefault(turn.episode, []).append(turn.weight)
-    means = [float(np.mean(weights)) for weights in by_episode.values()]
-    error = float(np.std(means, ddof=1) / np.sqrt(len(means))) if len(means) > 1 else None
-    return {
-        "turns": len(turns),
-        "gap": float(np.mean([turn.gap for turn in turns])),
-        "weight": float(np.mean(means)),
-        "weight_error": error,
-    }
+    """Number and mean gap of turns."""
+    return {"turns": len(turns), "gap": float(np.mean([turn.gap for turn in turns])) if turns else None}
 
 
 def _auc(turns: Sequence[JudgedTurn], positive: Callable[[JudgedTurn], bool]) -> tuple[float, float, float] | None:

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def load_policy(settings: WarmStartSettings, entry: EnvironmentEntry) -> tuple[P
     if settings.model_path is None:
         vocabulary = entry.adapter.warm_start.vocabulary
         built = build_tokenizer(vocabulary, () if vocabulary else collect_texts(settings, entry))
-        return _on_device(build_tiny_model(built, settings.size, settings.seed), settings), built
+        return build_tiny_model(built, settings.size, settings.seed).to(settings.device), built  # type: ignore[arg-type]
     model_files(Path(settings.model_path))
     try:
         tokenizer = AutoTokenizer.from_pretrained(settings.model_path)
@@ -83,12 +84,7 @@ def load_policy(settings: WarmStartSettings, entry: EnvironmentEntry) -> tuple[P
         ) from error
     if tokenizer.eos_token_id is None:
         raise ChatTemplateError(f"The tokenizer in {settings.model_path} has no end token; set its eos_token.")
-    return _on_device(model, settings), tokenizer
-
-
-def _on_device(model: PreTrainedModel, settings: WarmStartSettings) -> PreTrainedModel:
-    model.to(settings.device)  # type: ignore[arg-type]  # transformers wraps Module.to without its arguments' types
-    return model
+    return model.to(settings.device), tokenizer  # type: ignore[arg-type]  # transformers wraps Module.to without its types
 
 
 def prompt_builder(settings: WarmStartSettings, entry: EnvironmentEntry, tokenizer: Any) -> PromptBuilder:
@@ -177,9 +173,8 @@ class HeldOutGames:
         self._params = SamplingParams(settings.max_response_tokens)
         self._tokenizer = tokenizer
         self._builder = builder
-        played = task_set(settings, entry, purpose)
-        self._tasks, self._entry = played.tasks, played.entry
-        self._envs = [GuardedEnv(played.entry) for _ in range(min(len(played.tasks), IN_FLIGHT))]
+        self._entry, self._tasks = task_set(settings, entry, purpose)
+        self._envs = [GuardedEnv(self._entry) for _ in range(min(len(self._tasks), IN_FLIGHT))]
 
     def __enter__(self) -> HeldOutGames:
         """Return the games themselves."""
@@ -223,14 +218,14 @@ class HeldOutGames:
         return ended
 
     async def _play_all(self, engine: LocalEngine, seed: int, watch: Watch | None) -> Sequence[Trajectory]:
-        free = list(self._envs)
+        free, decode = list(self._envs), partial(self._tokenizer.decode, skip_special_tokens=True)
         slots = asyncio.Semaphore(len(free))
 
         async def play(task: str) -> Trajectory:
             async with slots:
                 env = free.pop()
                 player: Player = PolicyPlayer(
-                    self._builder, self._decode, self._params, engine.generate, derive_seed(seed, task)
+                    self._builder, decode, self._params, engine.generate, derive_seed(seed, task)
                 )
                 if watch is not None:
                     player = watch(task, player, env)
@@ -242,7 +237,3 @@ class HeldOutGames:
                 return trajectory
 
         return await asyncio.gather(*(play(task) for task in self._tasks))
-
-    def _decode(self, ids: Any) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
-        return text

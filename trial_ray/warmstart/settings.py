@@ -3,7 +3,7 @@
 # Without annotations from __future__, which would be texts: check_settings reads the types.
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -146,24 +146,18 @@ DEMONSTRATED, CHECKED, EVALUATED = 0, 1, 2
 """What tasks are for; added to ``generator_seed`` where tasks are generated."""
 
 
-@dataclass(frozen=True)
-class TaskSet:
-    """Tasks of one purpose, and the environment that they are played in."""
-
-    entry: EnvironmentEntry
-    tasks: tuple[str, ...]
-
-
-def task_set(settings: WarmStartSettings, entry: EnvironmentEntry, purpose: int) -> TaskSet:
-    """The tasks of a purpose: generated, seeds, or a part of the split ``train``, as the environment has them.
+def task_set(
+    settings: WarmStartSettings, entry: EnvironmentEntry, purpose: int
+) -> tuple[EnvironmentEntry, Sequence[str]]:
+    """The tasks of a purpose (generated, seeds, or a part of the split ``train``), and the environment to play them in.
 
     Raises:
         ConfigError: the split ``train`` has fewer tasks than the three purposes need, or the seeds are those of another split.
     """
     needs = [settings.games, settings.check_games, settings.evaluation_games]
-    if entry.adapter.warm_start.generated is not None:
-        generated = entry.at(**entry.adapter.warm_start.generated(settings.generator_seed + purpose, needs[purpose]))
-        return TaskSet(generated, tuple(generated.tasks()))
+    if entry.adapter.generated is not None:
+        generated = entry.at(**entry.adapter.generated(settings.generator_seed + purpose, needs[purpose]))
+        return generated, generated.tasks()
     training = entry.at(split=TRAIN)
     if (listed := training.listed_tasks()) is not None:
         entry = training
@@ -176,7 +170,7 @@ def task_set(settings: WarmStartSettings, entry: EnvironmentEntry, purpose: int)
             )
     else:
         tasks = warm_start_seed_tasks(settings.generator_seed, sum(needs))
-    return TaskSet(entry, tuple(tasks[sum(needs[:purpose]) : sum(needs[: purpose + 1])]))
+    return entry, tasks[sum(needs[:purpose]) : sum(needs[: purpose + 1])]
 
 
 def require_tasks(settings: WarmStartSettings, entry: EnvironmentEntry) -> None:

@@ -17,6 +17,7 @@ import rich
 import torch
 import transformers
 from gymnasium.envs.registration import EnvSpec, load_env_creator
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from transformers import PreTrainedModel
 
 import trial_envs
@@ -39,7 +40,6 @@ from trial_ray.warmstart.policy import (
     model_files,
     prompt_builder,
 )
-from trial_ray.warmstart.progress import WarmStartProgress
 from trial_ray.warmstart.settings import CHECKED, WarmStartSettings
 
 LEAST_RESPONSE_ACCURACY = 0.3
@@ -50,6 +50,7 @@ CODE = (
     "models/tiny.py",
     "engines/local.py",
     "engines/transformers.py",
+    "learner/packing.py",
     "objectives/allocation.py",
     "rollout/chat_template.py",
     "rollout/prompts.py",
@@ -60,6 +61,61 @@ CODE = (
 """The code, beside the environment's, that decides what a warm start leads to."""
 
 _log = logging.getLogger(__name__)
+
+
+LINE_EVERY = 100
+"""Updates between lines of a log, where no bar can move."""
+
+
+class WarmStartProgress:
+    """A progress bar a stage: games played by the oracle, updates; in a log, lines. A context manager."""
+
+    def __init__(self, settings: WarmStartSettings, enabled: bool) -> None:
+        self._settings = settings
+        self._success = ""
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[state]}"),
+            disable=not enabled,
+            # What libraries print goes where stdout goes, which may be a file; rich would draw it above the bars.
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._collecting = self._bars.add_task("Demonstrations (games)", total=settings.games, state="")
+        self._cloning = self._bars.add_task("Cloning (updates)", total=settings.max_steps, start=False, state="")
+
+    def __enter__(self) -> WarmStartProgress:
+        """Show the bars."""
+        self._bars.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Leave the bars as they are."""
+        self._bars.stop()
+
+    def game(self) -> None:
+        """The oracle finished a game."""
+        self._bars.advance(self._collecting)
+
+    def demonstrated(self) -> None:
+        """All games are played, now or by an earlier warm start that was interrupted."""
+        self._bars.update(self._collecting, completed=self._settings.games)
+
+    def update(self, step: int, loss: float) -> None:
+        """An update was done."""
+        if step == 1:
+            self._bars.start_task(self._cloning)
+        state = f"loss {loss:.2f}{self._success}"
+        self._bars.update(self._cloning, completed=step, state=state)
+        if step % LINE_EVERY == 0 and not (self._bars.disable or self._bars.console.is_terminal):
+            self._bars.console.print(f"Cloning: update {step} of {self._settings.max_steps}, {state}", highlight=False)
+
+    def check(self, result: PlayResult) -> None:
+        """A check was played."""
+        self._success = f" · held-out success {result.success_rate:.0%} (stops at {self._settings.target_success:.0%})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +140,7 @@ class WarmStartResult:
     interval: tuple[float, float]
     invalid_share: float
     steps: int
-    curve: tuple[dict[str, float], ...]
+    curve: list[dict[str, float]]
     cached: bool
     seconds: float
 
@@ -135,17 +191,8 @@ def warm_start(
     if out is not None:
         write_folder(out, lambda partial: shutil.copytree(path, partial))
     record = json.loads((path / RECORD).read_text(encoding="utf-8"))
-    result = WarmStartResult(
-        path=out or path,
-        success_rate=record["success_rate"],
-        episodes=record["episodes"],
-        interval=(record["interval"][0], record["interval"][1]),
-        invalid_share=record["invalid_share"],
-        steps=record["steps"],
-        curve=tuple(record["curve"]),
-        cached=cached,
-        seconds=record["seconds"],
-    )
+    found = {name: record[name] for name in ("success_rate", "episodes", "invalid_share", "steps", "curve", "seconds")}
+    result = WarmStartResult(path=out or path, interval=tuple(record["interval"]), cached=cached, **found)
     if progress:
         rich.get_console().print(str(result), highlight=False)
     return result
@@ -285,7 +332,14 @@ def _clone(
             if not due:
                 continue
             result = games.play(model, settings.seed)
-            curve.append(_point(step, time.perf_counter() - started, result))
+            curve.append(
+                {
+                    "step": step,
+                    "seconds": round(time.perf_counter() - started, 2),
+                    "success_rate": result.success_rate,
+                    "invalid_share": result.invalid_share,
+                }
+            )
             shown.check(result)
             if result.success_rate >= settings.target_success:
                 return step, curve
@@ -297,12 +351,3 @@ def _clone(
         100 * settings.target_success,
     )
     return settings.max_steps, curve
-
-
-def _point(step: int, seconds: float, result: PlayResult) -> dict[str, float]:
-    return {
-        "step": step,
-        "seconds": round(seconds, 2),
-        "success_rate": result.success_rate,
-        "invalid_share": result.invalid_share,
-    }

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from trial_ray.config.run import RunSettings
-from trial_ray.engines.admission import Request
-from trial_ray.engines.protocol import Response, SamplingParams
-from trial_ray.engines.transformers import DecodingBatch, stop_token_ids
+from trial_ray.algorithms.methods.trial import TRIALConfig
+from trial_ray.engines.local import LocalEngine
+from trial_ray.engines.protocol import SamplingParams
+from trial_ray.engines.transformers import stop_token_ids
 from trial_ray.environments.guarded import GuardedEnv
 from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.errors import InfrastructureError
@@ -22,7 +21,6 @@ from trial_ray.learner.connectors import encode_views
 from trial_ray.learner.packing import score_rows
 from trial_ray.learner.rows import TurnRows, required
 from trial_ray.models.module import load_causal_lm, load_tokenizer
-from trial_ray.objectives.allocation import hindsight_gap, relative_weights, turn_scores
 from trial_ray.reports.traces import Trace, TracedTurn
 from trial_ray.rollout.conversation import prompt_writer
 from trial_ray.rollout.episode import PolicyPlayer, play_episode
@@ -30,20 +28,17 @@ from trial_ray.rollout.trajectory import Trajectory
 
 
 def trace_trajectories(
-    lm: PreTrainedModel, tokenizer: Any, trajectories: Sequence[Trajectory], config: RunSettings, gap_clip: float
+    lm: PreTrainedModel, tokenizer: Any, trajectories: Sequence[Trajectory], config: TRIALConfig
 ) -> list[Trace]:
-    """Score recorded responses in both views with the given weights, as the learner does, and allocate.
+    """Score recorded responses in both views with the given weights, and allocate as the learner does.
 
     Args:
         lm: the policy; both views are scored by it.
         tokenizer: its tokenizer.
-        trajectories: with at least one turn each.
-        config: environment, view and limits.
-        gap_clip: c of Eq. 4, in nats.
+        trajectories: at least one, each with at least one turn.
+        config: environment, view, limits, and c of Eq. 4.
     """
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
-    if not turns:
-        return []
     lengths = torch.tensor([len(trajectory.turns) for trajectory in trajectories])
     trajectory_ids = torch.repeat_interleave(torch.arange(len(trajectories)), lengths)
     rows = TurnRows(turns, trajectory_ids, torch.zeros(len(turns)), encode_views(trajectories, config, tokenizer))
@@ -54,10 +49,9 @@ def trace_trajectories(
         max_tokens=config.max_tokens_per_forward,
         temperature=config.temperature,
     )
-    gap = hindsight_gap(required(hindsight).float().cpu(), ordinary.float().cpu(), gap_clip)
-    scores, counts = turn_scores(gap, torch.ones_like(gap, dtype=torch.bool), rows.turn_ids, len(turns))
-    weights = relative_weights(scores, counts, trajectory_ids)
-    numbers = iter(zip(scores.tolist(), weights.tolist(), counts.tolist(), strict=True))
+    rows.logprobs, rows.hindsight_logprobs = ordinary.float().cpu(), required(hindsight).float().cpu()
+    config.method_class(config).prepare(rows, [], 1)
+    numbers = zip(required(rows.scores).tolist(), required(rows.weights).tolist(), rows.lengths.tolist(), strict=True)
     traces = []
     for trajectory in trajectories:
         adapter, actions = config.adapter_of(trajectory.environment), [turn.action for turn in trajectory.turns]
@@ -70,23 +64,14 @@ def trace_trajectories(
     return traces
 
 
-def trace_pair(
-    models: dict[str, Path], task_id: str, entry: EnvironmentEntry, config: RunSettings, gap_clip: float
-) -> dict[str, Trace]:
-    """Play one game greedily with each model, in this process, and score each model's own decisions.
+def trace_game(model: Path, task_id: str, entry: EnvironmentEntry, config: TRIALConfig) -> Trace:
+    """One game, played greedily by one model in this process, which then scores its own decisions.
 
     Args:
-        models: model folders by what they are called.
+        model: its folder.
         task_id: the game.
         entry: its environment.
-        config: prompts, limits and the hindsight view; the same for all.
-        gap_clip: c of Eq. 4, in nats.
-    """
-    return {name: trace_game(folder, task_id, entry, config, gap_clip) for name, folder in models.items()}
-
-
-def trace_game(model: Path, task_id: str, entry: EnvironmentEntry, config: RunSettings, gap_clip: float) -> Trace:
-    """One game, played greedily by one model.
+        config: prompts, limits and the hindsight view.
 
     Raises:
         InfrastructureError: the environment failed.
@@ -94,12 +79,10 @@ def trace_game(model: Path, task_id: str, entry: EnvironmentEntry, config: RunSe
     lm, tokenizer = load_causal_lm(str(model), config.model_dtype), load_tokenizer(str(model))
     prompts = prompt_writer(tokenizer, config, entry.adapter)
     greedy = SamplingParams(config.max_response_tokens, temperature=0.0)
-    stop_ids = frozenset(stop_token_ids(str(model)))
-
-    async def generate(prompt_ids: np.ndarray, params: SamplingParams) -> Response:
-        return decode(lm, stop_ids, prompt_ids, params)
-
-    player = PolicyPlayer(prompts, lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)), greedy, generate)
+    engine = LocalEngine(lm, frozenset(stop_token_ids(str(model))))
+    player = PolicyPlayer(
+        prompts, lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)), greedy, engine.generate
+    )
     env = GuardedEnv(entry)
     try:
         trajectory = asyncio.run(play_episode(env, task_id, player))
@@ -107,16 +90,5 @@ def trace_game(model: Path, task_id: str, entry: EnvironmentEntry, config: RunSe
         env.close()
     if trajectory.failed:
         raise InfrastructureError(f"The game could not be played: {trajectory.error}")
-    (trace,) = trace_trajectories(lm, tokenizer, [trajectory], config, gap_clip)
+    (trace,) = trace_trajectories(lm, tokenizer, [trajectory], config)
     return trace
-
-
-def decode(lm: Any, stop_ids: frozenset[int], prompt_ids: np.ndarray, params: SamplingParams) -> Response:
-    """One response, from the batch that the transformers engine decodes with."""
-    request = Request(prompt_ids, params)
-    batch = DecodingBatch(lm, stop_ids)
-    with torch.inference_mode():
-        batch.admit([request])
-        while not request.finish_reason:
-            batch.step()
-    return request.response(weight_version=0)
