@@ -46,20 +46,6 @@ def test_gradient_equals_that_of_the_loops_and_reaches_the_student_alone(distrib
     assert teacher.grad is None
 
 
-@given(pairs, mixes)
-def test_lies_between_zero_and_the_entropy_of_the_mixture(distributions, mix):
-    value = generalised_jsd(*both(*distributions), mix).item()
-    entropy = -mix * math.log(mix) - (1 - mix) * math.log(1 - mix)
-    assert -1e-12 <= value <= entropy + 1e-12
-
-
-@given(pairs, st.sampled_from([0.1, 0.3, 0.5]))
-def test_exchanging_the_views_exchanges_the_shares(distributions, mix):
-    student, teacher = both(*distributions)
-    one, other = generalised_jsd(student, teacher, mix), generalised_jsd(teacher, student, 1 - mix)
-    torch.testing.assert_close(one, other, atol=1e-12, rtol=0)
-
-
 @given(pairs, mixes, st.floats(-50, 50))
 def test_equal_distributions_diverge_by_nothing_and_have_no_gradient(distributions, mix, shift):
     student = torch.tensor([distributions[0]], dtype=torch.float64, requires_grad=True)
@@ -75,26 +61,6 @@ def test_distributions_that_share_nothing_reach_the_bound_with_finite_gradients(
     value.sum().backward()
     assert value.item() == pytest.approx(math.log(2))
     assert student.grad.isfinite().all()
-
-
-V = torch.zeros(2, 3)
-
-
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        (lambda: generalised_jsd(V, V[:1]), "teacher_logits"),
-        (lambda: generalised_jsd(V[0], V[0]), "logits"),
-        (lambda: generalised_jsd(V, V, mix=0.0), "mix"),
-        (lambda: generalised_jsd(V, V, mix=1.0), "mix"),
-        (lambda: generalised_jsd(V, V, mix=math.nan), "mix"),
-        (lambda: generalised_jsd(V, V, temperature=0.0), "temperature"),
-        (lambda: generalised_jsd(V, V, temperature=math.nan), "temperature"),
-    ],
-)
-def test_wrong_arguments_are_named(call, name):
-    with pytest.raises(ValueError, match=name):
-        call()
 
 
 def problem(tokens=11, dtype=torch.float64):
@@ -166,15 +132,11 @@ def test_divergences_from_the_engine_are_raw():
     assert {name: value.item() for name, value in found.items()} == pytest.approx(expected, rel=1e-12)
 
 
-def test_divergences_from_the_engine_are_finite_numbers():
+def test_divergences_from_the_engine_are_finite_unless_an_input_is_no_number():
     found = engine_divergences(torch.tensor([-1.0, 0.0]), torch.tensor([-1.0, -200.0]))
-    assert found["logprob_gap_max"].item() == 200.0
     assert found["ratio_max"].item() == pytest.approx(math.exp(20))
     assert all(value.isfinite() for value in found.values())
-
-
-def test_a_divergence_from_the_engine_that_is_not_a_number_stays_one():
-    found = engine_divergences(torch.tensor([-1.0, float("nan")]), torch.tensor([-1.0, -1.0]))
+    found = engine_divergences(torch.tensor([-1.0, math.nan]), torch.tensor([-1.0, -1.0]))
     assert all(value.isnan() for value in found.values())
     with pytest.raises(ValueError, match="of one length"):
         engine_divergences(torch.zeros(2), torch.zeros(3))
