@@ -142,10 +142,6 @@ def test_a_view_that_the_environment_does_not_offer_is_refused_with_where_to_giv
     config.training(privileged_view="outcome").validate()
 
 
-def test_the_valid_config_passes():
-    valid_config().validate()
-
-
 def test_a_misspelt_key_names_the_nearest_known_one():
     config = TRIALConfig().update_from_dict({"hindsite_coeff": 0.3})
     with pytest.raises(ConfigError, match=r"'hindsite_coeff'.*'hindsight_coeff'"):

@@ -224,24 +224,17 @@ def test_weights_are_permuted_by_any_seed_and_by_each_in_its_own_way(seed):
     assert not any(torch.equal(one, other) for one, other in itertools.combinations(drawn.values(), 2))
 
 
-@pytest.mark.parametrize("scale", [1.0, 10.0, 1000.0])
-def test_gigpos_terms_weigh_the_same_whatever_the_scale_of_the_reward(scale):
-    """ω says how the step term counts beside the episode's; with only one of them normalised, the reward's scale would."""
-    update, found = random_update(0), {}
-    for coefficient in (0.0, 1.0):
-        config = new_config("gigpo").training(reward_scale=scale, step_coeff=coefficient, invalid_action_penalty=0.0)
+def test_gigpos_advantages_do_not_depend_on_the_scale_of_the_reward():
+    """Both terms are normalised, so that ω alone says how the step term counts beside the episode's."""
+    update, found = random_update(0), []
+    for scale in (1.0, 10.0, 1000.0):
+        config = new_config("gigpo").training(reward_scale=scale, invalid_action_penalty=0.0)
         rows = group_turn_rows(update.groups, config)
         config.method_class(config).prepare(rows, update.groups, 1)
-        found[coefficient] = rows.advantages
-    episode, step = found[0.0], found[1.0] - found[0.0]
-    for turn in update.turns:
-        turn.valid = True
-    expected = {
-        coefficient: ref.gigpo_advantages(update.turns, "mean_std_norm", "trajectories", coefficient)
-        for coefficient in found
-    }
-    assert all(found[each].tolist() == pytest.approx(expected[each], abs=1e-3) for each in found)
-    assert 0.5 < step.abs().max() / episode.abs().max() < 2
+        found.append(rows.advantages)
+    assert found[0].abs().max() > 0.5
+    for each in found[1:]:
+        torch.testing.assert_close(each, found[0], atol=1e-3, rtol=0)
 
 
 @pytest.mark.parametrize("method", method_names())

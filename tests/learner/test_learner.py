@@ -11,11 +11,13 @@ import ray
 import small_learners
 import torch
 from small_learners import update, weights
-from synthetic_groups import synthetic_groups
+from synthetic_groups import rows_of, synthetic_groups
 
 from trial_ray.algorithms import TRIALConfig
 from trial_ray.errors import CheckpointError, PolicyBrokenError, TrainingDivergedError
 from trial_ray.learner.learner import GRPOLearner
+from trial_ray.learner.packing import score_rows
+from trial_ray.rollout.trajectory import TrajectoryGroup
 
 SETTINGS = {"lr": 1e-2, "kl_coeff": 0.0, "entropy_coeff": 0.0, "minibatch_rows": 16, "microbatch_rows": 8}
 
@@ -84,16 +86,9 @@ def test_learning_raises_what_was_rewarded(model_path):
     learner = learner_of(model_path, "grpo", lr=1e-3, invalid_action_penalty=0.0, minibatch_rows=1000)
 
     def mean_logprob(success: bool) -> float:
-        from trial_ray.learner.packing import Row, score_rows
-
-        rows = [
-            Row(turn.prompt_ids, turn.insert_at, turn.response_ids)
-            for group in groups
-            for trajectory in group.survivors
-            if trajectory.success == success
-            for turn in trajectory.turns
-        ]
-        return score_rows(learner.policy_module.lm, rows, two_views=False, max_tokens=10_000)[0].mean().item()
+        alike = [[each for each in group.survivors if each.success == success] for group in groups]
+        rows = rows_of([TrajectoryGroup("", trajectories) for trajectories in alike])
+        return score_rows(learner.policy_module.lm, rows, max_tokens=10_000)[0].mean().item()
 
     before = mean_logprob(True), mean_logprob(False)
     for _ in range(3):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from small_learners import config_of, learner_of, update, weights
-from synthetic_groups import synthetic_groups
+from synthetic_groups import rows_of, synthetic_groups
 from transformers import AutoModelForCausalLM
 
 from trial_ray.engines.transformers import TransformersEngine
 from trial_ray.engines.weights import pack_weights
 from trial_ray.errors import CheckpointError, ConfigError
-from trial_ray.learner.packing import Row, score_rows
+from trial_ray.learner.packing import score_rows
 from trial_ray.models.module import load_causal_lm
 from trial_ray.runs.checkpoints import CHECKPOINT_MARK, export_model
 
@@ -63,14 +63,12 @@ def test_only_adapters_are_trained_and_held_by_the_optimizer(trained):
 
 
 def test_the_reference_is_the_base_model(trained, model_path, groups):
-    turns = [turn for group in groups for trajectory in group.survivors for turn in trajectory.turns]
-    rows = [Row(turn.prompt_ids, turn.insert_at, turn.response_ids) for turn in turns]
-    base = load_causal_lm(model_path, "float32")
-    expected, _ = score_rows(base, rows, two_views=False, max_tokens=4000)
+    rows = rows_of(groups)
+    expected, _ = score_rows(load_causal_lm(model_path, "float32"), rows, max_tokens=10_000)
     module = trained[0].policy_module
     with module.reference_model() as reference:
-        assert torch.equal(score_rows(reference, rows, two_views=False, max_tokens=4000)[0], expected)
-    assert not torch.allclose(score_rows(module.lm, rows, two_views=False, max_tokens=4000)[0], expected, atol=1e-4)
+        assert torch.equal(score_rows(reference, rows, max_tokens=10_000)[0], expected)
+    assert not torch.allclose(score_rows(module.lm, rows, max_tokens=10_000)[0], expected, atol=1e-4)
 
 
 def test_the_merged_model_and_the_adapter_are_exported(trained, checkpoint, model_path, tmp_path):

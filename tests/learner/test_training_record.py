@@ -12,7 +12,7 @@ from synthetic_groups import synthetic_groups
 
 from trial_ray.errors import CheckpointError, UserInputError
 from trial_ray.learner import recording as training_record
-from trial_ray.learner.connectors import encode_views
+from trial_ray.learner.connectors import encode_views, group_turn_rows
 from trial_ray.learner.packing import score_rows
 from trial_ray.learner.recording import UpdateRecord, read_training, training_schema_table
 from trial_ray.rollout.partitions import VERSION_KEY
@@ -49,18 +49,12 @@ def recorded(groups, model_path, tmp_path_factory):
     evidence = encode_views(survivors, config, module.tokenizer)
     rows, _ = learner._finished_rows(groups)
     rows.evidence = evidence
-    scores = score_rows(
-        module.lm,
-        rows.model_rows(range(len(rows)), with_evidence=True),
-        two_views=True,
-        max_tokens=10_000,
-        temperature=1,
-    )
-    return run, update(learner, groups, iteration=3), evidence, scores
+    scores = score_rows(module.lm, rows.model_rows(range(len(rows)), with_evidence=True), max_tokens=10_000)
+    return run, update(learner, groups, iteration=3), evidence, scores, config
 
 
 def test_every_trained_turn_is_recorded_once_and_joins_with_its_trajectory(recorded, groups):
-    run, metrics, _, _ = recorded
+    run, metrics, *_ = recorded
     table = read_training(run / "training", iteration=3)
     assert len(table) == metrics["num_module_steps_trained"] + metrics["rows"]["skipped"]
     keys = list(zip(*(table[key].to_pylist() for key in KEYS), strict=True))
@@ -79,7 +73,7 @@ def test_every_trained_turn_is_recorded_once_and_joins_with_its_trajectory(recor
 
 
 def test_the_numbers_are_those_of_the_update(recorded, groups):
-    run, metrics, evidence, (ordinary, hindsight) = recorded
+    run, metrics, evidence, (ordinary, hindsight), config = recorded
     rows = read_training(run / "training").to_pylist()
     assert [row["evidence_ids"] for row in rows] == [each.ids.tolist() for each in evidence]
     assert [row["evidence_at"] for row in rows] == [each.insert_at for each in evidence]
@@ -97,16 +91,8 @@ def test_the_numbers_are_those_of_the_update(recorded, groups):
     for turns in of_trajectory.values():
         tokens = [len(turn["gap"]) for turn in turns]
         assert np.average([turn["turn_weight"] for turn in turns], weights=tokens) == pytest.approx(1, abs=1e-5)
-    for group in groups:
-        rewards = np.array([10.0 * trajectory.success for trajectory in group.survivors])
-        expected = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6) if rewards.std() else 0 * rewards
-        for advantage, (index, trajectory) in zip(
-            expected, [each for each in enumerate(group.trajectories) if not each[1].failed], strict=True
-        ):
-            found = {row["turn_index"]: row["advantage"] for row in of_trajectory[group.group_id, index]}
-            for turn, value in found.items():
-                if trajectory.turns[turn].valid:
-                    assert value == pytest.approx(advantage)
+    expected = group_turn_rows(groups, config).advantages.tolist()
+    assert [row["advantage"] for row in rows] == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_method_without_hindsight_leaves_its_columns_empty(model_path, groups, tmp_path):

@@ -1,4 +1,4 @@
-"""The divergence between whole next-token distributions, and its computation in chunks."""
+"""Divergences between whole next-token distributions, and from the engine's."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from method_reference import jsd
 from scipy.spatial.distance import jensenshannon
 from scipy.special import rel_entr, softmax
-from torch import nn
 
-from trial_ray.models.logprobs import gather_divergence
 from trial_ray.objectives.divergences import engine_divergences, generalised_jsd
 
 logit = st.floats(-8, 8, allow_subnormal=False)
@@ -61,60 +59,6 @@ def test_distributions_that_share_nothing_reach_the_bound_with_finite_gradients(
     value.sum().backward()
     assert value.item() == pytest.approx(math.log(2))
     assert student.grad.isfinite().all()
-
-
-def problem(tokens=11, dtype=torch.float64):
-    torch.manual_seed(0)
-    hidden, teacher = torch.randn(tokens, 5, dtype=dtype, requires_grad=True), torch.randn(tokens, 5, dtype=dtype)
-    return hidden, nn.Linear(5, 13, bias=False, dtype=dtype), teacher, nn.Linear(5, 13, bias=False, dtype=dtype)
-
-
-@pytest.mark.parametrize("chunk_tokens", [1, 3, 11, 100])
-def test_chunks_change_neither_value_nor_gradients(chunk_tokens):
-    hidden, head, teacher, teacher_head = problem()
-    value = gather_divergence(hidden, head, teacher, teacher_head, mix=0.3, temperature=1.1, chunk_tokens=chunk_tokens)
-    weights = torch.arange(11, dtype=torch.float64)
-    gradients = torch.autograd.grad(value @ weights, (hidden, head.weight))
-    with torch.no_grad():
-        untracked = gather_divergence(
-            hidden, head, teacher, teacher_head, mix=0.3, temperature=1.1, chunk_tokens=chunk_tokens
-        )
-    whole = generalised_jsd(hidden @ head.weight.T, teacher @ teacher_head.weight.T, 0.3, 1.1)
-    expected = torch.autograd.grad(whole @ weights, (hidden, head.weight))
-    torch.testing.assert_close(value, whole, atol=1e-14, rtol=1e-12)
-    torch.testing.assert_close(untracked, whole, atol=1e-14, rtol=1e-12)
-    torch.testing.assert_close(gradients, expected, atol=1e-14, rtol=1e-12)
-
-
-def test_the_teachers_head_gets_no_gradient_even_where_it_is_the_policys():
-    hidden, head, teacher, teacher_head = problem()
-    gather_divergence(hidden, head, teacher, teacher_head, mix=0.5, temperature=1.0, chunk_tokens=4).sum().backward()
-    assert teacher_head.weight.grad is None
-    shared = head.weight.grad.clone()
-    head.weight.grad = None
-    copied = nn.Linear(5, 13, bias=False, dtype=torch.float64)
-    copied.load_state_dict(head.state_dict())
-    one = gather_divergence(hidden, head, teacher, head, mix=0.5, temperature=1.0)
-    other = gather_divergence(hidden, head, teacher, copied, mix=0.5, temperature=1.0)
-    gradients = [torch.autograd.grad(each.sum(), head.weight)[0] for each in (one, other)]
-    assert torch.equal(*gradients)
-    assert not torch.equal(gradients[0], shared)
-
-
-def test_a_bfloat16_head_is_compared_in_float32():
-    hidden, head, teacher, teacher_head = problem(dtype=torch.bfloat16)
-    value = gather_divergence(hidden, head, teacher, teacher_head, mix=0.5, temperature=1.1)
-    exact = generalised_jsd(head(hidden).double(), teacher_head(teacher).double(), 0.5, 1.1)
-    assert value.dtype == torch.float32
-    torch.testing.assert_close(value.double(), exact, atol=1e-6, rtol=1e-5)
-
-
-def test_no_token_leaves_parameters_in_the_graph():
-    hidden, head, teacher, teacher_head = problem(tokens=0)
-    value = gather_divergence(hidden, head, teacher, teacher_head, mix=0.5, temperature=1.0)
-    value.sum().backward()
-    assert value.shape == (0,)
-    assert torch.equal(head.weight.grad, torch.zeros_like(head.weight))
 
 
 def test_divergences_from_the_engine_are_raw():

@@ -52,7 +52,7 @@ def test_the_trace_is_what_the_method_prepares(folder, config):
     ids = torch.tensor([0] * 4 + [1] + [2] * 3)
     rows = TurnRows(turns, ids, torch.zeros(8), encode_views(recorded, config, tokenizer))
     rows.logprobs, rows.hindsight_logprobs = score_rows(
-        lm, rows.model_rows(range(8), with_evidence=True), two_views=True, max_tokens=4096
+        lm, rows.model_rows(range(8), with_evidence=True), max_tokens=4096
     )
     config.method_class(config).prepare(rows, [], 1)
     assert [turn.weight for trace in traces for turn in trace.turns] == pytest.approx(rows.weights.tolist())

@@ -77,7 +77,7 @@ def measured_cpu() -> Device:
     """This host's CPU: the speed of a matrix product with torch's threads, measured now."""
     import torch
 
-    from trial_ray.models.matmul import matmul_rate
+    from trial_ray.models.module import matmul_rate
 
     rate = matmul_rate("cpu", torch.float32)
     return Device(f"this CPU ({rate / 1e9:,.0f} GFLOP/s, measured)", rate, HOST_BANDWIDTH, host_bytes())
