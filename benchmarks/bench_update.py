@@ -99,7 +99,7 @@ def measure(case: Case) -> tuple[list[Measure], dict[str, Any]]:
 def tokens_forwarded(case: Case, config: Any, learner: BenchLearner, update: Update) -> list[Measure]:
     rows = update.rows.model_rows(range(len(update.rows)), with_evidence=True)
     with counted_tokens(learner.lm) as count:
-        score_rows(learner.lm, rows, two_views=True, max_tokens=config.max_tokens_per_forward)
+        score_rows(learner.lm, rows, max_tokens=config.max_tokens_per_forward)
     scored, distinct = count(), distinct_prefixes(input_ids(rows, two_views=True))
     plain = sum(map(len, input_ids(rows, two_views=True)))
     ordinary = update.rows.model_rows(range(len(update.rows)))

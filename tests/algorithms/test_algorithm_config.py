@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trial_ray.algorithms import GRPO, TRIAL, GRPOConfig, TRIALConfig, methods
+from trial_ray.algorithms import GRPO, GRPOConfig, TRIALConfig, methods
 from trial_ray.algorithms.methods import config_class, method_names, method_of, method_title, new_config
 from trial_ray.errors import ConfigError, UserInputError
 from trial_ray.runs.experiment import load_experiment
@@ -25,29 +25,13 @@ def valid_config() -> TRIALConfig:
     [
         ({"group_size": 1}, "group_size is 1.*at least 2"),
         ({"hindsight_coeff": -0.1}, "hindsight_coeff is -0.1.*at least 0"),
-        ({"clamp_alpha": -1.0}, "clamp_alpha is -1.0.*at least 0"),
-        ({"hindsight_coeff": float("nan")}, "hindsight_coeff is nan"),
-        ({"gap_clip": 0.0}, "gap_clip is 0.0"),
         ({"privileged_view": "outcom"}, "privileged_view is 'outcom'.*'outcome'"),
         ({"privileged_view": None}, "needs a second view"),
-        ({"teacher_sync_iterations": 0}, "teacher_sync_iterations is 0"),
-        ({"gap_clip": float("nan")}, "gap_clip is nan"),
-        ({"dual_clip": 0.5}, "dual_clip is 0.5"),
-        ({"clip_low": 1.5}, r"clip_low is 1.5.*\[0, 1\]"),
-        ({"advantage_epsilon": 0.0}, "advantage_epsilon is 0.0.*above 0"),
-        ({"reward": "money"}, "reward is 'money'"),
-        ({"minibatch_rows": 0}, "minibatch_rows is 0"),
         ({"minibatch_size": 8}, "minibatch_rows"),
         ({"shuffle_batch_per_epoch": True}, "Set shuffle"),
         ({"minibatch_rows": 16}, "minibatch_rows is 16, below microbatch_rows, which is 32"),
-        ({"batch_shards": 0}, "batch_shards is 0"),
-        ({"microbatch_weighting": "tokens"}, "microbatch_weighting is 'tokens'"),
-        ({"clamp_scope": "batch"}, "clamp_scope is 'batch'.*'microbatch', 'minibatch'"),
         ({"max_refills": 2}, "set drop_zero_variance_groups too"),
-        ({"max_logprob_gap": 0.0}, "max_logprob_gap is 0.0.*above 0"),
-        ({"max_logprob_gap": float("nan")}, "max_logprob_gap is nan"),
         ({"importance_cap": 0.9}, "importance_cap is 0.9.*at least 1"),
-        ({"importance_cap": -2.0}, "importance_cap is -2.0.*at least 1"),
     ],
 )
 def test_values_out_of_range_are_refused(settings, message):
@@ -121,19 +105,10 @@ def test_more_learners_than_trajectories_are_refused():
 @pytest.mark.parametrize(
     ("method", "settings", "message"),
     [
-        ("rlsd", {"rescaling": 1.5}, r"rescaling is 1.5.*\[0, 1\]"),
-        ("rlsd", {"rescaling_clip": 1.5}, r"rescaling_clip is 1.5.*\[0, 1\]"),
-        ("rlsd", {"rescaling_iterations": 0}, "rescaling_iterations is 0"),
         ("rlsd", {"privileged_view": None}, "RLSDConfig needs a second view"),
         ("serl", {"privileged_view": None}, "SERLConfig needs a second view|without a privileged_view"),
-        ("sdar", {"gate_slope": -1.0}, "gate_slope is -1.0"),
-        ("sdar", {"distillation_coeff": -1.0}, "distillation_coeff is -1.0"),
         ("grpo_opsd", {"gate_slope": 5.0}, "use sdar"),
-        ("opsd", {"divergence": "kl"}, "divergence is 'kl'.*'jsd', 'sampled'"),
         ("opsd", {"jsd_mix": 1.0}, "jsd_mix is 1.0"),
-        ("opsd", {"jsd_temperature": 0.0}, "jsd_temperature is 0.0"),
-        ("gigpo", {"step_coeff": -1.0}, "step_coeff is -1.0"),
-        ("gigpo", {"step_discount": 1.5}, "step_discount is 1.5"),
         ("grpo", {"teacher_sync_iterations": 10}, "without a privileged_view no teacher"),
     ],
 )
@@ -165,10 +140,6 @@ def test_a_view_that_the_environment_does_not_offer_is_refused_with_where_to_giv
     with pytest.raises(ConfigError, match=r"trial/TextWorld-v0 offers no 'skill' view.*EnvironmentAdapter\(skills="):
         config.validate()
     config.training(privileged_view="outcome").validate()
-
-
-def test_the_valid_config_passes():
-    valid_config().validate()
 
 
 def test_a_misspelt_key_names_the_nearest_known_one():
@@ -214,17 +185,6 @@ def test_cpus_of_an_engine_are_no_custom_resource():
 
 def test_the_clean_up_after_a_setup_that_failed_early_hides_no_error():
     object.__new__(GRPO).cleanup()
-
-
-def test_engines_are_part_of_a_trials_resources():
-    config = valid_config().engines(
-        num_engines=2, num_gpus_per_engine=1, num_cpus_per_engine=3, custom_resources_per_engine={"big": 0.5}
-    )
-    bundles = TRIAL.default_resource_request(config.env_runners(num_env_runners=4)).bundles
-    assert bundles[-2:] == [{"CPU": 3, "GPU": 1, "big": 0.5}] * 2
-    main, *env_runners = bundles[:-2]
-    assert main
-    assert len(env_runners) == 4
 
 
 @pytest.mark.parametrize("name", ["alfworld_qwen3_1.7b", "alfworld_qwen2.5_3b"])

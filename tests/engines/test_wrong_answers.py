@@ -24,10 +24,10 @@ def with_first(values, value):
 
 
 LIES = {
-    "too few log-probabilities": (lambda batch: {"logprobs": batch.logprobs[:-1]}, r""),
+    "too few log-probabilities": (lambda batch: {"logprobs": batch.logprobs[:-1]}, "belong to different numbers"),
     "log-probabilities of each alternative": (lambda batch: {"logprobs": batch.logprobs[:, None]}, r"and \(2, 1\) log"),
     "ids that are no integers": (lambda batch: {"response_ids": batch.logprobs}, "ids of float32"),
-    "a response too few": (lambda batch: {"lengths": batch.lengths[1:]}, "ValueError"),
+    "a response too few": (lambda batch: {"lengths": batch.lengths[1:]}, "belong to different numbers"),
     "a request that nobody made": (
         lambda batch: {"numbers": tuple(number + 100 for number in batch.numbers)},
         "WrongAnswerError: the engine answered to request 100, which was never sent",

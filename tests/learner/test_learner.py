@@ -8,34 +8,22 @@ import time
 import numpy as np
 import pytest
 import ray
+import small_learners
 import torch
-from small_learners import build_learner, update, weights
-from synthetic_groups import synthetic_groups
+from small_learners import update, weights
+from synthetic_groups import rows_of, synthetic_groups
 
-from trial_ray.algorithms import GRPOConfig, TRIALConfig
+from trial_ray.algorithms import TRIALConfig
 from trial_ray.errors import CheckpointError, PolicyBrokenError, TrainingDivergedError
 from trial_ray.learner.learner import GRPOLearner
+from trial_ray.learner.packing import score_rows
+from trial_ray.rollout.trajectory import TrajectoryGroup
 
-# No engine sampled the groups of these tests, so nothing can be said of its log-probabilities.
-SETTINGS = {
-    "lr": 1e-2,
-    "kl_coeff": 0.0,
-    "entropy_coeff": 0.0,
-    "minibatch_rows": 16,
-    "microbatch_rows": 8,
-    "max_logprob_gap": 100.0,
-}
+SETTINGS = {"lr": 1e-2, "kl_coeff": 0.0, "entropy_coeff": 0.0, "minibatch_rows": 16, "microbatch_rows": 8}
 
 
-def learner_of(model_path: str, config=TRIALConfig, model_dtype: str = "float32", **training) -> GRPOLearner:
-    """A learner in this process; ``config`` is a class, or an object with some settings of its own."""
-    config = (
-        (config() if isinstance(config, type) else config)
-        .environment("trial/ALFWorld-v0")
-        .rl_module(model_path=model_path, model_dtype=model_dtype)
-        .training(**{**SETTINGS, **training})
-    )
-    return build_learner(config)
+def learner_of(model_path: str, method: str = "trial", **settings) -> GRPOLearner:
+    return small_learners.learner_of(method, model_path, **{**SETTINGS, **settings})
 
 
 def assert_same_update(one: GRPOLearner, other: GRPOLearner) -> None:
@@ -49,7 +37,7 @@ def groups():
 
 
 def test_without_the_dense_term_trial_is_grpo(model_path, groups):
-    grpo = learner_of(model_path, GRPOConfig)
+    grpo = learner_of(model_path, "grpo")
     before = weights(grpo)
     update(grpo, groups)
     assert not torch.equal(before, weights(grpo))
@@ -58,13 +46,13 @@ def test_without_the_dense_term_trial_is_grpo(model_path, groups):
         ({"clamp_alpha": 0.0, "hindsight_coeff": 5.0}, 30),
         ({"hindsight_start_iteration": 25}, 24),
     ):
-        trial = learner_of(model_path, TRIALConfig, **settings)
+        trial = learner_of(model_path, "trial", **settings)
         update(trial, groups, iteration)
         assert_same_update(trial, grpo)
 
 
 def test_the_dense_term_moves_the_weights_from_its_first_iteration_on(model_path, groups):
-    grpo, trial = learner_of(model_path, GRPOConfig), learner_of(model_path, hindsight_coeff=0.5, clamp_alpha=1e6)
+    grpo, trial = learner_of(model_path, "grpo"), learner_of(model_path, hindsight_coeff=0.5, clamp_alpha=1e6)
     update(grpo, groups, iteration=25)
     results = update(trial, groups, iteration=25)
     assert not torch.allclose(weights(trial), weights(grpo), atol=1e-4)
@@ -77,7 +65,7 @@ def test_identical_views_make_no_dense_update(model_path, groups, monkeypatch):
     monkeypatch.setattr("trial_ray.learner.connectors.encode_evidence", lambda *args: empty)
     grpo, trial = [
         learner_of(model_path, each, minibatch_rows=1000, **own)
-        for each, own in ((GRPOConfig, {}), (TRIALConfig, {"hindsight_coeff": 0.5, "clamp_alpha": 1e6}))
+        for each, own in (("grpo", {}), ("trial", {"hindsight_coeff": 0.5, "clamp_alpha": 1e6}))
     ]
     update(grpo, groups)
     results = update(trial, groups, iteration=30)
@@ -86,7 +74,7 @@ def test_identical_views_make_no_dense_update(model_path, groups, monkeypatch):
 
 
 def test_reference_divergence_starts_at_zero_and_grows(model_path, groups):
-    learner = learner_of(model_path, GRPOConfig, kl_coeff=0.01, minibatch_rows=1000)
+    learner = learner_of(model_path, "grpo", kl_coeff=0.01, minibatch_rows=1000)
     first = update(learner, groups)
     second = update(learner, groups)
     assert abs(float(first["grpo"]["kl"])) < 1e-6
@@ -95,37 +83,18 @@ def test_reference_divergence_starts_at_zero_and_grows(model_path, groups):
 
 def test_learning_raises_what_was_rewarded(model_path):
     groups = synthetic_groups(vocab_size=400, num_groups=2, group_size=6, seed=3)
-    learner = learner_of(model_path, GRPOConfig, lr=1e-3, invalid_action_penalty=0.0, minibatch_rows=1000)
+    learner = learner_of(model_path, "grpo", lr=1e-3, invalid_action_penalty=0.0, minibatch_rows=1000)
 
     def mean_logprob(success: bool) -> float:
-        from trial_ray.learner.packing import Row, score_rows
-
-        rows = [
-            Row(turn.prompt_ids, turn.insert_at, turn.response_ids)
-            for group in groups
-            for trajectory in group.survivors
-            if trajectory.success == success
-            for turn in trajectory.turns
-        ]
-        return score_rows(learner.policy_module.lm, rows, two_views=False, max_tokens=10_000)[0].mean().item()
+        alike = [[each for each in group.survivors if each.success == success] for group in groups]
+        rows = rows_of([TrajectoryGroup("", trajectories) for trajectories in alike])
+        return score_rows(learner.policy_module.lm, rows, max_tokens=10_000)[0].mean().item()
 
     before = mean_logprob(True), mean_logprob(False)
     for _ in range(3):
         update(learner, groups)
     assert mean_logprob(True) > before[0]
     assert mean_logprob(False) < before[1]
-
-
-def test_checkpoint_restores_weights_and_optimizer(model_path, groups, tmp_path):
-    learner = learner_of(model_path)
-    update(learner, groups, iteration=30)
-    learner.save_to_path(tmp_path / "checkpoint")
-    restored = learner_of(model_path)
-    restored.restore_from_path(tmp_path / "checkpoint")
-    assert torch.equal(weights(restored), weights(learner))
-    for each in (learner, restored):
-        update(each, groups, iteration=31)
-    assert torch.equal(weights(restored), weights(learner))
 
 
 def optimizer_settings(learner: GRPOLearner) -> list[tuple]:
@@ -137,10 +106,7 @@ def test_settings_that_were_changed_act_from_the_first_update_after_a_checkpoint
     schedule = [[0, 1e-2], [100, 0.0]]
     learner = learner_of(model_path, lr=schedule)
     for iteration in (1, 2):
-        learner.update(
-            episodes=list(groups),
-            timesteps={"training_iteration": iteration, "num_env_steps_sampled_lifetime": 20 * iteration},
-        )
+        update(learner, groups, iteration, num_env_steps_sampled_lifetime=20 * iteration)
     learner.save_to_path(tmp_path / "checkpoint")
     same = learner_of(model_path, lr=schedule)
     same.restore_from_path(tmp_path / "checkpoint")
@@ -185,7 +151,7 @@ def test_checkpoint_without_weights_is_refused(model_path, groups, tmp_path):
 
 
 def test_updates_that_are_not_finite_are_skipped_and_counted_then_stop_the_run(model_path, groups, monkeypatch):
-    learner = learner_of(model_path, GRPOConfig, max_skipped_updates=3, minibatch_rows=1000)
+    learner = learner_of(model_path, "grpo", max_skipped_updates=3, minibatch_rows=1000)
     before = weights(learner)
     monkeypatch.setattr(
         "trial_ray.learner.method.clipped_surrogate",
@@ -219,10 +185,7 @@ def test_a_learning_rate_schedule_is_followed_over_environment_steps(model_path,
     rates = []
     for steps in (250, 1000, 2000):
         before = weights(learner)
-        learner.update(
-            episodes=list(groups),
-            timesteps={"training_iteration": 1, "num_env_steps_sampled_lifetime": steps},
-        )
+        update(learner, groups, num_env_steps_sampled_lifetime=steps)
         rates.append(learner._named_optimizers["default_policy_default_optimizer"].param_groups[0]["lr"])
         moved = not torch.equal(before, weights(learner))
     assert rates == pytest.approx([7.5e-3, 0.0, 0.0])
@@ -280,7 +243,7 @@ def test_a_policy_that_a_step_breaks_is_not_saved_when_the_next_ones_are_skipped
 def test_rewards_without_bounds_are_not_trained_on(model_path):
     groups = synthetic_groups(vocab_size=400, num_groups=1)
     groups[0].trajectories[0].score = 1e308
-    learner = learner_of(model_path, GRPOConfig, reward="score", reward_scale=10.0)
+    learner = learner_of(model_path, "grpo", reward="score", reward_scale=10.0)
     before = weights(learner)
     with pytest.raises(TrainingDivergedError, match=r"earned inf \(score times reward_scale=10\)"):
         update(learner, groups)

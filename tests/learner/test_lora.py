@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_learners import build_learner, update, weights
-from synthetic_groups import synthetic_groups
+from small_learners import config_of, learner_of, update, weights
+from synthetic_groups import rows_of, synthetic_groups
 from transformers import AutoModelForCausalLM
 
-from trial_ray.algorithms import GRPOConfig
-from trial_ray.algorithms.methods.opsd import OPSDConfig
 from trial_ray.engines.transformers import TransformersEngine
 from trial_ray.engines.weights import pack_weights
 from trial_ray.errors import CheckpointError, ConfigError
-from trial_ray.learner.packing import Row, score_rows
+from trial_ray.learner.packing import score_rows
 from trial_ray.models.module import load_causal_lm
 from trial_ray.runs.checkpoints import CHECKPOINT_MARK, export_model
 
-TRAINING = {"lr": 1e-2, "kl_coeff": 0.01, "minibatch_rows": 16, "microbatch_rows": 8, "max_logprob_gap": 100.0}
-
-
-def config_of(model_path: str, **policy) -> GRPOConfig:
-    config = GRPOConfig().environment("trial/ALFWorld-v0").training(**TRAINING)
-    return config.rl_module(**{"model_path": model_path, "lora_rank": 4, **policy})
+TRAINING = {"lr": 1e-2, "kl_coeff": 0.01, "minibatch_rows": 16, "microbatch_rows": 8, "lora_rank": 4}
 
 
 def base_weights(lm) -> dict[str, torch.Tensor]:
@@ -42,7 +35,7 @@ def groups():
 @pytest.fixture(scope="module")
 def trained(model_path, groups):
     """A learner after two updates, and the base weights that it began with."""
-    learner = build_learner(config_of(model_path))
+    learner = learner_of("grpo", model_path, **TRAINING)
     before = base_weights(learner.policy_module.lm)
     results = [update(learner, groups, iteration) for iteration in (1, 2)]
     assert float(results[0]["grpo"]["kl"]) == 0
@@ -70,14 +63,12 @@ def test_only_adapters_are_trained_and_held_by_the_optimizer(trained):
 
 
 def test_the_reference_is_the_base_model(trained, model_path, groups):
-    turns = [turn for group in groups for trajectory in group.survivors for turn in trajectory.turns]
-    rows = [Row(turn.prompt_ids, turn.insert_at, turn.response_ids) for turn in turns]
-    base = load_causal_lm(model_path, "float32")
-    expected, _ = score_rows(base, rows, two_views=False, max_tokens=4000)
+    rows = rows_of(groups)
+    expected, _ = score_rows(load_causal_lm(model_path, "float32"), rows, max_tokens=10_000)
     module = trained[0].policy_module
     with module.reference_model() as reference:
-        assert torch.equal(score_rows(reference, rows, two_views=False, max_tokens=4000)[0], expected)
-    assert not torch.allclose(score_rows(module.lm, rows, two_views=False, max_tokens=4000)[0], expected, atol=1e-4)
+        assert torch.equal(score_rows(reference, rows, max_tokens=10_000)[0], expected)
+    assert not torch.allclose(score_rows(module.lm, rows, max_tokens=10_000)[0], expected, atol=1e-4)
 
 
 def test_the_merged_model_and_the_adapter_are_exported(trained, checkpoint, model_path, tmp_path):
@@ -94,22 +85,17 @@ def test_the_merged_model_and_the_adapter_are_exported(trained, checkpoint, mode
 
 
 def test_a_restored_adapter_is_trained_on_as_if_nothing_had_happened(trained, checkpoint, model_path, groups):
-    restored = build_learner(config_of(model_path))
+    restored = learner_of("grpo", model_path, **TRAINING)
     restored.restore_from_path(checkpoint / "learner_group" / "learner")
-    again = build_learner(config_of(model_path))
+    again = learner_of("grpo", model_path, **TRAINING)
     again.restore_from_path(checkpoint / "learner_group" / "learner")
     assert torch.equal(weights(restored), weights(trained[0]))
     for learner in (restored, again):
         update(learner, groups, 3)
     assert torch.equal(weights(restored), weights(again))
     (optimizer,) = restored._named_optimizers.values()
-    assert {int(state["step"]) for state in optimizer.state.values()} == {3 * len(restored_steps(groups))}
-
-
-def restored_steps(groups) -> range:
-    """Optimizer steps of an update."""
-    rows = sum(len(trajectory.turns) for group in groups for trajectory in group.survivors)
-    return range(-(-rows // TRAINING["minibatch_rows"]))
+    steps = -(-sum(map(len, groups)) // TRAINING["minibatch_rows"])
+    assert {int(state["step"]) for state in optimizer.state.values()} == {3 * steps}
 
 
 @pytest.mark.actors
@@ -127,18 +113,12 @@ def test_an_engine_holds_the_merged_weights(trained, model_path, ray_session):
 
 def test_what_cannot_have_adapters_is_refused(model_path, tmp_path):
     with pytest.raises(ConfigError, match=r"\['wq'\].*expected some of \['down_proj'"):
-        build_learner(config_of(model_path, lora_targets=["wq"]))
+        learner_of("grpo", model_path, lora_rank=4, lora_targets=["wq"])
     with pytest.raises(ConfigError, match="without lora_rank"):
-        config_of(model_path, lora_rank=None, lora_targets=["q_proj"]).validate()
+        config_of("grpo", model_path, lora_targets=["q_proj"]).validate()
     with pytest.raises(ConfigError, match="lagged copy"):
-        (
-            OPSDConfig()
-            .environment("trial/ALFWorld-v0")
-            .rl_module(model_path=model_path, lora_rank=4)
-            .training(teacher_sync_iterations=1)
-            .validate()
-        )
-    whole = build_learner(config_of(model_path, lora_rank=None))
+        config_of("opsd", model_path, lora_rank=4, teacher_sync_iterations=1).validate()
+    whole = learner_of("grpo", model_path)
     whole.save_to_path(tmp_path / "000001" / "learner_group" / "learner")
     (tmp_path / "000001" / CHECKPOINT_MARK).touch()
     with pytest.raises(CheckpointError, match="all weights"):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trial_ray.learner.rows import anchor_ids, step_returns, step_values
-from trial_ray.objectives.advantages import discounted_returns, group_means, group_relative_advantages
+from trial_ray.objectives.advantages import discounted_returns, group_relative_advantages
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 
 
@@ -93,21 +93,6 @@ def test_discounted_returns_of_interleaved_trajectories(steps, discount):
         assert found[place] == pytest.approx(sum(discount**n * reward for n, reward in enumerate(own)), abs=1e-12)
 
 
-@given(st.lists(st.tuples(st.floats(-5, 5), st.integers(0, 3)), max_size=12))
-def test_step_advantages_are_centred_and_zero_where_nothing_compares(steps):
-    returns = torch.tensor([value for value, _ in steps], dtype=torch.float64)
-    ids = torch.tensor([anchor for _, anchor in steps], dtype=torch.long)
-    advantages, means = group_relative_advantages(returns, ids, by_deviation=False), group_means(returns, ids)
-    assert torch.allclose(advantages + means, returns, rtol=1e-5, atol=1e-9)
-    for anchor in set(ids.tolist()):
-        of = ids == anchor
-        assert advantages[of].sum().item() == pytest.approx(0, abs=1e-9)
-        if of.sum() == 1:
-            assert advantages[of].item() == 0
-        if len(set(returns[of].tolist())) == 1:
-            assert not advantages[of].any()
-
-
 def test_papers_example_of_a_shared_state():
     """Two rollouts pass the same shelf; one goes on to succeed at once, the other fails: ±half of what was at stake."""
     won = Trajectory("t", "f", 0, [turn("room"), turn("shelf")], True, 1.0)
@@ -121,16 +106,3 @@ def test_papers_example_of_a_shared_state():
     assert group_relative_advantages(returns, anchors).tolist() == pytest.approx(
         [half, half, -half, -half, 0.0], abs=1e-5
     )
-
-
-def test_nothing_carries_a_gradient_and_wrong_arguments_are_named():
-    values, ids = torch.rand(3, requires_grad=True), torch.tensor([0, 0, 1])
-    for result in (discounted_returns(values, ids, 0.9), group_means(values, ids)):
-        assert not result.requires_grad
-        assert result.dtype == values.dtype
-    with pytest.raises(ValueError, match="discount"):
-        discounted_returns(values, ids, 1.5)
-    with pytest.raises(ValueError, match="trajectory_ids"):
-        discounted_returns(values, ids[:2], 0.9)
-    with pytest.raises(ValueError, match="group_ids"):
-        group_means(values, ids - 1)

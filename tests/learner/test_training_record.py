@@ -7,13 +7,12 @@ from collections import defaultdict
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from small_learners import build_learner, update
+from small_learners import build_learner, config_of, update
 from synthetic_groups import synthetic_groups
 
-from trial_ray.algorithms.methods import new_config
 from trial_ray.errors import CheckpointError, UserInputError
 from trial_ray.learner import recording as training_record
-from trial_ray.learner.connectors import encode_views
+from trial_ray.learner.connectors import encode_views, group_turn_rows
 from trial_ray.learner.packing import score_rows
 from trial_ray.learner.recording import UpdateRecord, read_training, training_schema_table
 from trial_ray.rollout.partitions import VERSION_KEY
@@ -23,9 +22,8 @@ from trial_ray.rollout.trajectory import Trajectory
 KEYS = ["group_id", "rollout_index", "turn_index"]
 
 
-def config_of(method, model_path, folder, **recording):
-    config = new_config(method).environment("trial/ALFWorld-v0").rl_module(model_path=model_path)
-    config.training(max_logprob_gap=100.0, lr=1e-2, minibatch_rows=12, microbatch_rows=6)
+def recording_config(method, model_path, folder, **recording):
+    config = config_of(method, model_path, lr=1e-2, minibatch_rows=12, microbatch_rows=6)
     return config.recording(training_folder=str(folder), **recording)
 
 
@@ -44,25 +42,19 @@ def recorded(groups, model_path, tmp_path_factory):
     run = tmp_path_factory.mktemp("run")
     write_groups(run / "trajectories", 3, groups, "runner001")
     UpdateRecord(3, [group.group_id for group in groups], {}, 1, "0f-1", "1f-1").write(run / "training")
-    config = config_of("trial", model_path, run / "training")
+    config = recording_config("trial", model_path, run / "training")
     learner = build_learner(config)
     module = learner.policy_module
     survivors = [trajectory for group in groups for trajectory in group.survivors]
     evidence = encode_views(survivors, config, module.tokenizer)
     rows, _ = learner._finished_rows(groups)
     rows.evidence = evidence
-    scores = score_rows(
-        module.lm,
-        rows.model_rows(range(len(rows)), with_evidence=True),
-        two_views=True,
-        max_tokens=10_000,
-        temperature=1,
-    )
-    return run, update(learner, groups, iteration=3), evidence, scores
+    scores = score_rows(module.lm, rows.model_rows(range(len(rows)), with_evidence=True), max_tokens=10_000)
+    return run, update(learner, groups, iteration=3), evidence, scores, config
 
 
 def test_every_trained_turn_is_recorded_once_and_joins_with_its_trajectory(recorded, groups):
-    run, metrics, _, _ = recorded
+    run, metrics, *_ = recorded
     table = read_training(run / "training", iteration=3)
     assert len(table) == metrics["num_module_steps_trained"] + metrics["rows"]["skipped"]
     keys = list(zip(*(table[key].to_pylist() for key in KEYS), strict=True))
@@ -81,7 +73,7 @@ def test_every_trained_turn_is_recorded_once_and_joins_with_its_trajectory(recor
 
 
 def test_the_numbers_are_those_of_the_update(recorded, groups):
-    run, metrics, evidence, (ordinary, hindsight) = recorded
+    run, metrics, evidence, (ordinary, hindsight), config = recorded
     rows = read_training(run / "training").to_pylist()
     assert [row["evidence_ids"] for row in rows] == [each.ids.tolist() for each in evidence]
     assert [row["evidence_at"] for row in rows] == [each.insert_at for each in evidence]
@@ -99,20 +91,12 @@ def test_the_numbers_are_those_of_the_update(recorded, groups):
     for turns in of_trajectory.values():
         tokens = [len(turn["gap"]) for turn in turns]
         assert np.average([turn["turn_weight"] for turn in turns], weights=tokens) == pytest.approx(1, abs=1e-5)
-    for group in groups:
-        rewards = np.array([trajectory.success for trajectory in group.survivors])
-        expected = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6) if rewards.std() else 0 * rewards
-        for advantage, (index, trajectory) in zip(
-            expected, [each for each in enumerate(group.trajectories) if not each[1].failed], strict=True
-        ):
-            found = {row["turn_index"]: row["advantage"] for row in of_trajectory[group.group_id, index]}
-            for turn, value in found.items():
-                if trajectory.turns[turn].valid:
-                    assert value == pytest.approx(advantage)
+    expected = group_turn_rows(groups, config).advantages.tolist()
+    assert [row["advantage"] for row in rows] == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_method_without_hindsight_leaves_its_columns_empty(model_path, groups, tmp_path):
-    update(build_learner(config_of("grpo", model_path, tmp_path)), groups)
+    update(build_learner(recording_config("grpo", model_path, tmp_path)), groups)
     table = read_training(tmp_path)
     for name in ("gap", "evidence_ids", "evidence_at", "turn_score", "turn_weight"):
         assert table[name].null_count == len(table) > 0, name
@@ -120,16 +104,16 @@ def test_a_method_without_hindsight_leaves_its_columns_empty(model_path, groups,
 
 
 def test_a_view_in_front_of_the_prompt_is_recorded_there(model_path, groups, tmp_path):
-    update(build_learner(config_of("sdar", model_path, tmp_path)), groups)
+    update(build_learner(recording_config("sdar", model_path, tmp_path)), groups)
     assert set(read_training(tmp_path)["evidence_at"].to_pylist()) == {0}
 
 
 def test_larger_updates_than_the_limit_are_not_recorded(model_path, groups, tmp_path):
     tokens = sum(len(turn.response_ids) for group in groups for each in group.survivors for turn in each.turns)
-    update(build_learner(config_of("grpo", model_path, tmp_path, max_recorded_tokens=tokens - 1)), groups)
+    update(build_learner(recording_config("grpo", model_path, tmp_path, max_recorded_tokens=tokens - 1)), groups)
     with pytest.raises(UserInputError, match=r"No record of training .* max_recorded_tokens"):
         read_training(tmp_path)
-    update(build_learner(config_of("grpo", model_path, tmp_path, max_recorded_tokens=tokens)), groups)
+    update(build_learner(recording_config("grpo", model_path, tmp_path, max_recorded_tokens=tokens)), groups)
     assert len(read_training(tmp_path)) > 0
 
 

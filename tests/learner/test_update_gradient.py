@@ -6,15 +6,18 @@ and advantages, weights and losses from ``method_reference``.
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import math
+import statistics
+
 import method_reference as ref
 import numpy as np
 import pytest
 import torch
-from small_learners import build_learner
+from small_learners import build_learner, config_of, gradients, learner_of, update, worst
 from synthetic_groups import synthetic_groups
 
-from trial_ray.algorithms import GRPOConfig, TRIALConfig
-from trial_ray.algorithms.methods.sdar import SDARConfig
 from trial_ray.errors import WeightSyncError
 
 EVIDENCE_LEAD = "\n\nOutcome after the reply:\n"
@@ -27,8 +30,9 @@ TRAINING = {
     "reward_scale": 10.0,
     "grad_clip": None,
     "lr": 1e-3,
-    "max_logprob_gap": 100.0,  # no engine sampled the groups
 }
+VERSION = 7
+CLAMP_SCOPES = ("microbatch", "minibatch")
 ACTIVE = {"hindsight_coeff": 1.5, "clamp_alpha": 1.0, "hindsight_start_iteration": 1}
 
 
@@ -39,25 +43,29 @@ def model_path(exact_model_path):
 
 @pytest.fixture(scope="module")
 def groups():
-    return synthetic_groups(vocab_size=400, num_groups=3, group_size=4, most_turns=5, seed=5)
+    groups = synthetic_groups(vocab_size=400, num_groups=3, group_size=4, most_turns=5, seed=5)
+    rng = np.random.default_rng(5)
+    for turn in turns_of(groups):
+        turn.logprobs[:] = rng.uniform(-9, -3, len(turn.logprobs))
+    return groups
 
 
-def learner_of(model_path: str, config_class=TRIALConfig, temperature: float = 1.0, **training):
-    config = config_class().environment("trial/ALFWorld-v0").env_runners(temperature=temperature)
-    return build_learner(
-        config.rl_module(model_path=model_path, model_dtype="float64").training(**{**TRAINING, **training})
-    )
+def turns_of(groups):
+    return [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
 
 
-def gradients(learner, groups, iteration: int = 30) -> dict[str, torch.Tensor]:
-    """The gradient that the learner would apply in its only step."""
-    names = {id(parameter): name for name, parameter in learner.policy_module.lm.named_parameters()}
-    found = {}
-    learner.apply_gradients = lambda each: found.update(
-        {names[id(ref_)]: value.clone() for ref_, value in each.items()}
-    )
-    learner.update(episodes=list(groups), timesteps={"training_iteration": iteration})
-    return found
+def sampled_by(groups, *versions):
+    """The same groups, whose turns these versions of the weights sampled by turns."""
+    number = itertools.cycle(versions)
+    again = lambda trajectory: [dataclasses.replace(each, weight_version=next(number)) for each in trajectory.turns]  # noqa: E731
+    return [
+        dataclasses.replace(group, trajectories=[dataclasses.replace(e, turns=again(e)) for e in group.trajectories])
+        for group in groups
+    ]
+
+
+def exact_learner(method: str, model_path: str, **settings):
+    return learner_of(method, model_path, **{**TRAINING, "model_dtype": "float64", **settings})
 
 
 # --- the loop
@@ -79,7 +87,7 @@ def hindsight_prompt(turn, trajectory, tokenizer):
     return [*turn.prompt_ids[: turn.insert_at], *evidence, *turn.prompt_ids[turn.insert_at :]]
 
 
-def records(lm, tokenizer, groups, temperature):
+def records(lm, tokenizer, groups, temperature, cap):
     trajectory_number, turns = 0, []
     for number, group in enumerate(groups):
         for trajectory in group.trajectories:
@@ -94,6 +102,8 @@ def records(lm, tokenizer, groups, temperature):
                     ref.Token(old=p.item(), teacher=t.item(), frozen=0.0, in_action=False, logp=p, entropy=e)
                     for p, t, e in zip(logp, teacher, entropy, strict=True)
                 ]
+                for token, reported in zip(tokens, turn.logprobs.tolist(), strict=True):
+                    token.importance = min(cap, math.exp(token.old - reported)) if cap else 1.0
                 last = turn is trajectory.turns[-1]
                 turns.append(
                     ref.TurnRecord(
@@ -108,10 +118,10 @@ def records(lm, tokenizer, groups, temperature):
     return turns
 
 
-def loop_gradients(learner, groups, temperature, coefficient, microbatch_rows=7):
+def loop_gradients(learner, groups, temperature, coefficient=None, cap=None, microbatch_rows=7):
     lm = learner.policy_module.lm
     lm.zero_grad()
-    turns = records(lm, learner.policy_module.tokenizer, groups, temperature)
+    turns = records(lm, learner.policy_module.tokenizer, groups, temperature, cap)
     pieces = -(-len(turns) // microbatch_rows)
     # As even as whole rows allow, the longer ones first.
     sizes = [len(turns) // pieces + (piece < len(turns) % pieces) for piece in range(pieces)]
@@ -132,72 +142,65 @@ def loop_gradients(learner, groups, temperature, coefficient, microbatch_rows=7)
     return found, saturated
 
 
-def worst(found, expected) -> float:
-    scale = max(each.abs().max().item() for each in expected.values())
-    return max((found[name] - expected[name]).abs().max().item() for name in expected) / scale
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("method", ["grpo", "trial"])
-def test_a_whole_step_has_the_gradient_of_the_loop(method, temperature, model_path, groups):
-    config_class, own = (GRPOConfig, {}) if method == "grpo" else (TRIALConfig, ACTIVE)
-    learner = learner_of(model_path, config_class, temperature, **own)
-    expected, saturated = loop_gradients(learner, groups, temperature, own.get("hindsight_coeff"))
+@pytest.mark.parametrize(
+    ("method", "own", "of_loop"),
+    [("grpo", {}, {}), ("grpo", {"importance_cap": 1.5}, {"cap": 1.5}), ("trial", ACTIVE, {"coefficient": 1.5})],
+)
+def test_a_whole_step_has_the_gradient_of_the_loop(method, own, of_loop, temperature, model_path, groups):
+    config = config_of(method, model_path, model_dtype="float64", **TRAINING, **own)
+    learner = build_learner(config.rollouts(temperature=temperature))
+    expected, saturated = loop_gradients(learner, groups, temperature, **of_loop)
     error = worst(gradients(learner, groups), expected)
     print(f"{method}, T = {temperature}: largest relative error {error:.1e}")  # shown by pytest -rP
     assert error < 1e-12
     assert method == "grpo" or saturated == {False, True}
-    other = loop_gradients(learner, groups, 1.7 - temperature, own.get("hindsight_coeff"))[0]
+    other = loop_gradients(learner, groups, 1.7 - temperature, **of_loop)[0]
     assert worst(expected, other) > 1e-3, "the temperature must make a difference, or it is not tested"
 
 
 # --- what must not change the gradient
 
 
-@pytest.mark.parametrize("scope", ["microbatch", "minibatch"])
+@pytest.mark.parametrize("scope", CLAMP_SCOPES)
 @pytest.mark.parametrize("budget", [200, 60, 1])
 def test_no_memory_split_changes_the_gradient(scope, budget, model_path, groups):
     whole, split = (
-        gradients(learner_of(model_path, max_tokens_per_forward=tokens, clamp_scope=scope, **ACTIVE), groups)
+        gradients(
+            exact_learner("trial", model_path, max_tokens_per_forward=tokens, clamp_scope=scope, **ACTIVE), groups
+        )
         for tokens in (100_000, budget)
     )
     assert worst(split, whole) < 1e-12
 
 
 def test_a_split_is_forwarded_twice_only_where_the_clamp_acts(model_path, groups, monkeypatch):
-    def forwards(config_class, iteration, **training) -> int:
-        learner = learner_of(model_path, config_class, max_tokens_per_forward=60, **training)
+    def forwards(method, iteration=30, **training) -> int:
+        learner = exact_learner(method, model_path, max_tokens_per_forward=60, **training)
         calls = []
-        forward = type(learner.policy_module).forward_train
-        monkeypatch.setattr(
-            type(learner.policy_module), "forward_train", lambda *args: calls.append(1) or forward(*args)
-        )
+        forward = learner.policy_module.forward_train
+        monkeypatch.setattr(learner.policy_module, "forward_train", lambda batch: calls.append(1) or forward(batch))
         gradients(learner, groups, iteration)
-        monkeypatch.undo()
         return len(calls)
 
-    plain = forwards(GRPOConfig, 30)
-    assert forwards(TRIALConfig, 1, hindsight_coeff=0.3, hindsight_start_iteration=2) == plain
-    assert forwards(TRIALConfig, 30, **{**ACTIVE, "clamp_alpha": float("inf")}) == plain
-    assert forwards(SDARConfig, 30) == plain
-    assert forwards(TRIALConfig, 30, **ACTIVE) == 2 * plain
+    plain = forwards("grpo")
+    assert forwards("trial", 1, hindsight_coeff=0.3, hindsight_start_iteration=2) == plain
+    assert forwards("trial", **{**ACTIVE, "clamp_alpha": math.inf}) == plain
+    assert forwards("sdar") == plain
+    assert forwards("trial", **ACTIVE) == 2 * plain
 
 
 def test_the_clamp_of_a_minibatch_compares_the_scalars_of_all_its_rows(model_path, groups):
     """One microbatch of all rows is the minibatch, so both scopes must then agree; with several they differ."""
-    one = {**ACTIVE, "microbatch_rows": 1000}
-    alone, together = (gradients(learner_of(model_path, clamp_scope=s, **one), groups) for s in CLAMP_SCOPES)
-    assert worst(together, alone) < 1e-12
-    several = [gradients(learner_of(model_path, clamp_scope=s, **ACTIVE), groups) for s in CLAMP_SCOPES]
-    assert worst(*several) > 1e-6
-
-
-CLAMP_SCOPES = ("microbatch", "minibatch")
+    for rows, differ in ((1000, False), (7, True)):
+        own = {**ACTIVE, "microbatch_rows": rows}
+        found = [gradients(exact_learner("trial", model_path, clamp_scope=s, **own), groups) for s in CLAMP_SCOPES]
+        assert worst(*found) > 1e-6 if differ else worst(*found) < 1e-12
 
 
 def test_equal_weighting_counts_microbatches_and_not_rows(model_path, groups):
     by_rows, equal = (
-        gradients(learner_of(model_path, GRPOConfig, microbatch_weighting=rule), groups) for rule in ("rows", "equal")
+        gradients(exact_learner("grpo", model_path, microbatch_weighting=rule), groups) for rule in ("rows", "equal")
     )
     assert worst(equal, by_rows) > 1e-4
 
@@ -205,28 +208,58 @@ def test_equal_weighting_counts_microbatches_and_not_rows(model_path, groups):
 # --- what must not be trained on
 
 
-@pytest.mark.parametrize("reported", [-5.0, float("nan"), float("-inf")])
+@pytest.mark.parametrize("reported", [-5.0, math.nan, -math.inf])
 def test_responses_of_another_policy_are_not_trained_on(reported, model_path):
     groups = synthetic_groups(vocab_size=400, num_groups=1)
-    for turn in (turn for trajectory in groups[0].trajectories for turn in trajectory.turns):
+    for turn in turns_of(groups):
         turn.logprobs[:] = reported
-    learner = learner_of(model_path, GRPOConfig, max_logprob_gap=None)
+    learner = exact_learner("grpo", model_path, max_logprob_gap=None)
     before = [parameter.clone() for parameter in learner.policy_module.lm.parameters()]
     with pytest.raises(WeightSyncError, match=r"disagree by .* nats a token.*expected at most 0\.001"):
-        learner.update(episodes=groups, timesteps={"training_iteration": 1})
+        update(learner, groups)
     assert all(torch.equal(*pair) for pair in zip(before, learner.policy_module.lm.parameters(), strict=True))
+
+
+def test_older_rows_may_differ_and_their_age_is_logged(model_path, groups):
+    learner = exact_learner("grpo", model_path, max_logprob_gap=None, importance_cap=1.5)
+    results = update(learner, sampled_by(groups, VERSION - 1, VERSION - 2), weight_version=VERSION)
+    engine, rows = ({name: float(value) for name, value in results[key].items()} for key in ("engine", "rows"))
+    assert engine["logprob_gap"] == 0
+    assert (rows["staleness_max"], rows["staleness_mean"]) == (2, pytest.approx(1.5, abs=0.1))
+    again = exact_learner("grpo", model_path)  # the update has changed the weights
+    lm, raw = again.policy_module.lm, []
+    for turn in turns_of(groups):
+        old, _ = log_likelihoods(lm, turn.prompt_ids.tolist(), turn.response_ids.tolist(), 1.0)
+        raw += [math.exp(new - reported) for new, reported in zip(old.tolist(), turn.logprobs.tolist(), strict=True)]
+    assert min(raw) < 1 < 1.5 < max(raw), "weights on both sides of the cap, or it is not tested"
+    size = sum(raw) ** 2 / (len(raw) * sum(each**2 for each in raw))
+    expected = {"effective_sample_size": size, "ratio_mean": statistics.mean(raw), "ratio_max": max(raw)}
+    assert {name: engine[name] for name in expected} == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("versions", "reported", "message"),
+    [((VERSION - 1, VERSION), None, "disagree by .* nats a token"), ((VERSION - 1,), math.nan, "disagree by nan nats")],
+)
+def test_beside_older_rows_current_ones_must_agree_and_all_be_numbers(versions, reported, message, model_path):
+    groups = sampled_by(synthetic_groups(vocab_size=400, num_groups=1), *versions)
+    for turn in turns_of(groups):
+        turn.logprobs[:] = -5.0 if reported is None else reported
+    learner = exact_learner("grpo", model_path, max_logprob_gap=None if reported is None else 100.0, importance_cap=1.5)
+    with pytest.raises(WeightSyncError, match=message):
+        update(learner, groups, weight_version=VERSION)
 
 
 def test_every_row_is_trained_once_and_counted(model_path, groups):
     num_rows = sum(len(group) for group in groups)
     for epochs in (1, 2):
-        learner = learner_of(model_path, GRPOConfig, minibatch_rows=10, num_epochs=epochs)
+        learner = exact_learner("grpo", model_path, minibatch_rows=10, num_epochs=epochs)
         seen = []
         backward = learner.passes.backward
         learner.passes.backward = lambda table, microbatches, *args, b=backward, s=seen: (
             s.extend(row for each in microbatches for row in each.rows) or b(table, microbatches, *args)
         )
-        results = learner.update(episodes=list(groups), timesteps={"training_iteration": 1})
+        results = update(learner, groups)
         assert sorted(seen) == sorted(list(range(num_rows)) * epochs)
-        assert results["default_policy"]["num_module_steps_trained"] == epochs * num_rows
-        assert np.isfinite(float(results["default_policy"]["total_loss"]))
+        assert results["num_module_steps_trained"] == epochs * num_rows
+        assert np.isfinite(float(results["total_loss"]))

@@ -1,4 +1,6 @@
-"""Chunked log-probabilities against a float64 softmax over whole logits."""
+"""Chunked log-probabilities and divergences against whole logits in float64."""
+
+import copy
 
 import pytest
 import torch
@@ -8,8 +10,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from trial_ray.errors import ConfigError
-from trial_ray.models.logprobs import check_plain_head, gather_logprobs, sequence_logprobs
+from trial_ray.models.logprobs import check_plain_head, gather_divergence, gather_logprobs, sequence_logprobs
 from trial_ray.models.prefix_tree import PrefixOrder, ScoredSequence, pack_trees
+from trial_ray.objectives.divergences import generalised_jsd
 
 
 def problem(tokens=23, hidden=16, vocabulary=57, dtype=torch.float32, seed=0):
@@ -97,6 +100,55 @@ def test_bad_settings_are_refused(kwargs):
         gather_logprobs(states, head, targets, **kwargs)
     with pytest.raises(ValueError, match="targets"):
         gather_logprobs(states, head, targets[:-1])
+
+
+def two_views(dtype=torch.float64, tokens=23):
+    (hidden, head, *_), (teacher, teacher_head, *_) = (problem(tokens, dtype=dtype, seed=seed) for seed in (0, 1))
+    return hidden.requires_grad_(), head, teacher, teacher_head
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 7, 23, 1000])
+def test_chunks_of_a_divergence_change_neither_value_nor_gradients(chunk_tokens):
+    hidden, head, teacher, teacher_head = two_views()
+    weights = torch.arange(23, dtype=torch.float64)
+    whole = generalised_jsd(hidden @ head.weight.T, teacher @ teacher_head.weight.T, 0.3, 1.1)
+    expected = torch.autograd.grad(whole @ weights, (hidden, head.weight))
+    for tracked in (False, True):
+        with torch.set_grad_enabled(tracked):
+            value = gather_divergence(
+                hidden, head, teacher, teacher_head, mix=0.3, temperature=1.1, chunk_tokens=chunk_tokens
+            )
+        torch.testing.assert_close(value, whole, atol=1e-14, rtol=1e-12)
+    found = torch.autograd.grad(value @ weights, (hidden, head.weight))
+    torch.testing.assert_close(found, expected, atol=1e-13, rtol=1e-12)
+
+
+def test_the_teachers_head_gets_no_gradient_even_where_it_is_the_policys():
+    hidden, head, teacher, teacher_head = two_views()
+    gather_divergence(hidden, head, teacher, teacher_head, mix=0.5, temperature=1.0, chunk_tokens=4).sum().backward()
+    assert teacher_head.weight.grad is None
+    gradients = []
+    for other in (head, copy.deepcopy(head)):
+        value = gather_divergence(hidden, head, teacher, other, mix=0.5, temperature=1.0)
+        gradients.append(torch.autograd.grad(value.sum(), head.weight)[0])
+    assert torch.equal(*gradients)
+    assert not torch.equal(gradients[0], head.weight.grad)
+
+
+def test_a_bfloat16_head_is_compared_in_float32():
+    hidden, head, teacher, teacher_head = two_views(torch.bfloat16)
+    value = gather_divergence(hidden, head, teacher, teacher_head, mix=0.5, temperature=1.1)
+    exact = generalised_jsd(head(hidden).double(), teacher_head(teacher).double(), 0.5, 1.1)
+    assert value.dtype == torch.float32
+    torch.testing.assert_close(value.double(), exact, atol=1e-6, rtol=1e-5)
+
+
+def test_the_divergence_of_no_token_leaves_parameters_in_the_graph():
+    hidden, head, teacher, teacher_head = two_views(tokens=0)
+    value = gather_divergence(hidden, head, teacher, teacher_head, mix=0.5, temperature=1.0)
+    value.sum().backward()
+    assert value.shape == (0,)
+    assert torch.equal(head.weight.grad, torch.zeros_like(head.weight))
 
 
 def tiny_llama(tied):

@@ -73,39 +73,14 @@ def test_papers_example():
     assert torch.allclose(weights, torch.tensor([0.5, 1.0, 1.5]))
 
 
-def test_weight_compares_share_of_gap_with_share_of_tokens():
-    scores, counts = torch.tensor([0.4, 0.1, 0.3], dtype=torch.float64), torch.tensor([1, 6, 3])
-    gap_share = scores * counts / (scores * counts).sum()
-    token_share = counts / counts.sum()
-    assert torch.allclose(relative_weights(scores, counts, ONE_TRAJECTORY), gap_share / token_share)
-
-
-@pytest.mark.parametrize("score", [0.0, 1e-12, 0.3, 5.0])
-def test_single_eligible_turn_weighs_one(score):
-    scores, counts = torch.tensor([0.0, score, 0.0]), torch.tensor([0, 9, 0])
-    generator = torch.Generator().manual_seed(0)
-    for weights in (
-        relative_weights(scores, counts, ONE_TRAJECTORY),
-        permuted_weights(scores, counts, ONE_TRAJECTORY, generator),
-    ):
-        assert torch.allclose(weights, torch.tensor([0.0, 1.0, 0.0]))
-
-
 @pytest.mark.parametrize(
     ("scores", "expected"), [([0.0, 0.0], [1, 1]), ([0.0, 1.8e-8], [1, 1]), ([0.0, 2.2e-8], [0, 2])]
 )
 def test_numerically_zero_gap_weighs_one(scores, expected):
     """The mean score decides: 0.9e-8 is nothing, 1.1e-8 is a profile."""
-    scores = torch.tensor([*scores, 0.0], dtype=torch.float64)
-    weights = relative_weights(scores, torch.tensor([3, 3, 0]), ONE_TRAJECTORY)
-    assert weights.tolist() == pytest.approx([*expected, 0])
-
-
-def test_one_trajectory_without_gap_does_not_touch_another():
-    weights = relative_weights(
-        torch.tensor([0.0, 0.0, 0.1, 0.3]), torch.tensor([2, 2, 5, 5]), torch.tensor([8, 8, 2, 2])
-    )
-    assert torch.allclose(weights, torch.tensor([1.0, 1.0, 0.5, 1.5]))
+    scores = torch.tensor([*scores, 0.0, 0.1, 0.3], dtype=torch.float64)
+    weights = relative_weights(scores, torch.tensor([3, 3, 0, 5, 5]), torch.tensor([8, 8, 8, 2, 2]))
+    assert weights.tolist() == pytest.approx([*expected, 0, 0.5, 1.5]), "nor does it touch another trajectory"
 
 
 def test_turns_may_come_in_any_order():
@@ -116,34 +91,9 @@ def test_turns_may_come_in_any_order():
     assert torch.allclose(relative_weights(scores[order], counts[order], trajectory_ids[order]), straight[order])
 
 
-def test_score_averages_magnitudes_of_eligible_tokens_only():
-    gap = torch.tensor([0.5, -0.3, 9.0, -2.0])
-    scores, counts = turn_scores(gap, torch.tensor([1, 1, 0, 0]), torch.tensor([0, 0, 0, 2]), 3)
-    assert torch.allclose(scores, torch.tensor([0.4, 0.0, 0.0]))
-    assert counts.tolist() == [2, 0, 0]
-
-
 def test_ineligible_infinity_does_not_reach_the_score():
     scores, _ = turn_scores(torch.tensor([0.5, math.inf]), torch.tensor([1, 0]), torch.tensor([0, 0]), 1)
     assert scores.tolist() == [0.5]
-
-
-def test_gap_is_signed_and_clipped_on_both_sides():
-    gap = hindsight_gap(torch.tensor([-1.0, -4.0, -0.1, -9.0]), torch.tensor([-1.5, -3.5, -9.0, -0.1]), clip=2.0)
-    assert torch.allclose(gap, torch.tensor([0.5, -0.5, 2.0, -2.0]))
-    assert hindsight_gap(torch.tensor([-0.1]), torch.tensor([-9.0]), clip=math.inf).item() == pytest.approx(8.9)
-
-
-def test_nothing_carries_a_gradient():
-    teacher, student = (torch.rand(4, requires_grad=True) for _ in range(2))
-    turn_ids, mask = torch.tensor([0, 0, 1, 2]), torch.ones(4)
-    assert not hindsight_gap(teacher, student).requires_grad
-    scores, _ = turn_scores(teacher - student, mask, turn_ids, 3)
-    assert not scores.requires_grad
-    leaf, counts = torch.rand(3, requires_grad=True), torch.ones(3)
-    assert not relative_weights(leaf, counts, ONE_TRAJECTORY).requires_grad
-    assert not uniform_weights(leaf, counts, ONE_TRAJECTORY).requires_grad
-    assert not permuted_weights(leaf, counts, ONE_TRAJECTORY, torch.Generator()).requires_grad
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=24), st.data())
@@ -190,57 +140,8 @@ def test_every_other_turn_is_a_possible_source():
     assert sources == [{0, 1, 2, 3} - {turn} for turn in range(4)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_dtypes_are_kept(dtype):
-    gap = hindsight_gap(torch.rand(4, dtype=dtype), torch.rand(4, dtype=dtype))
-    scores, counts = turn_scores(gap, torch.ones(4, dtype=torch.int32), torch.tensor([0, 1, 1, 2]), 3)
-    for result in (
-        gap,
-        scores,
-        relative_weights(scores, counts, ONE_TRAJECTORY),
-        uniform_weights(scores, counts, ONE_TRAJECTORY),
-        permuted_weights(scores, counts, ONE_TRAJECTORY, torch.Generator()),
-    ):
-        assert result.dtype == dtype
-
-
 def test_no_turns_at_all():
     empty, ids = torch.zeros(0), torch.zeros(0, dtype=torch.long)
     scores, counts = turn_scores(hindsight_gap(empty, empty), empty, ids, 0)
     assert relative_weights(scores, counts, ids).shape == (0,)
     assert permuted_weights(scores, counts, ids, torch.Generator()).shape == (0,)
-
-
-GAP, MASK, TURNS = torch.zeros(2), torch.ones(2), torch.tensor([0, 1])
-
-
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        (lambda: hindsight_gap(torch.zeros(2, 1), GAP), "hindsight_logprobs"),
-        (lambda: hindsight_gap(GAP, torch.zeros(3)), "logprobs"),
-        (lambda: hindsight_gap(GAP, torch.tensor([0.0, math.nan])), "logprobs"),
-        (lambda: hindsight_gap(GAP - math.inf, GAP - math.inf), "hindsight_logprobs"),
-        (lambda: hindsight_gap(GAP, GAP, clip=0.0), "clip"),
-        (lambda: hindsight_gap(GAP, GAP, clip=math.nan), "clip"),
-        (lambda: hindsight_gap(GAP.half(), GAP.half()), "hindsight_logprobs"),
-        (lambda: turn_scores(GAP * math.nan, MASK, TURNS, 2), "gap"),
-        (lambda: turn_scores(GAP, MASK * 0.5, TURNS, 2), "mask"),
-        (lambda: turn_scores(GAP, torch.ones(3), TURNS, 2), "mask"),
-        (lambda: turn_scores(GAP, MASK, TURNS, 1), "turn_ids"),
-        (lambda: turn_scores(GAP, MASK, -TURNS, 2), "turn_ids"),
-        (lambda: turn_scores(GAP, MASK, TURNS.float(), 2), "turn_ids"),
-        (lambda: turn_scores(GAP, MASK, TURNS, -1), "num_turns"),
-        (lambda: relative_weights(GAP - 1, MASK, TURNS), "scores"),
-        (lambda: relative_weights(GAP + math.inf, MASK, TURNS), "scores"),
-        (lambda: relative_weights(GAP, -MASK, TURNS), "counts"),
-        (lambda: relative_weights(GAP, MASK * 0.5, TURNS), "counts"),
-        (lambda: relative_weights(GAP, MASK, -TURNS), "trajectory_ids"),
-        (lambda: relative_weights(GAP, MASK, torch.zeros(3).long()), "trajectory_ids"),
-        (lambda: uniform_weights(GAP * math.nan, MASK, TURNS), "scores"),
-        (lambda: permuted_weights(GAP, torch.ones(3), TURNS, torch.Generator()), "counts"),
-    ],
-)
-def test_wrong_arguments_are_named(call, name):
-    with pytest.raises(ValueError, match=f"^{name}"):
-        call()

@@ -1,4 +1,4 @@
-"""The divergence between whole next-token distributions, and its computation in chunks."""
+"""Divergences between whole next-token distributions, and from the engine's."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from method_reference import jsd
 from scipy.spatial.distance import jensenshannon
 from scipy.special import rel_entr, softmax
-from torch import nn
 
-from trial_ray.models.logprobs import gather_divergence
 from trial_ray.objectives.divergences import engine_divergences, generalised_jsd
 
 logit = st.floats(-8, 8, allow_subnormal=False)
@@ -46,20 +44,6 @@ def test_gradient_equals_that_of_the_loops_and_reaches_the_student_alone(distrib
     assert teacher.grad is None
 
 
-@given(pairs, mixes)
-def test_lies_between_zero_and_the_entropy_of_the_mixture(distributions, mix):
-    value = generalised_jsd(*both(*distributions), mix).item()
-    entropy = -mix * math.log(mix) - (1 - mix) * math.log(1 - mix)
-    assert -1e-12 <= value <= entropy + 1e-12
-
-
-@given(pairs, st.sampled_from([0.1, 0.3, 0.5]))
-def test_exchanging_the_views_exchanges_the_shares(distributions, mix):
-    student, teacher = both(*distributions)
-    one, other = generalised_jsd(student, teacher, mix), generalised_jsd(teacher, student, 1 - mix)
-    torch.testing.assert_close(one, other, atol=1e-12, rtol=0)
-
-
 @given(pairs, mixes, st.floats(-50, 50))
 def test_equal_distributions_diverge_by_nothing_and_have_no_gradient(distributions, mix, shift):
     student = torch.tensor([distributions[0]], dtype=torch.float64, requires_grad=True)
@@ -77,80 +61,6 @@ def test_distributions_that_share_nothing_reach_the_bound_with_finite_gradients(
     assert student.grad.isfinite().all()
 
 
-V = torch.zeros(2, 3)
-
-
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        (lambda: generalised_jsd(V, V[:1]), "teacher_logits"),
-        (lambda: generalised_jsd(V[0], V[0]), "logits"),
-        (lambda: generalised_jsd(V, V, mix=0.0), "mix"),
-        (lambda: generalised_jsd(V, V, mix=1.0), "mix"),
-        (lambda: generalised_jsd(V, V, mix=math.nan), "mix"),
-        (lambda: generalised_jsd(V, V, temperature=0.0), "temperature"),
-        (lambda: generalised_jsd(V, V, temperature=math.nan), "temperature"),
-    ],
-)
-def test_wrong_arguments_are_named(call, name):
-    with pytest.raises(ValueError, match=name):
-        call()
-
-
-def problem(tokens=11, dtype=torch.float64):
-    torch.manual_seed(0)
-    hidden, teacher = torch.randn(tokens, 5, dtype=dtype, requires_grad=True), torch.randn(tokens, 5, dtype=dtype)
-    return hidden, nn.Linear(5, 13, bias=False, dtype=dtype), teacher, nn.Linear(5, 13, bias=False, dtype=dtype)
-
-
-@pytest.mark.parametrize("chunk_tokens", [1, 3, 11, 100])
-def test_chunks_change_neither_value_nor_gradients(chunk_tokens):
-    hidden, head, teacher, teacher_head = problem()
-    value = gather_divergence(hidden, head, teacher, teacher_head, mix=0.3, temperature=1.1, chunk_tokens=chunk_tokens)
-    weights = torch.arange(11, dtype=torch.float64)
-    gradients = torch.autograd.grad(value @ weights, (hidden, head.weight))
-    with torch.no_grad():
-        untracked = gather_divergence(
-            hidden, head, teacher, teacher_head, mix=0.3, temperature=1.1, chunk_tokens=chunk_tokens
-        )
-    whole = generalised_jsd(hidden @ head.weight.T, teacher @ teacher_head.weight.T, 0.3, 1.1)
-    expected = torch.autograd.grad(whole @ weights, (hidden, head.weight))
-    torch.testing.assert_close(value, whole, atol=1e-14, rtol=1e-12)
-    torch.testing.assert_close(untracked, whole, atol=1e-14, rtol=1e-12)
-    torch.testing.assert_close(gradients, expected, atol=1e-14, rtol=1e-12)
-
-
-def test_the_teachers_head_gets_no_gradient_even_where_it_is_the_policys():
-    hidden, head, teacher, teacher_head = problem()
-    gather_divergence(hidden, head, teacher, teacher_head, mix=0.5, temperature=1.0, chunk_tokens=4).sum().backward()
-    assert teacher_head.weight.grad is None
-    shared = head.weight.grad.clone()
-    head.weight.grad = None
-    copied = nn.Linear(5, 13, bias=False, dtype=torch.float64)
-    copied.load_state_dict(head.state_dict())
-    one = gather_divergence(hidden, head, teacher, head, mix=0.5, temperature=1.0)
-    other = gather_divergence(hidden, head, teacher, copied, mix=0.5, temperature=1.0)
-    gradients = [torch.autograd.grad(each.sum(), head.weight)[0] for each in (one, other)]
-    assert torch.equal(*gradients)
-    assert not torch.equal(gradients[0], shared)
-
-
-def test_a_bfloat16_head_is_compared_in_float32():
-    hidden, head, teacher, teacher_head = problem(dtype=torch.bfloat16)
-    value = gather_divergence(hidden, head, teacher, teacher_head, mix=0.5, temperature=1.1)
-    exact = generalised_jsd(head(hidden).double(), teacher_head(teacher).double(), 0.5, 1.1)
-    assert value.dtype == torch.float32
-    torch.testing.assert_close(value.double(), exact, atol=1e-6, rtol=1e-5)
-
-
-def test_no_token_leaves_parameters_in_the_graph():
-    hidden, head, teacher, teacher_head = problem(tokens=0)
-    value = gather_divergence(hidden, head, teacher, teacher_head, mix=0.5, temperature=1.0)
-    value.sum().backward()
-    assert value.shape == (0,)
-    assert torch.equal(head.weight.grad, torch.zeros_like(head.weight))
-
-
 def test_divergences_from_the_engine_are_raw():
     """By the definitions, token by token; a difference of 30 nats is not clamped away."""
     learner, engine = [-1.0, -2.5, -0.1, -31.0], [-1.1, -2.0, -0.1, -1.0]
@@ -166,15 +76,11 @@ def test_divergences_from_the_engine_are_raw():
     assert {name: value.item() for name, value in found.items()} == pytest.approx(expected, rel=1e-12)
 
 
-def test_divergences_from_the_engine_are_finite_numbers():
+def test_divergences_from_the_engine_are_finite_unless_an_input_is_no_number():
     found = engine_divergences(torch.tensor([-1.0, 0.0]), torch.tensor([-1.0, -200.0]))
-    assert found["logprob_gap_max"].item() == 200.0
     assert found["ratio_max"].item() == pytest.approx(math.exp(20))
     assert all(value.isfinite() for value in found.values())
-
-
-def test_a_divergence_from_the_engine_that_is_not_a_number_stays_one():
-    found = engine_divergences(torch.tensor([-1.0, float("nan")]), torch.tensor([-1.0, -1.0]))
+    found = engine_divergences(torch.tensor([-1.0, math.nan]), torch.tensor([-1.0, -1.0]))
     assert all(value.isnan() for value in found.values())
     with pytest.raises(ValueError, match="of one length"):
         engine_divergences(torch.zeros(2), torch.zeros(3))

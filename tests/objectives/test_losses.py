@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from trial_ray.objectives.allocation import hindsight_gap, relative_weights, turn_scores
 from trial_ray.objectives.divergences import k3_divergence
-from trial_ray.objectives.losses import clamp_saturated, clipped_surrogate, dense_hindsight_loss, joint_loss
+from trial_ray.objectives.losses import (
+    clamp_saturated,
+    clipped_surrogate,
+    dense_hindsight_loss,
+    effective_sample_size,
+    joint_loss,
+    truncated_importance_weights,
+)
 
 COEFFICIENT = 0.5
 
@@ -43,7 +50,7 @@ def far_from_kinks(batch):
     return all(
         abs(math.exp(t.logp - t.old) - edge) > 1e-4 and abs(t.advantage) > 1e-3
         for t in reference.tokens_of(batch)
-        for edge in (0.8, 1.2, 3.0)
+        for edge in (0.8, 0.9, 1.2, 1.5, 3.0)
     )
 
 
@@ -51,15 +58,16 @@ finite_differences = settings(max_examples=40)
 smooth_batches = reference.batches.filter(far_from_kinks)
 
 
-@pytest.mark.parametrize("dual_clip", [None, 3.0])
+@pytest.mark.parametrize("clips", [{}, {"dual": 3.0}, {"low": 0.1, "high": 0.5}])
 @finite_differences
 @given(batch=smooth_batches)
-def test_surrogate_and_its_gradient_equal_the_loop(dual_clip, batch):
+def test_surrogate_and_its_gradient_equal_the_loop(clips, batch):
     columns = reference.flat(batch)
     logprobs = leaf(columns)
-    loss = surrogate_of(columns, logprobs, dual_clip=dual_clip)
-    assert loss.item() == pytest.approx(reference.surrogate(batch, logprobs.tolist(), dual=dual_clip))
-    assert_gradient(loss, logprobs, lambda logps: reference.surrogate(batch, logps, dual=dual_clip))
+    names = {"dual": "dual_clip", "low": "clip_low", "high": "clip_high"}
+    loss = surrogate_of(columns, logprobs, **{names[name]: value for name, value in clips.items()})
+    assert loss.item() == pytest.approx(reference.surrogate(batch, logprobs.tolist(), **clips))
+    assert_gradient(loss, logprobs, lambda logps: reference.surrogate(batch, logps, **clips))
 
 
 @finite_differences
@@ -88,23 +96,6 @@ def test_joint_loss_and_its_gradient_equal_the_loop(batch, alpha):
 # --- Eq. 7
 
 
-def test_positive_gap_raises_and_negative_gap_lowers_the_probability():
-    logprobs = torch.tensor([-1.0, -1.0, -1.0], requires_grad=True)
-    loss = dense_hindsight_loss(logprobs, torch.tensor([0.5, -0.5, 0.0]), torch.ones(3), torch.ones(3))
-    loss.backward()
-    assert torch.allclose(-logprobs.grad, torch.tensor([0.5, -0.5, 0.0]) / 3)
-
-
-def test_no_gradient_through_gap_or_weights():
-    logprobs, teacher, weights = (torch.rand(3, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    gap = teacher - logprobs
-    dense_hindsight_loss(logprobs, gap, weights, torch.ones(3)).backward()
-    assert teacher.grad is None
-    assert weights.grad is None
-    # Were the gap differentiated, Δ · log π would add −log π to the gradient.
-    assert torch.allclose(logprobs.grad, -(weights * gap).detach() / 3)
-
-
 def test_unit_weights_and_no_clip_are_the_sampled_reverse_kl():
     """The expected dense gradient over sampled tokens is that of KL(π_θ ‖ π_T); here exactly, over a vocabulary."""
     torch.manual_seed(0)
@@ -121,19 +112,6 @@ def test_unit_weights_and_no_clip_are_the_sampled_reverse_kl():
     again = logits.log_softmax(0)
     reverse_kl = (again.exp() * (again - teacher)).sum()
     assert torch.allclose(gradient_of(dense, logits), gradient_of(reverse_kl, logits))
-
-
-def test_microbatch_mean_is_over_tokens_not_turns():
-    logprobs = torch.tensor([-1.0, -2.0, -3.0, -4.0])
-    loss = dense_hindsight_loss(logprobs, torch.ones(4), torch.ones(4), torch.tensor([1, 1, 1, 0]))
-    assert loss.item() == pytest.approx(2.0)
-
-
-def test_turn_without_weight_gets_no_update():
-    logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
-    dense_hindsight_loss(logprobs, torch.ones(2), torch.tensor([0.0, 1.0]), torch.ones(2)).backward()
-    assert logprobs.grad[0] == 0
-    assert logprobs.grad[1] != 0
 
 
 # --- empty masks and what they leave out
@@ -171,30 +149,6 @@ def test_masked_tokens_have_no_influence(garbage, which):
         assert torch.equal(gradient_of(loss, dirty), slope)
 
 
-# --- the surrogate
-
-
-@pytest.mark.parametrize(
-    ("ratio", "advantage", "dual", "loss", "slope"),
-    [
-        (1.0, 2.0, None, -2.0, -2.0),
-        (1.5, 2.0, None, -2.4, 0.0),
-        (0.5, 2.0, None, -1.0, -1.0),
-        (0.5, -2.0, None, 1.6, 0.0),
-        (1.5, -2.0, None, 3.0, 3.0),
-        (5.0, -2.0, None, 10.0, 10.0),
-        (5.0, -2.0, 3.0, 6.0, 0.0),
-        (5.0, 2.0, 3.0, -2.4, 0.0),
-    ],
-)
-def test_clipping_of_one_token(ratio, advantage, dual, loss, slope):
-    logprobs = torch.tensor([math.log(ratio)], dtype=torch.float64, requires_grad=True)
-    zero, one = torch.zeros(1, dtype=torch.float64), torch.ones(1)
-    result = clipped_surrogate(logprobs, zero, torch.tensor([advantage]), one, dual_clip=dual)
-    assert result.item() == pytest.approx(loss)
-    assert gradient_of(result, logprobs).item() == pytest.approx(slope)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("dual", [3.0, None])
 @pytest.mark.parametrize("advantage", [1.0, 0.0, -1.0])
@@ -209,25 +163,6 @@ def test_no_ratio_is_too_large_for_the_gradient(log_ratio, advantage, dual, dtyp
     assert gradient_of(loss, logprobs).tolist() == pytest.approx([0.0, -0.5], abs=1e-30)
 
 
-def test_clip_ranges_are_apart():
-    for ratio, expected in ((0.1, 0.9), (9.0, 9.0)):
-        loss = clipped_surrogate(
-            torch.tensor([math.log(ratio)]), torch.zeros(1), -torch.ones(1), torch.ones(1), clip_low=0.1, clip_high=0.5
-        )
-        assert loss.item() == pytest.approx(expected)
-    loss = clipped_surrogate(
-        torch.tensor([2.0]), torch.zeros(1), torch.ones(1), torch.ones(1), clip_low=0.1, clip_high=0.5
-    )
-    assert loss.item() == pytest.approx(-1.5)
-
-
-def test_no_gradient_to_old_policy_or_advantage():
-    logprobs, old, advantages = (torch.rand(3, requires_grad=True) for _ in range(3))
-    clipped_surrogate(logprobs, old, advantages, torch.ones(3)).backward()
-    assert old.grad is None
-    assert advantages.grad is None
-
-
 # --- Eq. 8
 
 
@@ -240,35 +175,30 @@ def joint_gradients(surrogate, dense, alpha=1.0, coefficient=1.0):
     return loss.item(), [0.0 if g is None else g.item() for g in grads]
 
 
-@pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize("surrogate", [0.2, -0.2])
-def test_saturated_clamp_has_no_gradient_and_keeps_the_outcome_gradient(sign, surrogate):
-    loss, (outcome, through_bound, dense) = joint_gradients(surrogate, sign * 0.7, alpha=2.0)
-    assert loss == pytest.approx(0.25 + sign * 0.4)
-    assert (outcome, through_bound, dense) == (1.0, 0.0, 0.0)
+@pytest.mark.parametrize(
+    ("surrogate", "dense", "alpha", "coefficient", "contribution", "slope"),
+    [
+        (-0.2, 0.7, 2.0, 1.0, 0.4, 0.0),
+        (0.2, -0.7, 2.0, 1.0, -0.4, 0.0),
+        (-0.2, -0.7, 2.0, 0.5, -0.35, 0.5),
+        # Exactly at the boundary counts as saturated, also where it is 0.
+        (0.5, -0.5, 1.0, 1.0, -0.5, 0.0),
+        (0.0, 0.0, 1.0, 1.0, 0.0, 0.0),
+        (0.5, 0.1, 0.0, 1.0, 0.0, 0.0),
+        (0.0, 0.1, math.inf, 1.0, 0.1, 1.0),
+        (0.5, 0.1, 1.0, 0.0, 0.0, 0.0),
+    ],
+)
+def test_the_clamp_bounds_the_dense_term_and_touches_no_other_gradient(
+    surrogate, dense, alpha, coefficient, contribution, slope
+):
+    loss, gradients = joint_gradients(surrogate, dense, alpha, coefficient)
+    assert loss == pytest.approx(0.25 + contribution)
+    assert gradients == [1.0, 0.0, slope]
 
 
-def test_unsaturated_clamp_passes_value_and_gradient_and_none_through_the_bound():
-    loss, gradients = joint_gradients(-0.2, -0.7, alpha=2.0, coefficient=0.5)
-    assert loss == pytest.approx(0.25 - 0.35)
-    assert gradients == [1.0, 0.0, 0.5]
-
-
-def test_exactly_at_the_boundary_counts_as_saturated():
-    assert joint_gradients(0.5, 0.5)[1] == [1.0, 0.0, 0.0]
-    assert joint_gradients(0.5, -0.5)[1] == [1.0, 0.0, 0.0]
-    assert joint_gradients(0.0, 0.0)[1] == [1.0, 0.0, 0.0]
-
-
-def test_zero_alpha_removes_the_dense_term_and_infinite_alpha_never_clamps():
-    assert joint_gradients(0.5, 0.1, alpha=0.0) == (0.25, [1.0, 0.0, 0.0])
-    assert joint_gradients(0.0, 0.1, alpha=math.inf) == (pytest.approx(0.35), [1.0, 0.0, 1.0])
-
-
-def test_warm_up_is_the_outcome_loss_alone():
-    assert joint_gradients(0.5, 0.1, coefficient=0.0) == (0.25, [1.0, 0.0, 0.0])
-    zero = torch.tensor(0.0)
-    assert not clamp_saturated(zero, torch.tensor(0.1), 0.0, 1.0)
+def test_nothing_is_saturated_during_warm_up():
+    assert not clamp_saturated(torch.tensor(0.0), torch.tensor(0.1), 0.0, 1.0)
 
 
 @given(*[st.floats(-2, 2)] * 2, st.floats(0.01, 1), st.floats(0, 3))
@@ -298,15 +228,6 @@ def test_k3_equals_the_loop(tokens):
         assert_gradient(loss, logprobs, function)
 
 
-def test_k3_is_the_kl_divergence_in_expectation():
-    policy, reference_policy = (torch.randn(7, dtype=torch.float64).log_softmax(0) for _ in range(2))
-    expectation = sum(
-        p * k3_divergence(policy[i : i + 1], reference_policy[i : i + 1], torch.ones(1))
-        for i, p in enumerate(policy.exp())
-    )
-    assert torch.allclose(expectation, (policy.exp() * (policy - reference_policy)).sum())
-
-
 def test_k3_of_a_vanished_token_is_bounded_and_finite():
     logprobs = torch.tensor([-500.0, 0.0], requires_grad=True)
     loss = k3_divergence(logprobs, torch.tensor([0.0, -500.0]), torch.ones(2))
@@ -315,47 +236,17 @@ def test_k3_of_a_vanished_token_is_bounded_and_finite():
     assert logprobs.grad.isfinite().all()
 
 
-# --- dtypes and errors
+# --- importance weights
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_dtype_is_kept(dtype):
-    values = torch.rand(3, dtype=dtype)
-    for loss in losses_of(values, values, torch.ones(3, dtype=torch.int64)):
-        assert loss.dtype == dtype
-        assert loss.shape == ()
-        assert joint_loss(loss, loss, loss, 0.1, 1.0).dtype == dtype
-
-
-V, W, S = torch.zeros(2), torch.zeros(3), torch.tensor(0.1)
-NAN = torch.tensor([0.0, math.nan])
-
-
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        (lambda: clipped_surrogate(V.view(1, 2), V, V, V), "logprobs"),
-        (lambda: clipped_surrogate(NAN, V, V, V), "logprobs"),
-        (lambda: clipped_surrogate(V, W, V, V), "old_logprobs"),
-        (lambda: clipped_surrogate(V, V, NAN, V), "advantages"),
-        (lambda: clipped_surrogate(V, V, V, V + 2), "mask"),
-        (lambda: clipped_surrogate(V, V, V, V, clip_low=-0.1), "clip_low"),
-        (lambda: clipped_surrogate(V, V, V, V, clip_high=-0.1), "clip_high"),
-        (lambda: clipped_surrogate(V, V, V, V, dual_clip=1.0), "dual_clip"),
-        (lambda: dense_hindsight_loss(V.long(), V, V, V), "logprobs"),
-        (lambda: dense_hindsight_loss(V, NAN, V, V), "gap"),
-        (lambda: dense_hindsight_loss(V, V, W, V), "weights"),
-        (lambda: dense_hindsight_loss(V, V, V, W), "mask"),
-        (lambda: k3_divergence(V, W, V), "reference_logprobs"),
-        (lambda: joint_loss(V, S, S, 0.1, 1.0), "outcome_loss"),
-        (lambda: joint_loss(S, S * math.nan, S, 0.1, 1.0), "surrogate_loss"),
-        (lambda: joint_loss(S, S, V, 0.1, 1.0), "dense_loss"),
-        (lambda: joint_loss(S, S, S, -0.1, 1.0), "coefficient"),
-        (lambda: joint_loss(S, S, S, math.nan, 1.0), "coefficient"),
-        (lambda: joint_loss(S, S, S, 0.1, -1.0), "alpha"),
-        (lambda: joint_loss(S, S, S, 0.1, math.nan), "alpha"),
-    ],
-)
-def test_wrong_arguments_are_named(call, name):
-    with pytest.raises(ValueError, match=f"^{name}"):
-        call()
+def test_truncated_weights_and_effective_sample_size_equal_their_formulas():
+    learner, engine = [-1.0, -2.0, -0.5, -3.0], [-1.0, -3.5, -2.5, -0.1]
+    ratios = [math.exp(new - old) for new, old in zip(learner, engine, strict=True)]
+    flat = [torch.tensor(each, dtype=torch.float64) for each in (learner, engine)]
+    assert truncated_importance_weights(*flat, 2.0).tolist() == pytest.approx([min(ratio, 2.0) for ratio in ratios])
+    expected = sum(ratios) ** 2 / (4 * sum(ratio**2 for ratio in ratios))
+    assert effective_sample_size(*flat).item() == pytest.approx(expected)
+    # No ratio is too large for its square.
+    zeros = torch.zeros(4)
+    assert effective_sample_size(zeros, zeros - 300.0).item() == pytest.approx(1.0)
+    assert effective_sample_size(zeros, torch.tensor([-500.0, 0.0, 0.0, 0.0])).item() == pytest.approx(0.25)

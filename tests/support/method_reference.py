@@ -25,6 +25,7 @@ class Token:
     logp: torch.Tensor
     entropy: torch.Tensor
     divergence: torch.Tensor | None = None
+    importance: float = 1.0
     m: bool = True
 
     @property
@@ -177,7 +178,7 @@ def k3(token):
 def outcome(turns, advantage_of, kl=0.01, entropy=0.001, dual=3.0):
     """(L_out, L_GRPO) with Â = ``advantage_of(turn, token)``."""
     pairs = [(turn, token) for turn in turns for token in turn.tokens]
-    surrogate = mean([clipped(advantage_of(turn, token), token, dual) for turn, token in pairs])
+    surrogate = mean([token.importance * clipped(advantage_of(turn, token), token, dual) for turn, token in pairs])
     total = surrogate - entropy * mean([token.entropy for _, token in pairs])
     return (total + kl * mean([k3(token) for _, token in pairs]) if kl else total), surrogate
 

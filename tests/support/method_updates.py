@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 
 import method_reference as ref
@@ -132,6 +131,7 @@ def learner_losses(method: str, update: Update, iteration: int, training: dict, 
     rows = group_turn_rows(update.groups, config)
     rows.logprobs, rows.hindsight_logprobs = update.column("old"), update.column("teacher")
     rows.reference_logprobs = update.column("frozen") if config.kl_coeff else None
+    rows.importance_weights = update.column("importance") if config.importance_cap else None
     rows.action_mask = update.column("in_action").bool() if rule.needs_action_spans else None
     logged = {f"{rule.name}/{name}" for name in rule.prepare(rows, update.groups, iteration)}
     outputs = {name: update.column(name).requires_grad_() for name in ("logp", "entropy")}
@@ -157,11 +157,3 @@ def reference_gradients(losses: torch.Tensor, tokens: list[ref.Token], name: str
     leaves = [getattr(token, name) for token in tokens]
     found = torch.autograd.grad(losses.sum(), leaves, allow_unused=True, retain_graph=True)
     return torch.stack([torch.zeros((), dtype=torch.float64) if each is None else each for each in found])
-
-
-def with_other_teacher(update: Update, seed: int) -> Update:
-    """The same update, with log-probabilities of the privileged view that have nothing to do with it."""
-    rng, changed = np.random.default_rng(seed), copy.deepcopy(update)
-    for token in changed.tokens:
-        token.teacher = float(rng.choice([0.0, -1e4, rng.uniform(-20, 0)]))
-    return changed

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from trial_ray.algorithms import GRPOConfig
+from trial_ray.algorithms.methods import new_config
 from trial_ray.learner.learner import GRPOLearner
 from trial_ray.rollout.env_runner import SPACES
 
@@ -18,9 +21,39 @@ def build_learner(config: GRPOConfig) -> GRPOLearner:
     return learner
 
 
-def update(learner: GRPOLearner, groups, iteration: int = 1) -> dict:
+def config_of(method: str, model_path: str, **settings: Any) -> GRPOConfig:
+    """A method's config for groups that no engine sampled; policy settings by their names, all others are of training."""
+    policy = {name: settings.pop(name) for name in POLICY & settings.keys()}
+    config = new_config(method).environment("trial/ALFWorld-v0").policy(model_path=model_path, **policy)
+    return config.training(**{"max_logprob_gap": 100.0, **settings})
+
+
+POLICY = {"model_dtype", "compute_dtype", "gradient_checkpointing", "lora_rank", "lora_targets"}
+
+
+def learner_of(method: str, model_path: str, **settings: Any) -> GRPOLearner:
+    return build_learner(config_of(method, model_path, **settings))
+
+
+def update(learner: GRPOLearner, groups, iteration: int = 1, **timesteps: int) -> dict:
     """Metrics of one update."""
-    return learner.update(episodes=list(groups), timesteps={"training_iteration": iteration})[DEFAULT_MODULE_ID]
+    timesteps = {"training_iteration": iteration, **timesteps}
+    return learner.update(episodes=list(groups), timesteps=timesteps)[DEFAULT_MODULE_ID]
+
+
+def gradients(learner: GRPOLearner, groups, iteration: int = 1) -> dict[str, torch.Tensor]:
+    """What the first optimizer step would apply, by the parameters' names; nothing is applied."""
+    names = {id(parameter): name for name, parameter in learner.policy_module.lm.named_parameters()}
+    steps = []
+    learner.apply_gradients = lambda each: steps.append({names[id(key)]: each[key].clone() for key in each})
+    update(learner, groups, iteration)
+    return steps[0]
+
+
+def worst(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+    """Largest difference, relative to the largest entry."""
+    scale = max(each.abs().max().item() for each in expected.values())
+    return max((found[name] - expected[name]).abs().max().item() for name in expected) / scale
 
 
 def weights(learner: GRPOLearner) -> torch.Tensor:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import ray
 import torch
@@ -72,8 +72,6 @@ from trial_ray.rollout.trajectory import EpisodeResult
 from trial_ray.rollout.workers import RolloutWorkers, create_engines, pool_arguments
 
 logger = logging.getLogger(__name__)
-
-Result = TypeVar("Result")
 
 
 class GRPO(Algorithm):
@@ -373,7 +371,7 @@ class GRPO(Algorithm):
             return
         UpdateRecord(
             iteration=self.iteration + 1,
-            group_ids=self._ask_learners(lambda learner: learner.trained_groups)[0],
+            group_ids=ask_learners(self.learner_group, lambda learner: learner.trained_groups)[0],
             timesteps=timesteps,
             num_threads=torch.get_num_threads() if self.learner_group.is_local else None,
             weights_before=weights_before,
@@ -455,8 +453,7 @@ class GRPO(Algorithm):
 
     def matmul_rate(self) -> float:
         """Floating-point operations per second of a large matrix product on a learner's device, all learners at work."""
-        expected = max(1, self.config.num_learners)
-        rates = ask_learners(self.learner_group, lambda learner: learner.matmul_rate(), expected)
+        rates = ask_learners(self.learner_group, lambda learner: learner.matmul_rate())
         return sum(rates) / len(rates)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
@@ -509,23 +506,23 @@ class GRPO(Algorithm):
         folder: str = super().save_to_path(path, **kwargs)
         if self.config.sharding != "none":
             learner_folder = Path(folder) / COMPONENT_LEARNER_GROUP / COMPONENT_LEARNER
-            self._ask_learners(lambda learner: learner.save_shards(learner_folder))
+            ask_learners(self.learner_group, lambda learner: learner.save_shards(learner_folder))
         return folder
 
     def begin_saving(self, path: str | Path) -> None:
         """Save as :meth:`save_to_path` does, of the same moment, but let the learners write the large files while training
         goes on, if they can; the checkpoint is complete once :meth:`saving_finished` says so."""
         node = get_node_ip_address()
-        later = all(self._ask_learners(lambda learner: learner.can_write_later(node)))
+        later = all(ask_learners(self.learner_group, lambda learner: learner.can_write_later(node)))
 
         def defer(learner: GRPOLearner, deferring: bool) -> None:
             learner.policy_module.writer.deferring = deferring
 
-        self._ask_learners(partial(defer, deferring=later))
+        ask_learners(self.learner_group, partial(defer, deferring=later))
         try:
             self.save_to_path(path)
         finally:
-            self._ask_learners(partial(defer, deferring=False))
+            ask_learners(self.learner_group, partial(defer, deferring=False))
 
     def saving_finished(self) -> bool:
         """Whether everything that :meth:`begin_saving` left to be written has been written.
@@ -533,10 +530,7 @@ class GRPO(Algorithm):
         Raises:
             CheckpointError: a learner could not write its part.
         """
-        return all(self._ask_learners(lambda learner: learner.policy_module.writer.finished()))
-
-    def _ask_learners(self, call: Callable[[GRPOLearner], Result]) -> list[Result]:
-        return ask_learners(self.learner_group, call, max(1, self.config.num_learners))
+        return all(ask_learners(self.learner_group, lambda learner: learner.policy_module.writer.finished()))
 
     def restore_from_path(self, path: str | Path, *args: Any, **kwargs: Any) -> None:
         """Restore, then send the restored weights to the engines, which still hold the initial ones."""

@@ -70,17 +70,18 @@ class WeightSync:
         return merge_offers(self._all(lambda learner: learner.export_weights(version, dtype, engines, lasting)))
 
     def _all(self, call: Callable[[GRPOLearner], Result]) -> list[Result]:
-        return ask_learners(self._learners, call, max(1, self._config.num_learners))
+        return ask_learners(self._learners, call)
 
 
-def ask_learners(learners: LearnerGroup, call: Callable[[GRPOLearner], Result], expected: int) -> list[Result]:
+def ask_learners(learners: LearnerGroup, call: Callable[[GRPOLearner], Result]) -> list[Result]:
     """What the call gives on every learner; sharded ones have to take part in it together.
 
     RLlib hands over an error as an answer, and leaves out who does not answer; both are raised here.
 
     Raises:
-        WeightSyncError: fewer than ``expected`` answered within :data:`LOAD_TIMEOUT_S` seconds.
+        WeightSyncError: not all of them answered within :data:`LOAD_TIMEOUT_S` seconds.
     """
+    expected = max(1, len(learners))  # RLlib counts actors, and none inside this process
     values: list[Any] = []
     for result in learners.foreach_learner(call, timeout_seconds=LOAD_TIMEOUT_S):
         if not result.ok:

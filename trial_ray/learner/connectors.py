@@ -16,13 +16,12 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from trial_ray.errors import ConfigError, MethodError, PolicyBrokenError, TrainingDivergedError, WeightSyncError
 from trial_ray.learner.exchange import LearnerExchange
 from trial_ray.learner.method import Method
-from trial_ray.learner.packing import Row, lay_out
+from trial_ray.learner.packing import Row, score_views
 from trial_ray.learner.rows import TurnRows, action_mask
 from trial_ray.learner.update_plan import UpdatePlan, plan_update
 from trial_ray.metrics import EFFECTIVE_SAMPLE_SIZE, LEARNER, log
-from trial_ray.models.logprobs import sequence_logprobs
 from trial_ray.models.module import CausalLMModule
-from trial_ray.models.prefix_tree import PrefixOrder, ScoredSequence
+from trial_ray.models.prefix_tree import ScoredSequence
 from trial_ray.objectives.advantages import group_relative_advantages, penalised_advantages
 from trial_ray.objectives.divergences import engine_divergences
 from trial_ray.objectives.losses import effective_sample_size, truncated_importance_weights
@@ -237,7 +236,6 @@ class Scoring:
         if (cap := self.config.importance_cap) is not None:
             rows.importance_weights = truncated_importance_weights(rows.logprobs, behaviour, cap)
 
-    @torch.no_grad()
     def _score(self, module: CausalLMModule, rows: Sequence[Row], metrics: MetricsLogger) -> dict[str, torch.Tensor]:
         """Flat log-probabilities of the share's response tokens by the name of their field in :class:`TurnRows`."""
         own: dict[str, list[ScoredSequence]] = {"logprobs": [row.sequence for row in rows]}
@@ -257,14 +255,14 @@ class Scoring:
     def _score_sequences(
         self, lm: PreTrainedModel, views: dict[str, list[ScoredSequence]], metrics: MetricsLogger
     ) -> dict[str, torch.Tensor]:
-        sequences = [sequence for view in views.values() for sequence in view]
-        if not sequences:
-            return {name: torch.empty(0, device=lm.device) for name in views}
-        packed = lay_out(lm, PrefixOrder(sequences), self.config.max_tokens_per_forward)
-        for name, count in (("tokens_forwarded", packed.num_tokens), ("tokens_distinct", packed.num_distinct)):
-            log(metrics, f"{LEARNER}scoring/{name}", count)
-        logprobs, _ = sequence_logprobs(lm, packed, temperature=self.config.temperature)
-        return dict(zip(views, logprobs.chunk(len(views)), strict=True))
+        config = self.config
+        scores, packed = score_views(
+            lm, views, max_tokens=config.max_tokens_per_forward, temperature=config.temperature
+        )
+        if packed is not None:
+            log(metrics, f"{LEARNER}scoring/tokens_forwarded", packed.num_tokens)
+            log(metrics, f"{LEARNER}scoring/tokens_distinct", packed.num_distinct)
+        return scores
 
     def _exchanged(
         self, rows: TurnRows, share: np.ndarray, scores: dict[str, torch.Tensor], dtype: torch.dtype

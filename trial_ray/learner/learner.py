@@ -36,8 +36,7 @@ from trial_ray.learner.state import load_optimizers, save_optimizers, save_shard
 from trial_ray.learner.update_plan import Microbatch, Minibatch, UpdatePlan
 from trial_ray.metrics import LEARNER, log, log_time
 from trial_ray.models.folders import copies_fit
-from trial_ray.models.matmul import matmul_rate
-from trial_ray.models.module import CausalLMModule, compute_dtype
+from trial_ray.models.module import CausalLMModule, compute_dtype, matmul_rate
 from trial_ray.models.sharding import gathered, local_part
 from trial_ray.process_reports import announce, peak_memory
 from trial_ray.rollout.trajectory import TrajectoryGroup

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trial_ray.models.logprobs import DEFAULT_CHUNK_TOKENS, sequence_logprobs
+from trial_ray.models.logprobs import sequence_logprobs
 from trial_ray.models.prefix_tree import PackedSequences, PrefixOrder, ScoredSequence, pack_padded, pack_trees
 from trial_ray.models.tree_attention import block_size, takes_blocks, takes_trees
 from trial_ray.rollout.hindsight import augment
@@ -137,37 +137,33 @@ def tree_tokens(lm: PreTrainedModel) -> int:
 
 
 @torch.no_grad()
-def score_rows(
-    lm: PreTrainedModel,
-    rows: Sequence[Row],
-    *,
-    two_views: bool,
-    max_tokens: int,
-    temperature: float = 1.0,
-    chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Log-probabilities of every response token, in the ordinary and on request in the hindsight view, without gradient.
-
-    All rows and both views form one prefix tree, in which each distinct prefix is computed once.
+def score_views(
+    lm: PreTrainedModel, views: Mapping[str, Sequence[ScoredSequence]], *, max_tokens: int, temperature: float = 1.0
+) -> tuple[dict[str, torch.Tensor], PackedSequences | None]:
+    """Log-probabilities of the scored tokens of all views, which form one prefix tree, without gradient.
 
     Args:
         lm: a transformers causal language model.
-        rows: the turns.
-        two_views: whether to score the hindsight views too.
+        views: of the same turns, by name.
         max_tokens: most input tokens in one forward pass.
         temperature: as in :func:`trial_ray.models.logprobs.gather_logprobs`.
-        chunk_tokens: as there.
 
     Returns:
-        ``(logprobs [T], hindsight_logprobs [T] or None)``: flat, in row order, on the model's device.
+        Flat ``[T]`` by the name of the view, in row order, on the model's device; and the model's inputs, ``None`` without
+        turns.
     """
-    views = [*rows, *(row.hindsight_row for row in rows)] if two_views else rows
-    if not views:
-        nothing = torch.empty(0, device=lm.device)
-        return nothing, nothing if two_views else None
-    packed = lay_out(lm, PrefixOrder([row.sequence for row in views]), max_tokens)
-    logprobs, _ = sequence_logprobs(lm, packed, temperature=temperature, chunk_tokens=chunk_tokens)
-    if not two_views:
-        return logprobs, None
-    ordinary, hindsight = logprobs.chunk(2)
-    return ordinary, hindsight
+    sequences = [sequence for view in views.values() for sequence in view]
+    if not sequences:
+        return {name: torch.empty(0, device=lm.device) for name in views}, None
+    packed = lay_out(lm, PrefixOrder(sequences), max_tokens)
+    logprobs, _ = sequence_logprobs(lm, packed, temperature=temperature)
+    return dict(zip(views, logprobs.chunk(len(views)), strict=True)), packed
+
+
+def score_rows(
+    lm: PreTrainedModel, rows: Sequence[Row], *, max_tokens: int, temperature: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities of every response token in the ordinary and in the hindsight view, as :func:`score_views`."""
+    views = {"ordinary": [row.sequence for row in rows], "hindsight": [row.hindsight_row.sequence for row in rows]}
+    scores, _ = score_views(lm, views, max_tokens=max_tokens, temperature=temperature)
+    return scores["ordinary"], scores["hindsight"]

@@ -60,6 +60,8 @@ class MicrobatchPasses:
         self._means = means
         self.counts = TokenCounts()
         self.broken = False
+        self._iteration = 0
+        self._clamp: MinibatchClamp | None = None
 
     def backward(
         self,
@@ -76,16 +78,15 @@ class MicrobatchPasses:
             iteration: counted from 1.
             clamp: as in :func:`trial_ray.learner.loss.microbatch_loss`.
         """
-        clamped_here = self._method.clamps("microbatch", iteration)
+        self._table, self._iteration, self._clamp = table, iteration, clamp
+        as_whole = self._method.clamps("microbatch", iteration) or not self._method.has_token_mean()
         total = 0.0
-        for group in self._groups(table, microbatches):
-            parts = self._parts(table, group[0].rows) if len(group) == 1 else []
+        for group in self._groups(microbatches):
+            parts = self._parts(group[0].rows) if len(group) == 1 else []
             if len(parts) < 2:
-                total += self._backward_together(table, group, iteration, clamp)
-            elif clamped_here or not self._method.has_token_mean():
-                total += self._backward_whole(table, group[0], parts, iteration, clamp)
+                total += self._backward_together(group)
             else:
-                total += self._backward_parts(table, group[0], parts, iteration, clamp)
+                total += (self._backward_whole if as_whole else self._backward_parts)(group[0], parts)
         return total
 
     @torch.no_grad()
@@ -94,89 +95,64 @@ class MicrobatchPasses:
 
         NaN where log-probabilities are not finite: the backward passes skip the step, and other learners wait for this sum.
         """
+        self._table, self._iteration = table, iteration
         scalars = torch.zeros(2, dtype=torch.float64)
-        for group in self._groups(table, microbatches):
+        for group in self._groups(microbatches):
             rows = np.concatenate([each.rows for each in group])
-            outputs = self._whole_outputs(table, rows, self._parts(table, rows))
-            for each, own in zip(group, _split(outputs, table, group), strict=True):
+            outputs = self._whole_outputs(rows, self._parts(rows))
+            for each, own in zip(group, _split(outputs, self._table, group), strict=True):
                 finite = self._finite(own)
-                scalars += (
-                    each.weight * _scalars(self._terms(table, each.rows, own, iteration)) if finite else torch.nan
-                )
+                scalars += each.weight * _scalars(self._terms(each.rows, own)) if finite else torch.nan
         return scalars
 
-    def _backward_together(
-        self, table: TurnRows, group: Sequence[Microbatch], iteration: int, clamp: MinibatchClamp | None
-    ) -> float:
-        outputs = self._forward(table, np.concatenate([each.rows for each in group]))
+    def _backward_together(self, group: Sequence[Microbatch]) -> float:
+        outputs = self._forward(np.concatenate([each.rows for each in group]))
         losses = [
-            each.weight * self._loss(table, each.rows, own, iteration, each.weight, clamp)
-            for each, own in zip(group, _split(outputs, table, group), strict=True)
+            each.weight * self._loss(each.rows, own, each.weight)
+            for each, own in zip(group, _split(outputs, self._table, group), strict=True)
         ]
         loss = torch.stack(losses).sum()
         loss.backward()
         return loss.item()
 
-    def _backward_parts(
-        self,
-        table: TurnRows,
-        microbatch: Microbatch,
-        parts: Sequence[np.ndarray],
-        iteration: int,
-        clamp: MinibatchClamp | None,
-    ) -> float:
-        counts = [int(table.mask[table.token_positions(part)].sum()) for part in parts]
+    def _backward_parts(self, microbatch: Microbatch, parts: Sequence[np.ndarray]) -> float:
+        counts = [int(self._table.mask[self._table.token_positions(part)].sum()) for part in parts]
         total = 0.0
         for part, count in zip(parts, counts, strict=True):
             weight = microbatch.weight * count / max(1, sum(counts))
-            loss = weight * self._loss(table, part, self._forward(table, part), iteration, weight, clamp)
+            loss = weight * self._loss(part, self._forward(part), weight)
             loss.backward()
             total += loss.item()
         return total
 
-    def _backward_whole(
-        self,
-        table: TurnRows,
-        microbatch: Microbatch,
-        parts: Sequence[np.ndarray],
-        iteration: int,
-        clamp: MinibatchClamp | None,
-    ) -> float:
+    def _backward_whole(self, microbatch: Microbatch, parts: Sequence[np.ndarray]) -> float:
         rows = microbatch.rows
-        whole = {name: value.requires_grad_() for name, value in self._whole_outputs(table, rows, parts).items()}
-        loss = microbatch.weight * self._loss(table, rows, whole, iteration, microbatch.weight, clamp)
+        whole = {name: value.requires_grad_() for name, value in self._whole_outputs(rows, parts).items()}
+        loss = microbatch.weight * self._loss(rows, whole, microbatch.weight)
         loss.backward()
         gradients = {name: value.grad for name, value in whole.items() if value.grad is not None}
-        for position, part in self._token_positions(table, rows, parts):
-            outputs = self._forward(table, part)
+        for position, part in self._token_positions(rows, parts):
+            outputs = self._forward(part)
             names = [name for name in outputs if name in gradients]
             torch.autograd.backward([outputs[name] for name in names], [gradients[name][position] for name in names])
         return loss.item()
 
     @torch.no_grad()
-    def _whole_outputs(self, table: TurnRows, rows: np.ndarray, parts: Sequence[np.ndarray]) -> Outputs:
+    def _whole_outputs(self, rows: np.ndarray, parts: Sequence[np.ndarray]) -> Outputs:
         """Outputs of all rows, without their graphs."""
         whole: Outputs = {}
-        num_tokens = int(table.lengths[torch.from_numpy(rows)].sum())
-        for position, part in self._token_positions(table, rows, parts):
-            for name, value in self._forward(table, part).items():
+        num_tokens = int(self._table.lengths[torch.from_numpy(rows)].sum())
+        for position, part in self._token_positions(rows, parts):
+            for name, value in self._forward(part).items():
                 whole.setdefault(name, value.new_zeros(num_tokens))[position] = value
         return whole
 
-    def _loss(
-        self,
-        table: TurnRows,
-        rows: np.ndarray,
-        outputs: Outputs,
-        iteration: int,
-        weight: float,
-        clamp: MinibatchClamp | None,
-    ) -> torch.Tensor:
+    def _loss(self, rows: np.ndarray, outputs: Outputs, weight: float) -> torch.Tensor:
         if not self._finite(outputs):
             # Goes through the backward pass like any loss, so that every learner sees it in its gradients and skips.
             return outputs["logprobs"].sum() * torch.nan
-        terms = self._terms(table, rows, outputs, iteration)
-        loss = microbatch_loss(self._method, terms, iteration, clamp)
+        terms = self._terms(rows, outputs)
+        loss = microbatch_loss(self._method, terms, self._iteration, self._clamp)
         with self._means.weighing(weight):
             for prefix, values in terms.logged.items():
                 self._means.add(prefix, values)
@@ -187,48 +163,48 @@ class MicrobatchPasses:
         self.broken = self.broken or not finite
         return finite
 
-    def _terms(self, table: TurnRows, rows: np.ndarray, outputs: Outputs, iteration: int) -> LossTerms:
-        tokens = TokenBatch.from_rows(table, rows, outputs["logprobs"].device)
-        return loss_terms(self._method, self._config, tokens, outputs, iteration)
+    def _terms(self, rows: np.ndarray, outputs: Outputs) -> LossTerms:
+        tokens = TokenBatch.from_rows(self._table, rows, outputs["logprobs"].device)
+        return loss_terms(self._method, self._config, tokens, outputs, self._iteration)
 
     # -- what is computed together -----------------------------------------------------------------------------------
 
-    def _groups(self, table: TurnRows, microbatches: Sequence[Microbatch]) -> Iterator[Sequence[Microbatch]]:
+    def _groups(self, microbatches: Sequence[Microbatch]) -> Iterator[Sequence[Microbatch]]:
         """Consecutive microbatches whose rows fit into one forward pass; one that does not fit stands alone."""
         if not microbatches:
             return
         rows = np.concatenate([each.rows for each in microbatches])
-        if len(microbatches) == 1 or len(self._parts(table, rows)) == 1:
+        if len(microbatches) == 1 or len(self._parts(rows)) == 1:
             yield microbatches
             return
         middle = len(microbatches) // 2
-        yield from self._groups(table, microbatches[:middle])
-        yield from self._groups(table, microbatches[middle:])
+        yield from self._groups(microbatches[:middle])
+        yield from self._groups(microbatches[middle:])
 
-    def _parts(self, table: TurnRows, rows: np.ndarray) -> list[np.ndarray]:
+    def _parts(self, rows: np.ndarray) -> list[np.ndarray]:
         """Row numbers by forward pass; a microbatch in one piece keeps its order."""
-        parts = pass_parts(self._module.lm, self._order(table, rows), self._config.max_tokens_per_forward)
+        parts = pass_parts(self._module.lm, self._order(rows), self._config.max_tokens_per_forward)
         return [rows[part] for part in parts] if len(parts) > 1 else [rows]
 
-    def _order(self, table: TurnRows, rows: np.ndarray) -> PrefixOrder:
+    def _order(self, rows: np.ndarray) -> PrefixOrder:
         """Of each row's longest view; rows hold evidence only where the training forward scores it."""
-        views = table.model_rows(rows, with_evidence=self._method.divergence is not None)
+        views = self._table.model_rows(rows, with_evidence=self._method.divergence is not None)
         return PrefixOrder([row.hindsight_row.sequence if len(row.evidence_ids) else row.sequence for row in views])
 
     def _token_positions(
-        self, table: TurnRows, rows: np.ndarray, parts: Sequence[np.ndarray]
+        self, rows: np.ndarray, parts: Sequence[np.ndarray]
     ) -> Iterator[tuple[torch.Tensor, np.ndarray]]:
         """Where the tokens of each part stand among those of ``rows``."""
-        lengths = table.lengths.numpy()[rows]
-        starts = dict(zip(rows.tolist(), (np.cumsum(lengths) - lengths).tolist(), strict=True))
+        tokens = self._table.token_positions(rows)
+        place = torch.zeros(len(self._table.turn_ids), dtype=torch.int64)
+        place[tokens] = torch.arange(len(tokens))
         for part in parts:
-            positions = [np.arange(starts[row], starts[row] + int(table.lengths[row])) for row in part.tolist()]
-            yield torch.from_numpy(np.concatenate(positions)).to(self._module.lm.device), part
+            yield place[self._table.token_positions(part)].to(self._module.lm.device), part
 
-    def _forward(self, table: TurnRows, rows: np.ndarray) -> Outputs:
+    def _forward(self, rows: np.ndarray) -> Outputs:
         """One forward pass over rows that fit into memory together; outputs ``[T]`` in the order of ``rows``."""
         config, divergence = self._config, self._method.divergence
-        model_rows = table.model_rows(rows, with_evidence=divergence is not None)
+        model_rows = self._table.model_rows(rows, with_evidence=divergence is not None)
         order = PrefixOrder([row.sequence for row in model_rows])
         packed = lay_out(self._module.lm, order, config.max_tokens_per_forward)
         self.counts.forwarded += packed.num_tokens

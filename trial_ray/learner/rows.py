@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -126,23 +126,19 @@ class TokenBatch:
         index = torch.as_tensor(np.asarray(rows, np.int64))
         dtype = table.logprobs.dtype
 
-        def tokens(values: torch.Tensor) -> torch.Tensor:
-            return values[positions].to(device)
-
         def turns(values: torch.Tensor) -> torch.Tensor:
             return torch.repeat_interleave(values[index].to(dtype), table.lengths[index]).to(device)
 
+        optional = ("hindsight_logprobs", "reference_logprobs", "importance_weights", "action_mask")
+        given = {name: values for name in optional if (values := getattr(table, name)) is not None}
         return cls(
-            old_logprobs=tokens(table.logprobs),
+            old_logprobs=table.logprobs[positions].to(device),
             advantages=turns(table.advantages),
-            mask=tokens(table.mask),
+            mask=table.mask[positions].to(device),
             turn_ids=torch.repeat_interleave(torch.arange(len(index)), table.lengths[index]).to(device),
             trajectory_ids=table.trajectory_ids[index].to(device),
-            hindsight_logprobs=_where_given(tokens, table.hindsight_logprobs),
-            reference_logprobs=_where_given(tokens, table.reference_logprobs),
-            importance_weights=_where_given(tokens, table.importance_weights),
-            weights=_where_given(turns, table.weights),
-            action_mask=_where_given(tokens, table.action_mask),
+            weights=None if table.weights is None else turns(table.weights),
+            **{name: values[positions].to(device) for name, values in given.items()},
         )
 
 
@@ -158,10 +154,6 @@ def required(values: torch.Tensor | None) -> torch.Tensor:
             "action_mask the method's needs_action_spans, and weights are set by its prepare()."
         )
     return values
-
-
-def _where_given(function: Callable[[torch.Tensor], torch.Tensor], values: torch.Tensor | None) -> torch.Tensor | None:
-    return None if values is None else function(values)
 
 
 VALUE_DISCOUNT = 0.95

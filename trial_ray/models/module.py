@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 from torch import nn
 
-from trial_ray.errors import ConfigError, first_line
+from trial_ray.errors import CheckpointError, ConfigError, first_line
 from trial_ray.models import tree_attention
 from trial_ray.models.folders import DeferredWriter, load_tensors, model_folder, write_model
 from trial_ray.models.logprobs import check_plain_head, gather_divergence, gather_logprobs, hidden_states
@@ -284,3 +285,46 @@ def _switch_off_dropout(lm: PreTrainedModel) -> None:
             module.p = 0.0
         if hasattr(module, "attention_dropout"):
             module.attention_dropout = 0.0  # type: ignore[assignment]  # torch knows tensors and modules as attributes only
+
+
+def merge_adapter(folder: Path, target: Path) -> None:
+    """Write the model that an adapter in peft's format makes of its base model to ``target``, in Hugging Face format.
+
+    Raises:
+        CheckpointError: the base model is not where it was when the adapter was trained.
+    """
+    from peft import LoraConfig
+
+    config = LoraConfig.from_pretrained(str(folder))
+    base = str(config.base_model_name_or_path)
+    if not Path(base).is_dir():
+        raise CheckpointError(f"{folder} is an adapter of the model in {base}, which is missing. Put it there again.")
+    lm = load_causal_lm(base, "float32")
+    adapter = Adapter(
+        lm, rank=config.r, alpha=config.lora_alpha, targets=sorted(config.target_modules), dtype=torch.float32, seed=0
+    )
+    adapter.load(folder)
+    write_model(lm, adapter.merged_weights(), target)
+
+
+MATMUL_SIZES = {"cpu": 1024, "cuda": 8192}
+"""Rows of the square matrices: large enough to be bound by arithmetic, small enough to be timed several times."""
+MATMUL_SECONDS = 0.3
+
+
+def matmul_rate(device: torch.device | str, dtype: torch.dtype) -> float:
+    """Floating-point operations per second of a large matrix product: the best of those that fit into :data:`MATMUL_SECONDS`.
+
+    Args:
+        device: where the learner computes; with a CPU, torch's threads of this process take part.
+        dtype: in which its matrix products are.
+    """
+    device = torch.device(device)
+    size = MATMUL_SIZES.get(device.type, 1024)
+    left, right = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
+    (left @ right)[0, 0].item()  # the first product loads kernels and chooses among them
+    best, began = float("inf"), time.perf_counter()
+    while (start := time.perf_counter()) - began < MATMUL_SECONDS:
+        (left @ right)[0, 0].item()  # waits for the device
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best

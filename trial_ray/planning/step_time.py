@@ -12,6 +12,77 @@ from dataclasses import dataclass
 from trial_ray.planning.memory import GIB, PlanRequest
 from trial_ray.rollout.hindsight import FRAMES
 
+RAY_ACCELERATORS = {
+    "T4": 15,
+    "L4": 22,
+    "A10G": 22,
+    "V100": 16,
+    "L40S": 44,
+    "A100-40G": 39,
+    "A100-80G": 79,
+    "H100": 79,
+    "H200": 140,
+    "B200": 179,
+}
+"""GiB of the GPU types that Ray names in a node's resources (``accelerator_type:...``), where a type has one size."""
+HOST_BANDWIDTH = 10e9
+"""Bytes per second that a CPU reads out of memory; an assumption."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledGPU:
+    """An NVIDIA GPU of this host: name, memory in MiB and version of the driver."""
+
+    name: str
+    mib: int
+    driver: str
+
+
+def installed_gpus() -> tuple[list[InstalledGPU], str]:
+    """NVIDIA GPUs of this host, and why the driver lists none; no reason on a host without ``nvidia-smi``."""
+    if shutil.which("nvidia-smi") is None:
+        return [], ""
+    command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (subprocess.SubprocessError, OSError) as error:
+        return [], f"nvidia-smi failed: {error}"
+    if done.returncode:
+        return [], f"nvidia-smi failed: {(done.stdout + done.stderr).strip().partition(chr(10))[0]}"
+    rows = re.findall(r"^(.+), (\d+), (\d+\..*)$", done.stdout, re.MULTILINE)
+    printed = " ".join(done.stdout.split()) or "it printed nothing"
+    return [InstalledGPU(name, int(mib), driver) for name, mib, driver in rows], (
+        "" if rows else f"nvidia-smi lists no GPU: {printed}"
+    )
+
+
+def gpu_bytes(cluster_resources: Mapping[str, float]) -> float | None:
+    """Memory of the largest GPU that this host or Ray's nodes are known to have; ``None`` where none is known.
+
+    The largest, because a run is only refused where it fits on none of them.
+    """
+    types = (name.removeprefix("accelerator_type:") for name in cluster_resources)
+    known = [RAY_ACCELERATORS[name] * GIB for name in types if name in RAY_ACCELERATORS]
+    return max([*(gpu.mib * 2**20 for gpu in installed_gpus()[0]), *known], default=None)
+
+
+def host_bytes() -> float:
+    """Memory of this host."""
+    import psutil
+
+    return float(psutil.virtual_memory().total)
+
+
+def measured_cpu() -> Device:
+    """This host's CPU: the speed of a matrix product with torch's threads, measured now."""
+    import torch
+
+    from trial_ray.models.module import matmul_rate
+
+    rate = matmul_rate("cpu", torch.float32)
+    return Device(f"this CPU ({rate / 1e9:,.0f} GFLOP/s, measured)", rate, HOST_BANDWIDTH, host_bytes())
+
+
 TURNS_SHARE, PROMPT_SHARE, RESPONSE_SHARE = 0.6, 0.45, 0.2
 """Lengths over their limits. With the paper's limits: 3.9 million tokens an iteration; a published run of it had 3.83 million."""
 SHARED_PREFIXES = 2.2

@@ -325,7 +325,7 @@ def export_model(source: Path | str, target: Path | str, *, adapter: bool = Fals
 
 
 def _merge(adapter: Path, target: Path) -> None:
-    from trial_ray.models.merging import merge_adapter
+    from trial_ray.models.module import merge_adapter
 
     merge_adapter(adapter, target)
     for file in adapter.iterdir():

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import ray
 import torch
@@ -33,11 +33,9 @@ from trial_ray.runs.overrides import apply_overrides
 if TYPE_CHECKING:
     from trial_ray.algorithms.config import GRPOConfig
     from trial_ray.environments.adapter import EnvironmentAdapter
-    from trial_ray.learner.learner import GRPOLearner
     from trial_ray.rollout.trajectory import TrajectoryGroup
     from trial_ray.runs.folder import RunFolder
 
-Answer = TypeVar("Answer")
 
 METRICS = f"{LEARNER_RESULTS}/default_policy/"
 """What the names of an update's metrics begin with."""
@@ -147,7 +145,7 @@ class Replay:
             self._require_same_start(self._checksum(learners))
             if self.changed:
                 steps = self._steps_before()
-                self._ask(learners, lambda learner: learner.take_optimizer_settings(steps))
+                ask_learners(learners, lambda learner: learner.take_optimizer_settings(steps))
             results = learners.update(
                 training_data=TrainingGroups(episodes_refs=[ray.put([group]) for group in self.groups]),
                 timesteps=self.record.timesteps,
@@ -211,11 +209,8 @@ class Replay:
         """Checksum of the learners' weights as the run's engines got them."""
         dtype = self.recorded.engine_dtype()
         return merge_offers(
-            self._ask(learners, lambda learner: learner.export_weights(0, dtype, lasting=True))
+            ask_learners(learners, lambda learner: learner.export_weights(0, dtype, lasting=True))
         ).checksum
-
-    def _ask(self, learners: LearnerGroup, call: Callable[[GRPOLearner], Answer]) -> list[Answer]:
-        return ask_learners(learners, call, max(1, self.config.num_learners))
 
 
 def _recorded_config(

@@ -1,13 +1,18 @@
-"""Learners that hold a part of the weights each are one learner; what they save is continued, exported and sent whole."""
+"""Several learners are one learner: the same weights after an update, every row trained once.
+
+Learners that hold a part of the weights each are so, too; what they save is continued, exported and sent whole.
+"""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import ray
 import torch
+from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from small_learners import SPACES, build_learner, update, weights
 from synthetic_groups import synthetic_groups
@@ -17,17 +22,18 @@ from trial_ray.algorithms import TRIALConfig
 from trial_ray.engines.weights import iter_weights, weights_checksum
 from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.learner.exchange import TrainingGroups
+from trial_ray.learner.recording import read_training
 from trial_ray.models.module import load_causal_lm
 from trial_ray.models.sharding import decoder_layers
 
 NUM_LEARNERS = 2
 
 
-def config_of(model_path: str, num_learners: int, **policy) -> TRIALConfig:
+def config_of(model_path: str, num_learners: int, sharding: str = "none") -> TRIALConfig:
     return (
         TRIALConfig()
         .environment("trial/ALFWorld-v0")
-        .rl_module(model_path=model_path, model_dtype="float64", **policy)
+        .policy(model_path=model_path, model_dtype="float64", sharding=sharding)
         .training(
             lr=1e-3, minibatch_rows=10, microbatch_rows=8, kl_coeff=0.01, entropy_coeff=0.001, max_logprob_gap=100.0,
             hindsight_coeff=0.3, hindsight_start_iteration=1, clamp_scope="minibatch", max_tokens_per_forward=60,
@@ -42,12 +48,8 @@ def groups():
     return synthetic_groups(vocab_size=400, num_groups=2, group_size=5, most_turns=7, seed=11)
 
 
-@pytest.fixture(scope="module")
-def sharded(ray_session, model_path):
-    config = config_of(model_path, NUM_LEARNERS, sharding="fsdp")
-    learners = LearnerGroup(config=config, module_spec=config.get_multi_rl_module_spec(spaces=SPACES))
-    yield learners
-    learners.shutdown()
+def group_of(config: TRIALConfig) -> LearnerGroup:
+    return LearnerGroup(config=config, module_spec=config.get_multi_rl_module_spec(spaces=SPACES))
 
 
 def on_all(learners: LearnerGroup, function) -> list:
@@ -84,18 +86,57 @@ def defer(deferring: bool):
     return call
 
 
+def train(learners: LearnerGroup, groups, iteration: int = 1) -> list[dict]:
+    """Each learner's metrics."""
+    data = TrainingGroups(episodes_refs=[ray.put([group]) for group in groups])
+    results = learners.update(training_data=data, timesteps={"training_iteration": iteration})
+    return [each[DEFAULT_MODULE_ID] for each in results]
+
+
 @pytest.mark.actors
-def test_sharded_learners_train_save_export_and_go_on_as_one(sharded, model_path, groups, tmp_path):
-    refs = [ray.put([group]) for group in groups]
+def test_several_learners_come_to_the_weights_of_one_and_write_every_row_once(
+    ray_session, exact_model_path, groups, tmp_path
+):
+    found, metrics = {}, {}
+    for number in (0, 3):
+        config = config_of(exact_model_path, number).training(max_tokens_per_forward=400)
+        learners = group_of(config.recording(training_folder=str(tmp_path / str(number))))
+        metrics[number] = train(learners, groups)
+        found[number] = whole_weights(learners)
+        learners.shutdown()
+    error = ((found[3] - found[0]).norm() / found[0].norm()).item()
+    print(f"relative difference of the weights {error:.1e}")  # shown by pytest -rP
+    assert error < 1e-12
+    num_rows = sum(map(len, groups))
+    trained = [int(each["num_module_steps_trained"]) for each in metrics[3]]
+    assert sum(trained) == num_rows
+    # Minibatches have one microbatch or two: a third learner has none and takes part with nothing.
+    assert sorted(count > 0 for count in trained) == [False, True, True]
+    assert len({float(each["trial"]["dense_loss"]) for each in metrics[3]}) == 1
+    assert_same_record(tmp_path / "3", tmp_path / "0", num_rows)
 
-    def train(iteration: int) -> None:
-        data = TrainingGroups(episodes_refs=refs)
-        sharded.update(training_data=data, timesteps={"training_iteration": iteration})
 
+def assert_same_record(folder: Path, other: Path, num_rows: int) -> None:
+    """Several learners write every row once, with the numbers that one writes."""
+    keys = ["group_id", "rollout_index", "turn_index"]
+    assert len(list(folder.glob("*/*.parquet"))) > 1
+    found, expected = (read_training(each).to_pandas().sort_values(keys) for each in (folder, other))
+    assert len(found) == num_rows
+    assert (found[keys].to_numpy() == expected[keys].to_numpy()).all()
+    for name in ("gap", "learner_logprobs", "evidence_ids"):
+        ours, theirs = (np.concatenate(list(frame[name])) for frame in (found, expected))
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    for name in ("turn_score", "turn_weight", "advantage"):
+        np.testing.assert_allclose(found[name], expected[name], atol=1e-4)
+
+
+@pytest.mark.actors
+def test_sharded_learners_train_save_export_and_go_on_as_one(ray_session, model_path, groups, tmp_path):
+    sharded = group_of(config_of(model_path, NUM_LEARNERS, "fsdp"))
     alone = build_learner(config_of(model_path, 0))
     first = weights(alone)
     update(alone, groups, 1)
-    train(1)
+    train(sharded, groups, 1)
     trained = whole_weights(sharded)
     assert (trained - weights(alone)).norm() < 1e-10 * trained.norm()
     assert (trained - first).norm() > 1e-3 * first.norm()
@@ -121,7 +162,7 @@ def test_sharded_learners_train_save_export_and_go_on_as_one(sharded, model_path
     later = Path(sharded.save_to_path(str(tmp_path / "later"))) / "learner"
     on_all(sharded, lambda learner: learner.save_shards(later))
     on_all(sharded, defer(False))
-    train(2)
+    train(sharded, groups, 2)
     uninterrupted = whole_weights(sharded)
     deadline = time.monotonic() + 60
     while not all(on_all(sharded, lambda learner: learner.policy_module.writer.finished())):
@@ -129,18 +170,19 @@ def test_sharded_learners_train_save_export_and_go_on_as_one(sharded, model_path
     for saved in ("group", "later"):
         sharded.restore_from_path(str(tmp_path / saved))
         assert torch.equal(whole_weights(sharded), trained)
-        train(2)
+        train(sharded, groups, 2)
         assert torch.equal(whole_weights(sharded), uninterrupted)
     with pytest.raises(CheckpointError, match="written with sharding='fsdp'"):
         alone.restore_from_path(folder)
     # Saved in a folder that some learner does not see, nothing is written.
     with pytest.raises(CheckpointError, match="file system that all of them share"):
         on_all(sharded, lambda learner: learner.save_shards(tmp_path / "missing"))
+    sharded.shutdown()
 
 
 def test_what_cannot_be_sharded_is_refused(model_path):
     with pytest.raises(ConfigError, match="num_learners is 1; expected at least 2"):
-        config_of(model_path, 1, sharding="fsdp").validate()
+        config_of(model_path, 1, "fsdp").validate()
     lm = load_causal_lm(model_path, "float32")
     lm._no_split_modules = ["OtherLayer"]
     with pytest.raises(ConfigError, match=r"No decoder layers were found .*\['OtherLayer'\]"):

@@ -1,0 +1,80 @@
+"""Bundles of actors: what a trial reserves, engines that share a device with a learner, and what the cluster must have."""
+
+from __future__ import annotations
+
+import pytest
+import ray
+from ray.util import placement_group_table
+
+from trial_ray.algorithms import TRIAL, TRIALConfig
+from trial_ray.algorithms.placement import first_engine_bundle, require_resources, reserve_pairs
+from trial_ray.errors import InfrastructureError
+
+
+def on_ray(test):
+    return pytest.mark.actors(pytest.mark.usefixtures("ray_session")(test))
+
+
+def test_engines_are_part_of_a_trials_resources():
+    config = (
+        TRIALConfig()
+        .environment("trial/ALFWorld-v0")
+        .policy(model_path="anything")
+        .engines(num_engines=2, num_gpus_per_engine=1, num_cpus_per_engine=3, custom_resources_per_engine={"big": 0.5})
+    )
+    bundles = TRIAL.default_resource_request(config.env_runners(num_env_runners=4)).bundles
+    assert bundles[-2:] == [{"CPU": 3, "GPU": 1, "big": 0.5}] * 2
+    main, *env_runners = bundles[:-2]
+    assert main
+    assert len(env_runners) == 4
+
+
+def colocated_config(num_learners: int, num_engines: int = 1) -> TRIALConfig:
+    return (
+        TRIALConfig()
+        .environment("trial/ALFWorld-v0")
+        .policy(model_path="anything")
+        .engines(engine="transformers", colocate=True, num_engines=num_engines, num_cpus_per_engine=0.25)
+        .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25)
+        .learners(num_learners=num_learners, num_cpus_per_learner=0.5)
+        .resources(num_cpus_for_main_process=0.25)
+    )
+
+
+def test_bundles_hold_an_engine_and_its_learner():
+    config = colocated_config(num_learners=2, num_engines=2)
+    main, runner, *pairs = TRIAL.default_resource_request(config).bundles
+    assert pairs == [{"CPU": 0.75}] * 2
+    assert (main["CPU"], runner["CPU"]) == (0.25, 0.25)
+    assert first_engine_bundle([main, runner, *pairs], config) == 2
+    shared = config.engines(num_gpus_per_engine=0.4).learners(num_gpus_per_learner=0.6)
+    assert TRIAL.default_resource_request(shared).bundles[2:] == [{"CPU": 0.75, "GPU": 1.0}] * 2
+
+
+def test_a_learner_inside_the_main_process_shares_its_bundle():
+    config = colocated_config(num_learners=0)
+    main, runner = TRIAL.default_resource_request(config).bundles
+    assert (main["CPU"], runner["CPU"]) == (0.75, 0.25)
+    assert first_engine_bundle([main, runner], config) == 0
+    assert reserve_pairs([main, runner], config) is None
+
+
+@on_ray
+def test_what_fits_passes_and_is_not_kept():
+    require_resources([{"CPU": 1.0, "GPU": 0}, {"CPU": 0.0}, {"CPU": 0.5}], timeout_s=30)
+    assert {group["state"] for group in placement_group_table().values()} <= {"REMOVED"}
+
+
+@on_ray
+@pytest.mark.parametrize("bundles", [[], [{"CPU": 0.0}], [{"CPU": 0, "GPU": 0.0}, {}]])
+def test_actors_that_ask_for_nothing_fit_anywhere(bundles):
+    require_resources(bundles, timeout_s=1)
+
+
+@on_ray
+def test_what_does_not_fit_is_told_with_what_there_is():
+    there = ray.cluster_resources()["CPU"]
+    with pytest.raises(
+        InfrastructureError, match=rf"CPU: 1000\.5 asked for in bundles of up to 1000, {there:g} in the"
+    ):
+        require_resources([{"CPU": 1000.0}, {"CPU": 0.5}], timeout_s=1)

@@ -1,0 +1,127 @@
+"""What saves memory or time changes no result, and no forward pass holds more than allowed until its backward pass."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from small_learners import gradients, learner_of, update, weights
+from synthetic_groups import synthetic_groups
+from torch import nn
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from trial_ray.algorithms.methods import new_config
+from trial_ray.learner.connectors import group_turn_rows
+from trial_ray.learner.loss import WeightedMeans
+from trial_ray.learner.passes import MicrobatchPasses
+from trial_ray.learner.update_plan import Microbatch
+from trial_ray.models import tree_attention
+
+TRAINING = {"lr": 1e-2, "kl_coeff": 0.01, "minibatch_rows": 16, "microbatch_rows": 8}
+VOCABULARY = 400
+
+
+@pytest.fixture(scope="module")
+def groups():
+    return synthetic_groups(vocab_size=VOCABULARY, num_groups=2, group_size=4, seed=11)
+
+
+def test_gradient_checkpointing_gives_the_same_gradients(model_path, groups):
+    plain = gradients(learner_of("grpo", model_path, **TRAINING, model_dtype="float64"), groups)
+    learner = learner_of("grpo", model_path, **TRAINING, model_dtype="float64", gradient_checkpointing=True)
+    calls = []
+    layer = learner.policy_module.lm.get_decoder().layers[0].mlp
+    layer.register_forward_pre_hook(lambda *_: calls.append(torch.is_grad_enabled()))
+    torch.testing.assert_close(gradients(learner, groups), plain, atol=1e-12, rtol=0)
+    backward_passes = len(calls) - calls.count(False)
+    assert backward_passes > 0
+    assert backward_passes % 2 == 0  # each forward pass with a gradient is made twice
+
+
+def test_a_reference_in_the_compute_dtype_scores_as_one_in_full_precision(model_path, groups):
+    learner = learner_of("grpo", model_path, **TRAINING, compute_dtype="bfloat16")
+    reference, policy = learner.policy_module.reference, learner.policy_module.lm
+    held = [module for module in reference.get_decoder().modules() if isinstance(module, nn.Linear)]
+    assert {module.weight.dtype for module in held} == {torch.bfloat16}
+    assert {parameter.dtype for parameter in policy.parameters()} == {torch.float32}
+    with torch.no_grad(), learner.policy_module.autocast():
+        ids = torch.arange(20, 60)[None]
+        assert torch.equal(reference(input_ids=ids).logits, policy(input_ids=ids).logits)
+
+
+def test_the_fused_optimizer_takes_the_steps_of_the_plain_one(model_path, groups, monkeypatch):
+    fused = learner_of("grpo", model_path, **TRAINING)
+    assert fused.get_optimizer("default_policy").param_groups[0]["fused"]
+    plain_adamw = torch.optim.AdamW
+    monkeypatch.setattr(torch.optim, "AdamW", lambda *args, **kwargs: plain_adamw(*args, **{**kwargs, "fused": False}))
+    plain = learner_of("grpo", model_path, **TRAINING)
+    for learner in (fused, plain):
+        update(learner, groups)
+    torch.testing.assert_close(weights(fused), weights(plain), atol=1e-5, rtol=0)
+
+
+def model(**settings):
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = Qwen2Config(
+        vocab_size=VOCABULARY, num_key_value_heads=1, attn_implementation=tree_attention.register(), **sizes, **settings
+    )
+    return Qwen2ForCausalLM(config).eval()
+
+
+MODELS = {
+    "trees": {},
+    "padded": {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0},
+}
+
+
+class Watched:
+    """A module that computes nothing and notes how many inputs each pass with a gradient has."""
+
+    teacher = None
+
+    def __init__(self, lm):
+        self.lm = lm
+        self.held = []
+
+    def forward_train(self, batch):
+        packed = batch["sequences"]
+        if torch.is_grad_enabled():
+            self.held.append(sum(pack.input_ids.numel() for pack in packed.packs))
+        outputs = torch.zeros(2, len(packed.tokens), requires_grad=True)
+        return {"logprobs": outputs[0], "entropy": outputs[1]}
+
+
+def passes_of(module, method, groups, **training):
+    """Scored rows of the groups, and the passes over them."""
+    config = new_config(method).training(**({"hindsight_start_iteration": 1} if method == "trial" else {}), **training)
+    rows = group_turn_rows(groups, config)
+    rows.logprobs = rows.hindsight_logprobs = torch.zeros(int(rows.lengths.sum()))
+    rows.weights = torch.ones(len(rows))
+    return rows, MicrobatchPasses(module, config.method_class(config), config, WeightedMeans())
+
+
+@pytest.mark.parametrize("limit", [300, 2000])
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("method", ["grpo", "trial"])
+def test_no_pass_holds_more_inputs_than_allowed(kind, limit, method):
+    groups = synthetic_groups(vocab_size=VOCABULARY, num_groups=40, group_size=4, seed=1)
+    module = Watched(model(**MODELS[kind]))
+    rows, passes = passes_of(module, method, groups, max_tokens_per_forward=limit)
+    pieces = np.array_split(np.arange(len(rows)), 3)
+    passes.backward(rows, [Microbatch(piece, 0, len(piece) / len(rows)) for piece in pieces], 1)
+    longest = max(turn.num_tokens for turn in rows.turns)
+    assert sum(turn.num_tokens for turn in rows.turns) > limit, "else there is nothing to cut"
+    assert longest < limit
+    assert max(module.held) <= limit
+
+
+def test_log_probabilities_that_are_not_finite_leave_a_minibatch_without_scalars(groups):
+    """So that its step is skipped, as with a clamp of each microbatch."""
+
+    class Broken(Watched):
+        def forward_train(self, batch):
+            return {name: value * torch.nan for name, value in super().forward_train(batch).items()}
+
+    rows, passes = passes_of(Broken(model()), "trial", groups, clamp_scope="minibatch")
+    assert passes.clamp_scalars(rows, [Microbatch(np.arange(len(rows)), 0, 1.0)], 1).isnan().all()
+    assert passes.broken
