@@ -3,7 +3,7 @@
     make soak                                   # 5,000 episodes
     make soak ARGS="--episodes 1000 --minutes 10"
 
-Writes ``soak.json`` and ``soak.png``. A quantity is flat where the slope over the episodes after the first fifth is not
+Writes ``soak.json``. A quantity is flat where the slope over the episodes after the first fifth is not
 different from 0 (95 % interval, widened for the correlation of neighbouring samples), or is below its tolerance.
 """
 
@@ -19,7 +19,6 @@ import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from user_env import registered
 GROUPS, ROLLOUTS = 4, 8
 FAILURE_RATE = 0.02
 """Share of the environments' steps that raise."""
-KILL_ENGINE_EVERY, KILL_RUNNER_EVERY = 25, 20
+KILL_EVERY = {"engines": 25, "env runners": 20}
 """Iterations between two kills of the younger one of the two actors of each kind; the moment in the iteration is drawn."""
 WARM_UP = 0.2
 """Share of the episodes that are left out of the slopes: caches fill, libraries load."""
@@ -66,7 +65,6 @@ def main() -> int:
             ray.shutdown()
     found["left_behind"] = len(psutil.Process().children(recursive=True))
     (arguments.out / "soak.json").write_text(json.dumps(found, indent=2) + "\n")
-    _plot(found, arguments.out / "soak.png")
     print(_told(found))
     return 0 if all(found["passed"].values()) else 1
 
@@ -118,12 +116,11 @@ class Soak:
     def _iterate(self) -> None:
         number = self.algo.iteration + 1
         killers = []
-        for every, kill in ((KILL_ENGINE_EVERY, self._kill_engine), (KILL_RUNNER_EVERY, self._kill_runner)):
-            if number % every == 0:
-                killers.append(threading.Timer(self.draw.uniform(0.0, 1.0), kill))
         self._note_requests()
-        for killer in killers:
-            killer.start()
+        for kind, every in KILL_EVERY.items():
+            if number % every == 0:
+                killers.append(threading.Timer(self.draw.uniform(0.0, 1.0), self._kill, [kind]))
+                killers[-1].start()
         result = self.algo.train()
         for killer in killers:
             killer.join(60)
@@ -135,18 +132,12 @@ class Soak:
 
     # -- faults ------------------------------------------------------------------------------------------------------
 
-    def _kill_engine(self) -> None:
-        self._kill("engines", "ray::TransformersEngine")
-
-    def _kill_runner(self) -> None:
-        self._kill("runners", "ray::TextEnvRunner")
-
-    def _kill(self, what: str, title: str) -> None:
-        found = [each for each in _children() if _title(each).startswith(title)]
+    def _kill(self, kind: str) -> None:
+        found = [each for each in _children() if _kind(each) == kind]
         if len(found) == 2:  # else the one killed last is still being replaced
             # The other one lives as long as the run, and has slopes.
             os.kill(max(found, key=psutil.Process.create_time).pid, signal.SIGKILL)
-            self.counts[f"{what}_killed"] += 1
+            self.counts[f"{kind}_killed"] += 1
 
     # -- what is counted -----------------------------------------------------------------------------------------------
 
@@ -191,15 +182,8 @@ class Soak:
         """What every process holds, by kind."""
         found: dict[str, list[dict[str, float]]] = defaultdict(list)
         for process in [psutil.Process(), *_children()]:
-            if process.pid == os.getpid():
-                kind = "driver and learner"
-            else:
-                title = _title(process)
-                kind = next(
-                    (kind for start, kind in KINDS.items() if title.startswith(start) or start in title), "others"
-                )
             try:
-                found[kind].append({"pid": process.pid, **_held(process.pid)})
+                found[_kind(process)].append({"pid": process.pid, **_held(process.pid)})
             except (OSError, psutil.Error, KeyError):  # it has ended; a zombie's status names no memory
                 continue
         return dict(found)
@@ -215,7 +199,7 @@ class Soak:
             "seconds": round(seconds, 1),
             "settings": {
                 "failure_rate_of_second_turns": FAILURE_RATE,
-                "iterations_between_kills": {"engine": KILL_ENGINE_EVERY, "env runner": KILL_RUNNER_EVERY},
+                "iterations_between_kills": KILL_EVERY,
             },
             "counts": dict(self.counts) | requests,
             "unbalanced": self.unbalanced,
@@ -233,11 +217,14 @@ def _children() -> list[psutil.Process]:
     return [each for each in psutil.Process().children(recursive=True) if each.is_running()]
 
 
-def _title(process: psutil.Process) -> str:
+def _kind(process: psutil.Process) -> str:
+    if process.pid == os.getpid():
+        return "driver and learner"
     try:
-        return " ".join(process.cmdline())
+        title = " ".join(process.cmdline())
     except psutil.Error:
-        return ""
+        title = ""
+    return next((kind for part, kind in KINDS.items() if part in title), "others")
 
 
 def _held(pid: int) -> dict[str, float]:
@@ -291,45 +278,10 @@ def _slope(episodes: np.ndarray, values: np.ndarray) -> tuple[float, float]:
     return slope, 1.96 * error
 
 
-def _plot(found: dict[str, Any], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(2, 2, figsize=(10, 6), sharex=True)
-    titles = {
-        "memory": "own memory, MiB",
-        "shared": "shared memory, MiB",
-        "handles": "file handles",
-        "threads": "threads",
-    }
-    samples = found["samples"]
-    kinds = sorted({kind for sample in samples for kind in sample["processes"]})
-    for axis, (name, title) in zip(axes.flat, titles.items(), strict=True):
-        for kind in kinds:
-            points = [
-                (sample["episodes"], sum(each[name] for each in sample["processes"].get(kind, [])))
-                for sample in samples
-            ]
-            axis.plot(*zip(*points, strict=True), label=kind, linewidth=1)
-        axis.set_title(title, fontsize=10)
-        axis.set_ylim(bottom=0)
-    for axis in axes[1]:
-        axis.set_xlabel("episodes")
-    axes[0, 0].legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-
-
 def _told(found: dict[str, Any]) -> str:
     lines = [f"{found['counts']['episodes']} of {found['episodes_asked_for']} episodes in {found['seconds']:.0f} s"]
     lines += [f"  {name}: {value}" for name, value in found["counts"].items()]
-    show: Callable[[dict[str, Any]], str] = lambda each: (  # noqa: E731
-        f"  {each['process']} {each['pid']} {each['quantity']}: {each['slope']:+.3g} ± {each['half_width']:.2g}"
-        f"{'' if each['flat'] else '  NOT FLAT'}"
-    )
-    lines += ["slopes per 1,000 episodes:", *map(show, found["slopes_per_1000_episodes"])]
+    lines += ["slopes per 1,000 episodes:", *map(str, found["slopes_per_1000_episodes"])]
     return "\n".join([*lines, *found["unbalanced"], str(found["passed"])])
 
 
