@@ -529,9 +529,12 @@ def test_a_service_is_told_of_every_iteration_and_how_the_run_ended(train, monke
     calls = []
 
     monkeypatch.setitem(TRACKERS, "wandb", noting_tracker(calls))
-    fakes = {"failed": {"fail_at": 3, "error": EngineError("died")}, "interrupted": {"on_train": interrupting(2)}}
-    fake = fakes.get(end, {})
-    train("--set", "lr=0.5", "--set", "max_restarts=0", "--log-to", "wandb", **fake)
+    fakes = {
+        "done": {},
+        "failed": {"fail_at": 3, "error": EngineError("died"), "code": 1},
+        "interrupted": {"on_train": interrupting(2), "code": 130},
+    }
+    train("--set", "lr=0.5", "--set", "max_restarts=0", "--log-to", "wandb", **fakes[end])
     assert calls[:3] == [("run", None, False, 0.5), ("run", 1, 1), ("run", 2, 2)]
     assert calls[-1] == ("run", end)
     assert len(calls) == (5 if end == "done" else 4)

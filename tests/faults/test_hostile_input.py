@@ -144,7 +144,16 @@ OPTIONS = {
     "train": "--iterations --seed --out --resume --method --set --env-adapter --checkpoint-every",
     "reproduce": "--scale --dry-run --seeds --iterations --set",
 }
-FILES = ["RUN", "RUN/checkpoints/000001", "EXPERIMENT", "RUN/run.json", "alfworld", "table3", "oracle", "alfworld_quickstart"]
+FILES = [
+    "RUN",
+    "RUN/checkpoints/000001",
+    "EXPERIMENT",
+    "RUN/run.json",
+    "alfworld",
+    "table3",
+    "oracle",
+    "alfworld_quickstart",
+]
 
 
 @st.composite

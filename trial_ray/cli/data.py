@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from trial_ray.cli import console as terminal
 from trial_ray.errors import UserInputError
 
+HELP = "what an environment's data are and where they lie; import a copy; generate games"
 EPILOG = """examples:
   trial-ray data alfworld                                                   what is needed, what was found
   trial-ray data alfworld --from downloads/alfworld                         check a local copy by digest, then use it
@@ -39,14 +39,8 @@ ABOUT_WEBSHOP = """WebShop: a shop to search, look around and buy in, in text mo
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Declare the subcommand."""
-    parser = subparsers.add_parser(
-        "data",
-        help="what an environment's data are and where they lie; import a copy; generate games",
-        description="Tell what an environment needs, from where, how large it is, what was found; import; generate.",
-        epilog=EPILOG,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
     parser.add_argument("environment", choices=["alfworld", "webshop"], help="whose data")
     work = parser.add_mutually_exclusive_group()
     work.add_argument(
@@ -60,7 +54,6 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="folder to write (for --from: default is the user's cache)"
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from trial_ray.rollout.trajectory import EpisodeResult
 
 ORACLE = "oracle"
+HELP = "success of a checkpoint or of the oracle, by family"
 EPILOG = """examples:
   trial-ray evaluate oracle --env trial/ALFWorld-v0 --split valid_seen
   trial-ray evaluate runs/my-run --env trial/ALFWorld-v0 --split valid_unseen --json unseen.json
@@ -35,14 +36,8 @@ Responses are sampled with seeds that follow from the tasks, so env runners and 
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Declare the subcommand."""
-    parser = subparsers.add_parser(
-        "evaluate",
-        help="success of a checkpoint or of the oracle, by family",
-        description="Play each task of a panel once, through the same engines as training.",
-        epilog=EPILOG,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
     parser.add_argument("policy", metavar="CHECKPOINT|oracle", help="what to evaluate, see below")
     parser.add_argument("--env", required=True, metavar="ID", help="environment, e.g. trial/ALFWorld-v0")
     parser.add_argument("--split", required=True, metavar="NAME", help="the environment's split, e.g. valid_seen")
@@ -60,9 +55,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write every episode as JSON; continue where it is cut"
     )
-    terminal.add_env_adapter_option(parser)
-    terminal.add_set_option(parser)
-    parser.set_defaults(run=run)
+    terminal.add_options(parser, "--env-adapter", "--set")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import argparse
 import sys
 import webbrowser
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trial_ray.cli import console as terminal
 from trial_ray.errors import UserInputError
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from trial_ray.reports.records import RunRecord
 
+HELP = "read the trajectories of a run"
 EPILOG = """examples:
   trial-ray inspect runs/my-run                              write the page RUN/viewer/index.html
   trial-ray inspect runs/my-run --open                       and open it
@@ -29,14 +30,8 @@ CHOSEN_RUNS = 2
 """Most runs on one page: two stand side by side."""
 
 
-def add_parser(subparsers: Any) -> None:
-    """Declare the subcommand."""
-    parser = subparsers.add_parser(
-        "inspect",
-        help="read the trajectories of a run",
-        description="Write a page on which the trajectories of one or two runs are read, or print them in the terminal.",
-        epilog=EPILOG,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
     parser.add_argument("run_folders", type=Path, nargs="+", metavar="RUN", help="run folder; two to compare them")
     parser.add_argument(
         "--iteration", type=terminal.positive, metavar="N", help="this one alone (default: all; with --text the newest)"
@@ -49,8 +44,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--show", type=terminal.positive, metavar="K", help="with --text: print trajectory number K of the iteration"
     )
-    terminal.add_env_adapter_option(parser)
-    parser.set_defaults(run=run)
+    terminal.add_options(parser, "--env-adapter")
 
 
 def run(args: argparse.Namespace) -> int:
