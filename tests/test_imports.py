@@ -56,5 +56,8 @@ def test_contributors_are_told_the_same_direction():
 
 
 def test_the_command_line_imports_neither_ray_nor_torch_before_a_command_needs_them():
-    code = "import sys, trial_ray.cli; print({'ray', 'torch', 'numpy', 'transformers'} & set(sys.modules))"
+    code = (
+        "import sys; from trial_ray import cli; cli.build_parser();"
+        "print({'ray', 'torch', 'numpy', 'transformers', 'gymnasium', 'rich', 'pyarrow'} & set(sys.modules))"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

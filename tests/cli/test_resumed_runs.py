@@ -21,6 +21,7 @@ from trial_ray.cli.evaluate import checkpoint_config
 from trial_ray.errors import CheckpointError, EngineError, FolderInUseError, UserInputError
 from trial_ray.reports.records import group_runs
 from trial_ray.reports.report import report_page
+from trial_ray.runs.checkpoints import MODEL_INSIDE_CHECKPOINT
 from trial_ray.runs.config_record import load_record
 from trial_ray.runs.folder_lock import LOCK_FILE, folder_lock
 from trial_ray.runs.reader import open_run, read_run
@@ -159,11 +160,9 @@ def changed(train):
     settings = ["--set", "lr=1e-3", "--set", "max_prompt_tokens=700", "--set", "hindsight_start_iteration=2"]
     train.resume(4, *settings, *keep)
     for checkpoint in (train.out / "checkpoints").iterdir():
-        model = checkpoint / "learner_group/learner/rl_module/default_policy/hf"
-        model.mkdir(parents=True)
-        (model / "config.json").write_text("{}")
-        (model / "model.safetensors").write_text("")
-        shutil.rmtree(checkpoint / "manifest.json", ignore_errors=True)
+        (checkpoint / MODEL_INSIDE_CHECKPOINT).mkdir(parents=True)
+        for name in ("config.json", "model.safetensors"):
+            (checkpoint / MODEL_INSIDE_CHECKPOINT / name).write_text("{}")
         (checkpoint / "manifest.json").unlink()
     return train
 
@@ -342,20 +341,20 @@ def test_a_criterion_that_was_reached_stays_so(train):
 # -- what only measures ends no run ------------------------------------------------------------------------------------
 
 PART = {"iterations": 1, "wall_seconds": 1.0, "seconds": {}, "counts": {}, "learner_hardware": None, "actors": {}}
-
-
-def card(**changes) -> str:
-    return json.dumps({"schema": "trial_ray/cost", "schema_version": 1, "parts": [PART], **changes})
+SHAPES = [
+    {"seconds": {"sampling": float("inf")}},
+    {"wall_seconds": 0},
+    {"actors": {"x": 3}},
+    {"counts": {"update_seconds": "x"}},
+]
+CARD = {"schema": "trial_ray/cost", "schema_version": 1}
 
 
 @pytest.mark.parametrize(
     "content",
-    [
-        "[]", "{", card(schema_version=2), card(parts=[{}]), card(parts=[{**PART, "wall_seconds": 0}]),
-        card(parts=[{**PART, "seconds": {"sampling": float("inf")}}]), card(parts=[{**PART, "actors": {"x": 3}}]),
-        card(parts=[{**PART, "counts": {"update_seconds": "x"}}]), "[" * 100_000, "\xff",
-    ],
-)  # fmt: skip
+    ["[]", "{", "[" * 100_000, "\xff", *(json.dumps({**CARD, "parts": [{**PART, **shape}]}) for shape in SHAPES)],
+    ids=range(8),
+)
 def test_a_cost_file_of_another_shape_is_set_aside(train, content, capsys):
     train(1)
     (train.out / "cost.json").write_bytes(content.encode("latin-1"))
@@ -367,23 +366,21 @@ def test_a_cost_file_of_another_shape_is_set_aside(train, content, capsys):
     assert iterations(train.out) == [1, 2]
 
 
-def test_what_cannot_be_measured_is_not_measured(train, monkeypatch, capsys):
-    def fail(*_):
-        raise RuntimeError("no such counter\nand more")
+@pytest.mark.parametrize("rate", [RuntimeError("no such counter\nand more"), float("inf"), float("nan"), 0.0])
+def test_what_cannot_be_measured_is_not_measured(train, monkeypatch, capsys, rate):
+    def measure(*_):
+        if isinstance(rate, Exception):
+            raise rate
+        return rate
 
-    monkeypatch.setattr(FakeAlgorithm, "matmul_rate", fail)
-    monkeypatch.setattr(FakeAlgorithm, "actor_reports", fail)
+    monkeypatch.setattr(FakeAlgorithm, "matmul_rate", measure)
+    monkeypatch.setattr(FakeAlgorithm, "actor_reports", measure if isinstance(rate, Exception) else lambda self: {})
     train()
     cost = read(train.out / "cost.json")
-    assert cost["parts"][0]["learner_hardware"] is cost["model_flops_utilisation"] is None
+    assert cost["model_flops_utilisation"] is None
     assert cost["peak_memory_bytes"] == {}
-    assert "not measured (RuntimeError: no such counter)" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("rate", [float("inf"), float("nan"), 0.0])
-def test_a_rate_that_is_no_number_ends_no_run(train, monkeypatch, rate):
-    monkeypatch.setattr(FakeAlgorithm, "matmul_rate", lambda self: rate)
-    train()
+    if isinstance(rate, Exception):
+        assert "not measured (RuntimeError: no such counter)" in capsys.readouterr().out
 
 
 def test_recorded_trajectories_are_read_with_the_largest_staleness_of_the_run(changed, monkeypatch):
