@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from trial_ray.errors import ConfigError
-from trial_ray.runs.overrides import apply_overrides, environment_overrides, override_dataclass
+from trial_ray.runs.overrides import apply_overrides, override_dataclass
 
 
 @pytest.fixture(scope="module")
@@ -125,17 +125,6 @@ def test_the_config_given_stays_as_it_was(config):
 def test_a_searched_value_can_be_fixed(config):
     searching = config.copy(copy_frozen=False).training(hindsight_coeff={"grid_search": [0.1, 0.2]})
     assert apply_overrides(searching, ["hindsight_coeff=0.3"]).hindsight_coeff == 0.3
-
-
-def test_environment_keywords_alone():
-    assert environment_overrides("trial/ALFWorld-v0", ["env_config.max_turns=20", "env_config.data=/x"]) == {
-        "max_turns": 20,
-        "data": "/x",
-    }
-    with pytest.raises(ConfigError, match=r"Only env_config\.KEY"):
-        environment_overrides("trial/ALFWorld-v0", ["lr=1"])
-    with pytest.raises(ConfigError, match=r"Did you mean 'env_config\.max_turns'"):
-        environment_overrides("trial/ALFWorld-v0", ["env_config.max_turn=20"])
 
 
 @dataclass(frozen=True, slots=True)
