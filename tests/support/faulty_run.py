@@ -16,6 +16,7 @@ import psutil
 from fault_table import lost_rows
 from faulty_env import CountingEnv
 from rich.console import Console
+from tiny_run import with_small_actors
 
 from trial_ray.algorithms.actors import RunActor
 from trial_ray.algorithms.config import GRPOConfig
@@ -27,7 +28,7 @@ from trial_ray.runs.session import TrainingSession
 def tiny_config(model_path: str, *, num_learners: int = 0, **recovery: Any) -> GRPOConfig:
     """Seeded: two runs of it end with the same weights."""
     return (
-        GRPOConfig()
+        with_small_actors(GRPOConfig())
         .environment(CountingEnv.ENV_ID, env_config={"split": "train"})
         .policy(model_path=model_path)
         .training(
@@ -35,13 +36,8 @@ def tiny_config(model_path: str, *, num_learners: int = 0, **recovery: Any) -> G
             invalid_action_penalty=0.5, advantage_statistics="rows",
         )
         .rollouts(max_prompt_tokens=200, max_response_tokens=4, prompt_style="plain", seeded_sampling=True)
-        .engines(engine="transformers", num_cpus_per_engine=0.25)
-        .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25)
-        .learners(num_learners=num_learners, num_cpus_per_learner=0.25)
-        .resources(num_cpus_for_main_process=0.25)
-        .fault_tolerance(delay_between_env_runner_restarts_s=0)
+        .learners(num_learners=num_learners)
         .recovery(**recovery)
-        .debugging(seed=1)
     )  # fmt: skip
 
 
