@@ -3,15 +3,13 @@
     make soak                                   # 5,000 episodes
     make soak ARGS="--episodes 1000 --minutes 10"
 
-Writes ``soak.json``. A quantity is flat where the slope over the episodes after the first fifth is not
-different from 0 (95 % interval, widened for the correlation of neighbouring samples), or is below its tolerance.
+Writes ``soak.json``. A quantity is flat where its slope over the episodes after the first fifth is below its tolerance.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import random
 import signal
@@ -25,10 +23,23 @@ from typing import Any
 import numpy as np
 import psutil
 import ray
+from fault_table import lost_rows
 from nano_model import save_nano_model
 from tiny_run import ChanceEnv, config_of
 from user_env import registered
 
+from trial_ray.runs.metric_files import flatten
+
+LEARNER = "learners/default_policy/"
+LOST_GROUPS = f"{LEARNER}rows/lost_groups"
+COUNTED = {
+    "episodes": ("env_runners/num_episodes", "env_runners/num_failed_episodes"),
+    "episodes_failed": ("env_runners/num_failed_episodes",),
+    **{f"rows_{name}": (f"rows/{name}",) for name in ("sampled", "given_to_learners", "left_out", "redrawn", "stale")},
+    "rows_trained": (f"{LEARNER}num_module_steps_trained",),
+    "rows_skipped": (f"{LEARNER}rows/skipped",),
+    "groups_lost_after_sampling": (LOST_GROUPS,),
+}
 GROUPS, ROLLOUTS = 4, 8
 FAILURE_RATE = 0.02
 """Share of the environments' steps that raise."""
@@ -142,26 +153,14 @@ class Soak:
     # -- what is counted -----------------------------------------------------------------------------------------------
 
     def _count(self, result: dict[str, Any]) -> None:
-        counts, rows = self.counts, result["rows"]
-        counts["iterations"] += 1
-        played = result.get("env_runners", {})
-        counts["episodes"] += int(played.get("num_episodes", 0)) + int(played.get("num_failed_episodes", 0))
-        counts["episodes_failed"] += int(played.get("num_failed_episodes", 0))
-        for name in ("sampled", "given_to_learners", "left_out", "redrawn", "stale"):
-            counts[f"rows_{name}"] += int(rows[name])
-        learner = result.get("learners", {}).get("default_policy", {}) if result["groups"]["num_trained"] else {}
-        trained = int(learner.get("num_module_steps_trained", 0))
-        skipped, lost = (int(learner.get("rows", {}).get(name, 0)) for name in ("skipped", "lost_groups"))
-        counts["rows_trained"] += trained
-        counts["rows_skipped"] += skipped
-        counts["groups_lost_after_sampling"] += lost
-        missing = int(rows["given_to_learners"]) - trained - skipped
-        counts["rows_lost_after_sampling"] += missing
-        dropped = int(rows["left_out"]) + int(rows["redrawn"]) + int(rows["stale"])
-        if (missing and not lost) or missing < 0 or int(rows["sampled"]) != int(rows["given_to_learners"]) + dropped:
-            self.unbalanced.append(
-                f"iteration {counts['iterations']}: rows {rows}, trained {trained}, skipped {skipped}"
-            )
+        if not result["groups"]["num_trained"]:
+            result = {**result, "learners": {}}  # those of the last update
+        metrics = flatten(result)
+        self.counts["iterations"] += 1
+        for name, keys in COUNTED.items():
+            self.counts[name] += int(sum(metrics.get(key, 0) for key in keys))
+        if lost_rows(result) and not metrics.get(LOST_GROUPS):
+            self.unbalanced.append(f"iteration {self.counts['iterations']}: {result['rows']}, {lost_rows(result)} lost")
 
     def _note_requests(self) -> None:
         """Between two iterations nothing is under way, so that all requests of every env runner have had their end."""
@@ -191,16 +190,11 @@ class Soak:
     # -- result ------------------------------------------------------------------------------------------------------------
 
     def _result(self, asked: int, seconds: float) -> dict[str, Any]:
-        requests = {name: sum(each[name] for each in self.requests.values()) for name in
-                    ("requests_sent", "requests_answered", "requests_failed", "attempts_failed")}  # fmt: skip
+        requests = sum((Counter(each) for each in self.requests.values()), Counter())
         slopes = _slopes(self.samples)
         return {
             "episodes_asked_for": asked,
             "seconds": round(seconds, 1),
-            "settings": {
-                "failure_rate_of_second_turns": FAILURE_RATE,
-                "iterations_between_kills": KILL_EVERY,
-            },
             "counts": dict(self.counts) | requests,
             "unbalanced": self.unbalanced,
             "slopes_per_1000_episodes": slopes,
@@ -256,26 +250,11 @@ def _slopes(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for (kind, pid, name), points in series.items():
         if len(points) >= max(10, len(late) // 2):  # one that was replaced on the way has a slope over too little
-            slope, half_width = _slope(*np.array(points).T)
-            flat = abs(slope) <= half_width or slope <= TOLERANCES[name]
+            slope = float(np.polyfit(*np.array(points).T, 1)[0] * 1000)
             found.append(
-                {"process": kind, "pid": pid, "quantity": name, "slope": slope, "half_width": half_width, "flat": flat}
+                {"process": kind, "pid": pid, "quantity": name, "slope": slope, "flat": slope <= TOLERANCES[name]}
             )
     return found
-
-
-def _slope(episodes: np.ndarray, values: np.ndarray) -> tuple[float, float]:
-    """Least squares per 1,000 episodes, and half the width of its 95 % interval."""
-    x = (episodes - episodes.mean()) / 1000
-    slope = float((x * values).sum() / (x**2).sum())
-    residuals = values - values.mean() - slope * x
-    deviation = float((residuals**2).sum())
-    if deviation < 1e-12:
-        return slope, 0.0
-    correlation = min(0.99, max(0.0, float((residuals[1:] * residuals[:-1]).sum()) / deviation))
-    effective = max(3.0, len(values) * (1 - correlation) / (1 + correlation))
-    error = math.sqrt(deviation / len(values) / max(1.0, effective - 2) / float((x**2).mean()))
-    return slope, 1.96 * error
 
 
 def _told(found: dict[str, Any]) -> str:
