@@ -135,7 +135,7 @@ def checkpoint_config(
     )
     config.environment(env, adapter=adapters)
     config.env_config = {**(played.config if played else {}), "split": split}
-    config.policy(model_path=model and str(model), warm_start=None)
+    config.policy(model_path=str(model) if model else None, warm_start=None)
     config.panel(split=split, env_config={}, seed=SEED)
     config.recording(trajectories_folder=None)
     config.training(privileged_view=None, teacher_sync_iterations=None)
