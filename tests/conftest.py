@@ -139,7 +139,7 @@ def start_ray(folder: str, attempts: int = 3) -> None:
     """Start Ray, again where a busy machine took longer than the 30 s for which Ray waits."""
     import ray
 
-    from trial_ray.runs.ray_session import without_unused_services
+    from trial_ray.ray_internals import without_unused_services
 
     for attempt in range(1, attempts + 1):
         try:

@@ -1,4 +1,4 @@
-"""Imports point one way, as the contracts in ``pyproject.toml`` say; what type checkers alone import counts, too."""
+"""The public names are there, and imports point one way, as the contracts in ``pyproject.toml`` say."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ import grimp
 import pytest
 from importlinter.api import read_configuration
 from importlinter.application.use_cases import lint_imports
+
+import trial_ray
+from trial_ray import algorithms, environments
+from trial_ray.algorithms.methods import METHODS, config_class
 
 ROOT = Path(__file__).parents[1]
 CONFIGURATION = read_configuration(str(ROOT / "pyproject.toml"))
@@ -37,24 +41,30 @@ def test_no_file_imports_itself_through_others(graph):
     graphlib.TopologicalSorter(imports).prepare()  # raises an error that names the cycle
 
 
-def test_only_the_config_names_the_algorithm_that_is_made_of_it():
-    assert CONTRACTS["acyclic_siblings"]["ignore_imports"] == [
-        "trial_ray.algorithms.config -> trial_ray.algorithms.grpo"
-    ]
-    assert all("ignore_imports" not in options for name, options in CONTRACTS.items() if name != "acyclic_siblings")
-
-
-def test_what_type_checkers_import_is_looked_at(graph):
-    assert "exclude_type_checking_imports" not in CONFIGURATION["session_options"]
-    importer, imported = "trial_ray.cli.train", "trial_ray.algorithms.config"
-    assert graph.direct_import_exists(importer=importer, imported=imported)
-
-
 def test_contributors_are_told_the_same_direction():
     layers = " → ".join(CONTRACTS["layers"]["layers"])
     assert f"`{layers}`" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
-def test_the_command_line_imports_neither_ray_nor_torch_before_a_command_needs_them():
-    code = "import sys, trial_ray.cli; print({'ray', 'torch', 'numpy', 'transformers'} & set(sys.modules))"
+@pytest.mark.parametrize("work", ["import trial_ray", "from trial_ray import cli; cli.build_parser()"])
+def test_nothing_heavy_is_imported_before_it_is_needed(work):
+    heavy = {"ray", "torch", "transformers", "gymnasium", "numpy", "rich", "pyarrow"}
+    code = f"import sys; {work}; print({heavy} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+def test_every_public_name_is_there_and_no_other_answers():
+    assert {name for name in trial_ray.__all__ if getattr(trial_ray, name) is None} == set()
+    with pytest.raises(AttributeError, match="'trial_ray' has no attribute 'PPOConfig'"):
+        _ = trial_ray.PPOConfig
+
+
+def test_the_config_of_every_method_is_a_public_name():
+    assert {config_class(method).__name__ for method in METHODS} <= set(trial_ray.__all__)
+
+
+def test_earlier_paths_give_the_same_classes():
+    assert {name: getattr(algorithms, name) for name in algorithms.__all__} == {
+        name: getattr(trial_ray, name) for name in algorithms.__all__
+    }
+    assert environments.EnvironmentAdapter is trial_ray.EnvironmentAdapter

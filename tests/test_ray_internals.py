@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import ray
+from ray._private import ray_constants, utils, worker
 from ray.rllib.algorithms import algorithm
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
@@ -66,6 +67,17 @@ def test_the_id_of_an_actor_is_that_which_its_process_knows(ray_session):
     assert ray.get(handle.id.remote(), timeout=60) == ray_internals.actor_id(handle)
 
 
+def test_what_the_start_of_ray_leaves_out_is_what_it_looks_up():
+    """Replaced where Ray reads it, and there again afterwards; tests of the session see the effects."""
+    found = utils.set_sigterm_handler
+    assert "ray._private.utils.set_sigterm_handler(" in inspect.getsource(worker)
+    with ray_internals.without_termination_handler(), ray_internals.without_other_machines():
+        assert utils.set_sigterm_handler is not found
+        assert not ray_constants.ENABLE_RAY_CLUSTER
+    assert utils.set_sigterm_handler is found
+    assert ray_constants.ENABLE_RAY_CLUSTER
+
+
 def test_no_other_module_uses_them():
     """Of a class of this package a private name of the same spelling belongs to ``self``."""
     found = {
@@ -76,3 +88,5 @@ def test_no_other_module_uses_them():
         if not (isinstance(node.value, ast.Name) and node.value.id == "self")
     }
     assert {name for name, _ in found} == {"ray_internals.py"}
+    importing = {file.name for file in PACKAGE.rglob("*.py") if "from ray._" in file.read_text(encoding="utf-8")}
+    assert importing == {"ray_internals.py"}

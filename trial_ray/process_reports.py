@@ -12,7 +12,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import ray
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
@@ -146,34 +145,26 @@ def is_announced(pid: int) -> bool:
     return _stacks_file(pid) is not None
 
 
-def describe_processes(pids: Sequence[int]) -> dict[int, dict[str, Any]]:
+def describe_processes(pids: Sequence[int]) -> dict[int, str]:
     """State (as ``ps`` names it) and Python stacks of processes of this node; a process that is stopped writes none."""
-    return {pid: {"state": (state := _state(pid)), "stacks": _stacks(pid, state)} for pid in pids}
+    return {pid: _described(pid) for pid in pids}
 
 
-def _state(pid: int) -> str:
+def _described(pid: int) -> str:
     import psutil
 
     try:
-        return str(psutil.Process(pid).status())
-    except psutil.Error:
+        state = psutil.Process(pid).status()
+        file = None if state in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE) else _stacks_file(pid)
+        return f"{state}; {'it writes no stacks' if file is None else _written_stacks(pid, file)}"
+    except (psutil.Error, OSError):
         return "gone"
 
 
-def _stacks(pid: int, state: str) -> str:
-    file = _stacks_file(pid)
-    if file is None or state in ("gone", "stopped", "zombie"):
-        return "none: " + ("it does not write any" if file is None else f"the process is {state}")
-    try:
-        return _written_stacks(pid, file)
-    except OSError:
-        return "none: the process ended meanwhile"
-
-
 def _written_stacks(pid: int, file: Path) -> str:
-    before = file.stat().st_size
+    before = size = file.stat().st_size
     os.kill(pid, signal.SIGUSR2)
-    deadline, size = time.monotonic() + STACKS_TIMEOUT_S, before
+    deadline = time.monotonic() + STACKS_TIMEOUT_S
     while time.monotonic() < deadline:
         time.sleep(0.1)
         if (now := file.stat().st_size) == size and now > before:
@@ -181,7 +172,7 @@ def _written_stacks(pid: int, file: Path) -> str:
         size = now
     with file.open(encoding="utf-8", errors="replace") as stream:
         stream.seek(before)
-        return stream.read() or f"none: the process did not write any within {STACKS_TIMEOUT_S:.0f} s"
+        return stream.read() or f"it wrote no stacks within {STACKS_TIMEOUT_S:.0f} s"
 
 
 def _stacks_file(pid: int) -> Path | None:

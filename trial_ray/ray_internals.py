@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+from unittest.mock import patch
 
+from ray._private import ray_constants, utils
+from ray._private.node import Node
+from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
 from ray.actor import ActorHandle
 from ray.rllib.algorithms import Algorithm, algorithm
 from ray.rllib.core.learner.learner_group import LearnerGroup
@@ -41,15 +44,33 @@ def actor_id(handle: ActorHandle[Any]) -> str:
     return found
 
 
-def trial_folder(algorithm: Algorithm) -> Path | None:
-    """The folder of the Tune trial that an algorithm is; ``None`` where it is none. Tune tells function trainables alone."""
-    return None if algorithm._storage is None else Path(algorithm._storage.trial_fs_path)
+def without_termination_handler() -> AbstractContextManager[Any]:
+    """Keep Ray from setting its handler of SIGTERM, which ends the process wherever it is, without a record of the run."""
+    return patch.object(utils, "set_sigterm_handler", lambda handler: None)
 
 
-def checkpoints_of(trial: Any) -> list[Any]:
-    """The checkpoints that Tune keeps of a trial, in order, each with the metrics of its iteration. Tune shows the newest alone."""
-    kept: list[Any] = trial.run_metadata.checkpoint_manager._checkpoint_results
-    return kept
+def without_unused_services() -> AbstractContextManager[Any]:
+    """Start Ray without its autoscaler and API server: a local cluster uses neither, and Ray waits for the latter."""
+    return patch.multiple(Node, start_monitor=_start_nothing, start_api_server=_start_nothing)
+
+
+def _start_nothing(node: Any, **arguments: Any) -> None:
+    """In place of a method of Ray's that starts a process."""
+
+
+def without_other_machines() -> AbstractContextManager[Any]:
+    """Let Ray listen on the loopback address alone. It reads the environment variable for this when it is imported."""
+    return patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False)
+
+
+def connect_to_head(address: str) -> None:
+    """Connect to a head as ``ray.init`` does, which would try for two minutes.
+
+    Raises:
+        ray.exceptions.AuthenticationError: the head refuses the token of this process.
+        ray.exceptions.RpcError: it is no head.
+    """
+    GcsClient(address=address)
 
 
 @contextmanager

@@ -12,14 +12,16 @@ from trial_ray import cli
 
 @pytest.fixture
 def train(monkeypatch, tmp_path):
-    """Run ``trial-ray train`` with a fake algorithm; the last one built is ``train.algorithm``."""
+    """Run ``trial-ray train`` with a fake algorithm into ``train.out``; the last one built is ``train.algorithm``.
+
+    The first argument may be the number of iterations; ``train.resume`` continues the run."""
     from trial_ray.algorithms.config import GRPOConfig
 
     file = tmp_path / "experiment.py"
     file.write_text(EXPERIMENT)
     monkeypatch.setattr("trial_ray.runs.ray_session.ray_session", lambda show: nullcontext())
 
-    def call(*arguments, build_error=None, **fake):
+    def call(*arguments, code=0, build_error=None, **fake):
         def build(config):
             if build_error:
                 raise build_error
@@ -28,8 +30,13 @@ def train(monkeypatch, tmp_path):
             return call.algorithm
 
         monkeypatch.setattr(GRPOConfig, "build_algo", build)
-        return cli.main(["train", str(file), *map(str, arguments)])
+        if arguments and isinstance(arguments[0], int):
+            arguments = ("--iterations", *arguments)
+        if not {"--out", "--resume"} & {*arguments}:
+            arguments = (*arguments, "--out", call.out)
+        assert cli.main(["train", str(file), *map(str, arguments)]) == code
 
+    call.resume = lambda *arguments, **fake: call(*arguments, "--resume", call.out, **fake)
     call.out = tmp_path / "run"
     call.file = file
     return call

@@ -1,8 +1,6 @@
 """The command line around training: help, start-up, doctor, data, export, evaluate, sweep files, exit codes."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -11,9 +9,7 @@ from trial_ray import cli
 from trial_ray.errors import ConfigError, EngineError, is_user_error
 from trial_ray.runs.checkpoints import MODEL_INSIDE_CHECKPOINT, checkpoint_iteration, find_model
 
-COMMANDS = (
-    "train", "evaluate", "sweep", "reproduce", "report", "inspect", "replay", "warmstart", "export", "data", "plan", "doctor",
-)  # fmt: skip
+COMMANDS = [command.__name__.rpartition(".")[2] for command in cli.COMMANDS]
 
 
 def run(*arguments):
@@ -32,23 +28,11 @@ def test_every_command_explains_itself_with_examples(capsys, command):
     assert command == "doctor" or "examples:" in text
 
 
-def test_help_lists_exactly_the_commands_that_exist(capsys):
+def test_help_lists_the_commands(capsys):
     assert run("--help") == 0
     text = capsys.readouterr().out
     listed = [line.split()[0] for line in text.splitlines() if line.startswith("    ") and line.split()]
-    assert [name for name in listed if name in COMMANDS] == list(COMMANDS)
-    for absent in ("report", "plan"):
-        assert run(absent) == 2
-
-
-def test_help_imports_nothing_heavy():
-    code = (
-        "import sys; from trial_ray import cli; cli.build_parser();"
-        "heavy = ('ray', 'torch', 'transformers', 'gymnasium', 'numpy', 'rich', 'pyarrow');"
-        "print([name for name in heavy if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "[]"
+    assert [name for name in listed if name in COMMANDS] == COMMANDS
 
 
 @pytest.mark.parametrize(
@@ -75,38 +59,32 @@ def test_generated_games_are_written_once_and_won_by_the_oracle(capsys, tmp_path
     assert run(*arguments) == 2
     assert "new or empty" in capsys.readouterr().err
     report = tmp_path / "oracle.json"
-    evaluate = (
-        "evaluate",
-        "oracle",
-        "--env",
-        "trial/ALFWorld-v0",
-        "--split",
-        "train",
-        "--set",
-        f"env_config.data={out}",
-    )
-    assert run(*evaluate, "--json", report) == 0
+    evaluate = ["evaluate", "oracle", "--env", "trial/ALFWorld-v0", "--split", "train", "--json", report]
+    assert run(*evaluate, "--set", f"env_config.data={out}") == 0
     assert json.loads(report.read_text())["summary"]["successes"] == 3
 
 
+ALFWORLD = "--env trial/ALFWorld-v0 --split"
+
+
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("line", "words"),
     [
-        (["data", "alfworld", "--generate", "3"], "--out DIR"),
-        (["data", "alfworld", "--generate", "3", "--difficulty", "hard", "--out", "g"], "hard"),
-        (["evaluate", "oracle", "--env", "trial/ALFWorl-v0", "--split", "train"], "ALFWorld"),
-        (["evaluate", "oracle", "--env", "trial/ALFWorld-v0", "--split", "test"], "valid_seen"),
-        (["evaluate", "oracle", "--env", "trial/ALFWorld-v0", "--split", "valid_seen"], "alfworld-download"),
-        (["evaluate", "oracle", "--env", "trial/ALFWorld-v0", "--split", "generated", "--episodes", "999"], "has 256"),
-        (["evaluate", "nowhere", "--env", "trial/ALFWorld-v0", "--split", "generated"], "does not exist"),
-        (["export", "nowhere", "out"], "does not exist"),
-        (["sweep", "nowhere.py"], "neither a file nor a tuned example"),
+        ("data alfworld --generate 3", "--out DIR"),
+        ("data alfworld --generate 3 --difficulty hard --out g", "hard"),
+        ("evaluate oracle --env trial/ALFWorl-v0 --split train", "ALFWorld"),
+        (f"evaluate oracle {ALFWORLD} test", "valid_seen"),
+        (f"evaluate oracle {ALFWORLD} valid_seen", "alfworld-download"),
+        (f"evaluate oracle {ALFWORLD} generated --episodes 999", "has 256"),
+        (f"evaluate nowhere {ALFWORLD} generated", "does not exist"),
+        ("export nowhere out", "does not exist"),
+        ("sweep nowhere.py", "neither a file nor a tuned example"),
     ],
 )
-def test_bad_input_exits_2_in_a_sentence_and_writes_nothing(arguments, words, capsys, monkeypatch, tmp_path):
+def test_bad_input_exits_2_in_a_sentence_and_writes_nothing(line, words, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "nowhere"))
     monkeypatch.chdir(tmp_path)
-    assert run(*arguments) == 2
+    assert run(*line.split()) == 2
     error = capsys.readouterr().err
     assert words in error
     assert "Traceback" not in error
@@ -207,35 +185,25 @@ def test_inspect_prints_prompts_with_the_evidence_in_them(capsys, tmp_path):
     save_tokenizer(tmp_path / "run", tokenizer)
     assert run("inspect", tmp_path / "run", "--text", "--show", 8) == 0
     text = capsys.readouterr().out
-    for part in (
+    evidence = (
         "You are an agent who does household chores",
         "  look⟦\n  \n  Outcome after the reply:\n",
         "⟧<|assistant|>",
-    ):
-        assert part in text
-    for part in ("multiplier ", "<think>", "</action><|end|>"):
+    )
+    for part in (*evidence, "multiplier ", "<think>", "</action><|end|>"):
         assert part in text
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        ("--iteration", 3),
-        ("--text", "--show", 2),
-        ("--show", 1),
-        ("--text", "--open"),
-        ("--text", "--out", "x"),
-        (".", "--text"),
-    ],
+    "options", ["--iteration 3", "--text --show 2", "--show 1", "--text --open", "--text --out x", ". --text"]
 )
 def test_inspect_refuses_what_it_cannot_show(tmp_path, options):
-    assert run("inspect", recorded_run(tmp_path), *options) == 2
+    assert run("inspect", recorded_run(tmp_path), *options.split()) == 2
 
 
 def test_inspect_says_what_a_folder_lacks(capsys, tmp_path):
-    assert run("inspect", tmp_path / "nowhere") == 2
-    (tmp_path / "empty").mkdir()
-    assert run("inspect", tmp_path / "empty") == 2
+    for folder in (tmp_path / "nowhere", tmp_path):
+        assert run("inspect", folder) == 2
     (tmp_path / "run.json").write_text(json.dumps({"schema": "trial_ray/run", "schema_version": 1}))
     assert run("inspect", tmp_path) == 2
     assert "recorded no trajectories" in capsys.readouterr().err
@@ -262,11 +230,3 @@ def test_inspect_shows_untrusted_text_as_text(capsys, tmp_path):
     assert "␛]0;title␇ ␛[2Jgone" in text
     assert "\x1b" not in text
     assert "\x07" not in text
-
-
-def test_a_resumed_run_forgets_what_it_will_sample_again(tmp_path):
-    from trial_ray.runs.folder import RunFolder
-
-    folder = RunFolder.reopen(recorded_run(tmp_path))
-    folder.drop_records_after(1)
-    assert folder.recorded_iterations() == [1]

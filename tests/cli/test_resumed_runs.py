@@ -21,6 +21,7 @@ from trial_ray.cli.evaluate import checkpoint_config
 from trial_ray.errors import CheckpointError, EngineError, FolderInUseError, UserInputError
 from trial_ray.reports.records import group_runs
 from trial_ray.reports.report import report_page
+from trial_ray.runs.checkpoints import MODEL_INSIDE_CHECKPOINT
 from trial_ray.runs.config_record import load_record
 from trial_ray.runs.folder_lock import LOCK_FILE, folder_lock
 from trial_ray.runs.reader import open_run, read_run
@@ -46,14 +47,14 @@ def test_a_second_command_on_a_run_is_refused_and_changes_nothing(train, capsys)
             codes += [cli.main(["report", str(train.out), "--output", str(train.out.with_name("now.html"))])]
             found[0] = codes, before == contents(train.out)
 
-    assert train("--out", train.out, "--checkpoint-every", 1, on_train=begin_another) == 0
+    train("--checkpoint-every", 1, on_train=begin_another)
     assert found == [([2, 0], True)]
     error = capsys.readouterr().err
     assert f"in use by process {os.getpid()} on {os.uname().nodename}" in error
     assert iterations(train.out) == [1, 2, 3]
     assert read(train.out / "run.json")["state"] == "done"
     assert not list(train.out.glob(".*"))
-    assert train("--resume", train.out, "--iterations", 4) == 0
+    train.resume(4)
 
 
 HOLDER = """
@@ -70,11 +71,11 @@ with folder_lock(Path(sys.argv[1]), ["trial-ray", "train", "api_key=sk-secret"])
 
 @pytest.mark.parametrize("kind", ["alone", "forked"])
 def test_a_killed_command_leaves_nothing_that_keeps_others_out(train, capsys, kind):
-    assert train("--out", train.out, "--iterations", 1) == 0
+    train(1)
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, train.out, kind], stdout=subprocess.PIPE, text=True)
     try:
         forked = int(holder.stdout.readline())
-        assert train("--resume", train.out, "--iterations", 2) == 2
+        train.resume(2, code=2)
         error = capsys.readouterr().err
         assert f"in use by process {holder.pid} on" in error
         assert "(trial-ray train " in error
@@ -85,7 +86,7 @@ def test_a_killed_command_leaves_nothing_that_keeps_others_out(train, capsys, ki
         holder.wait(timeout=30)
         holder.stdout.close()
     try:
-        assert train("--resume", train.out, "--iterations", 2) == 0
+        train.resume(2)
         assert iterations(train.out) == [1, 2]
     finally:
         if forked > 0:
@@ -155,15 +156,13 @@ def test_a_folder_that_cannot_be_locked(tmp_path, monkeypatch, caplog):
 def changed(train):
     """Iterations 1 and 2 with one rate and view of the prompt, 3 and 4 with others; all checkpoints are kept."""
     keep = ["--checkpoint-every", 1, "--keep-checkpoints", 9]
-    assert train("--out", train.out, "--iterations", 2, "--set", "lr=1e-4", *keep) == 0
+    train(2, "--set", "lr=1e-4", *keep)
     settings = ["--set", "lr=1e-3", "--set", "max_prompt_tokens=700", "--set", "hindsight_start_iteration=2"]
-    assert train("--resume", train.out, "--iterations", 4, *settings, *keep) == 0
+    train.resume(4, *settings, *keep)
     for checkpoint in (train.out / "checkpoints").iterdir():
-        model = checkpoint / "learner_group/learner/rl_module/default_policy/hf"
-        model.mkdir(parents=True)
-        (model / "config.json").write_text("{}")
-        (model / "model.safetensors").write_text("")
-        shutil.rmtree(checkpoint / "manifest.json", ignore_errors=True)
+        (checkpoint / MODEL_INSIDE_CHECKPOINT).mkdir(parents=True)
+        for name in ("config.json", "model.safetensors"):
+            (checkpoint / MODEL_INSIDE_CHECKPOINT / name).write_text("{}")
         (checkpoint / "manifest.json").unlink()
     return train
 
@@ -177,8 +176,8 @@ def test_every_command_and_its_settings_are_recorded_in_order(changed):
 
 
 def test_a_resume_says_what_differs(train, capsys):
-    assert train("--out", train.out, "--iterations", 1, "--set", "lr=1e-4") == 0
-    assert train("--resume", train.out, "--iterations", 2, "--set", "lr=1e-3") == 0
+    train(1, "--set", "lr=1e-4")
+    train.resume(2, "--set", "lr=1e-3")
     assert "changed: lr is 0.001, it was 0.0001" in capsys.readouterr().out
 
 
@@ -204,12 +203,12 @@ def test_a_report_names_what_changed_and_keeps_the_run_apart_from_others(changed
     assert "Settings that changed when a run was resumed" in page
     # Another run whose last part had the same settings is no second seed of it.
     other = ["--set", "lr=1e-3", "--set", "max_prompt_tokens=700", "--set", "hindsight_start_iteration=2"]
-    assert changed("--out", tmp_path / "other", "--seed", 1, *other) == 0
+    changed("--out", tmp_path / "other", "--seed", 1, *other)
     assert len(group_runs([run, read_run(tmp_path / "other")])) == 2
 
 
 def test_a_command_that_made_no_iteration_changes_no_settings_of_the_run(changed):
-    assert changed("--resume", changed.out, "--iterations", 4, "--set", "lr=0.5", "--trust") == 0
+    changed.resume(4, "--set", "lr=0.5", "--trust")
     run = read_run(changed.out)
     assert run.settings["lr"] == 1e-3
     assert [each.after for each in run.changes if (each.iteration, each.name) == (5, "lr")] == [0.5]
@@ -222,34 +221,34 @@ def test_a_restart_records_no_second_command(train):
         if iteration == 4 and errors:
             raise errors.pop()
 
-    assert train("--out", train.out, "--iterations", 2) == 0
-    assert train("--resume", train.out, "--iterations", 5, "--set", "lr=0.5", on_train=fail) == 0
+    train(2)
+    train.resume(5, "--set", "lr=0.5", on_train=fail)
     record = read(train.out / "resolved_config.json")
     assert [each["after_iteration"] for each in (*record["earlier"], record)] == [0, 2]
 
 
 def test_settings_of_iterations_that_were_made_again_are_replaced(train):
-    assert train("--out", train.out, "--iterations", 2, "--set", "lr=0.1", "--checkpoint-every", 1) == 0
-    assert train("--resume", train.out, "--iterations", 4, "--set", "lr=0.2", "--checkpoint-every", 1) == 0
+    train(2, "--set", "lr=0.1", "--checkpoint-every", 1)
+    train.resume(4, "--set", "lr=0.2", "--checkpoint-every", 1)
     for name in ("000003", "000004"):
         shutil.rmtree(train.out / "checkpoints" / name)
     shutil.copytree(train.out / "checkpoints", train.out / "kept")
     (train.out / "checkpoints" / "000001").mkdir()
     for name in ("rllib_checkpoint.json", "state.json"):
         (train.out / "checkpoints" / "000001" / name).write_text('{"iteration": 1}')
-    assert train("--resume", train.out, "--iterations", 3, "--set", "lr=0.3", "--trust") == 0
+    train.resume(3, "--set", "lr=0.3", "--trust")
     path = train.out / "resolved_config.json"
     assert [load_record(path, iteration=each).lr for each in (0, 1, 2, 3, None)] == [0.1, 0.1, 0.3, 0.3, 0.3]
 
 
 @pytest.mark.parametrize("broken", ['{"earlier": 3}', '{"earlier": [3]}', '{"after_iteration": "x"}', "[]", "3"])
 def test_broken_records_of_commands_are_the_users_error(train, capsys, broken):
-    assert train("--out", train.out, "--iterations", 1) == 0
+    train(1)
     path = train.out / "resolved_config.json"
     record = json.loads(broken)
     path.write_text(json.dumps({**read(path), **record} if isinstance(record, dict) else record))
     before = contents(train.out)
-    assert train("--resume", train.out, "--iterations", 2) == 2
+    train.resume(2, code=2)
     assert "Traceback" not in capsys.readouterr().err
     assert contents(train.out) == before
     read_run(train.out)
@@ -260,14 +259,14 @@ def test_broken_records_of_commands_are_the_users_error(train, capsys, broken):
 
 @pytest.mark.parametrize("older", [False, True])
 def test_a_run_whose_checkpoints_are_gone_is_not_begun_again(train, capsys, older):
-    assert train("--out", train.out) == 0
+    train()
     shutil.rmtree(train.out / "checkpoints")
     if older:  # checkpoints were not noted
         run = read(train.out / "run.json")
         run.pop("saved_iteration")
         (train.out / "run.json").write_text(json.dumps(run))
     before = contents(train.out)
-    assert train("--resume", train.out) == 2
+    train.resume(code=2)
     assert "is gone from" in capsys.readouterr().err
     assert contents(train.out) == before
 
@@ -278,15 +277,15 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(train, m
             raise SystemExit(9)  # nothing is recorded of it
 
     with pytest.raises(SystemExit):
-        train("--out", train.out, on_train=die)
+        train(on_train=die)
     assert iterations(train.out) == [1, 2]
-    assert train("--resume", train.out) == 0
+    train.resume()
     assert iterations(train.out) == [1, 2, 3]
 
 
 def test_evaluations_later_than_the_checkpoint_go(train):
-    assert train("--out", train.out, "--iterations", 2, "--checkpoint-every", 1) == 0
-    assert train("--resume", train.out, "--iterations", 4, "--checkpoint-every", 1) == 0
+    train(2, "--checkpoint-every", 1)
+    train.resume(4, "--checkpoint-every", 1)
     evaluations = train.out / "evaluations"
     shutil.copy(evaluations / "after_000004.json", evaluations / "valid_unseen-full_000004.json")
     assert sorted(path.stem for path in evaluations.iterdir())[:2] == ["after_000002", "after_000004"]
@@ -296,15 +295,15 @@ def test_evaluations_later_than_the_checkpoint_go(train):
     def look(iteration):
         seen.append((sorted(path.stem for path in evaluations.iterdir()), (train.out / "summary.json").exists()))
 
-    assert train("--resume", train.out, "--iterations", 4, on_train=look) == 0
+    train.resume(4, on_train=look)
     assert seen == [(["after_000002", "before"], False)]
     assert sorted(path.stem for path in evaluations.iterdir()) == ["after_000002", "after_000004", "before"]
 
 
 def test_a_resume_that_could_not_begin_leaves_the_run_as_it_was(train):
-    assert train("--out", train.out) == 0
+    train()
     before = contents(train.out)
-    assert train("--resume", train.out, build_error=CheckpointError("no such model")) == 2
+    train.resume(build_error=CheckpointError("no such model"), code=2)
     assert contents(train.out) == before
 
 
@@ -315,9 +314,9 @@ def test_the_summary_has_the_seconds_of_all_parts(train):
     def slow(iteration):
         time.sleep(0.2)
 
-    assert train("--out", train.out, "--iterations", 2, on_train=slow) == 0
+    train(2, on_train=slow)
     first = read(train.out / "summary.json")["seconds"]
-    assert train("--resume", train.out, "--iterations", 3) == 0
+    train.resume(3)
     summary, cost = read(train.out / "summary.json"), read(train.out / "cost.json")
     assert [part["iterations"] for part in cost["parts"]] == [2, 1]
     assert cost["parts"][0]["wall_seconds"] == first
@@ -325,8 +324,8 @@ def test_the_summary_has_the_seconds_of_all_parts(train):
 
 
 def test_a_part_that_only_played_the_panel_has_its_cost(train):
-    assert train("--out", train.out, on_train=interrupting(3)) == 130
-    assert train("--resume", train.out) == 0
+    train(on_train=interrupting(3), code=130)
+    train.resume()
     parts = read(train.out / "cost.json")["parts"]
     assert [part["iterations"] for part in parts] == [3, 0]
     assert parts[1]["seconds"]["evaluation"] > 0
@@ -334,32 +333,32 @@ def test_a_part_that_only_played_the_panel_has_its_cost(train):
 
 def test_a_criterion_that_was_reached_stays_so(train):
     train.file.write_text(EXPERIMENT + "stop = {'training_iteration': 9, 'env_runners/success_rate': 0.2}")
-    assert train("--out", train.out) == 0
-    assert train("--resume", train.out) == 0
+    train()
+    train.resume()
     assert iterations(train.out) == [1, 2]
 
 
 # -- what only measures ends no run ------------------------------------------------------------------------------------
 
 PART = {"iterations": 1, "wall_seconds": 1.0, "seconds": {}, "counts": {}, "learner_hardware": None, "actors": {}}
-
-
-def card(**changes) -> str:
-    return json.dumps({"schema": "trial_ray/cost", "schema_version": 1, "parts": [PART], **changes})
+SHAPES = [
+    {"seconds": {"sampling": float("inf")}},
+    {"wall_seconds": 0},
+    {"actors": {"x": 3}},
+    {"counts": {"update_seconds": "x"}},
+]
+CARD = {"schema": "trial_ray/cost", "schema_version": 1}
 
 
 @pytest.mark.parametrize(
     "content",
-    [
-        "[]", "{", card(schema_version=2), card(parts=[{}]), card(parts=[{**PART, "wall_seconds": 0}]),
-        card(parts=[{**PART, "seconds": {"sampling": float("inf")}}]), card(parts=[{**PART, "actors": {"x": 3}}]),
-        card(parts=[{**PART, "counts": {"update_seconds": "x"}}]), "[" * 100_000, "\xff",
-    ],
-)  # fmt: skip
+    ["[]", "{", "[" * 100_000, "\xff", *(json.dumps({**CARD, "parts": [{**PART, **shape}]}) for shape in SHAPES)],
+    ids=range(8),
+)
 def test_a_cost_file_of_another_shape_is_set_aside(train, content, capsys):
-    assert train("--out", train.out, "--iterations", 1) == 0
+    train(1)
     (train.out / "cost.json").write_bytes(content.encode("latin-1"))
-    assert train("--resume", train.out, "--iterations", 2) == 0
+    train.resume(2)
     (aside,) = train.out.glob("cost.json.unreadable-*")
     assert aside.read_bytes() == content.encode("latin-1")
     assert "It was set aside" in capsys.readouterr().out
@@ -367,23 +366,21 @@ def test_a_cost_file_of_another_shape_is_set_aside(train, content, capsys):
     assert iterations(train.out) == [1, 2]
 
 
-def test_what_cannot_be_measured_is_not_measured(train, monkeypatch, capsys):
-    def fail(*_):
-        raise RuntimeError("no such counter\nand more")
+@pytest.mark.parametrize("rate", [RuntimeError("no such counter\nand more"), float("inf"), float("nan"), 0.0])
+def test_what_cannot_be_measured_is_not_measured(train, monkeypatch, capsys, rate):
+    def measure(*_):
+        if isinstance(rate, Exception):
+            raise rate
+        return rate
 
-    monkeypatch.setattr(FakeAlgorithm, "matmul_rate", fail)
-    monkeypatch.setattr(FakeAlgorithm, "actor_reports", fail)
-    assert train("--out", train.out) == 0
+    monkeypatch.setattr(FakeAlgorithm, "matmul_rate", measure)
+    monkeypatch.setattr(FakeAlgorithm, "actor_reports", measure if isinstance(rate, Exception) else lambda self: {})
+    train()
     cost = read(train.out / "cost.json")
-    assert cost["parts"][0]["learner_hardware"] is cost["model_flops_utilisation"] is None
+    assert cost["model_flops_utilisation"] is None
     assert cost["peak_memory_bytes"] == {}
-    assert "not measured (RuntimeError: no such counter)" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("rate", [float("inf"), float("nan"), 0.0])
-def test_a_rate_that_is_no_number_ends_no_run(train, monkeypatch, rate):
-    monkeypatch.setattr(FakeAlgorithm, "matmul_rate", lambda self: rate)
-    assert train("--out", train.out) == 0
+    if isinstance(rate, Exception):
+        assert "not measured (RuntimeError: no such counter)" in capsys.readouterr().out
 
 
 def test_recorded_trajectories_are_read_with_the_largest_staleness_of_the_run(changed, monkeypatch):

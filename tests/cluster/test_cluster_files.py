@@ -1,6 +1,5 @@
 """The files in cluster/ hold against their schemas, and each schema against a typing mistake."""
 
-import copy
 import json
 import os
 import re
@@ -32,71 +31,34 @@ def load(name):
     return yaml.safe_load((CLUSTER / name).read_text(encoding="utf-8").replace("${TRIAL_RAY_IMAGE}", IMAGE))
 
 
-def strict_object(required, **properties):
+def strict(names, **typed):
+    """Schema of an object that has no other fields than these; a name with ``!`` must be there."""
+    fields = [name.rstrip("!") for name in names.split()]
+    required = [field for field, name in zip(fields, names.split(), strict=True) if name != field]
+    properties = {field: typed.get(field, {}) for field in fields}
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
-STRING, BOOLEAN, COUNT = {"type": "string"}, {"type": "boolean"}, {"type": "integer", "minimum": 0}
-# rayStartParams become command-line options: YAML numbers are refused by the operator.
-START_PARAMS = {"type": "object", "additionalProperties": STRING}
-TEMPLATE = {"type": "object"}
-CLUSTER_SPEC = strict_object(
-    ["rayVersion", "headGroupSpec", "workerGroupSpecs"],
-    rayVersion=STRING,
-    enableInTreeAutoscaling=BOOLEAN,
-    autoscalerOptions=strict_object(
-        [],
-        version={"enum": ["v1", "v2"]},
-        upscalingMode={"enum": ["Default", "Aggressive", "Conservative"]},
-        idleTimeoutSeconds=COUNT,
-        resources=TEMPLATE,
-    ),
-    authOptions=strict_object(["mode"], mode={"enum": ["token", "disabled"]}, secretName=STRING),
-    headGroupSpec=strict_object(["template"], rayStartParams=START_PARAMS, template=TEMPLATE, labels=TEMPLATE),
+# rayStartParams become command-line options: the operator refuses YAML numbers.
+TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
+GROUP = "template! rayStartParams labels"
+CLUSTER_SPEC = strict(
+    "rayVersion! headGroupSpec! workerGroupSpecs! enableInTreeAutoscaling autoscalerOptions authOptions",
+    autoscalerOptions=strict("version upscalingMode idleTimeoutSeconds resources"),
+    authOptions=strict("mode! secretName", mode={"enum": ["token", "disabled"]}),
+    headGroupSpec=strict(GROUP, rayStartParams=TEXTS),
     workerGroupSpecs={
-        "type": "array",
-        "items": strict_object(
-            ["groupName", "minReplicas", "maxReplicas", "template"],
-            groupName=STRING,
-            replicas=COUNT,
-            minReplicas=COUNT,
-            maxReplicas=COUNT,
-            numOfHosts=COUNT,
-            idleTimeoutSeconds=COUNT,
-            rayStartParams=START_PARAMS,
-            labels=TEMPLATE,
-            template=TEMPLATE,
-        ),
+        "items": strict(
+            f"{GROUP} groupName! minReplicas! maxReplicas! replicas numOfHosts idleTimeoutSeconds", rayStartParams=TEXTS
+        )
     },
 )
-JOB_SPEC = strict_object(
-    ["entrypoint", "rayClusterSpec"],
-    entrypoint=STRING,
-    runtimeEnvYAML=STRING,
-    submissionMode={"enum": ["K8sJobMode", "HTTPMode", "SidecarMode", "InteractiveMode"]},
-    shutdownAfterJobFinishes=BOOLEAN,
-    ttlSecondsAfterFinished=COUNT,
-    activeDeadlineSeconds=COUNT,
-    backoffLimit=COUNT,
+JOB_SPEC = strict(
+    "entrypoint! rayClusterSpec! runtimeEnvYAML submissionMode shutdownAfterJobFinishes ttlSecondsAfterFinished "
+    "activeDeadlineSeconds backoffLimit",
     rayClusterSpec=CLUSTER_SPEC,
 )
-
-
-def validate_kuberay(document):
-    """Envelope by the schemas above, pod templates strictly by Kubernetes' own."""
-    spec = {"RayCluster": CLUSTER_SPEC, "RayJob": JOB_SPEC}[document["kind"]]
-    envelope = strict_object(
-        ["apiVersion", "kind", "metadata", "spec"],
-        apiVersion={"const": "ray.io/v1"},
-        kind=STRING,
-        metadata=strict_object(["name"], name=STRING, namespace=STRING, labels=TEMPLATE),
-        spec=spec,
-    )
-    jsonschema.validate(document, envelope)
-    for template in pod_templates(document):
-        jsonschema.validate(template, strict_object(["spec"], metadata=TEMPLATE, spec=TEMPLATE))
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": template["spec"]}
-        kubernetes_validate.validate(pod, KUBERNETES, strict=True)
+METADATA = strict("name! namespace labels")
 
 
 def cluster_spec(document):
@@ -108,36 +70,26 @@ def pod_templates(document):
     return [group["template"] for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"])]
 
 
-def validate_runtime_env(document):
-    """Types by Ray; unknown fields here, since Ray accepts them silently."""
-    unknown = set(document) - RuntimeEnv.known_fields
-    assert not unknown, f"unknown runtime_env fields: {unknown}"
-    RuntimeEnv(**document)
-
-
 @pytest.mark.parametrize("name", ["raycluster.yaml", "rayjob.yaml"])
 def test_kuberay_files_are_valid(name):
-    validate_kuberay(load(name))
+    """The envelope by the schemas above, the pods strictly by Kubernetes' own."""
+    document = load(name)
+    spec = {"RayCluster": CLUSTER_SPEC, "RayJob": JOB_SPEC}[document["kind"]]
+    envelope = strict(
+        "apiVersion! kind! metadata! spec!", apiVersion={"const": "ray.io/v1"}, metadata=METADATA, spec=spec
+    )
+    jsonschema.validate(document, envelope)
+    for template in pod_templates(document):
+        jsonschema.validate(template, strict("metadata spec!"))
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": template["spec"]}
+        kubernetes_validate.validate(pod, KUBERNETES, strict=True)
 
 
-@pytest.mark.parametrize(
-    "break_it",
-    [
-        lambda spec: spec.update(workerGroupSpec=spec.pop("workerGroupSpecs")),
-        lambda spec: spec["authOptions"].update(mode="tokens"),
-        lambda spec: spec["workerGroupSpecs"][0].pop("maxReplicas"),
-        lambda spec: spec["workerGroupSpecs"][1]["rayStartParams"].update({"num-cpus": 16}),
-        lambda spec: spec["headGroupSpec"]["template"].update(volumes=[]),
-        lambda spec: spec["headGroupSpec"]["template"]["spec"]["containers"][0].update(imagePullPolice="Always"),
-        lambda spec: spec["headGroupSpec"]["template"]["spec"]["containers"][0]["ports"][0].update(containerPort="gcs"),
-    ],
-)
-@pytest.mark.parametrize("name", ["raycluster.yaml", "rayjob.yaml"])
-def test_a_typing_mistake_in_a_kuberay_file_is_found(name, break_it):
-    document = copy.deepcopy(load(name))
-    break_it(cluster_spec(document))
-    with pytest.raises((jsonschema.ValidationError, kubernetes_validate.ValidationError, KeyError)):
-        validate_kuberay(document)
+def test_a_wrong_field_of_a_kuberay_file_is_found():
+    spec = cluster_spec(load("raycluster.yaml"))
+    spec["workerGroupSpecs"][1]["rayStartParams"]["num-cpus"] = 16
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(spec, CLUSTER_SPEC)
 
 
 def test_job_and_cluster_describe_the_same_cluster():
@@ -177,18 +129,13 @@ def test_every_image_and_version_is_the_pinned_ray():
     assert f"FROM rayproject/ray:{RAY_VERSION}-py311-gpu\n" in (CLUSTER / "Dockerfile").read_text()
 
 
-def test_the_image_is_named_in_one_file():
+def test_the_image_is_named_in_one_file_which_a_shell_reads():
     files = [*CLUSTER.iterdir(), *(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
     repository, _, tag = IMAGE.rpartition(":")
     naming = [path.name for path in files for name in (repository, tag) if path.is_file() and name in path.read_text()]
     assert naming == ["image.sh"] * 2
-
-
-def test_a_shell_that_reads_the_image_file_exports_its_name():
-    done = subprocess.run(
-        ["bash", "-uc", f"source {CLUSTER / 'image.sh'}; printenv TRIAL_RAY_IMAGE"], capture_output=True, text=True
-    )
-    assert done.stdout.strip() == IMAGE
+    words = ["bash", "-uc", f"source {CLUSTER / 'image.sh'}; printenv TRIAL_RAY_IMAGE"]
+    assert subprocess.run(words, capture_output=True, text=True, timeout=30).stdout.strip() == IMAGE
 
 
 def test_the_image_installs_extras_that_exist():
@@ -202,33 +149,13 @@ def test_launcher_files_are_valid(name):
     validate_config(prepare_config(load(name)))
 
 
-@pytest.mark.parametrize(
-    "break_it",
-    [
-        lambda config: config.update(max_worker=2),
-        lambda config: config.update(head_node_type="heads"),
-        lambda config: config["available_node_types"]["gpu"].update(min_worker=1),
-    ],
-)
-def test_a_typing_mistake_in_a_launcher_file_is_found(break_it):
-    config = load("ray-up.yaml")
-    break_it(config)
-    with pytest.raises((jsonschema.ValidationError, ValueError)):
-        validate_config(prepare_config(config))
-
-
 def test_the_runtime_environment_is_valid_and_names_what_exists():
     document = load("runtime_env.yaml")
     for module in document["py_modules"]:
         assert (ROOT / module / "__init__.py").is_file()
+    assert set(document) <= RuntimeEnv.known_fields  # Ray accepts others silently
     # Ray looks for the folders themselves, from where the job is submitted.
-    validate_runtime_env({**document, "working_dir": str(ROOT), "py_modules": []})
-
-
-@pytest.mark.parametrize("mistake", [{"workingdir": "."}, {"env_vars": {"THREADS": 1}}, {"config": ["eager"]}])
-def test_a_typing_mistake_in_the_runtime_environment_is_found(mistake):
-    with pytest.raises((AssertionError, TypeError)):
-        validate_runtime_env({"env_vars": {}, **mistake})
+    RuntimeEnv(**{**document, "working_dir": str(ROOT), "py_modules": []})
 
 
 @pytest.mark.parametrize("name", ["submit.sh", "slurm.sh"])
@@ -241,12 +168,6 @@ def test_scripts_parse_are_executable_and_stop_at_errors(name):
     assert "set -euo pipefail" in text
     if shutil.which("shellcheck"):
         assert subprocess.run(["shellcheck", path], timeout=60).returncode == 0
-
-
-def test_a_script_that_does_not_parse_is_found(tmp_path):
-    broken = tmp_path / "broken.sh"
-    broken.write_text((CLUSTER / "submit.sh").read_text().replace("esac", "easc"))
-    assert subprocess.run(["bash", "-n", broken], capture_output=True, timeout=30).returncode != 0
 
 
 @pytest.fixture
@@ -269,29 +190,24 @@ def run_script(name, *arguments, env=None, cwd=None):
 EXPERIMENT = "tuned_examples/alfworld_qwen3_1.7b.py"
 
 
-class Dashboard(BaseHTTPRequestHandler):
-    """Answers as Ray's dashboard does; ``token`` is the one that it asks for."""
-
-    token = ""
-
-    def do_GET(self):
-        given = self.headers.get("Authorization", "")
-        status = 200 if not self.token or given == f"Bearer {self.token}" else 403 if given else 401
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(json.dumps({"ray_version": RAY_VERSION}).encode() if status == 200 else b"Unauthorized")
-
-    def log_message(self, *arguments):
-        """Say nothing."""
-
-
 @pytest.fixture
 def serve():
-    """Start an HTTP server with a handler; returns its address."""
+    """Start an HTTP server that answers as Ray's dashboard does, one that asks for a token or that is another program's."""
     with ExitStack() as stack:
 
-        def start(handler):
-            server = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), handler))
+        def start(token="", status=None):
+            class Dashboard(BaseHTTPRequestHandler):
+                def do_GET(self):
+                    given = self.headers.get("Authorization", "")
+                    found = status or (200 if token in ("", given[7:]) else 403 if given else 401)
+                    self.send_response(found)
+                    self.end_headers()
+                    self.wfile.write(json.dumps({"ray_version": RAY_VERSION}).encode() if found == 200 else b"no")
+
+                def log_message(self, *arguments):
+                    """Say nothing."""
+
+            server = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), Dashboard))
             Thread(target=server.serve_forever, daemon=True).start()
             stack.callback(server.shutdown)
             return f"http://127.0.0.1:{server.server_port}"
@@ -301,69 +217,61 @@ def serve():
 
 @pytest.mark.parametrize("command", ["train", "sweep"])
 def test_submit_hands_the_command_on_word_for_word(fake_command, tmp_path, serve, command):
-    address = serve(Dashboard)
+    address = serve()
     words = (command, EXPERIMENT, "--out", "/shared/a run", "--set", "a=b c")
-    done = run_script(
-        "submit.sh", "--address", address, "--no-wait", *words, env=fake_command("ray"), cwd=tmp_path
-    )  # fmt: skip
+    done = run_script("submit.sh", "--address", address, "--no-wait", *words, env=fake_command("ray"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     sent = done.stdout.splitlines()
     assert sent[:5] == ["job", "submit", "--address", address, "--no-wait"]
     assert sent[sent.index("--") + 1 :] == ["trial-ray", *words]
 
 
-OUT = ("--out", "/shared/run")
+TRAIN = ("train", EXPERIMENT, "--out", "/shared/run")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("script", "arguments", "told"),
     [
-        ((), "usage"),
-        (("--adress", "x", "train", EXPERIMENT, *OUT), "usage"),
-        ((EXPERIMENT, *OUT), "usage"),
-        (("train",), "usage"),
-        (("train", "no/such/file.py", *OUT), "no such file"),
-        (("train", EXPERIMENT), "--out"),
-        (("sweep", EXPERIMENT, "--out", "runs/relative"), "'runs/relative'"),
-        (("train", EXPERIMENT, *OUT), "--address"),
-        (("--address", "127.0.0.1:6379", "train", EXPERIMENT, *OUT), "'127.0.0.1:6379'"),
-        (("--address", "http://127.0.0.1:1", "train", EXPERIMENT, *OUT), "no Ray dashboard answers"),
+        ("submit.sh", (), "usage"),
+        ("submit.sh", ("--adress", "x", *TRAIN), "usage"),
+        ("submit.sh", TRAIN[1:], "usage"),
+        ("submit.sh", ("train",), "usage"),
+        ("submit.sh", ("train", "no/such/file.py", *TRAIN[2:]), "no such file"),
+        ("submit.sh", TRAIN[:2], "--out"),
+        ("submit.sh", ("sweep", EXPERIMENT, "--out", "runs/relative"), "'runs/relative'"),
+        ("submit.sh", TRAIN, "--address"),
+        ("submit.sh", ("--address", "127.0.0.1:6379", *TRAIN), "'127.0.0.1:6379'"),
+        ("submit.sh", ("--address", "http://127.0.0.1:1", *TRAIN), "no Ray dashboard answers"),
+        ("slurm.sh", (), "usage"),
+        ("slurm.sh", ("file.py",), "usage"),
+        ("slurm.sh", ("train",), "usage"),
     ],
 )
-def test_submit_refuses_wrong_use_with_status_2_before_anything_is_sent(fake_command, arguments, told):
-    env = fake_command("ray", "exit 77")
+def test_wrong_use_is_refused_with_status_2_before_anything_is_sent(fake_command, allocation, script, arguments, told):
+    env = {**allocation, **fake_command("ray", "exit 77")}
     env = {name: value for name, value in env.items() if name not in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")}
-    done = run_script("submit.sh", *arguments, env=env)
+    done = run_script(script, *arguments, env=env)
     assert done.returncode == 2
-    assert "submit.sh" in done.stderr
+    assert script in done.stderr
     assert told in done.stderr
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("client", "told"),
+    ("dashboard", "client", "told"),
     [
-        ({}, "asks for a token"),
-        ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "wrong"}, "refuses the token"),
-        ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "right"}, None),
+        ({"token": "right"}, {}, "asks for a token"),
+        ({"token": "right"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "wrong"}, "refuses the token"),
+        ({"token": "right"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "right"}, ""),
+        ({"status": 404}, {}, "no Ray dashboard (HTTP status 404)"),
     ],
 )
-def test_submit_tells_of_a_token_that_is_missing_or_wrong(fake_command, serve, tmp_path, client, told):
-    env = fake_command("ray") | {"RAY_ADDRESS": serve(type("Guarded", (Dashboard,), {"token": "right"}))}
-    env = {name: value for name, value in env.items() if not name.startswith("RAY_AUTH")} | {"HOME": str(tmp_path)}
-    done = run_script("submit.sh", "train", EXPERIMENT, *OUT, env=env | client)
+def test_submit_tells_of_a_wrong_token_and_of_another_program(fake_command, serve, tmp_path, dashboard, client, told):
+    env = {name: value for name, value in fake_command("ray").items() if not name.startswith("RAY_AUTH")}
+    env |= {"RAY_ADDRESS": serve(**dashboard), "HOME": str(tmp_path)}
+    done = run_script("submit.sh", *TRAIN, env=env | client)
     assert done.returncode == (2 if told else 0)
-    assert (told or "") in done.stderr
-
-
-def test_submit_tells_of_a_port_that_another_program_has(fake_command, serve):
-    class Other(Dashboard):
-        def do_GET(self):
-            self.send_error(404)
-
-    done = run_script("submit.sh", "--address", serve(Other), "train", EXPERIMENT, *OUT, env=fake_command("ray"))
-    assert done.returncode == 2
-    assert "no Ray dashboard (HTTP status 404)" in done.stderr
+    assert told in done.stderr
 
 
 @pytest.fixture
@@ -392,13 +300,6 @@ def test_slurm_refuses_a_port_in_use(allocation):
     assert done.returncode == 2
     assert f"port {port} is in use" in done.stderr
     assert done.stdout == ""
-
-
-@pytest.mark.parametrize("arguments", [(), ("file.py",), ("train",)])
-def test_slurm_refuses_wrong_use(allocation, arguments):
-    done = run_script("slurm.sh", *arguments, env=allocation)
-    assert done.returncode == 2
-    assert "usage" in done.stderr
 
 
 def test_the_readme_lists_every_file():

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import secrets
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ray_nodes import RayNodes
+from ray_nodes import RayNodes, as_options, cluster_of
 
 from trial_ray.cli import main
 
@@ -27,18 +26,9 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[RayNodes]:
-    with tempfile.TemporaryDirectory(prefix="r", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        cluster = RayNodes(Path(folder))
-        try:
-            cluster.start_head("head")
-            cluster.wait_for_nodes()
-            cluster.start_worker("worker1")
-            cluster.start_worker("worker2")
-            cluster.wait_for_nodes()
-            cluster.wait_for_jobs()
-            yield cluster
-        finally:
-            cluster.stop()
+    with cluster_of("worker1", "worker2") as cluster:
+        cluster.wait_for_jobs()
+        yield cluster
 
 
 @pytest.fixture(scope="module")
@@ -53,15 +43,11 @@ def settings(model_path: str) -> list[str]:
         "group_size": 2,
         "hindsight_start_iteration": 1,
         "num_learners": 1,
-        "num_cpus_per_env_runner": 0.2,
-        "num_cpus_per_engine": 0.2,
-        "num_cpus_per_learner": 0.2,
-        "num_cpus_for_main_process": 0.2,
         "custom_resources_per_env_runner": {"head": 0.1},
         "custom_resources_per_engine": {"worker1": 0.1},
         "custom_resources_per_learner": {"worker2": 0.1},
     }
-    return [part for name, value in chosen.items() for part in ("--set", f"{name}={value}")]
+    return as_options(chosen)
 
 
 def command(*arguments: str) -> list[str]:

@@ -7,6 +7,7 @@ import time
 import pytest
 import ray
 from nano_model import save_nano_model
+from tiny_run import with_small_actors, with_small_games
 
 from trial_ray.algorithms import TRIALConfig
 from trial_ray.algorithms.weight_sync import update_learners
@@ -19,25 +20,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("ray_session")]
 
 def colocated_config(model_path: str) -> TRIALConfig:
     return (
-        TRIALConfig()
-        .environment(
-            "trial/ALFWorld-v0",
-            env_config={"split": "generated", "difficulty": "tiny", "num_games": 64, "max_turns": 2},
-        )
-        .rl_module(model_path=model_path)
+        with_small_games(with_small_actors(TRIALConfig()), max_turns=2, num_tasks=2)
+        .policy(model_path=model_path)
         .training(group_size=2, tasks_per_iteration=2, minibatch_rows=12, microbatch_rows=6, kl_coeff=0.0, lr=1e-2)
-        .env_runners(max_prompt_tokens=400, max_response_tokens=4, prompt_style="plain")
-        .engines(engine="transformers", colocate=True, sleep_level=2, num_cpus_per_engine=0.25)
+        .rollouts(max_response_tokens=4)
+        .engines(colocate=True, sleep_level=2)
         .env_runners(num_env_runners=0)
         .learners(num_learners=1, num_cpus_per_learner=0.5)
-        .resources(num_cpus_for_main_process=0.25)
-        .evaluation(
-            evaluation_split="generated",
-            evaluation_env_config={"generator_seed": 1},
-            evaluation_num_tasks=2,
-            evaluation_temperature=1.0,
-        )
-        .debugging(seed=1)
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import ray
+from tiny_run import with_small_actors, with_small_games
 
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.rollout.trajectory import TrajectoryGroup
@@ -13,28 +14,13 @@ pytestmark = pytest.mark.e2e
 
 def overlapping_config(model_path: str) -> GRPOConfig:
     return (
-        GRPOConfig()
-        .environment(
-            "trial/ALFWorld-v0",
-            env_config={"split": "generated", "difficulty": "tiny", "num_games": 64, "max_turns": 4},
-        )
-        .rl_module(model_path=model_path)
+        with_small_games(with_small_actors(GRPOConfig()), max_turns=4, num_tasks=2)
+        .policy(model_path=model_path)
         .training(lr=1e-3, group_size=3, tasks_per_iteration=2, minibatch_rows=12, microbatch_rows=6, kl_coeff=0.0)
         .training(importance_cap=2.0)
-        .env_runners(max_prompt_tokens=400, max_response_tokens=16, prompt_style="plain")
         # One rollout at a time, so that groups are still played when the first ones are trained on.
-        .env_runners(max_staleness=1, max_episodes_in_flight=1)
-        .engines(engine="transformers", num_cpus_per_engine=0.25, engine_kwargs={"max_model_len": 508})
-        .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25)
-        .learners(num_learners=0, num_cpus_per_learner=0.25)
-        .resources(num_cpus_for_main_process=0.25)
-        .evaluation(
-            evaluation_split="generated",
-            evaluation_env_config={"generator_seed": 1},
-            evaluation_num_tasks=2,
-            evaluation_temperature=1.0,
-        )
-        .debugging(seed=1)
+        .rollouts(max_response_tokens=16, max_staleness=1, max_episodes_in_flight=1)
+        .engines(engine_kwargs={"max_model_len": 508})
     )
 
 

@@ -12,6 +12,7 @@ import pytest
 import ray
 import torch
 from nano_model import save_nano_model
+from tiny_run import with_small_actors, with_small_games
 from transformers import AutoModelForCausalLM
 
 from trial_ray.algorithms import GRPO, TRIALConfig
@@ -41,40 +42,23 @@ def model_path(tmp_path_factory) -> str:
 
 def small_config(model_path: str, **training) -> TRIALConfig:
     """Small and exactly repeatable: seeded requests, one of them at a time, one thread."""
+    settings = {
+        "lr": 1e-3,
+        "group_size": 3,
+        "tasks_per_iteration": 2,
+        "minibatch_rows": 12,
+        "microbatch_rows": 6,
+        "kl_coeff": 0.0,
+        "hindsight_start_iteration": 1,
+        "hindsight_coeff": 1.0,
+        "clamp_alpha": 10.0,
+    }
     return (
-        TRIALConfig()
-        .environment(
-            "trial/ALFWorld-v0",
-            env_config={"split": "generated", "difficulty": "tiny", "num_games": 64, "max_turns": 3},
-        )
-        .rl_module(model_path=model_path)
-        .training(
-            **{
-                "lr": 1e-3,
-                "group_size": 3,
-                "tasks_per_iteration": 2,
-                "minibatch_rows": 12,
-                "microbatch_rows": 6,
-                "kl_coeff": 0.0,
-                "hindsight_start_iteration": 1,
-                "hindsight_coeff": 1.0,
-                "clamp_alpha": 10.0,
-                **training,
-            }
-        )
-        .env_runners(max_prompt_tokens=400, max_response_tokens=8, prompt_style="plain", seeded_sampling=True)
-        .engines(engine="transformers", num_cpus_per_engine=0.25, engine_kwargs={"max_model_len": 508})
-        .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25)
-        .learners(num_learners=0, num_cpus_per_learner=0.25)
-        .resources(num_cpus_for_main_process=0.25)
-        .evaluation(
-            evaluation_split="generated",
-            evaluation_env_config={"generator_seed": 1},
-            evaluation_num_tasks=3,
-            evaluation_temperature=1.0,
-        )
-        .fault_tolerance(delay_between_env_runner_restarts_s=0)
-        .debugging(seed=1)
+        with_small_games(with_small_actors(TRIALConfig()), max_turns=3, num_tasks=3)
+        .policy(model_path=model_path)
+        .training(**{**settings, **training})
+        .rollouts(max_response_tokens=8, seeded_sampling=True)
+        .engines(engine_kwargs={"max_model_len": 508})
     )
 
 

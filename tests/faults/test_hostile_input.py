@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from chat_tokenizers import MODELS, chat_tokenizer
-from hostile_input import ANY, TEXTS, VALUES, WORDS, Cases, changed_bytes, changed_json, flipped, json_bytes
+from hostile_input import ANY, TEXTS, VALUES, WORDS, changed_bytes, changed_content, changed_json, refused
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nano_model import save_nano_model
@@ -28,7 +29,7 @@ from trial_ray.algorithms import TRIALConfig
 from trial_ray.cli import console as terminal
 from trial_ray.environments import alfworld, webshop
 from trial_ray.environments.adapter import EnvironmentAdapter
-from trial_ray.errors import InfrastructureError, TrialRayError, UserInputError
+from trial_ray.errors import InfrastructureError, TrialRayError
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.learner.recording import UpdateRecord
 from trial_ray.learner.state import load_optimizers, save_optimizers
@@ -56,9 +57,6 @@ from trial_ray.runs.reader import open_run
 from trial_ray.runs.report import load_groups, write_report
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
-LEAST = 10_000
-CASES = Cases()
-TYPED = (TrialRayError, TrialEnvError)
 
 
 def examples(number: int):
@@ -72,7 +70,8 @@ def examples(number: int):
 # --- what the user writes
 
 
-BASE = TRIALConfig().environment("trial/ALFWorld-v0", env_config={"split": "train"}).rl_module(model_path="some/model")
+EXPERIMENT = "from trial_ray.algorithms import TRIALConfig\nconfig = TRIALConfig()\n"
+BASE = TRIALConfig().environment("trial/ALFWorld-v0", env_config={"split": "train"}).policy(model_path="some/model")
 SETTINGS = sorted(name for name in vars(BASE) if not name.startswith("_"))
 LITERALS = (
     VALUES.map(repr) | TEXTS | st.sampled_from(["1e999", "-0", "0x", "[" * 200, "{'a':", "9" * 5000, "nan", "()"])
@@ -83,46 +82,27 @@ KEYS = st.sampled_from(SETTINGS) | WORDS | st.tuples(st.sampled_from(SETTINGS), 
 @examples(1300)
 @given(assignments=st.lists(st.tuples(KEYS, LITERALS).map("=".join) | TEXTS, min_size=1, max_size=3))
 def test_overrides(assignments):
-    CASES.count("--set")
     before = dict(vars(BASE))
-    config = CASES.refused(lambda: apply_overrides(BASE, assignments), *TYPED)
+    config = refused(lambda: apply_overrides(BASE, assignments))
     if isinstance(config, TRIALConfig):
-        CASES.refused(config.validate, *TYPED, ValueError)  # the last: RLlib's own
+        refused(config.validate, ValueError)  # the last: RLlib's own
     assert vars(BASE) == before
 
 
 @examples(500)
-@given(name=KEYS, value=VALUES, stop=VALUES, tail=TEXTS)
+@given(
+    name=KEYS,
+    value=VALUES,
+    stop=VALUES,
+    tail=TEXTS.map(lambda text: text.encode("utf-8", "surrogatepass")) | st.binary(),
+)
 def test_experiment_files(tmp_path_factory, name, value, stop, tail):
-    CASES.count("experiment file")
     path = folder_of(tmp_path_factory, "experiment") / "x.py"
-    code = f"from trial_ray.algorithms import TRIALConfig\nconfig = TRIALConfig()\nconfig.{name} = {value!r}\nstop = {stop!r}\n"
-    path.write_bytes((code + ("# " if len(tail) % 2 else "") + tail).encode("utf-8", "surrogatepass"))
-    experiment = CASES.refused(lambda: load_experiment(path), *TYPED)
+    code = f"{EXPERIMENT}config.{name} = {value!r}\nstop = {stop!r}\n".encode("utf-8", "surrogatepass")
+    path.write_bytes(code + b"# " * (len(tail) % 2) + tail)
+    experiment = refused(lambda: load_experiment(path))
     if not isinstance(experiment, Exception):
-        CASES.refused(experiment.config.validate, *TYPED, ValueError, TypeError, AttributeError)
-
-
-@examples(200)
-@given(content=st.binary(max_size=60))
-def test_experiment_files_of_bytes(tmp_path_factory, content):
-    CASES.count("experiment file")
-    path = folder_of(tmp_path_factory, "experiment") / "y.py"
-    path.write_bytes(b"# " + content)
-    assert isinstance(CASES.refused(lambda: load_experiment(path), *TYPED), TrialRayError)
-
-
-@examples(700)
-@given(data=st.data())
-def test_recorded_configs(tmp_path_factory, data):
-    CASES.count("resolved_config.json")
-    record = to_record(BASE)
-    path = folder_of(tmp_path_factory, "record") / "resolved_config.json"
-    kinds = changed_json(record).map(json_bytes) | changed_bytes(json_bytes(record))
-    path.write_bytes(data.draw(kinds))
-    config = CASES.refused(lambda: load_record(path), *TYPED)
-    if not isinstance(config, Exception):
-        CASES.refused(config.validate, *TYPED, ValueError)
+        refused(experiment.config.validate, ValueError, TypeError, AttributeError)
 
 
 # --- the command line
@@ -150,41 +130,19 @@ def no_cluster():
 
 # As root, nothing outside of the case's own folder may be named.
 ARGUMENTS = st.text(st.characters(exclude_characters="\0/", exclude_categories=("Cs",)), max_size=20) | st.sampled_from(
-    [
-        "\udc80",
-        "--",
-        "-",
-        "",
-        ".",
-        "~nobody-of-that-name/x",
-        "a" * 5000,
-        "nan",
-        "-1",
-        "1e9",
-        "0",
-        "[/bold]",
-    ]
+    ["\udc80", "--", "-", "", ".", "~nobody-of-that-name/x", "a" * 5000, "nan", "-1", "1e9", "0", "[/bold]"]
 )
 OPTIONS = {
-    "evaluate": ["--env", "--split", "--episodes", "--panel", "--json", "--env-adapter", "--set"],
-    "export": ["--adapter"],
-    "inspect": ["--iteration", "--text", "--show", "--env-adapter", "--out"],
-    "replay": ["--iteration", "--method", "--env-adapter", "--set", "--trust"],
-    "report": ["--out", "--title"],
-    "plan": ["--gpus", "--gpu-memory", "--set"],
-    "data": ["--from", "--seed", "--difficulty"],
-    "sweep": ["--iterations", "--out", "--resume", "--log-to", "--set"],
-    "train": [
-        "--iterations",
-        "--seed",
-        "--out",
-        "--resume",
-        "--method",
-        "--set",
-        "--env-adapter",
-        "--checkpoint-every",
-    ],
-    "reproduce": ["--scale", "--dry-run", "--seeds", "--iterations", "--set"],
+    "evaluate": "--env --split --episodes --panel --json --env-adapter --set",
+    "export": "--adapter",
+    "inspect": "--iteration --text --show --env-adapter --out",
+    "replay": "--iteration --method --env-adapter --set --trust",
+    "report": "--out --title",
+    "plan": "--gpus --gpu-memory --set",
+    "data": "--from --seed --difficulty",
+    "sweep": "--iterations --out --resume --log-to --set",
+    "train": "--iterations --seed --out --resume --method --set --env-adapter --checkpoint-every",
+    "reproduce": "--scale --dry-run --seeds --iterations --set",
 }
 FILES = [
     "RUN",
@@ -202,21 +160,18 @@ FILES = [
 def command_lines(draw):
     command = draw(st.sampled_from(sorted(OPTIONS)))
     line = [command, *draw(st.lists(st.sampled_from(FILES) | ARGUMENTS, max_size=2))]
-    for option in draw(st.lists(st.sampled_from(OPTIONS[command]), max_size=3)):
-        line += [
-            option,
-            draw(ARGUMENTS | st.sampled_from(["1", "2", "trial/ALFWorld-v0", "generated", "tiny", *FILES])),
-        ]
+    values = ARGUMENTS | st.sampled_from(["1", "2", "trial/ALFWorld-v0", "generated", "tiny", *FILES])
+    for option in draw(st.lists(st.sampled_from(OPTIONS[command].split()), max_size=3)):
+        line += [option, draw(values)]
     return [*line, "--dry-run"] if command == "reproduce" else line
 
 
 @examples(400)
 @given(line=command_lines())
 def test_command_lines(run_folder, no_cluster, capfd, tmp_path_factory, line):
-    CASES.count("command line")
     folder = folder_of(tmp_path_factory, "commands")
     experiment = folder / "experiment.py"
-    experiment.write_text("from trial_ray.algorithms import TRIALConfig\nconfig = TRIALConfig()\nstop = {}\n")
+    experiment.write_text(f"{EXPERIMENT}stop = {{}}\n")
     arguments = [part.replace("RUN", str(run_folder)).replace("EXPERIMENT", str(experiment)) for part in line]
     no_cluster.clear()
     with pytest.MonkeyPatch.context() as patch:
@@ -226,7 +181,7 @@ def test_command_lines(run_folder, no_cluster, capfd, tmp_path_factory, line):
         except SystemExit as end:
             code = end.code
     for error in no_cluster:
-        assert isinstance(error, TYPED), arguments
+        assert isinstance(error, (TrialRayError, TrialEnvError)), arguments
     assert code in (0, 1, 2), arguments
     shown = capfd.readouterr()
     assert "Traceback" not in shown.out + shown.err
@@ -254,13 +209,12 @@ def builders():
     texts=st.tuples(TEXTS, TEXTS, TEXTS, TEXTS),
 )
 def test_prompts(builders, model, style, name, texts):
-    CASES.count("prompt")
     task, observation, earlier, action = texts
     build, tokenizer = builders[model, style, name], chat_tokenizer(model)
     arguments = {"task": "t", "observation": "o", "history": [("o", "a")], "admissible_actions": ["a"], "step": 2}
     clean = build.build(**arguments)
     hostile = {"task": task, "observation": observation, "history": [(earlier, action)], "admissible_actions": [action]}
-    prompt = CASES.refused(lambda: build.build(**{**arguments, **hostile}), TrialRayError)
+    prompt = refused(lambda: build.build(**{**arguments, **hostile}))
     if isinstance(prompt, Exception):
         return
     special = set(tokenizer.all_special_ids)
@@ -272,7 +226,6 @@ def test_prompts(builders, model, style, name, texts):
 @examples(2000)
 @given(response=TEXTS, style=st.sampled_from(["tagged", "plain"]))
 def test_responses(response, style):
-    CASES.count("response")
     for adapter in (alfworld.ADAPTER, webshop.ADAPTER, EnvironmentAdapter("someone/Else-v3")):
         projection = adapter.template(style).project(response)
         assert isinstance(projection.action, str)
@@ -307,7 +260,6 @@ def test_actions(games, name):
     def play(actions):
         env.reset(seed=0)
         for action, verb in actions:
-            CASES.count("action")
             text = f"<think>.</think><action>{verb}{action}{']' if verb.endswith('[') else ''}</action>"
             observation, reward, terminated, truncated, _ = env.step(text)
             assert isinstance(observation, str)
@@ -328,21 +280,8 @@ def test_actions(games, name):
 def recorded_group(texts, number) -> TrajectoryGroup:
     task, family, error, observation, action, outcome, solution = texts
     ids = np.array([5, 6, number % 2**31], np.int32)
-    turn = Turn(
-        ids,
-        ids[:2],
-        np.array([-0.5, -1.0], np.float32),
-        1,
-        2,
-        observation,
-        action,
-        True,
-        outcome,
-        0.5,
-        "stop",
-        "none",
-        False,
-    )
+    logprobs = np.array([-0.5, -1.0], np.float32)
+    turn = Turn(ids, ids[:2], logprobs, 1, 2, observation, action, True, outcome, 0.5, "stop", "none", False)
     trajectory = Trajectory(
         task, family, 3, [turn], False, 0.5, "failed", error, "environment", (solution,), "ALFWorld-v0"
     )
@@ -355,7 +294,6 @@ RECORDED = st.tuples(*[TEXTS] * 7)
 @examples(500)
 @given(texts=RECORDED, number=st.integers(0, 2**31 - 1))
 def test_trajectories_come_back(tmp_path_factory, texts, number):
-    CASES.count("recorded text")
     folder = folder_of(tmp_path_factory, "parquet")
     write_groups(folder, 1, [group := recorded_group(texts, number)], "runner001")
     [found] = read_trajectories(folder)
@@ -365,7 +303,6 @@ def test_trajectories_come_back(tmp_path_factory, texts, number):
 @examples(40)
 @given(texts=RECORDED, number=st.integers(0, 2**31 - 1))
 def test_pages_and_terminal(tmp_path_factory, run_folder, capfd, texts, number):
-    CASES.count("shown text")
     run = folder_of(tmp_path_factory, "shown") / "run"
     shutil.copytree(run_folder, run)
     shutil.rmtree(run / "trajectories")
@@ -407,84 +344,59 @@ def run_folder(tmp_path_factory):
 @examples(700)
 @given(data=st.data())
 def test_parquet_files(tmp_path_factory, run_folder, data):
-    CASES.count("parquet file")
     [source] = (run_folder / "trajectories" / "iteration=00001").glob("*.parquet")
-    content = source.read_bytes()
-    changed = data.draw(changed_bytes(content) | flipped(content))
+    changed = data.draw(changed_bytes(source.read_bytes()))
     folder = folder_of(tmp_path_factory, "damaged")
     path = folder / "iteration=00001" / "runner001-x.parquet"
     path.parent.mkdir()
     path.write_bytes(changed)
-    found = CASES.refused(lambda: read_trajectories(folder), UserInputError)
+    found = refused(lambda: read_trajectories(folder))
     if not isinstance(found, Exception):
         expected = read_trajectories(run_folder / "trajectories", 1)
         assert len(found) == len(expected)
         assert all(map(same, found, expected))
 
 
-RUN_FILES = (
-    "run.json",
-    "resolved_config.json",
-    "metrics.jsonl",
-    "evaluations/before.json",
-    "training/iteration=00001/_update.json",
-)
-
-
 READERS = {
     "run.json": lambda path: RunFolder.reopen(path.parent).state(),
+    "resolved_config.json": lambda path: refused(load_record(path).validate, ValueError),
     "metrics.jsonl": read_whole_lines,
     "evaluations/before.json": EvaluationResult.load,
     "training/iteration=00001/_update.json": lambda path: UpdateRecord.read(path.parents[1], 1),
 }
 
 
-@examples(1200)
+@examples(1900)
 @given(name=st.sampled_from(sorted(READERS)), data=st.data())
 def test_records(tmp_path_factory, run_folder, name, data):
-    CASES.count("record")
-    content = (run_folder / name).read_bytes()
-    changed = changed_bytes(content)
-    if name.endswith(".json"):
-        changed |= changed_json(json.loads(content)).map(json_bytes)
     path = folder_of(tmp_path_factory, "record") / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data.draw(changed))
-    CASES.refused(lambda: READERS[name](path), *TYPED)
+    path.write_bytes(data.draw(changed_content(run_folder / name)))
+    refused(lambda: READERS[name](path))
 
 
 @examples(100)
-@given(name=st.sampled_from(RUN_FILES), data=st.data())
+@given(name=st.sampled_from(sorted(READERS)), data=st.data())
 def test_files_of_a_run(tmp_path_factory, run_folder, name, data):
-    CASES.count("file of a run")
-    content = (run_folder / name).read_bytes()
     run = folder_of(tmp_path_factory, "run") / "run"
     shutil.copytree(run_folder, run)
-    changed = changed_bytes(content)
-    if name.endswith(".json"):
-        changed |= changed_json(json.loads(content)).map(json_bytes)
-    (run / name).write_bytes(data.draw(changed))
-    CASES.refused(lambda: RunFolder.reopen(run).state(), *TYPED)
-    CASES.refused(lambda: UpdateRecord.read(run / "training", 1), *TYPED)
-    CASES.refused(lambda: load_record(run / "resolved_config.json"), *TYPED)
-    CASES.refused(lambda: EvaluationResult.load(run / "evaluations" / "before.json"), *TYPED)
-    groups = CASES.refused(lambda: load_groups([run]), *TYPED)
+    (run / name).write_bytes(data.draw(changed_content(run_folder / name)))
+    groups = refused(lambda: load_groups([run]))
     if not isinstance(groups, Exception):
-        CASES.refused(lambda: write_report(groups, "run", run / "report.html"), *TYPED)
-    CASES.refused(lambda: open_run(run, "run", 1).read(1), *TYPED)
+        refused(lambda: write_report(groups, "run", run / "report.html"))
+    refused(lambda: open_run(run, "run", 1).read(1))
 
 
 @examples(100)
 @given(name=ANY.filter(lambda text: text not in ("", ".", "..") and not {"/", "\0"} & set(text)))
 def test_names_in_a_run(tmp_path_factory, run_folder, name):
-    CASES.count("file name")
     run = folder_of(tmp_path_factory, "named") / "run"
     shutil.copytree(run_folder, run)
     encoded = name.encode("utf-8", "surrogatepass")[:200]  # no UTF-8 where there are surrogates
     for folder in ("trajectories", "training", "checkpoints"):
         os.makedirs(os.path.join(os.fsencode(run / folder), b"iteration=" + encoded))
-    CASES.refused(lambda: open_run(run, "run"), *TYPED)
-    CASES.refused(lambda: list_checkpoints(run / "checkpoints"), *TYPED)
+    refused(lambda: open_run(run, "run"))
+    refused(lambda: list_checkpoints(run / "checkpoints"))
     RunFolder(run).drop_records_after(2)
 
 
@@ -525,51 +437,44 @@ def test_checkpoints_cut_at_every_boundary(checkpoint, tmp_path):
     files = files_of(checkpoint)
     for index, name in enumerate(files):
         size = (checkpoint / name).stat().st_size
-        for end in sorted({0, 1, size // 2, size - 1}):
-            for later_files in (True, False):
-                CASES.count("checkpoint cut at a boundary")
-                shutil.rmtree(tmp_path)
-                newest = restored(checkpoint, tmp_path)
-                (newest / name).write_bytes((checkpoint / name).read_bytes()[:end])
-                for later in files[index + 1 :] if not later_files else ():
-                    (newest / later).unlink()
-                found, damages = CASES.refused(lambda: newest_whole_checkpoint(tmp_path), *TYPED)
-                # Without its mark it is no checkpoint; else its damage was seen. Either way the one before it is taken.
-                last_files_there = later_files or not files[index + 1 :]
-                same = (
-                    name.name == MANIFEST and end == size - 1 and last_files_there
-                )  # but for the line break at its end
-                assert found == tmp_path / ("000002" if same else "000001"), (name, end)
-                assert same or damages or not (newest / CHECKPOINT_MARK).is_file(), (name, end)
+        for end, unwritten in itertools.product({0, 1, size // 2, size - 1}, [[], files[index + 1 :]]):
+            shutil.rmtree(tmp_path)
+            newest = restored(checkpoint, tmp_path)
+            (newest / name).write_bytes((checkpoint / name).read_bytes()[:end])
+            for later in unwritten:
+                (newest / later).unlink()
+            found, damages = newest_whole_checkpoint(tmp_path)
+            # Without its mark it is no checkpoint; else its damage was seen. Either way the one before it is taken.
+            same = name.name == MANIFEST and end == size - 1 and not unwritten  # but for the line break at its end
+            assert found == tmp_path / ("000002" if same else "000001"), (name, end)
+            assert same or damages or not (newest / CHECKPOINT_MARK).is_file(), (name, end)
 
 
 @examples(700)
 @given(data=st.data())
 def test_checkpoints_with_changed_bytes(tmp_path_factory, checkpoint, data):
-    CASES.count("checkpoint file")
     folder = folder_of(tmp_path_factory, "changed")
     newest = restored(checkpoint, folder)
     name = data.draw(st.sampled_from(files_of(checkpoint)))
     content = (checkpoint / name).read_bytes()
-    changed = data.draw(changed_bytes(content) | flipped(content))
+    changed = data.draw(changed_bytes(content))
     (newest / name).write_bytes(changed)
-    found = CASES.refused(lambda: newest_whole_checkpoint(folder), *TYPED)
+    found = refused(lambda: newest_whole_checkpoint(folder))
     if changed != content and not isinstance(found, Exception):
         assert found[0] == folder / "000001" or name.name == MANIFEST
     if newest.exists():
-        CASES.refused(lambda: require_own(newest), *TYPED)
+        refused(lambda: require_own(newest))
 
 
 @examples(500)
 @given(data=st.data())
 def test_manifests(tmp_path_factory, checkpoint, data):
-    CASES.count("manifest")
     manifest = json.loads((checkpoint / MANIFEST).read_text())
     folder = folder_of(tmp_path_factory, "manifest")
     newest = restored(checkpoint, folder)
-    (newest / MANIFEST).write_bytes(json_bytes(changed := data.draw(changed_json(manifest))))
-    whole = CASES.refused(lambda: require_whole(newest), *TYPED)
-    own = CASES.refused(lambda: require_own(newest), *TYPED)
+    (newest / MANIFEST).write_bytes(json.dumps(changed := data.draw(changed_json(manifest))).encode())
+    whole = refused(lambda: require_whole(newest))
+    own = refused(lambda: require_own(newest))
     if changed != manifest:
         assert isinstance(whole, Exception) or isinstance(own, Exception)
 
@@ -578,16 +483,15 @@ def test_manifests(tmp_path_factory, checkpoint, data):
 @given(data=st.data())
 def test_checkpoints_without_a_manifest(tmp_path_factory, checkpoint, data):
     """As older versions wrote them: what is loaded says what is wrong, and nothing is loaded half."""
-    CASES.count("file without a manifest")
     folder = folder_of(tmp_path_factory, "bare")
     learner = folder / "learner"
     learner.mkdir()
     [name] = [each for each in files_of(checkpoint) if each.name == "optimizer.pt"]
     content = (checkpoint / name).read_bytes()
-    (learner / "optimizer.pt").write_bytes(data.draw(changed_bytes(content) | flipped(content)))
+    (learner / "optimizer.pt").write_bytes(data.draw(changed_bytes(content)))
     into = optimizer()
     before = repr(into["default"].state_dict())
-    found = CASES.refused(lambda: load_optimizers(into, None, learner), *TYPED)
+    found = refused(lambda: load_optimizers(into, None, learner))
     if isinstance(found, Exception):
         assert repr(into["default"].state_dict()) == before
 
@@ -606,10 +510,3 @@ def folder_of(tmp_path_factory, name: str) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     return folder
-
-
-def test_enough_was_tried(tell):
-    total = sum(CASES.tried.values())
-    for kind, number in CASES.tried.items():
-        tell("hostile input", f"{kind}, {number} cases", "taken or typed error; no crash")
-    assert total >= LEAST

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from trial_ray.errors import ConfigError
-from trial_ray.runs.overrides import apply_overrides, environment_overrides, override_dataclass
+from trial_ray.runs.overrides import apply_overrides, override_dataclass
 
 
 @pytest.fixture(scope="module")
@@ -26,24 +26,19 @@ def config():
 @pytest.mark.parametrize(
     ("assignment", "name", "expected"),
     [
-        ("hindsight_coeff=0.05", "hindsight_coeff", 0.05),
         ("hindsight_coeff=1", "hindsight_coeff", 1.0),
         ("lr=1e-4", "lr", 1e-4),
         ("group_size=4", "group_size", 4),
         ("seeded_sampling=true", "seeded_sampling", True),
-        ("seeded_sampling=False", "seeded_sampling", False),
         ("engine=transformers", "engine", "transformers"),
         ("engine='vllm'", "engine", "vllm"),
         ("model_path=123", "model_path", "123"),
         ("model_path=a=b", "model_path", "a=b"),
         ("dual_clip=none", "dual_clip", None),
-        ("dual_clip=2", "dual_clip", 2.0),
         ("adam_betas=[0.9, 0.98]", "adam_betas", (0.9, 0.98)),
         ("num_cpus_per_env_runner=0.25", "num_cpus_per_env_runner", 0.25),
-        ("seed=3", "seed", 3),
         ("env_config.split=valid_seen", "env_config", {"split": "valid_seen", "num_games": 9}),
         ("env_config.num_games=8", "env_config", {"split": "train", "num_games": 8}),
-        ("env_config={'split': 'generated'}", "env_config", {"split": "generated"}),
         ('env_config={"split": "generated"}', "env_config", {"split": "generated"}),
         ("engine_kwargs.dtype=bfloat16", "engine_kwargs", {"dtype": "bfloat16"}),
         # JSON and Python read alike, also in one value and in keys of which no type is known
@@ -52,7 +47,6 @@ def config():
         ('env_config={"a": {"b": [true, 1.5, "x"]}}', "env_config", {"a": {"b": [True, 1.5, "x"]}}),
         ('env_config={"a": "\\ud83d\\ude00"}', "env_config", {"a": "\U0001f600"}),
         ("env_config.max_turns=null", "env_config", {"split": "train", "num_games": 9, "max_turns": None}),
-        ("env_config.num_games=none", "env_config", {"split": "train", "num_games": None}),
         ("env_config.data=true", "env_config", {"split": "train", "num_games": 9, "data": True}),
         ("env_config.data='true'", "env_config", {"split": "train", "num_games": 9, "data": "true"}),
         ("env_config.data=[1, two]", "env_config", {"split": "train", "num_games": 9, "data": "[1, two]"}),
@@ -72,10 +66,8 @@ def test_values_take_the_type_of_their_setting(config, assignment, name, expecte
     [
         "group_size=4.5",
         "group_size=true",
-        "group_size=four",
         "group_size=none",
         "lr=fast",
-        "lr=true",
         "seeded_sampling=1",
         "adam_betas=0.9",
         "env_config=train",
@@ -89,13 +81,11 @@ def test_values_take_the_type_of_their_setting(config, assignment, name, expecte
         "sharding=null",
         # not finite
         "lr=1e400",
-        "lr=-inf",
         "lr=NaN",
         f"lr=1{'0' * 400}",
         "adam_betas=[0.9, 1e999]",
         "clamp_alpha=nan",
         "temperature=Infinity",
-        "env_config.num_games=1e400",
         "env_config.data=1e400",
         'env_config={"a": [NaN]}',
     ],
@@ -135,17 +125,6 @@ def test_the_config_given_stays_as_it_was(config):
 def test_a_searched_value_can_be_fixed(config):
     searching = config.copy(copy_frozen=False).training(hindsight_coeff={"grid_search": [0.1, 0.2]})
     assert apply_overrides(searching, ["hindsight_coeff=0.3"]).hindsight_coeff == 0.3
-
-
-def test_environment_keywords_alone():
-    assert environment_overrides("trial/ALFWorld-v0", ["env_config.max_turns=20", "env_config.data=/x"]) == {
-        "max_turns": 20,
-        "data": "/x",
-    }
-    with pytest.raises(ConfigError, match=r"Only env_config\.KEY"):
-        environment_overrides("trial/ALFWorld-v0", ["lr=1"])
-    with pytest.raises(ConfigError, match=r"Did you mean 'env_config\.max_turns'"):
-        environment_overrides("trial/ALFWorld-v0", ["env_config.max_turn=20"])
 
 
 @dataclass(frozen=True, slots=True)

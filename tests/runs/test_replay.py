@@ -30,16 +30,13 @@ def run(tmp_path) -> RunFolder:
         groups = synthetic_groups(vocab_size=400, seed=iteration)
         write_groups(folder.trajectories, iteration, groups, "runner001")
         ids = [group.group_id for group in reversed(groups)]
-        steps = {
-            "num_env_steps_sampled_lifetime": 10 * iteration,
-            "training_iteration": iteration,
-            "weight_version": iteration,
-        }
+        names = ("num_env_steps_sampled_lifetime", "training_iteration", "weight_version")
+        steps = dict.fromkeys(names, iteration)
         UpdateRecord(iteration, ids, steps, 1, "0-1", "1-1").write(folder.training)
-    for iteration in (1, 4):
-        (folder.checkpoints / f"{iteration:06d}").mkdir()
-        (folder.checkpoints / f"{iteration:06d}" / CHECKPOINT_MARK).write_text("{}")
-        write_manifest(folder.checkpoints / f"{iteration:06d}")
+    for name in ("000001", "000004"):
+        (folder.checkpoints / name).mkdir()
+        (folder.checkpoints / name / CHECKPOINT_MARK).write_text("{}")
+        write_manifest(folder.checkpoints / name)
     return folder
 
 
@@ -118,7 +115,7 @@ def test_a_resumed_run_drops_what_was_recorded_later(run):
     run.drop_records_after(1)
     assert run.recorded_iterations() == [1]
     with pytest.raises(CheckpointError, match="iteration 2 was not trained"):
-        UpdateRecord.read(run.training, 2)
+        Replay.of(run, 2)
 
 
 def test_a_replay_begins_only_from_a_whole_checkpoint_of_this_users(run):

@@ -1,9 +1,7 @@
-"""Runs at Weights & Biases, MLflow and trackio: offline, through their own libraries, without secrets."""
+"""Runs at Weights & Biases and MLflow: offline, through their own libraries, without secrets."""
 
 from __future__ import annotations
 
-import json
-import sqlite3
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +21,6 @@ SETTINGS = {"settings": {"lr": 0.5, "engine_kwargs": {"hf_token": "t0p", "max_pr
 def services(monkeypatch, tmp_path):
     """All of them on this machine, below ``tmp_path``."""
     monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlruns")
     # Its database takes 10 s to be made.
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -72,25 +69,6 @@ def test_mlflow_keeps_runs_in_its_store(services):
     params = runs["run-two"].data.params
     assert params["settings.lr"] == "0.5"
     assert params["settings.engine_kwargs.hf_token"] == "<hidden>"
-
-
-def test_trackio_keeps_runs_on_this_machine(services, capsys, recwarn):
-    log_two_runs("trackio", services)
-    with sqlite3.connect(services / "trackio" / "trial-ray.db") as store:
-        rows = list(store.execute("select run_name, step, metrics from metrics"))
-        configs = list(store.execute("select config from configs"))
-    assert sorted((name, step) for name, step, _ in rows) == [
-        ("run-one", 1),
-        ("run-one", 2),
-        ("run-one", 3),
-        ("run-two", 1),
-        ("run-two", 2),
-    ]
-    assert json.loads(rows[0][2]) == {"env_runners/success_rate": 0.1}
-    assert len(configs) == 2
-    assert b"t0p" not in b"".join(bytes(config) for (config,) in configs)
-    assert not capsys.readouterr().out
-    assert not [each for each in recwarn if "trackio" in str(each.filename)]
 
 
 def test_no_secret_leaves_the_machine(monkeypatch):

@@ -16,6 +16,7 @@ import psutil
 from fault_table import lost_rows
 from faulty_env import CountingEnv
 from rich.console import Console
+from tiny_run import with_small_actors
 
 from trial_ray.algorithms.actors import RunActor
 from trial_ray.algorithms.config import GRPOConfig
@@ -27,21 +28,16 @@ from trial_ray.runs.session import TrainingSession
 def tiny_config(model_path: str, *, num_learners: int = 0, **recovery: Any) -> GRPOConfig:
     """Seeded: two runs of it end with the same weights."""
     return (
-        GRPOConfig()
+        with_small_actors(GRPOConfig())
         .environment(CountingEnv.ENV_ID, env_config={"split": "train"})
         .rl_module(model_path=model_path)
         .training(
             lr=1e-3, group_size=4, tasks_per_iteration=2, minibatch_rows=12, microbatch_rows=6, kl_coeff=0.0,
             invalid_action_penalty=0.5, advantage_statistics="rows",
         )
-        .env_runners(max_prompt_tokens=200, max_response_tokens=4, prompt_style="plain", seeded_sampling=True)
-        .engines(engine="transformers", num_cpus_per_engine=0.25)
-        .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25)
-        .learners(num_learners=num_learners, num_cpus_per_learner=0.25)
-        .resources(num_cpus_for_main_process=0.25)
-        .fault_tolerance(delay_between_env_runner_restarts_s=0)
-        .fault_tolerance(**recovery)
-        .debugging(seed=1)
+        .rollouts(max_prompt_tokens=200, max_response_tokens=4, prompt_style="plain", seeded_sampling=True)
+        .learners(num_learners=num_learners)
+        .recovery(**recovery)
     )  # fmt: skip
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from hostile_texts import HOSTILE
 from hypothesis import strategies as st
+
+from trial_envs.errors import TrialEnvError
+from trial_ray.errors import TrialRayError
 
 SPECIAL = (
     "<|im_end|>",
@@ -72,48 +76,34 @@ def _changed(value: Any, path: tuple[Any, ...], removed: bool, new: Any) -> Any:
     return copy
 
 
-def json_bytes(value: Any) -> bytes:
-    """As a file holds it; lone surrogates as escapes."""
-    return json.dumps(value).encode()
-
-
 def changed_bytes(content: bytes) -> st.SearchStrategy[bytes]:
-    """``content`` cut, with bytes changed, with bytes put in, or all others."""
+    """``content`` cut, with a bit or bytes changed, with bytes put in, or all others."""
+
+    def replaced(begin: int, length: int, new: bytes) -> bytes:
+        return content[:begin] + new + content[begin + length :]
+
     index = st.integers(0, max(0, len(content) - 1))
-    some = st.binary(min_size=1, max_size=8)
-    return st.one_of(
-        index.map(lambda end: content[:end]),
-        st.tuples(index, some).map(lambda drawn: content[: drawn[0]] + drawn[1] + content[drawn[0] + len(drawn[1]) :]),
-        st.tuples(index, some).map(lambda drawn: content[: drawn[0]] + drawn[1] + content[drawn[0] :]),
-        st.tuples(index, index).map(lambda ends: content[: min(ends)] + content[max(ends) :]),
-        st.binary(max_size=40),
-    )
+    flipped = st.builds(lambda at, bit: replaced(at, 1, bytes([content[at] ^ (1 << bit)])), index, st.integers(0, 7))
+    lengths = st.sampled_from([0, 1, 8, len(content)])
+    changed = st.builds(replaced, index, lengths, st.binary(max_size=8)) | st.binary(max_size=40)
+    return flipped | changed if content else changed
 
 
-def flipped(content: bytes) -> st.SearchStrategy[bytes]:
-    """``content`` with one bit changed."""
+def changed_content(file: Path) -> st.SearchStrategy[bytes]:
+    """What ``file`` holds, changed as bytes, and as JSON where its name says so."""
+    content = file.read_bytes()
+    changed = changed_bytes(content)
+    if file.suffix == ".json":
+        # Lone surrogates as escapes.
+        changed |= changed_json(json.loads(content)).map(lambda value: json.dumps(value).encode())
+    return changed
 
-    def flip(index: int, bit: int) -> bytes:
-        return content[:index] + bytes([content[index] ^ (1 << bit)]) + content[index + 1 :]
 
-    return st.builds(flip, st.integers(0, len(content) - 1), st.integers(0, 7))
-
-
-class Cases:
-    """Counts what was tried, by kind."""
-
-    def __init__(self) -> None:
-        self.tried: dict[str, int] = {}
-
-    def count(self, kind: str) -> None:
-        """One more."""
-        self.tried[kind] = self.tried.get(kind, 0) + 1
-
-    def refused(self, call: Callable[[], Any], *errors: type[BaseException]) -> Any:
-        """What ``call`` returns, or the error with which it refused; any other error passes through."""
-        try:
-            return call()
-        except errors as error:
-            if not str(error).strip():
-                raise AssertionError(f"{type(error).__name__} says nothing") from error
-            return error
+def refused(call: Callable[[], Any], *errors: type[Exception]) -> Any:
+    """What ``call`` returns, or the typed error (or one of ``errors``) with which it refused; any other passes through."""
+    try:
+        return call()
+    except (TrialRayError, TrialEnvError, *errors) as error:
+        if not str(error).strip():
+            raise AssertionError(f"{type(error).__name__} says nothing") from error
+        return error

@@ -9,10 +9,12 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -182,3 +184,26 @@ class RayNodes:
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
+
+
+@contextmanager
+def cluster_of(*workers: str) -> Iterator[RayNodes]:
+    """A head, called ``head``, and workers, all of which have joined; stopped on the way out."""
+    with tempfile.TemporaryDirectory(prefix="r", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        nodes = RayNodes(Path(folder))
+        try:
+            nodes.start_head("head")
+            nodes.wait_for_nodes()
+            for name in workers:
+                nodes.start_worker(name)
+            nodes.wait_for_nodes()
+            yield nodes
+        finally:
+            nodes.stop()
+
+
+def as_options(settings: dict[str, Any]) -> list[str]:
+    """``--set name=value`` for each, and a share of a CPU for each actor of the run."""
+    actors = ("per_env_runner", "per_engine", "per_learner", "for_main_process")
+    shares = {f"num_cpus_{actor}": 0.2 for actor in actors}
+    return [part for name, value in {**shares, **settings}.items() for part in ("--set", f"{name}={value}")]

@@ -65,6 +65,28 @@ class ChanceEnv(gymnasium.Env):
         }
 
 
+def with_small_actors(config: Any) -> Any:
+    """``config`` with one env runner, one engine and a learner in the driver, none of which takes more than a share of a CPU."""
+    return (
+        config.engines(engine="transformers", num_cpus_per_engine=0.25)
+        .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25)
+        .learners(num_learners=0, num_cpus_per_learner=0.25)
+        .resources(num_cpus_for_main_process=0.25)
+        .fault_tolerance(delay_between_env_runner_restarts_s=0)
+        .debugging(seed=1)
+    )
+
+
+def with_small_games(config: Any, max_turns: int, num_tasks: int) -> Any:
+    """``config`` with generated ALFWorld games and prompts that hold them, and a panel of others."""
+    games = {"split": "generated", "difficulty": "tiny", "num_games": 64, "max_turns": max_turns}
+    return (
+        config.environment("trial/ALFWorld-v0", env_config=games)
+        .rollouts(max_prompt_tokens=400, prompt_style="plain")
+        .panel(split="generated", env_config={"generator_seed": 1}, num_tasks=num_tasks, temperature=1.0)
+    )
+
+
 def config_of(model_path: str, **training: Any) -> Any:
     """Of a run of seconds, exactly repeatable: seeded requests, decoded one at a time, one thread.
 
@@ -74,7 +96,7 @@ def config_of(model_path: str, **training: Any) -> Any:
     from trial_ray.algorithms import GRPOConfig
 
     return (
-        GRPOConfig()
+        with_small_actors(GRPOConfig())
         .environment(ChanceEnv.ENV_ID, env_config={"split": "train"})
         .rl_module(model_path=model_path)
         .training(
@@ -88,17 +110,9 @@ def config_of(model_path: str, **training: Any) -> Any:
                 **training,
             }
         )
-        .env_runners(max_prompt_tokens=200, max_response_tokens=4, prompt_style="plain", seeded_sampling=True)
-        .engines(
-            engine="transformers",
-            num_cpus_per_engine=0.25,
-            engine_kwargs={"max_batch": 1, "num_threads": 1},
-        )
-        .env_runners(num_env_runners=0, sample_timeout_s=120.0)
-        .learners(num_learners=0, num_cpus_per_learner=0.25)
-        .resources(num_cpus_for_main_process=0.25)
-        .fault_tolerance(delay_between_env_runner_restarts_s=0)
-        .debugging(seed=1)
+        .rollouts(max_prompt_tokens=200, max_response_tokens=4, prompt_style="plain", seeded_sampling=True)
+        .engines(engine_kwargs={"max_batch": 1, "num_threads": 1})
+        .env_runners(num_env_runners=0, num_cpus_per_env_runner=1, sample_timeout_s=120.0)
     )
 
 

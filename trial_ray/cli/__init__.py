@@ -95,14 +95,20 @@ def build_parser() -> argparse.ArgumentParser:
         choices=("bash", "zsh", "fish"),
         help="print the completion script of a shell (docs/installation.md says where to put it)",
     )
-    described = partial(
-        argparse.ArgumentParser,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        parents=[console.common_options()],
-    )
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=described)  # type: ignore[call-overload]  # a partial makes parsers, too
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
-        command.add_parser(subparsers)
+        name = command.__name__.rpartition(".")[2]
+        description = f"{command.HELP[0].upper()}{command.HELP[1:]}."
+        described = subparsers.add_parser(
+            name,
+            help=command.HELP,
+            description=description,
+            epilog=command.EPILOG,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        console.add_options(described, "--verbose")
+        command.add_arguments(described)
+        described.set_defaults(run=command.run)
     return parser
 
 

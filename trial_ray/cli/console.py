@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trial_ray.errors import TrialRayError, is_user_error, root_cause
 from trial_ray.runs.terminal import say
@@ -63,57 +63,37 @@ def report(error: Exception, verbose: bool) -> int:
     return USER_ERROR if user else FAILED
 
 
-def common_options() -> argparse.ArgumentParser:
-    """Options of every subcommand."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--verbose", action="store_true", help="show tracebacks and the messages of Ray's actors")
-    return parser
-
-
-def add_set_option(parser: argparse.ArgumentParser) -> None:
-    """``--set key=value``, any number of times."""
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="replace one setting, e.g. --set lr=1e-4 or --set env_config.split=train; may be repeated",
-    )
-
-
-def add_trust_option(parser: argparse.ArgumentParser) -> None:
-    """``--trust``."""
-    parser.add_argument(
-        "--trust",
-        action="store_true",
-        help="load the pickles of a folder that this user did not write on this machine: they can run any program "
+OPTIONS: dict[str, dict[str, Any]] = {
+    "--verbose": {"action": "store_true", "default": False, "help": "show tracebacks and the messages of Ray's actors"},
+    "--set": {
+        "dest": "overrides",
+        "metavar": "KEY=VALUE",
+        "help": "replace one setting, e.g. --set lr=1e-4 or --set env_config.split=train; may be repeated",
+    },
+    "--trust": {
+        "action": "store_true",
+        "default": False,
+        "help": "load the pickles of a folder that this user did not write on this machine: they can run any program "
         "(docs/reliability.md#security)",
-    )
+    },
+    "--log-to": {
+        "choices": ["wandb", "mlflow"],
+        "help": "log to Weights & Biases or MLflow too, beside TensorBoard; may be repeated (docs/evaluation.md)",
+    },
+    "--env-adapter": {
+        "dest": "env_adapters",
+        "type": Path,
+        "metavar": "FILE.py",
+        "help": "what the trainer knows of an environment of yours: a file that defines ADAPTER; may be repeated",
+    },
+}
+"""Those that several commands have; the ones without an action may be repeated."""
 
 
-def add_log_to_option(parser: argparse.ArgumentParser) -> None:
-    """``--log-to SERVICE``, any number of times."""
-    parser.add_argument(
-        "--log-to",
-        action="append",
-        default=[],
-        choices=["wandb", "mlflow", "trackio"],
-        help="log to Weights & Biases, MLflow or trackio too, beside TensorBoard; may be repeated (docs/evaluation.md)",
-    )
-
-
-def add_env_adapter_option(parser: argparse.ArgumentParser) -> None:
-    """``--env-adapter FILE.py``, any number of times."""
-    parser.add_argument(
-        "--env-adapter",
-        dest="env_adapters",
-        action="append",
-        default=[],
-        type=Path,
-        metavar="FILE.py",
-        help="what the trainer knows of an environment of yours: a file that defines ADAPTER; may be repeated",
-    )
+def add_options(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Declare some of :data:`OPTIONS`."""
+    for name in names:
+        parser.add_argument(name, **{"action": "append", "default": [], **OPTIONS[name]})
 
 
 def positive(text: str) -> int:

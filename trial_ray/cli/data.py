@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from trial_ray.cli import console as terminal
 from trial_ray.errors import UserInputError
 
+HELP = "what an environment's data are and where they lie; import a copy; generate games"
 EPILOG = """examples:
   trial-ray data alfworld                                                   what is needed, what was found
   trial-ray data alfworld --from downloads/alfworld                         check a local copy by digest, then use it
@@ -39,14 +37,8 @@ ABOUT_WEBSHOP = """WebShop: a shop to search, look around and buy in, in text mo
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Declare the subcommand."""
-    parser = subparsers.add_parser(
-        "data",
-        help="what an environment's data are and where they lie; import a copy; generate games",
-        description="Tell what an environment needs, from where, how large it is, what was found; import; generate.",
-        epilog=EPILOG,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
     parser.add_argument("environment", choices=["alfworld", "webshop"], help="whose data")
     work = parser.add_mutually_exclusive_group()
     work.add_argument(
@@ -60,63 +52,52 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="folder to write (for --from: default is the user's cache)"
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Import, generate, or tell."""
-    if args.source is not None:
-        {"alfworld": import_alfworld, "webshop": import_webshop}[args.environment](args)
-    elif args.generate is not None:
-        if args.environment != "alfworld":
-            raise UserInputError(
-                'Shops need no files: use split "generated" with env_config.num_products and num_games.'
-            )
-        if args.out is None:
-            raise UserInputError("--generate needs --out DIR, the new folder that the games are written into.")
-        generate(args.out, args.generate, args.seed or 0, args.difficulty)
-    else:
-        about, found = {"alfworld": (ABOUT_ALFWORLD, found_games), "webshop": (ABOUT_WEBSHOP, found_shop)}[
-            args.environment
-        ]
-        console = terminal.output()
-        console.print(about, highlight=False, markup=False)
-        terminal.show(f"  found     {found()}")
+    try:
+        _run(args)
+    except FileExistsError as error:  # the folder to be written is not empty
+        raise UserInputError(str(error)) from error
     return terminal.DONE
 
 
-def generate(folder: Path, count: int, seed: int, difficulty: str) -> None:
-    """Write generated ALFWorld games.
+def _run(args: argparse.Namespace) -> None:
+    shop = args.environment == "webshop"
+    if args.source is not None:
+        (import_webshop if shop else import_alfworld)(args)
+    elif args.generate is None:
+        terminal.output().print(ABOUT_WEBSHOP if shop else ABOUT_ALFWORLD, highlight=False, markup=False)
+        terminal.show(f"  found     {found_shop() if shop else found_games()}")
+    elif shop:
+        raise UserInputError('Shops need no files: use split "generated" with env_config.num_products and num_games.')
+    elif args.out is None:
+        raise UserInputError("--generate needs --out DIR, the new folder that the games are written into.")
+    else:
+        generate(args.out, args.generate, args.seed or 0, args.difficulty)
 
-    Raises:
-        UserInputError: the folder is not empty.
-    """
+
+def generate(folder: Path, count: int, seed: int, difficulty: str) -> None:
+    """Write generated ALFWorld games."""
     from trial_envs.alfworld.export import write_games
 
-    console = terminal.output()
-    with console.status(f"generating {count} games and replaying their solutions"):
-        try:
-            written = write_games(folder, count, seed, difficulty)
-        except FileExistsError as error:
-            raise UserInputError(str(error)) from error
+    with terminal.output().status(f"generating {count} games and replaying their solutions"):
+        written = write_games(folder, count, seed, difficulty)
     terminal.show(f"{len(written)} games: {folder.resolve()} (split train)")
     terminal.show(f"play them with --set env_config.data={folder}")
 
 
 def import_alfworld(args: argparse.Namespace) -> None:
-    """Check official games against the release and copy them to where environments look.
+    """Check official games against the release and copy them to where environments look."""
+    from rich.progress import Progress
 
-    Raises:
-        UserInputError: the target is not empty.
-    """
     from trial_envs.alfworld.importing import KNOWN_DIGESTS, import_games
 
-    total = sum(count for count, _ in KNOWN_DIGESTS.values())
-    with _progress("checking games", total) as advance:
-        try:
-            folder = import_games(args.source, args.out, advance)
-        except FileExistsError as error:
-            raise UserInputError(str(error)) from error
+    console = terminal.output()
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("checking games", total=sum(count for count, _ in KNOWN_DIGESTS.values()))
+        folder = import_games(args.source, args.out, lambda: progress.advance(task))
     terminal.show(f"every game is the published one: {folder}")
 
 
@@ -138,21 +119,8 @@ def import_webshop(args: argparse.Namespace) -> None:
     console.print(table)
     with console.status("indexing"):
         seed = SEED if args.seed is None else args.seed
-        try:
-            folder = import_shop(args.source, args.out, seed=seed, files=files)
-        except FileExistsError as error:
-            raise UserInputError(str(error)) from error
+        folder = import_shop(args.source, args.out, seed=seed, files=files)
     terminal.show(f"indexed: {folder}")
-
-
-@contextmanager
-def _progress(title: str, total: int) -> Iterator[Callable[[], None]]:
-    from rich.progress import Progress
-
-    console = terminal.output()
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(title, total=total)
-        yield lambda: progress.advance(task)
 
 
 def found_games() -> str:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from trial_ray.rollout.trajectory import EpisodeResult
 
 ORACLE = "oracle"
+HELP = "success of a checkpoint or of the oracle, by family"
 EPILOG = """examples:
   trial-ray evaluate oracle --env trial/ALFWorld-v0 --split valid_seen
   trial-ray evaluate runs/my-run --env trial/ALFWorld-v0 --split valid_unseen --json unseen.json
@@ -35,14 +36,8 @@ Responses are sampled with seeds that follow from the tasks, so env runners and 
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Declare the subcommand."""
-    parser = subparsers.add_parser(
-        "evaluate",
-        help="success of a checkpoint or of the oracle, by family",
-        description="Play each task of a panel once, through the same engines as training.",
-        epilog=EPILOG,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
     parser.add_argument("policy", metavar="CHECKPOINT|oracle", help="what to evaluate, see below")
     parser.add_argument("--env", required=True, metavar="ID", help="environment, e.g. trial/ALFWorld-v0")
     parser.add_argument("--split", required=True, metavar="NAME", help="the environment's split, e.g. valid_seen")
@@ -60,48 +55,26 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write every episode as JSON; continue where it is cut"
     )
-    terminal.add_env_adapter_option(parser)
-    terminal.add_set_option(parser)
-    parser.set_defaults(run=run)
+    terminal.add_options(parser, "--env-adapter", "--set")
 
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate; see the module's docstring."""
     console = terminal.output()
-    result = evaluate_the_oracle(args, console) if args.policy == ORACLE else evaluate_checkpoint(args, console)
+    result = evaluate(args, console)
     console.print(result.table(title=f"{result.policy} · {args.env} · {args.split}"))
     if args.json:
         terminal.show(f"episodes: {args.json}")
     return terminal.DONE
 
 
-def evaluate_the_oracle(args: argparse.Namespace, console: Console) -> EvaluationResult:
-    """Replay walkthroughs."""
-    from trial_ray.environments.registry import load_adapters, make_entries
-    from trial_ray.evaluation.journal import EpisodeJournal
-    from trial_ray.evaluation.oracle import evaluate_oracle, oracle_protocol
-    from trial_ray.evaluation.panels import choose_panel
-    from trial_ray.runs.overrides import environment_overrides
-
-    adapters = load_adapters(args.env_adapters)
-    env_config = {**environment_overrides(args.env, args.overrides), "split": args.split}
-    (entry,) = make_entries([(args.env, env_config, 1.0)], adapters)
-    panel = choose_panel(entry, args.episodes or args.panel)
-    with EpisodeJournal(args.json, oracle_protocol(panel, entry), weights="") as journal:
-        if journal.result is not None:
-            return journal.result
-        with episode_bar(console, len(panel), journal) as on_episode:
-            result = evaluate_oracle(panel, entry, journal.episodes, on_episode)
-        journal.finish(result)
-    return result
-
-
-def evaluate_checkpoint(args: argparse.Namespace, console: Console) -> EvaluationResult:
-    """Load the model into the engines and play what is not known yet."""
+def evaluate(args: argparse.Namespace, console: Console) -> EvaluationResult:
+    """Play what is not known yet: replay walkthroughs, or load the model into the engines."""
     from trial_ray.algorithms.initial_policy import initial_policy
     from trial_ray.engines.pool import require_engine
     from trial_ray.environments.registry import load_adapters
     from trial_ray.evaluation.journal import EpisodeJournal
+    from trial_ray.evaluation.oracle import evaluate_oracle, oracle_protocol
     from trial_ray.evaluation.panels import choose_panel
     from trial_ray.evaluation.player import Evaluator, policy_protocol
     from trial_ray.runs.ray_session import ray_session
@@ -110,6 +83,14 @@ def evaluate_checkpoint(args: argparse.Namespace, console: Console) -> Evaluatio
     config, labels = checkpoint_config(args.policy, args.env, args.split, args.overrides, adapters)
     (entry,) = config.environment_entries()
     panel = choose_panel(entry, args.episodes or args.panel)
+    if args.policy == ORACLE:
+        with EpisodeJournal(args.json, oracle_protocol(panel, entry), weights="") as journal:
+            if journal.result is not None:
+                return journal.result
+            with episode_bar(console, len(panel), journal) as on_episode:
+                result = evaluate_oracle(panel, entry, journal.episodes, on_episode)
+            journal.finish(result)
+        return result
     config.validate()
     require_engine(config.engine)
     config.rl_module(model_path=initial_policy(config), warm_start=None)  # --set may have named a model on the hub
@@ -128,7 +109,8 @@ def evaluate_checkpoint(args: argparse.Namespace, console: Console) -> Evaluatio
 def checkpoint_config(
     checkpoint: str, env: str, split: str, overrides: list[str], adapters: Sequence[EnvironmentAdapter] = ()
 ) -> tuple[GRPOConfig, dict[str, Any]]:
-    """The config that plays a checkpoint's model, with the settings that the run which it lies in, if any, had in its iteration.
+    """The config that plays a checkpoint's model, with the settings that the run which it lies in, if any, had in its iteration;
+    for :data:`ORACLE` without a model.
 
     Returns:
         The config, and what tables sort by: method, backbone and seed of that run, and the checkpoint's iteration.
@@ -138,10 +120,9 @@ def checkpoint_config(
     from trial_ray.runs.config_record import load_method, load_record, run_labels
     from trial_ray.runs.overrides import apply_overrides
 
-    model = find_model(checkpoint)
-    run_folder = find_run_folder(model)
+    model = None if checkpoint == ORACLE else find_model(checkpoint)
     config, labels = new_config("grpo"), {}
-    if run_folder:
+    if model and (run_folder := find_run_folder(model)):
         record = run_folder / "resolved_config.json"
         iteration = checkpoint_iteration(model, run_folder)
         recorded = load_record(record, adapters, iteration=iteration)
@@ -154,8 +135,8 @@ def checkpoint_config(
     )
     config.environment(env, adapter=adapters)
     config.env_config = {**(played.config if played else {}), "split": split}
-    config.rl_module(model_path=str(model), warm_start=None)
-    config.evaluation(evaluation_split=split, evaluation_env_config={}, evaluation_seed=SEED)
+    config.policy(model_path=str(model) if model else None, warm_start=None)
+    config.panel(split=split, env_config={}, seed=SEED)
     config.recording(trajectories_folder=None)
     config.training(privileged_view=None, teacher_sync_iterations=None)
     return apply_overrides(config, overrides), labels

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from trial_ray.cli import console as terminal
 
+HELP = "copy the model out of a checkpoint, in Hugging Face format"
 EPILOG = """examples:
   trial-ray export runs/my-run exported/agent
   trial-ray export runs/my-run/checkpoints/000020 exported/agent
@@ -18,20 +18,13 @@ trained an adapter (lora_rank), it is merged into the weights; --adapter copies 
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Declare the subcommand."""
-    parser = subparsers.add_parser(
-        "export",
-        help="copy the model out of a checkpoint, in Hugging Face format",
-        description="Copy the model and its tokenizer out of a checkpoint, in Hugging Face format.",
-        epilog=EPILOG,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
     parser.add_argument(
         "checkpoint", type=Path, metavar="CHECKPOINT", help="a checkpoint, or a run folder (its newest)"
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="a new folder")
     parser.add_argument("--adapter", action="store_true", help="copy the adapter alone, in the format of peft")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

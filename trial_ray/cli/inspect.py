@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import webbrowser
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trial_ray.cli import console as terminal
 from trial_ray.errors import UserInputError
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from trial_ray.reports.records import RunRecord
 
+HELP = "read the trajectories of a run"
 EPILOG = """examples:
   trial-ray inspect runs/my-run                              write the page RUN/viewer/index.html
   trial-ray inspect runs/my-run --open                       and open it
@@ -29,14 +29,8 @@ CHOSEN_RUNS = 2
 """Most runs on one page: two stand side by side."""
 
 
-def add_parser(subparsers: Any) -> None:
-    """Declare the subcommand."""
-    parser = subparsers.add_parser(
-        "inspect",
-        help="read the trajectories of a run",
-        description="Write a page on which the trajectories of one or two runs are read, or print them in the terminal.",
-        epilog=EPILOG,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
     parser.add_argument("run_folders", type=Path, nargs="+", metavar="RUN", help="run folder; two to compare them")
     parser.add_argument(
         "--iteration", type=terminal.positive, metavar="N", help="this one alone (default: all; with --text the newest)"
@@ -49,8 +43,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--show", type=terminal.positive, metavar="K", help="with --text: print trajectory number K of the iteration"
     )
-    terminal.add_env_adapter_option(parser)
-    parser.set_defaults(run=run)
+    terminal.add_options(parser, "--env-adapter")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -94,25 +87,20 @@ def _names(folders: list[Path]) -> list[str]:
 def _write_page(runs: list[RunRecord], target: Path, notes: list[str], wanted_open: bool) -> None:
     from rich.progress import Progress
 
+    from trial_ray.reports.recorded import visible
     from trial_ray.reports.viewer import write_viewer
 
     with Progress(console=terminal.errors(), transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("iterations", total=sum(len(run.recorded) for run in runs))
         written = write_viewer(runs, target, notes, lambda: progress.advance(task))
-    for note in written.notes:
-        terminal.errors().print(_safe(f"note: {note}"), highlight=False)
     opened = wanted_open and _has_display() and webbrowser.open(written.page.as_uri())
-    if wanted_open and not opened:
-        terminal.errors().print(
-            "note: there is no display here; copy the folder to where there is one.", highlight=False
-        )
-    terminal.output().print(_safe(f"{written.trajectories:,} trajectories: {written.page}"), soft_wrap=True)
+    hint = ["there is no display here; copy the folder to where there is one."] if wanted_open and not opened else []
+    _tell([*written.notes, *hint])
+    terminal.show(visible(f"{written.trajectories:,} trajectories: {written.page}"))
 
 
 def _has_display() -> bool:
-    import os
-
-    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    return sys.platform in ("darwin", "win32") or not {"DISPLAY", "WAYLAND_DISPLAY"}.isdisjoint(os.environ)
 
 
 def _print(run: RunRecord, show: int | None, notes: list[str]) -> None:
@@ -128,14 +116,11 @@ def _print(run: RunRecord, show: int | None, notes: list[str]) -> None:
     else:
         for part in print_trajectory(recorded[show - 1], run.tokens):
             console.print(part, soft_wrap=True)
-    for note in notes:
-        terminal.errors().print(_safe(f"note: {note}"), highlight=False)
+    _tell(notes)
 
 
-def _safe(text: str) -> Text:
-    """Text for the terminal that is no markup and no control sequence, such as a path."""
-    from rich.text import Text
-
+def _tell(notes: list[str]) -> None:
     from trial_ray.reports.recorded import visible
 
-    return Text(visible(text))
+    for note in notes:
+        terminal.errors().print(visible(f"note: {note}"), markup=False, highlight=False)

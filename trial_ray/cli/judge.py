@@ -12,6 +12,7 @@ from trial_ray.cli import console as terminal
 if TYPE_CHECKING:
     from rich.table import Table
 
+HELP = "measure whether a model's hindsight view tells wasted actions from planned ones"
 EPILOG = """examples:
   trial-ray judge models/start
   trial-ray judge path/to/hf_model --set response_style=tagged --set history_window=2 --games 64 --out judgement
@@ -22,22 +23,14 @@ them, and states those of any other model (fields of trial_ray.warmstart.WarmSta
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Declare the subcommand."""
-    parser = subparsers.add_parser(
-        "judge",
-        help="measure whether a model's hindsight view tells wasted actions from planned ones",
-        description="Let a model play held-out games, and compare the gap of its turns with what a demonstrator and a planner say.",
-        epilog=EPILOG,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
     parser.add_argument("model", type=Path, metavar="MODEL", help="folder of a causal LM in Hugging Face format")
     parser.add_argument("--games", type=terminal.positive, metavar="N", help="held-out games to play (default: 192)")
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="write judgement.json, with every turn, and judgement.png"
     )
-    terminal.add_env_adapter_option(parser)
-    terminal.add_set_option(parser)
-    parser.set_defaults(run=run)
+    terminal.add_options(parser, "--env-adapter", "--set")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trial_ray.cli import console as terminal
 from trial_ray.errors import ConfigError
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 DEFAULT_GPU_GIB = 80
 
+HELP = "memory and time that a run would need"
 EPILOG = """examples:
   trial-ray plan alfworld_quickstart
   trial-ray plan tuned_examples/alfworld_qwen3_1.7b.py --gpus 8 --gpu-memory 80
@@ -27,14 +28,8 @@ with what it then needs, and the exit code is 1. docs/scaling.md says what the p
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Declare the subcommand."""
-    parser = subparsers.add_parser(
-        "plan",
-        help="memory and time that a run would need",
-        description="Predict the memory of every actor and the time of an iteration, and say whether it fits.",
-        epilog=EPILOG,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
     parser.add_argument(
         "file",
         type=experiment_file,
@@ -50,9 +45,7 @@ def add_parser(subparsers: Any) -> None:
         metavar="GB",
         help="memory of each, in GiB (default: that of the GPUs here, else 80)",
     )
-    terminal.add_env_adapter_option(parser)
-    terminal.add_set_option(parser)
-    parser.set_defaults(run=run)
+    terminal.add_options(parser, "--env-adapter", "--set")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trial_ray.algorithms.methods import method_names
 from trial_ray.cli import console as terminal
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from trial_ray.runs.replay import ReplayedUpdate
 
+HELP = "make an update again from its recorded rollouts, also with another method"
 EPILOG = """examples:
   trial-ray replay runs/my-run --iteration 1                         the same update: same weights, same metrics
   trial-ray replay runs/my-run --iteration 1 --method grpo           what GRPO makes of the same rollouts
@@ -22,29 +23,20 @@ EPILOG = """examples:
 
 An update begins from the checkpoint of the iteration before it; the first one begins from the initial model. `train` keeps the
 newest two checkpoints, one every 10 iterations: to replay any iteration, train with --checkpoint-every 1 --keep-checkpoints N.
-Neither environments nor engines start, and the run folder is only read.
+With nothing changed, the weights are the same bit for bit on the CPU that made them. Neither environments nor engines start, and
+the run folder is only read.
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Declare the subcommand."""
-    parser = subparsers.add_parser(
-        "replay",
-        help="make an update again from its recorded rollouts, also with another method",
-        description="Make the update of one iteration again, from the rollouts that the run recorded and the weights that it had "
-        "then. With nothing changed, the weights are the same bit for bit on the CPU that made them.",
-        epilog=EPILOG,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="run folder")
     parser.add_argument(
         "--iteration", type=terminal.positive, required=True, metavar="K", help="whose update is made again"
     )
     names = ", ".join(method_names())
     parser.add_argument("--method", metavar="NAME", help=f"with another method: {names}, or a FILE.py of yours")
-    terminal.add_env_adapter_option(parser)
-    terminal.add_trust_option(parser)
-    terminal.add_set_option(parser)
-    parser.set_defaults(run=run)
+    terminal.add_options(parser, "--env-adapter", "--trust", "--set")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from trial_ray.cli import console as terminal
 
+HELP = "one HTML page of what runs learned and cost"
 EPILOG = """examples:
   trial-ray report runs/my-run                              writes runs/my-run/report.html
   trial-ray report runs/trial-0 runs/trial-1 runs/grpo-0 runs/grpo-1 --output comparison.html
@@ -20,14 +20,8 @@ compared, paired by seed and task. The page loads nothing: it can be sent, and o
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Declare the subcommand."""
-    parser = subparsers.add_parser(
-        "report",
-        help="one HTML page of what runs learned and cost",
-        description="Write one self-contained HTML page of one or several runs.",
-        epilog=EPILOG,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run or of a sweep")
     parser.add_argument(
         "--output",
@@ -36,7 +30,6 @@ def add_parser(subparsers: Any) -> None:
         help="the page (default: report.html in the folder, here with several)",
     )
     parser.add_argument("--figures", type=Path, metavar="DIR", help="also write every chart as PNG and SVG into DIR")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trial_ray.reproduction.studies import Chosen
 
 NAMES = ("study", "table2", "table3", "figure2", "figure3")
+HELP = "run a comparison of the paper and make its table or figure"
 EPILOG = """examples:
   trial-ray reproduce table3 --scale tiny --dry-run         what would be run, and what is done already
   trial-ray reproduce table3 --scale tiny --seeds 1         four methods, one seed each, on this machine
@@ -48,14 +49,8 @@ what is done is skipped, what is unfinished continues from its last checkpoint. 
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Declare the subcommand."""
-    parser = subparsers.add_parser(
-        "reproduce",
-        help="run a comparison of the paper and make its table or figure",
-        description="Train every run that a table or figure of the paper compares, evaluate it, and make the table or figure.",
-        epilog=EPILOG,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
     parser.add_argument("name", choices=NAMES, metavar="NAME", help=f"one of {', '.join(NAMES)}")
     parser.add_argument(
         "--scale", required=True, metavar="S", help="tiny, study, webshop, small, paper, or FILE.py, see below"
@@ -74,9 +69,7 @@ def add_parser(subparsers: Any) -> None:
         help="save everything and stop after about so many minutes; the same command continues",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the runs and how far they are; start nothing")
-    terminal.add_trust_option(parser)
-    terminal.add_set_option(parser)
-    parser.set_defaults(run=run)
+    terminal.add_options(parser, "--trust", "--set")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trial_ray.cli import console as terminal
 from trial_ray.cli.train import default_folder
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from trial_ray.sweeps.result import SweepResult
     from trial_ray.sweeps.tuner import Sweep
 
+HELP = "search over settings with Ray Tune"
 EPILOG = """examples:
   trial-ray sweep tuned_examples/sweeps/lambda_alpha.py     or sweeps/lambda_alpha, which an installed package has, too
   trial-ray sweep tuned_examples/sweeps/lambda_alpha.py --iterations 2 --out sweeps/first --set num_engines=1
@@ -38,25 +39,14 @@ the end results.csv, pictures, and best.py, which `trial-ray train` takes.
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Declare the subcommand."""
-    parser = subparsers.add_parser(
-        "sweep",
-        help="search over settings with Ray Tune",
-        description="Train one trial for each combination of settings and compare them.",
-        epilog=EPILOG,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
     parser.add_argument("file", type=experiment_file, metavar="FILE", help="sweep file, see below")
     parser.add_argument("--iterations", type=terminal.positive, metavar="N", help="iterations of a trial at most")
     folder = parser.add_mutually_exclusive_group()
     folder.add_argument("--out", type=Path, metavar="DIR", help="sweep folder (default: runs/<file>-<time>)")
-    folder.add_argument(
-        "--resume", type=Path, metavar="DIR", help="continue the sweep in DIR, with its sweep file and options"
-    )
-    terminal.add_log_to_option(parser)
-    terminal.add_trust_option(parser)
-    terminal.add_set_option(parser)
-    parser.set_defaults(run=run)
+    folder.add_argument("--resume", type=Path, metavar="DIR", help="continue the sweep in DIR, as it was begun")
+    terminal.add_options(parser, "--log-to", "--trust", "--set")
 
 
 def run(args: argparse.Namespace) -> int:

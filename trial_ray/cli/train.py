@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trial_ray.algorithms.methods import method_names
 from trial_ray.cli import console as terminal
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trial_ray.algorithms.config import GRPOConfig
     from trial_ray.runs.folder import RunFolder
 
+HELP = "train an agent from an experiment file"
 EPILOG = """examples:
   trial-ray train tuned_examples/alfworld_quickstart.py
   trial-ray train tuned_examples/alfworld_quickstart.py --method grpo --seed 1 --out runs/grpo-1
@@ -30,18 +31,13 @@ EPILOG = """examples:
 
 FILE is Python that defines `config` (an RLlib AlgorithmConfig) and `stop` (such as {"training_iteration": 20}), or the
 name of one in tuned_examples/ without its .py, which an installed package has, too.
+Where the config has a panel of held-out tasks, it is played before and after training.
 Ctrl-C finishes the iteration that is under way, saves a checkpoint and exits with 130; Ctrl-C again stops at once.
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Declare the subcommand."""
-    parser = subparsers.add_parser(
-        "train",
-        help="train an agent from an experiment file",
-        description="Train an agent. Where the config has a panel of held-out tasks, it is played before and after.",
-        epilog=EPILOG,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
     parser.add_argument(
         "file",
         type=experiment_file,
@@ -71,11 +67,7 @@ def add_parser(subparsers: Any) -> None:
     folder = parser.add_mutually_exclusive_group()
     folder.add_argument("--out", type=Path, metavar="DIR", help="run folder (default: runs/<file>-<time>)")
     folder.add_argument("--resume", type=Path, metavar="DIR", help="continue the run in DIR from its last checkpoint")
-    terminal.add_log_to_option(parser)
-    terminal.add_env_adapter_option(parser)
-    terminal.add_trust_option(parser)
-    terminal.add_set_option(parser)
-    parser.set_defaults(run=run)
+    terminal.add_options(parser, "--log-to", "--env-adapter", "--trust", "--set")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from trial_ray.cli import console as terminal
 
+HELP = "clone an exploring oracle into a model, to train from"
 EPILOG = """examples:
   trial-ray warmstart                                          the tiny default model, on generated games
   trial-ray warmstart --out models/start --set games=1000
@@ -18,22 +18,14 @@ trial_ray.warmstart.WarmStartSettings.
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Declare the subcommand."""
-    parser = subparsers.add_parser(
-        "warmstart",
-        help="clone an exploring oracle into a model, to train from",
-        description="Clone an oracle, which sees only what a player sees, into a causal LM; report held-out success.",
-        epilog=EPILOG,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
     parser.add_argument(
         "--model", metavar="PATH", help="Hugging Face model folder (default: a tiny model from scratch)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of weights, data order and sampling")
     parser.add_argument("--out", type=Path, metavar="DIR", help="also copy the model into this new folder")
-    terminal.add_env_adapter_option(parser)
-    terminal.add_set_option(parser)
-    parser.set_defaults(run=run)
+    terminal.add_options(parser, "--env-adapter", "--set")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -30,7 +30,7 @@ _MERGED = "hf"
 def write_manifest(folder: Path) -> None:
     """Note size and SHA-256 of every file below ``folder``, signed; all of them are on the disk when this returns."""
     files = {}
-    for path in _files(folder):
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST):
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             os.fsync(file.fileno())
@@ -54,11 +54,9 @@ def require_whole(checkpoint: Path, below: Path | str = "") -> None:
     Raises:
         CheckpointError: a file is missing, has another size or other content; names the first.
     """
-    manifest = _manifest(checkpoint)
-    for name, (size, digest) in _listed(checkpoint, manifest).items() if manifest is not None else ():
-        if below and not Path(name).is_relative_to(below):
-            continue
-        if damage := _damage(checkpoint / name, size, digest):
+    for name, entry in (_manifest(checkpoint) or {"files": {}})["files"].items():
+        inside = not below or Path(name).is_relative_to(below)
+        if inside and (damage := _damage(checkpoint / name, int(entry["bytes"]), str(entry["sha256"]))):
             raise CheckpointError(f"{checkpoint} is damaged: {name} {damage}. Take another checkpoint.")
 
 
@@ -87,30 +85,21 @@ def require_own(checkpoint: Path) -> None:
 
 
 def _manifest(checkpoint: Path) -> dict[str, Any] | None:
+    """What the manifest holds, checked; ``None`` where there is none."""
     path = checkpoint / MANIFEST
     if not path.is_file():
         return None
     try:
         manifest = read_json(path)
         with checked_content(path):
-            for entry in manifest["files"].values():
+            for name, entry in manifest["files"].items():
                 int(entry["bytes"]), str(entry["sha256"])
+                inside = PurePosixPath(name)
+                if inside.is_absolute() or ".." in inside.parts or "\0" in name or not inside.parts:
+                    raise ValueError(f"it lists {name!r}, which is no file inside it")
     except CheckpointError as error:
         raise CheckpointError(f"{checkpoint} is damaged: {MANIFEST} cannot be read. {error}") from error
     return manifest
-
-
-def _listed(checkpoint: Path, manifest: dict[str, Any]) -> dict[str, tuple[int, str]]:
-    """Size and digest of the files by name."""
-    files = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
-    if outside := [name for name in files if _leaves(name)]:
-        raise CheckpointError(f"{checkpoint} is damaged: {MANIFEST} lists {outside[0]!r}, which is no file inside it.")
-    return files
-
-
-def _leaves(name: str) -> bool:
-    path = PurePosixPath(name)
-    return path.is_absolute() or ".." in path.parts or "\0" in name or not path.parts
 
 
 def _foreign(checkpoint: Path, listed: set[str]) -> str:
@@ -138,10 +127,6 @@ def _damage(path: Path, size: int, digest: str) -> str:
     with path.open("rb") as file:
         same = hashlib.file_digest(file, "sha256").hexdigest() == digest
     return "" if same else "has other content than was written"
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
 
 
 def _sync(path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,12 +41,11 @@ METRICS = {
     "prompt_tokens_sampled": "env_runners/num_prompt_tokens",
     "response_tokens_sampled": "env_runners/num_response_tokens",
     "tokens_trained": f"{LEARNER}update/tokens_trained",
-    "scoring_seconds": f"{LEARNER}scoring/seconds",
-    "update_seconds": f"{LEARNER}update/seconds",
-    "scoring_tokens_forwarded": f"{LEARNER}scoring/tokens_forwarded",
-    "scoring_tokens_distinct": f"{LEARNER}scoring/tokens_distinct",
-    "update_tokens_forwarded": f"{LEARNER}update/tokens_forwarded",
-    "update_tokens_distinct": f"{LEARNER}update/tokens_distinct",
+    **{
+        f"{phase}_{name}": f"{LEARNER}{phase}/{name}"
+        for phase in ("scoring", "update")
+        for name in ("seconds", "tokens_forwarded", "tokens_distinct")
+    },
 }
 """What is added up over the iterations, and the metric that it comes from."""
 SCORING_FLOPS = 2
@@ -126,8 +126,8 @@ class CostMeter:
             aside = set_aside(file, "unreadable")
             logger.warning("%s It was set aside as %s; costs are counted from here on.", error, aside.name)
             self._earlier = []
-        self._seconds: dict[str, float] = {}
-        self._counts: dict[str, float] = {}
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._counts: defaultdict[str, float] = defaultdict(int)
         self._hardware: LearnerHardware | None = None
         self._iterations = 0
         self.began = False
@@ -146,7 +146,7 @@ class CostMeter:
         try:
             yield
         finally:
-            self._add(name, time.monotonic() - began)
+            self._seconds[name] += time.monotonic() - began
             if self.began:
                 self.write()
 
@@ -154,14 +154,14 @@ class CostMeter:
         """Add an iteration's flat metrics, and write the file, so that a run that is killed leaves its cost."""
         self._iterations += 1
         scoring = metrics.get(METRICS["scoring_seconds"], 0.0)
-        self._add("scoring", scoring)
+        self._seconds["scoring"] += scoring
         # The driver's clock sees the whole call of the learners; the scoring inside it is on the learners' own.
-        self._add("update", max(0.0, metrics.get("seconds/update", 0.0) - scoring))
+        self._seconds["update"] += max(0.0, metrics.get("seconds/update", 0.0) - scoring)
         for phase in ("sampling", "sync", "evaluation"):
-            self._add(phase, metrics.get(f"seconds/{phase}", 0.0))
+            self._seconds[phase] += metrics.get(f"seconds/{phase}", 0.0)
         for name, key in METRICS.items():
             if key in metrics:
-                self._counts[name] = self._counts.get(name, 0) + metrics[key]
+                self._counts[name] += metrics[key]
         self.write()
 
     def write(self) -> dict[str, Any]:
@@ -179,9 +179,6 @@ class CostMeter:
         card = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, **total_cost(parts), "parts": parts}
         write_json(self._file, card)
         return card
-
-    def _add(self, phase: str, seconds: float) -> None:
-        self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
 
 
 def total_cost(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -303,13 +300,17 @@ def _utilisation(parts: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def _peaks(parts: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int | None]]:
-    peaks: dict[str, dict[str, int | None]] = {}
-    for name, report in (item for part in parts for item in part["actors"].items()):
-        peak = peaks.setdefault(name, {"host": None, "device": None})
-        for where in peak:
-            if (value := (report or {}).get(f"{where}_bytes")) is not None:
-                peak[where] = max(value, peak[where] or 0)
-    return peaks
+    reports: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for part in parts:
+        for name, report in part["actors"].items():
+            reports[name].append(report or {})
+
+    def peak(name: str, where: str) -> int | None:
+        return max(
+            (value for report in reports[name] if (value := report.get(f"{where}_bytes")) is not None), default=None
+        )
+
+    return {name: {where: peak(name, where) for where in ("host", "device")} for name in reports}
 
 
 def _sum(values: Any) -> Any:

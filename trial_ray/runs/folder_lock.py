@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import logging
 import os
 import shlex
@@ -52,7 +51,7 @@ def folder_lock(folder: Path, command: Sequence[str]) -> Iterator[None]:
     _held.add(lock)
     try:
         with suppress(OSError):  # the lock holds without the note of who has it
-            os.write(lock, _holder(command))
+            os.write(lock, _holder(command).encode(errors="replace"))
         yield
     finally:
         if lock in _held:  # else this is a fork, and the lock its parent's
@@ -84,8 +83,11 @@ def _lock(lock: int, path: Path) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
+        holder = (
+            os.pread(lock, 1 << 16, 0).decode(errors="replace") or "another process, which has not written its name yet"
+        )
         raise FolderInUseError(
-            f"{path.parent} is in use by {_described(lock)}. Wait until it has ended, or stop it; to read the folder (report, "
+            f"{path.parent} is in use by {holder}. Wait until it has ended, or stop it; to read the folder (report, "
             "inspect, evaluate, export) is possible meanwhile."
         ) from error
     except OSError as error:
@@ -103,18 +105,9 @@ def _is_file(lock: int, path: Path) -> bool:
     return False
 
 
-def _holder(command: Sequence[str]) -> bytes:
+def _holder(command: Sequence[str]) -> str:
     words = shlex.join(redacted(word) for word in command)
-    since = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    return json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since, "command": words}).encode()
-
-
-def _described(lock: int) -> str:
-    try:
-        found = json.loads(os.pread(lock, 1 << 16, 0))
-        return f"process {found['pid']} on {found['host']} since {found['since']} ({found['command']})"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "another process, which has not written its name yet"
+    return f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%Y-%m-%dT%H:%M:%S%z')} ({words})"
 
 
 def _leave_to_parent() -> None:

@@ -34,16 +34,18 @@ WORDS = {"true": True, "false": False, "none": None, "null": None}
 NOT_FINITE = frozenset({"inf", "infinity", "nan"})
 
 
-def split_assignment(assignment: str) -> tuple[str, str]:
-    """Split ``key=value`` at the first equals sign.
+def _assignments(assignments: Iterable[str]) -> Iterator[tuple[str, list[str], str]]:
+    """Name, keys inside and value of each ``name.key=value``.
 
     Raises:
-        ConfigError: there is none, or the key is empty.
+        ConfigError: there is no equals sign, or the key is empty.
     """
-    key, separator, text = assignment.partition("=")
-    if not separator or not key.strip():
-        raise ConfigError(f"Expected --set key=value; found {assignment!r}.")
-    return key.strip(), text.strip()
+    for assignment in assignments:
+        key, separator, text = assignment.partition("=")
+        if not separator or not key.strip():
+            raise ConfigError(f"Expected --set key=value; found {assignment!r}.")
+        name, *path = key.strip().split(".")
+        yield name, path, text.strip()
 
 
 def apply_overrides(config: GRPOConfig, assignments: Iterable[str]) -> GRPOConfig:
@@ -57,11 +59,8 @@ def apply_overrides(config: GRPOConfig, assignments: Iterable[str]) -> GRPOConfi
     """
     changed: GRPOConfig = config.copy(copy_frozen=False)
     defaults = vars(type(config)())
-    for assignment in assignments:
-        key, text = split_assignment(assignment)
-        name, *path = key.split(".")
-        name = RENAMED_SETTINGS.get(name, name)
-        known = settable_names(defaults)
+    known = settable_names(defaults)
+    for name, path, text in _assignments(assignments):
         if name not in known:
             raise unknown_key(name, known)
         if name == "env_config" and changed.environments:
@@ -73,24 +72,8 @@ def apply_overrides(config: GRPOConfig, assignments: Iterable[str]) -> GRPOConfi
             setattr(changed, name, _set_nested(current, name, path, text, _known_keys(changed, name)))
         else:
             accepted = _accepted_types(type(config), name, current, defaults[name])
-            setattr(changed, name, parse_value(key, text, accepted, may_be_infinite(type(config), name)))
+            setattr(changed, name, parse_value(name, text, accepted, may_be_infinite(type(config), name)))
     return changed
-
-
-def environment_overrides(env_id: str, assignments: Iterable[str]) -> dict[str, Any]:
-    """Keyword arguments of an environment out of ``env_config.key=value`` alone; no other setting may be named.
-
-    Raises:
-        ConfigError: another setting is named, or the environment does not take that keyword.
-    """
-    values: dict[str, Any] = {}
-    for assignment in assignments:
-        key, text = split_assignment(assignment)
-        first, *path = key.split(".")
-        if first != "env_config" or not path:
-            raise ConfigError(f"Only env_config.KEY=VALUE can be set here; found {key!r}.")
-        values = _set_nested(values, first, path, text, environment_keywords(env_id))
-    return values
 
 
 def override_dataclass(settings: Settings, assignments: Iterable[str]) -> Settings:
@@ -101,16 +84,14 @@ def override_dataclass(settings: Settings, assignments: Iterable[str]) -> Settin
     """
     hints = typing.get_type_hints(type(settings))
     changes: dict[str, Any] = {}
-    for assignment in assignments:
-        key, text = split_assignment(assignment)
-        name, *path = key.split(".")
+    for name, path, text in _assignments(assignments):
         if name not in hints:
             raise unknown_key(name, hints)
         if path:
             current = changes.get(name, getattr(settings, name))
             changes[name] = _set_nested(current and dict(current), name, path, text, ())
         else:
-            changes[name] = parse_value(key, text, plain_types_of(hints[name]))
+            changes[name] = parse_value(name, text, plain_types_of(hints[name]))
     return dataclasses.replace(settings, **changes)
 
 
@@ -213,8 +194,12 @@ def _set_nested(values: Any, name: str, path: list[str], text: str, known: Colle
 
 def _known_keys(config: GRPOConfig, name: str) -> Collection[str]:
     """Keys that a dict setting may hold; empty where only what it is passed to can tell."""
-    if name in ("env_config", "evaluation_env_config"):
-        return environment_keywords(config.env) if isinstance(config.env, str) and not config.environments else ()
+    if name in ("env_config", "panel_env_config"):
+        try:
+            known = keyword_arguments(find_spec(str(config.env))) if not config.environments else None
+        except ConfigError:
+            known = None  # the environment itself is refused elsewhere, with a message of its own
+        return () if known is None else {*known, "split"}
     return getattr(config, name) or ()
 
 
@@ -224,12 +209,3 @@ def _accepted_types(config_class: type, name: str, current: Any, default: Any) -
     if name.startswith(("num_cpus_", "num_gpus_")):
         accepted |= {int, float}  # Ray takes fractions where RLlib declares whole numbers
     return frozenset() if accepted == {NoneType} else accepted
-
-
-def environment_keywords(env_id: str) -> Collection[str]:
-    """Keyword arguments of a registered environment, and its split; empty where anything may be passed."""
-    try:
-        known = keyword_arguments(find_spec(env_id))
-    except ConfigError:
-        return ()  # the environment itself is refused elsewhere, with a message of its own
-    return () if known is None else {*known, "split"}

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from trial_ray.errors import ClusterError, InfrastructureError, first_line
 from trial_ray.termination import interrupts_deferred
@@ -42,15 +43,18 @@ def ray_session(show: bool = False) -> Iterator[None]:
     """
     if not os.isatty(1):
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # else Ray colours the names of actors in files too
+    from trial_ray import ray_internals
+
     logs: dict[str, Any] = {"log_to_driver": show, "logging_level": logging.INFO if show else logging.ERROR}
     with ExitStack() as undone:
         undone.callback(_shut_down)
-        with interrupts_deferred(), _without_rays_handler():
+        with interrupts_deferred(), ray_internals.without_termination_handler():
             if address := os.environ.get("RAY_ADDRESS"):
                 _join(address, logs)
             else:
-                undone.enter_context(_on_loopback())
-                with without_unused_services():
+                undone.enter_context(patch.dict(os.environ, _loopback()))
+                undone.enter_context(ray_internals.without_other_machines())
+                with ray_internals.without_unused_services():
                     _start(logs)
         yield
 
@@ -60,38 +64,6 @@ def _shut_down() -> None:
 
     with interrupts_deferred():
         ray.shutdown()
-
-
-@contextmanager
-def _without_rays_handler() -> Iterator[None]:
-    """Keep Ray from setting its handler of SIGTERM, which ends the process wherever it is, without a record of the run."""
-    from ray._private import utils
-
-    set_handler = utils.set_sigterm_handler
-    utils.set_sigterm_handler = lambda handler: None
-    try:
-        yield
-    finally:
-        utils.set_sigterm_handler = set_handler
-
-
-@contextmanager
-def without_unused_services() -> Iterator[None]:
-    """Start Ray without its autoscaler and API server: a local cluster uses neither, and Ray waits for the latter."""
-    from ray._private.node import Node
-
-    started = {"start_monitor": Node.start_monitor, "start_api_server": Node.start_api_server}
-    for name in started:
-        setattr(Node, name, _start_nothing)
-    try:
-        yield
-    finally:
-        for name, start in started.items():
-            setattr(Node, name, start)
-
-
-def _start_nothing(node: Any, **arguments: Any) -> None:
-    """In place of a method of Ray's that starts a process."""
 
 
 def _join(address: str, logs: dict[str, Any]) -> None:
@@ -111,27 +83,11 @@ def _join(address: str, logs: dict[str, Any]) -> None:
         )
 
 
-@contextmanager
-def _on_loopback() -> Iterator[None]:
-    """Let Ray, and what actors open among themselves, listen on the loopback address."""
-    from ray._private import ray_constants
-
-    wanted = {ONE_MACHINE: "0", "VLLM_HOST_IP": LOOPBACK}
+def _loopback() -> dict[str, str]:
+    """Environment variables with which Ray, and what actors open among themselves, listen on the loopback address."""
     names = {name for _, name in socket.if_nameindex()}
-    if "lo" in names:
-        wanted |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-    before = {name: os.environ.get(name) for name in wanted}
-    several, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False  # read when Ray was imported
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = several
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    sockets = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"} if "lo" in names else {}
+    return {ONE_MACHINE: "0", "VLLM_HOST_IP": LOOPBACK, **sockets}
 
 
 def _start(logs: dict[str, Any]) -> None:
@@ -141,7 +97,9 @@ def _start(logs: dict[str, Any]) -> None:
         try:
             # "local" keeps a cluster that somebody else runs on this machine out of it.
             ray.init(address="local", include_dashboard=False, _node_ip_address=LOOPBACK, **logs)
-            _keep_token_private()
+            # Ray writes the token of local clusters so that every user of this machine may read it.
+            with contextlib.suppress(OSError, RuntimeError):
+                (Path.home() / ".ray" / "auth_token").chmod(0o600)
             return
         except Exception as error:
             ray.shutdown()
@@ -153,12 +111,6 @@ def _start(logs: dict[str, Any]) -> None:
             logger.warning("Ray did not start within its 30 s; attempt %d of %d follows", attempt + 1, ATTEMPTS)
 
 
-def _keep_token_private() -> None:
-    """Ray writes the token of local clusters so that every user of this machine may read it."""
-    with contextlib.suppress(OSError, RuntimeError):
-        (Path.home() / ".ray" / "auth_token").chmod(0o600)
-
-
 def require_cluster(address: str) -> None:
     """Check that a Ray head answers at ``HOST:PORT`` and takes this process's token; Ray itself would try for two minutes.
 
@@ -167,8 +119,9 @@ def require_cluster(address: str) -> None:
     Raises:
         ClusterError: says what is wrong, and what to set.
     """
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled; what ray.init itself connects with
     from ray.exceptions import AuthenticationError, RpcError
+
+    from trial_ray.ray_internals import connect_to_head
 
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdecimal():
@@ -183,7 +136,7 @@ def require_cluster(address: str) -> None:
             f"What answers at RAY_ADDRESS={address} is no Ray head: the port is another program's. {mend}"
         )
     try:
-        GcsClient(address=address)
+        connect_to_head(address)
     except AuthenticationError as error:
         raise ClusterError(
             f"The Ray cluster at RAY_ADDRESS={address} refuses the token of this process. Set RAY_AUTH_MODE=token, and "

@@ -150,14 +150,13 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}"),
             console=console,
             disable=not console.is_terminal,
             transient=True,
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self._task = self._progress.add_task("training", total=total, completed=done, left="")
+        self._task = self._progress.add_task("training", total=total, completed=done)
 
     def __enter__(self) -> TrainingProgress:
         self._progress.start()
@@ -169,16 +168,15 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
     def iteration(self, number: int, metrics: dict[str, float]) -> None:
         """Show a finished iteration."""
         now = time.monotonic()
-        of = f"/{self._total}" if self._total else ""
-        left = ""
-        if self._total and number < self._total:
+        of, left = "", ""
+        if self._total:
             # Over all iterations of this session, since one that saves a checkpoint takes longer.
             seconds = (now - self._began) / (number - self._done) * (self._total - number)
-            left = f"about {duration(seconds)} left"
+            of, left = f"/{self._total}", f"about {duration(seconds)} left" if seconds > 0 else ""
         took = ", ".join(part for part in (f"{now - self._last:.1f} s", left) if part)
         say(self._console, f"iteration {number}{of}  {describe(metrics)}  ({took})")
         self._last = now
-        self._progress.update(self._task, completed=number, left=left)
+        self._progress.update(self._task, completed=number)
 
 
 # -- the log that takes the rest -----------------------------------------------------------------------------------------

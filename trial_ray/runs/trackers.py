@@ -1,4 +1,4 @@
-"""Services that runs are logged to through their own libraries: Weights & Biases, MLflow and trackio.
+"""Services that runs are logged to through their own libraries: Weights & Biases and MLflow.
 
 What is sent: every iteration's numbers, and the resolved settings without anything that looks like a secret. Code, console
 output, command line and environment variables are not sent.
@@ -6,16 +6,12 @@ output, command line and environment variables are not sent.
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import redirect_stdout
-from contextvars import Context
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -123,8 +119,8 @@ class MlflowTracker:
             return
         tags = {self.KEY: run.key, **({"group": run.group} if run.group else {})}
         self._id = self._client.create_run(experiment, run_name=run.name, tags=tags).info.run_id
-        settings = dict(_flat(without_secrets(run.settings)))
-        params = [Param(name, str(value)[: self.LONGEST_VALUE]) for name, value in settings.items()]
+        settings = _flat(without_secrets(run.settings))
+        params = [Param(name, str(value)[: self.LONGEST_VALUE]) for name, value in settings]
         for begin in range(0, len(params), self.MOST_AT_ONCE):
             self._client.log_batch(self._id, params=params[begin : begin + self.MOST_AT_ONCE])
 
@@ -141,43 +137,9 @@ class MlflowTracker:
         self._client.set_terminated(self._id, status=self.STATES[state])
 
 
-class TrackioTracker:
-    """Trackio, on this machine under ``TRACKIO_DIR`` unless ``TRACKIO_SPACE_ID`` or ``TRACKIO_SERVER_URL`` name another."""
-
-    def __init__(self, run: TrackedRun) -> None:
-        import trackio
-
-        begin = partial(
-            trackio.init,
-            project=os.environ.get("TRACKIO_PROJECT", PROJECT),
-            name=run.name,
-            group=run.group,
-            config=without_secrets(run.settings),
-            resume="allow" if run.resumed else "never",
-            embed=False,
-            auto_log_gpu=False,
-            auto_log_cpu=False,
-        )
-        with redirect_stdout(io.StringIO()):
-            # In a context of its own: trackio ends the run before it in the same one, and a sweep has several at a time.
-            self._run = Context().run(begin)
-
-    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Send an iteration's metrics."""
-        # Trackio puts a time of its own under this name, and warns.
-        self._run.log({name: value for name, value in metrics.items() if name != "timestamp"}, step=iteration)
-
-    def close(self, state: str) -> None:
-        """Finish; trackio knows no states."""
-        finish: Callable[[], None] = self._run.finish
-        with redirect_stdout(io.StringIO()):
-            finish()
-
-
 TRACKERS: dict[str, Callable[[TrackedRun], Tracker]] = {
     "wandb": WandbTracker,
     "mlflow": MlflowTracker,
-    "trackio": TrackioTracker,
 }
 """By what ``--log-to`` and the extra are called."""
 

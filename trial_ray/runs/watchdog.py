@@ -7,6 +7,7 @@ import os
 import threading
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from trial_ray.algorithms.actors import ENGINE, ENV_RUNNER, LEARNER, RunActor, answering
+from trial_ray.algorithms.actors import ENV_RUNNER, LEARNER, RunActor
 from trial_ray.errors import (
     EnvironmentFaultError,
     InfrastructureError,
@@ -40,56 +41,16 @@ NODE_S = 30.0
 """How long other nodes may take to describe their processes."""
 FETCH_S = 1.0
 """How long a description that a node has made by then may take to be read."""
-ANSWER_S = 10.0
-"""How long an engine may take to answer: its event loop is free even while it computes."""
-WAITED_FOR = {"update": (LEARNER,), "sync": (ENGINE, LEARNER)}
-"""Kinds of actors that the driver waits for in a phase, those to rule out first before the others."""
-WAITED_FOR_WHILE_PLAYING = (ENGINE, ENV_RUNNER)
-NO_STACKS = {"state": "unknown", "stacks": "none: its node did not answer in time"}
-
-
-@dataclass(slots=True)
-class WatchedActor:
-    """An actor as it was last looked at.
-
-    Attributes:
-        actor: itself.
-        progress: what it had published.
-        changed: when that was seen to change, on the monotonic clock.
-        answers: whether it answers a call.
-        state: of its process.
-        stacks: of its process.
-    """
-
-    actor: RunActor
-    progress: Progress | None
-    changed: float
-    answers: bool = False
-    state: str = "unknown"
-    stacks: str = ""
-
-    @property
-    def hangs(self) -> bool:
-        """Whether its process can make no progress."""
-        return self.state in ("stopped", "gone", "zombie")
-
-    def __str__(self) -> str:
-        if self.progress is None:
-            return f"{self.actor.name}: its process has not started"
-        return (
-            f"{self.actor.name}: process {self.progress.pid} on node {self.progress.node[:8]}, {self.state}, "
-            f"{'answers' if self.answers else 'does not answer (busy, hung or dead)'}; {self.progress.count} units done, the "
-            f"last one seen {time.monotonic() - self.changed:.0f} s ago or more ({self.progress.work})"
-        )
+ADVICE = """A process that is stopped was stopped from outside. For one that runs, its stacks below say where; if that is slow
+and right, raise stall_timeout_s, else fix it. `trial-ray train ... --resume` continues a run that ended."""
 
 
 @dataclass(eq=False)
 class Watchdog:
     """Looks at the progress of every process of a run, from a thread of its own.
 
-    Without any progress for ``timeout_s`` seconds it writes a report, and kills the actors that the driver waits for and that
-    hang; the run then replaces them, or restarts from its checkpoint. After the same time again without progress it kills all
-    actors of the run, and after that ends the process.
+    Without any progress for ``timeout_s`` seconds it writes a report and kills the actors that the driver may wait for: the run
+    replaces them, or restarts from its checkpoint. After the same time again without progress it ends the process.
 
     Attributes:
         algorithm: the run's.
@@ -106,8 +67,7 @@ class Watchdog:
     give_up: Callable[[str], None]
 
     def __post_init__(self) -> None:
-        self._seen: list[WatchedActor] = []
-        self._counted = -1
+        self._done: dict[str, int] = {}
         announce()
 
     @contextmanager
@@ -124,107 +84,77 @@ class Watchdog:
 
     def _watch(self, ended: threading.Event) -> None:
         pause = min(self.timeout_s / LOOKS, LONGEST_PAUSE_S)
-        last, rounds = time.monotonic(), 0
+        last, acted = time.monotonic(), False
         while not ended.wait(pause):
             try:
                 if self._has_progressed():
-                    last, rounds = time.monotonic(), 0
+                    last, acted = time.monotonic(), False
                 elif time.monotonic() - last > self.timeout_s:
-                    self._act(rounds, ended)
-                    last, rounds = time.monotonic(), rounds + 1
+                    self._act(acted, ended)
+                    last, acted = time.monotonic(), True
             except Exception:  # a watchdog that fails must not fail the run
                 logger.exception("the watchdog failed")
 
     def _has_progressed(self) -> bool:
-        now, before = time.monotonic(), {each.actor.id: each for each in self._seen}
-        counted, self._counted = self._counted, own_count()
-        self._seen = []
-        for actor in self.algorithm.actors():
-            known, progress = before.get(actor.id), actor.progress()
-            if known is None or known.progress != progress:
-                known = WatchedActor(actor, progress, now)
-            self._seen.append(known)
-        return counted != self._counted or any(each.changed == now for each in self._seen)
+        """Whether some process has done more than at the last look; that a killed actor starts anew is no progress."""
+        published = {actor.id: actor.progress() for actor in self.algorithm.actors()}
+        before, self._done = self._done, {name: found.count for name, found in published.items() if found is not None}
+        self._done["driver"] = own_count()
+        return any(count > before.get(name, 0) for name, count in self._done.items())
 
-    def _act(self, rounds: int, ended: threading.Event) -> None:
-        seen = self._seen
-        own_stacks = _examine(seen)
-        phase = self.algorithm.phase
-        hung = [_suspects(seen, phase), [each.actor for each in seen], []][min(rounds, 2)]
-        decision = (
-            f"ending {', '.join(actor.name for actor in hung)}, so that the run goes on without"
-            if hung
-            else "nothing is left to end: stopping with exit code 1"
-        )
+    def _act(self, acted: bool, ended: threading.Event) -> None:
+        phase, actors = self.algorithm.phase, self.algorithm.actors()
+        # While nothing is updated or sent nobody waits for learners, which hold state that the others lack.
+        hung = [actor for actor in actors if phase in ("update", "sync") or actor.kind != LEARNER]
+        names = ", ".join(actor.name for actor in hung)
+        decision = "stopping with exit code 1" if acted else f"ending {names}, so that the run goes on without"
         line = f"no progress for {self.timeout_s:g} s ({phase or 'between phases'}); {decision}"
-        report = [
-            line,
-            f"The driver (process {os.getpid()}) waits for: {' or '.join(_waited_for(phase))}, in the phase {phase or 'none'}.",
-            *map(str, seen),
-            "What to do: a process that is stopped was stopped from outside. For one that runs, its stacks below say where; "
-            "if that is slow and right, raise stall_timeout_s, else fix it. "
-            "`trial-ray train ... --resume` continues a run that ended.",
-            f"\n--- driver, process {os.getpid()}\n{own_stacks}",
-            *(f"\n--- {each.actor.name}\n{each.stacks}" for each in seen),
-        ]
-        path = write_text(self.folder / f"stall-{time.strftime('%Y%m%d-%H%M%S')}.txt", "\n".join(report) + "\n")
-        self.tell(f"{line}; who waits for whom: {path}")
+        path = self.folder / f"stall-{time.strftime('%Y%m%d-%H%M%S')}.txt"
+        write_text(path, "\n\n--- ".join([f"{line}\n{ADVICE}", *_described(actors)]) + "\n")
+        self.tell(f"{line}; stacks of all processes: {path}")
         # All this takes up to a minute: a run that makes progress meanwhile does not hang.
         if self._has_progressed() or ended.is_set():
             self.tell("the run went on meanwhile: nothing was ended")
-            return
-        for actor in hung:
-            # Ray restarts env runners automatically.
-            actor.kill(restart=actor.kind == ENV_RUNNER)
-        if not hung:
+        elif acted:
             self.give_up(line)
+        else:
+            for actor in hung:
+                # Ray restarts env runners automatically.
+                actor.kill(restart=actor.kind == ENV_RUNNER)
 
 
-def _waited_for(phase: str) -> tuple[str, ...]:
-    return WAITED_FOR.get(phase, WAITED_FOR_WHILE_PLAYING)
+def _described(actors: Sequence[RunActor]) -> list[str]:
+    """Of the driver and of each actor, on whatever node: its process, its progress, state and stacks.
 
-
-def _suspects(seen: Sequence[WatchedActor], phase: str) -> list[RunActor]:
-    """Those that the driver waits for and that hang: processes that are stopped, engines that do not answer, else all of the
-    last kind that can be meant. Learners wait for each other, so that one that hangs takes all of them along."""
-    kinds = _waited_for(phase)
-    meant = [each for each in seen if each.actor.kind in kinds]
-    hung = (
-        [each for each in meant if each.hangs]
-        or [each for each in meant if each.actor.kind == ENGINE and not each.answers]
-        or [each for each in meant if each.actor.kind == kinds[-1]]
-    )
-    ended = {each.actor.kind for each in hung} & {LEARNER}
-    return [each.actor for each in meant if each in hung or each.actor.kind in ended]
-
-
-def _examine(seen: Sequence[WatchedActor]) -> str:
-    """Find out whether the actors answer, and the state and stacks of their processes, on whatever node; returns the stacks of
-    this process. Other nodes have :data:`NODE_S` seconds together: one that hangs holds up none."""
-    alive = answering([each.actor for each in seen], ANSWER_S)
+    Other nodes have :data:`NODE_S` seconds together: one that hangs holds up none.
+    """
     here = ray.get_runtime_context().get_node_id()
-    pids: dict[str, list[int]] = {here: [os.getpid()]}
-    for progress in (each.progress for each in seen if each.progress is not None):
-        pids.setdefault(progress.node, []).append(progress.pid)
+    published = {actor.name: actor.progress() for actor in actors}
+    driver = Progress(here, os.getpid(), own_count(), "driver")
+    processes = {"driver": driver, **{name: found for name, found in published.items() if found is not None}}
+    pids: dict[str, list[int]] = defaultdict(list)
+    for process in processes.values():
+        pids[process.node].append(process.pid)
     task: Any = ray.remote(describe_processes)  # Ray's annotations know no affinity to a node
     calls = {}
     for node in pids.keys() - {here}:
         there = NodeAffinitySchedulingStrategy(node, soft=False)
         calls[node] = task.options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(pids[node])
-    found = {here: describe_processes(pids[here])}
+    told = {(here, pid): text for pid, text in describe_processes(pids[here]).items()}
     if calls:
         ray.wait(list(calls.values()), num_returns=len(calls), timeout=NODE_S)
     for node, call in calls.items():
         try:
-            found[node] = ray.get(call, timeout=FETCH_S)
+            told |= {(node, pid): text for pid, text in ray.get(call, timeout=FETCH_S).items()}
         except RayError:
             ray.cancel(call, force=True)
-    for each in seen:
-        each.answers = each.actor in alive
-        if each.progress is not None:
-            told = found.get(each.progress.node, {}).get(each.progress.pid, NO_STACKS)
-            each.state, each.stacks = told["state"], told["stacks"]
-    return str(found[here][os.getpid()]["stacks"])
+    missing = "no stacks: its node did not answer in time"
+    described = [
+        f"{name}: process {each.pid} on node {each.node[:8]}, {each.count} units done, the last a {each.work}\n"
+        f"{told.get((each.node, each.pid), missing)}"
+        for name, each in processes.items()
+    ]
+    return described + [f"{name}: its process has not started" for name in published.keys() - processes.keys()]
 
 
 def is_recoverable(error: Exception) -> bool:

@@ -1,4 +1,4 @@
-"""Pickles are loaded out of a folder only where this user wrote it on this machine, or says --trust."""
+"""Checkpoints: damaged ones are left out, whatever file the damage is in, and those of somebody else are not unpickled."""
 
 from __future__ import annotations
 
@@ -14,19 +14,34 @@ from cli_fakes import EXPERIMENT, FakeAlgorithm
 
 from trial_ray import cli
 from trial_ray.errors import CheckpointError
+from trial_ray.runs import checkpoints as checkpoints_module
 from trial_ray.runs import provenance
 from trial_ray.runs.checkpoints import (
+    ADAPTER_INSIDE_CHECKPOINT,
+    ADAPTER_MARK,
     CHECKPOINT_MARK,
     MANIFEST,
     MODEL_INSIDE_CHECKPOINT,
     export_model,
+    find_model,
+    find_run_folder,
     list_checkpoints,
     newest_whole_checkpoint,
+    prune_checkpoints,
     require_own,
     require_whole,
     write_manifest,
 )
 from trial_ray.sweeps.tuner import Sweep
+
+FILES = {
+    CHECKPOINT_MARK: b"{}",
+    "algorithm_state.pkl": b"counters",
+    "learner_group/learner/optimizer.pt": b"moments",
+    f"{MODEL_INSIDE_CHECKPOINT}/config.json": b"{}",
+    f"{MODEL_INSIDE_CHECKPOINT}/model.safetensors": b"weights",
+}
+WEIGHTS = f"{MODEL_INSIDE_CHECKPOINT}/model.safetensors"
 
 
 class Program:
@@ -46,24 +61,133 @@ def key_folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def checkpoint(tmp_path, key_folder):
-    path = tmp_path / "run" / "checkpoints" / "000001"
-    model = path / MODEL_INSIDE_CHECKPOINT
-    model.mkdir(parents=True)
-    (path / CHECKPOINT_MARK).write_text("{}")
-    (path / "algorithm_state.pkl").write_bytes(pickle.dumps({}))
-    (model / "config.json").write_text("{}")
-    (model / "model.safetensors").write_bytes(b"weights")
-    write_manifest(path)
-    return path
+def checkpoints(tmp_path, key_folder):
+    folder = tmp_path / "run" / "checkpoints"
+    for iteration in (1, 2, 3):
+        for name, content in FILES.items():
+            path = folder / f"{iteration:06d}" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        write_manifest(folder / f"{iteration:06d}")
+    return folder
+
+
+@pytest.fixture
+def checkpoint(checkpoints):
+    """The newest."""
+    return checkpoints / "000003"
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[: len(path.read_bytes()) // 2])
+
+
+def change(path):
+    path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
+
+
+def delete(path):
+    path.unlink()
+
+
+# Without its mark a folder is no checkpoint, without a manifest one of an older version.
+DAMAGES = [
+    (name, damage)
+    for name in [*FILES, MANIFEST]
+    for damage in (truncate, change, delete)
+    if damage is not delete or name not in (CHECKPOINT_MARK, MANIFEST)
+]
+
+
+@pytest.mark.parametrize(("name", "damage"), DAMAGES)
+def test_damage_in_any_file_is_seen_and_the_checkpoint_before_is_taken(checkpoints, name, damage):
+    newest = checkpoints / "000003"
+    damage(newest / name)
+    with pytest.raises(CheckpointError, match=r"000003 is damaged: \S+ "):
+        require_whole(newest)
+    found, damages = newest_whole_checkpoint(checkpoints)
+    assert found == checkpoints / "000002"
+    assert len(damages) == 1
+    assert name in damages[0]
+    # Neither saving iteration 3 again nor a later resume meets it; nothing was deleted.
+    assert [path.name for path in list_checkpoints(checkpoints)] == ["000001", "000002"]
+    assert len(list(checkpoints.glob("000003.damaged-*"))) == 1
+
+
+def test_where_all_are_damaged_the_first_damage_of_each_is_said(checkpoints):
+    for path in list_checkpoints(checkpoints):
+        truncate(path / WEIGHTS)
+    with pytest.raises(
+        CheckpointError, match=r"No checkpoint .* is whole.*000003.*000002.*000001.*has 3 bytes, 7 were"
+    ):
+        newest_whole_checkpoint(checkpoints)
+
+
+def test_a_damaged_model_is_not_exported_and_other_damage_does_not_matter_to_it(checkpoints, tmp_path):
+    truncate(checkpoints / "000003" / "learner_group/learner/optimizer.pt")
+    assert (export_model(checkpoints / "000003", tmp_path / "model") / "model.safetensors").read_bytes() == b"weights"
+    change(checkpoints / "000003" / WEIGHTS)
+    with pytest.raises(CheckpointError, match="other content than was written"):
+        export_model(checkpoints / "000003", tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_folder_without_checkpoints_is_a_beginning(tmp_path):
+    assert newest_whole_checkpoint(tmp_path / "checkpoints") == (None, [])
+
+
+def test_a_checkpoint_whose_removal_was_cut_off_is_none_any_more(checkpoints, monkeypatch):
+    def cut_off(path, **_):
+        (path / MANIFEST).unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trial_ray.runs.checkpoints.shutil.rmtree", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        prune_checkpoints(checkpoints, keep=1)
+    assert [path.name for path in list_checkpoints(checkpoints)] == ["000002", "000003"]
+
+
+def test_checkpoints_are_ordered_by_number(tmp_path):
+    for name in ("999999", "1000000"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / CHECKPOINT_MARK).touch()
+    prune_checkpoints(tmp_path, 1)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["1000000"]
+
+
+def test_a_model_that_another_command_merged_meanwhile_is_taken(tmp_path, monkeypatch):
+    adapter = tmp_path / ADAPTER_INSIDE_CHECKPOINT
+    adapter.mkdir(parents=True)
+    (adapter / ADAPTER_MARK).touch()
+    (tmp_path / CHECKPOINT_MARK).touch()
+    write_manifest(tmp_path)
+
+    def merge(adapter, partial):
+        for folder in (partial, tmp_path / MODEL_INSIDE_CHECKPOINT):
+            folder.mkdir()
+            (folder / "config.json").touch()
+            (folder / "model.safetensors").touch()
+
+    monkeypatch.setattr(checkpoints_module, "_merge", merge)
+    assert find_model(tmp_path) == tmp_path / MODEL_INSIDE_CHECKPOINT
+
+
+def test_a_run_json_of_another_program_makes_no_run_folder(tmp_path):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "run.json").write_text('{"tool": "other"}')
+    assert find_run_folder(tmp_path / "models") is None
+    (tmp_path / "run.json").write_text('{"schema": "trial_ray/run", "schema_version": 1')  # cut
+    assert find_run_folder(tmp_path / "models") == tmp_path
+
+
+# -- whose they are
 
 
 def test_what_this_user_wrote_is_taken_also_when_it_was_copied_or_its_adapter_merged(checkpoint, tmp_path):
     require_own(checkpoint)
     shutil.copytree(checkpoint, tmp_path / "copy")
     require_own(tmp_path / "copy")
-    merged = checkpoint / MODEL_INSIDE_CHECKPOINT / "tokenizer.json"
-    merged.write_text("{}")
+    (checkpoint / MODEL_INSIDE_CHECKPOINT / "tokenizer.json").write_text("{}")
     require_own(checkpoint)
 
 
@@ -86,40 +210,28 @@ def test_another_users_checkpoint_is_whole_and_not_ones_own(checkpoint, key_fold
     assert checkpoint.is_dir()  # it is not damaged
 
 
-def without_manifest(checkpoint):
-    (checkpoint / MANIFEST).unlink()
-
-
 def with_another_program(checkpoint):
     """What somebody would do who cannot sign: change a file, and what the manifest says of it."""
-    manifest = json.loads((checkpoint / MANIFEST).read_text())
+    signed = json.loads((checkpoint / MANIFEST).read_text())["signature"]
     (checkpoint / "algorithm_state.pkl").write_bytes(pickle.dumps(Program("ran")))
     write_manifest(checkpoint)
-    changed = json.loads((checkpoint / MANIFEST).read_text())
-    (checkpoint / MANIFEST).write_text(json.dumps({**changed, "signature": manifest["signature"]}))
+    resign(checkpoint, signed)
 
 
-def with_a_further_file(checkpoint):
-    (checkpoint / "state.msgpack").write_bytes(b"")  # RLlib takes it before a pickle
-
-
-def with_a_link(checkpoint):
-    (checkpoint / "learner_group" / "learner" / "optimizer").symlink_to(checkpoint.parent)
-
-
-def with_a_signature_of_another_kind(checkpoint):
+def resign(checkpoint, signature):
     manifest = json.loads((checkpoint / MANIFEST).read_text())
-    (checkpoint / MANIFEST).write_text(json.dumps({**manifest, "signature": ["\ud800"]}))
+    (checkpoint / MANIFEST).write_text(json.dumps({**manifest, "signature": signature}))
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (without_manifest, r"has no manifest\.json"),
+        (lambda checkpoint: (checkpoint / MANIFEST).unlink(), r"has no manifest\.json"),
         (with_another_program, "not signed"),
-        (with_a_further_file, r"state\.msgpack was added"),
-        (with_a_link, "optimizer was added"),
-        (with_a_signature_of_another_kind, "not signed"),
+        # RLlib takes it before a pickle.
+        (lambda checkpoint: (checkpoint / "state.msgpack").touch(), r"state\.msgpack was added"),
+        (lambda checkpoint: (checkpoint / "learner_group" / "optimizer").symlink_to("/"), "optimizer was added"),
+        (lambda checkpoint: resign(checkpoint, ["\ud800"]), "not signed"),
     ],
 )
 def test_what_somebody_else_may_have_changed_is_refused(checkpoint, change, reason):

@@ -1,0 +1,143 @@
+"""Nodes that are lost or hang: a run goes on when there is room again, and the report of a stall waits for none of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fault_table import lost_rows
+from ray_nodes import RayNodes, as_options, cluster_of
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
+ROOT = Path(__file__).parents[2]
+ITERATIONS = 12
+WAIT_S = 300.0
+SETTINGS = {
+    "warm_start": None,
+    "engine": "transformers",
+    "panel_split": None,
+    "tasks_per_iteration": 2,
+    "group_size": 2,
+    "num_learners": 1,
+    "custom_resources_per_engine": {"head": 0.1},
+    "custom_resources_per_env_runner": {"worker": 0.1},
+    "custom_resources_per_learner": {"worker": 0.1},
+}
+
+
+def iterations(run: Path) -> list[int]:
+    file = run / "metrics.jsonl"
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    return [json.loads(line)["iteration"] for line in lines if line.endswith("\n")]
+
+
+@pytest.mark.parametrize("how", ["lost", "hangs"])
+def test_the_node_of_learner_and_env_runner(model_path, tmp_path, tell, how):
+    run = tmp_path / "run"
+    words = [
+        "trial-ray", "train", "tuned_examples/alfworld_quickstart.py", "--out", str(run), "--iterations", str(ITERATIONS),
+        "--checkpoint-every", "1", *as_options({**SETTINGS, "model_path": model_path}),
+    ]  # fmt: skip
+    with cluster_of("worker") as nodes, (tmp_path / "log").open("w") as output:
+        environment = {**nodes.environment, "RAY_ADDRESS": nodes.address}
+        command = subprocess.Popen(words, cwd=ROOT, env=environment, stdout=output, stderr=output)
+        try:
+            seconds = _lose_the_worker(nodes, command, run, how)
+            code = command.wait(timeout=WAIT_S)
+        finally:
+            command.kill()
+            command.wait(timeout=30)
+            said = (tmp_path / "log").read_text()
+            print(said)
+    assert code == 0, said
+    assert "restart 1 of at most 3" in said
+    assert iterations(run) == list(range(1, ITERATIONS + 1))
+    assert json.loads((run / "run.json").read_text())["state"] == "done"
+    lost = sum(lost_rows(json.loads(line)) for line in (run / "metrics.jsonl").read_text().splitlines())
+    tell(f"the node of learner and env runner {how}", "after iteration 2", "restart on a new node", seconds, lost)
+
+
+def _lose_the_worker(nodes: RayNodes, command: subprocess.Popen[bytes], run: Path, how: str) -> float:
+    """Kill or stop the node after two iterations and start another one; returns the seconds to the end of the run."""
+    _wait_for(2, run, command)
+    began = time.monotonic()
+    {"lost": nodes.kill, "hangs": nodes.suspend}[how]("worker")
+    nodes.start_worker("worker")
+    _wait_for(ITERATIONS, run, command)
+    return time.monotonic() - began
+
+
+def _wait_for(iteration: int, run: Path, command: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while iteration not in iterations(run):
+        assert command.poll() is None, "the command ended"
+        assert time.monotonic() < deadline, f"iteration {iteration} never came"
+        time.sleep(0.05)
+
+
+REPORT = """
+import sys, time
+import ray
+from trial_ray.algorithms.actors import ENGINE, RunActor
+from trial_ray.runs import watchdog
+from trial_ray.process_reports import announce
+
+class Hanging:
+    def announce(self):
+        announce()
+    def hang_in_a_game(self):
+        while True:
+            time.sleep(1)
+
+watchdog.NODE_S = float(sys.argv[1])
+ray.init(log_to_driver=False)
+places = {"head": ENGINE, "one": ENGINE, "two": ENGINE}
+actors = []
+for index, (place, kind) in enumerate(places.items()):
+    handle = ray.remote(Hanging).options(num_cpus=0, resources={place: 0.1}).remote()
+    ray.get(handle.announce.remote(), timeout=120)
+    handle.hang_in_a_game.remote()
+    actors.append(RunActor(kind, index, handle))
+print("ready", flush=True)
+sys.stdin.readline()
+for told in watchdog._described(actors):
+    print(f"--- {told}")
+"""
+
+
+@pytest.fixture
+def nodes():
+    with cluster_of("one", "two") as nodes:
+        yield nodes
+
+
+@pytest.mark.parametrize("how", ["answer", "one hangs"])
+def test_stacks_of_actors_on_other_nodes(nodes, tell, how):
+    limit = "60" if how == "answer" else "15"
+    with subprocess.Popen(
+        [sys.executable, "-c", REPORT, limit],
+        env={**nodes.environment, "RAY_ADDRESS": nodes.address},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout.readline() == "ready\n"
+            if how == "one hangs":
+                nodes.suspend("one")
+            said, _ = process.communicate("\n", timeout=300)
+        finally:
+            process.kill()
+    print(said)
+    head, one, two = said.split("--- engine ")[1:]
+    answered = [head, two] if how == "one hangs" else [head, one, two]
+    for told in answered:
+        assert "in hang_in_a_game" in told
+    assert len({told.partition(" on node ")[2][:8] for told in (head, one, two)}) == 3
+    if how == "one hangs":
+        assert "no stacks: its node did not answer in time" in one
+    tell("actors on three nodes hang", how, "stacks in the report")
