@@ -94,7 +94,7 @@ def set_aside(path: Path, reason: str) -> Path:
 
 
 def write_text(path: Path | str, text: str) -> Path:
-    """Write ``text`` to ``path`` so that a reader, or a crash half-way, never meets a part of it.
+    """Write ``text`` to ``path`` atomically.
 
     Raises:
         UserInputError: ``path`` is a folder or a device, which a file would replace.

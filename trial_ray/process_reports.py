@@ -1,4 +1,4 @@
-"""What a process reports of itself: its memory and its progress."""
+"""Memory and progress reports of a process."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _NAMESPACE = "trial_ray_progress"
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What an actor has published.
+    """Published progress of an actor.
 
     Attributes:
         node: id of its node.
@@ -118,7 +118,7 @@ def own_count() -> int:
 
 
 def read_progress(actor: str) -> Progress | None:
-    """What an actor has published; ``None`` where it did not start yet.
+    """Published progress of an actor; ``None`` before it has started.
 
     Args:
         actor: its id, hexadecimal.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -71,6 +72,17 @@ def connect_to_head(address: str) -> None:
         ray.exceptions.RpcError: it is no head.
     """
     GcsClient(address=address)
+
+
+def trial_folder(algorithm: Algorithm) -> Path | None:
+    """The folder of the Tune trial that an algorithm is; ``None`` where it is none. Tune tells function trainables alone."""
+    return None if algorithm._storage is None else Path(algorithm._storage.trial_fs_path)
+
+
+def checkpoints_of(trial: Any) -> list[Any]:
+    """The checkpoints that Tune keeps of a trial, in order, each with the metrics of its iteration. Tune shows the newest alone."""
+    kept: list[Any] = trial.run_metadata.checkpoint_manager._checkpoint_results
+    return kept
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Python files that the user wrote: their errors are told with file and line, and what they define travels to actors.
+"""Loads Python files of the user: errors name file and line, and their definitions are pickled by value for actors.
 
 Actors cannot import a user's file, nor the modules beside it: their classes and functions travel by value.
 """
@@ -18,7 +18,7 @@ from typing import Any
 from trial_ray.errors import ConfigError, TrialRayError, UserInputError
 
 _PREFIX = "trial_ray_user_file_"
-"""Of the names of modules that were loaded from a user's file."""
+"""Prefix of the names of modules loaded from a user's file."""
 
 
 def run_user_file(path: Path, name: str) -> dict[str, Any]:

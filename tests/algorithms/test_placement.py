@@ -19,7 +19,7 @@ def test_engines_are_part_of_a_trials_resources():
     config = (
         TRIALConfig()
         .environment("trial/ALFWorld-v0")
-        .policy(model_path="anything")
+        .rl_module(model_path="anything")
         .engines(num_engines=2, num_gpus_per_engine=1, num_cpus_per_engine=3, custom_resources_per_engine={"big": 0.5})
     )
     bundles = TRIAL.default_resource_request(config.env_runners(num_env_runners=4)).bundles
@@ -33,7 +33,7 @@ def colocated_config(num_learners: int, num_engines: int = 1) -> TRIALConfig:
     return (
         TRIALConfig()
         .environment("trial/ALFWorld-v0")
-        .policy(model_path="anything")
+        .rl_module(model_path="anything")
         .engines(engine="transformers", colocate=True, num_engines=num_engines, num_cpus_per_engine=0.25)
         .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25)
         .learners(num_learners=num_learners, num_cpus_per_learner=0.5)

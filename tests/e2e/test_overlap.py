@@ -15,11 +15,11 @@ pytestmark = pytest.mark.e2e
 def overlapping_config(model_path: str) -> GRPOConfig:
     return (
         with_small_games(with_small_actors(GRPOConfig()), max_turns=4, num_tasks=2)
-        .policy(model_path=model_path)
+        .rl_module(model_path=model_path)
         .training(lr=1e-3, group_size=3, tasks_per_iteration=2, minibatch_rows=12, microbatch_rows=6, kl_coeff=0.0)
         .training(importance_cap=2.0)
         # One rollout at a time, so that groups are still played when the first ones are trained on.
-        .rollouts(max_response_tokens=16, max_staleness=1, max_episodes_in_flight=1)
+        .env_runners(max_response_tokens=16, max_staleness=1, max_episodes_in_flight=1)
         .engines(engine_kwargs={"max_model_len": 508})
     )
 

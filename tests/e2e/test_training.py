@@ -55,9 +55,9 @@ def small_config(model_path: str, **training) -> TRIALConfig:
     }
     return (
         with_small_games(with_small_actors(TRIALConfig()), max_turns=3, num_tasks=3)
-        .policy(model_path=model_path)
+        .rl_module(model_path=model_path)
         .training(**{**settings, **training})
-        .rollouts(max_response_tokens=8, seeded_sampling=True)
+        .env_runners(max_response_tokens=8, seeded_sampling=True)
         .engines(engine_kwargs={"max_model_len": 508})
     )
 

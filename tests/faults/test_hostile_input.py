@@ -71,7 +71,7 @@ def examples(number: int):
 
 
 EXPERIMENT = "from trial_ray.algorithms import TRIALConfig\nconfig = TRIALConfig()\n"
-BASE = TRIALConfig().environment("trial/ALFWorld-v0", env_config={"split": "train"}).policy(model_path="some/model")
+BASE = TRIALConfig().environment("trial/ALFWorld-v0", env_config={"split": "train"}).rl_module(model_path="some/model")
 SETTINGS = sorted(name for name in vars(BASE) if not name.startswith("_"))
 LITERALS = (
     VALUES.map(repr) | TEXTS | st.sampled_from(["1e999", "-0", "0x", "[" * 200, "{'a':", "9" * 5000, "nan", "()"])

@@ -19,7 +19,7 @@ WAIT_S = 300.0
 SETTINGS = {
     "warm_start": None,
     "engine": "transformers",
-    "panel_split": None,
+    "evaluation_split": None,
     "tasks_per_iteration": 2,
     "group_size": 2,
     "num_learners": 1,

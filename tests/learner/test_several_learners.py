@@ -33,7 +33,7 @@ def config_of(model_path: str, num_learners: int, sharding: str = "none") -> TRI
     return (
         TRIALConfig()
         .environment("trial/ALFWorld-v0")
-        .policy(model_path=model_path, model_dtype="float64", sharding=sharding)
+        .rl_module(model_path=model_path, model_dtype="float64", sharding=sharding)
         .training(
             lr=1e-3, minibatch_rows=10, microbatch_rows=8, kl_coeff=0.01, entropy_coeff=0.001, max_logprob_gap=100.0,
             hindsight_coeff=0.3, hindsight_start_iteration=1, clamp_scope="minibatch", max_tokens_per_forward=60,

@@ -149,7 +149,7 @@ def loop_gradients(learner, groups, temperature, coefficient=None, cap=None, mic
 )
 def test_a_whole_step_has_the_gradient_of_the_loop(method, own, of_loop, temperature, model_path, groups):
     config = config_of(method, model_path, model_dtype="float64", **TRAINING, **own)
-    learner = build_learner(config.rollouts(temperature=temperature))
+    learner = build_learner(config.env_runners(temperature=temperature))
     expected, saturated = loop_gradients(learner, groups, temperature, **of_loop)
     error = worst(gradients(learner, groups), expected)
     print(f"{method}, T = {temperature}: largest relative error {error:.1e}")  # shown by pytest -rP

@@ -217,7 +217,7 @@ def test_a_setting_is_chosen_on_games_of_its_own_and_then_used(choosing_file, tm
     assert {run.config.value_weighting for run in runs if run.method == "value_weighted"} == {True}
     assert [run.seed for run in runs if run.method == "gigpo"] == [0]
     # No game and no seed that something was chosen on takes part in the study.
-    places = [(run.config.env_config, run.config.panel_env_config) for run in (*trials, *runs)]
+    places = [(run.config.env_config, run.config.evaluation_env_config) for run in (*trials, *runs)]
     games = [tuple(config.get("generator_seed", 0) for config in pair) for pair in places]
     assert set(games[: len(trials)]) == {(5, 6)}
     assert not {5, 6} & {seed for pair in games[len(trials) :] for seed in pair}

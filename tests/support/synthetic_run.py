@@ -83,7 +83,7 @@ def finished_run(
     """A finished run of ALFWorld, or of the environment of an adapter, with numbers that look like a run's."""
     rng = np.random.default_rng([len(method), seed])
     config = TRIALConfig().environment("trial/ALFWorld-v0", env_config={"split": "generated"}, adapter=adapter)
-    config.training(hindsight_start_iteration=START, **settings).debugging(seed=seed).policy(model_path="some/model")
+    config.training(hindsight_start_iteration=START, **settings).debugging(seed=seed).rl_module(model_path="some/model")
     config.recording(trajectories_folder=str(path / "trajectories"))
     _write(path / "resolved_config.json", to_record(with_method(config, method)))
     versions = {"trial-ray": "0.1.0", "ray": "2.60.0", "torch": "2.13.0"}
@@ -99,7 +99,7 @@ def finished_run(
         played.save(path / "evaluations" / f"{name}.json")
     _cost(path / "cost.json", lines)
     if training and method != "grpo":
-        _record(path, build_tokenizer(ADAPTER.vocabulary), rng, iterations, 2, 0.6)
+        _record(path, build_tokenizer(ADAPTER.warm_start.vocabulary), rng, iterations, 2, 0.6)
     return path
 
 

@@ -82,8 +82,13 @@ def with_small_games(config: Any, max_turns: int, num_tasks: int) -> Any:
     games = {"split": "generated", "difficulty": "tiny", "num_games": 64, "max_turns": max_turns}
     return (
         config.environment("trial/ALFWorld-v0", env_config=games)
-        .rollouts(max_prompt_tokens=400, prompt_style="plain")
-        .panel(split="generated", env_config={"generator_seed": 1}, num_tasks=num_tasks, temperature=1.0)
+        .env_runners(max_prompt_tokens=400, prompt_style="plain")
+        .evaluation(
+            evaluation_split="generated",
+            evaluation_env_config={"generator_seed": 1},
+            evaluation_num_tasks=num_tasks,
+            evaluation_temperature=1.0,
+        )
     )
 
 
@@ -110,7 +115,7 @@ def config_of(model_path: str, **training: Any) -> Any:
                 **training,
             }
         )
-        .rollouts(max_prompt_tokens=200, max_response_tokens=4, prompt_style="plain", seeded_sampling=True)
+        .env_runners(max_prompt_tokens=200, max_response_tokens=4, prompt_style="plain", seeded_sampling=True)
         .engines(engine_kwargs={"max_batch": 1, "num_threads": 1})
         .env_runners(num_env_runners=0, num_cpus_per_env_runner=1, sample_timeout_s=120.0)
     )

@@ -82,7 +82,7 @@ def test_games_that_meet_the_prompt_limit_are_judged_as_far_as_they_went(most, m
 
 def test_gaps_are_means_of_the_two_views_differences():
     with untrained() as (games, _):
-        tokenizer = build_tokenizer(ADAPTER.vocabulary)
+        tokenizer = build_tokenizer(ADAPTER.warm_start.vocabulary)
         model = build_tiny_model(tokenizer, "nano")
         played = games.trajectories(model, 0)[:2]
     expected = []
@@ -130,7 +130,7 @@ def test_decisive_and_wasted_turns_have_different_gaps(monkeypatch):
             -1.0 if turn.action == "inventory" else 1.0 for each in trajectories for turn in each.turns
         ],
     )
-    judged = judge(None, build_tokenizer(ADAPTER.vocabulary), entry, scripted(entry), seed=0)
+    judged = judge(None, build_tokenizer(ADAPTER.warm_start.vocabulary), entry, scripted(entry), seed=0)
     found = judged.figures
     assert judged.result.success_rate == 1.0
     assert found["decisive"]["turns"] == found["routine"]["turns"] == found["turns"] / 2

@@ -62,7 +62,7 @@ class RunActor:
 
 
 def answering(actors: Sequence[RunActor], timeout_s: float) -> list[RunActor]:
-    """Those that answer a call; one that is busy with another, or dead, does not."""
+    """Actors that answer a call; busy and dead ones do not."""
     calls = {actor.handle.__ray_ready__.remote(): actor for actor in actors}
     if not calls:
         return []

@@ -47,7 +47,7 @@ def _section_tables() -> dict[str, str]:
 
 
 def _method_tables() -> dict[str, str]:
-    """What a method's config declares: settings of its own, and other defaults than those of the class it derives from."""
+    """Settings and defaults that a method's config declares beyond those of its base class."""
     tables = {}
     for method in METHODS:
         config, parent = config_class(method), config_class(method).__bases__[0]

@@ -74,7 +74,7 @@ class WeightSync:
 
 
 def ask_learners(learners: LearnerGroup, call: Callable[[GRPOLearner], Result]) -> list[Result]:
-    """What the call gives on every learner; sharded ones have to take part in it together.
+    """The call's result on every learner; sharded learners run it together.
 
     RLlib hands over an error as an answer, and leaves out who does not answer; both are raised here.
 

@@ -1,4 +1,4 @@
-"""The two consoles of the command line, and how a failure is told: one or two sentences, and the exit code."""
+"""The command line's two consoles, error messages and exit codes."""
 
 from __future__ import annotations
 

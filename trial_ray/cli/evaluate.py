@@ -135,8 +135,8 @@ def checkpoint_config(
     )
     config.environment(env, adapter=adapters)
     config.env_config = {**(played.config if played else {}), "split": split}
-    config.policy(model_path=str(model) if model else None, warm_start=None)
-    config.panel(split=split, env_config={}, seed=SEED)
+    config.rl_module(model_path=str(model) if model else None, warm_start=None)
+    config.evaluation(evaluation_split=split, evaluation_env_config={}, evaluation_seed=SEED)
     config.recording(trajectories_folder=None)
     config.training(privileged_view=None, teacher_sync_iterations=None)
     return apply_overrides(config, overrides), labels

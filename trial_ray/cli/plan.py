@@ -77,7 +77,7 @@ def _machine(args: argparse.Namespace, request: PlanRequest) -> tuple[Machine, D
     import psutil
     import torch
 
-    from trial_ray.models.matmul import matmul_rate
+    from trial_ray.models.module import matmul_rate
     from trial_ray.planning.memory import Machine
     from trial_ray.planning.step_time import HOST_BANDWIDTH, Device, gpu_like, installed_gpus
 

@@ -75,7 +75,7 @@ def metrics_table(found: ReplayedUpdate) -> Table:
 
 
 def weights_lines(found: ReplayedUpdate, changed: bool) -> list[str]:
-    """What came out, as checksums."""
+    """Checksums of the weights before and after."""
     verdict = "the same weights, bit for bit" if found.same_weights else "other weights"
     if not found.same_weights and not changed:
         verdict += ": sums were rounded otherwise, on another device or with another number of threads"

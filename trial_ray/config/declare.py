@@ -27,14 +27,14 @@ PLAIN_TYPES = frozenset({bool, int, float, str, list, tuple, dict, NoneType})
 """Types of values that a command line or a JSON file can hold."""
 
 _ORIGINS = {typing.Literal: str, Mapping: dict, Sequence: list}
-"""What stands for generic annotations."""
+"""Plain types of generic annotations."""
 _ACCEPTED: dict[type, tuple[type, ...]] = {
     float: (numbers.Real,),
     int: (numbers.Integral,),
     tuple: (tuple, list),
     dict: (Mapping,),
 }
-"""What else serves as a value of a plain type; NumPy registers its scalars as numbers."""
+"""Further types accepted for a plain type; NumPy registers its scalars as numbers."""
 _SEARCHED = ("ray.tune.search.sample", "Domain")
 _METADATA = "trial_ray"
 
@@ -43,7 +43,7 @@ Config = TypeVar("Config")
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """What :func:`setting` says of a field besides its default.
+    """Metadata of a setting besides its default.
 
     Attributes:
         doc: what the setting means, in its unit.
@@ -173,7 +173,7 @@ def _resolved(cls: type, names: list[str]) -> dict[str, Any]:
 
 
 def _completed(cls: type, field: Field[Any], inherited: Field[Any] | None) -> Declaration:
-    """What ``field`` declares, completed by what it inherits."""
+    """The declaration of ``field``, completed by the inherited one."""
     declared = declaration(field)
     if inherited is None:
         own = [name for name, value in vars(cls).items() if isinstance(value, Section)]
@@ -337,7 +337,7 @@ def plain_types_of(annotation: Any) -> frozenset[type]:
 
 
 def expected(field: Field[Any]) -> str:
-    """What values a setting takes, in words."""
+    """Description of a setting's type and range."""
     declared, parts = declaration(field), _parts(field.type)
     named = [_type_name(part) for part in parts if part is not NoneType]
     bounds = {
@@ -424,7 +424,7 @@ def settings_table(cls: type, names: Iterable[str] | None = None) -> str:
 
 
 def declaration(field: Field[Any]) -> Declaration:
-    """What :func:`setting` said of a field."""
+    """The declaration of a field."""
     return field.metadata.get(_METADATA) or Declaration()
 
 

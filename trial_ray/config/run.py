@@ -28,7 +28,7 @@ LOW_PRECISION_GAP = 0.1
 
 
 class Attributes(RLlibSettings):
-    """What a config holds besides the settings that are declared.
+    """Attributes of a config besides declared settings.
 
     Attributes:
         method_class: the method's rule; its settings are those that a subclass declares.

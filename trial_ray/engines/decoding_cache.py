@@ -178,7 +178,7 @@ class _Layer(CacheLayerMixin):
 MOST_ROWS = 256
 """A batch so large keeps any device busy; more rows make each response slower and no more of them."""
 MEMORY_SHARE = 0.5
-"""Of the memory that is free once the model is loaded; prefill and sampling take from the rest."""
+"""Share of the memory free after loading the model; the rest is for prefill and sampling."""
 
 
 def rows_that_fit(config: Any, max_model_len: int, dtype: torch.dtype, free_bytes: int) -> int:

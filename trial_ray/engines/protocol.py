@@ -16,7 +16,7 @@ import numpy as np
 from trial_ray.errors import EngineError
 
 EnginePart = Literal["weights", "cache"]
-"""What an engine gives back when it sleeps, in the order in which it is woken."""
+"""Memory that a sleeping engine releases, in the order of waking."""
 
 MOST_IDS = 2**31
 """Token ids travel as int32."""
@@ -68,7 +68,7 @@ def is_whole(value: object) -> bool:
 
 
 def prompt_digest(prompt_ids: np.ndarray) -> int:
-    """Of a prompt, by which an answer says which one it continues."""
+    """Digest of a prompt; a response carries it so that the client can match them."""
     return zlib.crc32(np.ascontiguousarray(prompt_ids, np.int32).tobytes())
 
 
@@ -90,7 +90,7 @@ class RequestBatch:
 
     @classmethod
     def join(cls, requests: Sequence[tuple[int, np.ndarray, SamplingParams]]) -> RequestBatch:
-        """Of (number, prompt ids, params) each."""
+        """One batch of requests, each (number, prompt ids, params)."""
         if not requests:
             return cls()
         numbers, prompts, params = zip(*requests, strict=True)
@@ -98,7 +98,7 @@ class RequestBatch:
         return cls(numbers, joined, tuple(map(len, prompts)), params)
 
     def split(self) -> list[tuple[int, np.ndarray, SamplingParams]]:
-        """What :meth:`join` was given."""
+        """Inverse of :meth:`join`."""
         return list(zip(self.numbers, _cut(self.prompt_ids, self.lengths), self.params, strict=True))
 
 

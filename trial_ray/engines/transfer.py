@@ -93,7 +93,7 @@ def cast_weights(weights: NamedWeights, dtype: torch.dtype | None) -> Iterator[t
 
 
 JOIN_TIMEOUT_S = 300.0
-"""Deadline of all engines to meet the learner in one NCCL group."""
+"""Deadline for all engines and the learner to join one NCCL group."""
 
 
 class ObjectStoreSender(WeightSender):
@@ -168,7 +168,7 @@ class NCCLSender(WeightSender):
     def offer(
         self, weights: NamedWeights, version: int, dtype: torch.dtype | None, engines: Sequence[ActorHandle[Any]]
     ) -> Weights | None:
-        """Note what will be sent, and meet the engines where they are others than before."""
+        """Prepare the tensors; form a new NCCL group where the engines changed."""
         from vllm.distributed.weight_transfer import ParamMeta
 
         self._source = _Source(weights, dtype)

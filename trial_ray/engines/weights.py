@@ -79,7 +79,7 @@ class DeviceWeights(_Version):
 
 
 Weights = WeightShards | DeviceWeights
-"""What an engine is asked to load."""
+"""A request to load weights."""
 
 
 def _require_version(version: object) -> None:

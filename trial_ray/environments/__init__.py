@@ -1,4 +1,4 @@
-"""What the trainer knows of environments: one adapter each, and the environments of a run."""
+"""Environment adapters and the registry of a run's environments."""
 
 from trial_ray.environments.adapter import EnvironmentAdapter, ReportLabels, WarmStartSpec
 from trial_ray.environments.registry import EnvironmentEntry

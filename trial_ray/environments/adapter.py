@@ -45,7 +45,7 @@ class Planner(Demonstrator, Protocol):
 
 
 def plan(demonstrator: Demonstrator, observation: str, admissible: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """What a demonstrator does now, and all that it might as well have done: its options, if it tells them."""
+    """The demonstrator's action, and all actions that it chooses between."""
     as_good = demonstrator.options(observation, admissible) if isinstance(demonstrator, Planner) else ()
     action = demonstrator.act(observation, admissible)
     return action, as_good or (action,)
@@ -84,7 +84,7 @@ MOST_SEEDS = 1_000_000
 
 @dataclass(frozen=True)
 class WarmStartSpec:
-    """What a warm start clones in an environment, and what it knows of its tasks and words.
+    """An environment's expert, tasks and vocabulary for the warm start.
 
     Attributes:
         demonstrator: makes the player whose actions are cloned; ``None``: actions on offer are drawn at random.
@@ -102,7 +102,7 @@ class WarmStartSpec:
 
 @dataclass(frozen=True)
 class ReportLabels:
-    """What reports call an environment's families, splits and actions.
+    """Names of an environment's families, splits and action classes in reports.
 
     Attributes:
         action_patterns: pairs of a regular expression and one of :data:`ACTION_CLASSES`; the first that matches the
@@ -142,7 +142,7 @@ def _is_pattern(pair: Any) -> bool:
 
 @dataclass(frozen=True)
 class EnvironmentAdapter:
-    """What the trainer knows of one environment; every field but the id has a default that fits any text environment.
+    """Description of an environment for the trainer; every field but the id has a default that fits any text environment.
 
     Attributes:
         env_id: id under which the environment is registered with Gymnasium.
@@ -261,7 +261,7 @@ class EnvironmentAdapter:
             raise self._error(f"labels.{wrong[0]}", wrong[1])
 
     def describe(self) -> dict[str, Any]:
-        """What tells the adapter from another one, as plain values: the same in every process."""
+        """Fields that decide prompts and rewards, as plain values: the same in every process."""
         return {
             "env_id": self.env_id,
             "task": self.task,
@@ -273,7 +273,7 @@ class EnvironmentAdapter:
         }
 
     def describe_labels(self) -> dict[str, Any]:
-        """What reports call the environment, its families, its splits and its actions, as plain values."""
+        """Title and labels for reports, as plain values."""
         return {
             "title": self.name,
             "family_titles": dict(self.labels.family_titles),

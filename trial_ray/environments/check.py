@@ -1,4 +1,4 @@
-"""What a run needs of an environment, held against the environment itself before any actor starts."""
+"""Checks an environment against the contract before any actor starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trial_ray.errors import ConfigError, EnvironmentFaultError, TrialRayError
 logger = logging.getLogger(__name__)
 
 SUCCESS_KEYS = ("won",)
-"""What ``info`` must hold where ``reward="success"`` and the adapter does not say when an episode is won."""
+"""Key of ``info`` that ``reward="success"`` needs without an adapter's ``success``."""
 
 
 def required_keys(entry: EnvironmentEntry, reward: str) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ MOST_CHARACTERS = 2_000_000
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What an environment answered, to ``reset`` or to an action, in the types of the contract.
+    """Result of ``reset`` or ``step``, in the types of the contract.
 
     The contract is that of :mod:`trial_envs.core.text_env`; what an ``info`` lacks, the environment's adapter says.
 

@@ -39,7 +39,7 @@ SERVER = "import sys; sys.path[:] = sys.argv[2:]; from trial_ray.environments.fo
 
 @dataclass(frozen=True, slots=True)
 class ProcessLimits:
-    """What an environment may take.
+    """Limits of an environment's process.
 
     Attributes:
         step_timeout_s: seconds for one ``reset`` or ``step``; creation may take :data:`CREATION_FACTOR` times as long.

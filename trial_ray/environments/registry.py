@@ -34,7 +34,7 @@ SMALL_SEEDS = ("test", "valid", "validation", "val", "dev", "eval")
 """Splits whose seeds lie below 2³⁰, beside ``train``: environments that take no larger ones can be played in them."""
 _HASHED_BLOCKS = 1000
 _LONGEST_SPLIT = 64
-"""Of a name, in bytes: a seed has about as many."""
+"""Length of a name in bytes, about that of a seed."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class EnvironmentEntry:
         return seed_tasks(self.split, self.adapter.num_seeds) if listed is None else listed
 
     def describe(self) -> dict[str, Any]:
-        """What decides the tasks and prompts of this environment, as plain values, without secrets."""
+        """Fields that decide the environment's tasks and prompts, as plain values, without secrets."""
         own = {} if self.adapter == find_adapter(self.env_id) else {"adapter": self.adapter.describe()}
         return {"env_id": self.env_id, "config": without_secrets(self.config), "weight": self.weight, **own}
 
@@ -160,7 +160,7 @@ def _block(block: int, number: int) -> list[str]:
 
 
 def find_spec(env_id: Any) -> EnvSpec:
-    """What Gymnasium knows under an id (``module:id`` imports the module first), ready to travel to actors.
+    """Gymnasium's spec of an id (``module:id`` imports the module first), ready for actors.
 
     Raises:
         ConfigError: not an id, or nothing is registered under it.

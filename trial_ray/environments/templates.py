@@ -22,7 +22,7 @@ PromptStyle = Literal["tagged", "plain", "conversation"]
 
 @dataclass(frozen=True, slots=True)
 class PromptContext:
-    """What one prompt is made of.
+    """Parts of one prompt.
 
     Attributes:
         task: instruction, one sentence.
@@ -263,7 +263,7 @@ def require_task(template: PromptTemplate, context: PromptContext, environment: 
 
 
 def _messages(template: PromptTemplate, context: PromptContext) -> list[str]:
-    """What the template writes for a prompt that begins with this turn, message by message."""
+    """Messages of a prompt that begins with this turn."""
     user = template.render(context)
     return (
         [cast(ConversationPrompt, template).system(context.task), user] if template.style == "conversation" else [user]

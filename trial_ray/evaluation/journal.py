@@ -24,7 +24,7 @@ def partial_path(target: Path) -> Path:
 
 
 class EpisodeJournal:
-    """What of an evaluation is known already, in memory and beside the file that will hold the result.
+    """Partial results of an evaluation, in memory and beside the result file.
 
     ``FILE.partial`` is JSON lines: a head with protocol and weights, then an episode a line, each flushed as it is
     written. A line that a crash cut is dropped when the file is opened again. :meth:`finish` writes FILE whole and removes

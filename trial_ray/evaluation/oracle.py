@@ -85,7 +85,7 @@ def evaluate_oracle(
 
 
 def oracle_protocol(panel: Panel, entry: EnvironmentEntry) -> dict[str, Any]:
-    """What decides the oracle's result on ``panel``."""
+    """Protocol of the oracle's evaluation on ``panel``."""
     return {**panel.protocol(), "max_turns": entry.max_turns}
 
 

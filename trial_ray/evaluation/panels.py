@@ -88,7 +88,7 @@ class Panel:
 
 
 def instructions_digest(entry: EnvironmentEntry, task_ids: Sequence[str]) -> str:
-    """What :attr:`Panel.instructions` holds, asked of the environment.
+    """Digest of the environment's instructions, as :attr:`Panel.instructions` holds it.
 
     Raises:
         EnvironmentFaultError: the environment fails on one of the tasks.

@@ -1,4 +1,4 @@
-"""What an evaluation found: the result of every episode, and the rates, table and JSON made of them."""
+"""Evaluation results: episodes, rates, table and JSON."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ class Block:
         return Cell(float(by_seed.mean()), interval, dict(zip(seeds, map(float, by_seed), strict=True)), values.size)
 
     def values(self, backbone: str, method: str, column: Column, seeds: Sequence[int]) -> np.ndarray:
-        """What each episode counts, float ``[seeds, tasks of the column]``."""
+        """Values of the episodes, float ``[seeds, tasks of the column]``."""
         counted = [index for index, (_, family) in enumerate(self.tasks) if column.family in (None, family)]
         runs = [self._runs[backbone, method][seed].episodes for seed in seeds]
         return np.array(

@@ -54,7 +54,7 @@ class UpdateRows(ConnectorV2):
         self.method = method
         self.scoring = Scoring(config, exchange)
         self.iteration = 0
-        """Of the update, counted from 1."""
+        """Iteration of the update, counted from 1."""
         self.weight_version: int | None = None
         """Version of the weights before the update."""
 

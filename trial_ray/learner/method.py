@@ -72,8 +72,8 @@ class Method(Generic[Config]):
 
     @property
     def divergence(self) -> Divergence | None:
-        """What ``dense_loss`` gets as ``fwd_out["divergence"]``, for which the training forward scores the privileged view
-        too; ``None``: nothing."""
+        """The divergence passed to ``dense_loss`` as ``fwd_out["divergence"]``; the training forward then scores the privileged
+        view too. ``None``: none."""
         return None
 
     @property

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trial_ray.config.run import RunSettings
 
 Outputs = dict[str, torch.Tensor]
-"""What the module's forward pass returns, each ``[T]`` in row order."""
+"""Results of the module's forward pass, each ``[T]`` in row order."""
 
 
 @dataclass(slots=True)
@@ -187,7 +187,7 @@ class MicrobatchPasses:
         return [rows[part] for part in parts] if len(parts) > 1 else [rows]
 
     def _order(self, rows: np.ndarray) -> PrefixOrder:
-        """Of each row's longest view; rows hold evidence only where the training forward scores it."""
+        """Order by each row's longest view; rows hold evidence only where the training forward scores it."""
         views = self._table.model_rows(rows, with_evidence=self._method.divergence is not None)
         return PrefixOrder([row.hindsight_row.sequence if len(row.evidence_ids) else row.sequence for row in views])
 

@@ -146,7 +146,7 @@ def _single(values: torch.Tensor) -> np.ndarray:
 
 
 def read_training(folder: str | os.PathLike[str], iteration: int | None = None) -> pa.Table:
-    """What training did to every turn (of one iteration, or of all), with the columns of ``TRAINING_SCHEMA`` and ``iteration``.
+    """The recorded updates of one iteration or of all, one row a turn, with the columns of ``TRAINING_SCHEMA`` and ``iteration``.
 
     Raises:
         UserInputError: nothing was recorded there, or a file cannot be read, see :func:`partitions.read_rows`.
@@ -165,7 +165,7 @@ def training_schema_table() -> str:
 
 @dataclass(frozen=True, slots=True)
 class UpdateRecord:
-    """What an update was given besides the trajectories and the state before it, and what came out.
+    """Inputs of an update besides trajectories and state, and its results.
 
     Attributes:
         iteration: of the update.

@@ -102,7 +102,7 @@ def _shapes(file: Path) -> Iterator[tuple[str, list[int]]]:
 
 
 MEMORY_SHARE = 0.5
-"""Of the memory that the machine has left, what copies of tensors may take; with less, files are written at once."""
+"""Share of the machine's free memory for copies of tensors; with less, files are written at once."""
 
 
 class DeferredWriter:
@@ -118,7 +118,7 @@ class DeferredWriter:
         self._writes: list[Future[Any]] = []
 
     def kept(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What may be written later in the tensor's place: a copy in the host's memory, or the tensor, if not deferring."""
+        """A copy in the host's memory to be written later, or the tensor itself, if not deferring."""
         return tensor.detach().to("cpu", copy=True) if self.deferring else tensor
 
     def kept_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterable[tuple[str, torch.Tensor]]:

@@ -44,7 +44,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
-"""What the configurations of the models in ``tuned_examples`` say of their shapes, for machines that cannot ask the hub."""
+"""Shapes of the models in ``tuned_examples``, for machines without network."""
 PUBLISHED["Qwen/Qwen2.5-3B-Instruct"] = PUBLISHED["Qwen/Qwen2.5-3B"]
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _IDLE, _READY, _PASSES = 0, 1, 2
-"""What a learner wishes to do next: nothing, a backward pass, or (from here on) a forward pass of one of the models."""
+"""A learner's next step: nothing, a backward pass, or (from here on) a forward pass of one of the models."""
 
 
 class ShardedModels:

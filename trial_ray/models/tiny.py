@@ -99,7 +99,7 @@ CHAT_TEMPLATE = (
 )
 
 PIECE = r" ?[A-Za-z]+| ?[0-9]+|\n+| ?[^\sA-Za-z0-9]+|\s"
-"""What may become one token: a word, a number or a run of marks, each with a blank before it, line breaks, a blank."""
+"""Candidates for tokens: a word, a number or a run of marks, each with a blank before it, line breaks, a blank."""
 
 LARGEST_NUMBER = 40
 """Objects are numbered per type ("drawer 12"); numbers up to this one are whole tokens."""

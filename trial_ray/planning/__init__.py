@@ -1,1 +1,1 @@
-"""What a run will need before anything starts: memory of every actor and time of an iteration, from shapes and constants."""
+"""Estimates of a run's memory and iteration time before anything starts, from shapes and constants."""

@@ -219,7 +219,7 @@ def lora_parameters(request: PlanRequest) -> int:
 
 
 def layer_bytes_per_token(request: PlanRequest) -> float:
-    """What autograd saves of one token in one decoder layer.
+    """Bytes that autograd saves of one token in one decoder layer.
 
     Each of two norms saves its input and the normalised input, in the residual stream's type. Each linear layer saves its
     input in the compute dtype: one array for those that share it, or, under autocast, a copy for each. Attention saves query,

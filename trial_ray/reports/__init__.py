@@ -1,1 +1,1 @@
-"""What runs and checkpoints show: learning dynamics, allocation over turns, two policies on one game; data and plots."""
+"""Reports of runs and checkpoints: learning dynamics, allocation over turns, two policies on one game."""

@@ -1,4 +1,4 @@
-"""What runs found, in sentences and rows: success with its interval, change since the start, paired differences."""
+"""Findings of runs in sentences and rows: success with its interval, change since the start, paired differences."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _DELETE, _DELETE_PICTURE = "\x7f", "\N{SYMBOL FOR DELETE}"
 
 
 def visible(text: str) -> str:
-    """The text with everything but line breaks and printable characters spelled out.
+    """The text with control characters escaped; line breaks stay.
 
     Control characters become their Unicode pictures (``␛`` for escape), all else that is not printable (lone surrogates,
     controls of the writing direction, line and paragraph separators, blanks of no width) its code point, ``⟨U+202E⟩``.

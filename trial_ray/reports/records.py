@@ -200,7 +200,7 @@ def listed(values: Sequence[object]) -> str:
 
 
 def recorded_iterations(runs: Sequence[RunRecord]) -> str:
-    """Of which iterations the turn weights of some runs are; each has recorded some."""
+    """Iterations of the recorded turn weights of some runs; each has recorded some."""
     numbers = [run.allocation.iteration for run in runs if run.allocation]
     return f"iteration{'s' if len(set(numbers)) > 1 else ''} {listed(numbers)}"
 

@@ -23,13 +23,13 @@ from trial_ray.reports.records import RunRecord
 from trial_ray.rollout.trajectory import Turn
 
 MARK = "trial_ray_viewer.json"
-"""What tells a viewer's folder, which may be replaced, from any other."""
+"""Marks a viewer's folder, which may be replaced."""
 ASSETS = ("data.js", "list.js", "reader.js", "viewer.js", "viewer.css")
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenViewer:
-    """What was written.
+    """Files that were written.
 
     Attributes:
         page: the file to open.

@@ -19,7 +19,7 @@ from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.errors import InfrastructureError
 from trial_ray.learner.connectors import encode_views
 from trial_ray.learner.packing import score_rows
-from trial_ray.learner.rows import TurnRows
+from trial_ray.learner.rows import TurnRows, required
 from trial_ray.models.module import load_causal_lm, load_tokenizer
 from trial_ray.reports.traces import Trace, TracedTurn
 from trial_ray.rollout.conversation import prompt_writer
@@ -48,10 +48,9 @@ def trace_trajectories(
         max_tokens=config.max_tokens_per_forward,
         temperature=config.temperature,
     )
-    gap = hindsight_gap(hindsight.float().cpu(), ordinary.float().cpu(), gap_clip)
-    scores, counts = turn_scores(gap, torch.ones_like(gap, dtype=torch.bool), rows.turn_ids, len(turns))
-    weights = relative_weights(scores, counts, trajectory_ids)
-    numbers = iter(zip(scores.tolist(), weights.tolist(), counts.tolist(), strict=True))
+    rows.logprobs, rows.hindsight_logprobs = ordinary.float().cpu(), hindsight.float().cpu()
+    config.method_class(config).prepare(rows, [], 1)
+    numbers = zip(required(rows.scores).tolist(), required(rows.weights).tolist(), rows.lengths.tolist(), strict=True)
     traces = []
     for trajectory in trajectories:
         adapter, actions = config.adapter_of(trajectory.environment), [turn.action for turn in trajectory.turns]

@@ -1,4 +1,4 @@
-"""What finished runs become: tables as JSON, Markdown and LaTeX; figures as JSON and PNG."""
+"""Artefacts of finished runs: tables as JSON, Markdown and LaTeX; figures as JSON and PNG."""
 
 from __future__ import annotations
 

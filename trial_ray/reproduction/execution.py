@@ -81,7 +81,7 @@ def _resources(run: PlannedRun) -> Any:
 def _train(
     trial: dict[str, Any], runs: dict[str, PlannedRun], scale_file: Path, trust: bool, deadline: float | None
 ) -> None:
-    """What a trial does, in an actor of its own."""
+    """Train one run, in a trial's own actor."""
     if deadline is not None and time.time() >= deadline:
         return
     import contextlib

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationSet:
-    """What a trained policy plays at the end.
+    """An evaluation set that the trained policy plays at the end.
 
     Attributes:
         split: the environment's split.
@@ -53,7 +53,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What a scale file defines as ``scale``.
+    """The ``scale`` of a scale file.
 
     Attributes:
         configure: from environment and backbone to TRIAL's config of a run; other methods keep what it changes of the

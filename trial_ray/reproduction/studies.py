@@ -100,7 +100,7 @@ class PlannedRun:
         return RunFolder(self.folder).evaluations / set_file(set_name(evaluated), self.iterations)
 
     def entry(self, evaluated: EvaluationSet) -> EnvironmentEntry:
-        """What a set is played in: the run's environment with the keyword arguments of its panel."""
+        """The run's environment with the keyword arguments of an evaluation set."""
         (entry,) = self.config.environment_entries()
         return entry.at(**self.config.evaluation_env_config, split=evaluated.split)
 

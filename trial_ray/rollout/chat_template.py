@@ -50,7 +50,7 @@ class ConversationParts:
 
 
 def split_user_message(tokenizer: Any) -> tuple[Opening, list[int]]:
-    """What stands around the user's message where it is the only one: before it, and ids behind it.
+    """Texts around the user's message where it is the only one: before it, and ids behind it.
 
     Raises:
         ChatTemplateError: there is no chat template, or it alters, repeats or does not delimit the message.
@@ -64,7 +64,7 @@ def split_user_message(tokenizer: Any) -> tuple[Opening, list[int]]:
 
 
 def split_conversation(tokenizer: Any) -> ConversationParts:
-    """What stands around the messages of a conversation that begins with the system's.
+    """Texts around the messages of a conversation that begins with the system's.
 
     The response in it is a probe without reasoning. What the template writes between a message of the user and an earlier
     response is not looked at: it may differ from what it writes before a new one, as Qwen3's does, and is never needed.

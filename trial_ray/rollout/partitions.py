@@ -30,7 +30,7 @@ SINCE = "since"
 IDS, FLOATS = pa.list_(pa.int32()), pa.list_(pa.float32())
 
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError, MemoryError)
-"""What pyarrow raises of damaged files."""
+"""Errors that pyarrow raises for damaged files."""
 _CHECKED = pds.ParquetFileFormat(
     default_fragment_scan_options=pds.ParquetFragmentScanOptions(page_checksum_verification=True)
 )

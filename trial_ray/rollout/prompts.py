@@ -223,7 +223,7 @@ def require_first_prompt(writer: PromptWriter, shown: StepResult, environment: s
 
 
 def located(error: PromptTooLongError, environment: str, task_id: str, turn: int) -> str:
-    """What an error says, with the place where it was raised."""
+    """An error's message, with the place where it was raised."""
     return f"{environment}, task {task_id!r}, turn {turn}: {error}"
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from trial_ray.objectives.segments import equal_up_to_rounding
 
 PromptCut = Literal["none", "history", "observation"]
-"""What was left out of a prompt for its length: nothing, history records, or those and the observation's middle."""
+"""How a prompt was truncated: not at all, history records, or those and the observation's middle."""
 
 Ending = Literal["terminated", "turn_limit", "prompt_limit", "failed"]
 FailedBy = Literal["environment", "engine"]

@@ -220,7 +220,7 @@ class RolloutWorkers:
     def _answers(
         self, calls: Mapping[ObjectRef[Answer], int], timeout_s: float, late_because: str
     ) -> tuple[dict[int, Answer], list[int]]:
-        """What env runners answer, by their ids, and the ids of those that died or are replaced for being late."""
+        """Env runners' results by their ids, and the ids of those that died or are replaced for being late."""
         answers: dict[int, Answer] = {}
         lost = []
         ready, late = ray.wait(list(calls), num_returns=len(calls), timeout=timeout_s) if calls else ([], [])

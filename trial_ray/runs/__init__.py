@@ -1,1 +1,1 @@
-"""What a run leaves on disk and shows while it works: run folder, metric writers, overrides, progress."""
+"""A training run: session, run folder, checkpoints, metrics, overrides, progress."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 WRITE_TIMEOUT_S = 1800.0
 """How long the files of one checkpoint may take once nothing else is left to do."""
 STOPPED = ".stopped"
-"""What the name of a state ends with that is saved aside, because training stopped for what it had become."""
+"""Suffix of a checkpoint of a diverged policy, saved aside."""
 _POLL_S = 0.05
 
 
@@ -94,7 +94,7 @@ class CheckpointWriter:
         return target
 
     def poll(self) -> None:
-        """Give the begun checkpoint its name if all of it has been written.
+        """Give the unfinished checkpoint its name if all of it has been written.
 
         Raises:
             CheckpointError: it could not be written; it is removed.
@@ -116,7 +116,7 @@ class CheckpointWriter:
             raise
 
     def finish(self) -> None:
-        """Wait until the begun checkpoint is complete.
+        """Wait until the unfinished checkpoint is complete.
 
         Raises:
             CheckpointError: it could not be written, or not within :data:`WRITE_TIMEOUT_S`; it is removed.

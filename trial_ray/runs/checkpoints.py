@@ -119,7 +119,7 @@ def _canonical(files: dict[str, Any]) -> bytes:
 
 
 def _damage(path: Path, size: int, digest: str) -> str:
-    """What is wrong with a file; empty where nothing is."""
+    """Why a file is damaged; empty if it is whole."""
     if not path.is_file():
         return "is missing"
     if (found := path.stat().st_size) != size:
@@ -273,7 +273,7 @@ def find_adapter(path: Path | str) -> Path:
 
 
 def find_run_folder(path: Path | str) -> Path | None:
-    """The run folder that ``path`` is or lies in, told by the schema in its ``run.json``; ``None`` where there is none."""
+    """The run folder that ``path`` is or lies in, recognised by the schema in its ``run.json``; ``None`` where there is none."""
     path = Path(path).expanduser().resolve()
     return next((folder for folder in (path, *path.parents) if _is_run(folder / "run.json")), None)
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SCHEMA = "trial_ray/config"
 SCHEMA_VERSION = 2
 DERIVED = frozenset({"algo_class", "env_specs", "policies"})
-"""What constructor, sections and validation set by themselves."""
+"""Settings that constructor, sections and validation derive."""
 INFINITE = "inf"
 """A bound that is switched off; strict JSON has no such number."""
 _IN_CHECKPOINT = re.compile(r"([^/]+)/checkpoints/([0-9]+)(?:/|$)")
@@ -205,7 +205,7 @@ def run_labels(config: GRPOConfig) -> dict[str, Any]:
 
 
 def backbone_of(config: GRPOConfig) -> str:
-    """What a run's first policy is called."""
+    """Name of a run's first policy."""
     return backbone_of_settings({"warm_start": config.warm_start, "model_path": config.model_path})
 
 
@@ -236,7 +236,7 @@ def is_json(value: Any) -> bool:
 # -- the commands that made a run ----------------------------------------------------------------------------------------
 
 Record = Mapping[str, Any]
-"""What :func:`to_record` gives of a command's config, with the keys that are named above."""
+"""The record of a command's config (:func:`to_record`), with the keys that are named above."""
 
 
 def all_commands(newest: Record) -> list[Record]:

@@ -1,4 +1,4 @@
-"""What a run costs: seconds by phase, tokens, arithmetic and memory, in ``cost.json`` and in a table at the end."""
+"""Cost of a run: seconds by phase, tokens, arithmetic and memory, in ``cost.json`` and in a table at the end."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ METRICS = {
         for name in ("seconds", "tokens_forwarded", "tokens_distinct")
     },
 }
-"""What is added up over the iterations, and the metric that it comes from."""
+"""Totals over the iterations, and their metrics."""
 SCORING_FLOPS = 2
 """Floating-point operations of a forward pass, per token and parameter that the token is multiplied by."""
 
 
 @dataclass(frozen=True, slots=True)
 class LearnerHardware:
-    """What the learners' passes are held against.
+    """Hardware rates to compare the learners' passes with.
 
     Attributes:
         num_learners: learners that compute at the same time.
@@ -91,7 +91,7 @@ class LearnerHardware:
 
 
 def measured(what: str, measure: Callable[[], Measured]) -> Measured | None:
-    """What ``measure`` returns; ``None`` and a warning where it fails: a measurement ends no run.
+    """Result of ``measure``; ``None`` and a warning where it fails: a measurement ends no run.
 
     Args:
         what: is measured, for the warning.

@@ -43,7 +43,7 @@ def set_file(name: str, iteration: int) -> str:
 
 
 def read_name(file: Path) -> tuple[str, int] | None:
-    """What was played, the environment (empty for the only panel) or the set, and the iteration; ``None`` without one."""
+    """Environment (empty for the only evaluation set) or set, and iteration of a file; ``None`` without an iteration."""
     when, _, environment = file.stem.partition("_")
     if when == BEFORE:
         return environment, 0

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """What an experiment file defines.
+    """Contents of an experiment file.
 
     Attributes:
         path: the file.

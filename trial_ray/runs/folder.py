@@ -264,7 +264,7 @@ class RunFolder:
         return self._about("state")
 
     def started(self) -> str:
-        """When the run was begun, however often it was continued since."""
+        """When the run started, however often it was continued since."""
         return self._about("started")
 
     def set_state(self, state: str) -> None:

@@ -124,7 +124,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def storage_error(error: BaseException, folder: Path) -> StorageError | None:
-    """What to tell of an error that a full file system caused; ``None`` of any other.
+    """The typed error for a full file system; ``None`` for any other cause.
 
     Args:
         error: as it reached the run; what it came of is looked at too, in whichever process that was.

@@ -32,7 +32,7 @@ def flatten(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _leaves(result: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """What a nested result holds besides texts and the config, under ``/``-joined keys."""
+    """Leaves of a nested result besides texts and the config, under ``/``-joined keys."""
     for key, value in result.items():
         if isinstance(value, Mapping):
             if key != "config":

@@ -18,7 +18,6 @@ from trial_ray.config.declare import (
     plain_types,
     plain_types_of,
 )
-from trial_ray.config.run import RENAMED_SETTINGS
 from trial_ray.environments.registry import find_spec, keyword_arguments
 from trial_ray.errors import ConfigError
 
@@ -147,7 +146,7 @@ def _converted(value: Any, text: str, accepted: Collection[type]) -> Any:
 
 
 def _literal(text: str) -> Any:
-    """What a text means in JSON, else in Python with JSON's words; the text itself where it is neither."""
+    """A text parsed as JSON, else as Python with JSON's words; the text itself where it is neither."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -194,7 +193,7 @@ def _set_nested(values: Any, name: str, path: list[str], text: str, known: Colle
 
 def _known_keys(config: GRPOConfig, name: str) -> Collection[str]:
     """Keys that a dict setting may hold; empty where only what it is passed to can tell."""
-    if name in ("env_config", "panel_env_config"):
+    if name in ("env_config", "evaluation_env_config"):
         try:
             known = keyword_arguments(find_spec(str(config.env))) if not config.environments else None
         except ConfigError:

@@ -33,7 +33,7 @@ UNFINISHED = {
     "interrupted": "The run was interrupted; `trial-ray train --resume` continues it.",
     "failed": "The run failed; error.log in its folder says why.",
 }
-"""What a run lacks that did not come to its end, by its state."""
+"""Notes on unfinished runs, by state."""
 UNFINISHED_TRIAL = {
     "running": "The trial has not ended, or was killed.",
     "interrupted": "The trial was interrupted; `trial-ray sweep --resume` continues it.",
@@ -184,7 +184,7 @@ def _adapters(
 
 
 def _versions(commands: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Of every package the versions that the commands had, in order."""
+    """Versions of every package over the commands, in order."""
     found: dict[str, list[str]] = {}
     for command in commands:
         for name, version in dict(command.get("versions", {})).items():

@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 
 
 METRICS = f"{LEARNER_RESULTS}/default_policy/"
-"""What the names of an update's metrics begin with."""
+"""Prefix of an update's metrics."""
 NOT_OF_THE_UPDATE = ("seconds", "lifetime", "timer", "throughput", "weights_seq_no")
 """Parts of the names of metrics that tell of the clock, or of the whole run."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayedUpdate:
-    """What an update came to when it was made again.
+    """Result of a replayed update.
 
     Attributes:
         record: of the update that the run made.

@@ -385,7 +385,7 @@ class TrainingSession:
             self.console.print(cost_table(card))
 
     def _tell_outcome(self) -> None:
-        """What was learned and where it is, after the cost, so that it is what stands at the end."""
+        """Print success and checkpoint last, after the cost."""
         for name, found in self.comparisons.items():
             of = f" in {name}" if len(self.comparisons) > 1 else ""
             if isinstance(found, PairedComparison):

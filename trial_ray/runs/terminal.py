@@ -1,4 +1,4 @@
-"""What a run shows in the terminal, and the log that takes what Ray, the engines and other libraries write."""
+"""Terminal output of a run, and the log file for Ray, engines and other libraries."""
 
 from __future__ import annotations
 

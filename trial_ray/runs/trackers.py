@@ -26,7 +26,7 @@ DONE, FAILED, INTERRUPTED = "done", "failed", "interrupted"
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """A run as the services are told of it.
+    """Description of a run for tracking services.
 
     Attributes:
         name: what people call it.

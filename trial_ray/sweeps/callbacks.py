@@ -1,4 +1,4 @@
-"""What happens beside a sweep's trials: lines for the user, checkpoints of a population, metrics that are checked.
+"""Tune callbacks of a sweep: progress, run folders, checkpoints of a population, metric checks.
 
 Ray Tune stores these objects beside the sweep and loads them when it continues, so they hold plain values only.
 """
@@ -207,7 +207,7 @@ def _config(trial: Any) -> GRPOConfig:
 
 
 def trial_name(trial: Any) -> str:
-    """What a trial is called: its own name where it has one, else Tune's id."""
+    """Name of a trial, else Tune's id."""
     return str(trial.custom_trial_name or trial.trial_id)
 
 

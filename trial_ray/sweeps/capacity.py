@@ -21,7 +21,7 @@ LEAST_OF_A_RESOURCE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a trial takes, what there is, and how many trials that makes.
+    """Resources of a trial and of the cluster, and how many trials fit.
 
     Attributes:
         needs: amount of each of Ray's resources that the largest trial reserves.

@@ -50,7 +50,7 @@ def grid_size(searched: Mapping[SettingPath, Any]) -> int:
 
 
 def points(searched: Mapping[SettingPath, Any]) -> Iterator[dict[SettingPath, Any]]:
-    """Enough points to meet every value of the grid once: ranges of settings are checked one by one.
+    """Points that cover every value of the grid once: ranges of settings are checked one by one.
 
     Raises:
         ConfigError: a grid is empty.
@@ -102,12 +102,12 @@ def _replaced(values: Any, path: list[str], value: Any) -> Any:
 
 
 NAMES = ("config", "stop", "metric", "mode", "num_samples", "scheduler", "search_alg", "max_concurrent_trials")
-"""What a sweep file may define, beside constants in capitals and names that begin with an underscore."""
+"""Names that a sweep file may define, beside constants in capitals and names that begin with an underscore."""
 
 
 @dataclass(frozen=True, slots=True)
 class SweepFile:
-    """What a sweep file defines, checked.
+    """The checked contents of a sweep file.
 
     Attributes:
         path: the file.
@@ -216,11 +216,11 @@ class SweepFile:
         return max(1, len(self.seeds)) * (1 if drawn else self.num_samples)
 
     def configs(self) -> Iterator[GRPOConfig]:
-        """Configs that meet every value of the grid at least once."""
+        """Configs that cover every value of the grid."""
         return (at_point(self.config, point) for point in points(self.chosen_by_tune))
 
     def description(self) -> dict[str, Any]:
-        """What decides the trials and their ranking, as JSON: two files with equal descriptions define the same sweep."""
+        """Fields that decide the trials and their ranking, as JSON: two files with equal descriptions define the same sweep."""
         record = to_record(self.config)
         of_search = ("stop", "metric", "mode", "num_samples", "scheduler", "search_alg")
         found = {

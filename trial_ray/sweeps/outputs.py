@@ -1,4 +1,4 @@
-"""What a sweep leaves in its folder: tables, pictures, and the best configuration as an experiment file."""
+"""Output of a sweep: tables, pictures, and the best configuration as an experiment file."""
 
 from __future__ import annotations
 

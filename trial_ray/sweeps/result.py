@@ -1,4 +1,4 @@
-"""What a sweep found: its trials, the points that they are repeats of, and the tables of both."""
+"""Results of a sweep: trials, points, and tables of both."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from trial_ray.process_reports import advance
 from trial_ray.warmstart.settings import WarmStartSettings
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the quintic polynomial: the published ones, under which singular values end between 0.7 and 1.2."""
+"""Coefficients of the quintic polynomial: the published ones, under which singular values end between 0.7 and 1.2."""
 ITERATIONS = 5
 LEAST_NORM = 1e-7
 WARMUP = 30

@@ -27,7 +27,7 @@ from trial_ray.warmstart.cloning import Example
 from trial_ray.warmstart.settings import DEMONSTRATED, WarmStartSettings, task_set
 
 MALFORMED_SHARE = 0.3
-"""Of the noisy actions, so many are actions that the environment does not understand."""
+"""Share of the noisy actions that the environment does not understand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class DemonstratorPlayer:
         return Decision(carried_out, prompt_ids=prompt.ids, insert_at=prompt.insert_at, response_ids=response)
 
     def demonstrations(self, trajectory: Trajectory) -> list[Demonstration]:
-        """What was demonstrated in the episode that was played."""
+        """Demonstrations of the last episode."""
         evidence = outcome_evidence(trajectory, self._tokenizer)
         return [
             Demonstration(
@@ -198,7 +198,7 @@ class DemonstratorPlayer:
 
 
 class _TextCollector:
-    """A demonstrator in an undisturbed episode; keeps the texts that it meets."""
+    """A demonstrator in an episode without noise; keeps its texts."""
 
     def __init__(self, demonstrator: Demonstrator, template: PromptTemplate, seed: int) -> None:
         self._demonstrator = demonstrator
@@ -236,7 +236,7 @@ def encode_response(tokenizer: Any, action: str, style: str) -> np.ndarray:
 def to_examples(
     demonstrations: Sequence[Demonstration], hindsight_fraction: float, wasted_share: float, seed: int
 ) -> list[Example]:
-    """What is cloned: every decision as it was demonstrated, and hindsight views beside them.
+    """Examples to clone: every demonstrated decision, and hindsight views beside them.
 
     The ordinary prompt is answered with what was demonstrated, suboptimal actions included. The hindsight view shows the
     outcome of the action that was carried out, and is answered with what the demonstrator had planned. So the outcome of a

@@ -21,7 +21,6 @@ from trial_ray.environments.adapter import Demonstrator, EnvironmentAdapter, pla
 from trial_ray.environments.guarded import GuardedEnv, StepResult
 from trial_ray.environments.registry import EnvironmentEntry, make_entries
 from trial_ray.learner.packing import Row, score_rows
-from trial_ray.learner.rows import required
 from trial_ray.objectives.allocation import hindsight_gap
 from trial_ray.objectives.segments import segment_sum
 from trial_ray.rollout.env_runner import outside_loop
@@ -179,7 +178,7 @@ class _Watcher:
         self.planned: list[bool] = []
 
     async def act(self, result: StepResult, history: History, step: int) -> Decision | None:
-        """What the policy does; see :class:`~trial_ray.rollout.episode.Player`."""
+        """The policy's action; see :class:`~trial_ray.rollout.episode.Player`."""
         if step == 1:
             self._demonstrator.reset(result.task, result.observation, 0)
         _, planned = plan(self._demonstrator, result.observation, result.admissible_actions)
@@ -205,8 +204,8 @@ def _gaps(model: PreTrainedModel, tokenizer: Any, trajectories: Sequence[Traject
         for trajectory in trajectories
         for turn, evidence in zip(trajectory.turns, outcome_evidence(trajectory, tokenizer), strict=True)
     ]
-    ordinary, hindsight = score_rows(model, rows, two_views=True, max_tokens=MAX_TOKENS)
-    gap = hindsight_gap(required(hindsight), ordinary, GAP_CLIP).cpu()
+    ordinary, hindsight = score_rows(model, rows, max_tokens=MAX_TOKENS)
+    gap = hindsight_gap(hindsight, ordinary, GAP_CLIP).cpu()
     counts = torch.tensor([len(row.response_ids) for row in rows], dtype=torch.int64)
     turn_ids = torch.repeat_interleave(torch.arange(len(rows)), counts)
     gaps: list[float] = (segment_sum(gap, turn_ids, len(rows)) / counts).tolist()

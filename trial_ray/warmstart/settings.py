@@ -18,7 +18,7 @@ CHOSEN = frozenset({"split", "num_games", "generator_seed"})
 
 @dataclass(frozen=True, slots=True)
 class WarmStartSettings:
-    """What is cloned into which model, from which games, and when to stop.
+    """Settings of a warm start: model, games, cloning, stop.
 
     Raises:
         ConfigError: a value has the wrong type or is out of range.
@@ -143,7 +143,7 @@ class WarmStartSettings:
 
 
 DEMONSTRATED, CHECKED, EVALUATED = 0, 1, 2
-"""What tasks are for; added to ``generator_seed`` where tasks are generated."""
+"""Purposes of tasks; added to ``generator_seed`` where tasks are generated."""
 
 
 def task_set(
@@ -155,8 +155,8 @@ def task_set(
         ConfigError: the split ``train`` has fewer tasks than the three purposes need, or the seeds are those of another split.
     """
     needs = [settings.games, settings.check_games, settings.evaluation_games]
-    if entry.adapter.generated is not None:
-        generated = entry.at(**entry.adapter.generated(settings.generator_seed + purpose, needs[purpose]))
+    if entry.adapter.warm_start.generated is not None:
+        generated = entry.at(**entry.adapter.warm_start.generated(settings.generator_seed + purpose, needs[purpose]))
         return generated, generated.tasks()
     training = entry.at(split=TRAIN)
     if (listed := training.listed_tasks()) is not None:

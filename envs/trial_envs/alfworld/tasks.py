@@ -33,7 +33,7 @@ _SENTENCES = {
 
 @dataclass(frozen=True)
 class Treatment:
-    """What must be done to the object before it is put into the target receptacle."""
+    """Treatment of the object before it is put into the target receptacle."""
 
     verb: str
     tool: str

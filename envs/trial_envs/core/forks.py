@@ -15,7 +15,7 @@ from pathlib import Path
 
 _LOCKS: list[threading.RLock] = []
 _HELD: list[threading.RLock] = []
-"""Those that the running fork holds."""
+"""Resources that the running fork holds."""
 
 
 def fork_safe_lock() -> threading.RLock:

@@ -49,7 +49,7 @@ def read_task(sentence: str) -> ParsedTask:
 
 @dataclass(slots=True)
 class _Visited:
-    """What the pages of a visited product showed."""
+    """Contents of the pages of a visited product."""
 
     terms: set[str] = field(default_factory=set)
     labels: frozenset[str] = frozenset()

@@ -99,7 +99,7 @@ def generate_goals(setting: ShopSetting, products: list[Product], prices: list[f
 
 
 def _make_concise(kind: Kind, number: int, rng: random.Random) -> Product:
-    """A product whose id says its kind, so that a tiny model meets no id without a meaning; which of its kind, only pages say."""
+    """A product whose id names its kind, so that a tiny model can read it; only its pages tell products of a kind apart."""
     attribute = rng.choice(kind.attributes)
     noun, name = kind.noun.lower(), next(iter(kind.options))
     values = rng.sample(kind.options[name], rng.randint(2, min(3, len(kind.options[name]))))

@@ -117,7 +117,7 @@ def draw_prices(products: Iterable[Product], rng: random.Random) -> list[float]:
 
 
 def build_goals(wishes: Iterable[tuple[Wish, float]], rng: random.Random) -> list[Goal]:
-    """The goals of the wishes, in the published order.
+    """The goals of the instructions, in the published order.
 
     Args:
         wishes: each with the price of its product.

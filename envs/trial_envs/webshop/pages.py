@@ -28,7 +28,7 @@ _ASCII_BLANKS = " \n\t\f\r"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a click on a label selects: a product of the results, or a value of an option; for a button, neither."""
+    """Selection of a click on a label: a product of the results, or a value of an option; for a button, neither."""
 
     product: int | None = None
     option: str | None = None

@@ -16,7 +16,7 @@ from trial_envs.errors import CorruptTranscriptError
 
 @dataclass(frozen=True)
 class Step:
-    """What ``reset`` (``action`` is ``None``) or ``step`` returned."""
+    """Result of ``reset`` (``action`` is ``None``) or ``step``."""
 
     action: str | None
     observation: str
@@ -35,7 +35,7 @@ class Episode:
     seed: int | None
     """The seed given to ``reset``, if any."""
     steps: tuple[Step, ...]
-    """What ``reset`` returned, then one step for every action."""
+    """Result of ``reset``, then one step for every action."""
 
     @property
     def ended(self) -> bool:
