@@ -87,11 +87,11 @@ _PANEL = MetricGroup(
         Metric(
             "success_rate",
             "item",
-            "share of the panel's episodes that were solved; failed ones are left out",
+            "share of the evaluation set's episodes that were solved; failed ones are left out",
             Curve(
                 "panel",
                 "learning",
-                "Success on the panel",
+                "Success on the evaluation set",
                 "success",
                 "Share of the held-out tasks that were solved, before, during and after training.",
                 percent=True,
@@ -463,7 +463,7 @@ _DRIVER = MetricGroup(
         Metric("seconds/sampling", "sum", "the driver's time in this iteration for sampling"),
         Metric("seconds/update", "sum", "for the learners' update, its scoring included"),
         Metric("seconds/sync", "sum", "for sending weights"),
-        Metric("seconds/evaluation", "sum", "for the panel"),
+        Metric("seconds/evaluation", "sum", "for the evaluation sets"),
     ),
 )
 _RLLIB = MetricGroup(

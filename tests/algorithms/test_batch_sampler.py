@@ -83,7 +83,7 @@ def test_only_a_field_says_whose_failures_ended_an_iteration(failed_by, expected
     assert type(caught.value) is expected
     (entry,) = sampling._config.environment_entries()
     with pytest.raises(
-        InfrastructureError, match=r"2 of the panel's 2 episodes could not be .*: EnvironmentF"
+        InfrastructureError, match=r"2 of the evaluation set's 2 episodes could not be .*: EnvironmentF"
     ) as caught:
         PanelPlayer(sampling._config, workers).play(Panel("trial/ALFWorld-v0", "train", ("a", "b")), entry)
     assert type(caught.value) is expected

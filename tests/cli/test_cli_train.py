@@ -63,7 +63,7 @@ def test_a_run_leaves_everything_it_promises(train, capsys):
         "actors      1 env runner, 1 vllm engine, the learner in this process",
         f"run folder  {train.out}",
         f"log         {train.out}/logs/libraries.log",
-        "panel before: success 0.0%",
+        "evaluation before: success 0.0%",
         "iteration 1/3  success 10.0%",
         "left)",
         "iteration 3/3",
@@ -112,7 +112,7 @@ def test_a_panel_that_comes_later_was_not_played_before_training(train, capsys):
     assert "It was not evaluated before training" in report
     assert "at iteration 0" not in report
     told = capsys.readouterr().out
-    assert "panel before" not in told
+    assert "evaluation before" not in told
     assert "success after iteration 3: 60.0% [38.7%, 78.1%] (12/20). The panel was not played before training." in told
 
 

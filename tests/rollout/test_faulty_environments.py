@@ -67,7 +67,7 @@ def test_where_every_episode_fails_the_run_and_the_panel_say_why(algorithm_of, m
         algo.train()
     with (
         caplog.at_level(logging.WARNING),
-        pytest.raises(InfrastructureError, match=f"2 of the panel's 2 episodes.*{FAULT}"),
+        pytest.raises(InfrastructureError, match=f"2 of the evaluation set's 2 episodes.*{FAULT}"),
     ):
         algo.evaluate_panels()
     assert "2 of 2 episodes failed" in caplog.text

@@ -97,7 +97,7 @@ class GRPO(Algorithm):
 
     @classmethod
     def _should_create_evaluation_env_runners(cls, eval_config: Any) -> bool:
-        # The training runners play the panel between two iterations: same engines, no second set of actors.
+        # The training runners play the evaluation set between two iterations: same engines, no second set of actors.
         return False
 
     # -- life cycle ------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ class GRPO(Algorithm):
         return TaskSampler(tasks, config.seed or 0, [entry.weight for entry in entries])
 
     def _choose_panels(self) -> dict[str, tuple[Panel, EnvironmentEntry]]:
-        """The configured panels, and what each is played in, by the name of the environment."""
+        """The configured evaluation sets, and what each is played in, by the name of the environment."""
         return {
             entry.name: (Panel.from_entry(entry, self.config.evaluation_num_tasks, self.config.evaluation_seed), entry)
             for entry in self.config.evaluation_entries()
@@ -381,10 +381,10 @@ class GRPO(Algorithm):
     # -- evaluation ------------------------------------------------------------------------------------------------
 
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
-        """RLlib's evaluation hook: play the panel, return its rates; none where it could not be played."""
+        """RLlib's evaluation hook: play the evaluation set, return its rates; none where it could not be played."""
         with self._phase("evaluation"):
             results = self.evaluate_panels(skip_failed=True)
-        # Over the episodes of other tasks, the overall rates would be those of another panel.
+        # Over the episodes of other tasks, the overall rates would be those of another evaluation set.
         whole = len(results) == len(self.panels)
         rates = _rates([each for result in results.values() for each in result.counted]) if whole else {}
         if len(self.panels) > 1:
@@ -392,13 +392,13 @@ class GRPO(Algorithm):
         return {ENV_RUNNER_RESULTS: rates}
 
     def evaluate_panels(self, *, skip_failed: bool = False) -> dict[str, EvaluationResult]:
-        """Play the configured panels, one an environment; results by the environments' names.
+        """Play the configured evaluation sets, one an environment; results by the environments' names.
 
         Args:
-            skip_failed: warn of a panel that could not be played and leave it out, in place of raising.
+            skip_failed: warn of an evaluation set that could not be played and leave it out, in place of raising.
 
         Raises:
-            ConfigError: no panel is configured.
+            ConfigError: no evaluation set is configured.
             InfrastructureError: episodes could not be played.
         """
         if not self.panels:
@@ -415,11 +415,11 @@ class GRPO(Algorithm):
         return results
 
     def evaluate_panel(self, panel: Panel, entry: EnvironmentEntry) -> EvaluationResult:
-        """Play one rollout of every task of a panel with the current weights, without touching any training state.
+        """Play one rollout of every task of an evaluation set with the current weights, without touching any training state.
 
         Args:
             panel: the tasks.
-            entry: one of the config's environments, with the panel's keyword arguments.
+            entry: one of the config's environments, with the evaluation set's keyword arguments.
 
         Raises:
             InfrastructureError: episodes could not be played.

@@ -1,4 +1,4 @@
-"""``trial-ray evaluate CHECKPOINT|oracle``: play a panel of tasks and print success by family."""
+"""``trial-ray evaluate CHECKPOINT|oracle``: play an evaluation set and print success by family."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ EPILOG = """examples:
 
   table2    GRPO, SERL, SDAR, GRPO+OPSD, RLSD and TRIAL on complete evaluation sets, by task family
   table3    GRPO, Uniform, Permuted and TRIAL: the controlled study of the turn profile
-  figure2   success on the panel during training, mean turn score and spread of the profile in windows of 5 iterations
+  figure2   success on the evaluation set during training, mean turn score and spread of the profile in windows of 5 iterations
   figure3   turn weights by class of decision, and two policies on one game
   study     all methods at the scale `study`: final success, area under the learning curve, iterations to GRPO's success; first
             chooses each method's λ on games of its own

@@ -1,4 +1,4 @@
-"""``trial-ray train FILE``: train what an experiment file describes, from the panel before to the panel after."""
+"""``trial-ray train FILE``: train what an experiment file describes, from the evaluation before to the evaluation after."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EPILOG = """examples:
 
 FILE is Python that defines `config` (an RLlib AlgorithmConfig) and `stop` (such as {"training_iteration": 20}), or the
 name of one in tuned_examples/ without its .py, which an installed package has, too.
-Where the config has a panel of held-out tasks, it is played before and after training.
+An evaluation set in the config is played before and after training.
 Ctrl-C finishes the iteration that is under way, saves a checkpoint and exits with 130; Ctrl-C again stops at once.
 """
 

@@ -523,8 +523,8 @@ class Sections:
             max_restarts: restarts of ``trial-ray train`` from the newest checkpoint, with new actors, after a failure
                 that is not of the input; 0 stops at the first failure.
             stall_timeout_s: seconds without any progress of a process of the run (no turn, engine step or forward pass)
-                after which ``trial-ray train`` writes who waits for whom and ends what hangs; above the longest of these
-                that is right.
+                after which ``trial-ray train`` writes the stacks of all processes, ends engines and env runners, and
+                continues with new ones; above the longest of these.
             restart_failed_env_runners: see RLlib.
             ignore_env_runner_failures: see RLlib.
             max_num_env_runner_restarts: see RLlib.

@@ -237,7 +237,8 @@ class RecoverySettings(Settings):
     stall_timeout_s: float = setting(
         1200.0,
         "seconds without any progress of a process of the run (no turn, engine step or forward pass) after which "
-        "``trial-ray train`` writes who waits for whom and ends what hangs; above the longest of these that is right",
+        "``trial-ray train`` writes the stacks of all processes, ends engines and env runners, and continues with new ones; above "
+        "the longest of these",
         above=0,
     )
 

@@ -68,7 +68,7 @@ def paired_comparison(before: EvaluationResult, after: EvaluationResult) -> Pair
         only_before, only_after = sorted(first.keys() - second.keys()), sorted(second.keys() - first.keys())
         raise ComparisonError(
             f"The evaluations hold different tasks: {len(only_before)} only before, {len(only_after)} only after "
-            f"(for example {(only_before + only_after)[0]!r}). Evaluate both on the same panel."
+            f"(for example {(only_before + only_after)[0]!r}). Evaluate both on the same evaluation set."
         )
     kept = [task for task in first if not (first[task].failed or second[task].failed)]
     if not kept:

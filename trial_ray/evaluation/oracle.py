@@ -1,4 +1,4 @@
-"""The walkthrough oracle through the same results as a policy: the bound that an evaluation of this panel can reach."""
+"""The walkthrough oracle through the same results as a policy: the upper bound of an evaluation."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def evaluate_oracle(
     known: Mapping[str, EpisodeResult] | None = None,
     on_episode: Callable[[EpisodeResult], None] = lambda episode: None,
 ) -> EvaluationResult:
-    """Replay the walkthrough of every task of a panel, in two processes.
+    """Replay the walkthrough of every task of an evaluation set, in two processes.
 
     Args:
         panel: the tasks.
@@ -59,7 +59,7 @@ def evaluate_oracle(
         on_episode: told of every episode as it ends, in any order.
 
     Returns:
-        The episodes in the order of the panel.
+        The episodes in the order of the evaluation set.
 
     Raises:
         InfrastructureError: no episode ended within the deadline.

@@ -18,7 +18,7 @@ PROBED = 2
 
 
 class PanelError(UserInputError):
-    """A panel cannot be made or read."""
+    """An evaluation set cannot be made or read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Panel:
         return text_digest("\n".join(self.task_ids)).hex()
 
     def protocol(self) -> dict[str, Any]:
-        """The panel's part of an evaluation's protocol."""
+        """The evaluation set's part of an evaluation's protocol."""
         return {
             "env": self.env_id,
             "split": self.split,
@@ -69,7 +69,7 @@ class Panel:
         """Choose ``num_tasks`` of ``tasks`` (``None``: all) by ascending SHA-256 of seed and task id.
 
         The choice depends on no random generator and not on the order of ``tasks``, so it is the same on every machine;
-        a smaller panel of the same seed is the beginning of a larger one.
+        a smaller evaluation set of the same seed is the beginning of a larger one.
 
         Raises:
             PanelError: fewer tasks than asked for, or ``num_tasks`` below 1.
@@ -93,7 +93,7 @@ def instructions_digest(entry: EnvironmentEntry, task_ids: Sequence[str]) -> str
     Raises:
         EnvironmentFaultError: the environment fails on one of the tasks.
     """
-    # The command line's help knows the panels by name, and shall not wait for Gymnasium and Ray.
+    # The command line's help knows the evaluation sets by name, and shall not wait for Gymnasium and Ray.
     from trial_ray.environments.guarded import GuardedEnv
 
     env = GuardedEnv(entry)
@@ -105,10 +105,10 @@ def instructions_digest(entry: EnvironmentEntry, task_ids: Sequence[str]) -> str
 
 
 SIZES: dict[str, int | None] = {"quick": 32, "standard": 256, "full": None}
-"""Panels that are a number of tasks of whatever split; None is every task."""
+"""Evaluation sets that are a number of tasks of whatever split; None is every task."""
 FOLDER = Path(__file__).parent / "panels"
 SEED = 0
-"""Chooses the tasks of panels that are not committed."""
+"""Chooses the tasks of evaluation sets that are not committed."""
 
 
 def panel_names() -> list[str]:
@@ -124,8 +124,8 @@ def choose_panel(entry: EnvironmentEntry, panel: str | int = "full") -> Panel:
         panel: one of :func:`panel_names`, or a number of tasks.
 
     Raises:
-        PanelError: the panel belongs to another environment or split, or the data set at hand is another one than the
-            panel was made from.
+        PanelError: the evaluation set belongs to another environment or split, or the data set at hand is another one than the
+            evaluation set was made from.
     """
     if isinstance(panel, int) or panel in SIZES:
         size = panel if isinstance(panel, int) else SIZES[panel]
@@ -152,7 +152,7 @@ def choose_panel(entry: EnvironmentEntry, panel: str | int = "full") -> Panel:
 
 
 def read_panel(name: str) -> Panel:
-    """A committed panel.
+    """A committed evaluation set.
 
     Raises:
         PanelError: there is none of this name, or its file was changed.

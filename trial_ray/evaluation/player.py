@@ -43,11 +43,11 @@ def policy_protocol(config: RunSettings, panel: Panel, entry: EnvironmentEntry) 
 
 
 class PanelPlayer:
-    """Plays panels on the env runners and engines of a run, in training or apart from it.
+    """Plays evaluation sets on the env runners and engines of a run, in training or apart from it.
 
-    Every response is sampled with a seed that follows from the panel's environment and split, the task and the turn alone.
-    Neither the number of runners and engines nor the other tasks of the panel enter, so a task ends the same in a small
-    panel and in the full set.
+    Every response is sampled with a seed that follows from the evaluation set's environment and split, the task and the turn alone.
+    Neither the number of runners and engines nor the other tasks of the evaluation set enter, so a task ends the same in a small
+    evaluation set and in the full set.
     """
 
     def __init__(self, config: RunSettings, workers: RolloutWorkers) -> None:
@@ -66,13 +66,13 @@ class PanelPlayer:
 
         Args:
             panel: the tasks.
-            entry: the environment of the config that they are played in, with the panel's keyword arguments.
+            entry: the environment of the config that they are played in, with the evaluation set's keyword arguments.
             iteration: for the records.
             known: episodes by task that need not be played.
             on_episode: told of every episode as it ends, in any order.
 
         Returns:
-            All episodes, in the order of the panel.
+            All episodes, in the order of the evaluation set.
 
         Raises:
             InfrastructureError: episodes failed on every attempt; what ended before was told to ``on_episode``.
@@ -100,7 +100,7 @@ class PanelPlayer:
             losses += self._workers.take_losses()
         if missing := [task for task in panel.task_ids if task not in episodes]:
             raise failure_of(
-                f"{len(missing)} of the panel's {len(panel)} episodes could not be played",
+                f"{len(missing)} of the evaluation set's {len(panel)} episodes could not be played",
                 [failed[task] for task in missing if task in failed],
                 losses,
             )
@@ -126,7 +126,7 @@ class PanelPlayer:
         return failures
 
     def _settings(self, entry: EnvironmentEntry, iteration: int) -> tuple[SampleSettings, int]:
-        """How the panel is played, and the index of its environment among the run's."""
+        """How the evaluation set is played, and the index of its environment among the run's."""
         config = self._config
         entries = [entry if other.name == entry.name else other for other in config.environment_entries()]
         settings = SampleSettings(

@@ -84,9 +84,9 @@ class EvaluationResult:
     nothing about the policy.
 
     Attributes:
-        protocol: everything but the policy that decides the result (environment, split, panel, sampling, limits);
+        protocol: everything but the policy that decides the result (environment, split, evaluation set, sampling, limits);
             two evaluations are comparable when theirs are equal. JSON values only.
-        episodes: in the order of the panel.
+        episodes: in the order of the evaluation set.
         policy: what was evaluated, for example a checkpoint's path; not part of the protocol.
         weights: checksum of the weights that were played (:func:`trial_ray.engines.weights.weights_checksum`);
             empty for players without any, and where a training run evaluated itself.

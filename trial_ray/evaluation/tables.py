@@ -135,7 +135,7 @@ class Block:
         entries: at least one.
 
     Raises:
-        TableError: protocols or panels differ, an evaluation or a task of it occurs twice, there are no episodes, some of them
+        TableError: protocols or tasks differ, an evaluation or a task of it occurs twice, there are no episodes, some of them
             failed, or the seeds of a row were trained for different numbers of iterations.
     """
 
@@ -197,7 +197,7 @@ class Block:
             raise TableError(f"{self.title}: {entry.result.num_failed} episodes of {where} failed; evaluate it again.")
         if _tasks(entry.result) != self.tasks:
             raise TableError(
-                f"{self.title}: {where} holds other tasks than its panel's digest says; evaluate it again."
+                f"{self.title}: {where} holds other tasks than its evaluation set's digest says; evaluate it again."
             )
         row[entry.seed] = entry.result
 
@@ -215,7 +215,7 @@ class ResultTable:
         blocks: of columns.
 
     Raises:
-        TableError: the evaluations follow different protocols, or are of different panels, or none is of the reference.
+        TableError: the evaluations follow different protocols, or are of different evaluation sets, or none is of the reference.
     """
 
     def __init__(self, entries: Iterable[TableEntry], reference: str | None = None, subject: str | None = None) -> None:
@@ -298,7 +298,7 @@ def _tasks(result: EvaluationResult) -> list[tuple[str, str]]:
 
 def _require_one_protocol(title: str, first: dict[str, Any], second: dict[str, Any]) -> None:
     if difference := protocol_difference(first, second):
-        kind = "panels" if difference.startswith(OF_A_SPLIT) else "protocols"
+        kind = "evaluation sets" if difference.startswith(OF_A_SPLIT) else "protocols"
         raise TableError(
             f"{title}: evaluations of different {kind} cannot stand in one table: {difference}. Evaluate all of them in "
             "the same way."

@@ -42,7 +42,7 @@ def curve_chart(key: str, groups: Sequence[RunGroup], spec: Curve | None = None)
 
     Returns:
         ``series``, one entry a group that logged it: per iteration ``mean``, ``low`` and ``high`` over the runs that all have
-        the iteration (``low`` and ``high`` are ``None`` for a single run; nothing of runs with different panels), and under
+        the iteration (``low`` and ``high`` are ``None`` for a single run; nothing of runs with different tasks), and under
         ``runs`` the curve of every run.
     """
     spec = spec or CURVES[key]
@@ -108,7 +108,7 @@ def _points(key: str, spec: Curve, run: RunRecord) -> dict[float, float]:
     if spec.windowed:
         return {(window.first + window.last) / 2: window.mean for window in windows(run.metrics, key)}
     points: dict[float, float] = dict(curve(run.metrics, key))
-    if key == PANEL_SUCCESS and "" in run.evaluations:  # of the run's only panel
+    if key == PANEL_SUCCESS and "" in run.evaluations:  # of the run's only evaluation set
         played = run.evaluations[""]
         newest = played[max(played)]
         points |= {

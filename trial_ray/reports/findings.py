@@ -144,7 +144,7 @@ def place(run: RunRecord, result: EvaluationResult) -> str:
     env, split = str(result.protocol.get("env", "")), str(result.protocol.get("split", ""))
     adapter = _adapter(run, result)
     if adapter is None:
-        return " ".join(part for part in (env, split) if part) or "the panel"
+        return " ".join(part for part in (env, split) if part) or "the evaluation set"
     return adapter.labels.split_titles.get(split, f"{adapter.name}, split {split}")
 
 

@@ -151,7 +151,7 @@ def write_figures(groups: Sequence[RunGroup], folder: Path) -> list[Path]:
 
 
 def figure2(groups: Sequence[RunGroup]) -> list[Chart]:
-    """The paper's Figure 2: success on the panel, mean turn score, spread of the profile; those that the runs logged."""
+    """The paper's Figure 2: success on the evaluation set, mean turn score, spread of the profile; those that the runs logged."""
     return [chart for key in FIGURE2 if (chart := curve_chart(key, groups))]
 
 

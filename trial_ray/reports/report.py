@@ -162,8 +162,8 @@ def _runs_table(groups: Sequence[RunGroup]) -> Table:
         "state",
         "iterations",
         f"training, last {WINDOW}",
-        "panel before",
-        "panel after",
+        "evaluation before",
+        "evaluation after",
     ]
     return Table("Runs; success with 95 % Wilson intervals", head, rows)
 

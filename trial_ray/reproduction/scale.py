@@ -32,7 +32,7 @@ class EvaluationSet:
 class Choice:
     """How one setting of several methods is chosen before a study, on games that the study does not use.
 
-    Every method gets the same values to choose from, the same seeds and the same panel, so that none is favoured.
+    Every method gets the same values to choose from, the same seeds and the same evaluation set, so that none is favoured.
 
     Attributes:
         setting: its name, such as ``hindsight_coeff``.
@@ -40,7 +40,7 @@ class Choice:
         methods: that have it.
         seeds: of the runs that are made to choose; the study's seeds begin at 0.
         training_games: keyword arguments of the environment in which these runs' training games differ from the study's.
-        panel_games: those in which their panel does.
+        panel_games: those in which their evaluation set does.
     """
 
     setting: str

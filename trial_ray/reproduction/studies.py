@@ -211,7 +211,7 @@ def plan_choice(
 
 
 def choose(runs: Sequence[PlannedRun]) -> tuple[Chosen, list[dict[str, Any]]]:
-    """The value with the highest mean success on the panel of these runs, for each method; of equals the smaller one.
+    """The value with the highest mean success on the evaluation set of these runs, for each method; of equals the smaller one.
 
     Returns:
         The values, and the mean success of every value that was tried.

@@ -271,7 +271,7 @@ def commands_in_force(newest: Record) -> list[Record]:
 
 
 def command_of(newest: Record, iteration: int | None) -> Record:
-    """The command that made an iteration, or played the panel before the first one (0); ``None``: the newest command.
+    """The command that made an iteration, or played the evaluation set before the first one (0); ``None``: the newest command.
 
     Raises:
         CheckpointError: as :func:`all_commands`.

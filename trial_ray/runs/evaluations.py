@@ -26,10 +26,10 @@ _TRAINED = re.compile(r"(.+)_([0-9]{6,})")
 
 
 def panel_file(environment: str, iteration: int) -> str:
-    """Name of the file of a panel that is played before and after training.
+    """Name of the file of an evaluation set that is played before and after training.
 
     Args:
-        environment: name of the panel's environment; empty where the run has a single panel.
+        environment: name of the evaluation set's environment; empty where the run has a single evaluation set.
         iteration: iterations trained; 0 before training.
     """
     when = AFTER if iteration else BEFORE
@@ -66,9 +66,9 @@ class NotCompared:
 
 
 def compare_with_beginning(before: EvaluationResult | None, after: EvaluationResult) -> PairedComparison | NotCompared:
-    """The paired comparison of a panel's evaluations, or why there is none: a result too, for which no run fails."""
+    """The paired comparison of an evaluation set's evaluations, or why there is none: a result too, for which no run fails."""
     if before is None:
-        return NotCompared("The panel was not played before training.")
+        return NotCompared("There was no evaluation before training.")
     try:
         return paired_comparison(before, after)
     except ComparisonError as error:
@@ -77,13 +77,13 @@ def compare_with_beginning(before: EvaluationResult | None, after: EvaluationRes
 
 @dataclass(frozen=True, slots=True)
 class RunEvaluations:
-    """Plays the panels of a run once each, and keeps the results in its folder.
+    """Plays the evaluation sets of a run once each, and keeps the results in its folder.
 
     Attributes:
         folder: of the run's evaluations.
         run: name of the run.
         labels: of the results (:attr:`EvaluationResult.labels`).
-        protocol: of playing a panel in an environment.
+        protocol: of playing an evaluation set in an environment.
         play: plays it with the policy as it is now.
         tell: called with every line for the user.
     """
@@ -107,7 +107,7 @@ class RunEvaluations:
             return self.after(name, 0, panel, entry)
         path = self.folder / name
         if not path.exists():
-            self.tell("the panel was not played before training, so before and after will not be compared")
+            self.tell("there was no evaluation before training, so before and after will not be compared")
             return None
         try:
             result = EvaluationResult.load(path)
@@ -153,4 +153,4 @@ class RunEvaluations:
         return result
 
     def _tell_result(self, path: Path, result: EvaluationResult) -> None:
-        self.tell(f"panel {path.stem.replace('_', ' ')}: success {result.overall}")
+        self.tell(f"evaluation {path.stem.replace('_', ' ')}: success {result.overall}")

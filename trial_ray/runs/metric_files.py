@@ -124,7 +124,7 @@ def check_metric(name: str, role: str, config: GRPOConfig) -> None:
         config: of the trials.
 
     Raises:
-        ConfigError: it is a misspelling of a known name, or of a panel that is never played.
+        ConfigError: it is a misspelling of a known name, or of an evaluation set that is never played.
     """
     if name.startswith(EVALUATION) and not (config.evaluation_interval and config.evaluation_split):
         raise ConfigError(
@@ -138,7 +138,7 @@ def check_metric(name: str, role: str, config: GRPOConfig) -> None:
 
 
 def check_reported(name: str, role: str, result: Mapping[str, Any]) -> None:
-    """Refuse a name that a trial's first result does not hold; what a panel gives may come later.
+    """Refuse a name that a trial's first result does not hold; what an evaluation set gives may come later.
 
     Args:
         name: ``/``-joined key.

@@ -1,4 +1,4 @@
-"""One training run: panel before, iterations with metrics and checkpoints, panel after, summary."""
+"""One training run: evaluation, iterations with metrics and checkpoints, evaluation, summary."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class TrainingSession:
         console: told how the run goes.
         resume: continue from the folder's newest checkpoint.
         final_panels: by name, what the trained policy plays at the end, and in which environment; without any, the config's
-            panels are played before and after training, and both are compared.
+            evaluation sets are played before and after training, and both are compared.
         on_iteration: told of every iteration's metrics.
         checkpoint_every: iterations between checkpoints; the last iteration is always saved.
         checkpoints_kept: how many of the newest are kept.
@@ -250,7 +250,7 @@ class TrainingSession:
         environments = {name: name if len(panels) > 1 else "" for name in panels}
 
         def play(panel: Panel, entry: EnvironmentEntry) -> EvaluationResult:
-            status = waiting(self.console, f"playing the panel: {len(panel)} held-out tasks")
+            status = waiting(self.console, f"evaluating: {len(panel)} held-out tasks")
             with status, self.cost.phase("evaluation"), self.watchdog.watching():
                 result = algorithm.evaluate_panel(panel, entry)
             if faults := algorithm.take_faults():
@@ -315,7 +315,7 @@ class TrainingSession:
                         checkpoints.begin(self.iteration)
                 self.longest_iteration_s = max(self.longest_iteration_s, time.monotonic() - began)
             saved = self._save(checkpoints)
-        # Also of a run that has made its last iteration: the panel after it can take long.
+        # Also of a run that has made its last iteration: the evaluation set after it can take long.
         self.interrupted = interrupt.requested or self._out_of_time()
         return saved
 
@@ -357,7 +357,7 @@ class TrainingSession:
 
     def _summarise(self, before: Mapping[str, EvaluationResult], checkpoint: Path, several: bool) -> None:
         def shown(values: Mapping[str, Any]) -> Any:
-            """The value of the only panel, ``None`` where there is none; those of a mixture by environment."""
+            """The value of the only evaluation set, ``None`` where there is none; those of a mixture by environment."""
             return dict(values) if several else next(iter(values.values()), None)
 
         self.comparisons = {

@@ -265,7 +265,7 @@ def _record(result: Any, searched: Iterable[SettingPath], metric: str) -> TrialR
 
 
 def _last_value(result: Any, metrics: dict[str, Any], metric: str) -> float | None:
-    """The metric of the last iteration, or of the last one that had it: a panel is not played in each.
+    """The metric of the last iteration, or of the last one that had it: an evaluation set is not played in each.
 
     A value that is not finite counts as reported, so that a trial that diverged does not keep an earlier one.
     """
