@@ -1,7 +1,9 @@
 """Chunked log-probabilities and divergences against whole logits in float64."""
 
 import copy
+import weakref
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -183,6 +185,28 @@ def test_logprobs_of_packed_sequences_and_gradients_equal_the_models_own_logits(
     torch.testing.assert_close(logprobs, exact, atol=1e-10, rtol=0)
     for name, parameter in lm.named_parameters():
         torch.testing.assert_close(gradients[name], parameter.grad, atol=1e-10, rtol=0, msg=name)
+
+
+@torch.no_grad()
+def test_scoring_keeps_the_hidden_states_of_one_pack_at_a_time():
+    """Else its memory grows with the number of rows."""
+    lm = tiny_llama(tied=True)
+    rows = [ScoredSequence(np.arange(1, 9, dtype=np.int32) + row, 3) for row in range(12)]
+    packed = pack_trees(PrefixOrder(rows), 16, "cpu")
+    assert len(packed.packs) == 6
+    alive, most = [], 0
+
+    def note(module, arguments, outputs):
+        nonlocal most
+        alive.append(weakref.ref(outputs.last_hidden_state))
+        most = max(most, sum(each() is not None for each in alive))
+
+    handle = lm.get_decoder().register_forward_hook(note)
+    logprobs, _ = sequence_logprobs(lm, packed)
+    handle.remove()
+    assert (len(alive), most) == (6, 1)
+    one_pack, _ = sequence_logprobs(lm, pack_trees(PrefixOrder(rows), 96, "cpu"))
+    torch.testing.assert_close(logprobs, one_pack)
 
 
 @pytest.mark.parametrize("name", ["final_logit_softcapping", "logit_scale", "logits_scaling"])

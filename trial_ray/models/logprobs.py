@@ -6,6 +6,7 @@ tokens at a time, and the backward pass computes each chunk's logits again inste
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -143,17 +144,24 @@ def check_plain_head(lm: PreTrainedModel) -> None:
             )
 
 
-def hidden_states(lm: PreTrainedModel, packed: PackedSequences) -> torch.Tensor:
-    """Last hidden states of the predicting nodes, ``[U, H]``."""
-    states = []
-    for pack in packed.packs:
+def hidden_states(lm: PreTrainedModel, packed: PackedSequences) -> Iterator[tuple[torch.Tensor, slice]]:
+    """Last hidden states of the predicting nodes, pack by pack: ``[n, H]``, and which of the U nodes they belong to.
+
+    Only the states of one pack are alive at a time, unless the caller keeps them.
+    """
+    lengths = torch.tensor([pack.input_ids.numel() for pack in packed.packs])
+    ends = lengths.cumsum(0)
+    # The nodes are in ascending order.
+    bounds = [0, *torch.searchsorted(packed.nodes, ends.to(packed.nodes.device)).tolist()]
+    for pack, first, start, stop in zip(packed.packs, (ends - lengths).tolist(), bounds[:-1], bounds[1:], strict=True):
         attention = {} if pack.exits is None else attention_inputs(lm, pack.exits)
         outputs = lm.get_decoder()(
             input_ids=pack.input_ids, position_ids=pack.position_ids, use_cache=False, **attention
         )
-        states.append(outputs.last_hidden_state.flatten(0, 1))
+        states = outputs.last_hidden_state.flatten(0, 1)[packed.nodes[start:stop] - first]
+        del outputs
         advance("forward pass")
-    return torch.cat(states)[packed.nodes]
+        yield states, slice(start, stop)
 
 
 def sequence_logprobs(
@@ -180,12 +188,17 @@ def sequence_logprobs(
         ConfigError: the model changes its logits after the head.
     """
     check_plain_head(lm)
-    logprobs, entropy = gather_logprobs(
-        hidden_states(lm, packed),
-        lm.get_output_embeddings(),
-        packed.targets,
-        temperature=temperature,
-        chunk_tokens=chunk_tokens,
-        with_entropy=with_entropy,
-    )
-    return logprobs[packed.tokens], None if entropy is None else entropy[packed.tokens]
+    found = [
+        gather_logprobs(
+            states,
+            lm.get_output_embeddings(),
+            packed.targets[nodes],
+            temperature=temperature,
+            chunk_tokens=chunk_tokens,
+            with_entropy=with_entropy,
+        )
+        for states, nodes in hidden_states(lm, packed)
+    ]
+    logprobs = torch.cat([logprobs for logprobs, _ in found])[packed.tokens]
+    entropies = [entropy for _, entropy in found if entropy is not None]
+    return logprobs, torch.cat(entropies)[packed.tokens] if with_entropy else None

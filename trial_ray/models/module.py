@@ -152,7 +152,7 @@ class CausalLMModule(TorchRLModule):
         """
         packed: PackedSequences = batch["sequences"]
         with self.autocast():
-            hidden, head = hidden_states(self.lm, packed), self.lm.get_output_embeddings()
+            hidden, head = _all_hidden_states(self.lm, packed), self.lm.get_output_embeddings()
             logprobs, entropy = gather_logprobs(
                 hidden, head, packed.targets, temperature=batch.get("temperature", 1.0), with_entropy=True
             )
@@ -162,7 +162,7 @@ class CausalLMModule(TorchRLModule):
                 privileged: PackedSequences = batch["hindsight_sequences"]
                 teacher = self.teacher or self.lm
                 with torch.no_grad():
-                    theirs = hidden_states(teacher, privileged)[privileged.tokens]
+                    theirs = _all_hidden_states(teacher, privileged)[privileged.tokens]
                 teacher_head = teacher.get_output_embeddings()
                 outputs["divergence"] = gather_divergence(
                     hidden[packed.tokens], head, theirs, teacher_head, **batch["divergence"]
@@ -221,6 +221,11 @@ class CausalLMModule(TorchRLModule):
         load_tensors(dict(self.lm.named_parameters()), Path(path) / HF_FOLDER)
         if self.teacher is not None:
             load_tensors(dict(self.teacher.named_parameters()), Path(path) / TEACHER_FOLDER)
+
+
+def _all_hidden_states(lm: PreTrainedModel, packed: PackedSequences) -> torch.Tensor:
+    """Last hidden states of the predicting nodes of all packs, ``[U, H]``: the backward pass needs them together."""
+    return torch.cat([states for states, _ in hidden_states(lm, packed)])
 
 
 def compute_dtype(setting: str | None, device: str) -> torch.dtype | None:
