@@ -24,7 +24,7 @@ def colocated_config(model_path: str) -> TRIALConfig:
         .rl_module(model_path=model_path)
         .training(group_size=2, tasks_per_iteration=2, minibatch_rows=12, microbatch_rows=6, kl_coeff=0.0, lr=1e-2)
         .env_runners(max_response_tokens=4)
-        .engines(colocate=True, sleep_level=2)
+        .engines(colocate=True)
         .env_runners(num_env_runners=0)
         .learners(num_learners=1, num_cpus_per_learner=0.5)
     )

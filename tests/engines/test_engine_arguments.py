@@ -91,6 +91,16 @@ def test_architectures_without_positions_have_no_limit():
 
 
 @VLLM
+def test_a_cache_of_given_size_needs_no_share_of_the_gpu_to_be_free(monkeypatch):
+    """vLLM 0.32 refuses to start where ``gpu_memory_utilization`` of the device is not free, also with such a cache."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    shared = VLLMEngine("nowhere", max_model_len=64, kv_cache_gib=2.0)._arguments
+    alone = VLLMEngine("nowhere", max_model_len=16_384)._arguments
+    assert (shared["kv_cache_memory_bytes"], shared["gpu_memory_utilization"]) == (2 << 30, 0.01)
+    assert (alone["kv_cache_memory_bytes"], alone["gpu_memory_utilization"]) == (None, 0.9)
+    assert (shared["max_num_batched_tokens"], alone["max_num_batched_tokens"]) == (8192, 16_384)
+
+
 def test_refused_arguments_are_arguments_of_vllm():
     from dataclasses import fields
 

@@ -99,7 +99,7 @@ class EngineSettings(Settings):
         "learners, whose shares ``num_gpus_per_engine`` and ``num_gpus_per_learner`` make up one GPU",
     )
     sleep_level: int = setting(
-        1,
+        2,
         "with ``colocate``, what becomes of the weights of an engine that sleeps: 1 keeps them in the host's memory, 2 drops "
         "them, since new ones follow every update",
         one_of=(1, 2),

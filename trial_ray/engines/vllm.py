@@ -33,6 +33,7 @@ from trial_ray.errors import ConfigError, EngineError, WeightSyncError
 if TYPE_CHECKING:
     from vllm import RequestOutput, TokensPrompt
 
+LEAST_UTILIZATION = 0.01
 _TAGS = {"weights": "weights", "cache": "kv_cache"}
 """vLLM's names of the parts that sleep."""
 
@@ -104,13 +105,16 @@ class VLLMEngine(BatchingEngine):
             "dtype": engine_dtype(dtype, on_gpu=self._on_cuda),
             "max_model_len": max_model_len,
             "kv_cache_memory_bytes": None if kv_cache_gib is None else int(kv_cache_gib * 2**30),
-            "gpu_memory_utilization": gpu_memory_utilization,
+            # vLLM requires so much of the device to be free; with a cache of given size it uses the share for nothing else.
+            "gpu_memory_utilization": gpu_memory_utilization if kv_cache_gib is None else LEAST_UTILIZATION,
             "tensor_parallel_size": tensor_parallel_size,
             "distributed_executor_backend": "uni" if tensor_parallel_size == 1 else "mp",
             "enforce_eager": not self._on_cuda if enforce_eager is None else enforce_eager,
             "enable_prefix_caching": enable_prefix_caching,
             "enable_sleep_mode": enable_sleep_mode,
             "max_num_seqs": max_batch or (MOST_ROWS if self._on_cuda else VLLM_CPU_ROWS),
+            # vLLM's own choice depends on the GPU; the plan counts a prefill of so many.
+            "max_num_batched_tokens": max(PREFILL_TOKENS, max_model_len),
             "seed": secrets.randbits(31) if seed is None else seed,
             "skip_tokenizer_init": True,
             "generation_config": "vllm",
@@ -121,11 +125,7 @@ class VLLMEngine(BatchingEngine):
         if not self._on_cuda:
             # vLLM rewinds the random generator of a seeded request whose prompt it cuts; torch's CPU generator cannot
             # rewind.
-            self._arguments |= {
-                "enable_chunked_prefill": False,
-                "max_num_batched_tokens": max(PREFILL_TOKENS, max_model_len),
-                "block_size": 32,
-            }
+            self._arguments |= {"enable_chunked_prefill": False, "block_size": 32}
         self._arguments |= engine_args
 
     def _open(self) -> dict[str, Any]:

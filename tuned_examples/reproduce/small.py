@@ -55,6 +55,7 @@ def configure(environment, backbone):
         )
         .engines(
             engine="vllm",
+            colocate=True,
             num_gpus_per_engine=0.5,
             engine_kwargs={"dtype": "bfloat16", "gpu_memory_utilization": 0.3},
         )
