@@ -25,6 +25,7 @@ def groups():
 @pytest.fixture(scope="module")
 def bench(model_path):
     training = {
+        "hindsight_coeff": 0.0,  # the plain loop is GRPO's
         "kl_coeff": 0.0,
         "entropy_coeff": 0.0,
         "max_logprob_gap": 1e9,

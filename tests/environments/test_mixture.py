@@ -87,7 +87,7 @@ def test_panels_are_of_environments_of_the_run(tmp_path):
     assert [entry.split for entry in config.evaluation_entries()] == ["test", "test"]
     config.evaluation(evaluation_split={COUNTING: "test"})
     assert [entry.name for entry in config.evaluation_entries()] == [COUNTING]
-    for wrong in ({"split": {"Chess-v0": "test"}}, {"env_config": {"Chess-v0": {}}}):
+    for wrong in ({"evaluation_split": {"Chess-v0": "test"}}, {"evaluation_env_config": {"Chess-v0": {}}}):
         with pytest.raises(
             ConfigError, match="names 'Chess-v0', expected environments of the run: 'Riddle-v0', 'Counting"
         ):

@@ -40,7 +40,7 @@ def test_the_trace_is_what_the_method_prepares(folder, config):
     ids = torch.tensor([index for index, each in enumerate(recorded) for _ in each.turns])
     rows = TurnRows(turns, ids, torch.zeros(len(ids)), encode_views(recorded, config, tokenizer))
     rows.logprobs, rows.hindsight_logprobs = score_rows(
-        lm, rows.model_rows(range(8), with_evidence=True), max_tokens=4096
+        lm, rows.model_rows(range(len(turns)), with_evidence=True), max_tokens=4096
     )
     config.method_class(config).prepare(rows, [], 1)
     assert [turn.weight for trace in traces for turn in trace.turns] == pytest.approx(rows.weights.tolist())

@@ -129,7 +129,7 @@ def test_where_no_other_action_is_on_offer_the_planned_one_is_taken(words, setti
     assert all(turn.planned for turn in turns_of(entry, **{setting: 1.0}))
 
 
-@pytest.mark.parametrize("fields", [{"demonstrator": Solver}, {}], ids=["scripted", "random"])
+@pytest.mark.parametrize("fields", [{"warm_start": WarmStartSpec(demonstrator=Solver)}, {}], ids=["scripted", "random"])
 @registered(RiddleEnv)
 def test_a_model_is_made_and_cached_by_the_adapter(fields, tmp_path, monkeypatch):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))

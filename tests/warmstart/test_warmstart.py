@@ -455,10 +455,11 @@ def test_what_plays_and_judges_is_part_of_the_key(part):
 
 def test_every_setting_and_the_adapter_are_part_of_the_key():
     settings = {"seed": 1, "hindsight_fraction": 0.5, "env_config": {"difficulty": "small"}, "optimizer": "adamw"}
-    adapter = {"max_turns": 3, "templates": {}, "vocabulary": ("mug",), "interchangeable": ()}
+    specs = [replace(ADAPTER.warm_start, vocabulary=("mug",)), replace(ADAPTER.warm_start, interchangeable=())]
+    adapters = [{"max_turns": 3}, {"templates": {}}, *({"warm_start": spec} for spec in specs)]
     keys = [module.cache_key(replace(SETTINGS, **{name: value}), HOME) for name, value in settings.items()]
-    for name, value in adapter.items():
-        keys.append(module.cache_key(SETTINGS, replace(HOME, adapter=replace(ADAPTER, **{name: value}))))
+    for changes in adapters:
+        keys.append(module.cache_key(SETTINGS, replace(HOME, adapter=replace(ADAPTER, **changes))))
     assert len({*keys, module.cache_key(SETTINGS, HOME)}) == len(keys) + 1
 
 

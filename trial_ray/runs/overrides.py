@@ -18,6 +18,7 @@ from trial_ray.config.declare import (
     plain_types,
     plain_types_of,
 )
+from trial_ray.config.run import RENAMED_SETTINGS
 from trial_ray.environments.registry import find_spec, keyword_arguments
 from trial_ray.errors import ConfigError
 
@@ -59,7 +60,8 @@ def apply_overrides(config: GRPOConfig, assignments: Iterable[str]) -> GRPOConfi
     changed: GRPOConfig = config.copy(copy_frozen=False)
     defaults = vars(type(config)())
     known = settable_names(defaults)
-    for name, path, text in _assignments(assignments):
+    for given, path, text in _assignments(assignments):
+        name = RENAMED_SETTINGS.get(given, given)
         if name not in known:
             raise unknown_key(name, known)
         if name == "env_config" and changed.environments:
