@@ -117,8 +117,16 @@ def test_a_gpu_needs_a_torch_and_a_driver_that_fit(driver, cuda, level, words, m
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr("torch.version.cuda", cuda)
+    headers = tmp_path / "Python.h"
+    headers.touch()
+    monkeypatch.setattr(checks.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    monkeypatch.setenv("CC", "gcc")
     check = checks.gpus()
     assert check.level is level
     assert words in check.found
+    headers.unlink()
+    lacks = checks.gpus()
+    assert ("Triton" in lacks.found) == (level is OK)
+    assert lacks.level is (STOPS if level is OK else level)
     program.write_text("#!/bin/sh\necho Failed to initialize NVML: Driver/library version mismatch\nexit 18\n")
     assert "version mismatch" in checks.gpus().found

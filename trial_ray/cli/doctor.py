@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import sys
+import sysconfig
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
@@ -206,6 +207,12 @@ def cluster() -> Check:
     return Check("Ray cluster", address or "none set (RAY_ADDRESS); commands start a local one")
 
 
+def _missing_for_triton() -> str:
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    return " and ".join([*([] if compiler else ["a C compiler"]), *([] if header.is_file() else [str(header)])])
+
+
 def gpus() -> Check:
     """NVIDIA GPUs, their driver, and whether the installed torch and vLLM are the builds for them."""
     import torch
@@ -224,6 +231,10 @@ def gpus() -> Check:
         )
     elif listed and int(listed[0].driver.partition(".")[0]) < oldest:
         problem = STOPS, f"CUDA {cuda} needs driver {oldest} or later", f"apt-get install nvidia-driver-{oldest}"
+    elif listed and (missing := _missing_for_triton()):
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        reason = f"Triton compiles kernels when they first run, and lacks {missing}"
+        problem = STOPS, reason, f"apt-get install gcc python{version}-dev"
     elif failure:
         problem = NOTE, "no GPU is used", "docker run --gpus all    # outside a container: install the driver"
     elif not listed and _version("vllm"):
