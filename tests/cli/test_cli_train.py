@@ -108,12 +108,12 @@ def test_a_panel_that_comes_later_was_not_played_before_training(train, capsys):
     assert evaluations(train.out) == ["after_000003.json"]
     summary, report = outcome(train.out)
     assert (summary["before"], summary["after"]["success_rate"]) == (None, 0.6)
-    assert summary["comparison"] == {"not_compared": "The panel was not played before training."}
+    assert summary["comparison"] == {"not_compared": "There was no evaluation before training."}
     assert "It was not evaluated before training" in report
     assert "at iteration 0" not in report
     told = capsys.readouterr().out
-    assert "evaluation before" not in told
-    assert "success after iteration 3: 60.0% [38.7%, 78.1%] (12/20). The panel was not played before training." in told
+    assert "evaluation before:" not in told
+    assert "success after iteration 3: 60.0% [38.7%, 78.1%] (12/20). There was no evaluation before training." in told
 
 
 def test_another_panel_is_no_failure_and_not_compared_with_the_first_one(train, capsys):
@@ -179,7 +179,7 @@ def test_in_a_mixture_every_panel_is_compared_with_its_own_beginning(train, caps
     assert {name: found["successes"] for name, found in summary["after"].items()} == {"Shop": 12, "Shop_2": 12}
     assert list(summary["before"]) == ["Shop"]
     assert summary["comparison"]["Shop"]["gained"] == 12
-    assert summary["comparison"]["Shop_2"] == {"not_compared": "The panel was not played before training."}
+    assert summary["comparison"]["Shop_2"] == {"not_compared": "There was no evaluation before training."}
     assert "Shop: 60.0% [38.7%, 78.1%] (12/20), Shop_2: 60.0%" in report
     told = capsys.readouterr().out
     assert "learned in Shop: success 0.0% → 60.0%" in told

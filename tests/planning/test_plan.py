@@ -152,7 +152,8 @@ def test_the_plan_has_the_defaults_of_vllm_as_it_is_started(on_gpu, monkeypatch)
     started = VLLMEngine("nowhere", max_model_len=100)._arguments
     request = with_engines({}, engine="vllm", num_gpus_per_engine=float(on_gpu))
     assert request.most_rows == started["max_num_seqs"]
-    assert request.gpu_memory_utilization == started["gpu_memory_utilization"]
+    if on_gpu:  # elsewhere the cache has a given size, and no share is used
+        assert request.gpu_memory_utilization == started["gpu_memory_utilization"]
     assert request.kv_cache_gib == (None if on_gpu else started["kv_cache_memory_bytes"] / GIB)
 
 
