@@ -181,6 +181,8 @@ class EnvironmentConfig(RunSettings, CheckedConfig):
         Raises:
             ConfigError: names the environment, what was found and what is expected.
         """
+        for each in self.environments:
+            _environment(each)
         if self.environments and [self.env, self.env_config] != list(self.environments[0][:2]):
             raise ConfigError(
                 "env or env_config was changed, but the run plays several environments, each with keyword arguments of its own: "
