@@ -46,7 +46,7 @@ from trial_ray.engines.protocol import Response, SamplingParams
 from trial_ray.engines.weights import pack_weights
 from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.environments.guarded import StepResult
-from trial_ray.models.module import load_causal_lm
+from trial_ray.models.loading import load_causal_lm
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
 from trial_ray.rollout.env_runner import TextEnvRunner
 from trial_ray.rollout.episode import Decision, History, PolicyPlayer, derive_seed

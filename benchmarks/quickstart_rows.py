@@ -21,7 +21,7 @@ from trial_ray.algorithms.sampling import TaskSampler
 from trial_ray.engines.local import LocalEngine
 from trial_ray.engines.protocol import SamplingParams
 from trial_ray.environments.guarded import GuardedEnv
-from trial_ray.models.module import load_causal_lm, load_tokenizer
+from trial_ray.models.loading import load_causal_lm, load_tokenizer
 from trial_ray.rollout.conversation import prompt_writer
 from trial_ray.rollout.episode import PolicyPlayer, derive_seed, play_episode
 from trial_ray.rollout.groups import GroupRequest

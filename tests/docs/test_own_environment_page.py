@@ -8,7 +8,7 @@ import pytest
 from snippets import snippets
 
 from trial_ray.environments.registry import load_adapters
-from trial_ray.models.module import load_tokenizer
+from trial_ray.models.loading import load_tokenizer
 from trial_ray.rollout.recording import read_turns
 from trial_ray.runs.experiment import load_experiment
 

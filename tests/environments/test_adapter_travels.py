@@ -10,7 +10,7 @@ from user_env import registered
 from trial_ray.algorithms.methods import new_config
 from trial_ray.environments import EnvironmentAdapter
 from trial_ray.learner.connectors import encode_views
-from trial_ray.models.module import load_tokenizer
+from trial_ray.models.loading import load_tokenizer
 from trial_ray.rollout.recording import read_trajectories
 from trial_ray.rollout.trajectory import Trajectory, Turn
 

@@ -12,7 +12,7 @@ from trial_ray.engines.transformers import TransformersEngine
 from trial_ray.engines.weights import pack_weights
 from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.learner.packing import score_rows
-from trial_ray.models.module import load_causal_lm
+from trial_ray.models.loading import load_causal_lm
 from trial_ray.runs.checkpoints import CHECKPOINT_MARK, export_model
 
 TRAINING = {"lr": 1e-2, "kl_coeff": 0.01, "minibatch_rows": 16, "microbatch_rows": 8, "lora_rank": 4}

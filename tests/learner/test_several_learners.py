@@ -23,7 +23,7 @@ from trial_ray.engines.weights import iter_weights, weights_checksum
 from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.learner.exchange import TrainingGroups
 from trial_ray.learner.recording import read_training
-from trial_ray.models.module import load_causal_lm
+from trial_ray.models.loading import load_causal_lm
 from trial_ray.models.sharding import decoder_layers
 
 NUM_LEARNERS = 2

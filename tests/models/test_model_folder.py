@@ -15,7 +15,7 @@ from trial_ray.algorithms.initial_policy import initial_policy, require_initial_
 from trial_ray.engines.transformers import stop_token_ids
 from trial_ray.errors import ConfigError
 from trial_ray.models.folders import model_folder
-from trial_ray.models.module import load_causal_lm, load_tokenizer
+from trial_ray.models.loading import load_causal_lm, load_tokenizer
 
 EXTRA_STOP_ID = 11
 NAME = "some-org/tiny"

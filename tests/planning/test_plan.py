@@ -17,8 +17,8 @@ from trial_ray.algorithms import GRPO
 from trial_ray.engines.decoding_cache import SLACK, rows_that_fit, token_bytes
 from trial_ray.engines.vllm import VLLMEngine
 from trial_ray.errors import ConfigError
+from trial_ray.models.loading import load_causal_lm
 from trial_ray.models.model_shape import ModelShape, model_shape
-from trial_ray.models.module import load_causal_lm
 from trial_ray.planning.memory import (
     GIB,
     Machine,

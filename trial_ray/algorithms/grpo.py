@@ -59,7 +59,7 @@ from trial_ray.learner.exchange import TrainingGroups
 from trial_ray.learner.learner import GRPOLearner
 from trial_ray.learner.recording import UpdateRecord
 from trial_ray.metrics import EFFECTIVE_SAMPLE_SIZE, ENV_RUNNERS, log, log_time, peek
-from trial_ray.models.module import load_tokenizer
+from trial_ray.models.loading import load_tokenizer
 from trial_ray.planning.memory import Machine, PlanRequest, require_fit
 from trial_ray.planning.step_time import gpu_bytes
 from trial_ray.process_reports import peak_memory

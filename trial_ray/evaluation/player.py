@@ -16,7 +16,7 @@ from trial_ray.engines.weights import pack_weights, weights_checksum
 from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.evaluation.panels import Panel
 from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.models.module import load_causal_lm
+from trial_ray.models.loading import load_causal_lm
 from trial_ray.rollout.episode import derive_seed
 from trial_ray.rollout.groups import GroupRequest, GroupSample, SampleSettings, failure_of
 from trial_ray.rollout.trajectory import EpisodeResult

@@ -81,12 +81,9 @@ class GRPOLearner(TorchLearner):
         """Leave the module as it is; see the class."""
 
     def _map_module_to_device(self, module: MultiRLModule) -> None:
-        """Before anything is on the device, bring the weights into the form in which they stay there."""
+        """Read the weights to the device, in the form in which they stay there."""
         policy: CausalLMModule = module[DEFAULT_MODULE_ID].unwrapped()
-        device = torch.device(self.device)
-        policy.hold_frozen_matrices_at_compute_dtype(device.type)
-        if self.config.sharding == "fsdp":
-            policy.shard(device)
+        policy.load(torch.device(self.device), sharded=self.config.sharding == "fsdp")
         super()._map_module_to_device(module)
 
     @property
@@ -106,6 +103,11 @@ class GRPOLearner(TorchLearner):
         # The rate is set on registration, and again after each update where lr is a schedule over environment steps.
         beta1, beta2 = config.adam_betas
         optimizer = torch.optim.AdamW(parameters, betas=(beta1, beta2), weight_decay=config.weight_decay, fused=True)
+        for parameter in parameters:
+            # Now, and not at the first step, out of blocks that activations have left: those could never be given back.
+            step = torch.zeros((), dtype=torch.float32, device=local_part(parameter).device)
+            moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+            optimizer.state[parameter] = {"step": step, **moments}
         self.register_optimizer(
             module_id=module_id, optimizer=optimizer, params=parameters, lr_or_lr_schedule=config.lr
         )

@@ -77,6 +77,11 @@ def load_tensors(parameters: Mapping[str, torch.Tensor], folder: Path) -> None:
                 copy_whole(tensors.get_tensor(name), parameters[name])
 
 
+def tensor_names(folder: Path) -> set[str]:
+    """Names of the tensors in the folder's files; none where there are no such files."""
+    return {name for file in folder.glob("*.safetensors") for name, _ in _shapes(file)}
+
+
 def _part_file(folder: Path, index: int) -> Path:
     return folder / f"part-{index:05d}.safetensors"
 

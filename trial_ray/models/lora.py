@@ -14,7 +14,7 @@ from torch import nn
 
 from trial_ray.errors import ConfigError
 from trial_ray.models.folders import load_tensors
-from trial_ray.models.sharding import decoder_layers, gathered
+from trial_ray.models.sharding import copy_whole, decoder_layers, gathered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -66,10 +66,19 @@ class Adapter:
         lm.requires_grad_(False)
         inject_adapter_in_model(self.config, lm)
         self.scaling = alpha / rank
-        generator = torch.Generator().manual_seed(seed)
+        self._seed = seed
         for layer in self._layers().values():
             layer.lora_A.to(dtype), layer.lora_B.to(dtype)
-            nn.init.kaiming_uniform_(layer.lora_A[_NAME].weight, a=math.sqrt(5), generator=generator)
+
+    @torch.no_grad()
+    def initialise(self) -> None:
+        """Give A, whole or sharded, its first values, and B zeros."""
+        generator = torch.Generator().manual_seed(self._seed)
+        for layer in self._layers().values():
+            down, up = layer.lora_A[_NAME].weight, layer.lora_B[_NAME].weight
+            whole = torch.empty(down.shape, dtype=down.dtype)
+            copy_whole(nn.init.kaiming_uniform_(whole, a=math.sqrt(5), generator=generator), down)
+            up.zero_()
 
     def _layers(self) -> dict[str, Any]:
         """The adapted layers by their names in the model."""

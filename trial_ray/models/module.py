@@ -13,16 +13,16 @@ import torch
 from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 from torch import nn
 
-from trial_ray.errors import CheckpointError, ConfigError, first_line
-from trial_ray.models import tree_attention
-from trial_ray.models.folders import DeferredWriter, load_tensors, model_folder, write_model
+from trial_ray.errors import CheckpointError
+from trial_ray.models.folders import DeferredWriter, load_tensors, write_model
+from trial_ray.models.loading import empty_causal_lm, fill, load_causal_lm, load_tokenizer
 from trial_ray.models.logprobs import check_plain_head, gather_divergence, gather_logprobs, hidden_states
 from trial_ray.models.lora import ADAPTER_FOLDER, Adapter
 from trial_ray.models.prefix_tree import PackedSequences
 from trial_ray.models.sharding import ShardedModels, gathered
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 HF_FOLDER = "hf"
 """Folder of a module checkpoint that holds the Hugging Face model, which vLLM and transformers load directly."""
@@ -42,9 +42,9 @@ class CausalLMModule(TorchRLModule):
     model_config: dict[str, Any]
 
     def setup(self) -> None:
-        """Load the model, its tokenizer, and the frozen reference where a KL term asks for one."""
+        """Make the model without its weights (see :meth:`load`), and the frozen reference where a KL term asks for one."""
         settings = self.model_config
-        self.lm = load_causal_lm(settings["model_path"], settings["model_dtype"])
+        self.lm = empty_causal_lm(settings["model_path"], settings["model_dtype"])
         check_plain_head(self.lm)
         if settings["gradient_checkpointing"]:
             # transformers checkpoints only in training mode; dropout is off either way.
@@ -54,34 +54,36 @@ class CausalLMModule(TorchRLModule):
         self.adapter: Adapter | None = None
         if settings["lora"] is not None:
             self.adapter = Adapter(self.lm, dtype=getattr(torch, settings["model_dtype"]), **settings["lora"])
-        self.reference = self._load_frozen() if settings["with_reference"] and self.adapter is None else None
-        self.teacher = self._load_frozen() if settings["with_teacher"] else None
+        self.reference = self._frozen() if settings["with_reference"] and self.adapter is None else None
+        self.teacher = self._frozen() if settings["with_teacher"] else None
         self.sharded: ShardedModels | None = None
         self.writer = DeferredWriter()
 
-    def _load_frozen(self) -> PreTrainedModel:
-        """A model that is not trained, with the policy's first weights."""
+    def _frozen(self) -> PreTrainedModel:
+        """A model that is not trained and gets the policy's first weights."""
         settings = self.model_config
-        return load_causal_lm(settings["model_path"], settings["model_dtype"]).requires_grad_(False)
+        return empty_causal_lm(settings["model_path"], settings["model_dtype"]).requires_grad_(False)
 
-    def hold_frozen_matrices_at_compute_dtype(self, device: str) -> None:
-        """Save memory where nothing is trained: the reference, the teacher, and the layers beside which adapters are."""
-        dtype = compute_dtype(self.model_config["compute_dtype"], device)
+    def load(self, device: torch.device, *, sharded: bool) -> None:
+        """Read the weights, one tensor after the other, to where they stay; the optimizer must be made afterwards.
+
+        Args:
+            device: of this learner. Of models that are not trained it holds the matrices at the compute dtype.
+            sharded: whether each learner holds a part of every tensor.
+
+        Raises:
+            ConfigError: there are no weights at the model's path, or the model cannot be sharded.
+        """
+        dtype = compute_dtype(self.model_config["compute_dtype"], device.type)
+        self.sharded = ShardedModels(device) if sharded else None
         for lm in (self.lm, self.reference, self.teacher):
             if lm is not None:
                 hold_matrices_at(lm, dtype)
-
-    def shard(self, device: torch.device) -> None:
-        """Spread the weights over all learners; the optimizer must be made afterwards.
-
-        Raises:
-            ConfigError: the model cannot be sharded.
-        """
-        self.sharded = ShardedModels(device)
-        dtype = compute_dtype(self.model_config["compute_dtype"], device.type)
-        for lm in (self.lm, self.reference, self.teacher):
-            if lm is not None:
-                self.sharded.shard(lm, dtype)
+                if self.sharded is not None:
+                    self.sharded.shard(lm, dtype)
+                fill(lm, self.model_config["model_path"], device)
+        if self.adapter is not None:
+            self.adapter.initialise()
 
     def finish_passes(self) -> None:
         """Where weights are sharded, take part in the other learners' passes until none has any left."""
@@ -246,50 +248,6 @@ def hold_matrices_at(lm: PreTrainedModel, dtype: torch.dtype | None) -> None:
     for module in lm.modules():
         if isinstance(module, nn.Linear) and module.weight is not embedding and not module.weight.requires_grad:
             module.weight.data = module.weight.data.to(dtype)
-
-
-def load_tokenizer(model_path: str) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model: of a folder, or of a name on the model hub.
-
-    Raises:
-        ConfigError: there is none at ``model_path``.
-    """
-    from transformers import AutoTokenizer  # not at the top, see tree_attention.register
-
-    # Not by transformers: without a network it asks for each file six times, and says so each time.
-    folder = model_path if Path(model_path).is_dir() else model_folder(model_path)
-    try:
-        return AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"No tokenizer could be loaded from {model_path!r}: {first_line(error)}") from error
-
-
-def load_causal_lm(model_path: str, dtype: str) -> PreTrainedModel:
-    """Load a causal LM in evaluation mode at ``dtype`` (torch's name of it), without dropout: of a folder or a hub name.
-
-    Raises:
-        ConfigError: there is none at ``model_path``.
-    """
-    from transformers import AutoModelForCausalLM
-
-    folder = model_path if Path(model_path).is_dir() else model_folder(model_path)
-    try:
-        lm = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, dtype), attn_implementation=tree_attention.register()
-        )
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"No causal LM could be loaded from {model_path!r}: {first_line(error)}") from error
-    _switch_off_dropout(lm)
-    return lm
-
-
-def _switch_off_dropout(lm: PreTrainedModel) -> None:
-    """Behaviour, scoring and training must be one and the same policy, whatever mode the modules are in."""
-    for module in lm.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        if hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.0  # type: ignore[assignment]  # torch knows tensors and modules as attributes only
 
 
 def merge_adapter(folder: Path, target: Path) -> None:

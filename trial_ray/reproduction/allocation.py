@@ -20,7 +20,7 @@ from trial_ray.errors import InfrastructureError
 from trial_ray.learner.connectors import encode_views
 from trial_ray.learner.packing import score_rows
 from trial_ray.learner.rows import TurnRows, required
-from trial_ray.models.module import load_causal_lm, load_tokenizer
+from trial_ray.models.loading import load_causal_lm, load_tokenizer
 from trial_ray.reports.traces import Trace, TracedTurn
 from trial_ray.rollout.conversation import prompt_writer
 from trial_ray.rollout.episode import PolicyPlayer, play_episode

@@ -147,7 +147,7 @@ def _figure3(runs: Sequence[PlannedRun], folder: Path) -> list[Path]:
 
 def _allocation(run: PlannedRun) -> tuple[Allocation, str | None]:
     """The last recorded training batch, scored by the run's final policy; successful trajectories of one family, if any."""
-    from trial_ray.models.module import load_causal_lm, load_tokenizer
+    from trial_ray.models.loading import load_causal_lm, load_tokenizer
     from trial_ray.reports.records import Allocation
     from trial_ray.reports.traces import choose_trajectories
     from trial_ray.reproduction.allocation import trace_trajectories

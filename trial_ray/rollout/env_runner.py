@@ -195,7 +195,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
 
     def _prompt_writer(self, environment: int) -> PromptWriter:
         if self._tokenizer is None:
-            from trial_ray.models.module import load_tokenizer
+            from trial_ray.models.loading import load_tokenizer
 
             self._tokenizer = load_tokenizer(str(self.config.model_path))
         if environment not in self._prompts:

@@ -15,7 +15,7 @@ from trial_ray.environments.registry import find_adapter
 from trial_ray.errors import TrialRayError, UserInputError
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.learner.recording import read_training
-from trial_ray.models.module import load_tokenizer
+from trial_ray.models.loading import load_tokenizer
 from trial_ray.reports.dynamics import read_whole_lines
 from trial_ray.reports.recorded import RecordedTrajectory, TokenTexts
 from trial_ray.reports.records import Allocation, RunRecord

@@ -1,0 +1,118 @@
+"""Causal language models and tokenizers of Hugging Face folders: loaded as transformers does, or tensor by tensor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from trial_ray.errors import ConfigError, first_line
+from trial_ray.models import tree_attention
+from trial_ray.models.folders import load_tensors, model_folder, tensor_names
+from trial_ray.models.sharding import copy_whole
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def load_tokenizer(model_path: str) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model: of a folder, or of a name on the model hub.
+
+    Raises:
+        ConfigError: there is none at ``model_path``.
+    """
+    from transformers import AutoTokenizer  # not at the top, see tree_attention.register
+
+    # Not by transformers: without a network it asks for each file six times, and says so each time.
+    folder = model_path if Path(model_path).is_dir() else model_folder(model_path)
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"No tokenizer could be loaded from {model_path!r}: {first_line(error)}") from error
+
+
+def load_causal_lm(model_path: str, dtype: str) -> PreTrainedModel:
+    """Load a causal LM in evaluation mode at ``dtype`` (torch's name of it), without dropout: of a folder or a hub name.
+
+    Raises:
+        ConfigError: there is none at ``model_path``.
+    """
+    from transformers import AutoModelForCausalLM
+
+    folder = model_path if Path(model_path).is_dir() else model_folder(model_path)
+    try:
+        lm = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=getattr(torch, dtype), attn_implementation=tree_attention.register()
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"No causal LM could be loaded from {model_path!r}: {first_line(error)}") from error
+    _switch_off_dropout(lm)
+    return lm
+
+
+def empty_causal_lm(model_path: str, dtype: str) -> PreTrainedModel:
+    """The model of :func:`load_causal_lm` without memory for its weights (on torch's ``meta`` device); see :func:`fill`.
+
+    Raises:
+        ConfigError: there is none at ``model_path``.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    folder = model_folder(model_path)
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        with torch.device("meta"):
+            lm: PreTrainedModel = AutoModelForCausalLM.from_config(
+                config, dtype=getattr(torch, dtype), attn_implementation=tree_attention.register()
+            ).eval()
+        if (Path(folder) / "generation_config.json").is_file():
+            lm.generation_config = GenerationConfig.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"No causal LM could be loaded from {model_path!r}: {first_line(error)}") from error
+    _switch_off_dropout(lm)
+    return lm
+
+
+@torch.no_grad()
+def fill(lm: PreTrainedModel, model_path: str, device: torch.device) -> None:
+    """Give a model of :func:`empty_causal_lm`, whole or sharded, its memory on the device and the weights of its folder.
+
+    The host's memory holds one tensor at a time; all of them where the folder's files name them in another way than the model
+    does (which transformers then converts).
+
+    Raises:
+        ConfigError: the folder holds no weights of this model.
+    """
+    lm.to_empty(device=device)
+    lm.tie_weights()
+    for module in lm.modules():
+        if module._non_persistent_buffers_set:  # rotary frequencies, for instance, which no file holds
+            lm._init_weights(module)
+    tensors = {
+        name.replace(".base_layer.", "."): each for name, each in _stored_tensors(lm).items() if ".lora_" not in name
+    }
+    folder = Path(model_folder(model_path))
+    if tensors.keys() <= tensor_names(folder):
+        load_tensors(tensors, folder)
+        return
+    converted = _stored_tensors(load_causal_lm(model_path, str(lm.dtype).removeprefix("torch.")))
+    for name, tensor in tensors.items():
+        copy_whole(converted[name], tensor)
+
+
+def _stored_tensors(lm: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Parameters, tied ones once, and buffers that are stored with them, by name."""
+    unstored = dict(lm.named_non_persistent_buffers())
+    buffers = {name: buffer for name, buffer in lm.named_buffers() if name not in unstored}
+    return {**dict(lm.named_parameters()), **buffers}
+
+
+def _switch_off_dropout(lm: PreTrainedModel) -> None:
+    """Behaviour, scoring and training must be one and the same policy, whatever mode the modules are in."""
+    for module in lm.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0  # type: ignore[assignment]  # torch knows tensors and modules as attributes only
