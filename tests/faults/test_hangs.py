@@ -107,7 +107,7 @@ def test_an_engine_and_an_env_runner_that_hang_are_replaced(model_path, tmp_path
     assert "sample_groups" in of_engine.partition("--- env runner 1:")[2]
     assert "stopped; it writes no stacks" in of_engine.partition("--- engine 0:")[2]
     assert "stopped; it writes no stacks" in of_runner.partition("--- env runner 1:")[2].partition("\n---")[0]
-    assert "_sample" in of_runner.partition("--- driver:")[2].partition("\n---")[0]
+    assert "sample_groups" in of_runner.partition("--- driver:")[2].partition("\n---")[0]
     assert run.folder.state() == "done"
     for kind, each in zip(("engine", "env runner"), seconds, strict=True):
         tell(

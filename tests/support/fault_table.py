@@ -20,8 +20,8 @@ MARK = "TRIAL_FAULTS_MARK"
 FOLDER = Path("build/faults")
 LEFT_TIMEOUT_S = 30.0
 RAYS_OWN = (
-    "gcs_server", "raylet", "log_monitor.py", "monitor.py", "dashboard", "runtime_env", "ray::IDLE", "default_worker.py",
-    "multiprocessing.resource_tracker",
+    "gcs_server", "raylet", "log_monitor.py", "monitor.py", "dashboard", "DashboardAgent", "runtime_env", "RuntimeEnvAgent",
+    "ray::IDLE", "default_worker.py", "multiprocessing.resource_tracker",
 )  # fmt: skip
 """What tells a process of Ray's that lives as long as its session, and workers that wait for work."""
 

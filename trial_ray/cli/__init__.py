@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import logging
 import os
@@ -28,7 +29,7 @@ from trial_ray.cli import (
     train,
     warmstart,
 )
-from trial_ray.errors import UserInputError
+from trial_ray.errors import ConfigError, UserInputError
 from trial_ray.termination import termination_as_interrupt
 from trial_ray.version import __version__
 
@@ -145,4 +146,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.errors().print("interrupted")
         return console.INTERRUPTED
     except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            error = ConfigError(
+                f"{str(error.filename)[:60]!r}... is too long for the name of a file; expected a path or a name."
+            )
         return console.report(error, args.verbose)
