@@ -83,7 +83,7 @@ def beside(method="serl", **change):
     ("given", "words"),
     [
         (beside(temperature=1.0), "temperature is 0.4 in one and 1.0"),
-        (beside(panel_sha256="other"), "panels.*panel_sha256"),
+        (beside(panel_sha256="other"), "evaluation sets.*panel_sha256"),
         (beside(max_turns=30), "max_turns"),
         (beside(families=FAMILIES[::-1]), "other tasks"),
         (beside("grpo"), "two evaluations of small grpo seed 0"),

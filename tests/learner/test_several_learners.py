@@ -29,11 +29,11 @@ from trial_ray.models.sharding import decoder_layers
 NUM_LEARNERS = 2
 
 
-def config_of(model_path: str, num_learners: int, sharding: str = "none") -> TRIALConfig:
+def config_of(model_path: str, num_learners: int, sharding: str = "none", fsdp_size: int | None = None) -> TRIALConfig:
     return (
         TRIALConfig()
         .environment("trial/ALFWorld-v0")
-        .rl_module(model_path=model_path, model_dtype="float64", sharding=sharding)
+        .rl_module(model_path=model_path, model_dtype="float64", sharding=sharding, fsdp_size=fsdp_size)
         .training(
             lr=1e-3, minibatch_rows=10, microbatch_rows=8, kl_coeff=0.01, entropy_coeff=0.001, max_logprob_gap=100.0,
             hindsight_coeff=0.3, hindsight_start_iteration=1, clamp_scope="minibatch", max_tokens_per_forward=60,
@@ -180,9 +180,60 @@ def test_sharded_learners_train_save_export_and_go_on_as_one(ray_session, model_
     sharded.shutdown()
 
 
+@pytest.mark.actors
+def test_two_sharded_copies_are_one_learner_and_add_up_once_a_step(ray_session, model_path, groups, tmp_path):
+    """Two by two learners: gradients cross between the copies once a step, however many passes the step has."""
+    sharded = group_of(config_of(model_path, 4, "fsdp", 2).learners(num_cpus_per_learner=0.25))
+    alone = build_learner(config_of(model_path, 0))
+    update(alone, groups, 1)
+
+    def count_sums(learner):
+        from torch import distributed
+
+        learner.sums = {"copies": 0, "steps": 0}
+        across, add_up, step = (
+            learner.policy_module.sharded.copies_group,
+            distributed.all_reduce,
+            learner.apply_gradients,
+        )
+
+        def all_reduce(tensor, op=distributed.ReduceOp.SUM, group=None, **kwargs):
+            learner.sums["copies"] += group is across
+            return add_up(tensor, op, group, **kwargs)
+
+        def apply_gradients(gradients):
+            learner.sums["steps"] += 1
+            step(gradients)
+
+        distributed.all_reduce, learner.apply_gradients = all_reduce, apply_gradients
+
+    on_all(sharded, count_sums)
+    train(sharded, groups, 1)
+    trained = whole_weights(sharded)
+    error = ((trained - weights(alone)).norm() / trained.norm()).item()
+    print(f"relative difference of the weights {error:.1e}")
+    assert error < 1e-10
+    for sums in on_all(sharded, lambda learner: learner.sums):
+        assert sums["copies"] == sums["steps"] > 1  # gradients of this model are one bucket
+    assert sum(optimizer_elements(sharded)) == 2 * trained.numel()
+
+    folder = Path(sharded.save_to_path(str(tmp_path / "group"))) / "learner"
+    on_all(sharded, lambda learner: learner.save_shards(folder))
+    train(sharded, groups, 2)
+    uninterrupted = whole_weights(sharded)
+    sharded.restore_from_path(str(tmp_path / "group"))
+    assert torch.equal(whole_weights(sharded), trained)
+    train(sharded, groups, 2)
+    assert torch.equal(whole_weights(sharded), uninterrupted)
+    sharded.shutdown()
+
+
 def test_what_cannot_be_sharded_is_refused(model_path):
     with pytest.raises(ConfigError, match="num_learners is 1; expected at least 2"):
         config_of(model_path, 1, "fsdp").validate()
+    for sharding in ("fsdp", "none"):
+        with pytest.raises(ConfigError, match=r"fsdp_size is 3 with sharding.*divisor of num_learners"):
+            config_of(model_path, 4, sharding, 3).validate()
     lm = load_causal_lm(model_path, "float32")
     lm._no_split_modules = ["OtherLayer"]
     with pytest.raises(ConfigError, match=r"No decoder layers were found .*\['OtherLayer'\]"):

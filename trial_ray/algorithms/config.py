@@ -304,6 +304,7 @@ class GRPOConfig(Sections, EnvironmentConfig):
             "model_dtype": self.model_dtype,
             "compute_dtype": self.compute_dtype,
             "gradient_checkpointing": self.gradient_checkpointing,
+            "compile_layers": self.compile_layers,
             "lora": self.lora_settings(),
             "with_reference": self.kl_coeff > 0,
             "with_teacher": self.teacher_sync_iterations is not None,

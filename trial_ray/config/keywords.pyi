@@ -166,7 +166,9 @@ class Sections:
         model_dtype: str | Search = ...,
         compute_dtype: str | None | Search = ...,
         gradient_checkpointing: bool | Search = ...,
+        compile_layers: bool | Search = ...,
         sharding: str | Search = ...,
+        fsdp_size: int | None | Search = ...,
         lora_rank: int | None | Search = ...,
         lora_alpha: float | Search = ...,
         lora_targets: list[str] | None | Search = ...,
@@ -186,8 +188,12 @@ class Sections:
             compute_dtype: dtype of forward and backward passes (autocast); ``None`` means bfloat16 on a GPU, and
                 elsewhere no autocast, as ``"float32"`` does everywhere.
             gradient_checkpointing: recompute activations in the backward pass to save memory.
+            compile_layers: compile the learner's decoder layers (torch.compile), which fuses norms, rotary embeddings,
+                gates and casts on a GPU; the first passes take minutes longer.
             sharding: where the weights lie with several learners: ``"none"`` whole on each, ``"fsdp"`` spread over them
                 with the gradients and the optimizer's state, layer by layer (FSDP2).
+            fsdp_size: learners that hold one copy of sharded weights together, a divisor of their number: those of a
+                node, so that its weights never cross the network and gradients do once a step. ``None``: all learners.
             lora_rank: rank of low-rank adapters, which are then all that is trained; the reference is the model without
                 them. ``None`` trains all weights.
             lora_alpha: scale of the adapters' product, divided by the rank.

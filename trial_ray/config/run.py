@@ -144,6 +144,11 @@ class RunSettings(
                 f"sharding='fsdp' spreads the weights over learners, but num_learners is {self.num_learners}; expected at "
                 "least 2. Set .learners(num_learners=...), or sharding='none'."
             )
+        if self.fsdp_size is not None and (self.sharding == "none" or self.num_learners % self.fsdp_size):
+            raise ConfigError(
+                f"fsdp_size is {self.fsdp_size} with sharding={self.sharding!r} and num_learners={self.num_learners}; expected a "
+                "divisor of num_learners, and sharding='fsdp'. Set fsdp_size to the number of learners on a node, or to None."
+            )
         if self.lora_rank is None:
             if self.lora_targets is not None:
                 raise ConfigError(

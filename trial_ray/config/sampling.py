@@ -46,11 +46,22 @@ class PolicySettings(Settings):
         one_of=DTYPES,
     )
     gradient_checkpointing: bool = setting(False, "recompute activations in the backward pass to save memory")
+    compile_layers: bool = setting(
+        False,
+        "compile the learner's decoder layers (torch.compile), which fuses norms, rotary embeddings, gates and casts on a GPU; "
+        "the first passes take minutes longer",
+    )
     sharding: str = setting(
         "none",
         'where the weights lie with several learners: ``"none"`` whole on each, ``"fsdp"`` spread over them with the '
         "gradients and the optimizer's state, layer by layer (FSDP2)",
         one_of=SHARDINGS,
+    )
+    fsdp_size: int | None = setting(
+        None,
+        "learners that hold one copy of sharded weights together, a divisor of their number: those of a node, so that its "
+        "weights never cross the network and gradients do once a step. ``None``: all learners",
+        at_least=2,
     )
 
     lora_rank: int | None = setting(

@@ -39,17 +39,18 @@ class LearnerExchange:
         self._device = torch.device(device)
 
     @torch.no_grad()
-    def add_up(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Replace each tensor by its sum over all learners, in place, the same to the last bit on every learner.
+    def add_up(self, tensors: Sequence[torch.Tensor], group: distributed.ProcessGroup | None = None) -> None:
+        """Replace each tensor by its sum over learners, in place, the same to the last bit on every one of them.
 
         Args:
             tensors: of the same shapes and dtypes on every learner.
+            group: the learners; ``None``: all.
         """
         if self.num_learners == 1:
             return
         for bucket in _buckets(tensors):
             flat = torch.cat([tensor.reshape(-1).to(self._device) for tensor in bucket])
-            distributed.all_reduce(flat)
+            distributed.all_reduce(flat, group=group)
             sums = flat.split([tensor.numel() for tensor in bucket])
             for tensor, total in zip(bucket, sums, strict=True):
                 tensor.copy_(total.view_as(tensor))

@@ -83,7 +83,8 @@ class GRPOLearner(TorchLearner):
     def _map_module_to_device(self, module: MultiRLModule) -> None:
         """Read the weights to the device, in the form in which they stay there."""
         policy: CausalLMModule = module[DEFAULT_MODULE_ID].unwrapped()
-        policy.load(torch.device(self.device), sharded=self.config.sharding == "fsdp")
+        sharded = self.config.sharding == "fsdp"
+        policy.load(torch.device(self.device), sharded=sharded, fsdp_size=self.config.fsdp_size)
         super()._map_module_to_device(module)
 
     @property
@@ -236,12 +237,15 @@ class GRPOLearner(TorchLearner):
 
     def _exchanged_gradients(self) -> dict[Any, torch.Tensor]:
         """Gradients added up over all learners; one that had nothing to compute adds zeros."""
-        if self.exchange.num_learners == 1 or self.policy_module.sharded is not None:  # FSDP has added them up
+        sharded = self.policy_module.sharded
+        copies = None if sharded is None else sharded.copies_group
+        # FSDP has added up those of a copy.
+        if self.exchange.num_learners == 1 or (sharded is not None and copies is None):
             return {ref: each.grad for ref, each in self._params.items() if each.grad is not None}
         gradients = {
             ref: torch.zeros_like(each) if each.grad is None else each.grad for ref, each in self._params.items()
         }
-        self.exchange.add_up(list(gradients.values()))
+        self.exchange.add_up([local_part(each) for each in gradients.values()], copies)
         return gradients
 
     def apply_gradients(self, gradients_dict: dict[Any, torch.Tensor]) -> None:

@@ -19,7 +19,7 @@ from trial_ray.models.loading import empty_causal_lm, fill, load_causal_lm, load
 from trial_ray.models.logprobs import check_plain_head, gather_divergence, gather_logprobs, hidden_states
 from trial_ray.models.lora import ADAPTER_FOLDER, Adapter
 from trial_ray.models.prefix_tree import PackedSequences
-from trial_ray.models.sharding import ShardedModels, gathered
+from trial_ray.models.sharding import ShardedModels, decoder_layers, gathered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,8 +34,8 @@ class CausalLMModule(TorchRLModule):
     """A causal LM whose ``forward_train`` returns log-probabilities and entropies of given response tokens.
 
     Settings come from ``self.model_config`` (see ``GRPOConfig.policy``): ``model_path``, ``model_dtype``,
-    ``compute_dtype``, ``gradient_checkpointing``, ``lora``, ``with_reference``, ``with_teacher``. Checkpoints are
-    Hugging Face folders, or an adapter's; weights never travel through RLlib's state dictionaries, which would pass through
+    ``compute_dtype``, ``gradient_checkpointing``, ``compile_layers``, ``lora``, ``with_reference``, ``with_teacher``. Checkpoints
+    are Hugging Face folders, or an adapter's; weights never travel through RLlib's state dictionaries, which would pass through
     numpy and the driver.
     """
 
@@ -64,21 +64,24 @@ class CausalLMModule(TorchRLModule):
         settings = self.model_config
         return empty_causal_lm(settings["model_path"], settings["model_dtype"]).requires_grad_(False)
 
-    def load(self, device: torch.device, *, sharded: bool) -> None:
+    def load(self, device: torch.device, *, sharded: bool, fsdp_size: int | None = None) -> None:
         """Read the weights, one tensor after the other, to where they stay; the optimizer must be made afterwards.
 
         Args:
             device: of this learner. Of models that are not trained it holds the matrices at the compute dtype.
             sharded: whether each learner holds a part of every tensor.
+            fsdp_size: as :class:`ShardedModels` takes it.
 
         Raises:
             ConfigError: there are no weights at the model's path, or the model cannot be sharded.
         """
         dtype = compute_dtype(self.model_config["compute_dtype"], device.type)
-        self.sharded = ShardedModels(device) if sharded else None
+        self.sharded = ShardedModels(device, fsdp_size) if sharded else None
         for lm in (self.lm, self.reference, self.teacher):
             if lm is not None:
                 hold_matrices_at(lm, dtype)
+                if self.model_config["compile_layers"]:
+                    compile_layers(lm)
                 if self.sharded is not None:
                     self.sharded.shard(lm, dtype)
                 fill(lm, self.model_config["model_path"], device)
@@ -234,6 +237,15 @@ def compute_dtype(setting: str | None, device: str) -> torch.dtype | None:
     """Type of autocast on a device (``"cuda"``, ``"cpu"``); ``None`` means no autocast, the weights' own type."""
     setting = setting or ("bfloat16" if device == "cuda" else "float32")
     return None if setting == "float32" else getattr(torch, setting)
+
+
+COMPILE_BACKEND = "inductor"
+
+
+def compile_layers(lm: PreTrainedModel) -> None:
+    """Compile the decoder layers, each by itself, for any number of tokens; all of a model's layers share what is compiled."""
+    for layer in decoder_layers(lm):
+        layer.compile(backend=COMPILE_BACKEND, dynamic=True)
 
 
 def hold_matrices_at(lm: PreTrainedModel, dtype: torch.dtype | None) -> None:

@@ -1,8 +1,9 @@
-"""Weights spread over the learners with FSDP2 (``fully_shard``), and the forward passes that learners make together.
+"""Weights spread over learners with FSDP2 (``fully_shard``), and the forward passes that these learners make together.
 
 Each decoder layer is one unit: its weights are gathered for its forward and again for its backward pass. Embedding, last
 norm and output head (tied or not) are another, the root, gathered once a pass. Every gather and every sum of gradients is a
-collective, so all learners must make the same passes; :class:`ShardedModels` sees to that.
+collective, so learners that hold one copy of the weights together must make the same passes; :class:`ShardedModels` sees to that.
+Where there are several copies, such as one on each node, only the sums of a whole step cross from one to another.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
+import ray
 import torch
 from torch import distributed, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -26,7 +28,7 @@ _IDLE, _READY, _PASSES = 0, 1, 2
 
 
 class ShardedModels:
-    """Models whose weights are spread over all learners.
+    """Models of whose weights some learners hold a copy together, each of them a part; all learners hold one copy or several.
 
     Learners have unequal numbers of forward passes to make, and no learner knows how many the others have. Before each pass
     all therefore agree on what comes next, by the maximum of a number that each contributes; a learner that has something
@@ -36,15 +38,19 @@ class ShardedModels:
 
     Args:
         device: where the learner computes.
+        size: learners that hold a copy together, a divisor of their number; ``None``: all. Those of a node do where it can be.
 
     Attributes:
-        file_group: the same learners once more: their threads that write files agree here, apart from the passes.
+        file_group: all learners once more: their threads that write files agree here, apart from the passes.
+        copies_group: the learners that hold this one's part in the copies; ``None`` where there is one copy.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, size: int | None = None) -> None:
         self._device = device
         self.file_group: distributed.ProcessGroup = distributed.new_group(backend="gloo")
-        self._mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
+        mesh = DeviceMesh(device.type, _copies(size), mesh_dim_names=("copy", "part"))
+        self.copies_group = mesh.get_group("copy") if mesh.size(0) > 1 else None
+        self._mesh = mesh["part"]
         self._models: list[PreTrainedModel] = []
         self._calls: list[Callable[..., Any]] = []
         self._empty_outputs: list[torch.Tensor] = []
@@ -89,7 +95,7 @@ class ShardedModels:
         decoder.forward = forward
 
     def before_backward(self) -> torch.Tensor:
-        """Wait until no learner has a forward pass to make before its next backward pass.
+        """Wait until no learner of the copy has a forward pass to make before its next backward pass.
 
         Returns:
             Zero, shape (), to be added to what the backward pass starts from: it leads through this learner's empty passes.
@@ -114,7 +120,7 @@ class ShardedModels:
 
     def _agreed(self, wish: int) -> int:
         most = torch.tensor(wish, device=self._device)
-        distributed.all_reduce(most, distributed.ReduceOp.MAX)
+        distributed.all_reduce(most, distributed.ReduceOp.MAX, self._mesh.get_group())
         return int(most)
 
     def _empty_pass(self, agreed: int) -> None:
@@ -128,6 +134,14 @@ class ShardedModels:
     def _taken_empty_outputs(self) -> torch.Tensor:
         outputs, self._empty_outputs = self._empty_outputs, []
         return 0.0 * sum(outputs, torch.zeros((), device=self._device))
+
+
+def _copies(size: int | None) -> torch.Tensor:
+    """Ranks of the learners by copy, ``[copies, size]``; learners of one node stand together."""
+    nodes: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(nodes, ray.util.get_node_ip_address())
+    ranks = sorted(range(len(nodes)), key=lambda rank: (nodes[rank], rank))
+    return torch.tensor(ranks).view(-1, size or len(ranks))
 
 
 def decoder_layers(lm: PreTrainedModel) -> list[nn.Module]:

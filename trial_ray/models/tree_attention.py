@@ -168,10 +168,23 @@ def _attention(
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    attend: Callable[..., torch.Tensor] = _compiled_flex_attention() if query.is_cuda else flex_attention  # type: ignore[assignment]  # may return more, when asked
+    alone = query.is_cuda and not torch.compiler.is_compiling()  # not as a part of a compiled layer
+    attend = _compiled_flex_attention() if alone else flex_attention_in_blocks
+    return attend(query, key, value, attention_mask, scaling).transpose(1, 2).contiguous(), None
+
+
+def flex_attention_in_blocks(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: BlockMask, scale: float | None
+) -> torch.Tensor:
+    """FlexAttention of a pack, which is filled up to whole blocks; ``[1, heads, L, head size]``, as its inputs are."""
+    # Where the compiler knows that blocks are whole, the kernel compares nothing with the length. It has a symbol for each of
+    # these lengths, and forgets what it knew of those that turn out to be equal to another.
+    length = query.shape[2]
+    torch._check(mask.seq_lengths[0] == length)
+    torch._check(mask.seq_lengths[1] == length)
+    torch._check(length % FLEX_BLOCK == 0)
     grouped = query.shape[1] != key.shape[1]
-    output = attend(query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=grouped)
-    return output.transpose(1, 2).contiguous(), None
+    return flex_attention(query, key, value, block_mask=mask, scale=scale, enable_gqa=grouped)
 
 
 def _block_attention(
@@ -206,7 +219,7 @@ def _block_attention(
 @cache
 def _compiled_flex_attention() -> Callable[..., torch.Tensor]:
     # dynamic: compiled once, and not again for each length.
-    return torch.compile(flex_attention, dynamic=True)
+    return torch.compile(flex_attention_in_blocks, dynamic=True)
 
 
 def _indices(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -58,6 +58,7 @@ class PlanRequest:
     num_learners: int
     num_gpus_per_learner: float
     sharding: str
+    fsdp_size: int | None
     lora_rank: int
     model_bytes: int
     compute_bytes: int
@@ -177,7 +178,7 @@ class Memory:
 def learner_memory(request: PlanRequest) -> Memory:
     """Peak of one learner on its device, in the middle of a backward pass."""
     shape, on_gpu, sharded = request.shape, request.num_gpus_per_learner > 0, request.sharding == "fsdp"
-    shards = request.num_learners if sharded else 1
+    shards = (request.fsdp_size or request.num_learners) if sharded else 1
     trained = lora_parameters(request) or shape.parameters
     frozen_bytes = min(request.compute_bytes, request.model_bytes)
     kept = {

@@ -1,0 +1,120 @@
+"""Compiled decoder layers compute what plain ones do: values and gradients, with checkpointing, over both kinds of masks."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from trial_ray.models import logprobs, module, tree_attention
+from trial_ray.models.logprobs import sequence_logprobs
+from trial_ray.models.prefix_tree import PrefixOrder, ScoredSequence, pack_trees
+from trial_ray.models.tree_attention import FLEX_BLOCK, flex_attention_in_blocks, tree_block_mask
+
+TOKENS = 2048
+
+
+@pytest.fixture(scope="module")
+def lm():
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=80, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, tie_word_embeddings=True, attn_implementation=tree_attention.register(),
+    )  # fmt: skip
+    return Qwen3ForCausalLM(config).eval()
+
+
+def packed(most: int, device: torch.device | str = "cpu"):
+    """Eight rows that share a beginning, ``most`` tokens together."""
+    generator = np.random.default_rng(most)
+    first = generator.integers(0, 80, 100)
+    length = (most - 100) // 8 + 1
+    rows = [ScoredSequence(np.concatenate((first, generator.integers(0, 80, length))), 20) for _ in range(8)]
+    return pack_trees(PrefixOrder(rows), most, device, FLEX_BLOCK)
+
+
+@pytest.fixture
+def compiled(lm, monkeypatch):
+    """The same weights in compiled layers; the backend runs the traced operations one by one."""
+    monkeypatch.setattr(module, "COMPILE_BACKEND", "aot_eager")
+    torch._dynamo.reset()
+    changed = copy.deepcopy(lm)
+    module.compile_layers(changed)
+    yield changed
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_values_and_gradients_are_those_of_plain_layers(lm, compiled, checkpointing):
+    expected_lm = copy.deepcopy(lm)
+    for each in (compiled, expected_lm):
+        if checkpointing:
+            each.gradient_checkpointing_enable()
+            each.train()
+    for most in (300, 500, 700):  # packs of other lengths are compiled no further
+        for each in (compiled, expected_lm):
+            each.zero_grad()
+        sequences = packed(most)
+        found, _ = sequence_logprobs(compiled, sequences)
+        expected, _ = sequence_logprobs(expected_lm, sequences)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+        found.sum().backward()
+        expected.sum().backward()
+        for ours, theirs in zip(compiled.parameters(), expected_lm.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-3, rtol=1e-4)
+    layer = type(compiled.model.layers[0])
+    variants = len(torch._dynamo.eval_frame._debug_get_cache_entry_list(layer.forward.__code__))
+    assert variants <= 1 + checkpointing
+
+
+@torch.no_grad()
+def test_flex_attention_in_compiled_layers_scores_as_sdpa_does(lm, compiled, monkeypatch):
+    sequences = packed(TOKENS)
+    assert len(sequences.packs) == 1
+    expected, _ = sequence_logprobs(lm, sequences)
+    monkeypatch.setattr(logprobs, "attention_inputs", lambda _, exits: {"attention_mask": tree_block_mask(exits)})
+    found, _ = sequence_logprobs(compiled, sequences)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def test_the_compiler_knows_that_packs_are_whole_blocks():
+    """Of a dynamic length, which FlexAttention's kernels would compare with their blocks in every step."""
+    known = []
+
+    def backend(graph, _inputs):
+        traced = [node.meta.get("example_value") for node in graph.graph.nodes if node.op == "placeholder"]
+        packs = [each for each in traced if isinstance(each, torch.Tensor) and each.is_floating_point()]
+        known.extend(statically_known_true(each.shape[2] % FLEX_BLOCK == 0) for each in packs)
+        return graph.forward
+
+    torch._dynamo.reset()
+    attend = torch.compile(flex_attention_in_blocks, dynamic=True, backend=backend)
+    query, key = torch.randn(1, 4, 3 * FLEX_BLOCK, 16), torch.randn(1, 2, 3 * FLEX_BLOCK, 16)
+    exits = torch.full((3 * FLEX_BLOCK,), 3 * FLEX_BLOCK)
+    attend(query, key, key, tree_block_mask(exits), None)
+    assert known == [True, True]  # of query and key
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("whole_layers", [False, True])
+def test_flex_attention_through_a_model_on_a_gpu_equals_sdpa_on_the_cpu(lm, checkpointing, whole_layers):
+    device = torch.device("cuda")
+    expected_lm, found_lm = copy.deepcopy(lm), copy.deepcopy(lm).to(device)
+    if checkpointing:
+        found_lm.gradient_checkpointing_enable()
+        found_lm.train()
+    if whole_layers:
+        module.compile_layers(found_lm)
+    expected, _ = sequence_logprobs(expected_lm, packed(TOKENS))
+    expected.sum().backward()
+    with torch.autocast("cuda", torch.bfloat16):
+        found, _ = sequence_logprobs(found_lm, packed(TOKENS, device))
+    found.sum().backward()
+    torch.testing.assert_close(found.cpu(), expected, atol=0.05, rtol=0)
+    for ours, theirs in zip(found_lm.parameters(), expected_lm.parameters(), strict=True):
+        assert (ours.grad.cpu() - theirs.grad).norm() < 0.05 * theirs.grad.norm()
