@@ -201,7 +201,7 @@ def test_both_views_of_recorded_turns_score_the_identical_response(model, origin
         behind = tokenizer.decode(prompt.ids[prompt.insert_at :])
         verdict = "\nThe episode ended: the task succeeded." if after["won"] else ""
         assert tokenizer.decode(hindsight).endswith(
-            "</action>." + OUTCOME.lead + after["observation"] + verdict + behind
+            "</action>." + OUTCOME.lead + after["observation"].strip() + verdict + behind
         )
         # Taking the evidence out gives back the ordinary prompt: nothing else differs between the views.
         end = prompt.insert_at + len(evidence)
