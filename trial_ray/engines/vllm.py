@@ -18,6 +18,7 @@ from safetensors.torch import save
 from trial_ray.engines.admission import Request
 from trial_ray.engines.arguments import (
     GPU_MEMORY_UTILIZATION,
+    LOG_LEVEL,
     NO_SLEEP,
     VLLM_CPU_CACHE_GIB,
     VLLM_CPU_ROWS,
@@ -60,6 +61,7 @@ class VLLMEngine(BatchingEngine):
             their keys and values do not fit into the cache.
         seed: for requests without a seed of their own; ``None`` draws one, so that no two engines or starts repeat responses.
         num_threads: threads of the forward passes on the CPU; ``None`` leaves torch's own choice.
+        log_level: of vLLM's log on the engine's stdout; ``None``: ``VLLM_LOGGING_LEVEL`` of the process, else ERROR.
         engine_args: further fields of vLLM's ``EngineArgs``, which go before what is set here
             (``check_engine_arguments`` says which may).
 
@@ -82,11 +84,13 @@ class VLLMEngine(BatchingEngine):
         max_batch: int | None = None,
         seed: int | None = None,
         num_threads: int | None = None,
+        log_level: str | None = None,
         **engine_args: Any,
     ) -> None:
         super().__init__(max_model_len)
         self._model_path = model_path
         self._num_threads = num_threads
+        self._log_level = log_level
         self._on_cuda = torch.cuda.is_available()
         if tensor_parallel_size > 1 and not self._on_cuda:
             raise ConfigError(
@@ -155,7 +159,7 @@ class VLLMEngine(BatchingEngine):
         settings = {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_LOGGING_LEVEL": "ERROR",
+            LOG_LEVEL: "ERROR",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
             "HF_HUB_OFFLINE": "1",  # the model is a folder already
@@ -165,6 +169,8 @@ class VLLMEngine(BatchingEngine):
             settings["TORCH_COMPILE_DISABLE"] = "1"
         for name, value in settings.items():
             os.environ.setdefault(name, value)
+        if self._log_level is not None:
+            os.environ[LOG_LEVEL] = self._log_level
 
     def _step(self, joining: list[Request]) -> list[Request]:
         for request in joining:
