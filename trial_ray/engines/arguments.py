@@ -24,6 +24,11 @@ NO_SLEEP = (
     "(num_gpus_per_engine), or set engine='transformers'."
 )
 
+NO_BATCH_INVARIANCE = (
+    "batch_invariant: True found, which vLLM can do on GPUs of compute capability 8.0 or higher alone (A100, H100 and later). Give "
+    "each engine such a GPU (num_gpus_per_engine), or leave batch_invariant out of engine_kwargs."
+)
+
 REFUSED = {
     "model": "the engine starts from the policy's folder; set model_path in .rl_module()",
     "model_weights": "the engine starts from the policy's folder; set model_path in .rl_module()",
