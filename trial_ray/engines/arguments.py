@@ -24,6 +24,11 @@ NO_SLEEP = (
     "(num_gpus_per_engine), or set engine='transformers'."
 )
 
+NO_BATCH_INVARIANCE = (
+    "batch_invariant: True found, which vLLM can do on GPUs of compute capability 8.0 or higher alone (A100, H100 and later). Give "
+    "each engine such a GPU (num_gpus_per_engine), or leave batch_invariant out of engine_kwargs."
+)
+
 REFUSED = {
     "model": "the engine starts from the policy's folder; set model_path in .rl_module()",
     "model_weights": "the engine starts from the policy's folder; set model_path in .rl_module()",
@@ -50,6 +55,10 @@ VLLM_CPU_CACHE_GIB = 0.5
 """Its key-value cache there."""
 GPU_MEMORY_UTILIZATION = 0.9
 """Share of a GPU that vLLM takes, by default."""
+
+LOG_LEVEL = "VLLM_LOGGING_LEVEL"
+"""Environment variable with the level of vLLM's log."""
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 SAME = {"max_num_seqs": "max_batch", "kv_cache_memory_bytes": "kv_cache_gib"}
 """Fields of vLLM's ``EngineArgs`` by which an argument of both engines, or of a more readable unit, is meant."""
@@ -103,6 +112,8 @@ def check_engine_arguments(engine: str, engine_class: type, arguments: Mapping[s
     if not is_whole(seed := arguments.get("seed") or 0):
         raise ConfigError(f"engine_kwargs: seed={seed!r} found, a whole number or None expected.")
     engine_dtype(arguments.get("dtype"), on_gpu=False)
+    if (level := arguments.get("log_level")) not in (None, *LOG_LEVELS):
+        raise ConfigError(f"engine_kwargs: log_level={level!r} found, one of {', '.join(LOG_LEVELS)} expected.")
 
 
 def check_positions(model_path: str, max_model_len: int) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import itertools
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
@@ -18,7 +19,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from trial_ray.engines.arguments import check_engine_arguments, check_positions
+from trial_ray.engines.arguments import LOG_LEVEL, NO_BATCH_INVARIANCE, check_engine_arguments, check_positions
 from trial_ray.engines.protocol import EnginePart
 from trial_ray.engines.weights import Weights
 from trial_ray.errors import ConfigError, EngineError, MissingDependencyError, WeightSyncError
@@ -185,6 +186,12 @@ class EnginePool:
         check_engine_arguments(engine, actor_class, actor_kwargs)
         if engine == "transformers" and not num_gpus_per_engine:
             actor_kwargs.setdefault("device", "cpu")  # Ray does not hide GPUs from actors that asked for none
+        if actor_kwargs.get("batch_invariant") and not num_gpus_per_engine:
+            raise ConfigError(NO_BATCH_INVARIANCE)
+        if engine == "vllm" and (level := os.environ.get(LOG_LEVEL)):
+            actor_kwargs.setdefault(
+                "log_level", level
+            )  # engines on other nodes do not inherit this process's environment
         check_positions(model_path, actor_kwargs["max_model_len"])
         group = placement_group or ray.util.get_current_placement_group()
         options = [

@@ -18,6 +18,8 @@ from safetensors.torch import save
 from trial_ray.engines.admission import Request
 from trial_ray.engines.arguments import (
     GPU_MEMORY_UTILIZATION,
+    LOG_LEVEL,
+    NO_BATCH_INVARIANCE,
     NO_SLEEP,
     VLLM_CPU_CACHE_GIB,
     VLLM_CPU_ROWS,
@@ -36,6 +38,19 @@ if TYPE_CHECKING:
 LEAST_UTILIZATION = 0.01
 _TAGS = {"weights": "weights", "cache": "kv_cache"}
 """vLLM's names of the parts that sleep."""
+CAPTURED_SIZES = {"max_cudagraph_capture_size", "cudagraph_capture_sizes", "compilation_config"}
+"""Fields of vLLM's ``EngineArgs`` that may say for which batches CUDA graphs are captured."""
+MOST_CAPTURED_ROWS = 512
+"""Rows of vLLM's own largest CUDA graph on GPUs before Blackwell."""
+
+
+def largest_graph(max_batch: int) -> int:
+    """Rows of the largest CUDA graph of an engine that sleeps: enough for ``max_batch`` and a multiple of vLLM's step.
+
+    vLLM's own choice is twice ``max_batch``, for prefills; each graph takes memory that a sleeping engine hardly gives back.
+    """
+    step = 8 if max_batch <= 256 else 16
+    return min(-(-max_batch // step) * step, MOST_CAPTURED_ROWS)
 
 
 class VLLMEngine(BatchingEngine):
@@ -55,16 +70,21 @@ class VLLMEngine(BatchingEngine):
         tensor_parallel_size: GPUs over which one model is split.
         enforce_eager: run without compiled graphs; ``None``: on the CPU, where they take a minute to compile.
         enable_prefix_caching: reuse the key-value blocks of equal prompt beginnings (dropped at every weight update).
-        enable_sleep_mode: lets the engine sleep, for a learner on the same GPU; needs CUDA.
+        enable_sleep_mode: lets the engine sleep, for a learner on the same GPU; needs CUDA. The memory of CUDA graphs is then
+            offloaded, too, and none is captured for more rows than ``max_batch``.
         max_batch: most requests decoded at a time; further ones wait. ``None``: 256 on CUDA and 64 on the CPU, or fewer while
             their keys and values do not fit into the cache.
         seed: for requests without a seed of their own; ``None`` draws one, so that no two engines or starts repeat responses.
         num_threads: threads of the forward passes on the CPU; ``None`` leaves torch's own choice.
+        batch_invariant: log-probabilities do not depend on which requests are computed together, at a loss of speed; needs CUDA
+            and compute capability 8.0.
+        v2_model_runner: which of its two model runners vLLM uses; ``None`` leaves vLLM's own choice, the second one on CUDA.
+        log_level: of vLLM's log on the engine's stdout; ``None``: ``VLLM_LOGGING_LEVEL`` of the process, else ERROR.
         engine_args: further fields of vLLM's ``EngineArgs``, which go before what is set here
             (``check_engine_arguments`` says which may).
 
     Raises:
-        ConfigError: a setting needs CUDA, and there is no such device here.
+        ConfigError: a setting needs CUDA, and there is no such device here, or an older one.
     """
 
     def __init__(
@@ -82,11 +102,19 @@ class VLLMEngine(BatchingEngine):
         max_batch: int | None = None,
         seed: int | None = None,
         num_threads: int | None = None,
+        batch_invariant: bool = False,
+        v2_model_runner: bool | None = None,
+        log_level: str | None = None,
         **engine_args: Any,
     ) -> None:
         super().__init__(max_model_len)
         self._model_path = model_path
         self._num_threads = num_threads
+        self._environment = {
+            "VLLM_BATCH_INVARIANT": "1" if batch_invariant else None,
+            "VLLM_USE_V2_MODEL_RUNNER": None if v2_model_runner is None else str(int(v2_model_runner)),
+            LOG_LEVEL: log_level,
+        }
         self._on_cuda = torch.cuda.is_available()
         if tensor_parallel_size > 1 and not self._on_cuda:
             raise ConfigError(
@@ -94,6 +122,8 @@ class VLLMEngine(BatchingEngine):
             )
         if enable_sleep_mode and not self._on_cuda:
             raise ConfigError(NO_SLEEP)
+        if batch_invariant and not (self._on_cuda and torch.cuda.get_device_capability() >= (8, 0)):
+            raise ConfigError(NO_BATCH_INVARIANCE)
         if engine_args.get("enable_chunked_prefill") and not self._on_cuda:
             raise ConfigError(
                 "enable_chunked_prefill: True found, which vLLM's CPU kernels cannot do with seeds; leave it out"
@@ -112,6 +142,7 @@ class VLLMEngine(BatchingEngine):
             "enforce_eager": not self._on_cuda if enforce_eager is None else enforce_eager,
             "enable_prefix_caching": enable_prefix_caching,
             "enable_sleep_mode": enable_sleep_mode,
+            "sleep_mode_offload_cudagraph": enable_sleep_mode,
             "max_num_seqs": max_batch or (MOST_ROWS if self._on_cuda else VLLM_CPU_ROWS),
             # vLLM's own choice depends on the GPU; the plan counts a prefill of so many.
             "max_num_batched_tokens": max(PREFILL_TOKENS, max_model_len),
@@ -127,6 +158,8 @@ class VLLMEngine(BatchingEngine):
             # rewind.
             self._arguments |= {"enable_chunked_prefill": False, "block_size": 32}
         self._arguments |= engine_args
+        if enable_sleep_mode and not CAPTURED_SIZES & engine_args.keys():
+            self._arguments["max_cudagraph_capture_size"] = largest_graph(self._arguments["max_num_seqs"])
 
     def _open(self) -> dict[str, Any]:
         self._set_environment()
@@ -155,7 +188,7 @@ class VLLMEngine(BatchingEngine):
         settings = {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_LOGGING_LEVEL": "ERROR",
+            LOG_LEVEL: "ERROR",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
             "HF_HUB_OFFLINE": "1",  # the model is a folder already
@@ -165,6 +198,7 @@ class VLLMEngine(BatchingEngine):
             settings["TORCH_COMPILE_DISABLE"] = "1"
         for name, value in settings.items():
             os.environ.setdefault(name, value)
+        os.environ.update({name: value for name, value in self._environment.items() if value is not None})
 
     def _step(self, joining: list[Request]) -> list[Request]:
         for request in joining:

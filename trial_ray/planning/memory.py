@@ -24,7 +24,10 @@ BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 PROCESS_BYTES = 550 * 2**20
 """Resident memory of a process that has imported Ray, RLlib, torch and transformers, and holds no model yet; measured."""
 DEVICE_CONTEXT_BYTES = 1 * GIB
-"""CUDA context, cuBLAS workspaces and NCCL buffers of a process; as much stays of an engine that sleeps."""
+"""CUDA context, cuBLAS workspaces and NCCL buffers of a process."""
+SLEEPING_ENGINE_BYTES = 2 * GIB
+"""Left on the device of an engine that sleeps: CUDA context, kernels, cuBLAS workspaces, and the CUDA graphs without their
+memory, which is offloaded. An assumption; vLLM logs the measured number whenever an engine falls asleep."""
 ENGINE_CONTEXT_BYTES = 2 * GIB
 """CUDA context, compiled graphs and workspaces of an engine on a GPU."""
 HEAP_FACTOR = 1.1
@@ -322,7 +325,7 @@ def _complaints(request: PlanRequest, machine: Machine, actors: tuple[Memory, ..
         )
     if (available := machine.gpu_bytes) is not None:
         learner, engine = actors[:2]
-        for actor, other, beside in ((learner, "engine", DEVICE_CONTEXT_BYTES), (engine, "learner", learner.kept)):
+        for actor, other, beside in ((learner, "engine", SLEEPING_ENGINE_BYTES), (engine, "learner", learner.kept)):
             needed = actor.total + beside * request.colocate
             if actor.on_gpu and needed > available:
                 shared = f", the {beside / GIB:.1f} that the {other} keeps included" if request.colocate else ""

@@ -12,8 +12,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 from trial_ray.algorithms.methods import method_of, method_title
+from trial_ray.engines.arguments import LOG_LEVEL
 from trial_ray.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -191,8 +193,9 @@ def library_log(path: Path, console: Console) -> Iterator[None]:
     """Append what this process and its children write to stdout and stderr to a file; ``console`` prints as before.
 
     The descriptors are redirected and not ``sys.stdout``, because Ray's C++ core and the processes that it starts write to
-    the descriptors. Warnings of this package go to the console too. An exception that ends the context gets a note that
-    names the file, if there still is one.
+    the descriptors. Warnings of this package go to the console too. vLLM engines that start meanwhile log at INFO, unless
+    the environment sets another level. An exception that ends the context gets a note that names the file, if there still
+    is one.
 
     Args:
         path: its folder is made if it is missing.
@@ -200,6 +203,7 @@ def library_log(path: Path, console: Console) -> Iterator[None]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as restored:
+        restored.enter_context(patch.dict(os.environ, {LOG_LEVEL: os.environ.get(LOG_LEVEL, "INFO")}))
         _flush()
         # Python's duplicates are closed in child processes: a daemon that outlives the command holds no terminal or pipe.
         terminal = {number: os.dup(number) for number in (STDOUT, STDERR)}

