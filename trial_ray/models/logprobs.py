@@ -238,8 +238,11 @@ def sequence_logprobs(
         ConfigError: the model changes its logits after the head.
     """
     check_plain_head(lm)
-    found = [
-        gather_logprobs(
+    dtype = torch.float64 if lm.dtype == torch.float64 else torch.float32
+    # Made first: results of each pack would lie between the blocks that it frees, and keep them from being used again as a whole.
+    results = [torch.empty(len(packed.targets), dtype=dtype, device=lm.device) for _ in range(1 + with_entropy)]
+    for states, nodes in hidden_states(lm, packed):
+        values = gather_logprobs(
             states,
             lm.get_output_embeddings(),
             packed.targets[nodes],
@@ -247,8 +250,7 @@ def sequence_logprobs(
             chunk_tokens=chunk_tokens,
             with_entropy=with_entropy,
         )
-        for states, nodes in hidden_states(lm, packed)
-    ]
-    logprobs = torch.cat([logprobs for logprobs, _ in found])[packed.tokens]
-    entropies = [entropy for _, entropy in found if entropy is not None]
-    return logprobs, torch.cat(entropies)[packed.tokens] if with_entropy else None
+        for result, value in zip(results, filter(torch.is_tensor, values), strict=True):
+            result[nodes] = value
+    logprobs, *entropy = (result[packed.tokens] for result in results)
+    return logprobs, entropy[0] if entropy else None
