@@ -95,7 +95,8 @@ def measure(name: str, model_path: str) -> dict:
 def compare(name: str) -> dict:
     """Prediction and measurement of one experiment, the latter in a process that has done nothing else."""
     from trial_ray.algorithms.initial_policy import initial_policy
-    from trial_ray.planning.memory import PlanRequest, learner_memory
+    from trial_ray.planning.learner import learner_memory
+    from trial_ray.planning.request import PlanRequest
 
     command = [sys.executable, __file__, "--measure", name, initial_policy(config_of(name))]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

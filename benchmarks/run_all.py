@@ -4,7 +4,8 @@
     python benchmarks/run_all.py NAME ...     # those named, such as update for bench_update.py
     python benchmarks/run_all.py --table      # runs nothing: writes the table of all results into docs/benchmarks.md
 
-The environments' benchmarks compare every answer with the published engines and take longer; make bench-envs runs them. Third-party
+The environments' benchmarks compare every answer with the published engines and take longer (make bench-envs runs them), as do
+traces of the learner (``run_all.py trace``). Third-party
 data sets and recordings are used where ``TRIAL_TEST_DATA`` (see CONTRIBUTING.md), or ``ALFWORLD_DATA``, points to them. A missed
 target is a figure like any other; only a benchmark that fails to run makes the exit status 1.
 """
@@ -29,7 +30,7 @@ RESULTS = HERE / "results"
 PAGE = HERE.parent / "docs" / "benchmarks.md"
 GROWTH_PLOT = HERE.parent / "docs" / "assets" / "growth.png"
 THIRD_PARTY = Path(os.environ.get("TRIAL_TEST_DATA", "third-party data not given"))
-LONG = ("alfworld", "webshop")
+LONG = ("alfworld", "trace", "webshop")
 TIMEOUT_S = 900.0
 _BLOCK = re.compile(r"(<!-- table of measures -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -39,18 +40,23 @@ def names_of_all() -> list[str]:
     return sorted(path.stem.removeprefix("bench_") for path in HERE.glob("bench_*.py"))
 
 
+def games() -> list[str]:
+    data = Path(os.environ.get("ALFWORLD_DATA") or THIRD_PARTY / "data" / "alfworld")
+    return ["--data", str(data)] if data.exists() else []
+
+
 def alfworld_settings() -> list[str]:
-    data = os.environ.get("ALFWORLD_DATA") or THIRD_PARTY / "data" / "alfworld"
     golden = THIRD_PARTY / "golden" / "alfworld_episodes.jsonl.xz"
-    given = {"--data": Path(data), "--golden": golden}
-    return [word for option, path in given.items() if path.exists() for word in (option, str(path))]
+    return games() + (["--golden", str(golden)] if golden.exists() else [])
 
 
 def run(name: str) -> bool:
     """Run a benchmark; whether it went through."""
     target = RESULTS / f"{name}.json"
     command = [sys.executable, str(HERE / f"bench_{name}.py"), "--json", str(target)]
-    command += {"alfworld": alfworld_settings(), "growth": ["--plot", str(GROWTH_PLOT)]}.get(name, [])
+    command += {"alfworld": alfworld_settings(), "prefixes": games(), "growth": ["--plot", str(GROWTH_PLOT)]}.get(
+        name, []
+    )
     print(f"\n== bench_{name}.py → {target.relative_to(HERE.parent)}", flush=True)
     began = time.perf_counter()
     try:
@@ -131,7 +137,7 @@ def machine(path: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("names", nargs="*", help="benchmarks to run; default: all but the environments'")
+    parser.add_argument("names", nargs="*", help="benchmarks to run; default: all but the long ones")
     parser.add_argument("--table", action="store_true", help="write the table of all results into docs/benchmarks.md")
     args = parser.parse_args()
     if args.table:

@@ -60,7 +60,8 @@ from trial_ray.learner.learner import GRPOLearner
 from trial_ray.learner.recording import UpdateRecord
 from trial_ray.metrics import EFFECTIVE_SAMPLE_SIZE, ENV_RUNNERS, log, log_time, peek
 from trial_ray.models.loading import load_tokenizer
-from trial_ray.planning.memory import Machine, PlanRequest, require_fit
+from trial_ray.planning.memory import Machine, require_fit
+from trial_ray.planning.request import PlanRequest
 from trial_ray.planning.step_time import gpu_bytes
 from trial_ray.process_reports import peak_memory
 from trial_ray.ray_internals import env_runner_actors, env_runners_kept, learner_actors, trial_folder

@@ -12,7 +12,8 @@ from trial_ray.runs.experiment import experiment_file
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from trial_ray.planning.memory import Machine, Plan, PlanRequest
+    from trial_ray.planning.memory import Machine, Plan
+    from trial_ray.planning.request import PlanRequest
     from trial_ray.planning.step_time import Device
 
 DEFAULT_GPU_GIB = 80
@@ -51,7 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Predict and print."""
     from trial_ray.cli.train import resolve_config
-    from trial_ray.planning.memory import PlanRequest, make_plan, nearest_fit
+    from trial_ray.planning.memory import make_plan, nearest_fit
+    from trial_ray.planning.request import PlanRequest
     from trial_ray.planning.step_time import step_time
     from trial_ray.runs.experiment import load_experiment
 
@@ -66,7 +68,9 @@ def run(args: argparse.Namespace) -> int:
     console = terminal.output()
     for shown in (plan, found[0]) if found else (plan,):
         console.print(_memory_table(shown, machine))
-        console.print(_time_table(*step_time(shown.request, device), device))
+        phases, tokens = step_time(shown.request, device)
+        console.print(_time_table(phases, tokens, device))
+        terminal.show(_uncertainty(shown.request, phases, device))
         if shown is plan:
             terminal.show(_verdict(plan, found))
     return terminal.FAILED if plan.complaints else terminal.DONE
@@ -121,6 +125,18 @@ def _time_table(phases: dict[str, float], tokens: float, device: Device) -> Tabl
     for name, seconds in {**phases, "iteration": total}.items():
         table.add_row(name, f"{seconds:,.1f}", f"{seconds / total:.0%}")
     return table
+
+
+def _uncertainty(request: PlanRequest, phases: dict[str, float], device: Device) -> str:
+    """How far the time may be off, as far as the learner's share of the peak goes."""
+    from trial_ray.planning.step_time import LEAST_SHARE, MOST_SHARE, ROOFLINE_SHARE, iteration_range, learner_share
+
+    least, most = iteration_range(phases)
+    return (
+        f"estimated, not measured: the update uses {learner_share(request, device):.0%} of the peak if kernels reach "
+        f"{ROOFLINE_SHARE:.0%} of the roofline; with {MOST_SHARE:.0%} to {LEAST_SHARE:.0%} an iteration takes "
+        f"{least:,.0f} to {most:,.0f} s. Lengths and sampling are assumptions, too"
+    )
 
 
 def _verdict(plan: Plan, found: tuple[Plan, list[str]] | None) -> str:

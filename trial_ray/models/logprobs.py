@@ -49,11 +49,12 @@ class _WideProduct(torch.autograd.Function):
         return _wide_product(hidden, short.T)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        """Of ``hidden`` and ``weight``, in their types."""
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:
+        """Of ``hidden`` and ``weight``, in their types; none of a frozen head's weights."""
         hidden, short = ctx.saved_tensors
         gradient = gradients[0].to(short.dtype)
-        return gradient @ short, _wide_product(gradient.T, hidden), None
+        of_weight = _wide_product(gradient.T, hidden) if ctx.needs_input_grad[1] else None
+        return gradient @ short, of_weight, None
 
 
 def _wide_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

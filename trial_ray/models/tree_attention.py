@@ -168,6 +168,8 @@ def _attention(
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    # Under autocast norms and rotary positions leave float32.
+    query, key = query.to(value.dtype), key.to(value.dtype)
     alone = query.is_cuda and not torch.compiler.is_compiling()  # not as a part of a compiled layer
     attend = _compiled_flex_attention() if alone else flex_attention_in_blocks
     return attend(query, key, value, attention_mask, scaling).transpose(1, 2).contiguous(), None

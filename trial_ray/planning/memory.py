@@ -1,240 +1,31 @@
-"""Memory of a run's actors, from its configuration and constants of ``benchmarks/bench_plan.py``, and whether it fits."""
+"""Memory of a run's actors from its configuration, and whether it fits."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
 
-from trial_ray.engines.arguments import GPU_MEMORY_UTILIZATION, VLLM_CPU_CACHE_GIB, VLLM_CPU_ROWS
-from trial_ray.engines.decoding_cache import MEMORY_SHARE, MOST_ROWS, SLACK
+from trial_ray.engines.decoding_cache import MEMORY_SHARE, SLACK
 from trial_ray.engines.transformers import PREFILL_TOKENS
 from trial_ray.errors import ConfigError
-from trial_ray.models.logprobs import DEFAULT_CHUNK_TOKENS
-from trial_ray.models.model_shape import ModelShape, model_shape
-from trial_ray.models.packaged import ALFWORLD_TINY, HUB_NAMES, alfworld_tiny
+from trial_ray.planning.actor import GPU_PROCESS_BYTES, PROCESS_BYTES, Memory
+from trial_ray.planning.learner import learner_memory, trained_parameters
+from trial_ray.planning.request import GIB, PlanRequest
 
-if TYPE_CHECKING:
-    from trial_ray.config.run import RunSettings
-
-GIB = 2**30
-BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-PROCESS_BYTES = 550 * 2**20
-"""Resident memory of a process that has imported Ray, RLlib, torch and transformers, and holds no model yet; measured."""
-DEVICE_CONTEXT_BYTES = 1 * GIB
-"""CUDA context, cuBLAS workspaces and NCCL buffers of a process."""
 SLEEPING_ENGINE_BYTES = 2 * GIB
 """Left on the device of an engine that sleeps: CUDA context, kernels, cuBLAS workspaces, and the CUDA graphs without their
 memory, which is offloaded. An assumption; vLLM logs the measured number whenever an engine falls asleep."""
 ENGINE_CONTEXT_BYTES = 2 * GIB
 """CUDA context, compiled graphs and workspaces of an engine on a GPU."""
-HEAP_FACTOR = 1.1
-"""Memory of a process over that of its tensors, for what passes allocate: allocators keep freed blocks; measured on the CPU."""
-LOGIT_COPIES = 5
-"""Float32 arrays of ``[chunk, vocabulary]`` that are alive when a chunk's log-probabilities and entropies are differentiated."""
 EPISODE_BYTES = 4 * 2**20
 """An environment in an env runner, with its loaded game."""
+CHECKPOINT = "checkpoint"
+CHECKPOINT_COPIES = 3
+"""Weights and AdamW's two moments, copied to the host so that training continues while a thread writes them."""
 LORA_RANK = 32
 """Rank of the adapters that are proposed where all weights do not fit."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlanRequest:
-    """Sizes of a run; attributes with the name of a setting have its value.
-
-    Attributes:
-        shape: of the policy.
-        num_learners, num_env_runners: at least 1.
-        lora_rank: rank of the trained adapters; 0: all weights are trained.
-        model_bytes: of a master weight.
-        compute_bytes: of a number in the passes.
-        num_references: frozen copies of the model beside the policy (reference, stale teacher).
-        engine_bytes: of a weight and of a cached number in an engine.
-        kv_cache_gib: size of an engine's key-value cache; ``None``: follows from free memory or rows.
-        max_batch: most requests that an engine decodes at a time; ``None``: the engine's own limit.
-        trajectories: rollouts of an iteration.
-    """
-
-    shape: ModelShape
-    num_learners: int
-    num_gpus_per_learner: float
-    sharding: str
-    fsdp_size: int | None
-    lora_rank: int
-    model_bytes: int
-    compute_bytes: int
-    num_references: int
-    gradient_checkpointing: bool
-    max_tokens_per_forward: int
-    minibatch_rows: int
-    privileged_view: str | None
-    num_epochs: int
-    engine: str
-    num_engines: int
-    num_gpus_per_engine: float
-    tensor_parallel_size: int
-    colocate: bool
-    engine_bytes: int
-    kv_cache_gib: float | None
-    gpu_memory_utilization: float
-    max_batch: int | None
-    max_prompt_tokens: int
-    max_response_tokens: int
-    num_env_runners: int
-    max_episodes_in_flight: int
-    trajectories: int
-    max_turns: int
-
-    @property
-    def row_tokens(self) -> int:
-        """Tokens of the longest turn row, which is also the longest request."""
-        return self.max_prompt_tokens + self.max_response_tokens
-
-    @property
-    def most_rows(self) -> int:
-        """Most requests that an engine decodes at a time."""
-        on_cpu = self.engine == "vllm" and not self.num_gpus_per_engine
-        return self.max_batch or (VLLM_CPU_ROWS if on_cpu else MOST_ROWS)
-
-    @property
-    def requests_per_engine(self) -> int:
-        """Most requests that an engine has at a time: a rollout asks for one after the other."""
-        return math.ceil(self.trajectories / self.num_engines)
-
-    @property
-    def gpus(self) -> float:
-        """GPUs that learners and engines take together."""
-        return self.num_learners * self.num_gpus_per_learner + self.num_engines * self.num_gpus_per_engine
-
-    @classmethod
-    def of(cls, config: RunSettings) -> PlanRequest:
-        """The sizes that a validated configuration asks for.
-
-        Raises:
-            ConfigError: nothing says what shape the model has.
-        """
-        engine: dict[str, Any] = config.engine_kwargs
-        cache = engine.get("kv_cache_gib", engine.get("kv_cache_memory_bytes", 0) / GIB or None)
-        if cache is None and config.engine == "vllm" and not config.num_gpus_per_engine:
-            cache = VLLM_CPU_CACHE_GIB
-        # The policy with its adapters switched off is its own reference.
-        reference = config.kl_coeff > 0 and not config.lora_rank
-        sizes: dict[str, Any] = {each.name: getattr(config, each.name, None) for each in fields(cls)}
-        sizes |= {
-            "shape": _shape(config),
-            "num_learners": max(1, config.num_learners),
-            "lora_rank": config.lora_rank or 0,
-            "model_bytes": BYTES[config.model_dtype],
-            "compute_bytes": BYTES[config.passes_dtype()],
-            "num_references": reference + (config.teacher_sync_iterations is not None),
-            "tensor_parallel_size": engine.get("tensor_parallel_size", 1),
-            "engine_bytes": BYTES[config.engine_dtype()],
-            "kv_cache_gib": cache,
-            "gpu_memory_utilization": engine.get("gpu_memory_utilization", GPU_MEMORY_UTILIZATION),
-            "max_batch": engine.get("max_batch") or engine.get("max_num_seqs"),
-            "num_env_runners": max(1, config.num_env_runners),
-            "trajectories": config.group_size * config.tasks_per_iteration,
-            "max_turns": max(entry.max_turns for entry in config.environment_entries()),
-        }
-        return cls(**sizes)
-
-
-def _shape(config: RunSettings) -> ModelShape:
-    """Shape of the policy that a run would start from; no weights are trained or fetched."""
-    from trial_ray.models.tiny import build_tokenizer, tiny_config
-
-    start = config.warm_start or {}
-    path = config.model_path or start.get("model_path")
-    if path is not None:
-        return model_shape(str(alfworld_tiny()) if path == ALFWORLD_TINY else HUB_NAMES.get(path, str(path)))
-    tokenizer = build_tokenizer(config.environment_entries()[0].adapter.warm_start.vocabulary)
-    return ModelShape.of_config(tiny_config(tokenizer, start.get("size", "tiny")))
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Bytes that one actor holds at its peak.
-
-    Attributes:
-        actor, count: kind and number of actors.
-        on_gpu: whether it is a GPU's memory, else the host's.
-        items: bytes by purpose.
-        kept: bytes of these that a learner holds between two updates.
-        rows: requests of full length that an engine's key-value cache holds; 0 where it would not start.
-    """
-
-    actor: str
-    count: int
-    on_gpu: bool
-    items: Mapping[str, float]
-    kept: float = 0.0
-    rows: float = 0.0
-
-    @property
-    def total(self) -> float:
-        """Bytes of one actor."""
-        return sum(self.items.values())
-
-
-def learner_memory(request: PlanRequest) -> Memory:
-    """Peak of one learner on its device, in the middle of a backward pass."""
-    shape, on_gpu, sharded = request.shape, request.num_gpus_per_learner > 0, request.sharding == "fsdp"
-    shards = (request.fsdp_size or request.num_learners) if sharded else 1
-    trained = lora_parameters(request) or shape.parameters
-    frozen_bytes = min(request.compute_bytes, request.model_bytes)
-    kept = {
-        "weights": shape.parameters * (frozen_bytes if request.lora_rank else request.model_bytes) / shards,
-        "adapters": trained * request.model_bytes if request.lora_rank else 0.0,
-        "optimizer": 2 * trained * request.model_bytes / shards,
-        "reference": request.num_references * shape.parameters * frozen_bytes / shards,
-        "process": DEVICE_CONTEXT_BYTES if on_gpu else PROCESS_BYTES,
-    }
-    # A row that is longer than the limit of a pass still goes in whole.
-    pass_rows = math.ceil(request.minibatch_rows / request.num_learners)
-    pass_tokens = max(request.row_tokens, min(request.max_tokens_per_forward, pass_rows * request.row_tokens))
-    layer = layer_bytes_per_token(request)
-    saved = shape.hidden * request.model_bytes if request.gradient_checkpointing else layer
-    # All layers', or their inputs and one layer's; and one layer's gradients.
-    activations = pass_tokens * (shape.layers * saved + layer * (1 + request.gradient_checkpointing))
-    # Autocast keeps a copy of every weight while a pass lasts; FSDP gathers a layer or the head at a time.
-    copied = shape.embedding_parameters if sharded else shape.matmul_parameters
-    if request.lora_rank or (request.compute_bytes == request.model_bytes and not sharded):
-        copied = 0
-    rows = min(pass_rows, math.ceil(pass_tokens / request.row_tokens))
-    chunk = min(DEFAULT_CHUNK_TOKENS, rows * request.max_response_tokens)
-    items = {
-        **kept,
-        "gradients": trained * request.model_bytes / shards,
-        "weights in compute dtype": copied * request.compute_bytes,
-        "activations": HEAP_FACTOR * activations,
-        "logits": HEAP_FACTOR * LOGIT_COPIES * 4 * chunk * shape.vocabulary,
-    }
-    return Memory("learner", request.num_learners, on_gpu, items, kept=sum(kept.values()))
-
-
-def lora_parameters(request: PlanRequest) -> int:
-    """Parameters of adapters of rank r on all linear layers of the decoder: r (inputs + outputs) each; 0 without adapters."""
-    shape = request.shape
-    query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    widths = 2 * (shape.hidden + query) + 2 * (shape.hidden + key) + 3 * (shape.hidden + shape.intermediate)
-    return request.lora_rank * shape.layers * widths
-
-
-def layer_bytes_per_token(request: PlanRequest) -> float:
-    """Bytes that autograd saves of one token in one decoder layer.
-
-    Each of two norms saves its input and the normalised input, in the residual stream's type. Each linear layer saves its
-    input in the compute dtype: one array for those that share it, or, under autocast, a copy for each. Attention saves query,
-    key, value and output, the gated feed-forward network four arrays of its width, norms of query and key two each.
-    """
-    shape = request.shape
-    query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    autocast = request.compute_bytes != request.model_bytes
-    qk_norms = (query + key) * shape.qk_norm
-    inputs = (5 if autocast else 2) * shape.hidden + qk_norms + 2 * query + 2 * key + 4 * shape.intermediate
-    return (4 * shape.hidden + qk_norms) * request.model_bytes + inputs * request.compute_bytes
 
 
 def engine_memory(request: PlanRequest, free: float | None) -> Memory:
@@ -288,7 +79,7 @@ class Plan:
 
     Attributes:
         request: sizes of the run.
-        actors: memory of every kind of process: learner, engine, and those that hold no model.
+        actors: memory of learner, engine, processes that hold no model, and what the host holds beside them.
         complaints: why it does not fit, with numbers; empty where it fits, or nothing is known of the machine.
     """
 
@@ -313,8 +104,23 @@ def make_plan(request: PlanRequest, machine: Machine) -> Plan:
         Memory("driver", 1, False, {"process": PROCESS_BYTES}),
         Memory("env runner", request.num_env_runners, False, {"process": PROCESS_BYTES, "environments": episodes}),
         Memory("object store", 1, False, {"weights on their way": 2 * request.shape.parameters * request.engine_bytes}),
+        *_beside_gpus(request),
     )
     return Plan(request, actors, tuple(_complaints(request, machine, actors)))
+
+
+def _beside_gpus(request: PlanRequest) -> Iterator[Memory]:
+    """Host memory of the processes that compute on GPUs, and the copies from which checkpoints are written."""
+    if request.num_gpus_per_learner:
+        # Weights come out of their files tensor by tensor.
+        largest = request.shape.embedding_parameters * request.model_bytes
+        items = {"process": GPU_PROCESS_BYTES, "a tensor of the files": largest}
+        yield Memory("learner's host part", request.num_learners, False, items)
+    if request.num_gpus_per_engine:
+        number = request.num_engines * request.tensor_parallel_size
+        yield Memory("engine's host part", number, False, {"process": GPU_PROCESS_BYTES})
+    copies = CHECKPOINT_COPIES * trained_parameters(request) * request.model_bytes
+    yield Memory(CHECKPOINT, 1, False, {"copies": copies})
 
 
 def _complaints(request: PlanRequest, machine: Machine, actors: tuple[Memory, ...]) -> Iterator[str]:
@@ -330,7 +136,8 @@ def _complaints(request: PlanRequest, machine: Machine, actors: tuple[Memory, ..
             if actor.on_gpu and needed > available:
                 shared = f", the {beside / GIB:.1f} that the {other} keeps included" if request.colocate else ""
                 yield f"each {actor.actor} needs {needed / GIB:.1f} GiB of a GPU's {available / GIB:.1f}{shared}"
-    needed = sum(actor.count * actor.total for actor in actors if not actor.on_gpu)
+    # Where the copies do not fit, checkpoints are written without them.
+    needed = sum(actor.count * actor.total for actor in actors if not actor.on_gpu and actor.actor != CHECKPOINT)
     if machine.host_bytes is not None and needed > machine.host_bytes:
         yield f"the processes need {needed / GIB:.1f} GiB of the host's {machine.host_bytes / GIB:.1f}"
 

@@ -9,18 +9,26 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trial_ray.planning.memory import GIB, PlanRequest
+from trial_ray.planning.learner import autocasts, stream_bytes, trained_parameters
+from trial_ray.planning.request import GIB, PlanRequest
 from trial_ray.rollout.hindsight import FRAMES
 
 TURNS_SHARE, PROMPT_SHARE, RESPONSE_SHARE = 0.6, 0.45, 0.2
 """Lengths over their limits. With the paper's limits: 3.9 million tokens an iteration; a published run of it had 3.83 million."""
-SHARED_PREFIXES = 2.2
-"""Tokens of an iteration's rows over those on distinct prefixes, which the learner computes; measured with the quickstart."""
+SHARED_PREFIXES = {"tagged": (1.21, 1.11), "conversation": (2.33, 2.16), "plain": (2.2, 2.2)}
+"""By prompt style, tokens of rows over those that the learner computes, in scoring and in the minibatches of an update: tagged and
+conversation ones of ``benchmarks/bench_prefixes.py``, half of whose actions in official games are random; plain ones of the
+quickstart."""
 EVIDENCE_SHARE = 0.3
-"""Tokens that a second view adds to the distinct ones of the first; measured with the quickstart. One in front of the prompt shares
-none with the first, and adds as many."""
-LEARNER_UTILISATION = 0.3
-"""Of a device's matrix products in the learner's passes: an assumption; ``cost.json`` of a run has the measured figure."""
+"""Tokens that a second view adds to those of the first, measured there (tagged). One in front of the prompt shares none, and
+adds as many."""
+ROOFLINE_SHARE, LEAST_SHARE, MOST_SHARE = 0.7, 0.5, 0.9
+"""Share of a device's peaks (arithmetic or memory) that the learner's kernels reach, and how far that may be off. An assumption."""
+FORWARD_TRAFFIC, BACKWARD_TRAFFIC, ADAPTERS_BACKWARD_TRAFFIC, RECOMPUTED_TRAFFIC = 1.1, 2.65, 1.75, 0.95
+"""Elementwise traffic of a forward pass with entropies, of a backward pass of all weights or of adapters, and of what checkpointing
+computes again, over that of a pass that scores: traced (``benchmarks/bench_trace.py``)."""
+OPTIMIZER_TRAFFIC = 54
+"""Bytes moved of a parameter in an optimizer step: flags of finiteness, clipping, AdamW; traced, of float32 weights."""
 PREFILL_UTILISATION = 0.4
 BANDWIDTH_UTILISATION = 0.6
 DECODE_OVERHEAD_S = 0.005
@@ -129,16 +137,87 @@ def step_time(request: PlanRequest, device: Device) -> tuple[dict[str, float], f
     decoding = waves * turns * response * (max(traffic / split, batch * prefill_s) + DECODE_OVERHEAD_S)
     prefill = request.requests_per_engine * turns * prompt * (1 - CACHED_SHARE) * prefill_s
 
-    distinct = tokens / SHARED_PREFIXES
-    pass_s = distinct * shape.matmul_parameters / (request.num_learners * device.flops * LEARNER_UTILISATION)
+    shared_scoring, shared_update = SHARED_PREFIXES[request.prompt_style]
     view = request.privileged_view
     second_view = 0.0 if view is None else 1.0 if FRAMES[view].in_front else EVIDENCE_SHARE
-    passes = 1 + second_view + request.num_references + (request.lora_rank > 0)
-    update_flops = (4 if request.lora_rank else 6) + 2 * request.gradient_checkpointing
+    traffic = elementwise_traffic(request)
+    frozen_passes = request.num_references + (request.lora_rank > 0)
+    moved = (1 + second_view) * (traffic + adapter_traffic(request)) + frozen_passes * traffic
+    passes = 1 + second_view + frozen_passes
+    scoring = tokens / shared_scoring * _roofline(request, device, 2 * passes, moved)
+    steps = math.ceil(request.trajectories * turns / request.minibatch_rows)
+    optimizer = OPTIMIZER_TRAFFIC * trained_parameters(request) / (request.shards * device.bandwidth * ROOFLINE_SHARE)
+    update = tokens / shared_update * _update_token(request, device) + steps * optimizer
     phases = {
         "sampling": decoding + prefill + waves * turns * ENVIRONMENT_STEP_S,
-        "scoring": 2 * passes * pass_s,
-        "update": update_flops * request.num_epochs * pass_s,
+        "scoring": scoring,
+        "update": request.num_epochs * update,
         "sync": shape.parameters * request.engine_bytes / SYNC_BYTES_PER_S,
     }
     return phases, tokens
+
+
+def _update_token(request: PlanRequest, device: Device) -> float:
+    """Seconds of a token in the forward and backward passes of an update."""
+    again = request.gradient_checkpointing
+    backward = ADAPTERS_BACKWARD_TRAFFIC if request.lora_rank else BACKWARD_TRAFFIC
+    traffic = (FORWARD_TRAFFIC + backward + RECOMPUTED_TRAFFIC * again) * (
+        elementwise_traffic(request) + adapter_traffic(request)
+    )
+    return _roofline(request, device, (4 if request.lora_rank else 6) + 2 * again, traffic)
+
+
+def _roofline(request: PlanRequest, device: Device, flops: float, moved: float) -> float:
+    """Seconds of a token on all learners: its products, and what moves between them, at the share of the peaks that is assumed.
+
+    Args:
+        request: sizes.
+        device: of every learner.
+        flops: operations for a weight.
+        moved: bytes of elementwise operations.
+    """
+    seconds = flops * request.shape.matmul_parameters / device.flops + moved / device.bandwidth
+    return seconds / (ROOFLINE_SHARE * request.num_learners)
+
+
+def elementwise_traffic(request: PlanRequest) -> float:
+    """Bytes that unfused operations beside the products read and write for a token, in a pass that scores.
+
+    Counted by operation: norms, residual sums, autocast's copies of each linear layer's input, rotary embeddings, gates.
+    """
+    shape, stream, computed = request.shape, stream_bytes(request), request.compute_bytes
+    autocast = autocasts(request)
+    converted = 4 + stream if stream < 4 else 0  # norms compute in float32, and return what they were given
+    norm = 20 + 2 * converted + (8 if stream >= 4 else 4)
+    hidden = 2 * norm + 2 * (2 * stream + computed) + autocast * 5 * (stream + computed)
+    given = stream if shape.qk_norm else computed
+    rotated = 5 * given + 5 * stream + autocast * (stream + computed)
+    head_norm = shape.qk_norm * (20 + 2 * (4 + computed) * (computed < 4) + computed + stream)
+    heads = (shape.heads + shape.kv_heads) * shape.head_dim
+    width = shape.hidden * hidden + heads * (rotated + head_norm) + 5 * computed * shape.intermediate
+    return float(shape.layers * width)
+
+
+def adapter_traffic(request: PlanRequest) -> float:
+    """The same of adapters: each scales and adds an output, and under autocast converts its input."""
+    if not request.lora_rank:
+        return 0.0
+    shape, computed = request.shape, request.compute_bytes
+    query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    outputs = query + 2 * key + 2 * shape.hidden + 2 * shape.intermediate
+    inputs = 5 * shape.hidden + 2 * (query + shape.intermediate)
+    converted = autocasts(request) * (stream_bytes(request) + computed) * inputs
+    return float(shape.layers * (5 * computed * outputs + converted))
+
+
+def learner_share(request: PlanRequest, device: Device) -> float:
+    """Share of a device's peak that products of the learner's update reach, without attention and recomputation."""
+    useful = (4 if request.lora_rank else 6) * request.shape.matmul_parameters
+    return useful / (_update_token(request, device) * request.num_learners * device.flops)
+
+
+def iteration_range(phases: Mapping[str, float]) -> tuple[float, float]:
+    """Seconds of an iteration where the learner's kernels reach most and least of a device's peaks."""
+    learner = ROOFLINE_SHARE * (phases["scoring"] + phases["update"])
+    others = sum(phases.values()) - phases["scoring"] - phases["update"]
+    return others + learner / MOST_SHARE, others + learner / LEAST_SHARE

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.errors import ConfigError
-from trial_ray.planning.memory import GIB, Machine, PlanRequest, make_plan
+from trial_ray.planning.memory import Machine, make_plan
+from trial_ray.planning.request import GIB, PlanRequest
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.config import GRPOConfig

