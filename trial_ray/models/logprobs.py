@@ -241,7 +241,7 @@ def sequence_logprobs(
     check_plain_head(lm)
     dtype = torch.float64 if lm.dtype == torch.float64 else torch.float32
     # Made first: results of each pack would lie between the blocks that it frees, and keep them from being used again as a whole.
-    results = [torch.empty(len(packed.targets), dtype=dtype, device=lm.device) for _ in range(1 + with_entropy)]
+    results = [torch.zeros(len(packed.targets), dtype=dtype, device=lm.device) for _ in range(1 + with_entropy)]
     for states, nodes in hidden_states(lm, packed):
         values = gather_logprobs(
             states,
