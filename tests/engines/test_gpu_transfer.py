@@ -125,9 +125,15 @@ def test_nccl_brings_the_weights_to_an_engine_on_another_gpu(gpu_ray, tiny_qwen3
     try:
         pool.start(timeout_s=600)
         sender = weight_sender("nccl", rank=0, workers_per_engine=1)
-        last = torch.cuda.device_count() - 1  # Ray gives the engine the first one that is free
-        model = learner.to(f"cuda:{last}")
-        with torch.cuda.device(last):
+
+        # By UUID: Ray gives the engine any device that is whole, and it is number 0 in the engine's process.
+        def uuid_of(index):
+            return str(torch.cuda.get_device_properties(index).uuid)
+
+        taken = ray.get(pool.handles[0].__ray_call__.remote(lambda actor: uuid_of(0)), timeout=60)
+        own = next(index for index in range(torch.cuda.device_count()) if uuid_of(index) != taken)
+        model = learner.to(f"cuda:{own}")
+        with torch.cuda.device(own):
             for version in (1, 2):
                 changed(model, version)
                 weights = sender.offer(model.named_parameters, version, torch.bfloat16, pool.handles)
