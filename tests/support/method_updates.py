@@ -112,10 +112,10 @@ class Views:
         generator = torch.Generator().manual_seed(seed)
         draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
         self.hidden, self.teacher = draw(len(update.tokens), HIDDEN).requires_grad_(), draw(len(update.tokens), HIDDEN)
-        self.weight = (1.5 * draw(VOCABULARY, HIDDEN)).requires_grad_()
-
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden @ self.weight.T
+        self.head = torch.nn.Linear(HIDDEN, VOCABULARY, bias=False, dtype=torch.float64)
+        self.weight = self.head.weight
+        with torch.no_grad():
+            self.weight.copy_(1.5 * draw(VOCABULARY, HIDDEN))
 
     def divergence(self, config: GRPOConfig) -> torch.Tensor:
         settings = {"mix": config.jsd_mix, "temperature": config.jsd_temperature}

@@ -12,10 +12,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
-from unittest.mock import patch
 
 from trial_ray.algorithms.methods import method_of, method_title
-from trial_ray.engines.arguments import LOG_LEVEL
 from trial_ray.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -201,9 +199,13 @@ def library_log(path: Path, console: Console) -> Iterator[None]:
         path: its folder is made if it is missing.
         console: on the process's stdout. One that prints elsewhere, as a test's does, is left as it is.
     """
+    from trial_ray.engines.arguments import LOG_LEVEL  # not at the top: it imports torch
+
     path.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as restored:
-        restored.enter_context(patch.dict(os.environ, {LOG_LEVEL: os.environ.get(LOG_LEVEL, "INFO")}))
+        if LOG_LEVEL not in os.environ:
+            os.environ[LOG_LEVEL] = "INFO"
+            restored.callback(os.environ.pop, LOG_LEVEL, None)
         _flush()
         # Python's duplicates are closed in child processes: a daemon that outlives the command holds no terminal or pipe.
         terminal = {number: os.dup(number) for number in (STDOUT, STDERR)}
