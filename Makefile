@@ -18,7 +18,7 @@ UV := uv==0.13.8
 UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export UV_FIND_LINKS
 
-.PHONY: train test test-data test-faults soak test-long test-gpu lint docs bench bench-envs bench-gpu clean setup docs-setup bench-setup lock audit
+.PHONY: train test test-data test-faults soak test-long test-gpu lint docs bench bench-envs bench-gpu first-gpu-hour gpu-venv clean setup docs-setup bench-setup lock audit
 
 train: setup
 	$(BIN)/trial-ray train tuned_examples/alfworld_quickstart.py $(ARGS)
@@ -61,6 +61,14 @@ bench-envs: setup
 
 bench-gpu:
 	$(GPU_PYTHON) benchmarks/gpu.py --json benchmarks/results/gpu
+
+# DEVICE=cpu rehearses it in .venv at the smallest sizes. WHEELS names a folder of wheels from which a missing GPU_PYTHON is made.
+DEVICE ?= cuda
+first-gpu-hour: $(if $(filter cpu,$(DEVICE)),setup,gpu-venv)
+	$(if $(filter cpu,$(DEVICE)),$(BIN)/python,$(GPU_PYTHON)) benchmarks/first_gpu_hour.py --device $(DEVICE) $(if $(OUT),--out $(OUT)) $(ARGS)
+
+gpu-venv:
+	@test -x $(GPU_PYTHON) || $(PYTHON) benchmarks/gpu_venv.py $(GPU_PYTHON) $(WHEELS)
 
 # Digests of the pinned versions' files, for every platform.
 LOCKED := requirements/cpu.txt requirements/docs.txt requirements/bench.txt

@@ -1,6 +1,6 @@
 """What only a GPU can show, in parts of at most ten minutes.
 
-    python benchmarks/gpu.py kernels learner colocate iteration numerics --json benchmarks/results/gpu
+    python benchmarks/gpu.py --json benchmarks/results/gpu
 
 | part | measures |
 | --- | --- |
@@ -8,6 +8,8 @@
 | ``learner`` | model FLOPs utilisation of the learner, SmolLM2-135M's shape and Qwen3-1.7B's, bfloat16 |
 | ``colocate`` | engine and learner on one device: falling asleep, waking, sending weights |
 | ``iteration`` | one iteration of TRIAL in generated ALFWorld games, end to end |
+| ``example`` | an iteration of the example for one GPU: peak memory by phase |
+| ``step_warm_up``, ``step`` | Qwen2.5-1.5B's shape in ALFWorld, 16 tasks × 8 rollouts × 50 turns: seconds by phase |
 | ``numerics`` | log-probabilities and gradients of trees in bfloat16 and float32 against one row at a time in float32 |
 
 Each part runs in a process of its own and writes ``PART.json`` into the folder. Nothing is downloaded: models have random weights
@@ -34,14 +36,18 @@ PARTS = {
     "colocate": "gpu_run",
     "iteration": "gpu_run",
     "numerics": "gpu_learner",
+    "example": "gpu_step",
+    "step_warm_up": "gpu_step",
+    "step": "gpu_step",
 }
 TIMEOUT_S = 590.0
 
 
-def run_part(part: str, setup: Setup, folder: Path | None) -> None:
+def run_part(part: str, device: str, small: bool, folder: Path | None) -> None:
     """Measure in this process."""
-    measures, details = getattr(import_module(PARTS[part]), part)(setup)
-    write_report(folder / f"{part}.json" if folder else None, measures, details)
+    file = folder / f"{part}.json" if folder else None
+    measures, details = getattr(import_module(PARTS[part]), part)(Setup(torch.device(device), small, file))
+    write_report(file, measures, details)
 
 
 def run_parts(parts: list[str], arguments: list[str]) -> list[str]:
@@ -79,7 +85,7 @@ def main() -> None:
         sys.exit(2)
     if len(args.parts) == 1:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        run_part(args.parts[0], Setup(torch.device(args.device), args.small), args.json)
+        run_part(args.parts[0], args.device, args.small, args.json)
         return
     arguments = ["--device", args.device, *(["--json", str(args.json)] if args.json else [])]
     if failed := run_parts(args.parts, arguments + (["--small"] if args.small else [])):

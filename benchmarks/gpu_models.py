@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.models.tiny import build_tokenizer
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 
-SMOLLM2, QWEN3 = "SmolLM2-135M", "Qwen3-1.7B"
+SMOLLM2, QWEN3, QWEN2_5 = "SmolLM2-135M", "Qwen3-1.7B", "Qwen2.5-1.5B"
 _SHARED = {"tie_word_embeddings": True, "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0}
 _SHAPES: dict[str, tuple[type[PretrainedConfig], dict[str, int]]] = {
     SMOLLM2: (
@@ -44,6 +44,18 @@ _SHAPES: dict[str, tuple[type[PretrainedConfig], dict[str, int]]] = {
             "head_dim": 128,
         },
     ),
+    QWEN2_5: (
+        Qwen2Config,
+        {
+            "vocab_size": 151936,
+            "hidden_size": 1536,
+            "intermediate_size": 8960,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+        },
+    ),
 }
 _SMALL = {"vocab_size": 2048, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
 _SMALL_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
@@ -56,10 +68,12 @@ class Setup:
     Attributes:
         device: of the measurements.
         small: the smallest sizes, at which figures mean nothing.
+        progress: file to which a part that takes minutes writes its report so far; ``None``: nowhere.
     """
 
     device: torch.device
     small: bool
+    progress: Path | None = None
 
     @property
     def cuda(self) -> bool:

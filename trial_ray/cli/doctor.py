@@ -238,7 +238,8 @@ INTERFACES_FOUND = {"NCCL_SOCKET_IFNAME": _nccl_finds, "GLOO_SOCKET_IFNAME": _gl
 """Environment variables that choose network interfaces, and how their library reads them."""
 
 
-def _missing_for_triton() -> str:
+def missing_for_triton() -> str:
+    """What Triton's compiler lacks here, in words; empty where nothing is missing."""
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     return " and ".join([*([] if compiler else ["a C compiler"]), *([] if header.is_file() else [str(header)])])
@@ -262,7 +263,7 @@ def gpus() -> Check:
         )
     elif listed and int(listed[0].driver.partition(".")[0]) < oldest:
         problem = STOPS, f"CUDA {cuda} needs driver {oldest} or later", f"apt-get install nvidia-driver-{oldest}"
-    elif listed and (missing := _missing_for_triton()):
+    elif listed and (missing := missing_for_triton()):
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         reason = f"Triton compiles kernels when they first run, and lacks {missing}"
         problem = STOPS, reason, f"apt-get install gcc python{version}-dev"
