@@ -63,8 +63,8 @@ from pathlib import Path
 from trial_ray.runs.folder_lock import folder_lock
 with folder_lock(Path(sys.argv[1]), ["trial-ray", "train", "api_key=sk-secret"]):
     pid = os.fork() if sys.argv[2] == "forked" else -1
-    if pid:
-        print(pid, flush=True)
+    if pid <= 0:  # the fork says so itself, when it has let go of the lock
+        print(pid or os.getpid(), flush=True)
     time.sleep(600)
 """
 
