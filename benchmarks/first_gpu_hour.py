@@ -103,14 +103,19 @@ def run_stages(
 
 
 def result_of(record: dict[str, Any]) -> str:
-    """A stage's first measures, its tests by outcome, or why it was skipped."""
+    """A stage's first measures, its tests by outcome, how far it came, or why it was skipped."""
     details = record["details"]
     measures = [Measure.from_json(each) for each in record["measures"]][:MEASURES_SHOWN]
     lines = [f"{each.name}: {amount(each.figure, each.unit)} {each.verdict}".rstrip() for each in measures]
     if counts := details.get("counts"):
         lines.append(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
     if unfinished := details.get("unfinished"):
+        lines += [f"{name} {phase['seconds']:.1f} s" for name, phase in details["phases"].items()]
         lines.append(f"stopped during {unfinished}")
+    if (update := details.get("update")) and update["expected_seconds"] is not None:
+        lines.append(
+            f"{update['steps_done']} of {update['steps']} steps, {update['expected_seconds']:.0f} s expected of all"
+        )
     return "\n".join([*lines, *([details["reason"]] if "reason" in details else []), *details.get("problems", [])])
 
 

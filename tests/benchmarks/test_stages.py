@@ -97,7 +97,8 @@ def test_at_its_deadline_a_stage_ends_with_all_its_processes_and_keeps_what_it_m
     child += f"open({str(pids)!r}, 'a').write(str(each.pid) + ' '); time.sleep(600)"
     code = f"""
 import subprocess, time
-report("endless", unfinished="update", phases={{"sampling": 1.5}})
+update = {{"seconds": 40.0, "steps_done": 10, "steps": 25, "expected_seconds": 100.0}}
+report("endless", unfinished="update", phases={{"sampling": {{"seconds": 1.5}}}}, update=update)
 each = subprocess.Popen([sys.executable, "-c", {child!r}], start_new_session=True)
 open({str(pids)!r}, "a").write(str(each.pid) + " ")
 time.sleep(600)
@@ -107,9 +108,11 @@ time.sleep(600)
     assert time.monotonic() - began < 60
     about = records["endless"]["stage"]
     assert (about["status"], about["exit_status"], about["deadline_s"]) == ("deadline", None, 3.0)
-    assert records["endless"]["details"]["phases"] == {"sampling": 1.5}
+    assert records["endless"]["details"]["phases"] == {"sampling": {"seconds": 1.5}}
     assert "3 s" in about["suggestion"]
-    assert "stopped during update" in printed
+    assert all(
+        words in printed for words in ("sampling 1.5 s", "stopped during update", "10 of 25 steps, 100 s expected")
+    )
     started = [int(pid) for pid in pids.read_text().split()]
     assert len(started) == 2
     assert not any(psutil.pid_exists(pid) for pid in started)
