@@ -42,9 +42,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what compares with third-party data that are not here; pytest reports all of it in one line."""
+    """Skip what needs third-party data or a CUDA device that are not here; pytest reports all of it in one line each."""
     if item.get_closest_marker("data") and third_party.missing():
         pytest.skip(third_party.missing())
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("no CUDA device here")
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
