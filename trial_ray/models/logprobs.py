@@ -37,8 +37,7 @@ _NEUTRAL_LOGIT_SETTINGS = {
 class _WideProduct(torch.autograd.Function):
     """``hidden @ weight.T`` in float32, of numbers of a shorter type; the gradient of the weights is in float32, too.
 
-    Rounded to bfloat16, as autocast's results are, logits of a trained model are wrong by 0.02 nats and more, where TRIAL's
-    signal is the difference of two of them.
+    Autocast rounds results to bfloat16, too; TRIAL's signal is a small difference of two numbers that come from them.
     """
 
     @staticmethod
