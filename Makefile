@@ -11,6 +11,8 @@ DOCS_STAMP := $(DOCS_VENV)/.installed
 # TRL, which the update is compared with, as its own users have it.
 BENCH_VENV := .venv-bench
 BENCH_STAMP := $(BENCH_VENV)/.installed
+# Libraries whose interfaces trial_envs speaks, each in an environment of its own over .venv, since their pins contradict each other.
+PEERS := $(basename $(notdir $(wildcard requirements/peers/*.txt)))
 # Has CUDA's builds (docs/installation.md), while .venv has the CPU's.
 GPU_PYTHON ?= .venv-gpu/bin/python
 UV := uv==0.13.8
@@ -18,7 +20,7 @@ UV := uv==0.13.8
 UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export UV_FIND_LINKS
 
-.PHONY: train test test-data test-faults soak test-long test-gpu lint docs bench bench-envs bench-gpu first-gpu-hour gpu-venv clean setup docs-setup bench-setup lock audit
+.PHONY: train test test-data test-faults test-peers soak test-long test-gpu lint docs bench bench-envs bench-gpu first-gpu-hour gpu-venv clean setup docs-setup bench-setup lock audit
 
 train: setup
 	$(BIN)/trial-ray train tuned_examples/alfworld_quickstart.py $(ARGS)
@@ -35,6 +37,16 @@ test-long: setup
 
 test-faults: setup
 	$(BIN)/python -m pytest -m faults -n 2 --dist loadfile $(ARGS)
+
+# PEERS=openenv runs those of one library.
+test-peers: $(PEERS:%=.venv-peers/%/.installed)
+	for peer in $(PEERS); do .venv-peers/$$peer/bin/python -m pytest -m peers tests/peers/test_$$peer.py $(ARGS) || exit 1; done
+
+.venv-peers/%/.installed: requirements/peers/%.txt $(STAMP)
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-peers/$*
+	$(BIN)/uv pip install --quiet --python .venv-peers/$*/bin/python --no-deps --requirement $<
+	cd .venv-peers/$*/lib/python3.*/site-packages && echo "import site; site.addsitedir('$$(ls -d $(CURDIR)/$(VENV)/lib/python3.*/site-packages)')" > base.pth
+	touch $@
 
 soak: setup
 	PYTHONPATH=tests/support $(BIN)/python tests/faults/soak.py $(ARGS)
@@ -71,7 +83,7 @@ gpu-venv:
 	@test -x $(GPU_PYTHON) || $(PYTHON) benchmarks/gpu_venv.py $(GPU_PYTHON) $(WHEELS)
 
 # Digests of the pinned versions' files, for every platform.
-LOCKED := requirements/cpu.txt requirements/docs.txt requirements/bench.txt
+LOCKED := requirements/cpu.txt requirements/docs.txt requirements/bench.txt $(wildcard requirements/peers/*.txt)
 
 lock: setup
 	for file in $(LOCKED); do \
@@ -111,4 +123,4 @@ $(BENCH_STAMP): requirements/torch.txt requirements/bench.txt
 	touch $(BENCH_STAMP)
 
 clean:
-	rm -rf $(VENV) $(DOCS_VENV) $(BENCH_VENV) .venv-audit build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(DOCS_VENV) $(BENCH_VENV) .venv-audit .venv-peers build *.egg-info .pytest_cache .mypy_cache .ruff_cache
