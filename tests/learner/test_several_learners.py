@@ -86,6 +86,33 @@ def defer(deferring: bool):
     return call
 
 
+def sum_in_small_buckets():
+    """Cut the gradients into buckets of few elements, and count when their sums begin."""
+
+    def call(learner):
+        from trial_ray.learner import exchange
+
+        exchange.BUCKET_ELEMENTS = 1000
+        sums = learner.gradient_sums = exchange.GradientSums(learner.policy_module.policy_parameters())
+        learner.passes._before_last = sums.begin
+        counts = learner.sums = {"begun": 0, "late": 0, "steps": 0, "buckets": len(sums._buckets)}
+        begin_next, finish = sums._begin_next, sums.finish
+
+        def counted():
+            counts["begun"] += 1
+            begin_next()
+
+        def finished():
+            counts["steps"] += 1
+            before = counts["begun"]
+            finish()
+            counts["late"] += counts["begun"] - before
+
+        sums._begin_next, sums.finish = counted, finished
+
+    return call
+
+
 def train(learners: LearnerGroup, groups, iteration: int = 1) -> list[dict]:
     """Each learner's metrics."""
     data = TrainingGroups(episodes_refs=[ray.put([group]) for group in groups])
@@ -99,14 +126,22 @@ def test_several_learners_come_to_the_weights_of_one_and_write_every_row_once(
 ):
     found, metrics = {}, {}
     for number in (0, 3):
-        config = config_of(exact_model_path, number).training(max_tokens_per_forward=400)
+        config = config_of(exact_model_path, number).training(max_tokens_per_forward=100)
         learners = group_of(config.recording(training_folder=str(tmp_path / str(number))))
+        if number:
+            on_all(learners, sum_in_small_buckets())
         metrics[number] = train(learners, groups)
         found[number] = whole_weights(learners)
+        sums = on_all(learners, lambda learner: getattr(learner, "sums", None))
         learners.shutdown()
     error = ((found[3] - found[0]).norm() / found[0].norm()).item()
     print(f"relative difference of the weights {error:.1e}")  # shown by pytest -rP
     assert error < 1e-12
+    # Each learner begins each bucket's sum once a step: all of them during its last pass, or after it has made none.
+    assert all(each["begun"] == each["steps"] * each["buckets"] for each in sums)
+    assert sums[0]["steps"] > 1 < sums[0]["buckets"]
+    late = [each["late"] for each in sums]
+    assert (min(late), max(late)) == (0, sums[0]["begun"])
     num_rows = sum(map(len, groups))
     trained = [int(each["num_module_steps_trained"]) for each in metrics[3]]
     assert sum(trained) == num_rows

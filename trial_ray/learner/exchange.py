@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import ray
 import torch
 from ray.exceptions import GetTimeoutError, ObjectLostError
 from ray.rllib.core.learner.training_data import TrainingData
-from torch import distributed
+from torch import distributed, nn
 
 from trial_ray.errors import InfrastructureError
 from trial_ray.rollout.trajectory import TrajectoryGroup
+
+T = TypeVar("T", bound=torch.Tensor)
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +67,57 @@ class LearnerExchange:
         return values
 
 
+class GradientSums:
+    """Sums of gradients over learners that each hold the whole model, made while the last backward pass of a step goes on.
+
+    The backward pass reaches parameters from the last to the first, so that is the order of the buckets. A bucket's sum
+    begins when its gradients are complete and those of all buckets before it have begun: learners begin them in one order,
+    however many passes each of them makes.
+
+    Args:
+        parameters: what is trained, in the model's order; the same on every learner.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._buckets: list[list[nn.Parameter]] = _buckets(parameters[::-1])
+        self._incomplete: list[int] = []
+        """Gradients that each bucket waits for; empty while more than one backward pass is left."""
+        self._sums: list[distributed.Work] = []
+        for index, bucket in enumerate(self._buckets):
+            for parameter in bucket:
+                parameter.register_post_accumulate_grad_hook(partial(self._completed, index))
+
+    def begin(self) -> None:
+        """Take the next backward pass as this learner's last one before :meth:`finish`."""
+        self._incomplete = [len(bucket) for bucket in self._buckets]
+
+    def finish(self) -> None:
+        """Begin the sums that no backward pass began, and wait for all; each parameter's ``grad`` is then the sum."""
+        while len(self._sums) < len(self._buckets):
+            self._begin_next()
+        for each in self._sums:
+            each.wait()
+        self._sums, self._incomplete = [], []
+
+    def _completed(self, index: int, _: torch.Tensor) -> None:
+        if not self._incomplete:
+            return
+        self._incomplete[index] -= 1
+        while len(self._sums) < len(self._buckets) and not self._incomplete[len(self._sums)]:
+            self._begin_next()
+
+    @torch.no_grad()
+    def _begin_next(self) -> None:
+        bucket = self._buckets[len(self._sums)]
+        gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in bucket]
+        flat = torch.cat([each.reshape(-1) for each in gradients])
+        for parameter, part in zip(bucket, flat.split([each.numel() for each in bucket]), strict=True):
+            parameter.grad = part.view_as(parameter)
+        work = distributed.all_reduce(flat, async_op=True)
+        assert work is not None  # None is for processes outside the group
+        self._sums.append(work)
+
+
 class TrainingGroups(TrainingData):
     """References to groups, in ``episodes_refs``, each to a list that holds one.
 
@@ -95,9 +149,9 @@ def fetch_groups(data: TrainingGroups, exchange: LearnerExchange) -> tuple[list[
     return kept, len(missing)
 
 
-def _buckets(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+def _buckets(tensors: Sequence[T]) -> list[list[T]]:
     """Consecutive tensors of one dtype with at most ``BUCKET_ELEMENTS`` together, or a single larger one."""
-    buckets: list[list[torch.Tensor]] = []
+    buckets: list[list[T]] = []
     size = 0
     for tensor in tensors:
         if not buckets or tensor.dtype != buckets[-1][0].dtype or size + tensor.numel() > BUCKET_ELEMENTS:

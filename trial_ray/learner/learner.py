@@ -26,7 +26,7 @@ from trial_ray.engines.transfer import ObjectStoreSender, weight_sender
 from trial_ray.engines.weights import Weights
 from trial_ray.errors import CheckpointError, InfrastructureError, PolicyBrokenError, TrainingDivergedError
 from trial_ray.learner.connectors import TURN_ROWS, UPDATE_PLAN, UpdateRows
-from trial_ray.learner.exchange import LearnerExchange, TrainingGroups, fetch_groups
+from trial_ray.learner.exchange import GradientSums, LearnerExchange, TrainingGroups, fetch_groups
 from trial_ray.learner.loss import MinibatchClamp, WeightedMeans, loss_terms, means, microbatch_loss, minibatch_clamp
 from trial_ray.learner.method import Method
 from trial_ray.learner.passes import MicrobatchPasses, TokenCounts
@@ -72,7 +72,11 @@ class GRPOLearner(TorchLearner):
             self.config.transfer_backend(), self.exchange.rank, self.config.workers_per_engine()
         )
         self.means = WeightedMeans()
-        self.passes = MicrobatchPasses(self.policy_module, self.method, self.config, self.means)
+        alone = self.exchange.num_learners == 1 or self.policy_module.sharded is not None
+        self.gradient_sums = GradientSums([] if alone else self.policy_module.policy_parameters())
+        self.passes = MicrobatchPasses(
+            self.policy_module, self.method, self.config, self.means, before_last=self.gradient_sums.begin
+        )
         self.update_rows = UpdateRows(self.config, self.method, self.exchange)
         self._learner_connector.append(self.update_rows)
         announce()
@@ -237,16 +241,13 @@ class GRPOLearner(TorchLearner):
 
     def _exchanged_gradients(self) -> dict[Any, torch.Tensor]:
         """Gradients added up over all learners; one that had nothing to compute adds zeros."""
-        sharded = self.policy_module.sharded
-        copies = None if sharded is None else sharded.copies_group
-        # FSDP has added up those of a copy.
-        if self.exchange.num_learners == 1 or (sharded is not None and copies is None):
-            return {ref: each.grad for ref, each in self._params.items() if each.grad is not None}
-        gradients = {
-            ref: torch.zeros_like(each) if each.grad is None else each.grad for ref, each in self._params.items()
-        }
-        self.exchange.add_up([local_part(each) for each in gradients.values()], copies)
-        return gradients
+        self.gradient_sums.finish()
+        # FSDP has added up those of a copy of the model.
+        if (sharded := self.policy_module.sharded) is not None and sharded.copies_group is not None:
+            for each in self._params.values():
+                each.grad = torch.zeros_like(each) if each.grad is None else each.grad
+            self.exchange.add_up([local_part(each.grad) for each in self._params.values()], sharded.copies_group)
+        return {ref: each.grad for ref, each in self._params.items() if each.grad is not None}
 
     def apply_gradients(self, gradients_dict: dict[Any, torch.Tensor]) -> None:
         """Take the optimizer's step with gradients that are known to be finite."""

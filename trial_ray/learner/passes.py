@@ -9,7 +9,7 @@ log-probabilities, and that gradient is carried through one part after the other
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -47,17 +47,27 @@ class MicrobatchPasses:
         method: what is trained with.
         config: clips, coefficients and limits.
         means: takes the logged scalars.
+        before_last: called before the last backward pass of each call of :meth:`backward` that makes any.
 
     Attributes:
         counts: inputs of the forward passes since they were last taken.
         broken: whether the policy gave log-probabilities that are not finite since this was last set to ``False``.
     """
 
-    def __init__(self, module: CausalLMModule, method: Method[Any], config: RunSettings, means: WeightedMeans) -> None:
+    def __init__(
+        self,
+        module: CausalLMModule,
+        method: Method[Any],
+        config: RunSettings,
+        means: WeightedMeans,
+        before_last: Callable[[], None] = lambda: None,
+    ) -> None:
         self._module = module
         self._method = method
         self._config = config
         self._means = means
+        self._before_last = before_last
+        self._backward_passes_left = 0
         self.counts = TokenCounts()
         self.broken = False
         self._iteration = 0
@@ -80,9 +90,10 @@ class MicrobatchPasses:
         """
         self._table, self._iteration, self._clamp = table, iteration, clamp
         as_whole = self._method.clamps("microbatch", iteration) or not self._method.has_token_mean()
+        work = [(group, self._parts(group[0].rows) if len(group) == 1 else []) for group in self._groups(microbatches)]
+        self._backward_passes_left = sum(max(1, len(parts)) for _, parts in work)
         total = 0.0
-        for group in self._groups(microbatches):
-            parts = self._parts(group[0].rows) if len(group) == 1 else []
+        for group, parts in work:
             if len(parts) < 2:
                 total += self._backward_together(group)
             else:
@@ -112,7 +123,7 @@ class MicrobatchPasses:
             for each, own in zip(group, _split(outputs, self._table, group), strict=True)
         ]
         loss = torch.stack(losses).sum()
-        loss.backward()
+        self._backward_pass([loss])
         return loss.item()
 
     def _backward_parts(self, microbatch: Microbatch, parts: Sequence[np.ndarray]) -> float:
@@ -121,7 +132,7 @@ class MicrobatchPasses:
         for part, count in zip(parts, counts, strict=True):
             weight = microbatch.weight * count / max(1, sum(counts))
             loss = weight * self._loss(part, self._forward(part), weight)
-            loss.backward()
+            self._backward_pass([loss])
             total += loss.item()
         return total
 
@@ -134,8 +145,15 @@ class MicrobatchPasses:
         for position, part in self._token_positions(rows, parts):
             outputs = self._forward(part)
             names = [name for name in outputs if name in gradients]
-            torch.autograd.backward([outputs[name] for name in names], [gradients[name][position] for name in names])
+            self._backward_pass([outputs[name] for name in names], [gradients[name][position] for name in names])
         return loss.item()
+
+    def _backward_pass(self, outputs: list[torch.Tensor], gradients: list[torch.Tensor] | None = None) -> None:
+        """A backward pass through the model, from outputs or from a loss."""
+        self._backward_passes_left -= 1
+        if not self._backward_passes_left:
+            self._before_last()
+        torch.autograd.backward(outputs, gradients)
 
     @torch.no_grad()
     def _whole_outputs(self, rows: np.ndarray, parts: Sequence[np.ndarray]) -> Outputs:

@@ -1,0 +1,84 @@
+"""Gradients are added up bucket by bucket during the last backward pass, in one order, each when it is complete."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import distributed, nn
+
+from trial_ray.learner import exchange
+from trial_ray.learner.exchange import GradientSums
+
+
+@pytest.fixture
+def summed(monkeypatch):
+    """What was given to each sum, by a group of this process alone; buckets hold one layer's weight."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    given: list[torch.Tensor] = []
+    all_reduce = distributed.all_reduce
+
+    def noted(tensor, **kwargs):
+        given.append(tensor.clone())
+        return all_reduce(tensor, **kwargs)
+
+    monkeypatch.setattr(distributed, "all_reduce", noted)
+    monkeypatch.setattr(exchange, "BUCKET_ELEMENTS", 9)
+    yield given
+    distributed.destroy_process_group()
+
+
+@pytest.fixture
+def layers():
+    torch.manual_seed(0)
+    return nn.ModuleList(nn.Linear(3, 3, bias=False) for _ in range(3))
+
+
+def loss_of(layers, used=(0, 1, 2)):
+    hidden = torch.arange(3.0)
+    for index in used:
+        hidden = layers[index](hidden)
+    return hidden.square().sum()
+
+
+def gradients_of(layers, *losses):
+    sums = [torch.zeros(9) for _ in layers]
+    for used in losses:
+        found = torch.autograd.grad(loss_of(layers, used), [layers[index].weight for index in used])
+        for index, gradient in zip(used, found, strict=True):
+            sums[index] += gradient.reshape(-1)
+    return sums
+
+
+def assert_sums(summed, layers, expected):
+    assert all(torch.equal(found, wanted) for found, wanted in zip(summed, reversed(expected), strict=True))
+    assert all(torch.equal(each.weight.grad.reshape(-1), wanted) for each, wanted in zip(layers, expected, strict=True))
+
+
+def test_sums_begin_in_the_last_pass_with_the_gradients_of_all(summed, layers):
+    sums = GradientSums(list(layers.parameters()))
+    for _ in range(2):
+        layers.zero_grad(set_to_none=True)
+        loss_of(layers).backward()
+        assert not summed
+        sums.begin()
+        loss_of(layers).backward()
+        assert len(summed) == 3
+        sums.finish()
+        assert_sums(summed, layers, gradients_of(layers, (0, 1, 2), (0, 1, 2)))
+        summed.clear()
+
+
+def test_layers_that_the_last_pass_leaves_out_keep_their_place_in_the_order(summed, layers):
+    sums = GradientSums(list(layers.parameters()))
+    loss_of(layers).backward()
+    sums.begin()
+    loss_of(layers, (0, 2)).backward()
+    assert len(summed) == 1  # the last layer's; the first one's waits for the middle one's
+    sums.finish()
+    assert_sums(summed, layers, gradients_of(layers, (0, 1, 2), (0, 2)))
+
+
+def test_a_learner_without_a_pass_adds_zeros(summed, layers):
+    sums = GradientSums(list(layers.parameters()))
+    sums.finish()
+    assert_sums(summed, layers, [torch.zeros(9)] * 3)
