@@ -113,3 +113,13 @@ def test_stop_tokens_of_anything_but_a_folder_are_refused():
 def test_a_warm_start_names_the_setting_that_it_does_not_have():
     with pytest.raises(ConfigError, match=r"warm_start has no setting 'gamess'\. Did you mean 'games'\?"):
         require_initial_policy(GRPOConfig().environment("trial/ALFWorld-v0").rl_module(warm_start={"gamess": 3}))
+
+
+def test_contexts_longer_than_the_model_to_be_made_are_refused_before_it_is_made():
+    config = GRPOConfig().environment("trial/ALFWorld-v0", env_config={"split": "generated"})
+    config.rl_module(warm_start={"size": "nano", "games": 3}).env_runners(
+        max_prompt_tokens=4000, max_response_tokens=97
+    )
+    with pytest.raises(ConfigError, match=r"max_response_tokens is 4097, but .* 4096 positions"):
+        require_initial_policy(config)
+    require_initial_policy(config.env_runners(max_response_tokens=96))

@@ -44,11 +44,17 @@ def require_initial_policy(config: RunSettings) -> None:
     """
     if config.warm_start is not None:
         from trial_ray.environments.registry import make_entries
+        from trial_ray.models.tiny import POSITIONS
         from trial_ray.warmstart.settings import require_tasks
 
         settings, adapters = _warm_start(config)
         (entry,) = make_entries([(settings.env, settings.env_config, 1.0)], adapters, config.env_specs)
         require_tasks(settings, entry)
+        if settings.model_path is None and (found := config.row_tokens()) > POSITIONS:
+            raise ConfigError(
+                f"max_prompt_tokens + max_response_tokens is {found}, but a model that the warm start makes has "
+                f"{POSITIONS} positions; lower them, or set warm_start's model_path."
+            )
 
 
 def _warm_start(config: RunSettings) -> tuple[WarmStartSettings, list[EnvironmentAdapter]]:

@@ -19,6 +19,9 @@ from transformers import (
 
 from trial_ray.errors import ConfigError
 
+POSITIONS = 4096
+"""Tokens of prompt and response together, more than the default settings ask for."""
+
 
 @dataclass(frozen=True, slots=True)
 class TinyShape:
@@ -78,7 +81,7 @@ def tiny_config(tokenizer: PreTrainedTokenizerBase, size: str) -> Qwen3Config:
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.heads,
         head_dim=shape.head_dim,
-        max_position_embeddings=2048,
+        max_position_embeddings=POSITIONS,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         tie_word_embeddings=True,
         initializer_range=0.02,
@@ -166,5 +169,5 @@ def _wrap(vocabulary: dict[str, int]) -> PreTrainedTokenizerFast:
         chat_template=CHAT_TEMPLATE,
         padding_side="left",
         clean_up_tokenization_spaces=False,
-        model_max_length=2048,
+        model_max_length=POSITIONS,
     )
