@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trial_ray.algorithms.methods import method_of, method_title
-from trial_ray.metrics import METRICS
+from trial_ray.metrics import ENV_RUNNERS, METRICS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -111,6 +111,20 @@ def describe(metrics: dict[str, float]) -> str:
     return "  ".join(f"{heading} {form.format(metrics[key])}" for key, (heading, form) in columns.items())
 
 
+def unreadable_responses(metrics: Mapping[str, float]) -> str | None:
+    """What to tell where a policy that was not trained yet hardly ever answers in the required form."""
+    invalid = metrics.get(f"{ENV_RUNNERS}invalid_response_rate", 0.0)
+    if invalid < 0.5:
+        return None
+    cut = metrics.get(f"{ENV_RUNNERS}cut_response_rate", 0.0)
+    advice = (
+        "raise max_response_tokens"
+        if cut >= 0.5
+        else "look at them with trial-ray inspect, or choose another prompt_style"
+    )
+    return f"{invalid:.0%} of the responses have not the required form, {cut:.0%} end at max_response_tokens: {advice}."
+
+
 @contextmanager
 def waiting(console: Console, text: str) -> Iterator[None]:
     """A moving sign on a terminal while something takes long; nothing anywhere else."""
@@ -175,6 +189,8 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
             of, left = f"/{self._total}", f"about {duration(seconds)} left" if seconds > 0 else ""
         took = ", ".join(part for part in (f"{now - self._last:.1f} s", left) if part)
         say(self._console, f"iteration {number}{of}  {describe(metrics)}  ({took})")
+        if number == 1 and (warning := unreadable_responses(metrics)):
+            say(self._console, f"warning: {warning}")
         self._last = now
         self._progress.update(self._task, completed=number)
 
