@@ -89,7 +89,6 @@ config = (
     .rl_module(
         warm_start={
             "size": "mini",
-            "history_window": 3,
             "games": 300,
             "episodes_per_game": 2,
             "suboptimal_probability": 0.3,

@@ -15,6 +15,14 @@ if TYPE_CHECKING:
     from trial_ray.environments.adapter import EnvironmentAdapter
     from trial_ray.warmstart.settings import WarmStartSettings
 
+PROMPTS = {
+    "response_style": "prompt_style",
+    "history_window": "history_window",
+    "max_prompt_tokens": "max_prompt_tokens",
+    "max_response_tokens": "max_response_tokens",
+}
+"""Settings of the warm start that are the config's where it does not say them, with the config's names."""
+
 
 def initial_policy(config: RunSettings) -> str:
     """The model folder that training starts from; made or fetched, and cached, where the config only describes it.
@@ -58,17 +66,27 @@ def require_initial_policy(config: RunSettings) -> None:
 
 
 def _warm_start(config: RunSettings) -> tuple[WarmStartSettings, list[EnvironmentAdapter]]:
-    """The settings of the config's warm start, ``model_path`` as given, and the adapter of its environment."""
+    """The settings of the config's warm start, ``model_path`` as given, and the adapter of its environment.
+
+    Raises:
+        ConfigError: a setting is unknown, out of its range, or contradicts the config's.
+    """
     from trial_ray.warmstart.settings import CHOSEN, WarmStartSettings
 
     described, known = config.warm_start or {}, fields_of(WarmStartSettings)
     for name in described:
         if name not in known:
             raise ConfigError(f"warm_start has no setting {name!r}.{did_you_mean(str(name), known)}")
-    own = {"env": config.env, "env_config": {k: v for k, v in config.env_config.items() if k not in CHOSEN}}
-    if described.get("env", config.env) != config.env:
-        own = {}
+    own = {name: getattr(config, trained) for name, trained in PROMPTS.items()}
+    if described.get("env", config.env) == config.env:
+        kept = {name: value for name, value in config.env_config.items() if name not in CHOSEN}
+        own |= {"env": config.env, "env_config": kept}
     settings = WarmStartSettings(**{**own, **described})
+    if settings.response_style != config.prompt_style:
+        raise ConfigError(
+            f"warm_start: response_style={settings.response_style!r} found, but prompt_style is {config.prompt_style!r}: the "
+            "policy would be trained in a form that it has not learned. Leave response_style out, or set prompt_style to the same."
+        )
     return settings, [adapter for adapter in config.adapters if adapter.env_id == settings.env]
 
 

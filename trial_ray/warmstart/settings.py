@@ -43,13 +43,12 @@ class WarmStartSettings:
     # In a conversation action noise would contradict the demonstrated response, which stands in all later prompts.
     response_style: Literal["plain", "tagged"] = setting(
         "plain",
-        "``plain`` responses are the action alone; ``tagged`` ones put it inside ``<action>``, as instruct models do",
+        "``plain`` responses are the action alone; ``tagged`` ones put it inside ``<action>``, as instruct models do; in a "
+        "config's ``warm_start`` this and the next three are the config's own unless they are named",
         one_of=("plain", "tagged"),
     )
-    history_window: int = setting(
-        2, "(observation, action) pairs that a prompt shows; must be what training uses later", at_least=0
-    )
-    max_prompt_tokens: int = setting(512, "limit of a prompt, as in training", at_least=1)
+    history_window: int = setting(2, "(observation, action) pairs that a prompt shows", at_least=0)
+    max_prompt_tokens: int = setting(512, "limit of a prompt", at_least=1)
     max_response_tokens: int = setting(16, "limit of a sampled response when success is measured", at_least=1)
     games: int = setting(250, "generated games that the oracle plays", at_least=1)
     episodes_per_game: int = setting(4, "episodes of each of them, with different seeds of the oracle", at_least=1)

@@ -30,7 +30,6 @@ def configure(environment, backbone):
                 "env_config": env_config,
                 "optimizer": "adamw",
                 "learning_rate": 1e-4,
-                "max_prompt_tokens": max_prompt_tokens,
                 "target_success": 0.2,
                 "device": "cuda",
             },

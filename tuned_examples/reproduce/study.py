@@ -37,7 +37,6 @@ def configure(environment, backbone):
             warm_start={
                 "env_config": GAMES,
                 "size": "mini",
-                "history_window": 1,
                 "suboptimal_probability": 0.25,
                 "hindsight_fraction": 0.5,
                 "max_steps": 2000,
