@@ -3,10 +3,12 @@
 ``envs/setup.py`` packages the environments alone, for use in other reinforcement-learning code.
 """
 
+import runpy
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
+HERE = Path(__file__).parent
 ALFWORLD = ["alfworld==0.4.2", "textworld==1.7.0", "fast-downward-textworld==20.6.4", "TatSu==5.8.3"]
 WEBSHOP = ["rapidfuzz>=3.14", "regex>=2025.9"]
 TUNE = ["ray[tune]==2.60.0"]
@@ -21,11 +23,22 @@ EXAMPLES = {
 
 setup(
     name="trial-ray",
-    version="0.1.0",
+    version=runpy.run_path(str(HERE / "trial_ray" / "version.py"))["__version__"],
     description="TRIAL: trajectory-relative hindsight distillation for agentic RL, on Ray RLlib and vLLM",
-    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
+    license_files=["LICENSE"],
+    keywords=[
+        "reinforcement learning",
+        "language-model agents",
+        "GRPO",
+        "RLlib",
+        "vLLM",
+        "Gymnasium",
+        "ALFWorld",
+        "WebShop",
+    ],
     python_requires=">=3.11",
     packages=find_packages(include=["trial_ray", "trial_ray.*"]) + find_packages("envs") + list(EXAMPLES),
     package_dir={"trial_envs": "envs/trial_envs", **EXAMPLES},
@@ -89,10 +102,13 @@ setup(
         "gymnasium.envs": ["trial = trial_envs:register_plugin"],
     },
     classifiers=[
-        "License :: OSI Approved :: Apache Software License",
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
         "Programming Language :: Python :: 3.13",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
     ],
 )

@@ -1,14 +1,33 @@
 """Packaging of the environments alone: Gymnasium text environments that need neither Ray nor torch."""
 
+import email
+import runpy
+from pathlib import Path
+
 from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+
+
+def version() -> str:
+    """That of the trainer beside it; a source distribution, which has no trainer, was given it when it was built."""
+    source = HERE.parent / "trial_ray" / "version.py"
+    if source.is_file():
+        return str(runpy.run_path(str(source))["__version__"])
+    return str(email.message_from_string((HERE / "PKG-INFO").read_text(encoding="utf-8"))["Version"])
+
 
 setup(
     name="trial-envs",
-    version="0.1.0",
+    version=version(),
     description="Text games for language-model agents as fast, faithful Gymnasium environments",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
     license="Apache-2.0",
+    license_files=["LICENSE"],
+    keywords=["reinforcement learning", "language-model agents", "Gymnasium", "ALFWorld", "WebShop", "TextWorld"],
     python_requires=">=3.11",
-    packages=find_packages(),
+    packages=find_packages(include=["trial_envs", "trial_envs.*"]),
     package_data={"trial_envs": ["py.typed"]},
     install_requires=["gymnasium>=1.2"],
     extras_require={
@@ -17,4 +36,14 @@ setup(
         "textworld": ["textworld==1.7.0"],
     },
     entry_points={"gymnasium.envs": ["trial = trial_envs:register_plugin"]},
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
 )

@@ -1,0 +1,96 @@
+"""The distributions: built from a copy of the repository, checked, and installed into empty environments that play a game."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "trial_ray", "envs", "tuned_examples")
+PLAY = """
+import sys
+import gymnasium
+import trial_envs
+
+assert "site-packages" in trial_envs.__file__, trial_envs.__file__
+name, settings = sys.argv[1], {"ALFWorld": {"split": "generated"}, "WebShop": {"split": "generated"}, "TextWorld": {"level": 1}}
+env = gymnasium.make(f"trial/{name}-v0", **settings[name])
+observation, info = env.reset(seed=0)
+for action in env.unwrapped.walkthrough:
+    observation, reward, terminated, truncated, info = env.step(action)
+assert terminated and info["won"]
+env.close()
+print("won")
+"""
+LINE = re.compile(r"pip (?:install|wheel) [^`#\n]*(?:trial-envs|\./envs)[^`#\n]*")
+
+pytestmark = [pytest.mark.peers, pytest.mark.timeout(900)]
+
+
+def run(*command: object, folder: Path) -> str:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(list(map(str, command)), cwd=folder, env=own, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory) -> Path:
+    """What a clone holds of what a build reads; a build writes into its source."""
+    folder = tmp_path_factory.mktemp("clone")
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(
+                ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
+            )
+        else:
+            shutil.copyfile(ROOT / name, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dist(clone) -> Path:
+    """Wheels, each built from its source distribution, and these."""
+    folder = clone / "dist"
+    for source in (clone / "envs", clone):
+        run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, source, folder=clone)
+    assert len(list(folder.iterdir())) == 4
+    return folder
+
+
+@pytest.fixture
+def empty(tmp_path) -> Path:
+    """Python of an environment that holds nothing but pip."""
+    run(sys.executable, "-m", "venv", tmp_path / "venv", folder=tmp_path)
+    return tmp_path / "venv" / "bin" / "python"
+
+
+def test_metadata_and_contents_are_complete(clone, dist):
+    run(sys.executable, "-m", "twine", "check", "--strict", *dist.iterdir(), folder=clone)
+    run(sys.executable, "-m", "check_wheel_contents", *dist.glob("*.whl"), folder=clone)
+    versions = {re.search(r"-(\d+\.\d+\.\d+)", file.name)[1] for file in dist.iterdir()}
+    assert len(versions) == 1
+
+
+@pytest.mark.parametrize("kind", [".whl", ".tar.gz"])
+@pytest.mark.parametrize("name", ["ALFWorld", "TextWorld", "WebShop"])
+def test_an_environment_installs_with_its_extra_alone_and_plays(dist, empty, tmp_path, name, kind):
+    (file,) = (each for each in dist.iterdir() if each.name.startswith("trial_envs") and each.name.endswith(kind))
+    run(empty, "-m", "pip", "install", "--quiet", f"{file}[{name.lower()}]", folder=tmp_path)
+    assert run(empty, "-c", PLAY, name, folder=tmp_path).strip() == "won"
+    assert "torch" not in run(empty, "-m", "pip", "list", folder=tmp_path)
+
+
+def test_every_line_of_the_pages_that_installs_the_environments_works(clone, dist, empty, tmp_path):
+    pages = (ROOT / "envs" / "README.md", ROOT / "docs" / "installation.md", ROOT / "docs" / "environments.md")
+    lines = [line.strip() for page in pages for line in LINE.findall(page.read_text(encoding="utf-8"))]
+    assert len(lines) > 2
+    for line in lines:
+        run("bash", "-euc", f'pip() {{ "{empty}" -m pip --quiet "$@"; }}; {line}', folder=clone)
+    assert run(empty, "-c", PLAY, "ALFWorld", folder=tmp_path).strip() == "won"
