@@ -78,6 +78,7 @@ class OpenEnvEnv(TextEnv):
         self._connection: ServerConnection | None = None
         self._family = FAMILY
         self._return = 0.0
+        self._truncated = False
         self.tasks()  # raises UnknownSplitError
 
     def tasks(self, split: str | None = None) -> Sequence[str]:
@@ -90,6 +91,11 @@ class OpenEnvEnv(TextEnv):
     def family(self, task_id: str) -> str:
         """What the server said of the running episode, else ``"openenv"``."""
         return self._family
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """See :meth:`trial_envs.core.TextEnv.step`; an episode that the server truncates is truncated."""
+        text, reward, terminated, truncated, info = super().step(action)
+        return text, reward, terminated and not self._truncated, truncated or (terminated and self._truncated), info
 
     def _start(self, task_id: str) -> tuple[str, Outcome]:
         if not task_id:
@@ -145,6 +151,7 @@ class OpenEnvEnv(TextEnv):
         actions = _value(fields, "admissible_actions", list, [])
         if not all(isinstance(action, str) for action in actions):
             raise _unexpected("admissible_actions", actions, "a list of texts")
+        self._truncated = _value(fields, "truncated", bool, False)
         score = fields.get("score")
         return Outcome(
             observation=self._text(fields),

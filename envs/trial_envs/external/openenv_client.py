@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import functools
 import os
 import threading
@@ -86,7 +85,11 @@ class ServerConnection:
         self._url, self._timeout_s = url, timeout_s
         self._owner = os.getpid()
         self._client = _client_class()(
-            base_url=url, connect_timeout_s=timeout_s, message_timeout_s=timeout_s, max_message_size_mb=MOST_MEGABYTES
+            base_url=url,
+            # Longer than the deadline of a call, which is the one that counts.
+            connect_timeout_s=2 * timeout_s,
+            message_timeout_s=2 * timeout_s,
+            max_message_size_mb=MOST_MEGABYTES,
         )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="trial-envs-openenv", daemon=True)
@@ -152,7 +155,7 @@ class ServerConnection:
         future = asyncio.run_coroutine_threadsafe(asyncio.wait_for(call, self._timeout_s), self._loop)
         try:
             return future.result(self._timeout_s + CLOSE_SECONDS)
-        except (TimeoutError, concurrent.futures.TimeoutError) as error:
+        except TimeoutError as error:
             future.cancel()
             raise ServerTimeoutError(f"{self._url}, {stage}: no answer within {self._timeout_s:g} s") from error
         except Exception as error:

@@ -82,8 +82,10 @@ class SessionProcess:
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)  # a call that waits for an answer sees it too
         if not select.select([self._pidfd], [], [], CLOSE_SECONDS)[0]:
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError):  # it ended this moment, or has no group of its own yet
                 os.killpg(self._pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         os.close(self._pidfd)
         if self._asking.acquire(timeout=CLOSE_SECONDS):  # the event loop must not lose a descriptor that it waits for
             self._connection.close()
