@@ -40,7 +40,7 @@ test-faults: setup
 
 # PEERS=openenv runs those of one library.
 test-peers: $(PEERS:%=.venv-peers/%/.installed)
-	for peer in $(PEERS); do .venv-peers/$$peer/bin/python -m pytest -m peers tests/peers/test_$$peer.py $(ARGS) || exit 1; done
+	for peer in $(PEERS); do .venv-peers/$$peer/bin/python -m pytest -m peers tests/peers/test_$$peer*.py $(ARGS) || exit 1; done
 
 .venv-peers/%/.installed: requirements/peers/%.txt $(STAMP)
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-peers/$*

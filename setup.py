@@ -51,7 +51,7 @@ setup(
             "reports/assets/viewer/*",
             "policies/*/*",
         ],
-        "trial_envs": ["py.typed"],
+        "trial_envs": ["py.typed", "openenv/openenv.yaml", "openenv/Dockerfile"],
     },
     install_requires=[
         "ray[rllib]==2.60.0",
@@ -73,6 +73,7 @@ setup(
         "alfworld": ALFWORLD,
         "webshop": WEBSHOP,
         "textworld": ["textworld==1.7.0"],
+        "openenv": ["openenv>=0.10,<0.11"],
         "lora": ["peft==0.21.2"],
         "tune": TUNE,
         "optuna": [*TUNE, "optuna==5.0.0"],

@@ -5,7 +5,7 @@
     python benchmarks/run_all.py --table      # runs nothing: writes the table of all results into docs/benchmarks.md
 
 The environments' benchmarks compare every answer with the published engines and take longer (make bench-envs runs them), as do
-traces of the learner (``run_all.py trace``). Third-party
+traces of the learner (``run_all.py trace``); those beside other libraries need ``make test-peers`` before. Third-party
 data sets and recordings are used where ``TRIAL_TEST_DATA`` (see CONTRIBUTING.md), or ``ALFWORLD_DATA``, points to them. A missed
 target is a figure like any other; only a benchmark that fails to run makes the exit status 1.
 """
@@ -31,6 +31,10 @@ PAGE = HERE.parent / "docs" / "benchmarks.md"
 GROWTH_PLOT = HERE.parent / "docs" / "assets" / "growth.png"
 THIRD_PARTY = Path(os.environ.get("TRIAL_TEST_DATA", "third-party data not given"))
 LONG = ("alfworld", "trace", "webshop")
+# Beside another library, in the environment that make test-peers makes for it.
+PEERS = {
+    "openenv": HERE.parent / ".venv-peers" / "openenv" / "bin" / "python",
+}
 TIMEOUT_S = 900.0
 _BLOCK = re.compile(r"(<!-- table of measures -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -53,7 +57,8 @@ def alfworld_settings() -> list[str]:
 def run(name: str) -> bool:
     """Run a benchmark; whether it went through."""
     target = RESULTS / f"{name}.json"
-    command = [sys.executable, str(HERE / f"bench_{name}.py"), "--json", str(target)]
+    python = PEERS.get(name, sys.executable)
+    command = [str(python), str(HERE / f"bench_{name}.py"), "--json", str(target)]
     command += {"alfworld": alfworld_settings(), "prefixes": games(), "growth": ["--plot", str(GROWTH_PLOT)]}.get(
         name, []
     )
@@ -137,13 +142,15 @@ def machine(path: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("names", nargs="*", help="benchmarks to run; default: all but the long ones")
+    parser.add_argument(
+        "names", nargs="*", help="benchmarks to run; default: all but the long ones and those beside other libraries"
+    )
     parser.add_argument("--table", action="store_true", help="write the table of all results into docs/benchmarks.md")
     args = parser.parse_args()
     if args.table:
         PAGE.write_text(fill_page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
         return
-    names = args.names or [name for name in names_of_all() if name not in LONG]
+    names = args.names or [name for name in names_of_all() if name not in (*LONG, *PEERS)]
     if unknown := sorted(set(names) - set(names_of_all())):
         parser.error(f"unknown: {', '.join(unknown)}; expected some of: {', '.join(names_of_all())}")
     began = time.perf_counter()

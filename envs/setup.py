@@ -28,12 +28,13 @@ setup(
     keywords=["reinforcement learning", "language-model agents", "Gymnasium", "ALFWorld", "WebShop", "TextWorld"],
     python_requires=">=3.11",
     packages=find_packages(include=["trial_envs", "trial_envs.*"]),
-    package_data={"trial_envs": ["py.typed"]},
+    package_data={"trial_envs": ["py.typed", "openenv/openenv.yaml", "openenv/Dockerfile"]},
     install_requires=["gymnasium>=1.2"],
     extras_require={
         "alfworld": ["alfworld==0.4.2", "textworld==1.7.0", "fast-downward-textworld==20.6.4", "TatSu==5.8.3"],
         "webshop": ["numpy>=2", "rapidfuzz>=3.14", "regex>=2025.9"],
         "textworld": ["textworld==1.7.0"],
+        "openenv": ["openenv>=0.10,<0.11"],
     },
     entry_points={"gymnasium.envs": ["trial = trial_envs:register_plugin"]},
     classifiers=[

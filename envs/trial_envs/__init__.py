@@ -14,6 +14,7 @@ NAMESPACE = "trial"
 
 ENTRY_POINTS = {
     "ALFWorld-v0": "trial_envs.alfworld.env:ALFWorldEnv",
+    "OpenEnv-v0": "trial_envs.external.openenv:OpenEnvEnv",
     "TextWorld-v0": "trial_envs.textworld.env:TextWorldEnv",
     "WebShop-v0": "trial_envs.webshop.env:WebShopEnv",
 }

@@ -55,3 +55,23 @@ class CorruptCatalogueError(TrialEnvError, ValueError):
 
 class MissingPackageError(TrialEnvError, ImportError):
     """An optional package is not installed."""
+
+
+class RemoteEnvError(TrialEnvError, RuntimeError):
+    """An environment in another process or on a server refused a request; the message is its own."""
+
+
+class SessionProcessError(TrialEnvError, RuntimeError):
+    """The process of a served session could not be started, ended, or did not answer in time."""
+
+
+class ServerConnectionError(TrialEnvError, ConnectionError):
+    """An environment server cannot be reached, or the connection to it broke off."""
+
+
+class ServerTimeoutError(TrialEnvError, TimeoutError):
+    """An environment server did not answer in time."""
+
+
+class ServerAnswerError(TrialEnvError, ValueError):
+    """An environment server answered with something else than an observation."""

@@ -18,13 +18,21 @@ from gymnasium.envs.registration import EnvCreator, EnvSpec, load_env_creator
 from ray import cloudpickle
 
 import trial_envs
-from trial_ray.environments import alfworld, textworld, webshop
+from trial_ray.environments import alfworld, openenv, textworld, webshop
 from trial_ray.environments.adapter import MOST_SEEDS, EnvironmentAdapter
 from trial_ray.errors import ConfigError
 from trial_ray.files import without_secrets
 from trial_ray.user_files import load_user_module
 
-PACKAGED = {adapter.env_id: adapter for adapter in (alfworld.ADAPTER, webshop.ADAPTER, textworld.ADAPTER)}
+PACKAGED = {
+    module.ADAPTER.env_id: module.ADAPTER  # one a line
+    for module in (
+        alfworld,
+        openenv,
+        textworld,
+        webshop,
+    )
+}
 """Adapters of this package by environment id."""
 UNKNOWN_MAX_TURNS = 50
 """Turns of an episode where nothing names a limit."""

@@ -1,0 +1,177 @@
+"""A connection to a server of OpenEnv whose every call has a deadline and fails with an error of this package."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import threading
+from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from trial_envs.errors import (
+    MissingPackageError,
+    RemoteEnvError,
+    ServerAnswerError,
+    ServerConnectionError,
+    ServerTimeoutError,
+    TrialEnvError,
+)
+
+Answer = TypeVar("Answer")
+
+MOST_MEGABYTES = 4.0
+"""Longest message of a server."""
+CLOSE_SECONDS = 2.0
+"""Time for closing the connection, and beyond a deadline for giving a call up."""
+_TOO_LONG = 1009
+"""WebSocket's status code of a message over the limit."""
+
+
+@dataclass(frozen=True)
+class ServerAnswer:
+    """An answer to ``reset`` or ``step``, as the server gave it.
+
+    Attributes:
+        observation: of any type.
+        reward: of any type.
+        done: of any type.
+    """
+
+    observation: Any
+    reward: Any
+    done: Any
+
+
+@functools.cache
+def _client_class() -> type[Any]:
+    """OpenEnv's client without its silent reconnection, which would go on with the episode in another session.
+
+    Raises:
+        MissingPackageError: OpenEnv is not installed.
+    """
+    try:
+        from openenv.core import GenericEnvClient
+    except ImportError as error:
+        raise MissingPackageError(
+            f"OpenEnv's client cannot be imported ({error}): pip install 'trial-envs[openenv]'"
+        ) from error
+
+    class SessionClient(GenericEnvClient):
+        async def _ensure_connected(self) -> None:
+            if self._ws is None:
+                raise ConnectionError("the connection was given up")
+
+    return SessionClient
+
+
+class ServerConnection:
+    """A session of a server, through OpenEnv's client.
+
+    The client runs in an event loop of its own thread, because a caller may have a running loop already.
+
+    Args:
+        url: of the server, ``http://...`` or ``ws://...``.
+        timeout_s: seconds for connecting and for each call.
+
+    Raises:
+        MissingPackageError: OpenEnv is not installed.
+        ServerConnectionError: the server cannot be reached, or speaks another protocol.
+    """
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        self._url, self._timeout_s = url, timeout_s
+        self._owner = os.getpid()
+        self._client = _client_class()(
+            base_url=url,
+            # Longer than the deadline of a call, which is the one that counts.
+            connect_timeout_s=2 * timeout_s,
+            message_timeout_s=2 * timeout_s,
+            max_message_size_mb=MOST_MEGABYTES,
+        )
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="trial-envs-openenv", daemon=True)
+        self._thread.start()
+        try:
+            self._run("connecting", self._connect())
+        except TrialEnvError:
+            self.close()
+            raise
+
+    @property
+    def belongs_here(self) -> bool:
+        """Whether this process made the connection; a forked child has neither its thread nor a right to its socket."""
+        return self._owner == os.getpid()
+
+    def reset(self, **arguments: Any) -> ServerAnswer:
+        """Start an episode.
+
+        Raises:
+            RemoteEnvError: the server answered with an error.
+            ServerTimeoutError: it did not answer in time.
+            ServerConnectionError: the connection broke off.
+            ServerAnswerError: the answer is no JSON, no object, or too long.
+        """
+        return self._run("reset", self._reset(arguments))
+
+    def step(self, action: dict[str, Any]) -> ServerAnswer:
+        """Carry out an action; the errors are those of :meth:`reset`."""
+        return self._run("step", self._step(action))
+
+    def close(self) -> None:
+        """Close the connection, in :data:`CLOSE_SECONDS` at most, and end the thread."""
+        if not self.belongs_here or self._loop.is_closed():
+            return
+        with suppress(Exception):
+            future = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
+            future.result(2 * CLOSE_SECONDS)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CLOSE_SECONDS)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    async def _connect(self) -> None:
+        await self._client.connect()
+
+    async def _reset(self, arguments: dict[str, Any]) -> ServerAnswer:
+        result = await self._client.reset(**arguments)
+        return ServerAnswer(result.observation, result.reward, result.done)
+
+    async def _step(self, action: dict[str, Any]) -> ServerAnswer:
+        result = await self._client.step(action)
+        return ServerAnswer(result.observation, result.reward, result.done)
+
+    async def _close(self) -> None:
+        with suppress(Exception):
+            await asyncio.wait_for(self._client.close(), CLOSE_SECONDS)
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _run(self, stage: str, call: Coroutine[Any, Any, Answer]) -> Answer:
+        future = asyncio.run_coroutine_threadsafe(asyncio.wait_for(call, self._timeout_s), self._loop)
+        try:
+            return future.result(self._timeout_s + CLOSE_SECONDS)
+        except TimeoutError as error:
+            future.cancel()
+            raise ServerTimeoutError(f"{self._url}, {stage}: no answer within {self._timeout_s:g} s") from error
+        except Exception as error:
+            raise self._explained(stage, error) from error
+
+    def _explained(self, stage: str, error: Exception) -> TrialEnvError:
+        """The error of this package that says what went wrong; the client raises those of several libraries."""
+        from websockets.exceptions import ConnectionClosed
+
+        told = f"{self._url}, {stage}: {type(error).__name__}: {error!s:.300}"
+        if isinstance(error, ConnectionClosed):
+            if error.sent is not None and error.sent.code == _TOO_LONG:
+                return ServerAnswerError(f"{told}; expected an answer of at most {MOST_MEGABYTES:g} MB")
+            return ServerConnectionError(told)
+        if isinstance(error, OSError):
+            return ServerConnectionError(f"{told}; expected a server of OpenEnv there")
+        if isinstance(error, RuntimeError) and not isinstance(error, RecursionError):
+            return RemoteEnvError(told)  # the client's own error for a message of the type "error"
+        return ServerAnswerError(f"{told}; expected an answer of OpenEnv as JSON")

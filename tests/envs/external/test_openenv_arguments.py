@@ -1,0 +1,47 @@
+"""What ``trial/OpenEnv-v0`` does without a server."""
+
+import sys
+
+import gymnasium
+import pytest
+
+import trial_envs
+from trial_envs.errors import GeneratorSettingError, MissingPackageError, UnknownSplitError
+from trial_ray.environments.registry import find_adapter
+
+trial_envs.register()
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"url": "127.0.0.1:8000"}, GeneratorSettingError),
+        ({"url": 8000}, GeneratorSettingError),
+        ({"num_tasks": 0}, GeneratorSettingError),
+        ({"num_tasks": 1_000_001}, GeneratorSettingError),
+        ({"timeout_s": 0.0}, GeneratorSettingError),
+        ({"timeout_s": float("inf")}, GeneratorSettingError),
+        ({"split": "valid"}, UnknownSplitError),
+        ({"max_turns": 0}, GeneratorSettingError),
+    ],
+)
+def test_arguments_that_cannot_be_used_are_refused(settings, error):
+    with pytest.raises(error):
+        gymnasium.make("trial/OpenEnv-v0", **settings)
+
+
+def test_splits_share_no_task():
+    env = gymnasium.make("trial/OpenEnv-v0", num_tasks=3).unwrapped
+    assert list(env.tasks()) == ["0", "1", "2"]
+    assert list(env.tasks("test")) == ["1000000", "1000001", "1000002"]
+    env.close()
+
+
+def test_the_trainer_plays_it_in_a_process_of_its_own():
+    assert find_adapter("trial/OpenEnv-v0").own_process
+
+
+def test_without_openenv_a_reset_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "openenv", None)
+    with pytest.raises(MissingPackageError, match=r"pip install 'trial-envs\[openenv\]'"):
+        gymnasium.make("trial/OpenEnv-v0").reset(seed=0)

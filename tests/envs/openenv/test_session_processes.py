@@ -1,0 +1,154 @@
+"""The processes of served sessions, and the command line, without OpenEnv itself."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+
+import gymnasium
+import psutil
+import pytest
+
+from trial_envs.core import Outcome, TextEnv
+from trial_envs.errors import MissingPackageError, RemoteEnvError, SessionProcessError
+from trial_envs.openenv import processes
+from trial_envs.openenv.__main__ import main, make_parser
+from trial_envs.openenv.fork_server import prepare
+from trial_envs.openenv.processes import SessionProcesses
+
+ENV_ID = "trial/ALFWorld-v0"
+GAMES = {"split": "generated", "difficulty": "tiny", "num_games": 64}
+
+
+@pytest.fixture
+def started():
+    made = SessionProcesses(ENV_ID, GAMES, 2)
+    family = [made._server.pid]
+    yield made
+    family += (
+        [child.pid for child in psutil.Process(made._server.pid).children()] if made._server.poll() is None else []
+    )
+    made.close()
+    assert until_gone(family)
+
+
+def until_gone(pids: list[int], within_s: float = 20.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while any(map(psutil.pid_exists, pids)):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_a_process_answers_as_the_environment_does(started):
+    env = gymnasium.make(ENV_ID, disable_env_checker=True, **GAMES)
+    text, info = env.reset(seed=4)
+    process = started.start()
+
+    async def play() -> list[dict]:
+        reset = await process.ask("reset", 4, None)
+        with pytest.raises(RemoteEnvError, match="UnknownTaskError"):
+            await process.ask("reset", None, "unheard of")
+        with pytest.raises(RemoteEnvError, match="EpisodeOverError"):
+            await process.ask("step", "look")
+        named = await process.ask("reset", None, reset["task_id"])
+        return [reset, named, *[await process.ask("step", action) for action in env.unwrapped.walkthrough]]
+
+    reset, named, *steps = asyncio.run(play())
+    assert reset == named == {"text": text, **info, "reward": None, "done": False, "truncated": False}
+    for action, answer in zip(env.unwrapped.walkthrough, steps, strict=True):
+        text, reward, terminated, truncated, info = env.step(action)
+        assert answer == {"text": text, **info, "reward": reward, "done": terminated, "truncated": truncated}
+    assert steps[-1]["won"]
+    env.close()
+
+
+def test_a_process_that_hangs_is_given_up_and_the_limit_is_kept(started, monkeypatch):
+    monkeypatch.setattr(processes, "STEP_SECONDS", 0.5)
+    process, other = started.start(), started.start()
+    psutil.Process(process._pid).suspend()
+    with pytest.raises(SessionProcessError, match=r"no answer within 0\.5 s"):
+        asyncio.run(process.ask("reset", 0, None))
+    with pytest.raises(SessionProcessError, match="2 sessions are running, which is the limit"):
+        started.start()
+    started.end(process)
+    started.end(process)  # once more does nothing
+    assert until_gone([process._pid])
+    assert started.start()._pid != other._pid
+
+
+def test_processes_die_with_the_program_that_starts_them_and_another_one_is_started(started):
+    process = started.start()
+    psutil.Process(started._server.pid).kill()
+    assert until_gone([process._pid])
+    with pytest.raises(SessionProcessError, match="the session's process ended"):
+        asyncio.run(process.ask("reset", 0, None))
+    started._server.wait(20)
+    assert asyncio.run(started.start().ask("reset", 0, None))["done"] is False
+
+
+class Threaded(TextEnv):
+    """Starts a thread."""
+
+    def __init__(self) -> None:
+        super().__init__("train", 3)
+        self.ended = threading.Event()
+
+    def tasks(self, split=None):
+        return ["only"]
+
+    def family(self, task_id):
+        return ""
+
+    def _start(self, task_id):
+        threading.Thread(target=self.ended.wait, daemon=True).start()
+        return "", Outcome("", ())
+
+    def _advance(self, action):
+        raise AssertionError
+
+    def _free(self):
+        self.ended.set()
+
+
+def test_what_cannot_be_forked_is_refused():
+    gymnasium.register("trial/Threaded-v0", Threaded)
+    try:
+        with pytest.raises(TypeError, match="starts threads"):
+            prepare("trial/Threaded-v0", {})
+    finally:
+        del gymnasium.registry["trial/Threaded-v0"]
+    with pytest.raises(TypeError, match="expected a TextEnv"):
+        prepare("CartPole-v1", {})
+    with pytest.raises(RemoteEnvError, match="unexpected keyword argument 'depth'"):
+        SessionProcesses(ENV_ID, {"depth": 3}, 1)
+
+
+def test_settings_are_json_or_texts():
+    given = [
+        "max_turns=20",
+        "difficulty=tiny",
+        'families=["pick_and_place"]',
+        "data=null",
+        "x=__import__('os')",
+        "y=a=b",
+    ]
+    args = make_parser().parse_args([ENV_ID, *(f"--set={text}" for text in given)])
+    assert dict(args.settings) == {
+        "max_turns": 20,
+        "difficulty": "tiny",
+        "families": ["pick_and_place"],
+        "data": None,
+        "x": "__import__('os')",
+        "y": "a=b",
+    }
+    assert args.host == "127.0.0.1"
+
+
+def test_without_openenv_the_command_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "openenv", None)
+    with pytest.raises(MissingPackageError, match=r"pip install 'trial-envs\[openenv\]'"):
+        main([ENV_ID])

@@ -1,0 +1,280 @@
+"""``trial/OpenEnv-v0``: an environment on a server, also one that is slow, broken or gone."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import signal
+import socket
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import gymnasium
+import pytest
+from openenv_servers import GAMES, Served, misbehaving, observation
+from tiny_run import config_of
+
+import trial_envs
+from trial_envs.errors import (
+    EpisodeOverError,
+    RemoteEnvError,
+    ServerAnswerError,
+    ServerConnectionError,
+    ServerTimeoutError,
+)
+
+pytestmark = pytest.mark.peers
+
+pytest.importorskip("openenv.core")
+TIMEOUT_S = 2.0
+
+
+def make(url: str, **settings):
+    trial_envs.register()
+    env = gymnasium.make("trial/OpenEnv-v0", disable_env_checker=True, url=url, **{"timeout_s": TIMEOUT_S, **settings})
+    return env.unwrapped
+
+
+def answering(*steps):
+    """A handler that answers a reset well and steps with these messages in turn, the last one for all further ones."""
+    count = 0
+
+    async def answer(connection, message):
+        nonlocal count
+        if message["type"] == "reset":
+            await connection.send(observation(text="start"))
+        elif message["type"] == "step":
+            step = steps[min(count, len(steps) - 1)]
+            count += 1
+            if callable(step):
+                await step(connection)
+            else:
+                await connection.send(step)
+
+    return answer
+
+
+async def silence(connection):
+    await asyncio.sleep(3 * TIMEOUT_S)
+
+
+async def hang_up(connection):
+    connection.transport.abort()
+
+
+def test_the_environment_plays_a_server_as_the_plain_one():
+    server = Served()
+    env, here = make(server.url, timeout_s=30.0), gymnasium.make("trial/ALFWorld-v0", **GAMES).unwrapped
+    assert env.tasks("test")[0] == "1000000"
+    for _ in range(2):
+        text, info = env.reset(options={"task": "7"})
+        text_here, info_here = here.reset(seed=7)
+        assert text == text_here
+        assert info == info_here | {"task_id": "7"}
+        for action in here.walkthrough:
+            answer, answer_here = env.step(action), here.step(action)
+            assert answer[:4] == answer_here[:4]
+            assert answer[4] == answer_here[4] | {"task_id": "7"}
+        assert answer[4]["won"]
+    short = Served("--set=max_turns=2")
+    cut = make(short.url, timeout_s=30.0)
+    cut.reset(seed=0)
+    assert [cut.step("look")[2:4] for _ in range(2)] == [(False, False), (False, True)]
+    assert short.stop(signal.SIGTERM) == []
+    cut.close()
+    named = env.reset(options={"task": info_here["task_id"]})[1]
+    assert named == here.reset(options={"task": info_here["task_id"]})[1]
+    action = named["admissible_actions"][0]
+    answer = env.step(action)
+    copied = copy.deepcopy(env)  # in a session of its own
+    assert copied.step("look")[0] == env.step("look")[0]
+    copied.close()
+    with pytest.raises(RemoteEnvError, match="UnknownTaskError"):
+        env.reset(options={"task": "unheard of"})
+    env.reset(seed=0)
+    env.close()
+    assert server.stop(signal.SIGTERM) == []
+
+
+@pytest.mark.parametrize(
+    ("step", "error", "told"),
+    [
+        (silence, ServerTimeoutError, "no answer within 2 s"),
+        (hang_up, ServerConnectionError, "step"),
+        ("<html><body>Bad gateway</body></html>", ServerAnswerError, "expected an answer of OpenEnv as JSON"),
+        ("[" * 100_000, ServerAnswerError, "expected an answer of OpenEnv as JSON"),
+        ("5", ServerAnswerError, "expected an answer of OpenEnv as JSON"),
+        ('{"type": "observation", "data": []}', ServerAnswerError, "expected an answer of OpenEnv as JSON"),
+        ('{"type": "error", "data": {"message": "broken", "code": "X"}}', RemoteEnvError, "broken"),
+        (json.dumps({"data": {"observation": "text"}}), ServerAnswerError, "observation is 'text'"),
+        (observation(text="x" * 10_000_000), ServerAnswerError, "expected an answer of at most 4 MB"),
+        (observation(text="x" * 2_000_000), ServerAnswerError, "at most 1000000 characters"),
+        (observation(reward="1", text="x"), ServerAnswerError, "reward is '1'"),
+        (observation(reward=float("nan"), text="x"), ServerAnswerError, "reward is nan"),
+        (observation(reward=10**400, text="x"), ServerAnswerError, "reward is 1000"),
+        (observation(done="yes", text="x"), ServerAnswerError, "done is 'yes'"),
+        (observation(done=None, text="x"), ServerAnswerError, "done is None"),
+        (observation(text="x", won="yes"), ServerAnswerError, "won is 'yes'"),
+        (observation(text="x", admissible_actions="look"), ServerAnswerError, "admissible_actions is 'look'"),
+        (observation(text="x", admissible_actions=[1]), ServerAnswerError, "expected a list of texts"),
+        (observation(text="x", score="high"), ServerAnswerError, "score is 'high'"),
+    ],
+    ids=range(19),
+)
+def test_what_a_server_does_wrong_ends_one_episode(step, error, told):
+    good = observation(1.0, True, text="end")
+    with misbehaving(answering(step, good)) as url:
+        env = make(url)
+        assert env.reset(seed=0)[0] == "start"
+        began = time.monotonic()
+        with pytest.raises(error, match=told):
+            env.step("look")
+        assert time.monotonic() - began < 3 * TIMEOUT_S
+        with pytest.raises(EpisodeOverError):
+            env.step("look")
+        env.reset(seed=0)
+        text, reward, terminated, truncated, info = env.step("look")
+        assert (text, reward, terminated, truncated) == ("end", 1.0, True, False)
+        assert (info["won"], info["score"], info["family"], info["task"]) == (True, 1.0, "openenv", "")
+        env.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "trial-envs-openenv"]
+
+
+def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one():
+    async def late(connection):
+        await asyncio.sleep(TIMEOUT_S + 0.5)
+        await connection.send(observation(text="late"))
+
+    with misbehaving(answering(late, observation(text="second"), observation(text="third"))) as url:
+        env = make(url)
+        env.reset(seed=0)
+        with pytest.raises(ServerTimeoutError):
+            env.step("look")
+        time.sleep(1)
+        env.reset(seed=0)
+        assert [env.step("look")[0] for _ in range(2)] == ["second", "third"]
+        env.close()
+
+
+def test_a_server_that_is_killed_and_started_again_does_not_go_on_with_the_episode():
+    sent = []
+
+    async def answer(connection, message):
+        sent.append(message["type"])
+        await connection.send(observation(text="x"))
+
+    with misbehaving(answer) as url:
+        env = make(url)
+        env.reset(seed=0)
+        loop = env._connection._loop
+        asyncio.run_coroutine_threadsafe(env._connection._client._ws.close(), loop).result(TIMEOUT_S)
+        with pytest.raises(ServerConnectionError):
+            env.step("look")
+        assert "step" not in sent
+        env.reset(seed=0)
+        assert env.step("look")[0] == "x"
+        env.close()
+
+
+class HtmlPage(BaseHTTPRequestHandler):
+    """Answers every request with a page."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("content-length", "20")
+        self.end_headers()
+        self.wfile.write(b"<html>Welcome</html>")
+
+    def log_message(self, *args):
+        pass
+
+
+def test_what_is_no_server_of_openenv_is_said_to_be_none():
+    page = HTTPServer(("127.0.0.1", 0), HtmlPage)
+    threading.Thread(target=page.serve_forever, daemon=True).start()
+    with pytest.raises(ServerConnectionError, match="HTTP 200"):
+        make(f"http://127.0.0.1:{page.server_port}").reset(seed=0)
+    page.shutdown()
+    page.server_close()
+    with pytest.raises(ServerConnectionError, match="Connect call failed"):
+        make(f"http://127.0.0.1:{page.server_port}").reset(seed=0)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as mute,
+        pytest.raises(ServerTimeoutError, match="connecting: no answer within 2 s"),
+    ):
+        make(f"http://127.0.0.1:{mute.getsockname()[1]}").reset(seed=0)
+
+
+def test_fields_are_found_by_name_and_else_the_first_text():
+    async def answer(connection, message):
+        said = message["data"].get("message", "")
+        await connection.send(observation(0.25, False, number=3, said=said, reply=f"You said {said!r}."))
+
+    with misbehaving(answer) as url:
+        env = make(url, action_field="message", observation_field="reply", max_turns=2)
+        assert env.reset(seed=0)[0] == "You said ''."
+        assert env.step("hello")[0] == "You said 'hello'."
+        _, reward, terminated, truncated, info = env.step("there")
+        assert (reward, terminated, truncated, info["score"], info["won"]) == (0.25, False, True, 0.75, False)
+        env.close()
+        first = make(url, action_field="message")
+        assert first.reset(seed=0)[0] == ""
+        assert first.step("hello")[0] == "hello"
+        first.close()
+        other = make(url, observation_field="text")
+        with pytest.raises(ServerAnswerError, match=r"text is None.*\['number', 'said', 'reply'\]"):
+            other.reset(seed=0)
+        other.close()
+
+    async def number(connection, message):
+        await connection.send(observation(number=3))
+
+    with misbehaving(number) as url:
+        env = make(url)
+        assert env.reset(seed=0)[0] == '{"number": 3}'
+        env.close()
+
+
+def train(url: str, model_path: str, algorithm_of, **settings) -> dict:
+    config = (
+        config_of(model_path)
+        .environment("trial/OpenEnv-v0", env_config={"url": url, "max_turns": 3, "num_tasks": 16, **settings})
+        .env_runners(max_prompt_tokens=400)
+        .engines(engine_kwargs={"max_batch": 1, "num_threads": 1, "max_model_len": 508})
+    )
+    return algorithm_of(config).train()
+
+
+def test_an_iteration_of_grpo_trains_on_a_server(model_path, algorithm_of):
+    server = Served()
+    result = train(server.url, model_path, algorithm_of)
+    assert result["env_runners"]["num_episodes"] == 6
+    assert result["env_runners"]["num_env_steps_sampled"] == 18
+    assert result["env_runners"]["num_failed_episodes"] == 0
+    assert result["learners"]["default_policy"]["num_module_steps_trained"] > 0
+    assert server.stop(signal.SIGTERM) == []
+
+
+def test_a_server_that_fails_some_episodes_costs_these_alone(model_path, algorithm_of):
+    resets, failing = [], set()
+
+    async def answer(connection, message):
+        if message["type"] == "reset":
+            resets.append(connection)
+            if len(resets) in (4, 7):  # the first ones are the check before the run
+                failing.add(connection)
+            await connection.send(observation(text="start"))
+        elif connection in failing:
+            failing.discard(connection)
+            connection.transport.abort()
+        else:
+            await connection.send(observation(float(len(resets) % 2), True, text="end"))
+
+    with misbehaving(answer) as url:
+        result = train(url, model_path, algorithm_of)
+    assert 1 <= result["env_runners"]["num_failed_episodes"] <= 2
+    assert result["env_runners"]["num_episodes"] >= 4
