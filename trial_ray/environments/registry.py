@@ -18,13 +18,15 @@ from gymnasium.envs.registration import EnvCreator, EnvSpec, load_env_creator
 from ray import cloudpickle
 
 import trial_envs
-from trial_ray.environments import alfworld, textworld, webshop
+from trial_ray.environments import alfworld, gem, reasoning_gym, textarena, textworld, webshop
 from trial_ray.environments.adapter import MOST_SEEDS, EnvironmentAdapter
 from trial_ray.errors import ConfigError
 from trial_ray.files import without_secrets
 from trial_ray.user_files import load_user_module
 
-PACKAGED = {adapter.env_id: adapter for adapter in (alfworld.ADAPTER, webshop.ADAPTER, textworld.ADAPTER)}
+PACKAGED = {
+    module.ADAPTER.env_id: module.ADAPTER for module in (alfworld, webshop, textworld, textarena, reasoning_gym, gem)
+}
 """Adapters of this package by environment id."""
 UNKNOWN_MAX_TURNS = 50
 """Turns of an episode where nothing names a limit."""
