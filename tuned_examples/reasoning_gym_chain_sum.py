@@ -47,8 +47,9 @@ config = (
             "games": 1500,
             "episodes_per_game": 1,
             "suboptimal_probability": 0.4,
-            "max_steps": 400,
-            "check_every": 400,
+            "prompt_weight": 0.0,
+            "max_steps": 1500,
+            "check_every": 1500,
             "target_success": 0.1,
             "threads": 1,
         }
@@ -81,4 +82,4 @@ config = (
     .evaluation(evaluation_split="test", evaluation_num_tasks=256, evaluation_temperature=1.0)
     .debugging(seed=0)
 )
-stop = {"training_iteration": 20}
+stop = {"training_iteration": 60}
