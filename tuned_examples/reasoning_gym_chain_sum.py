@@ -4,6 +4,8 @@
     trial-ray train tuned_examples/reasoning_gym_chain_sum.py
 
 A tiny model first clones the data set's own answers, two of five of them replaced by any other number. TRIAL then trains it.
+There are 200 different questions, which held-out seeds repeat: what is learned is to give the answer and not one of the other
+numbers. docs/environments.md says what came out.
 """
 
 from dataclasses import dataclass, replace

@@ -3,8 +3,8 @@
     pip install 'trial-ray[textarena]'
     trial-ray train tuned_examples/textarena_frozen_lake.py
 
-A tiny model first clones a player who knows the shortest way but goes anywhere else in three moves of ten: into a wall, twice in a
-row of which ends the game, or into a hole. TRIAL then trains it. docs/environments.md says what came out.
+A tiny model first clones a player who knows the shortest way, but goes anywhere else in three moves of ten: into a hole, or into a
+wall, which ends the game the second time in a row. TRIAL then trains it. docs/environments.md says what came out.
 """
 
 from collections import deque
@@ -39,6 +39,8 @@ class BoardPrompt:
 
     def render(self, context):
         cells = board(context.observation)
+        if not cells:  # a template is tried out on a text of another game, too
+            return "\n".join([context.task, context.observation, "move"])
         (y, x), after = places(cells)
         around = [f"{move} {THINGS[cells[place]] if place in cells else 'wall'}" for move, place in after.items()]
         return "\n".join([context.task, f"row {y} column {x}", *around, "move"])

@@ -86,6 +86,16 @@ def test_what_the_game_does_not_understand_is_marked():
     assert 0 < reward < 1
 
 
+@pytest.mark.parametrize("game", ["Countdown-v0", "Cryptarithm-v0", "Slitherlink-v0", "ThreeCardMonte-v0"])
+def test_games_that_exchange_reward_and_reason_end_without_reward(game):
+    env = make(ENV_ID, {"game": game})
+    env.reset(options={"task": f"{game}/1"})
+    env.step("what?")
+    observation, reward, terminated, _, info = env.step("what?")
+    assert (reward, terminated, info["invalid_action"], info["score"]) == (0.0, True, True, 0.0)
+    assert "format" in observation or "Bad action" in observation
+
+
 def test_max_turns_truncates():
     env = make(ENV_ID, {"max_turns": 2})
     env.reset(options={"task": "GuessTheNumber-v0/2"})

@@ -69,9 +69,8 @@ class TextArenaEnv(SeededEnv):
         done, _ = self._game.step(action=action)
         shown = self._join(self._messages())
         info = self._state.game_info[0]
-        if done and info.get("reason"):
-            shown = f"{shown}\n{info['reason']}".strip()
-        reward = float(self._state.rewards[0]) if done and self._state.rewards else 0.0
+        reward, reason = self._end() if done else (0.0, "")
+        shown = f"{shown}\n{reason}".strip()
         return Outcome(
             observation=shown,
             admissible_actions=self._listed,
@@ -81,6 +80,12 @@ class TextArenaEnv(SeededEnv):
             done=done,
             invalid_action=self._state.error_count > 0 or bool(info["invalid_move"]),
         )
+
+    def _end(self) -> tuple[float, str]:
+        """The reward of an episode that is over, and why it is."""
+        reward, reason = (self._state.rewards or {}).get(0, 0.0), self._state.game_info[0].get("reason") or ""
+        # Countdown, Cryptarithm, Slitherlink and ThreeCardMonte of TextArena 0.7.4 exchange the two where a move is invalid.
+        return (0.0, f"{reason} {reward}") if isinstance(reward, str) else (float(reward), str(reason))
 
     def _free(self) -> None:
         """A game holds nothing but memory."""
@@ -110,9 +115,13 @@ class TextArenaEnv(SeededEnv):
         return game
 
     def _messages(self) -> list[tuple[int, str, Any]]:
-        """What the game said since the last call; the player's own actions are left out."""
+        """What the game said since the last call; the player's own actions are left out.
+
+        Three games of TextArena 0.7.4 record these with their arguments exchanged, so that the text is a number.
+        """
         action = self._arena.ObservationType.PLAYER_ACTION
-        return [message for message in self._game.get_observation()[1] if message[2] != action]
+        said = self._game.get_observation()[1]
+        return [message for message in said if message[2] != action and isinstance(message[1], str)]
 
     @staticmethod
     def _join(messages: Any) -> str:
