@@ -35,6 +35,9 @@ setup(
         "webshop": ["numpy>=2", "rapidfuzz>=3.14", "regex>=2025.9"],
         "textworld": ["textworld==1.7.0"],
         "openenv": ["openenv>=0.10,<0.11"],
+        "textarena": ["textarena==0.7.4"],
+        "reasoning-gym": ["reasoning-gym==0.1.25"],
+        "gem": ["gem-llm==0.1.0"],
     },
     entry_points={"gymnasium.envs": ["trial = trial_envs:register_plugin"]},
     classifiers=[

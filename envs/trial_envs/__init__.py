@@ -14,7 +14,10 @@ NAMESPACE = "trial"
 
 ENTRY_POINTS = {
     "ALFWorld-v0": "trial_envs.alfworld.env:ALFWorldEnv",
+    "GEM-v0": "trial_envs.external.gem:GEMEnv",
     "OpenEnv-v0": "trial_envs.external.openenv:OpenEnvEnv",
+    "ReasoningGym-v0": "trial_envs.external.reasoning_gym:ReasoningGymEnv",
+    "TextArena-v0": "trial_envs.external.textarena:TextArenaEnv",
     "TextWorld-v0": "trial_envs.textworld.env:TextWorldEnv",
     "WebShop-v0": "trial_envs.webshop.env:WebShopEnv",
 }

@@ -210,7 +210,15 @@ def test_paper_examples_hold_table_1(name):
     assert config.env_config["max_turns"] == 50
 
 
-@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("alfworld_*.py")), ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file",
+    [
+        *sorted(EXAMPLES.glob("alfworld_*.py")),
+        EXAMPLES / "textarena_frozen_lake.py",
+        EXAMPLES / "reasoning_gym_chain_sum.py",
+    ],
+    ids=lambda file: file.stem,
+)
 def test_every_example_is_a_valid_config(file):
     config = load_experiment(file).config
     assert isinstance(config, GRPOConfig)

@@ -44,6 +44,23 @@ class Planner(Demonstrator, Protocol):
         """The actions between which ``act`` draws, called next or in its place; at least one."""
 
 
+@runtime_checkable
+class SolutionReader(Demonstrator, Protocol):
+    """A demonstrator that reads the environment's solution, for tasks that say all that their solution depends on."""
+
+    def show(self, solution: Sequence[str]) -> None:
+        """Learn the ``walkthrough`` of the episode that ``reset`` started; empty where the environment knows none."""
+
+
+def begin(
+    demonstrator: Demonstrator, task: str, observation: str, seed: int, solution: Callable[[], Sequence[str]]
+) -> None:
+    """Start an episode of a demonstrator; ``solution`` is read where the demonstrator reads it."""
+    demonstrator.reset(task, observation, seed)
+    if isinstance(demonstrator, SolutionReader):
+        demonstrator.show(solution())
+
+
 def plan(demonstrator: Demonstrator, observation: str, admissible: Sequence[str]) -> tuple[str, Sequence[str]]:
     """The demonstrator's action, and all actions that it chooses between."""
     as_good = demonstrator.options(observation, admissible) if isinstance(demonstrator, Planner) else ()

@@ -18,20 +18,15 @@ from gymnasium.envs.registration import EnvCreator, EnvSpec, load_env_creator
 from ray import cloudpickle
 
 import trial_envs
-from trial_ray.environments import alfworld, openenv, textworld, webshop
+from trial_ray.environments import alfworld, gem, openenv, reasoning_gym, textarena, textworld, webshop
 from trial_ray.environments.adapter import MOST_SEEDS, EnvironmentAdapter
 from trial_ray.errors import ConfigError
 from trial_ray.files import without_secrets
 from trial_ray.user_files import load_user_module
 
 PACKAGED = {
-    module.ADAPTER.env_id: module.ADAPTER  # one a line
-    for module in (
-        alfworld,
-        openenv,
-        textworld,
-        webshop,
-    )
+    module.ADAPTER.env_id: module.ADAPTER
+    for module in (alfworld, webshop, textworld, openenv, textarena, reasoning_gym, gem)
 }
 """Adapters of this package by environment id."""
 UNKNOWN_MAX_TURNS = 50

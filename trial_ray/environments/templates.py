@@ -76,12 +76,14 @@ class TaggedTemplate:
         hidden_actions: admissible actions that are not offered.
         dropped: pattern of what observations only repeat, such as the task on every page.
         tail: characters at the end of a response without action tags that count as its action.
+        keep_case: whether the action is read as it is written; it is lower-cased otherwise.
     """
 
     role: str
     hidden_actions: frozenset[str] = frozenset()
     dropped: str | None = None
     tail: int = 30
+    keep_case: bool = False
 
     style: ClassVar[PromptStyle] = "tagged"
 
@@ -103,7 +105,7 @@ class TaggedTemplate:
 
     def project(self, response: str) -> Projection:
         """The text between the action tags; see :func:`trial_envs.core.projection.project_action`."""
-        return project_action(response, "tagged", self.tail)
+        return project_action(response, "tagged", self.tail, self.keep_case)
 
     def now(self, context: PromptContext) -> list[str]:
         """The paragraphs of this turn alone: what the environment shows, and the actions on offer where there are any."""

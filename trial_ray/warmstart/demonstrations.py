@@ -1,7 +1,8 @@
 """Demonstrations: a player that sees no more than the policy plays tasks of its own, and its decisions are written down.
 
 It knows the task, the answers so far and the actions on offer: nothing that a prompt could not hold. A solution would show
-where hidden objects are, which no policy can learn to know.
+where hidden objects are, which no policy can learn to know. Only where the task says all that its solution depends on, as a
+question does, a demonstrator may read it (``SolutionReader``).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from trial_ray.environments.adapter import Demonstrator, RandomPlay, plan
+from trial_ray.environments.adapter import Demonstrator, RandomPlay, begin, plan
 from trial_ray.environments.guarded import GuardedEnv, StepResult
 from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.environments.templates import PromptContext, PromptTemplate
@@ -83,7 +84,8 @@ def collect(
     with closing(GuardedEnv(entry)) as env:
         for game, task_id in enumerate(tasks):
             for episode in range(settings.episodes_per_game):
-                player = DemonstratorPlayer(settings, tokenizer, builder, demonstrator, [settings.seed, game, episode])
+                seeds = [settings.seed, game, episode]
+                player = DemonstratorPlayer(settings, tokenizer, builder, demonstrator, seeds, env.walkthrough)
                 demonstrations += player.demonstrations(_play(env, task_id, player))
             on_game()
     return demonstrations
@@ -99,7 +101,8 @@ def collect_texts(settings: WarmStartSettings, entry: EnvironmentEntry) -> Itera
     demonstrator = make_demonstrator(entry)
     with closing(GuardedEnv(entry)) as env:
         for task_id in tasks:
-            player = _TextCollector(demonstrator, entry.adapter.template(settings.response_style), settings.seed)
+            template = entry.adapter.template(settings.response_style)
+            player = _TextCollector(demonstrator, template, settings.seed, env.walkthrough)
             _play(env, task_id, player)
             yield from player.texts
 
@@ -128,12 +131,14 @@ class DemonstratorPlayer:
         builder: PromptBuilder,
         demonstrator: Demonstrator,
         seed: list[int],
+        solution: Callable[[], Sequence[str]],
     ) -> None:
         self._settings = settings
         self._tokenizer = tokenizer
         self._builder = builder
         self._demonstrator = demonstrator
         self._random = np.random.default_rng(seed)
+        self._solution = solution
         self._hidden: frozenset[str] = getattr(builder.template, "hidden_actions", frozenset())
         self._planned: list[str] = []
         self._offered: list[tuple[str, ...]] = []
@@ -141,7 +146,8 @@ class DemonstratorPlayer:
     async def act(self, result: StepResult, history: History, step: int) -> Decision:
         """Write the prompt, ask the demonstrator, apply noise; see :class:`~trial_ray.rollout.episode.Player`."""
         if step == 1:
-            self._demonstrator.reset(result.task, result.observation, int(self._random.integers(2**31)))
+            seed = int(self._random.integers(2**31))
+            begin(self._demonstrator, result.task, result.observation, seed, self._solution)
         actions = tuple(result.admissible_actions)
         prompt = self._builder.write(result, history)
         planned, as_good = plan(self._demonstrator, result.observation, actions)
@@ -200,15 +206,18 @@ class DemonstratorPlayer:
 class _TextCollector:
     """A demonstrator in an episode without noise; keeps its texts."""
 
-    def __init__(self, demonstrator: Demonstrator, template: PromptTemplate, seed: int) -> None:
+    def __init__(
+        self, demonstrator: Demonstrator, template: PromptTemplate, seed: int, solution: Callable[[], Sequence[str]]
+    ) -> None:
         self._demonstrator = demonstrator
         self._template = template
         self._seed = seed
+        self._solution = solution
         self.texts: list[str] = []
 
     async def act(self, result: StepResult, history: History, step: int) -> Decision:
         if step == 1:
-            self._demonstrator.reset(result.task, result.observation, self._seed)
+            begin(self._demonstrator, result.task, result.observation, self._seed, self._solution)
             self.texts.append(result.task)
         context = PromptContext(result.task, result.observation, result.admissible_actions, records(history[-1:]), step)
         self.texts.append(self._template.render(context))

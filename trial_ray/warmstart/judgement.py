@@ -17,7 +17,7 @@ import torch
 from scipy.stats import rankdata
 from transformers import PreTrainedModel
 
-from trial_ray.environments.adapter import Demonstrator, EnvironmentAdapter, plan
+from trial_ray.environments.adapter import Demonstrator, EnvironmentAdapter, begin, plan
 from trial_ray.environments.guarded import GuardedEnv, StepResult
 from trial_ray.environments.registry import EnvironmentEntry, make_entries
 from trial_ray.learner.packing import Row, score_rows
@@ -180,7 +180,7 @@ class _Watcher:
     async def act(self, result: StepResult, history: History, step: int) -> Decision | None:
         """The policy's action; see :class:`~trial_ray.rollout.episode.Player`."""
         if step == 1:
-            self._demonstrator.reset(result.task, result.observation, 0)
+            begin(self._demonstrator, result.task, result.observation, 0, self._env.walkthrough)
         _, planned = plan(self._demonstrator, result.observation, result.admissible_actions)
         self._remaining.append(self._env.commands_to_win())  # also before a turn that the prompt limit prevents
         decision = await self._player.act(result, history, step)

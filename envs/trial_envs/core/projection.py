@@ -8,6 +8,7 @@ from typing import Literal
 
 ResponseStyle = Literal["tagged", "plain"]
 
+_OPEN, _CLOSE = (re.compile(tag, re.IGNORECASE | re.ASCII) for tag in ("<action>", "</action>"))
 # Ideographs only (unified, extensions, compatibility): they show that a response is not in the language of the task.
 _CJK = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af]")
 
@@ -25,7 +26,9 @@ class Projection:
     valid: bool
 
 
-def project_action(response: str, style: ResponseStyle = "tagged", tail: int = 30) -> Projection:
+def project_action(
+    response: str, style: ResponseStyle = "tagged", tail: int = 30, keep_case: bool = False
+) -> Projection:
     """Read the action from a response. Every text is accepted.
 
     ``"tagged"``: the lower-cased text between the first ``<action>`` and the first ``</action>``, stripped of white space.
@@ -38,6 +41,7 @@ def project_action(response: str, style: ResponseStyle = "tagged", tail: int = 3
     Args:
         response: decoded response, special tokens removed.
         style: the form that the prompt asked for.
+        keep_case: leaves the case of a ``"tagged"`` action as it is, for environments that read it.
         tail: characters kept of a ``"tagged"`` response that has no action tags (published: 30 ALFWorld, 20 WebShop).
 
     Raises:
@@ -51,10 +55,12 @@ def project_action(response: str, style: ResponseStyle = "tagged", tail: int = 3
     if style != "tagged":
         raise ValueError(f'style must be "tagged" or "plain", got {style!r}')
     lowered = response.lower()
-    start, end = lowered.find("<action>"), lowered.find("</action>")
+    # Lower-casing changes the length of a few characters, so tags are found in the text that is kept.
+    kept = response if keep_case else lowered
+    start, end = (found.start() if (found := tag.search(kept)) else -1 for tag in (_OPEN, _CLOSE))
     if start < 0 or end < start:
-        return Projection(lowered[-tail:], False)
-    action = lowered[start + len("<action>") : end].strip()
+        return Projection(kept[-tail:], False)
+    action = kept[start + len("<action>") : end].strip()
     return Projection(action, _reasons(lowered) and _CJK.search(response) is None)
 
 

@@ -1,1 +1,1 @@
-"""Environments of other libraries as text environments."""
+"""Environments of other libraries, as Gymnasium text environments."""

@@ -76,3 +76,17 @@ def test_wrong_arguments_are_named():
         project_action("x", tail=0)
     with pytest.raises(ValueError, match="style"):
         project_action("x", "json")
+
+
+@pytest.mark.parametrize(
+    ("response", "action"),
+    [
+        ("<think>x</think><ACTION> [Nf3] </Action>", "[Nf3]"),
+        ("<think>İ</think><action>A C</action>", "A C"),
+        ("no Tags", "no Tags"),
+    ],
+)
+def test_the_case_of_an_action_can_be_kept(response, action):
+    assert project_action(response, keep_case=True).action == action
+    assert project_action(response, keep_case=True).valid is project_action(response).valid
+    assert project_action(response).action == action.lower()

@@ -1,0 +1,50 @@
+"""A scripted player of the number games of TextArena and GEM: it halves the range that the answers leave."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+_RANGE = re.compile(r"number between (\d+) and (\d+)")
+_NUMBER = re.compile(r"\d+")
+
+
+class NumberSearch:
+    """Guesses the number in the middle of the range that the answers leave; it knows what the task and they say.
+
+    Args:
+        form: how a guess is written, with ``{}`` in place of the number, such as ``[{}]``.
+    """
+
+    def __init__(self, form: str) -> None:
+        self._form = form
+
+    @staticmethod
+    def plays(task: str) -> bool:
+        """Whether the task asks for a number in a range."""
+        return _RANGE.search(task) is not None
+
+    def reset(self, task: str, observation: str, seed: int) -> None:
+        """Start an episode.
+
+        Raises:
+            ValueError: the task names no range.
+        """
+        found = _RANGE.search(task)
+        if found is None:
+            raise ValueError(f"expected a task with 'number between A and B', found {task!r:.200}")
+        self._least, self._most = int(found[1]), int(found[2])
+        self._last: int | None = None
+
+    def act(self, observation: str, admissible: Sequence[str]) -> str:
+        """The guess in the middle."""
+        if self._last is not None and "higher" in observation:
+            self._least = max(self._least, self._last + 1)
+        elif self._last is not None and "lower" in observation:
+            self._most = min(self._most, self._last - 1)
+        return self._form.format((self._least + self._most) // 2)
+
+    def carried_out(self, action: str) -> None:
+        """Remember the number that was guessed; ``None`` where there was none."""
+        found = _NUMBER.search(action)
+        self._last = int(found[0]) if found else None

@@ -1,0 +1,51 @@
+"""Random state of one environment: for libraries that draw from the global generators of ``random`` and NumPy."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from trial_envs.core.forks import fork_safe_lock
+
+_SWAPPED = fork_safe_lock()
+"""Held while the global generators have the state of an environment."""
+
+
+class RandomState:
+    """States of the global generators that belong to one environment.
+
+    Inside :meth:`active` the global generators continue where this environment left them, so that environments that are
+    played in turn do not disturb each other. Outside of it the process's own states are as they were.
+    """
+
+    def __init__(self) -> None:
+        self._states: tuple[Any, Any] | None = None
+
+    @contextmanager
+    def active(self, seed: int | None = None) -> Iterator[None]:
+        """Give the global generators this environment's states, or with a ``seed`` (below 2³²) those of that seed."""
+        with _SWAPPED:
+            outer = _get()
+            if seed is not None:
+                random.seed(seed)
+                np.random.seed(seed)
+            elif self._states is not None:
+                _set(self._states)
+            try:
+                yield
+            finally:
+                self._states = _get()
+                _set(outer)
+
+
+def _get() -> tuple[Any, Any]:
+    return random.getstate(), np.random.get_state()
+
+
+def _set(states: tuple[Any, Any]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])

@@ -1,0 +1,95 @@
+"""Reasoning Gym's questions through ours: its own questions and scores, split by seed, and trained in with two env runners."""
+
+from __future__ import annotations
+
+import pytest
+from seeded_games import check_in_another_process, check_seeded, make
+
+from trial_envs.errors import GeneratorSettingError
+
+pytestmark = pytest.mark.peers
+
+ENV_ID = "trial/ReasoningGym-v0"
+DATASETS = [
+    "chain_sum",
+    "countdown",
+    "family_relationships",
+    "letter_counting",
+    "mini_sudoku",
+    "pool_matrix",
+    "propositional_logic",
+    "rearc",
+    "simple_integration",
+    "sokoban",
+    "spell_backward",
+    "syllogism",
+]
+
+
+@pytest.mark.parametrize("dataset", DATASETS)
+@pytest.mark.parametrize("seed", [0, 2_000_011])
+def test_questions_and_scores_are_its_own(dataset, seed):
+    gym = pytest.importorskip("reasoning_gym")
+    data = gym.create_dataset(dataset, seed=seed, size=1)
+    entry = data[0]
+    for answer in (entry["answer"], "0", "", "no idea"):
+        env = make(ENV_ID, {"dataset": dataset})
+        observation, info = env.reset(options={"task": f"{dataset}/{seed}"})
+        assert observation == info["task"] == entry["question"].strip()
+        assert env.unwrapped.walkthrough == ((str(entry["answer"]),) if entry["answer"] is not None else ())
+        score = data.score_answer(str(answer), entry)
+        _, reward, terminated, truncated, info = env.step(str(answer))
+        assert (reward, info["score"]) == pytest.approx((score, score))
+        assert (terminated, truncated, info["won"]) == (True, False, score >= 1)
+        env.close()
+
+
+@pytest.mark.parametrize("dataset", DATASETS)
+def test_a_question_is_a_pure_function_of_its_id(dataset):
+    check_seeded(ENV_ID, {"dataset": dataset}, [f"{dataset}/3", f"{dataset}/1000004"], ["1", "2"])
+
+
+def test_questions_are_the_same_in_another_process():
+    check_in_another_process([(ENV_ID, {"dataset": dataset}, f"{dataset}/7", ["1"]) for dataset in DATASETS])
+
+
+def test_splits_have_different_seeds():
+    env = make(ENV_ID, {"num_games": 50}).unwrapped
+    splits = [set(env.tasks(split)) for split in ("train", "valid", "test")]
+    assert [len(tasks) for tasks in splits] == [50] * 3
+    assert not set.intersection(*splits)
+
+
+def test_the_answer_follows_a_wrong_one():
+    env = make(ENV_ID, {})
+    env.reset(options={"task": "chain_sum/5"})
+    (answer,) = env.unwrapped.walkthrough
+    assert env.step("none")[0].endswith(f"An answer that scores 1: {answer}")
+    env.reset(options={"task": "chain_sum/5"})
+    assert env.step(answer)[0] == "The answer scores 1."
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"dataset": "sums"}, "no data set 'sums'"),
+        ({"dataset_args": {"terms": 3}}, "terms"),
+        ({"dataset_args": {"min_terms": 0}}, "min_terms must be positive"),
+        ({"dataset_args": {"seed": 0}}, "sets seed"),
+        ({"dataset_args": "min_terms=2"}, "expected a dict"),
+        ({"actions": "yes"}, "expected a list of str"),
+        ({"num_games": 10**7}, "at most 1000000"),
+    ],
+)
+def test_what_cannot_be_made_is_refused(settings, told):
+    with pytest.raises(GeneratorSettingError, match=told):
+        make(ENV_ID, settings).reset(seed=0)
+
+
+def test_it_is_trained_in_with_two_env_runners(ray_session, model_path, tmp_path):
+    from small_iteration import train_once
+
+    results, tasks = train_once(ENV_ID, {"dataset": "letter_counting"}, model_path, tmp_path)
+    assert results["env_runners"]["num_episodes"] == results["env_runners"]["num_env_steps_sampled"] == 8
+    assert results["rows"]["given_to_learners"] == 8
+    assert len(tasks) == 4
