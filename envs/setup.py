@@ -15,6 +15,9 @@ setup(
         "alfworld": ["alfworld==0.4.2", "textworld==1.7.0", "fast-downward-textworld==20.6.4", "TatSu==5.8.3"],
         "webshop": ["numpy>=2", "rapidfuzz>=3.14", "regex>=2025.9"],
         "textworld": ["textworld==1.7.0"],
+        "verifiers": ["verifiers==0.4.0"],
+        "skyrl-gym": ["skyrl-gym==0.4.0"],
+        "gem": ["gem-llm==0.1.0"],
     },
     entry_points={"gymnasium.envs": ["trial = trial_envs:register_plugin"]},
 )
