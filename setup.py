@@ -41,7 +41,7 @@ setup(
     ],
     python_requires=">=3.11",
     packages=find_packages(include=["trial_ray", "trial_ray.*"]) + find_packages("envs") + list(EXAMPLES),
-    package_dir={"trial_envs": "envs/trial_envs", **EXAMPLES},
+    package_dir={"trial_envs": "envs/trial_envs", "trial_verifiers": "envs/trial_verifiers", **EXAMPLES},
     package_data={
         "trial_ray": [
             "py.typed",

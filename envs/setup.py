@@ -27,7 +27,7 @@ setup(
     license_files=["LICENSE"],
     keywords=["reinforcement learning", "language-model agents", "Gymnasium", "ALFWorld", "WebShop", "TextWorld"],
     python_requires=">=3.11",
-    packages=find_packages(include=["trial_envs", "trial_envs.*"]),
+    packages=find_packages(include=["trial_envs", "trial_envs.*", "trial_verifiers"]),
     package_data={"trial_envs": ["py.typed", "openenv/openenv.yaml", "openenv/Dockerfile"]},
     install_requires=["gymnasium>=1.2"],
     extras_require={
@@ -37,6 +37,8 @@ setup(
         "openenv": ["openenv>=0.10,<0.11"],
         "textarena": ["textarena==0.7.4"],
         "reasoning-gym": ["reasoning-gym==0.1.25"],
+        "verifiers": ["verifiers==0.4.0"],
+        "skyrl-gym": ["skyrl-gym==0.4.0"],
         "gem": ["gem-llm==0.1.0"],
     },
     entry_points={"gymnasium.envs": ["trial = trial_envs:register_plugin"]},

@@ -1,20 +1,23 @@
-"""A text environment as an object with one tool, for libraries that call tools (TRL's ``environment_factory``)."""
+"""Text environments as objects with tools, for libraries that call tools (TRL's ``environment_factory``).
+
+TRL offers every public method but ``reset`` and ``get_reward`` to the model as a tool; its name, type hints and docstring
+become the schema. :class:`ToolEnv` has the single tool ``act`` for every environment.
+:class:`trial_envs.alfworld.tool_env.ALFWorldToolEnv` and :class:`trial_envs.webshop.tool_env.WebShopToolEnv` have one tool
+for each command of their environment.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-import gymnasium
-
-import trial_envs
-from trial_envs.core import TextEnv
+from trial_envs.chat import make_text_env, user_message
 
 
-class ToolEnv:
-    """Plays one episode at a time: ``reset`` starts it, the tool ``act`` takes a step, ``get_reward`` returns its reward.
+class ToolEpisode:
+    """Base class: ``reset`` starts an episode, ``get_reward`` returns its reward; a subclass adds the tools.
 
-    TRL offers every public method but ``reset`` and ``get_reward`` to the model as a tool, so ``act`` is the only other
-    one.
+    A tool is a public method that returns :meth:`_take` of the command that it makes. An environment can be played again
+    and again, one episode at a time.
 
     Args:
         env_id: id of a text environment.
@@ -25,10 +28,7 @@ class ToolEnv:
     """
 
     def __init__(self, env_id: str, **settings: Any) -> None:
-        trial_envs.register()
-        self._env = gymnasium.make(env_id, disable_env_checker=True, **settings)
-        if not isinstance(self._env.unwrapped, TextEnv):
-            raise TypeError(f"{env_id} is a {type(self._env.unwrapped).__name__}, expected a TextEnv of trial_envs")
+        self._env = make_text_env(env_id, **settings)
         self._over = True
         self._total = 0.0
 
@@ -42,7 +42,37 @@ class ToolEnv:
         self._over, self._total = True, 0.0
         observation, info = self._env.reset(options={"task": task})
         self._over = False
-        return _show(observation, info)
+        return self._show(observation, info)
+
+    def get_reward(self) -> float:
+        """The sum of the rewards of the episode so far."""
+        return self._total
+
+    def _take(self, command: str) -> str:
+        """Takes a step; returns the observation and the actions that are admissible after it."""
+        if self._over:
+            return "The episode is over."
+        observation, reward, terminated, truncated, info = self._env.step(command)
+        self._total += float(reward)
+        self._over = terminated or truncated
+        if self._over:
+            return f"{observation}\n\nThe episode is over."
+        return self._show(observation, info)
+
+    def _show(self, observation: str, info: dict[str, Any]) -> str:
+        return user_message(observation, info)
+
+
+class ToolEnv(ToolEpisode):
+    """Any text environment with the single tool ``act``, whose argument is the action.
+
+    Args:
+        env_id: id of a text environment.
+        settings: keyword arguments of ``gymnasium.make``.
+
+    Raises:
+        TypeError: the environment is not a :class:`trial_envs.core.TextEnv`.
+    """
 
     def act(self, action: str) -> str:
         """
@@ -54,17 +84,4 @@ class ToolEnv:
         Returns:
             What happened, and the actions on offer now.
         """
-        if self._over:
-            return "The episode is over."
-        observation, reward, terminated, truncated, info = self._env.step(action)
-        self._total += float(reward)
-        self._over = terminated or truncated
-        return f"{observation}\n\nThe episode is over." if self._over else _show(observation, info)
-
-    def get_reward(self) -> float:
-        """The sum of the rewards of the episode so far."""
-        return self._total
-
-
-def _show(observation: str, info: dict[str, Any]) -> str:
-    return f"{observation}\n\nActions: {', '.join(info['admissible_actions'])}"
+        return self._take(str(action))

@@ -1,0 +1,69 @@
+"""A text environment as a conversation: what the adapters for other libraries share.
+
+A user message holds an observation and the admissible actions. A response holds its action between ``<action>`` and
+``</action>``, as :func:`trial_envs.core.projection.project_action` reads it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+
+import trial_envs
+from trial_envs.core import TextEnv
+from trial_envs.wrappers import ActionProjection
+
+SYSTEM_PROMPT = (
+    "You act in an environment that is described in text. Every message shows the result of your last action and the actions "
+    "that you can take. Begin every response with your reasoning, enclosed in <think> and </think>. Then give exactly one "
+    "action, enclosed in <action> and </action>."
+)
+"""The instruction of the first message: how to respond. The task stands in the first observation, or in ``info["task"]``."""
+
+
+def make_text_env(env_id: str, **settings: Any) -> gymnasium.Env[str, str]:
+    """Makes a text environment of this package.
+
+    Args:
+        env_id: a registered id, such as ``trial/ALFWorld-v0``.
+        settings: keyword arguments of ``gymnasium.make``.
+
+    Raises:
+        TypeError: the environment is not a :class:`trial_envs.core.TextEnv`.
+    """
+    trial_envs.register()
+    env = gymnasium.make(env_id, disable_env_checker=True, **settings)
+    if not isinstance(env.unwrapped, TextEnv):
+        found = type(env.unwrapped).__name__
+        env.close()
+        raise TypeError(f"{env_id} is a {found}, expected a TextEnv of trial_envs")
+    return env
+
+
+def make_chat_env(env_id: str, **settings: Any) -> gymnasium.Env[str, str]:
+    """Makes a text environment whose ``step`` takes a whole response; arguments and errors of :func:`make_text_env`."""
+    return ActionProjection(make_text_env(env_id, **settings))
+
+
+def user_message(observation: str, info: dict[str, Any]) -> str:
+    """An observation and the admissible actions after it, as a user message."""
+    return f"{observation}\n\nActions: {', '.join(info['admissible_actions'])}"
+
+
+def episode_metrics(total_reward: float, turns: int, invalid: int, info: dict[str, Any]) -> dict[str, float]:
+    """Numbers of an episode for a library's tables.
+
+    Args:
+        total_reward: sum of the rewards.
+        turns: actions that were taken.
+        invalid: responses without the required form.
+        info: the last ``info``.
+    """
+    return {
+        "total_reward": total_reward,
+        "won": float(info["won"]),
+        "score": float(info["score"]),
+        "turns": float(turns),
+        "invalid_responses": float(invalid),
+    }

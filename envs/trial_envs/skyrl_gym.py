@@ -1,0 +1,101 @@
+"""Text environments in SkyRL-gym's registry, as conversations: ``skyrl_gym.make("trial/ALFWorld-v0", …)``.
+
+Importing this module registers every environment of this package under its Gymnasium id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trial_envs import ENTRY_POINTS, NAMESPACE
+from trial_envs.chat import SYSTEM_PROMPT, episode_metrics, make_chat_env, user_message
+from trial_envs.errors import MissingPackageError
+
+try:
+    import skyrl_gym
+    from omegaconf import OmegaConf
+    from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput, ConversationType
+except ImportError as error:
+    raise MissingPackageError("SkyRL-gym is not installed: pip install 'trial-envs[skyrl-gym]'") from error
+
+
+class TextConversation(BaseTextEnv):
+    """A text environment as SkyRL's generator plays it: user messages are observations, a response holds its action in tags.
+
+    Args:
+        env_id: id of a text environment; the registration fixes it.
+        env_config: keyword arguments of the environment (SkyRL's ``environment.skyrl_gym.<env class>``).
+        extras: columns of the dataset's row. ``task`` chooses the task (id or index); without it one is drawn.
+            ``max_turns``, which SkyRL's generator sets from its configuration, truncates the episode unless ``env_config`` has
+            its own.
+        settings: keyword arguments that the registration fixes; ``env_config`` overrides them.
+    """
+
+    def __init__(
+        self,
+        env_id: str,
+        env_config: Mapping[str, Any] | None = None,
+        extras: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__()
+        extras = extras or {}
+        given = OmegaConf.to_container(OmegaConf.create(env_config or {}), resolve=True)
+        limit = {"max_turns": int(extras["max_turns"])} if "max_turns" in extras else {}
+        self._env = make_chat_env(env_id, **limit | settings | given)
+        self._task = extras.get("task")
+        self._total, self._invalid = 0.0, 0
+        self.max_turns = self._env.unwrapped.max_turns  # type: ignore[attr-defined]
+
+    def init(self, prompt: ConversationType) -> tuple[ConversationType, dict[str, Any]]:
+        """Starts the episode.
+
+        Args:
+            prompt: the dataset's messages, such as a system message; if empty, :data:`trial_envs.chat.SYSTEM_PROMPT`.
+
+        Returns:
+            The prompt and the first observation as a user message; ``info``.
+        """
+        observation, self._info = self._env.reset(options={"task": self._task})
+        self.turns, self._total, self._invalid = 0, 0.0, 0
+        opening = list(prompt) or [{"role": "system", "content": SYSTEM_PROMPT}]
+        return [*opening, {"role": "user", "content": user_message(observation, self._info)}], self._info
+
+    def step(self, action: str) -> BaseTextEnvStepOutput:
+        """Carries out the action of a response; the step that ends the episode has its observation in ``metadata`` alone."""
+        observation, reward, terminated, truncated, self._info = self._env.step(action)
+        done = terminated or truncated
+        self.turns += 1
+        self._total += float(reward)
+        self._invalid += self._info["invalid_response"]
+        return BaseTextEnvStepOutput(
+            observations=[] if done else [{"role": "user", "content": user_message(observation, self._info)}],
+            reward=float(reward),
+            done=done,
+            metadata=self._info | {"observation": observation},
+        )
+
+    def get_metrics(self) -> dict[str, float]:
+        """Numbers of the episode: :func:`trial_envs.chat.episode_metrics`."""
+        return episode_metrics(self._total, self.turns, self._invalid, self._info)
+
+    def close(self) -> None:
+        """Frees the environment; repeated calls have no effect."""
+        self._env.close()
+
+
+def register(name: str, env_id: str, **settings: Any) -> None:
+    """Registers a text environment with fixed settings, as SkyRL's entry scripts register theirs in a Ray task.
+
+    Args:
+        name: the id in SkyRL-gym's registry, the dataset's ``env_class``. A repeated call replaces its settings.
+        env_id: id of a text environment, such as ``trial/ALFWorld-v0``.
+        settings: keyword arguments of the environment.
+    """
+    skyrl_gym.registry.pop(name, None)
+    skyrl_gym.register(id=name, entry_point=TextConversation, kwargs={"env_id": env_id, **settings})
+
+
+for _name in ENTRY_POINTS:
+    register(f"{NAMESPACE}/{_name}", f"{NAMESPACE}/{_name}")

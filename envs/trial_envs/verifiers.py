@@ -1,0 +1,124 @@
+"""Text environments as a taskset and an environment of verifiers (``vf-eval``, prime-rl).
+
+verifiers finds them by the taskset id ``trial-verifiers``: the package :mod:`trial_verifiers` exports both classes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+from trial_envs.chat import SYSTEM_PROMPT, episode_metrics, make_chat_env, make_text_env, user_message
+from trial_envs.errors import MissingPackageError
+
+try:
+    import verifiers.v1 as vf
+except ImportError as error:
+    raise MissingPackageError("verifiers 0.4 or later is not installed: pip install 'trial-envs[verifiers]'") from error
+
+TASKSET_ID = "trial-verifiers"
+
+
+class TextTasksetConfig(vf.TasksetConfig):
+    """Which environment, split and tasks: ``--env.taskset.*``."""
+
+    env_id: str = "trial/ALFWorld-v0"
+    """Id of a text environment."""
+    split: str | None = None
+    """The split whose tasks are listed; ``None``: the environment's own default."""
+    num_tasks: int | None = None
+    """The first so many tasks of the split; ``None``: all."""
+    settings: dict[str, Any] = {}  # noqa: RUF012
+    """Further keyword arguments of the environment."""
+
+
+class TextTaskData(vf.TaskData):
+    """The task and how its environment is made; the first observation is not part of it, so listing tasks plays none."""
+
+    env_id: str
+    task_id: str
+    settings: dict[str, Any]
+
+
+class TextTask(vf.Task[TextTaskData, vf.State, vf.TaskConfig]):
+    """One task; its rewards are those of the environment, which :class:`TextEnvironment` records."""
+
+
+class TextTaskset(vf.Taskset[TextTask, TextTasksetConfig]):
+    """The tasks of a split, in the environment's order.
+
+    Raises:
+        UnknownSplitError, MissingDataError: the environment has no such split, or its data are missing.
+    """
+
+    def load(self) -> Iterator[TextTask]:
+        """Yields the tasks, whose data hold only ids and settings."""
+        config = self.config
+        settings = config.settings | ({} if config.split is None else {"split": config.split})
+        env = make_text_env(config.env_id, **settings)
+        try:
+            task_ids = env.unwrapped.tasks()[: config.num_tasks]  # type: ignore[attr-defined]
+        finally:
+            env.close()
+        for task_id in task_ids:
+            data = TextTaskData(
+                id=task_id,
+                name=task_id,
+                system_prompt=SYSTEM_PROMPT,
+                env_id=config.env_id,
+                task_id=task_id,
+                settings=settings,
+            )
+            yield TextTask(data, config.task)
+
+
+class TextEnvironmentConfig(vf.EnvConfig):
+    """One agent, by default a chat without tools (the ``null`` harness), which needs no sandbox and runs on this machine."""
+
+    agent: vf.AgentConfig = vf.AgentConfig(harness={"id": "null"}, runtime={"type": "subprocess"})
+
+
+class TextEnvironment(vf.Env[TextEnvironmentConfig]):
+    """Plays an episode as a conversation: the environment's observations are the user's messages.
+
+    The trace's reward ``environment`` is the sum of the environment's rewards; its metrics are those of
+    :func:`trial_envs.chat.episode_metrics`.
+    """
+
+    async def run(self, task: TextTask, agents: vf.Agents) -> None:
+        """Plays the task until the environment ends or truncates the episode, or the agent's run ends."""
+        data = task.data
+        env = await asyncio.to_thread(make_chat_env, data.env_id, **data.settings)
+        total, turns, invalid, over = 0.0, 0, 0, False
+        try:
+            observation, info = await asyncio.to_thread(env.reset, options={"task": data.task_id})
+            async with agents.agent.interaction(task) as interaction:
+                while not over:
+                    segment = await interaction.turn(user_message(observation, info))
+                    if segment.terminated:
+                        break
+                    observation, reward, terminated, truncated, info = await asyncio.to_thread(
+                        env.step, segment.last_reply
+                    )
+                    total, turns, over = total + float(reward), turns + 1, terminated or truncated
+                    invalid += info["invalid_response"]
+        finally:
+            env.close()
+        interaction.trace.record_reward("environment", total)
+        interaction.trace.record_metrics(episode_metrics(total, turns, invalid, info))
+
+
+def load_environment(
+    env_id: str, split: str | None = None, num_tasks: int | None = None, **settings: Any
+) -> TextEnvironment:
+    """Makes the environment in code, as ``vf-eval trial-verifiers`` makes it from its command line.
+
+    Args:
+        env_id: id of a text environment, such as ``trial/ALFWorld-v0``.
+        split: the split whose tasks are played.
+        num_tasks: the first so many tasks of the split; ``None``: all.
+        settings: further keyword arguments of the environment.
+    """
+    taskset = TextTasksetConfig(id=TASKSET_ID, env_id=env_id, split=split, num_tasks=num_tasks, settings=settings)
+    return TextEnvironment(TextEnvironmentConfig(taskset=taskset))

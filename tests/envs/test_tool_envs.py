@@ -1,0 +1,116 @@
+"""Environments with named tools make the commands of their environments; their schemas are what TRL shows to the model."""
+
+import inspect
+import re
+
+import pytest
+from transformers.utils import get_json_schema
+
+from trial_envs.alfworld.families import FAMILIES
+from trial_envs.alfworld.tool_env import ALFWorldToolEnv
+from trial_envs.webshop.tool_env import WebShopToolEnv
+from trial_envs.wrappers import Recording, read_episodes
+
+COMMANDS = [
+    (r"go to (.+)", "go_to"),
+    (r"take (.+) from (.+)", "take"),
+    (r"move (.+) to (.+)", "move"),
+    (r"(open|close|use|examine) (.+)", None),
+    (r"(heat|cool|clean|slice) (.+) with (.+)", None),
+    (r"(look|inventory)", None),
+    (r"search\[(.+)\]", "search"),
+    (r"click\[(.+)\]", "click"),
+]
+ALFWORLD = {"split": "generated", "difficulty": "tiny", "num_games": 60}
+SHOP = {"split": "generated", "difficulty": "tiny", "num_games": 10}
+
+
+def call(env, command):
+    """Calls the tool that a command names, with its arguments in their order."""
+    for pattern, name in COMMANDS:
+        if found := re.fullmatch(pattern, command):
+            groups = found.groups()
+            return getattr(env, name or groups[0])(*groups if name else groups[1:])
+    raise AssertionError(f"no tool for {command!r}")
+
+
+def tools(env):
+    """The methods that TRL's trainer offers to the model."""
+    named = inspect.getmembers(type(env), predicate=inspect.isfunction)
+    return {name: getattr(env, name) for name, _ in named if name[0] != "_" and name not in ("reset", "get_reward")}
+
+
+def test_every_family_is_won_by_tool_calls(tmp_path):
+    env = ALFWorldToolEnv(**ALFWORLD | {"families": FAMILIES, "difficulty": "official"})
+    env._env = Recording(env._env, tmp_path / "episodes.jsonl")
+    for task in range(len(FAMILIES)):
+        first = env.reset(task=task, prompt=[])
+        assert "Your task is to: " in first
+        assert "inventory" in first.split("Actions: ")[1].split(", ")
+        assert "help" not in first.split("Actions: ")[1].split(", ")
+        walkthrough = env._env.unwrapped.walkthrough
+        for command in walkthrough:
+            answer = call(env, command)
+        assert answer.endswith("The episode is over.")
+        assert env.get_reward() == 1.0
+        assert env.look() == "The episode is over."
+        *_, episode = read_episodes(tmp_path / "episodes.jsonl")
+        assert [step.action for step in episode.steps] == [None, *walkthrough]
+
+
+def test_every_admissible_command_has_a_tool():
+    env = ALFWorldToolEnv(**ALFWORLD)
+    for task in range(20):
+        shown = env.reset(task=task)
+        for command in env._env.unwrapped.walkthrough:
+            for offered in shown.split("Actions: ")[1].split(", "):
+                assert any(re.fullmatch(pattern, offered) for pattern, _ in COMMANDS), offered
+            shown = call(env, command)
+
+
+def test_a_wrong_argument_is_answered_by_the_environment():
+    env = ALFWorldToolEnv(**ALFWORLD)
+    env.reset(task=0)
+    for wrong in ("", "the moon", "desk 1\nlook", 5, None, ["desk 1"]):
+        assert env.go_to(wrong).startswith("Nothing happens.")
+        assert env.heat(wrong, wrong).startswith("Nothing happens.")
+    shop = WebShopToolEnv(**SHOP)
+    before = shop.reset(task=0)
+    for wrong in ("", "no such label", "a]b", 5, None, ["buy now"]):
+        assert shop.click(wrong) == before
+    assert (env.get_reward(), shop.get_reward()) == (0.0, 0.0)
+
+
+def test_a_purchase_is_made_by_tool_calls():
+    env = WebShopToolEnv(**SHOP)
+    for task in range(5):
+        env.reset(task=task)
+        for action in env._env.unwrapped.walkthrough:
+            call(env, action)
+        assert env.get_reward() == env._env.unwrapped.purchase.reward.reward > 0.0
+
+
+@pytest.mark.parametrize(
+    ("env", "names"),
+    [
+        (
+            ALFWorldToolEnv(**ALFWORLD),
+            "clean close cool examine go_to heat inventory look move open slice take use",
+        ),
+        (WebShopToolEnv(**SHOP), "click search"),
+    ],
+    ids=["ALFWorld", "WebShop"],
+)
+def test_the_schemas_describe_every_argument(env, names):
+    found = tools(env)
+    assert " ".join(sorted(found)) == names
+    for name, tool in found.items():
+        schema = get_json_schema(tool)["function"]
+        assert schema["name"] == name
+        assert schema["description"]
+        assert schema["return"] == {"type": "string", "description": schema["return"]["description"]}
+        arguments = list(inspect.signature(tool).parameters)
+        assert schema["parameters"].get("required", []) == arguments
+        for argument in arguments:
+            assert schema["parameters"]["properties"][argument]["type"] == "string"
+            assert schema["parameters"]["properties"][argument]["description"]

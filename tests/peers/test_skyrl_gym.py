@@ -1,0 +1,98 @@
+"""SkyRL-gym makes and plays our environments; its messages and rewards are those of the plain environment."""
+
+import gymnasium
+import pytest
+from snippets import snippets
+
+import trial_envs
+from trial_envs.chat import SYSTEM_PROMPT, user_message
+
+pytestmark = pytest.mark.peers
+
+CASES = [
+    ("trial/ALFWorld-v0", {"split": "generated", "difficulty": "tiny"}, 3),
+    ("trial/ALFWorld-v0", {"split": "generated", "difficulty": "small"}, "generated-small-0-1"),
+    ("trial/WebShop-v0", {"split": "generated", "difficulty": "tiny", "num_games": 10}, 2),
+    ("trial/TextWorld-v0", {"level": 1}, "coin_collector-1-0"),
+]
+
+
+@pytest.fixture(scope="module")
+def skyrl_gym():
+    library = pytest.importorskip("skyrl_gym")
+    import trial_envs.skyrl_gym  # noqa: F401
+
+    return library
+
+
+@pytest.mark.parametrize(("env_id", "settings", "task"), CASES, ids=lambda value: str(value)[:30])
+def test_an_episode_is_that_of_the_plain_environment(skyrl_gym, env_id, settings, task):
+    plain = gymnasium.make(env_id, **settings)
+    task = plain.unwrapped.tasks()[1] if task == "generated-small-0-1" else task
+    env = skyrl_gym.make(env_id, env_config=settings, extras={"task": task})
+    observation, info = plain.reset(options={"task": task})
+    conversation, metadata = env.init([])
+    assert conversation == [
+        {"role": "system", "content": SYSTEM_PROMPT},
+        {"role": "user", "content": user_message(observation, info)},
+    ]
+    assert metadata["task_id"] == info["task_id"]
+    done, total = False, 0.0
+    for action in plain.unwrapped.walkthrough:
+        observation, reward, terminated, truncated, info = plain.step(action)
+        answer = env.step(f"<think>so</think><action>{action}</action>")
+        done, total = answer["done"], total + reward
+        assert (answer["reward"], done) == (reward, terminated or truncated)
+        assert answer["metadata"]["observation"] == observation
+        assert answer["metadata"]["invalid_response"] is False
+        shown = [] if done else [{"role": "user", "content": user_message(observation, info)}]
+        assert answer["observations"] == shown
+    assert done
+    assert total > 0.0
+    turns = len(plain.unwrapped.walkthrough)
+    metrics = {"total_reward": total, "won": float(info["won"]), "score": info["score"], "turns": turns}
+    assert env.get_metrics() == metrics | {"invalid_responses": 0.0}
+    assert type(env).aggregate_metrics([env.get_metrics()] * 2)["total_reward"] == total
+    env.close()
+    env.close()
+
+
+def test_any_response_is_answered(skyrl_gym):
+    with skyrl_gym.make("trial/ALFWorld-v0", env_config=CASES[0][1], extras={"task": 0}) as env:
+        prompt = [{"role": "system", "content": "Play."}]
+        assert env.init(prompt)[0][0] == prompt[0]
+        assert len(prompt) == 1
+        for response in ("", "no tags", "<action></action>", "</action><action>look", "<action>fly</action>", "\ud800"):
+            answer = env.step(response)
+            assert answer["observations"][0]["content"].startswith("Nothing happens.")
+            assert answer["metadata"]["invalid_response"]
+        assert env.get_metrics()["invalid_responses"] == 6.0
+
+
+def test_the_generators_turn_limit_truncates(skyrl_gym):
+    from omegaconf import DictConfig
+
+    settings = DictConfig(CASES[0][1] | {"families": ["pick_and_place_simple"]})
+    env = skyrl_gym.make("trial/ALFWorld-v0", env_config=settings, extras={"max_turns": 2})
+    assert env.max_turns == 2
+    env.init([])
+    assert [env.step("<action>look</action>")["done"] for _ in range(2)] == [False, True]
+    own = skyrl_gym.make("trial/ALFWorld-v0", env_config=settings | {"max_turns": 3}, extras={"max_turns": 2})
+    assert own.max_turns == 3
+
+
+def test_two_episodes_at_once_do_not_mix(skyrl_gym):
+    first, second = (
+        skyrl_gym.make("trial/ALFWorld-v0", env_config=CASES[0][1], extras={"task": task}) for task in (0, 1)
+    )
+    opening = first.init([])[0]
+    second.init([])
+    second.step("<action>look</action>")
+    assert first.init([])[0] == opening
+
+
+def test_the_page_shows_it(skyrl_gym, capsys):
+    (code,) = snippets("environments.md", "peers-skyrl-gym")
+    exec(compile(code, "docs/environments.md, SkyRL-gym", "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out.endswith("True 1.0\n")
+    assert trial_envs.NAMESPACE == "trial"

@@ -1,0 +1,202 @@
+"""verifiers evaluates our environments with its own command line: its rewards are those of the plain environment.
+
+A local OpenAI-compatible endpoint (vLLM's, on the CPU) serves a small model. verifiers' ``null`` harness installs its
+chat program's packages with ``uv`` when it runs for the first time.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+from fitted_model import fit_model, fit_tokenizer
+from snippets import snippets
+
+from trial_envs.chat import SYSTEM_PROMPT, user_message
+from trial_envs.core.projection import project_action
+from trial_envs.errors import UnknownSplitError
+
+pytestmark = [pytest.mark.peers, pytest.mark.timeout(1800)]
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = {"split": "generated", "difficulty": "tiny", "max_turns": 6, "num_games": 20}
+FITTED_TASKS = 3
+START_SECONDS = 600
+EVALUATION_SECONDS = 900
+
+
+@pytest.fixture(scope="module")
+def plugin() -> Any:
+    pytest.importorskip("verifiers.v1")
+    import trial_envs.verifiers
+
+    return trial_envs.verifiers
+
+
+@pytest.fixture(scope="module")
+def programs() -> Path:
+    """The folder of programs of the environment below this one, which has vLLM and uv."""
+    found = find_spec("vllm")
+    if found is None or found.origin is None:
+        pytest.skip("vLLM is not installed")
+    return Path(found.origin).parents[4] / "bin"
+
+
+@pytest.fixture(scope="module")
+def endpoint(plugin: Any, policy: Path, programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The base URL of a server of the model, which is stopped at the end."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [str(programs / "python"), "-m", "vllm.entrypoints.openai.api_server", "--model", str(policy)]
+    command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--max-model-len", "2048", "--dtype", "float32", "--enforce-eager"]
+    settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
+    log = tmp_path_factory.mktemp("endpoint") / "log"
+    with log.open("w") as output:
+        server = subprocess.Popen(
+            command, env={**os.environ, **settings}, stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        wait_until_healthy(f"http://127.0.0.1:{port}/health", server, log)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        stop(server)
+
+
+def wait_until_healthy(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
+    """Returns when the server answers; its process must not end before, nor the deadline pass."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and server.poll() is None:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except OSError:
+            time.sleep(1)
+    raise AssertionError(f"the server did not start:\n{log.read_text()[-3000:]}")
+
+
+def stop(server: subprocess.Popen[bytes]) -> None:
+    """Ends the server's whole session: its engine is a process of its own."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(server.pid, number)
+            server.wait(timeout=30)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            continue
+
+
+def evaluate(endpoint: str, programs: Path, folder: Path, *arguments: str) -> list[dict[str, Any]]:
+    """Runs ``vf-eval`` and returns the traces that it wrote."""
+    command = [str(Path(sys.executable).with_name("vf-eval")), "trial-verifiers", "-m", "tiny"]
+    command += ["--client.base-url", endpoint, "--sampling.max-tokens", "64", "--sampling.temperature", "1.0"]
+    command += ["--no-push", "--no-rich", "-o", str(folder), "--run.name", "run", *arguments]
+    settings = {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "envs"))),
+    }
+    done = subprocess.run(
+        command, env={**os.environ, **settings}, capture_output=True, text=True, timeout=EVALUATION_SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in (folder / "run" / "traces.jsonl").read_text().splitlines()]
+
+
+def play(settings: dict[str, Any], task: str | int, responses: list[str]) -> tuple[list[dict[str, str]], float]:
+    """The conversation of an episode in the plain environment, and its return."""
+    env = gymnasium.make("trial/ALFWorld-v0", **settings)
+    observation, info = env.reset(options={"task": task})
+    messages, total = [{"role": "system", "content": SYSTEM_PROMPT}], 0.0
+    for response in responses:
+        messages += [
+            {"role": "user", "content": user_message(observation, info)},
+            {"role": "assistant", "content": response},
+        ]
+        observation, reward, _, _, info = env.step(project_action(response.strip()).action)
+        total += float(reward)
+    return messages, total
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder: a small model fitted to conversations that win the first tasks, so that some rewards are not zero."""
+    env = gymnasium.make("trial/ALFWorld-v0", **SETTINGS)
+    texts = []
+    for task in range(FITTED_TASKS):
+        env.reset(options={"task": task})
+        responses = [f"<think>so</think><action>{action}</action>" for action in env.unwrapped.walkthrough]
+        texts.append(play(SETTINGS, task, responses)[0])
+    tokenizer = fit_tokenizer("qwen2.5", [message["content"] for messages in texts for message in messages])
+    model = fit_model(tokenizer, [tokenizer.apply_chat_template(messages, tokenize=False) for messages in texts])
+    folder = tmp_path_factory.mktemp("policy")
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_the_rewards_of_an_evaluation_are_those_of_the_replayed_actions(endpoint, programs, tmp_path):
+    settings = {name: value for name, value in SETTINGS.items() if name != "split"}
+    arguments = [
+        "--env.taskset.env-id",
+        "trial/ALFWorld-v0",
+        "--env.taskset.split",
+        "generated",
+        "--env.taskset.num-tasks",
+        "4",
+    ]
+    arguments += ["--env.taskset.settings", json.dumps(settings), "-r", "2", "-c", "4"]
+    episodes = evaluate(endpoint, programs, tmp_path, *arguments)
+    rewards = []
+    for episode in episodes:
+        (trace,) = episode["traces"]
+        assert episode["ok"], episode["errors"]
+        messages = [node["message"] for node in trace["nodes"]]
+        responses = [message["content"] for message in messages if message["role"] == "assistant"]
+        conversation, total = play(SETTINGS, trace["task"]["data"]["task_id"], responses)
+        assert [{"role": message["role"], "content": message["content"]} for message in messages] == conversation
+        assert trace["rewards"] == {"environment": {"score": total, "weight": 1.0}}
+        assert trace["metrics"]["won"] == trace["metrics"]["score"] == trace["metrics"]["total_reward"] == total
+        assert trace["metrics"]["turns"] == len(responses) > 0
+        rewards.append(total)
+    expected = gymnasium.make("trial/ALFWorld-v0", **SETTINGS).unwrapped.tasks()[:4]
+    assert sorted(episode["task"]["data"]["task_id"] for episode in episodes) == sorted([*expected, *expected])
+    assert max(rewards) == 1.0
+
+
+def test_a_taskset_lists_the_tasks_of_its_split(plugin):
+    env = plugin.load_environment("trial/WebShop-v0", split="generated", num_tasks=3, difficulty="tiny", num_games=10)
+    tasks = list(env.taskset)
+    assert [task.data.task_id for task in tasks] == ["0", "1", "2"]
+    assert [task.data.settings for task in tasks] == [{"split": "generated", "difficulty": "tiny", "num_games": 10}] * 3
+    assert len({task.key for task in tasks}) == 3
+    assert len(list(plugin.load_environment("trial/WebShop-v0", "generated", num_games=10).taskset)) == 10
+    with pytest.raises(UnknownSplitError):
+        list(plugin.load_environment("trial/ALFWorld-v0", split="no such split").taskset)
+    with pytest.raises(TypeError, match="expected a TextEnv"):
+        list(plugin.load_environment("CartPole-v1").taskset)
+
+
+def test_the_plugin_has_what_verifiers_looks_for(plugin):
+    from verifiers.v1.utils.loaders import environment_class, taskset_class
+
+    assert taskset_class(plugin.TASKSET_ID) is plugin.TextTaskset
+    assert environment_class(plugin.TASKSET_ID) is plugin.TextEnvironment
+
+
+def test_the_page_shows_it(plugin, capsys):
+    (code,) = snippets("environments.md", "peers-verifiers")
+    exec(compile(code, "docs/environments.md, verifiers", "exec"), {"__name__": "__main__"})
+    assert len(ast.literal_eval(capsys.readouterr().out)) == 8
