@@ -282,7 +282,7 @@ def test_several_games_are_played_at_once(command, server):
 
 
 def test_a_conversation_sends_all_earlier_messages(command, server):
-    server.script = [(200, {}, chat("<action>purple</action>"))] * 2
+    server.script = [(200, {}, chat("<action>purple</action>"))] * 3
     assert command("--set", "prompt_style=conversation", "--games", "1", "--episodes", "1") == 0
     first, second, third = (body["messages"] for _, _, body in server.seen)
     assert [each["role"] for each in third] == ["system", "user", "assistant", "user", "assistant", "user"]
