@@ -83,6 +83,8 @@ setup(
         "wandb": ["wandb==0.31.0"],
         # The client and its stores, without the server and what that depends on.
         "mlflow": ["mlflow-skinny==3.17.2", "sqlalchemy>=2.0", "alembic>=1.13"],
+        "trackio": ["trackio==0.43.0"],
+        "swanlab": ["swanlab==0.10.3"],
         "cluster": ["ray[default]==2.60.0"],
         "reports": REPORTS,
         "dev": [

@@ -339,6 +339,11 @@ _LEARNER = MetricGroup(
             ),
         ),
         Metric(
+            "engine/bounded_fraction",
+            "mean",
+            "with `importance_cap`: share of tokens whose weight was truncated to the cap or masked to 0",
+        ),
+        Metric(
             "num_module_steps_trained", "sum", "turn rows that optimizer steps were taken on, counted by the learners"
         ),
         Metric("num_module_steps_trained_lifetime", "lifetime_sum", "the same of the run so far"),

@@ -32,6 +32,10 @@ def valid_config() -> TRIALConfig:
         ({"minibatch_rows": 16}, "minibatch_rows is 16, below microbatch_rows, which is 32"),
         ({"max_refills": 2}, "set drop_zero_variance_groups too"),
         ({"importance_cap": 0.9}, "importance_cap is 0.9.*at least 1"),
+        ({"importance_mode": "sequence_mask"}, "importance_cap is None, so that nothing is weighed"),
+        ({"importance_mode": "mask"}, "importance_mode is 'mask'.*'token_truncate'"),
+        ({"ratio_level": "row"}, "ratio_level is 'row'.*'sequence'"),
+        ({"surrogate_mean": "token"}, "surrogate_mean is 'token'.*'fixed_length'"),
     ],
 )
 def test_values_out_of_range_are_refused(settings, message):

@@ -84,6 +84,14 @@ def trial_cases(method, prepare):
         yield Case(loss=loss, training=training, **uniform)
 
 
+def response_cases():
+    """GSPO's ratio and the three means; the longest response is one of 512 tokens, the default limit."""
+    for level, how in itertools.product(("token", "sequence"), ("tokens", "rows", "fixed_length")):
+        loss = lambda turns, level=level, how=how: ref.by_response(turns, level, how, 512)  # noqa: E731
+        training = {"ratio_level": level, "surrogate_mean": how, "importance_cap": 2.0}
+        yield Case("grpo", loss, training=training, prepare=weigh_tokens)
+
+
 CASES = [
     Case("grpo", ref.grpo),
     Case("grpo", ref.grpo, training={"advantage_statistics": "rows"}, statistics="rows"),
@@ -91,6 +99,7 @@ CASES = [
     Case("grpo", lambda turns: ref.grpo(turns, kl=0.5), training={"kl_coeff": 0.5}),
     Case("grpo", lambda turns: ref.grpo(turns, kl=0.0, entropy=0.2), training={"kl_coeff": 0.0, "entropy_coeff": 0.2}),
     Case("grpo", ref.grpo, training={"importance_cap": 2.0}, prepare=weigh_tokens),
+    *response_cases(),
     *trial_cases("trial", weigh(ref.relative_weights)),
     *trial_cases("uniform", weigh(lambda turns: [1.0] * len(turns))),
     *[

@@ -65,7 +65,7 @@ def learner_names(model_path: str) -> set[str]:
     with names_logged() as found:
         for method in method_names():
             config = new_config(method).environment("trial/ALFWorld-v0").rl_module(model_path=model_path)
-            update(build_learner(config.training(max_logprob_gap=100.0)), groups)
+            update(build_learner(config.training(max_logprob_gap=100.0, importance_cap=2.0)), groups)
     # RLlib counts over all modules what it counts for each; there is one.
     return {f"{LEARNER_RESULTS}/{name}" for name in found if not name.startswith(ALL_MODULES)}
 

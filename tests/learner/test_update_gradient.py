@@ -19,6 +19,7 @@ from small_learners import build_learner, config_of, gradients, learner_of, upda
 from synthetic_groups import synthetic_groups
 
 from trial_ray.errors import WeightSyncError
+from trial_ray.objectives.choices import IMPORTANCE_MODES
 
 EVIDENCE_LEAD = "\n\nOutcome after the reply:\n"
 TRAINING = {
@@ -87,7 +88,15 @@ def hindsight_prompt(turn, trajectory, tokenizer):
     return [*turn.prompt_ids[: turn.insert_at], *evidence, *turn.prompt_ids[turn.insert_at :]]
 
 
-def records(lm, tokenizer, groups, temperature, cap):
+def weights_of(tokens, reported, cap, mode):
+    if cap is None:
+        return [1.0] * len(tokens)
+    logs = [token.old - engine for token, engine in zip(tokens, reported, strict=True)]
+    ratios = [math.exp(math.fsum(logs))] * len(logs) if mode.startswith("sequence") else [math.exp(log) for log in logs]
+    return [ratio if ratio <= cap else cap * mode.endswith("truncate") for ratio in ratios]
+
+
+def records(lm, tokenizer, groups, temperature, cap, mode):
     trajectory_number, turns = 0, []
     for number, group in enumerate(groups):
         for trajectory in group.trajectories:
@@ -102,8 +111,8 @@ def records(lm, tokenizer, groups, temperature, cap):
                     ref.Token(old=p.item(), teacher=t.item(), frozen=0.0, in_action=False, logp=p, entropy=e)
                     for p, t, e in zip(logp, teacher, entropy, strict=True)
                 ]
-                for token, reported in zip(tokens, turn.logprobs.tolist(), strict=True):
-                    token.importance = min(cap, math.exp(token.old - reported)) if cap else 1.0
+                for token, weight in zip(tokens, weights_of(tokens, turn.logprobs.tolist(), cap, mode), strict=True):
+                    token.importance = weight
                 last = turn is trajectory.turns[-1]
                 turns.append(
                     ref.TurnRecord(
@@ -118,10 +127,12 @@ def records(lm, tokenizer, groups, temperature, cap):
     return turns
 
 
-def loop_gradients(learner, groups, temperature, coefficient=None, cap=None, microbatch_rows=7):
+def loop_gradients(
+    learner, groups, temperature, coefficient=None, cap=None, microbatch_rows=7, mode="token_truncate", responses=None
+):
     lm = learner.policy_module.lm
     lm.zero_grad()
-    turns = records(lm, learner.policy_module.tokenizer, groups, temperature, cap)
+    turns = records(lm, learner.policy_module.tokenizer, groups, temperature, cap, mode)
     pieces = -(-len(turns) // microbatch_rows)
     # As even as whole rows allow, the longer ones first.
     sizes = [len(turns) // pieces + (piece < len(turns) % pieces) for piece in range(pieces)]
@@ -129,7 +140,9 @@ def loop_gradients(learner, groups, temperature, coefficient=None, cap=None, mic
     saturated, total, start = set(), 0.0, 0
     for size in sizes:
         rows = turns[start : start + size]
-        if coefficient is None:
+        if responses is not None:
+            loss = ref.by_response(rows, *responses, learner.config.max_response_tokens, kl=0.0)
+        elif coefficient is None:
             loss = ref.grpo(rows, kl=0.0)
         else:
             loss, clamped = ref.trial(rows, coefficient, kl=0.0)
@@ -157,6 +170,25 @@ def test_a_whole_step_has_the_gradient_of_the_loop(method, own, of_loop, tempera
     assert method == "grpo" or saturated == {False, True}
     other = loop_gradients(learner, groups, 1.7 - temperature, **of_loop)[0]
     assert worst(expected, other) > 1e-3, "the temperature must make a difference, or it is not tested"
+
+
+@pytest.mark.parametrize("budget", [100_000, 60])
+@pytest.mark.parametrize("mode", IMPORTANCE_MODES)
+def test_importance_weights_of_every_mode_do_not_depend_on_cuts(mode, budget, model_path, groups):
+    learner = exact_learner("grpo", model_path, importance_cap=1.2, importance_mode=mode, max_tokens_per_forward=budget)
+    expected, _ = loop_gradients(learner, groups, 1.0, cap=1.2, mode=mode)
+    assert worst(gradients(learner, groups), expected) < 1e-12
+
+
+@pytest.mark.parametrize("budget", [100_000, 60])
+@pytest.mark.parametrize("responses", [("sequence", "rows"), ("token", "rows"), ("token", "fixed_length")])
+def test_surrogates_of_whole_responses_have_the_gradient_of_the_loop(responses, budget, model_path, groups):
+    own = {"ratio_level": responses[0], "surrogate_mean": responses[1], "max_tokens_per_forward": budget}
+    learner = exact_learner("grpo", model_path, **own)
+    expected, _ = loop_gradients(learner, groups, 1.0, responses=responses)
+    assert worst(gradients(learner, groups), expected) < 1e-12
+    plain, _ = loop_gradients(learner, groups, 1.0)
+    assert worst(plain, expected) > 1e-3, "or it is not tested"
 
 
 # --- what must not change the gradient

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from trial_ray.objectives import advantages, allocation, divergences, losses
+from trial_ray.objectives import advantages, allocation, divergences, importance, losses
 
 LOSSES = [
     losses.clipped_surrogate,
@@ -17,7 +17,7 @@ LOSSES = [
     divergences.k3_divergence,
 ]
 CONSTANTS = [
-    losses.truncated_importance_weights,
+    importance.importance_weights,
     advantages.group_relative_advantages,
     advantages.penalised_advantages,
     advantages.rescaled_advantages,
@@ -32,7 +32,7 @@ CONSTANTS = [
 NUMBERS = {"cap": 2.0, "strength": 0.5, "discount": 0.9, "num_turns": 2, "coefficient": 0.1, "alpha": 1.0}
 OUT_OF_RANGE = {
     losses.clipped_surrogate: {"clip_low": -0.1, "clip_high": -0.1, "dual_clip": 1.0},
-    losses.truncated_importance_weights: {"cap": 0.5},
+    importance.importance_weights: {"cap": 0.5},
     losses.joint_loss: {"coefficient": -0.1, "alpha": -1.0},
     advantages.group_relative_advantages: {"epsilon": 0.0},
     advantages.rescaled_advantages: {"strength": -0.1, "clip": 1.5},

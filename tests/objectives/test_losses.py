@@ -12,9 +12,7 @@ from trial_ray.objectives.losses import (
     clamp_saturated,
     clipped_surrogate,
     dense_hindsight_loss,
-    effective_sample_size,
     joint_loss,
-    truncated_importance_weights,
 )
 
 COEFFICIENT = 0.5
@@ -234,19 +232,3 @@ def test_k3_of_a_vanished_token_is_bounded_and_finite():
     loss.backward()
     assert loss.item() == 10.0
     assert logprobs.grad.isfinite().all()
-
-
-# --- importance weights
-
-
-def test_truncated_weights_and_effective_sample_size_equal_their_formulas():
-    learner, engine = [-1.0, -2.0, -0.5, -3.0], [-1.0, -3.5, -2.5, -0.1]
-    ratios = [math.exp(new - old) for new, old in zip(learner, engine, strict=True)]
-    flat = [torch.tensor(each, dtype=torch.float64) for each in (learner, engine)]
-    assert truncated_importance_weights(*flat, 2.0).tolist() == pytest.approx([min(ratio, 2.0) for ratio in ratios])
-    expected = sum(ratios) ** 2 / (4 * sum(ratio**2 for ratio in ratios))
-    assert effective_sample_size(*flat).item() == pytest.approx(expected)
-    # No ratio is too large for its square.
-    zeros = torch.zeros(4)
-    assert effective_sample_size(zeros, zeros - 300.0).item() == pytest.approx(1.0)
-    assert effective_sample_size(zeros, torch.tensor([-500.0, 0.0, 0.0, 0.0])).item() == pytest.approx(0.25)

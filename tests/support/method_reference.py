@@ -183,6 +183,24 @@ def outcome(turns, advantage_of, kl=0.01, entropy=0.001, dual=3.0):
     return (total + kl * mean([k3(token) for _, token in pairs]) if kl else total), surrogate
 
 
+def by_response(turns, level, how, length, dual=3.0, kl=0.01, entropy=0.001):
+    """L_out with the ratio of tokens or of responses, and the surrogate's mean over tokens, rows, or a fixed length."""
+    rows = []
+    for turn in turns:
+        whole = mean([token.logp - token.old for token in turn.tokens])
+        shared = [Token(t.old, 0, 0, False, t.old + whole, t.entropy) for t in turn.tokens]
+        own = shared if level == "sequence" else turn.tokens
+        rows.append([t.importance * clipped(turn.advantage, o, dual) for t, o in zip(turn.tokens, own, strict=True)])
+    losses = [loss for row in rows for loss in row]
+    surrogate = {
+        "tokens": lambda: mean(losses),
+        "rows": lambda: mean([mean(row) for row in rows]),
+        "fixed_length": lambda: sum(losses) / (len(rows) * length),
+    }[how]()
+    tokens = [token for turn in turns for token in turn.tokens]
+    return surrogate - entropy * mean([t.entropy for t in tokens]) + kl * mean([k3(t) for t in tokens])
+
+
 def rescaled(advantage, gap, strength):
     sign = (advantage > 0) - (advantage < 0)
     return advantage * ((1 - strength) + strength * min(max(math.exp(sign * gap), 0.8), 1.2))

@@ -93,6 +93,42 @@ def surrogate(batch, logps, low=0.2, high=0.2, dual=None):
     return math.fsum(losses) / len(losses) if losses else 0.0
 
 
+def importance(batch, cap, mode):
+    """Weight of every token by turns, from π_old = ``old`` and π_engine = ``teacher``."""
+    result = []
+    for trajectory in batch:
+        for turn in trajectory:
+            whole = math.exp(math.fsum(token.old - token.teacher for token in turn))
+            for token in turn:
+                ratio = whole if mode.startswith("sequence") else math.exp(token.old - token.teacher)
+                above = cap if mode.endswith("truncate") else 0.0
+                result.append(above if ratio > cap else ratio)
+    return result
+
+
+def response_surrogate(batch, logps, ratio_level, mean, length, low=0.2, high=0.2, dual=None):
+    """L_GRPO with the ratio of tokens or responses, and the mean over tokens, rows, or rows of a fixed length."""
+    rows, position = [], 0
+    for trajectory in batch:
+        for turn in trajectory:
+            own = list(zip(turn, logps[position : position + len(turn)], strict=True))
+            position += len(turn)
+            eligible = [(token, logp - token.old) for token, logp in own if token.m]
+            average = math.fsum(log for _, log in eligible) / len(eligible) if eligible else 0.0
+            losses = []
+            for token, log in eligible:
+                ratio = math.exp(average if ratio_level == "sequence" else log)
+                loss = max(-token.advantage * ratio, -token.advantage * min(max(ratio, 1 - low), 1 + high))
+                losses.append(min(loss, -dual * token.advantage) if dual and token.advantage < 0 else loss)
+            rows.append(losses)
+    total = math.fsum(loss for losses in rows for loss in losses)
+    if mean == "tokens":
+        return total / max(1, sum(len(losses) for losses in rows))
+    if mean == "fixed_length":
+        return total / (len(rows) * length)
+    return math.fsum(math.fsum(losses) / len(losses) for losses in rows if losses) / len(rows)
+
+
 def dense(batch, logps, clip=2.0):
     """Eq. 7. Gaps are taken at ``token.logp``, not at ``logps``: they are constants of the gradient."""
     terms, position = [], 0

@@ -77,8 +77,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "(docs/reliability.md#security)",
     },
     "--log-to": {
-        "choices": ["wandb", "mlflow"],
-        "help": "log to Weights & Biases or MLflow too, beside TensorBoard; may be repeated (docs/evaluation.md)",
+        "choices": ["wandb", "mlflow", "trackio", "swanlab"],
+        "help": "log to Weights & Biases, MLflow, Trackio or SwanLab too, beside TensorBoard; may be repeated (docs/evaluation.md)",
     },
     "--env-adapter": {
         "dest": "env_adapters",

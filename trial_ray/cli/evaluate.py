@@ -1,14 +1,16 @@
-"""``trial-ray evaluate CHECKPOINT|oracle``: play an evaluation set and print success by family."""
+"""``trial-ray evaluate CHECKPOINT|oracle`` or ``--endpoint URL``: play an evaluation set and print success by family."""
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.cli import console as terminal
+from trial_ray.errors import UserInputError
 from trial_ray.evaluation.panels import SEED, SIZES, panel_names
 
 if TYPE_CHECKING:
@@ -16,29 +18,36 @@ if TYPE_CHECKING:
 
     from trial_ray.algorithms.config import GRPOConfig
     from trial_ray.environments.adapter import EnvironmentAdapter
+    from trial_ray.environments.registry import EnvironmentEntry
     from trial_ray.evaluation.journal import EpisodeJournal
+    from trial_ray.evaluation.panels import Panel
     from trial_ray.evaluation.results import EvaluationResult
     from trial_ray.rollout.trajectory import EpisodeResult
 
 ORACLE = "oracle"
-HELP = "success of a checkpoint or of the oracle, by family"
+HELP = "success of a checkpoint, an endpoint or the oracle, by family"
 EPILOG = """examples:
   trial-ray evaluate oracle --env trial/ALFWorld-v0 --split valid_seen
   trial-ray evaluate runs/my-run --env trial/ALFWorld-v0 --split valid_unseen --json unseen.json
   trial-ray evaluate runs/my-run/checkpoints/000020 --env trial/ALFWorld-v0 --split generated --episodes 64
   trial-ray evaluate path/to/hf_model --env trial/ALFWorld-v0 --split valid_seen --set engine=transformers
+  trial-ray evaluate --endpoint http://127.0.0.1:8000/v1 --model NAME --env trial/ALFWorld-v0 --split valid_seen
+  trial-ray evaluate --endpoint https://HOST/v1 --model NAME --api-key-env OPENAI_API_KEY --env trial/ALFWorld-v0 --split valid_seen
 
 CHECKPOINT is a run folder (its newest checkpoint), a checkpoint, or a Hugging Face model folder. A checkpoint inside a
 run folder is evaluated with the settings that the run had then (prompt, limits, engine); --set replaces them.
 The game data are found through the environment's own rules, or with --set env_config.data=FOLDER.
 With --json FILE, finished episodes are kept as they come: the same command continues an evaluation that was interrupted.
+--endpoint plays with a model behind an OpenAI-compatible chat API; a CHECKPOINT beside it gives the settings alone.
 Responses are sampled with seeds that follow from the tasks, so env runners and engines may be as many as you like.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("policy", metavar="CHECKPOINT|oracle", help="what to evaluate, see below")
+    parser.add_argument(
+        "policy", nargs="?", default=ORACLE, metavar="CHECKPOINT|oracle", help="what to evaluate, see below"
+    )
     parser.add_argument("--env", required=True, metavar="ID", help="environment, e.g. trial/ALFWorld-v0")
     parser.add_argument("--split", required=True, metavar="NAME", help="the environment's split, e.g. valid_seen")
     size = parser.add_mutually_exclusive_group()
@@ -55,7 +64,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write every episode as JSON; continue where it is cut"
     )
+    _add_endpoint_arguments(parser.add_argument_group("a model behind an OpenAI-compatible chat API"))
     terminal.add_options(parser, "--env-adapter", "--set")
+
+
+def _add_endpoint_arguments(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--endpoint", metavar="URL", help="play with it, e.g. http://127.0.0.1:8000/v1")
+    group.add_argument("--model", metavar="NAME", help="the name that the endpoint knows the model by")
+    group.add_argument(
+        "--api-key-env",
+        metavar="VARIABLE",
+        help="environment variable with the key, e.g. OPENAI_API_KEY (default: no key)",
+    )
+    group.add_argument("--games", type=terminal.positive, default=8, metavar="N", help="games at once (default: 8)")
+    group.add_argument(
+        "--request-timeout",
+        type=terminal.positive,
+        default=120,
+        metavar="S",
+        help="seconds for a request (default: 120)",
+    )
+    group.add_argument(
+        "--body",
+        type=_json_object,
+        default={},
+        metavar="JSON",
+        help="fields added to each request; null leaves one out",
+    )
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(
+            f'expected a JSON object such as \'{{"reasoning_effort": "low"}}\'; found {text!r}'
+        )
+    return value
 
 
 def run(args: argparse.Namespace) -> int:
@@ -79,10 +126,14 @@ def evaluate(args: argparse.Namespace, console: Console) -> EvaluationResult:
     from trial_ray.evaluation.player import Evaluator, policy_protocol
     from trial_ray.runs.ray_session import ray_session
 
+    if bool(args.endpoint) != bool(args.model):
+        raise UserInputError("--endpoint URL and --model NAME belong together; give both or none.")
     adapters = load_adapters(args.env_adapters)
     config, labels = checkpoint_config(args.policy, args.env, args.split, args.overrides, adapters)
     (entry,) = config.environment_entries()
     panel = choose_panel(entry, args.episodes or args.panel)
+    if args.endpoint:
+        return _evaluate_endpoint(args, console, config, entry, panel)
     if args.policy == ORACLE:
         with EpisodeJournal(args.json, oracle_protocol(panel, entry), weights="") as journal:
             if journal.result is not None:
@@ -104,6 +155,30 @@ def evaluate(args: argparse.Namespace, console: Console) -> EvaluationResult:
         result.policy, result.weights, result.labels = args.policy, evaluator.weights, labels
         journal.finish(result)
     return result
+
+
+def _evaluate_endpoint(
+    args: argparse.Namespace, console: Console, config: GRPOConfig, entry: EnvironmentEntry, panel: Panel
+) -> EvaluationResult:
+    from trial_ray.evaluation.endpoint import ChatEndpoint
+    from trial_ray.evaluation.endpoint_player import endpoint_protocol, evaluate_endpoint
+    from trial_ray.evaluation.journal import EpisodeJournal
+
+    config.check_evaluation()
+    endpoint = ChatEndpoint(args.endpoint, args.model, args.api_key_env, args.request_timeout, args.body)
+    weights = f"{endpoint.model} at {endpoint.url}"
+    with EpisodeJournal(args.json, endpoint_protocol(config, panel, entry, endpoint), weights) as journal:
+        if journal.result is not None:
+            return journal.result
+        with episode_bar(console, len(panel), journal) as on_episode:
+            result = evaluate_endpoint(panel, entry, config, endpoint, args.games, journal.episodes, on_episode, _warn)
+        result.weights, result.labels = weights, {"method": "endpoint", "backbone": endpoint.model, "seed": None}
+        journal.finish(result)
+    return result
+
+
+def _warn(text: str) -> None:
+    terminal.errors().print(f"warning: {text}", markup=False, highlight=False)
 
 
 def checkpoint_config(

@@ -1,4 +1,4 @@
-"""``trial-ray inspect RUN``: a page on which a person reads what a run recorded, or the same in the terminal."""
+"""``trial-ray inspect RUN``: a page on which a person reads what a run recorded, the same in the terminal, or exported."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ EPILOG = """examples:
   trial-ray inspect runs/grpo runs/trial --out compared      two runs, side by side on the same tasks
   trial-ray inspect runs/my-run --text --iteration 3         list the trajectories of an iteration in the terminal
   trial-ray inspect runs/my-run --text --iteration 3 --show 7    print its trajectory number 7 with its prompts
+  trial-ray inspect runs/my-run --export atif --out atif         one ATIF document (JSON) a trajectory
+  trial-ray inspect runs/my-run --export datasets --out hub      a folder for datasets.load_dataset
 
 The page needs no server and no network. The records are Parquet, which pandas, DuckDB and pyarrow read as well.
 """
+FORMATS = ("atif", "datasets")
 CHOSEN_RUNS = 2
 """Most runs on one page: two stand side by side."""
 
@@ -35,13 +38,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--iteration", type=terminal.positive, metavar="N", help="this one alone (default: all; with --text the newest)"
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the page (default: viewer in the first RUN)")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="folder of the page (default: viewer in the first RUN) or of the export"
+    )
     parser.add_argument("--open", action="store_true", help="open the page in a browser where there is a display")
     parser.add_argument(
         "--text", action="store_true", help="list the trajectories of an iteration in the terminal instead"
     )
     parser.add_argument(
         "--show", type=terminal.positive, metavar="K", help="with --text: print trajectory number K of the iteration"
+    )
+    parser.add_argument(
+        "--export",
+        choices=FORMATS,
+        metavar="FORMAT",
+        help="write the trajectories into the new folder --out instead: atif (Agent Trajectory Interchange Format) or datasets "
+        "(Parquet and a card for Hugging Face datasets)",
     )
     terminal.add_options(parser, "--env-adapter")
 
@@ -58,7 +70,9 @@ def run(args: argparse.Namespace) -> int:
         open_run(folder, name, args.iteration, adapters) for folder, name in zip(args.run_folders, names, strict=True)
     ]
     notes = [f"{run.name}: {reason}" for run in runs for reason in run.missing]
-    if args.text:
+    if args.export:
+        _export(runs[0], args.export, args.out, notes)
+    elif args.text:
         _print(runs[0], args.show, notes)
     else:
         _write_page(runs, (args.out or args.run_folders[0] / "viewer").resolve(), notes, args.open)
@@ -66,10 +80,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    most = 1 if args.text else CHOSEN_RUNS
-    if len(args.run_folders) > most:
+    alone = "--export" if args.export else "--text" if args.text else ""
+    if len(args.run_folders) > (1 if alone else CHOSEN_RUNS):
+        expected = f"one RUN with {alone}" if alone else "one or two RUN folders"
+        raise UserInputError(f"Expected {expected}; found {len(args.run_folders)}.")
+    if args.export and (args.text or args.open or not args.out):
         raise UserInputError(
-            f"Expected {'one RUN with --text' if args.text else 'one or two RUN folders'}; found {len(args.run_folders)}."
+            "--export FORMAT writes into the folder --out DIR: name it, and give neither --text nor --open."
         )
     if args.show and not args.text:
         raise UserInputError("--show K prints a trajectory in the terminal; give --text with it.")
@@ -97,6 +114,15 @@ def _write_page(runs: list[RunRecord], target: Path, notes: list[str], wanted_op
     hint = ["there is no display here; copy the folder to where there is one."] if wanted_open and not opened else []
     _tell([*written.notes, *hint])
     terminal.show(visible(f"{written.trajectories:,} trajectories: {written.page}"))
+
+
+def _export(run: RunRecord, format_name: str, folder: Path, notes: list[str]) -> None:
+    from trial_ray.reports.exports import export_trajectories
+    from trial_ray.reports.recorded import visible
+
+    count = export_trajectories(run, format_name, folder, notes)
+    _tell(notes)
+    terminal.show(visible(f"{count:,} trajectories: {folder}"))
 
 
 def _has_display() -> bool:

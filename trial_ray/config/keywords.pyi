@@ -37,6 +37,9 @@ class Sections:
         adam_betas: tuple[float, float] | Search = ...,
         max_logprob_gap: float | None | Search = ...,
         importance_cap: float | None | Search = ...,
+        importance_mode: Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] | Search = ...,
+        ratio_level: Literal["token", "sequence"] | Search = ...,
+        surrogate_mean: Literal["tokens", "rows", "fixed_length"] | Search = ...,
         max_skipped_updates: int | Search = ...,
         privileged_view: str | None | Search = ...,
         max_outcome_tokens: int | Search = ...,
@@ -113,6 +116,14 @@ class Sections:
                 ``FLOAT32_GAP`` where both compute in float32, else ``LOW_PRECISION_GAP``.
             importance_cap: largest weight of a token in the surrogate where each is weighed by the ratio of the learner's
                 to the engine's probability (truncated importance sampling); ``None``: every token weighs 1.
+            importance_mode: with ``importance_cap``, what the ratio is taken of and what follows above the cap: each
+                ``token``'s ratio or that of a turn's whole response (``sequence``); ``truncate`` lowers it to the cap,
+                ``mask`` takes token or response out.
+            ratio_level: what the clipped ratio to the policy before the update is taken of: each ``"token"``, or a turn's
+                whole response (``"sequence"``, the geometric mean of its tokens' ratios, GSPO).
+            surrogate_mean: mean that the surrogate is of a microbatch: over its ``"tokens"``, over its ``"rows"`` of the
+                mean of each response, or ``"fixed_length"``, over rows of the sum of each response over
+                ``max_response_tokens`` (Dr. GRPO).
             max_skipped_updates: optimizer steps in a row that may be skipped for non-finite gradients.
             privileged_view: what the method's second view of a turn shows besides the prompt: ``"outcome"`` (what the
                 action led to), ``"feedback"`` (the same as immediate feedback), ``"skill"`` (advice on the task's

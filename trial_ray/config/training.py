@@ -7,6 +7,14 @@ from typing import Any, Literal
 from trial_ray.config.declare import RenamedSection, Section, Settings, setting
 from trial_ray.engines.admission import MIN_TEMPERATURE
 from trial_ray.errors import ConfigError
+from trial_ray.objectives.choices import (
+    IMPORTANCE_MODES,
+    RATIO_LEVELS,
+    SURROGATE_MEANS,
+    ImportanceMode,
+    RatioLevel,
+    SurrogateMean,
+)
 
 ADVANTAGE_STATISTICS = ("trajectories", "rows")
 ADVANTAGE_NORMS = ("mean_std_norm", "mean_norm")
@@ -110,6 +118,24 @@ class TrainingSettings(Settings):
         "probability (truncated importance sampling); ``None``: every token weighs 1",
         at_least=1,
     )
+    importance_mode: ImportanceMode = setting(
+        "token_truncate",
+        "with ``importance_cap``, what the ratio is taken of and what follows above the cap: each ``token``'s ratio or that of a "
+        "turn's whole response (``sequence``); ``truncate`` lowers it to the cap, ``mask`` takes token or response out",
+        one_of=IMPORTANCE_MODES,
+    )
+    ratio_level: RatioLevel = setting(
+        "token",
+        'what the clipped ratio to the policy before the update is taken of: each ``"token"``, or a turn\'s whole response '
+        '(``"sequence"``, the geometric mean of its tokens\' ratios, GSPO)',
+        one_of=RATIO_LEVELS,
+    )
+    surrogate_mean: SurrogateMean = setting(
+        "tokens",
+        'mean that the surrogate is of a microbatch: over its ``"tokens"``, over its ``"rows"`` of the mean of each response, or '
+        '``"fixed_length"``, over rows of the sum of each response over ``max_response_tokens`` (Dr. GRPO)',
+        one_of=SURROGATE_MEANS,
+    )
     max_skipped_updates: int = setting(
         3, "optimizer steps in a row that may be skipped for non-finite gradients", at_least=1
     )
@@ -141,6 +167,11 @@ class TrainingSettings(Settings):
         require_plannable(self.minibatch_rows, self.microbatch_rows, self.batch_shards, self.microbatch_weighting)
         if self.max_refills and not self.drop_zero_variance_groups:
             raise ConfigError("max_refills is set, but nothing is left out: set drop_zero_variance_groups too.")
+        if self.importance_mode != "token_truncate" and self.importance_cap is None:
+            raise ConfigError(
+                f"importance_mode is {self.importance_mode!r}, but importance_cap is None, so that nothing is weighed. Set "
+                "importance_cap too, for example to 2.0."
+            )
 
 
 class EvaluationSettings(Settings):

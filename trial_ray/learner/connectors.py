@@ -24,7 +24,7 @@ from trial_ray.models.module import CausalLMModule
 from trial_ray.models.prefix_tree import ScoredSequence
 from trial_ray.objectives.advantages import group_relative_advantages, penalised_advantages
 from trial_ray.objectives.divergences import engine_divergences
-from trial_ray.objectives.losses import effective_sample_size, truncated_importance_weights
+from trial_ray.objectives.importance import effective_sample_size, importance_weights
 from trial_ray.rollout.hindsight import Evidence, TurnContext, encode_evidence, privileged_view
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 
@@ -234,7 +234,11 @@ class Scoring:
         size = effective_sample_size(rows.logprobs, behaviour)
         log(metrics, EFFECTIVE_SAMPLE_SIZE, size.item())
         if (cap := self.config.importance_cap) is not None:
-            rows.importance_weights = truncated_importance_weights(rows.logprobs, behaviour, cap)
+            rows.importance_weights = importance_weights(
+                rows.logprobs, behaviour, rows.turn_ids, len(rows), cap, self.config.importance_mode
+            )
+            bounded = (rows.importance_weights >= cap) | (rows.importance_weights == 0)
+            log(metrics, f"{LEARNER}engine/bounded_fraction", bounded.double().mean().item())
 
     def _score(self, module: CausalLMModule, rows: Sequence[Row], metrics: MetricsLogger) -> dict[str, torch.Tensor]:
         """Flat log-probabilities of the share's response tokens by the name of their field in :class:`TurnRows`."""

@@ -103,7 +103,7 @@ def loss_terms(
     else:
         # Without a reference, the drift from the sampling policy is what there is to watch.
         kl = k3_divergence(logprobs.detach(), tokens.old_logprobs, tokens.mask)
-    ratio = bounded_ratio(logprobs.detach() - tokens.old_logprobs)
+    ratio = bounded_ratio(method.log_ratios(tokens, logprobs.detach()))
     clipped = ((ratio < 1 - config.clip_low) | (ratio > 1 + config.clip_high)).to(logprobs.dtype)
     shared = {
         "surrogate_loss": surrogate,

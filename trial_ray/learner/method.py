@@ -17,7 +17,9 @@ import torch
 
 from trial_ray.config.run import RunSettings
 from trial_ray.learner.rows import TokenBatch, TurnRows
-from trial_ray.objectives.losses import clipped_surrogate
+from trial_ray.objectives.losses import clipped_losses, clipped_surrogate
+from trial_ray.objectives.responses import sequence_log_ratios, surrogate_mean
+from trial_ray.objectives.segments import zero_outside
 from trial_ray.rollout.trajectory import TrajectoryGroup
 
 Config = TypeVar("Config", bound=RunSettings)
@@ -99,9 +101,10 @@ class Method(Generic[Config]):
         return tokens.advantages
 
     def surrogate(self, tokens: TokenBatch, logprobs: torch.Tensor, iteration: int) -> torch.Tensor:
-        """L_GRPO of one microbatch, shape (); the token mean of the clipped surrogate.
+        """L_GRPO of one microbatch, shape (): the mean of the clipped surrogate that ``surrogate_mean`` names.
 
-        A surrogate of another form (a ratio of whole sequences, a mean over turns) always gets whole microbatches.
+        A surrogate that is no token mean of token ratios (a ratio of whole sequences, a mean over turns) always gets whole
+        microbatches.
 
         Args:
             tokens: the microbatch, with the advantages of :meth:`token_advantages`.
@@ -109,15 +112,19 @@ class Method(Generic[Config]):
             iteration: counted from 1.
         """
         config = self.config
-        return clipped_surrogate(
-            logprobs,
-            tokens.old_logprobs,
-            tokens.advantages,
-            tokens.mask,
-            clip_low=config.clip_low,
-            clip_high=config.clip_high,
-            dual_clip=config.dual_clip,
-        )
+        clips = (config.clip_low, config.clip_high, config.dual_clip)
+        if _is_token_mean(config):
+            return clipped_surrogate(logprobs, tokens.old_logprobs, tokens.advantages, tokens.mask, *clips)
+        losses = clipped_losses(self.log_ratios(tokens, logprobs), tokens.advantages, tokens.mask, *clips)
+        unit = (tokens.turn_ids, tokens.num_turns)
+        return surrogate_mean(losses, tokens.mask, *unit, config.surrogate_mean, config.max_response_tokens)
+
+    def log_ratios(self, tokens: TokenBatch, logprobs: torch.Tensor) -> torch.Tensor:
+        """log π_θ / π_old of every token, ``[T]``, or of its whole response with ``ratio_level="sequence"``."""
+        log_ratio = zero_outside(logprobs - tokens.old_logprobs, tokens.mask)
+        if self.config.ratio_level == "token":
+            return log_ratio
+        return sequence_log_ratios(log_ratio, tokens.mask, tokens.turn_ids, tokens.num_turns)
 
     def dense_loss(
         self, tokens: TokenBatch, fwd_out: dict[str, torch.Tensor], iteration: int
@@ -152,7 +159,12 @@ class Method(Generic[Config]):
 
     def has_token_mean(self) -> bool:
         """Whether the surrogate is known to be a mean over tokens, so that parts of a microbatch can be added up."""
-        return type(self).surrogate is Method.surrogate
+        changed = type(self).surrogate is not Method.surrogate or type(self).log_ratios is not Method.log_ratios
+        return not changed and _is_token_mean(self.config)
+
+
+def _is_token_mean(config: RunSettings) -> bool:
+    return config.ratio_level == "token" and config.surrogate_mean == "tokens"
 
 
 def linear_decay(initial: float, iterations: int, iteration: int) -> float:

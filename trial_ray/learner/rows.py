@@ -35,7 +35,7 @@ class TurnRows:
         logprobs: float ``[T]``, log π_old(y|h) as the learner scores it; empty before.
         hindsight_logprobs: float ``[T]``, log π_T(y|h⁺), or ``None``.
         reference_logprobs: float ``[T]`` under the frozen initial policy, or ``None``.
-        importance_weights: float ``[T]``, truncated ratio of log π_old to the engine's policy, or ``None`` for weights of 1.
+        importance_weights: float ``[T]``, weights for the engine's policy (``importance_mode``), or ``None`` for weights of 1.
         scores: float ``[K]``, turn scores s_k (Eq. 5), which are recorded, or ``None``.
         weights: float ``[K]``, turn weights w_k (Eq. 6), or ``None``.
         action_mask: bool ``[T]``, tokens that spell the action, or ``None``.
@@ -118,6 +118,11 @@ class TokenBatch:
     importance_weights: torch.Tensor | None = None
     weights: torch.Tensor | None = None
     action_mask: torch.Tensor | None = None
+
+    @property
+    def num_turns(self) -> int:
+        """K."""
+        return len(self.trajectory_ids)
 
     @classmethod
     def from_rows(cls, table: TurnRows, rows: Sequence[int] | np.ndarray, device: torch.device | str) -> TokenBatch:

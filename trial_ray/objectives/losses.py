@@ -1,4 +1,4 @@
-"""Losses over flat tokens, and importance ratios."""
+"""Losses over flat tokens."""
 
 from __future__ import annotations
 
@@ -16,52 +16,6 @@ LOG_RATIO_BOUND = 20.0
 def bounded_ratio(log_ratio: Tensor) -> Tensor:
     """exp(min(log_ratio, 20)): the ratio of two probabilities; at the bound it has no gradient."""
     return log_ratio.clamp(max=LOG_RATIO_BOUND).exp()
-
-
-def truncated_importance_weights(logprobs: Tensor, behaviour_logprobs: Tensor, cap: float) -> Tensor:
-    """w_t = min(π_old(y_t) / π_engine(y_t), cap), detached: truncated importance sampling, token by token.
-
-    Args:
-        logprobs: float ``[T]``, the learner's log π_old of the sampled tokens, in nats.
-        behaviour_logprobs: float ``[T]``, what the engine reported for them.
-        cap: largest weight, at least 1; above e²⁰ the bound of :func:`bounded_ratio` is the largest.
-
-    Returns:
-        Float ``[T]``, in [0, cap].
-
-    Raises:
-        ValueError: wrong shape or dtype, NaN, or ``cap`` below 1.
-    """
-    if not cap >= 1:
-        raise ValueError(f"cap must be at least 1, got {cap}")
-    return bounded_ratio(_log_ratio(logprobs, behaviour_logprobs)).clamp(max=cap)
-
-
-def effective_sample_size(logprobs: Tensor, behaviour_logprobs: Tensor) -> Tensor:
-    """(Σ r)² / (T Σ r²) of the raw ratios r = π_old / π_engine: the share of the T tokens that the others are worth.
-
-    1 where all ratios are equal, 1 / T where one of them outweighs the others.
-
-    Args:
-        logprobs: float ``[T]``, T at least 1, the learner's log π_old of the sampled tokens, in nats.
-        behaviour_logprobs: float ``[T]``, what the engine reported for them.
-
-    Returns:
-        Float64, shape (), in (0, 1].
-
-    Raises:
-        ValueError: wrong shape or dtype, or NaN.
-    """
-    difference = _log_ratio(logprobs, behaviour_logprobs).double()
-    # In logarithms, so that no ratio is too large for its square.
-    size = 2 * difference.logsumexp(0) - (2 * difference).logsumexp(0)
-    return size.exp() / difference.numel()
-
-
-def _log_ratio(logprobs: Tensor, behaviour_logprobs: Tensor) -> Tensor:
-    flat_floats("logprobs", logprobs)
-    behaviour_logprobs = flat_floats("behaviour_logprobs", behaviour_logprobs, ("logprobs", logprobs))
-    return (logprobs - behaviour_logprobs).detach()
 
 
 def clipped_surrogate(
@@ -93,9 +47,27 @@ def clipped_surrogate(
     Raises:
         ValueError: wrong shape or dtype, NaN, or a clip out of range.
     """
-    flat_floats("logprobs", logprobs)
-    like = ("logprobs", logprobs)
-    old_logprobs = flat_floats("old_logprobs", old_logprobs, like).detach()
+    mask = flat_mask("mask", mask, ("logprobs", flat_floats("logprobs", logprobs)))
+    old_logprobs = flat_floats("old_logprobs", old_logprobs, ("logprobs", logprobs)).detach()
+    log_ratio = zero_outside(logprobs - old_logprobs, mask)
+    return masked_mean(clipped_losses(log_ratio, advantages, mask, clip_low, clip_high, dual_clip), mask)
+
+
+def clipped_losses(
+    log_ratio: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+) -> Tensor:
+    """max(−A r, −A clip(r, 1 − low, 1 + high)) of each token, float ``[T]``; 0 outside the mask.
+
+    Args:
+        log_ratio: float ``[T]``, log r, of each token or of its whole response; the only argument that receives a gradient.
+        advantages, mask, clip_low, clip_high, dual_clip: as in :func:`clipped_surrogate`, and so are the errors.
+    """
+    like = ("log_ratio", flat_floats("log_ratio", log_ratio))
     advantages = flat_floats("advantages", advantages, like).detach()
     mask = flat_mask("mask", mask, like)
     if not 0 <= clip_low <= 1:
@@ -105,12 +77,12 @@ def clipped_surrogate(
     if dual_clip is not None and not dual_clip > 1:
         raise ValueError(f"dual_clip must be above 1, got {dual_clip}")
     # Masked before exp and products: what is infinite outside of the mask must not become inf · 0 in the backward pass.
-    ratio = bounded_ratio(zero_outside(logprobs - old_logprobs, mask))
+    ratio = bounded_ratio(zero_outside(log_ratio, mask))
     advantages = zero_outside(advantages, mask)
     losses = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high))
     if dual_clip is not None:
         losses = torch.where(advantages < 0, torch.minimum(losses, -dual_clip * advantages), losses)
-    return masked_mean(losses, mask)
+    return losses
 
 
 def dense_hindsight_loss(logprobs: Tensor, gap: Tensor, weights: Tensor, mask: Tensor) -> Tensor:

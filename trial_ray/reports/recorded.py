@@ -75,6 +75,11 @@ class TokenTexts:
             self._join(ids, found)
         return found
 
+    def decoded(self, ids: Sequence[int]) -> str:
+        """The text of a response, from which its action was read: without special tokens and ids outside of the vocabulary."""
+        known = [each for each in ids if 0 <= each < self._size]
+        return str(self._tokenizer.decode(known, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
     def _join(self, ids: Sequence[int], found: list[str]) -> None:
         """Give the text of characters that span tokens to the first of their tokens."""
         index = 0

@@ -1,4 +1,4 @@
-"""Services that runs are logged to through their own libraries: Weights & Biases and MLflow.
+"""Services that runs are logged to through their own libraries: Weights & Biases, MLflow, Trackio and SwanLab.
 
 What is sent: every iteration's numbers, and the resolved settings without anything that looks like a secret. Code, console
 output, command line and environment variables are not sent.
@@ -6,6 +6,9 @@ output, command line and environment variables are not sent.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import io
 import logging
 import os
 import re
@@ -137,9 +140,85 @@ class MlflowTracker:
         self._client.set_terminated(self._id, status=self.STATES[state])
 
 
+class TrackioTracker:
+    """Trackio, which keeps runs on this machine; ``TRACKIO_PROJECT``, ``TRACKIO_DIR`` and its further environment variables hold.
+
+    Its runs are continued by their names, so a run has its key for one.
+    """
+
+    def __init__(self, run: TrackedRun) -> None:
+        import trackio
+
+        # In a context of its own: it finishes what it takes for the process's previous run.
+        with contextlib.redirect_stdout(io.StringIO()):
+            self._run = contextvars.Context().run(
+                trackio.init,
+                project=os.environ.get("TRACKIO_PROJECT", PROJECT),
+                name=run.key,
+                group=run.group,
+                resume="allow",
+                config={"name": run.name, **without_secrets(run.settings)},
+                embed=False,
+                auto_log_cpu=False,
+                auto_log_gpu=False,
+            )
+
+    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Send an iteration's metrics."""
+        # Its own columns have the names of some of RLlib's metrics.
+        self._run.log(
+            {name: value for name, value in metrics.items() if name not in ("timestamp", "step")}, step=iteration
+        )
+
+    def close(self, state: str) -> None:
+        """Finish; it knows no states."""
+        with contextlib.redirect_stdout(io.StringIO()):
+            self._run.finish()
+
+
+class SwanlabTracker:
+    """SwanLab; ``SWANLAB_MODE=offline``, ``SWANLAB_PROJECT`` and its further environment variables hold.
+
+    It has one run at a time in a process, so that trials of a sweep that run side by side cannot be logged to it.
+    """
+
+    STATES = {DONE: "success", FAILED: "crashed", INTERRUPTED: "aborted"}  # noqa: RUF012  read only
+
+    def __init__(self, run: TrackedRun) -> None:
+        import swanlab
+
+        if swanlab.has_run():
+            raise UserInputError(
+                "SwanLab logs one run of a process at a time, and another one is open; run trials one after the other"
+            )
+        watched = ("hardware", "runtime", "requirements", "git", "swanlab", "monitor")
+        self._run = swanlab.init(
+            project=os.environ.get("SWANLAB_PROJECT", PROJECT),
+            name=run.name,
+            group=run.group,
+            id=run.key,
+            resume="allow",
+            log_dir=str(run.folder / "swanlog"),
+            config=without_secrets(run.settings),
+            settings=swanlab.Settings(
+                interactive=False, terminal={"proxy_type": "none"}, probe=dict.fromkeys(watched, False)
+            ),
+        )
+
+    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Send an iteration's metrics."""
+        self._run.log(dict(metrics), step=iteration)
+
+    def close(self, state: str) -> None:
+        """Finish."""
+        self._run.finish(self.STATES[state], error="The run failed." if state == FAILED else None)
+
+
 TRACKERS: dict[str, Callable[[TrackedRun], Tracker]] = {
     "wandb": WandbTracker,
     "mlflow": MlflowTracker,
+    "trackio": TrackioTracker,
+    "swanlab": SwanlabTracker,
 }
 """By what ``--log-to`` and the extra are called."""
 

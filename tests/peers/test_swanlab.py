@@ -1,0 +1,52 @@
+"""Runs at SwanLab offline, through its own library: one that continues, another beside it refused, without secrets."""
+
+from __future__ import annotations
+
+import pytest
+
+from trial_ray.errors import UserInputError
+from trial_ray.runs.trackers import TrackedRun, Trackers
+
+pytestmark = pytest.mark.peers
+SETTINGS = {"settings": {"lr": 0.5, "engine_kwargs": {"hf_token": "t0p-t0p-t0p", "max_prompt_tokens": 7}}}
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch, tmp_path):
+    pytest.importorskip("swanlab")
+    monkeypatch.setenv("SWANLAB_MODE", "offline")
+    monkeypatch.setenv("SWANLAB_SAVE_DIR", str(tmp_path / "home"))
+
+
+def test_swanlab_keeps_runs_offline(tmp_path):
+    warnings: list[str] = []
+    for resumed, iterations in ((False, (1, 2)), (True, (3,))):
+        run = TrackedRun("run-one", "one", SETTINGS, tmp_path, resumed=resumed)
+        tracker = Trackers(["swanlab"], run, warnings.append)
+        for iteration in iterations:
+            tracker.log(iteration, {"env_runners/success_rate": 0.1 * iteration, "timestamp": 5})
+        tracker.close("interrupted" if not resumed else "done")
+    assert not warnings
+    files = [path for path in (tmp_path / "swanlog").rglob("*") if path.is_file()]
+    kept = b"".join(path.read_bytes() for path in files)
+    assert b"env_runners/success_rate" in kept
+    assert b"t0p-t0p-t0p" not in kept
+    assert not [path for path in files if "requirements" in path.name]
+
+
+def test_a_second_run_beside_the_first_is_refused(tmp_path):
+    first = Trackers(["swanlab"], TrackedRun("one", "one", SETTINGS, tmp_path), print)
+    try:
+        with pytest.raises(UserInputError, match="one run of a process at a time"):
+            Trackers(["swanlab"], TrackedRun("two", "two", SETTINGS, tmp_path), print)
+    finally:
+        first.close("failed")
+
+
+@pytest.mark.parametrize("state", ["done", "failed", "interrupted"])
+def test_every_end_of_a_run_is_taken(state, tmp_path):
+    warnings: list[str] = []
+    tracker = Trackers(["swanlab"], TrackedRun("one", f"one-{state}", SETTINGS, tmp_path), warnings.append)
+    tracker.log(1, {"loss": 0.5})
+    tracker.close(state)
+    assert not warnings

@@ -1,0 +1,70 @@
+"""Surrogates whose unit is a turn's whole response: ratios of responses (GSPO), means over responses (GRPO, Dr. GRPO)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from trial_ray.objectives.choices import SURROGATE_MEANS, SurrogateMean
+from trial_ray.objectives.segments import flat_floats, flat_ids, flat_mask, masked_mean, segment_sum, zero_outside
+
+
+def sequence_log_ratios(log_ratio: Tensor, mask: Tensor, turn_ids: Tensor, num_turns: int) -> Tensor:
+    """Log-ratio of each token's response, GSPO: log s_k = (1/n_k) Σ_t m_t log r_t, the same for all tokens of a turn.
+
+    Args:
+        log_ratio: float ``[T]``, log r_t = log π_θ − log π_old, which receives a gradient.
+        mask: bool or 0/1 ``[T]``, tokens to learn from; n_k of them in turn k.
+        turn_ids: integer ``[T]`` in ``[0, num_turns)``, the turn of each token.
+        num_turns: K.
+
+    Returns:
+        Float ``[T]``; 0 in a turn without eligible tokens.
+
+    Raises:
+        ValueError: wrong shape or dtype, NaN, or an id out of range.
+    """
+    like = ("log_ratio", flat_floats("log_ratio", log_ratio))
+    mask = flat_mask("mask", mask, like)
+    turns = flat_ids("turn_ids", turn_ids, like, num_turns)
+    counts = segment_sum(mask.to(log_ratio.dtype), turns, num_turns)
+    sums = segment_sum(zero_outside(log_ratio, mask), turns, num_turns)
+    return (sums / counts.clamp(min=1))[turns]
+
+
+def surrogate_mean(
+    losses: Tensor, mask: Tensor, turn_ids: Tensor, num_turns: int, mean: SurrogateMean, length: int
+) -> Tensor:
+    """Mean of token losses l_t over one microbatch of K turns.
+
+    ``"tokens"``: (1/M) Σ m l over the M eligible tokens. ``"rows"``: (1/K) Σ_k (1/n_k) Σ_t m l, each response counts the same
+    (GRPO as published, GSPO). ``"fixed_length"``: (1/(K L)) Σ m l, each token counts the same whatever its response's length
+    (Dr. GRPO).
+
+    Args:
+        losses: float ``[T]``, which receives a gradient.
+        mask: bool or 0/1 ``[T]``, tokens to learn from.
+        turn_ids: integer ``[T]`` in ``[0, num_turns)``, the turn of each token.
+        num_turns: K; turns without eligible tokens count, with a loss of 0.
+        mean: one of ``SURROGATE_MEANS``.
+        length: L, in tokens, at least 1: the longest response there can be.
+
+    Returns:
+        Shape (), 0 with a graph where the mask is empty.
+
+    Raises:
+        ValueError: wrong shape or dtype, NaN, an id out of range, an unknown ``mean``, or ``length`` below 1.
+    """
+    like = ("losses", flat_floats("losses", losses))
+    mask = flat_mask("mask", mask, like)
+    turns = flat_ids("turn_ids", turn_ids, like, num_turns)
+    if mean not in SURROGATE_MEANS:
+        raise ValueError(f"mean must be one of {', '.join(SURROGATE_MEANS)}, got {mean!r}")
+    if not length >= 1:
+        raise ValueError(f"length must be at least 1, got {length}")
+    if mean == "tokens":
+        return masked_mean(losses, mask)
+    losses = zero_outside(losses, mask)
+    if mean == "fixed_length":
+        return losses.sum() / (length * max(num_turns, 1))
+    counts = segment_sum(mask.to(losses.dtype), turns, num_turns)
+    return (segment_sum(losses, turns, num_turns) / counts.clamp(min=1)).sum() / max(num_turns, 1)
