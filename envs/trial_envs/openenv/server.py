@@ -107,7 +107,10 @@ def serve(env_id: str, settings: dict[str, Any], address: tuple[str, int], limit
         RemoteEnvError: the environment cannot be made.
         OSError: the address cannot be taken.
     """
-    for number in (signal.SIGTERM, signal.SIGINT):  # a shell ignores the second one for what it starts in the background
+    for number in (
+        signal.SIGTERM,
+        signal.SIGINT,
+    ):  # a shell ignores the second one for what it starts in the background
         signal.signal(number, _leave)
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     with socket.create_server(address, family=family) as listener:
