@@ -8,6 +8,7 @@ import posixpath
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -116,10 +117,13 @@ def test_hooks_before_a_commit_are_the_tools_of_make_lint():
         assert f"\t$({tool.split('/')[0].upper()})/{tool.split('/')[1]}" in read(ROOT / "Makefile")
 
 
-def test_the_citation_names_this_version():
+def test_citation_and_distributions_have_this_version():
     citation = yaml.safe_load(read(ROOT / "CITATION.cff"))
     assert citation["version"] == trial_ray.__version__
-    assert f'version="{trial_ray.__version__}"' in read(ROOT / "setup.py")
+    for folder in (ROOT, ROOT / "envs"):
+        asked = [sys.executable, "setup.py", "--version"]
+        told = subprocess.run(asked, cwd=folder, check=True, capture_output=True, text=True, timeout=60).stdout
+        assert told.split()[-1] == trial_ray.__version__
     assert {"cff-version", "message", "title", "authors", "license"} <= set(citation)
     assert all(reference.keys() >= {"type", "title", "authors"} for reference in citation["references"])
 
