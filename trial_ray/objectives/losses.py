@@ -63,9 +63,8 @@ def clipped_losses(
 ) -> Tensor:
     """max(−A r, −A clip(r, 1 − low, 1 + high)) of each token, float ``[T]``; 0 outside the mask.
 
-    Args:
-        log_ratio: float ``[T]``, log r, of each token or of its whole response; the only argument that receives a gradient.
-        advantages, mask, clip_low, clip_high, dual_clip: as in :func:`clipped_surrogate`, and so are the errors.
+    ``log_ratio``, float ``[T]``, is log r of each token or of its whole response and alone receives a gradient. The other
+    arguments, and the errors, are those of :func:`clipped_surrogate`.
     """
     like = ("log_ratio", flat_floats("log_ratio", log_ratio))
     advantages = flat_floats("advantages", advantages, like).detach()
