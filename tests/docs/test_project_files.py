@@ -99,7 +99,7 @@ def test_the_workflow_calls_make_targets_alone():
     steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
     called = [line.split() for step in steps for line in step.get("run", "").splitlines()]
     assert all(len(words) == 2 and words[0] == "make" and words[1] in TARGETS for words in called), called
-    assert {target for _, target in called} == {"lint", "test", "docs"}
+    assert {target for _, target in called} == {"lint", "test", "test-peers", "docs"}
     assert workflow["concurrency"]["cancel-in-progress"] is True
     tested = workflow["jobs"]["test"]["strategy"]["matrix"]["python"]
     assert len(tested) > 1
