@@ -64,10 +64,11 @@ def test_a_comparison_goes_on_where_its_time_was_up(model_path, tmp_path):
     assert "4 of 4 runs are unfinished; the same command continues them" in printed
     plan = json.loads((folder / "plan.json").read_text())
     states = [run["state"] for run in plan["runs"]]
-    assert set(states) == {"unfinished", "new"}  # runs that the time was up for are not begun
+    # Runs that the time was up for are not begun. The first ones end an iteration before it, so that others may still begin.
+    assert {"unfinished"} <= set(states) <= {"unfinished", "new"}
     trained = [run["trained"] for run in plan["runs"]]
     assert max(trained) > 0
-    assert [count > 0 for count in trained] == [state == "unfinished" for state in states]
+    assert all(state == "unfinished" for state, count in zip(states, trained, strict=True) if count)
     assert plan["iterations_left"] == 4 * 5000 - sum(trained)
 
     enough = max(trained) + 1
