@@ -26,7 +26,6 @@ from typing import Any
 
 import numpy as np
 import psutil
-import ray
 import torch
 from learners import build_learner
 from local_ray import local_ray
@@ -38,6 +37,7 @@ from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.learner.exchange import TrainingGroups
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
 from trial_ray.rollout.env_runner import TextEnvRunner
+from trial_ray.rollout.groups import GroupRefs
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 
 BASE = {"trajectories": 32, "turns": 4, "tokens": 96}
@@ -161,8 +161,8 @@ def measured_learners(num_learners: int, model_path: str) -> dict[str, float]:
     config = config_of(model_path, num_learners)
     spec = config.get_multi_rl_module_spec(spaces=TextEnvRunner.get_spaces(None))
     learners = LearnerGroup(config=config, module_spec=spec)
-    groups = [[group] for group in make_groups(**{**BASE, "trajectories": 64 * num_learners})]
-    data = TrainingGroups(episodes_refs=[ray.put(group) for group in groups])
+    groups = make_groups(**{**BASE, "trajectories": 64 * num_learners})
+    data = TrainingGroups(episodes_refs=[GroupRefs.put(group) for group in groups])
     pids = [each.get() for each in learners.foreach_learner(lambda learner: os.getpid())]
     before = sum(psutil.Process(pid).memory_info().rss for pid in pids) / 1e6
 

@@ -20,9 +20,9 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trial_ray.config.run import FLOAT32_GAP, LOW_PRECISION_GAP
+from trial_ray.files import cache_root
 from trial_ray.models.packaged import prepare_smollm2
 from trial_ray.objectives.divergences import engine_divergences
-from trial_ray.warmstart.cache import cache_root
 
 QUESTIONS = [
     f"You are in the middle of a room. You see a {place}. Your task is to {task}. What do you do, and why?"

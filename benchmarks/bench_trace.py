@@ -253,35 +253,25 @@ def measures(result: dict[str, Any]) -> list[Measure]:
 
 
 def memory_table(result: dict[str, Any]) -> str:
-    """Peaks by phase, traced, and how far the plan is from them; the largest in bold. GiB."""
-    phases = ("scoring", "forward", "backward", "step")
-    lines = [f"| model | learners | | {' | '.join(phases)} | plan off by at most |", "| --- " * 8 + "|"]
-    for case in result.values():
-        peaks = {phase: case["phases"][phase]["peak"] for phase in phases}
-        cells = [
-            f"**{peak / 2**30:.1f}**" if peak == max(peaks.values()) else f"{peak / 2**30:.1f}"
-            for peak in peaks.values()
-        ]
-        off = max(map(abs, deviations(case).values()))
-        cells = [case["model"], str(case["learners"]), case["change"], *cells, f"{off:.1%}"]
-        lines.append(f"| {' | '.join(cells)} |")
+    """Traced peak of a learner, in the phase in which it is largest. GiB."""
+    lines = [f"| model | learners | {' | '.join(CHANGES)} |", "| --- " * (2 + len(CHANGES)) + "|"]
+    peaks = {
+        (case["model"], case["learners"], case["change"]): max(phase["peak"] for phase in case["phases"].values())
+        for case in result.values()
+    }
+    for model, learners in dict.fromkeys(key[:2] for key in peaks):
+        cells = [f"{peaks[model, learners, change] / 2**30:.1f}" for change in CHANGES]
+        lines.append(f"| {model} | {learners} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def roofline_table(result: dict[str, Any]) -> str:
-    """Share of each device's peak that products of an update reach on the roofline, by what limits the time; one learner."""
-    lines = ["| model | | device | update | products | attention | elementwise |", "| --- " * 7 + "|"]
+    """Share of each device's peak that products of an update reach on the roofline; one learner."""
+    lines = [f"| model | | {' | '.join(DEVICES)} |", "| --- " * (2 + len(DEVICES)) + "|"]
     for case in result.values():
-        if case["learners"] > 1:
-            continue
-        for device in DEVICES:
-            kinds = {
-                kind: sum(case["phases"][phase]["seconds"][device][kind] for phase in ("forward", "backward"))
-                for kind in ("products", "attention", "elementwise")
-            }
-            shares = [f"{value / sum(kinds.values()):.0%}" for value in kinds.values()]
-            cells = [case["model"], case["change"], device, f"{roofline_share(case, device):.0%}", *shares]
-            lines.append(f"| {' | '.join(cells)} |")
+        if case["learners"] == 1:
+            shares = [f"{roofline_share(case, device):.0%}" for device in DEVICES]
+            lines.append(f"| {' | '.join([case['model'], case['change'], *shares])} |")
     return "\n".join(lines)
 
 
@@ -297,24 +287,11 @@ def roofline_share(case: dict[str, Any], name: str) -> float:
 
 
 def plan_table() -> str:
-    """The plan of each tuned example, learners and engines taking turns: GiB of a GPU, seconds of an iteration."""
-    from trial_ray.planning.learner import learner_memory
-    from trial_ray.planning.memory import SLEEPING_ENGINE_BYTES
-    from trial_ray.planning.request import GIB, PlanRequest
-    from trial_ray.planning.step_time import GPUS, iteration_range, learner_share, step_time
+    """The plan of each tuned example, learners and engines taking turns: seconds of an iteration."""
+    from trial_ray.planning.request import PlanRequest
+    from trial_ray.planning.step_time import GPUS, iteration_range, step_time
 
-    head = (
-        "model",
-        "GPUs",
-        "learner's peak",
-        "spare",
-        "sampling",
-        "scoring",
-        "update",
-        "iteration",
-        "range",
-        "of the peak",
-    )
+    head = ("model", "GPUs", "sampling", "scoring", "update", "iteration", "range")
     lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
     for model, number, name in itertools.product(EXAMPLES, LEARNERS, PLANNED):
         (gpu,) = (each for each in GPUS if each.name == name)
@@ -322,13 +299,11 @@ def plan_table() -> str:
         config.training(minibatch_rows=256, microbatch_rows=32, batch_shards=8)
         config.learners(num_learners=number).engines(num_engines=number)
         request = PlanRequest.of(config)
-        peak = learner_memory(request).total
-        spare = gpu.gib - (peak + SLEEPING_ENGINE_BYTES) / GIB
         phases, _ = step_time(request, gpu)
         seconds = [phases["sampling"], phases["scoring"], phases["update"], sum(phases.values())]
-        cells = [model, f"{number} x {name}", f"{peak / GIB:.1f}", f"{spare:.1f}", *(f"{each:.0f}" for each in seconds)]
+        cells = [model, f"{number}×{name}", *(f"{each:.0f}" for each in seconds)]
         least, most = iteration_range(phases)
-        lines.append(f"| {' | '.join([*cells, f'{least:.0f} to {most:.0f}', f'{learner_share(request, gpu):.0%}'])} |")
+        lines.append(f"| {' | '.join([*cells, f'{least:.0f}–{most:.0f}'])} |")
     return "\n".join(lines)
 
 

@@ -28,12 +28,12 @@ from plain_loop import PlainLoop
 from quickstart_rows import Quickstart, quickstart_config, quickstart_groups
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from trial_ray.files import cache_root
 from trial_ray.learner.packing import Row, score_rows
 from trial_ray.learner.update_plan import plan_update
 from trial_ray.models.packaged import prepare_smollm2
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
-from trial_ray.warmstart.cache import cache_root
 
 MOST_TOKENS = 1.1
 """Input tokens forwarded, at most, for each token on a distinct prefix."""

@@ -25,6 +25,7 @@ from measure import commit
 
 from trial_ray.errors import CheckpointError
 from trial_ray.files import read_json, write_text
+from trial_ray.termination import interrupts_deferred
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("trial_ray", "envs", "benchmarks", "tests", "tuned_examples")
@@ -153,21 +154,23 @@ def suggestion(stage: Stage, status: str, output: str) -> str:
 
 def run_command(command: Sequence[str], output: BinaryIO, deadline_s: float) -> int | None:
     """Run a command in the repository; returns its exit status, ``None`` where it was killed at its deadline."""
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=stage_environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    process: subprocess.Popen[bytes] | None = None
     try:
+        with interrupts_deferred():  # one inside of Popen would lose the process that it has started
+            process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=stage_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         return process.wait(timeout=deadline_s)
     except subprocess.TimeoutExpired:
         return None
     finally:  # also where this process is interrupted
-        if process.poll() is None:
+        if process is not None and process.poll() is None:
             kill_tree(process)
 
 

@@ -7,7 +7,7 @@ usage() {
 usage: cluster/submit.sh [--address URL] [--id NAME] [--no-wait] train|sweep FILE (--out|--resume) DIR [ARGUMENTS...]
 
   FILE         an experiment or sweep inside this checkout, such as tuned_examples/alfworld_qwen3_1.7b.py
-  DIR          absolute path of a folder that every node sees
+  DIR          absolute path of a folder that every node sees, or a URI where `train` keeps the run
   ARGUMENTS    further ones of trial-ray train or trial-ray sweep
   --address    the dashboard, such as http://127.0.0.1:8265 (else RAY_API_SERVER_ADDRESS, else RAY_ADDRESS)
   --id         name of the job (else Ray chooses one)
@@ -52,7 +52,8 @@ for word in "$@"; do
   esac
   previous=$word
 done
-[[ $folder == /* ]] || refuse "give --out (or --resume) the absolute path of a folder that every node sees; found '$folder'"
+[[ $folder == /* || $folder == *://* ]] ||
+  refuse "give --out (or --resume) the absolute path of a folder that every node sees, or a URI; found '$folder'"
 [[ $address == http://* || $address == https://* ]] ||
   refuse "expected the dashboard's address, such as --address http://127.0.0.1:8265; found '$address'"
 python3 cluster/check_dashboard.py "$address"

@@ -37,6 +37,7 @@ setup(
         "openenv": ["openenv>=0.10,<0.11"],
         "textarena": ["textarena==0.7.4"],
         "reasoning-gym": ["reasoning-gym==0.1.25"],
+        "scienceworld": ["scienceworld==1.2.3"],
         "verifiers": ["verifiers==0.4.0"],
         "skyrl-gym": ["skyrl-gym==0.4.0"],
         "gem": ["gem-llm==0.1.0"],

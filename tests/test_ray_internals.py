@@ -16,13 +16,15 @@ from ray.rllib.utils.actor_manager import FaultTolerantActorManager
 
 from trial_ray import ray_internals
 from trial_ray.algorithms import GRPOConfig
-from trial_ray.ray_internals import env_runners_kept
+from trial_ray.ray_internals import env_runners_of
 
 PACKAGE = Path(ray_internals.__file__).parent
 PRIVATE = {
     "_worker_manager",
     "_num_env_runners_dropped_lifetime",
     "_num_actor_restarts",
+    "_make_worker",
+    "_remote_config_obj_ref",
     "_workers",
     "_actor_id",
     "_storage",
@@ -30,7 +32,9 @@ PRIVATE = {
 }
 
 
-def test_the_manager_of_env_runners_answers_as_expected():
+@pytest.mark.actors
+def test_the_manager_of_env_runners_answers_as_expected(ray_session):
+    """RLlib starts Ray for a group, even one without env runners."""
     group = EnvRunnerGroup(config=GRPOConfig(), _setup=False)
     manager = group._worker_manager
     assert isinstance(manager, FaultTolerantActorManager)
@@ -45,15 +49,38 @@ def test_learners_are_held_in_a_list_of_a_group():
     assert "self._workers" in inspect.getsource(LearnerGroup.__init__)
 
 
-def test_a_group_is_kept_by_the_next_setup_and_not_by_the_one_after():
+@pytest.mark.actors
+def test_a_group_is_kept_by_the_next_setup_and_not_by_the_one_after(ray_session):
     made, group = algorithm.EnvRunnerGroup, EnvRunnerGroup(config=GRPOConfig(), _setup=False)
     ray_internals.count_dropped(group)
-    with env_runners_kept(group):
+    with env_runners_of(group, 2):
         assert algorithm.EnvRunnerGroup(env_creator=None) is group
     assert group._num_env_runners_dropped_lifetime == 0
-    with env_runners_kept(None):
-        assert algorithm.EnvRunnerGroup is made
+    with env_runners_of(None, 0):
+        assert (
+            algorithm.EnvRunnerGroup(config=GRPOConfig().env_runners(num_env_runners=(1, 4)), _setup=False) is not group
+        )
     assert algorithm.EnvRunnerGroup is made
+
+
+@pytest.mark.actors
+def test_an_env_runner_joins_a_group_after_it_has_started(ray_session):
+    config = GRPOConfig().environment("trial/ALFWorld-v0").env_runners(num_cpus_per_env_runner=0.1)
+    group = EnvRunnerGroup(config=config, num_env_runners=0, local_env_runner=False)
+    handle = ray_internals.start_env_runner(group, 7)
+    assert ray.get(handle.ping.remote(), timeout=120) == "pong"
+    assert group.healthy_env_runner_ids() == []
+    index = ray_internals.add_env_runner(group, handle)
+    assert group.healthy_env_runner_ids() == [index]
+    name = group.foreach_env_runner(lambda runner: runner.worker_index, local_env_runner=False, timeout_seconds=60)
+    assert name == [7]
+    group.stop()
+
+
+@pytest.mark.actors
+def test_no_node_drains_here(ray_session):
+    """tests/faults/test_elastic.py drains one."""
+    assert ray_internals.draining_nodes() == set()
 
 
 @pytest.mark.actors

@@ -20,7 +20,7 @@ class ConfigError(UserInputError):
 
 
 class MethodError(UserInputError):
-    """A method's hook returned something else than its interface says."""
+    """A method's hook has an unknown name, or returned something else than its interface says."""
 
 
 class ChatTemplateError(UserInputError):
@@ -49,6 +49,10 @@ class PromptTooLongError(UserInputError):
 
 class InfrastructureError(TrialRayError):
     """An engine, an actor or a transfer failed while running."""
+
+
+class ResourcesError(InfrastructureError):
+    """The cluster did not offer what the actors of a run ask for."""
 
 
 class EngineError(InfrastructureError):

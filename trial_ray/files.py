@@ -1,14 +1,15 @@
-"""Files that are written whole or not at all and checked when read, texts that they can hold, and texts without secrets."""
+"""Files written whole or not at all and checked when read, texts that they can hold, texts without secrets, and the cache."""
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,14 @@ def finite(value: Any, replace: Callable[[str], Any] = lambda name: None, **opti
     return json.loads(json.dumps(value, **options), parse_constant=replace)
 
 
+def nearest_folder(path: Path) -> str:
+    """A sentence that names the folder beside ``path`` with the nearest name, a blank before it; empty where none is near."""
+    beside = sorted(each.name for each in path.parent.glob("[!.]*/"))
+    longer = [name for name in beside if path.name and path.name in name]
+    near = longer if len(longer) == 1 else difflib.get_close_matches(path.name, beside, n=1)
+    return f" Did you mean {path.with_name(near[0])}?" if near else ""
+
+
 def require_new_folder(folder: Path, instead: str = "") -> None:
     """Refuse the name of a folder that :func:`write_folder` could not make.
 
@@ -211,3 +220,49 @@ def write_folder(folder: Path, write: Callable[[Path], object]) -> None:
         os.replace(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+# -- the cache ---------------------------------------------------------------------------------------------------------
+
+CACHE_VARIABLE = "TRIAL_RAY_CACHE"
+
+
+def cache_root() -> Path:
+    """``TRIAL_RAY_CACHE``, else ``~/.cache/trial_ray``."""
+    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "trial_ray").expanduser()
+
+
+def content_key(content: Mapping[str, Any]) -> str:
+    """SHA-256 (hexadecimal, 24 digits) of plain values; equal values give equal keys, whatever their order."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()[:24]
+
+
+def files_digest(files: Iterable[Path]) -> str:
+    """SHA-256 (hexadecimal) of names and contents of files, wherever their folders are."""
+    entries = sorted(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest() for path in files)
+    return hashlib.sha256(b"".join(entries)).hexdigest()
+
+
+def get_or_build(kind: str, key: str, build: Callable[[Path], object]) -> tuple[Path, bool]:
+    """The folder ``<cache>/<kind>/<key>``, which ``build`` fills if it is not there.
+
+    An interrupted build leaves nothing under the key. Of two that build at the same time, the first to finish gives its folder
+    to both.
+
+    Returns:
+        The folder, and whether it was there already.
+    """
+    folder = cache_root() / kind / key
+    if folder.is_dir():
+        return folder, True
+
+    def fill(partial: Path) -> None:
+        partial.mkdir()
+        build(partial)
+
+    try:
+        write_folder(folder, fill)
+    except OSError:
+        if not folder.is_dir():  # else another process made it meanwhile
+            raise
+    return folder, False

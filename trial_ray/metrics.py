@@ -87,7 +87,7 @@ _PANEL = MetricGroup(
         Metric(
             "success_rate",
             "item",
-            "share of the evaluation set's episodes that were solved; failed ones are left out",
+            "share of the evaluation set's episodes that were solved; failed episodes are excluded throughout",
             Curve(
                 "panel",
                 "learning",
@@ -141,33 +141,38 @@ _ROLLOUTS = MetricGroup(
             Curve("turns", "learning", "Turns of a rollout", "turns", "Mean number of turns that a rollout takes."),
             ("turns", "{:.1f}"),
         ),
-        Metric("truncated_rate", "item", "share of episodes that a limit on turns or prompt tokens cut"),
+        Metric("truncated_rate", "item", "share of episodes truncated by a limit on turns or prompt tokens"),
         Metric("num_episodes", "sum", "episodes played to their end"),
         Metric(
             "num_failed_episodes",
             "sum",
-            "episodes that an engine or the environment failed; in none of the other figures",
+            "episodes that an engine or the environment failed; in no other figure",
         ),
         Metric("num_env_steps_sampled", "sum", "turns taken"),
         Metric("num_env_steps_sampled_lifetime", "lifetime_sum", "turns taken in the run so far"),
         Metric("num_prompt_tokens", "sum", "prompt tokens over turns"),
         Metric("num_response_tokens", "sum", "response tokens over turns"),
-        Metric("invalid_response_rate", "item", "share of turns whose response had not the required form"),
+        Metric("invalid_response_rate", "item", "share of turns whose response lacks the required form"),
         Metric(
             "invalid_action_rate",
             "item",
-            "share of turns whose action the environment did not understand, where it says so",
+            "share of turns whose action the environment did not understand, where it reports so",
         ),
         Metric("cut_response_rate", "item", "share of turns whose response reached `max_response_tokens`"),
         Metric(
             "cut_history_rate",
             "item",
-            "share of turns whose prompt lost history records to `max_prompt_tokens`; in conversations, that begin one again",
+            "share of turns whose prompt lost history to `max_prompt_tokens`; in conversations, that restart",
         ),
         Metric(
             "cut_observation_rate",
             "item",
-            "share of turns whose prompt lost a part of the observation as well",
+            "share of turns whose prompt also lost a part of the observation",
+        ),
+        Metric(
+            "rewards/NAME_mean",
+            "item",
+            "mean over episodes of the sum of the reward that the environment calls NAME, over those that were given it",
         ),
     ),
 )
@@ -197,7 +202,7 @@ _LEARNER = MetricGroup(
         Metric(
             "trial/turn_score_mean",
             "mean",
-            "mean over turn rows of $s_k$ (Eq. 5), successful and unsuccessful rollouts alike; nats per token",
+            "mean over turn rows of $s_k$ (Eq. 5), nats per token",
             Curve(
                 "turn_score",
                 "hindsight",
@@ -210,7 +215,7 @@ _LEARNER = MetricGroup(
         Metric(
             "trial/turn_weight_std",
             "mean",
-            "standard deviation over turn rows of the weights that were applied; 0 for the uniform profile",
+            "standard deviation over turn rows of the applied weights $w_k$",
             Curve(
                 "profile_std",
                 "hindsight",
@@ -223,12 +228,12 @@ _LEARNER = MetricGroup(
         Metric(
             "trial/gap_mean",
             "mean",
-            r"mean over tokens of $\Delta^{old}$, sign kept; above 0 where hindsight confirms the responses on average",
+            r"mean over tokens of $\Delta^{old}$; above 0 where hindsight confirms the responses on average",
         ),
         Metric(
             "trial/clamp_saturated_fraction",
             "mean",
-            "share of microbatches in which the clamp of Eq. 8 took the dense gradient; 0 during warm-up",
+            "share of microbatches in which the clamp of Eq. 8 removed the dense gradient; 0 during warm-up",
             Curve(
                 "saturated",
                 "hindsight",
@@ -263,7 +268,7 @@ _LEARNER = MetricGroup(
         Metric(
             "grpo/clip_fraction",
             "mean",
-            "share of tokens whose ratio lies outside of the clip range",
+            "share of tokens whose ratio is outside the clip range",
             Curve(
                 "clip_fraction",
                 "policy",
@@ -276,23 +281,23 @@ _LEARNER = MetricGroup(
         Metric(
             "grpo/ratio_mean",
             "mean",
-            r"token mean of the ratio $r_t = \pi_\theta / \pi_{old}$, at most $e^{20}$ each, before it is clipped",
+            r"token mean of $r_t = \pi_\theta / \pi_{old}$ before clipping, each at most $e^{20}$",
         ),
         Metric("total_loss", "mean", "mean over optimizer steps of the minibatch's loss $L$ (Eq. 8)"),
         Metric(
             "engine/logprob_gap",
             "mean",
-            r"mean of \|learner's $\log \pi_{old}$ − engine's log-probability of the same token\|, nats, over the rows that were "
-            "sampled by the version that is updated (0 where there are none); above `max_logprob_gap`, or with NaN in any row, "
-            "nothing is trained and the run stops",
+            r"trainer–sampler mismatch: mean of \|learner's $\log \pi_{old}$ − engine's log-probability\|, nats, "
+            "over rows of the current version (0 without such rows); above `max_logprob_gap`, or with NaN in any "
+            "row, nothing is trained and the run stops",
             column=("logprob gap", "{:.1e}"),
         ),
         Metric("engine/logprob_gap_max", "max", "the largest of these differences"),
         Metric(
             "engine/ratio_mean",
             "mean",
-            r"mean of the importance ratio $r = \pi_{old} / \pi_{engine}$ over the tokens of all rows, at most $e^{20}$ each, "
-            "not truncated",
+            r"mean of the importance ratio $r = \pi_{old} / \pi_{engine}$ over all tokens, each at most $e^{20}$, "
+            "before the cap",
             Curve(
                 "engine_ratio",
                 "engine",
@@ -316,7 +321,7 @@ _LEARNER = MetricGroup(
         Metric(
             "engine/kl",
             "mean",
-            r"mean of $r - 1 - \log r$, which estimates $\mathrm{KL}(\pi_{engine} \| \pi_{old})$, with $\log r$ at most 20",
+            r"mean of $r - 1 - \log r$, an estimate of $\mathrm{KL}(\pi_{engine} \| \pi_{old})$",
             Curve(
                 "engine_kl",
                 "engine",
@@ -328,7 +333,7 @@ _LEARNER = MetricGroup(
         Metric(
             "engine/effective_sample_size",
             "mean",
-            r"$(\sum r)^2 / (T \sum r^2)$ of the same ratios, in (0, 1]: 1 where all are equal",
+            r"$(\sum r)^2 / (T \sum r^2)$, in (0, 1]",
             Curve(
                 "sample_size",
                 "engine",
@@ -341,44 +346,37 @@ _LEARNER = MetricGroup(
         Metric(
             "engine/bounded_fraction",
             "mean",
-            "with `importance_cap`: share of tokens whose weight was truncated to the cap or masked to 0",
+            "share of tokens whose weight was truncated to `importance_cap` or masked",
         ),
-        Metric(
-            "num_module_steps_trained", "sum", "turn rows that optimizer steps were taken on, counted by the learners"
-        ),
+        Metric("num_module_steps_trained", "sum", "trained turn rows, counted by the learners"),
         Metric("num_module_steps_trained_lifetime", "lifetime_sum", "the same of the run so far"),
-        Metric("rows/skipped", "sum", "turn rows of steps that were skipped for gradients that were not finite"),
+        Metric("rows/skipped", "sum", "turn rows of steps skipped for non-finite gradients"),
         Metric("skipped_updates", "sum", "these steps"),
         Metric(
             "rows/staleness_mean",
             "mean",
-            "by how many versions the weights that sampled a turn are older than those that were updated on it, over turn rows; 0 "
-            "with `max_staleness=0`",
+            "versions by which the weights that sampled a turn are older than those trained on it, mean over turn rows",
         ),
         Metric("rows/staleness_max", "max", "the largest of these ages"),
-        Metric(
-            "rows/lost_groups", "sum", "groups that were lost with the env runner that sampled them, after sampling"
-        ),
-        Metric("scoring/tokens_forwarded", "sum", "model inputs of the passes before the first step"),
-        Metric("scoring/tokens_distinct", "sum", "distinct prefixes of the rows that these passes scored"),
+        Metric("rows/lost_groups", "sum", "groups lost with the env runner that had sampled them"),
+        Metric("scoring/tokens_forwarded", "sum", "model inputs of scoring, before the first step"),
+        Metric("scoring/tokens_distinct", "sum", "distinct prefixes of the scored rows"),
         Metric(
             "scoring/seconds",
             "max",
-            "time in which a learner scored its rows before the first step: views, passes without gradients, the method's "
-            "preparation; the slowest learner's",
+            "time of scoring (contexts, passes without gradients, the method's preparation), slowest learner",
         ),
         Metric(
             "update/tokens_forwarded",
             "sum",
-            "model inputs of the forward passes with a gradient, over all steps "
-            "([scaling.md](scaling.md#shared-prefixes))",
+            "model inputs of the passes with gradients ([scaling.md](scaling.md#shared-prefixes))",
         ),
         Metric("update/tokens_distinct", "sum", "distinct prefixes of the rows of these passes"),
-        Metric("update/seconds", "max", "time of the optimizer steps of the iteration; the slowest learner's"),
+        Metric("update/seconds", "max", "time of the iteration's optimizer steps, slowest learner"),
         Metric(
             "update/tokens_trained",
             "sum",
-            "prompt and response tokens of the rows that steps were taken on, once an epoch",
+            "prompt and response tokens of the trained rows, once an epoch",
         ),
     ),
 )
@@ -394,13 +392,11 @@ _METHODS = MetricGroup(
             "rlsd/gap_mean", "mean", r"mean over tokens of log π_T(y\|h⁺) − log π_old(y\|h), nats, before any bound"
         ),
         Metric("serl/rescaling", "mean", "λ of the iteration"),
-        Metric(
-            "serl/gap_mean", "mean", r"mean over tokens of log π_T(y\|h⁺) − log π_old(y\|h), nats, before any bound"
-        ),
+        Metric("serl/gap_mean", "mean", "as `rlsd/gap_mean`"),
         Metric(
             "serl/action_token_fraction",
             "mean",
-            "share of tokens that are rescaled; 0 means that no response had both tags, and that SERL is GRPO",
+            "share of rescaled tokens; 0: no response had both tags, and SERL is GRPO",
         ),
         Metric("opsd/dense_loss", "mean", "`jsd`: mean divergence, nats per token; `sampled`: −mean of δ_θ log π_θ"),
         Metric("gigpo/step_advantage_std", "mean", "standard deviation of $A_{step}$ over turn rows, before ω"),
@@ -409,62 +405,84 @@ _METHODS = MetricGroup(
             "mean",
             "share of turn rows whose observation occurs more than once in their group",
         ),
+        Metric("stepopsd/rescaling", "mean", "λ of the iteration"),
+        Metric(
+            "stepopsd/gap_mean", "mean", r"mean over tokens of log π_T(y\|h⁺) − log π_old(y\|h), nats, before any bound"
+        ),
+        Metric(
+            "stepopsd/step_factor_std",
+            "mean",
+            "standard deviation of f_k over turn rows; 0 where all steps weigh alike",
+        ),
+        Metric(
+            "agentopsd/gap_mean",
+            "mean",
+            r"mean over tokens of log π_T(y\|h⁺) − log π_old(y\|h), nats, before any bound",
+        ),
+        Metric("agentopsd/revision_mean", "mean", r"mean over turn rows of \|ΔB_k\|"),
+        Metric("agentopsd/factor_std", "mean", "standard deviation of w_k over turn rows"),
     ),
 )
 _DRIVER = MetricGroup(
     "driver",
     "",
     (
-        Metric("rows/sampled", "sum", "turn rows of all surviving rollouts"),
-        Metric("rows/given_to_learners", "sum", "turn rows of groups that are trained"),
-        Metric("rows/left_out", "sum", "turn rows of groups left out"),
+        Metric("rows/sampled", "sum", "turn rows of all completed rollouts"),
+        Metric("rows/given_to_learners", "sum", "turn rows of trained groups"),
+        Metric("rows/left_out", "sum", "turn rows of dropped groups"),
         Metric(
             "rows/redrawn",
             "sum",
-            "turn rows of groups that were drawn again because fewer than 2 rollouts survived",
+            "turn rows of groups resampled because fewer than 2 rollouts completed",
         ),
         Metric(
             "rows/stale",
             "sum",
-            "turn rows that were dropped and started again because older weights had sampled them: too old ones, and those in "
-            "flight when the effective sample size was too small",
+            "turn rows dropped and resampled because their weights were too old, or because they were in flight "
+            "when the effective sample size was too small",
         ),
         Metric("rows/in_flight", "sum", "turn rows of finished groups that wait for a later update"),
         Metric("groups/num_trained", "sum", "groups trained"),
         Metric(
-            "groups/num_dropped", "sum", "groups left out: too few survivors, or no variance where that is asked for"
+            "groups/num_dropped",
+            "sum",
+            "groups dropped: fewer than 2 completed rollouts, or no variance with `drop_zero_variance_groups`",
         ),
         Metric(
             "groups/num_too_long",
             "sum",
-            "groups left out because the first prompt of their task exceeds `max_prompt_tokens`; a warning names each task",
+            "groups dropped because the first prompt of their task exceeds `max_prompt_tokens`; a warning names "
+            "each task",
         ),
-        Metric("groups/num_refilled", "sum", "tasks drawn in place of groups without variance (`max_refills`)"),
+        Metric("groups/num_refilled", "sum", "tasks drawn to replace groups without variance (`max_refills`)"),
         Metric("groups/num_stale", "sum", "groups whose rows `rows/stale` counts"),
         Metric(
-            "groups/num_in_flight", "sum", "when the update begins, groups that wait for a later one, finished or not"
+            "groups/num_in_flight", "sum", "groups, finished or not, that wait for a later update when this one begins"
         ),
         Metric(
             "groups/num_of_several_versions",
             "sum",
-            "groups trained whose turns were sampled by more than one version of the weights",
+            "trained groups that several versions of the weights sampled",
         ),
         Metric(
             "groups/num_on_policy_iterations",
             "sum",
-            "1 where a small effective sample size held the iteration to the current weights",
+            "1 where a small effective sample size made the iteration on-policy",
         ),
         Metric("groups/num_empty_iterations", "sum", "1 where the iteration trained nothing; a warning says why"),
         Metric(
             "groups/zero_variance_fraction",
             "item",
-            "share of groups with at least 2 completed rollouts in which all of these earned the same `reward`, up to rounding",
+            "share of groups with at least 2 completed rollouts whose rollouts all earned the same `reward`, up "
+            "to rounding",
         ),
         Metric(
             "guards/num_violated",
             "sum",
-            "guards that the iteration violates ([reliability.md](reliability.md#health-checks-of-the-policy))",
+            "violated [health checks](reliability.md#health-checks-of-the-policy)",
         ),
+        Metric("actors/num_engines", "item", "engines when the iteration began"),
+        Metric("actors/num_env_runners", "item", "env-runner actors when the iteration began"),
         Metric("seconds/sampling", "sum", "the driver's time in this iteration for sampling"),
         Metric("seconds/update", "sum", "for the learners' update, its scoring included"),
         Metric("seconds/sync", "sum", "for sending weights"),
@@ -494,6 +512,8 @@ TRAINING_SUCCESS = f"{ENV_RUNNERS}success_rate"
 EFFECTIVE_SAMPLE_SIZE = f"{LEARNER}engine/effective_sample_size"
 TURN_SCORE = f"{LEARNER}trial/turn_score_mean"
 PROFILE_STD = f"{LEARNER}trial/turn_weight_std"
+
+NAMED_REWARD = f"{ENV_RUNNERS}rewards/NAME_mean"
 
 _MISSING = object()
 """In place of a metric that was not logged; RLlib takes ``None`` for no default."""
@@ -527,11 +547,16 @@ def _logged_path(key: str) -> tuple[str, ...]:
 
 
 def _kind(key: str) -> Kind:
-    return METRICS[key].kind if key in METRICS else "mean"
+    return METRICS[table_key(key)].kind if table_key(key) in METRICS else "mean"
+
+
+def table_key(key: str) -> str:
+    """The key of the table's row that describes a metric; that of a named reward holds its name."""
+    return NAMED_REWARD if key.startswith(f"{ENV_RUNNERS}rewards/") else key
 
 
 def metrics_table(group: MetricGroup) -> str:
     """The group as a table of Markdown."""
-    lines = ["| metric | kind | definition |", "| --- | --- | --- |"]
-    lines += [f"| `{metric.name}` | {metric.kind} | {metric.meaning} |" for metric in group.metrics]
+    lines = ["| metric | definition |", "| --- | --- |"]
+    lines += [f"| `{metric.name}` | {metric.meaning} |" for metric in group.metrics]
     return "\n".join(lines) + "\n"

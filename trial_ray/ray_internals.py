@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from ray._private import ray_constants, utils
+from ray._private import ray_constants, state, utils, worker
 from ray._private.node import Node
 from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
 from ray.actor import ActorHandle
@@ -26,6 +26,33 @@ def env_runner_actors(runners: EnvRunnerGroup) -> dict[int, ActorHandle[Any]]:
 def mark_lost(runners: EnvRunnerGroup, index: int) -> None:
     """Give an env runner nothing more to do until Ray has restarted it. RLlib marks only runners that its own calls lost."""
     runners._worker_manager.set_actor_state(index, healthy=False)
+
+
+def start_env_runner(runners: EnvRunnerGroup, index: int) -> ActorHandle[Any]:
+    """Ask Ray for one env runner more, without waiting for it; it joins by :func:`add_env_runner`.
+
+    RLlib's ``add_workers`` counts it as one that can play from the start, which may be long before a node has room for it.
+    """
+    handle: ActorHandle[Any] = runners._make_worker(
+        env_creator=runners._env_creator,
+        validate_env=None,
+        worker_index=index,
+        num_workers=index,
+        config=runners._remote_config_obj_ref,
+    )
+    return handle
+
+
+def add_env_runner(runners: EnvRunnerGroup, handle: ActorHandle[Any]) -> int:
+    """Make an env runner one of the group; returns its index."""
+    runners._worker_manager.add_actors([handle])
+    index: int = max(runners._worker_manager.actor_ids())
+    return index
+
+
+def draining_nodes() -> set[str]:
+    """Ids of nodes that will be taken away: Ray places nothing more there. Its public interfaces do not say."""
+    return {*state.state.get_draining_nodes()}
 
 
 def count_dropped(runners: EnvRunnerGroup) -> None:
@@ -74,6 +101,17 @@ def connect_to_head(address: str) -> None:
     GcsClient(address=address)
 
 
+def driver_place() -> tuple[str, Path] | None:
+    """The dashboard's URL, and the folder of Ray's logs on this driver's node; ``None`` of a Ray without a dashboard.
+
+    Ray's public context does not name the folder.
+    """
+    node = worker._global_node
+    if node is None or not node.webui_url:
+        return None
+    return f"http://{node.webui_url}", Path(node.get_logs_dir_path())
+
+
 def trial_folder(algorithm: Algorithm) -> Path | None:
     """The folder of the Tune trial that an algorithm is; ``None`` where it is none. Tune tells function trainables alone."""
     return None if algorithm._storage is None else Path(algorithm._storage.trial_fs_path)
@@ -86,20 +124,20 @@ def checkpoints_of(trial: Any) -> list[Any]:
 
 
 @contextmanager
-def env_runners_kept(group: EnvRunnerGroup | None) -> Iterator[None]:
-    """Let RLlib's ``Algorithm.setup`` take this group of env runners, where it always makes one; ``None``: it makes one.
+def env_runners_of(kept: EnvRunnerGroup | None, number: int) -> Iterator[None]:
+    """Let RLlib's ``Algorithm.setup`` take the env runners that were kept, or make so many; it makes as many as the config says.
 
     To start new env runners takes longer than a short trial of a sweep.
     """
     made = algorithm.EnvRunnerGroup
 
     def take(**arguments: Any) -> EnvRunnerGroup:
-        assert group is not None
-        group._worker_manager._num_actor_restarts = group._num_env_runners_dropped_lifetime = 0
-        return group
+        if kept is None:
+            return made(**arguments, num_env_runners=number)
+        kept._worker_manager._num_actor_restarts = kept._num_env_runners_dropped_lifetime = 0
+        return kept
 
-    if group is not None:
-        algorithm.EnvRunnerGroup = take
+    algorithm.EnvRunnerGroup = take
     try:
         yield
     finally:

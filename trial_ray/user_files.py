@@ -43,7 +43,7 @@ def load_user_module(path: Path, expected: str) -> ModuleType:
         expected: what it is to define, for the message.
 
     Raises:
-        ConfigError: there is no such file.
+        ConfigError: there is no such file, or it is not a Python file.
         UserInputError: the file fails; names the line.
     """
     from ray import cloudpickle
@@ -56,8 +56,8 @@ def load_user_module(path: Path, expected: str) -> ModuleType:
     if not path.is_file():
         raise ConfigError(f"There is no file {path}; give the path of a Python file that defines {expected}.")
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path} is not a Python file (.py); give one that defines {expected}.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -77,15 +77,20 @@ def _running(path: Path) -> Iterator[None]:
     sys.path.insert(0, folder)
     try:
         yield
-    except TrialRayError:
+    except TrialRayError as error:
+        error.add_note(f"in {path}, line {_line(error, path)}")
         raise
     except Exception as error:
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        line = error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else "?"
-        raise UserInputError(f"{path}, line {line}: {type(error).__name__}: {error}") from error
+        raise UserInputError(f"{path}, line {_line(error, path)}: {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(folder)
         _send_by_value(set(sys.modules) - before, Path(folder))
+
+
+def _line(error: Exception, path: Path) -> int | str:
+    """Of the file, where it failed."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return (error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None) or "?"
 
 
 def _send_by_value(names: set[str], folder: Path) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from trial_envs.core.projection import project_action
 from trial_ray import TRIALConfig
-from trial_ray.environments.reasoning_gym import ADAPTER as PACKAGED
+from trial_ray.environments.external import REASONING_GYM
 
 NUMBERS = [str(number) for number in range(-9, 19)]
 
@@ -30,7 +30,7 @@ class QuestionPrompt:
         return project_action(response, self.style)
 
 
-ADAPTER = replace(PACKAGED, templates={"plain": QuestionPrompt()})
+ADAPTER = replace(REASONING_GYM, templates={"plain": QuestionPrompt()})
 
 config = (
     TRIALConfig()

@@ -24,7 +24,7 @@ from trial_ray.runs.reader import open_run
 HERE = Path(__file__).parent
 WORDS = "think action household chores described household middle Looking quickly around arrive nothing happens"
 SETTLED_S = 0.3
-"""Seconds in which a page that was changed is painted anew."""
+"""Seconds in which a page that was changed is painted again."""
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ def narrow(browser: Chromium, page: str) -> None:
 
 
 def show(browser: Chromium, address: str) -> None:
-    """Load the page anew, also where the address differs in its last part alone."""
+    """Load the page again, also where the address differs in its last part alone."""
     browser.open("about:blank", "true")
     browser.open(address)
     browser.wait("document.querySelector('article.current')")

@@ -17,6 +17,7 @@ ENTRY_POINTS = {
     "GEM-v0": "trial_envs.external.gem:GEMEnv",
     "OpenEnv-v0": "trial_envs.external.openenv:OpenEnvEnv",
     "ReasoningGym-v0": "trial_envs.external.reasoning_gym:ReasoningGymEnv",
+    "ScienceWorld-v0": "trial_envs.external.scienceworld:ScienceWorldEnv",
     "TextArena-v0": "trial_envs.external.textarena:TextArenaEnv",
     "TextWorld-v0": "trial_envs.textworld.env:TextWorldEnv",
     "WebShop-v0": "trial_envs.webshop.env:WebShopEnv",

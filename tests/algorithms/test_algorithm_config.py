@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from trial_ray.algorithms import GRPO, GRPOConfig, TRIALConfig, methods
-from trial_ray.algorithms.methods import config_class, method_names, method_of, method_title, new_config
-from trial_ray.errors import ConfigError, UserInputError
+from trial_ray.algorithms.methods import config_class, method_names, method_title, new_config
+from trial_ray.errors import ConfigError
 from trial_ray.runs.experiment import load_experiment
 
 EXAMPLES = Path(__file__).parents[2] / "tuned_examples"
@@ -122,13 +122,6 @@ def test_methods_refuse_values_out_of_range(method, settings, message):
         config.validate()
 
 
-@pytest.mark.parametrize("method", method_names())
-def test_every_method_is_found_by_its_name_and_valid_as_it_is(method):
-    config = new_config(method).environment("trial/ALFWorld-v0").rl_module(model_path="anything")
-    config.validate()
-    assert method_of(config) == method
-
-
 def test_every_config_of_a_methods_file_is_found_by_a_name_and_has_a_title():
     files = [file.stem for file in Path(methods.__file__).parent.glob("[!_]*.py")]
     modules = [import_module(f"{methods.__name__}.{file}") for file in files]
@@ -136,14 +129,6 @@ def test_every_config_of_a_methods_file_is_found_by_a_name_and_has_a_title():
     configs = {each for each in found if issubclass(each, GRPOConfig)}
     assert configs == {config_class(name) for name in method_names()}
     assert [method_title(name) for name in ("grpo_opsd", "gigpo", "my/own.py")] == ["GRPO+OPSD", "GiGPO", "my/own.py"]
-
-
-@pytest.mark.parametrize("method", ["sdar", "grpo_opsd", "rlsd"])
-def test_a_view_that_the_environment_does_not_offer_is_refused_with_where_to_give_it(method):
-    config = new_config(method).environment("trial/TextWorld-v0").rl_module(model_path="anything")
-    with pytest.raises(ConfigError, match=r"trial/TextWorld-v0 offers no 'skill' view.*EnvironmentAdapter\(skills="):
-        config.validate()
-    config.training(privileged_view="outcome").validate()
 
 
 def test_a_misspelt_key_names_the_nearest_known_one():
@@ -229,18 +214,6 @@ def test_every_example_is_a_valid_config(file):
     config.validate()
     config.require_schedules_within(load_experiment(file).stop["training_iteration"])
     json.dumps(config.env_config)
-
-
-def test_errors_of_the_config_are_user_errors():
-    assert issubclass(ConfigError, UserInputError)
-
-
-def test_defaults_of_an_adapter_go_with_its_environment_and_leave_what_the_user_set():
-    config = GRPOConfig().environment("trial/WebShop-v0")
-    assert config.max_prompt_tokens == 4096
-    assert config.environment("trial/ALFWorld-v0").max_prompt_tokens == 2048
-    config.env_runners(max_prompt_tokens=1000)
-    assert config.environment("trial/WebShop-v0").max_prompt_tokens == 1000
 
 
 @pytest.mark.parametrize(

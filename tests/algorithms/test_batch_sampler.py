@@ -152,19 +152,39 @@ def test_refills_end_and_an_iteration_that_trains_nothing_says_why():
     assert batch.metrics()["groups/num_empty_iterations"] == 1
 
 
+def test_a_group_that_was_lost_unplayed_is_played_with_its_own_seed_and_a_failed_one_with_another():
+    seeds: dict[int, list[int]] = {}
+
+    class LosingWorkers(PlayedWorkers):
+        def sample_groups(self, requests, settings):
+            for request in requests:
+                seeds.setdefault(request.index, []).append(request.seed)
+            played = super().sample_groups(requests, settings)
+            return [sample for sample in played if not (sample.request.index == 1 and self.calls < 3)]
+
+    sampling, _ = sampler(
+        lambda request, call: sample_of(request, survivors=1 if request.index == 2 and call == 1 else 4)
+    )
+    sampling._workers = LosingWorkers(sampling._workers._play)
+    assert len(sampling.sample(1).kept) == 4
+    assert len(seeds[1]) == 3
+    assert len({*seeds[1]}) == 1
+    assert len({*seeds[2]}) == 2
+
+
 def test_a_group_with_too_few_survivors_is_drawn_again_and_its_rows_are_counted():
+    played = []
+
     def play(request, call):
+        played.append((request.task_id, request.seed))
         return sample_of(request, survivors=1 if request.index == 2 and call == 1 else 4, rows=3)
 
     batch = sampler(play)[0].sample(1)
     assert len(batch.kept) == 4
+    (task, seed), (again, other_seed) = played[2], played[4]
+    assert again == task, "no easier task takes its place"
+    assert other_seed != seed
     assert counted(batch, "rows/") == {"sampled": 15, "given_to_learners": 12, "redrawn": 3}
-
-
-def test_a_batch_without_any_survivor_stops_the_run_with_the_first_cause():
-    filler, _ = sampler(lambda request, call: sample_of(request, survivors=0, rows=0))
-    with pytest.raises(InfrastructureError, match=r"iteration 7.*EngineError: gone"):
-        filler.sample(7)
 
 
 def test_the_share_of_groups_without_variance_is_of_those_whose_rewards_could_differ():

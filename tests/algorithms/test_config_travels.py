@@ -1,13 +1,11 @@
-"""A method's config keeps its class and settings wherever RLlib and Tune take it: dicts, pickles, trials."""
+"""A method's config keeps its class and settings wherever RLlib and Tune take it: dicts and pickles; tests/e2e has trials."""
 
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 
 import pytest
-from nano_model import save_nano_model
-from ray import cloudpickle, tune
+from ray import cloudpickle
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 from trial_ray.algorithms import GRPO, TRIAL, GRPOConfig, TRIALConfig
@@ -71,31 +69,3 @@ def test_a_dict_without_a_class_updates_the_config_in_place():
 def test_an_algorithm_refuses_the_config_of_another():
     with pytest.raises(ConfigError, match=r"Settings of a SDARConfig cannot make a TRIALConfig.*config\.algo_class"):
         TRIAL.get_default_config().update_from_dict(changed("sdar").to_dict())
-
-
-@pytest.mark.actors
-@pytest.mark.usefixtures("ray_session")
-def test_tune_trains_the_method_of_the_config_that_it_is_given(tmp_path):
-    config = (
-        new_config("sdar")
-        .environment(
-            "trial/ALFWorld-v0",
-            env_config={"split": "generated", "difficulty": "tiny", "num_games": 8, "max_turns": 2},
-        )
-        .rl_module(model_path=str(save_nano_model(tmp_path / "nano")))
-        .training(group_size=2, tasks_per_iteration=2, kl_coeff=0.0, privileged_view="outcome")
-        .training(distillation_coeff=tune.grid_search([0.5]))
-        .env_runners(max_prompt_tokens=400, max_response_tokens=8, prompt_style="plain")
-        .engines(engine="transformers", num_cpus_per_engine=0.25)
-        .env_runners(num_env_runners=0)
-        .learners(num_learners=0, num_cpus_per_learner=0.25)
-        .resources(num_cpus_for_main_process=0.25)
-    )
-    run = tune.RunConfig(storage_path=str(tmp_path / "tune"), stop={"training_iteration": 1}, verbose=0)
-    (result,) = tune.Tuner(config.algo_class, param_space=config, run_config=run).fit()
-    assert result.error is None
-    learned = result.metrics["learners"]["default_policy"]
-    assert 0 < float(learned["sdar"]["gate_mean"]) < 1
-    assert result.config["distillation_coeff"] == 0.5
-    assert result.config["config_class"].__name__ == "SDARConfig"
-    assert Path(result.path).is_dir()

@@ -211,7 +211,7 @@ def test_groups_that_are_too_old_all_the_same_are_dropped_counted_and_played_aga
     overlapping.sample(1)
     overlapping.finish()
     waiting = {each["task_id"] for each in overlapping.get_state()["returned"]}
-    for group in overlapping._begun.values():
+    for group in overlapping._in_flight.groups():
         group.sample = replace(group.sample, weight_versions=(-1, 1))
     workers.version += 1
     old = overlapping.sample(2)
@@ -249,7 +249,7 @@ def test_groups_of_a_dead_runner_are_played_again_also_those_that_had_ended():
     overlapping = sampler(workers, max_staleness=1)
     trained = tasks_of(overlapping.sample(1).kept)
     overlapping.finish()
-    lost = {group.request.task_id for group in overlapping._begun.values() if group.runner == 1}
+    lost = {group.request.task_id for group in overlapping._in_flight.groups() if group.runner == 1}
     workers.begun, workers.dying, workers.version = [], {1}, 2
     trained += tasks_of(overlapping.sample(2).kept)
     workers.version += 1

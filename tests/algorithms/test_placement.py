@@ -7,7 +7,12 @@ import ray
 from ray.util import placement_group_table
 
 from trial_ray.algorithms import TRIAL, TRIALConfig
-from trial_ray.algorithms.placement import first_engine_bundle, require_resources, reserve_pairs
+from trial_ray.algorithms.placement import (
+    first_engine_bundle,
+    require_resources,
+    reserve_pairs,
+    with_fewer_learners,
+)
 from trial_ray.errors import InfrastructureError
 
 
@@ -78,3 +83,16 @@ def test_what_does_not_fit_is_told_with_what_there_is():
         InfrastructureError, match=rf"CPU: 1000\.5 asked for in bundles of up to 1000, {there:g} in the"
     ):
         require_resources([{"CPU": 1000.0}, {"CPU": 0.5}], timeout_s=1)
+
+
+@on_ray
+def test_of_learners_as_many_stay_as_there_is_room_for():
+    """What is free holds an env runner, an engine and three learners."""
+    share = ray.available_resources()["CPU"] / 5.05
+    config = colocated_config(num_learners=8).engines(colocate=False, num_cpus_per_engine=share)
+    config.env_runners(num_cpus_per_env_runner=share).learners(num_cpus_per_learner=share)
+    assert with_fewer_learners(config).num_learners == 3
+    assert config.num_learners == 8
+    assert with_fewer_learners(config.learners(num_cpus_per_learner=100)) is None
+    sharded = config.learners(num_cpus_per_learner=share).rl_module(sharding="fsdp", fsdp_size=2)
+    assert with_fewer_learners(sharded).num_learners == 2

@@ -14,25 +14,6 @@ from measure import Measure, interleaved, read_measures, speedup, write_report
 from run_all import LONG, PAGE, RESULTS, fill_page, names_of_all
 
 
-@pytest.mark.parametrize(
-    ("figure", "better", "passes"),
-    [
-        (1.5, "higher", True),
-        (1.49, "higher", False),
-        (1.5, "lower", True),
-        (1.51, "lower", False),
-        (math.nan, "lower", False),
-    ],
-)
-def test_a_figure_at_its_target_passes(figure, better, passes):
-    assert Measure("speed", figure, target=1.5, better=better).passes is passes
-
-
-def test_without_a_target_there_is_no_verdict():
-    assert Measure("speed", 1.0).passes is None
-    assert Measure("speed", 1.0).verdict == ""
-
-
 def test_a_report_is_read_as_it_was_written(tmp_path, capsys):
     measures = [Measure("speed", 2.0, target=1.5, note="2 s, 1 s"), Measure("gap", 1e-3, "nats", 1e-4, "lower")]
     write_report(tmp_path / "results" / "mine.json", measures, {"rows": 3})

@@ -69,7 +69,7 @@ def test_a_run_leaves_everything_it_promises(train, capsys):
         "iteration 3/3",
         "success 60.0% [38.7%, 78.1%] (12/20)",
         "cost of 3 iterations",
-        "learned: success 0.0% → 60.0%, change +60.0%",
+        "evaluations: success 0.0% → 60.0%, change +60.0%",
         f"checkpoint: {train.out}/checkpoints/000003",
     )
     cost = read(train.out / "cost.json")
@@ -85,7 +85,7 @@ def test_a_report_that_cannot_be_written_does_not_fail_the_run(train, capsys, mo
     def fail(*arguments):
         raise OSError("No space left on device\nand more")
 
-    monkeypatch.setattr("trial_ray.runs.report.write_text", fail)
+    monkeypatch.setattr("trial_ray.runs.reader.write_text", fail)
     train()
     assert state(train.out) == "done"
     assert capsys.readouterr().out.splitlines()[-1] == "no report was written: No space left on device"
@@ -182,7 +182,7 @@ def test_in_a_mixture_every_panel_is_compared_with_its_own_beginning(train, caps
     assert summary["comparison"]["Shop_2"] == {"not_compared": "There was no evaluation before training."}
     assert "Shop: 60.0% [38.7%, 78.1%] (12/20), Shop_2: 60.0%" in report
     told = capsys.readouterr().out
-    assert "learned in Shop: success 0.0% → 60.0%" in told
+    assert "evaluations in Shop: success 0.0% → 60.0%" in told
     assert "success in Shop_2 after iteration 3: 60.0%" in told
 
 
@@ -244,6 +244,7 @@ def test_failure_while_running_exits_1_and_keeps_the_traceback(train, capsys, er
     log = train.out / "logs" / "libraries.log"
     assert capsys.readouterr().err.splitlines() == [
         f"failed: {told}",
+        f"traceback: {train.out / 'error.log'}",
         f"what Ray, the engines and other libraries wrote: {log}",
     ]
     assert type(error).__name__ in (train.out / "error.log").read_text()

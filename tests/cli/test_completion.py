@@ -66,13 +66,6 @@ def test_zsh_reads_its_script(script):
         subprocess.run(["zsh", "-n", file], check=True, timeout=60)
 
 
-def test_another_shell_is_refused(capsys):
-    with pytest.raises(SystemExit) as end:
-        cli.main(["--print-completion", "cmd"])
-    assert end.value.code == 2
-    assert "bash" in capsys.readouterr().err
-
-
 def test_results_are_shown_as_they_are_and_also_without_a_stdout(capsys, monkeypatch):
     console.show("/models/[lr=1]")
     assert capsys.readouterr().out == "/models/[lr=1]\n"

@@ -23,7 +23,7 @@ from trial_ray.reports.records import group_runs
 from trial_ray.reports.report import report_page
 from trial_ray.runs.checkpoints import MODEL_INSIDE_CHECKPOINT
 from trial_ray.runs.config_record import load_record
-from trial_ray.runs.folder_lock import LOCK_FILE, folder_lock
+from trial_ray.runs.ownership import LOCK_FILE, folder_lock
 from trial_ray.runs.reader import open_run, read_run
 
 
@@ -60,7 +60,7 @@ def test_a_second_command_on_a_run_is_refused_and_changes_nothing(train, capsys)
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from trial_ray.runs.folder_lock import folder_lock
+from trial_ray.runs.ownership import folder_lock
 with folder_lock(Path(sys.argv[1]), ["trial-ray", "train", "api_key=sk-secret"]):
     pid = os.fork() if sys.argv[2] == "forked" else -1
     if pid <= 0:  # the fork says so itself, when it has let go of the lock
@@ -143,7 +143,7 @@ def test_a_folder_that_cannot_be_locked(tmp_path, monkeypatch, caplog):
     def unknown(*_):
         raise OSError(errno.ENOSYS, "Function not implemented")
 
-    monkeypatch.setattr("trial_ray.runs.folder_lock.fcntl.flock", unknown)
+    monkeypatch.setattr("trial_ray.runs.ownership.fcntl.flock", unknown)
     with folder_lock(tmp_path / "new", []):
         assert "has no locks" in caplog.text
     assert not (tmp_path / "new").exists()
@@ -181,6 +181,14 @@ def test_a_resume_says_what_differs(train, capsys):
     assert "changed: lr is 0.001, it was 0.0001" in capsys.readouterr().out
 
 
+def test_the_resume_of_a_finished_run_says_that_nothing_is_left(train, capsys):
+    train(2)
+    assert "nothing to train" not in capsys.readouterr().out
+    train.resume(2)
+    assert "nothing to train: `stop` was reached after iteration 2; --iterations N trains on" in capsys.readouterr().out
+    assert iterations(train.out) == [1, 2]
+
+
 def test_a_checkpoint_is_evaluated_with_the_settings_that_it_was_trained_with(changed):
     limits = {
         name: checkpoint_config(str(changed.out / name), "trial/ALFWorld-v0", "valid_seen", [])[0].max_prompt_tokens
@@ -189,6 +197,30 @@ def test_a_checkpoint_is_evaluated_with_the_settings_that_it_was_trained_with(ch
     first = limits["checkpoints/000001"]
     assert first != 700
     assert list(limits.values()) == [first, first, 700, 700]
+
+
+def test_a_model_of_a_run_is_judged_with_the_settings_that_it_was_trained_with(changed, monkeypatch):
+    found = []
+
+    def judge(settings, adapters, games):
+        found.append(settings)
+        raise UserInputError("that is enough")
+
+    monkeypatch.setattr("trial_ray.warmstart.judgement.judge_model", judge)
+    assert [cli.main(["judge", str(changed.out / name)]) for name in ("checkpoints/000001", ".")] == [2, 2]
+    assert [each.response_style for each in found] == ["tagged", "tagged"]
+    assert [each.max_prompt_tokens == 700 for each in found] == [False, True]
+    assert [Path(each.model_path).relative_to(changed.out).parts[1] for each in found] == ["000001", "000004"]
+
+
+def test_environment_and_split_of_an_evaluation_are_the_runs_unless_named(changed):
+    for split, played in (("train", "train"), (None, "valid_seen")):
+        config, _ = checkpoint_config(str(changed.out), None, split, [])
+        assert (config.env, config.env_config["split"]) == ("trial/ALFWorld-v0", played)
+    with pytest.raises(UserInputError, match="oracle shall play with --env ID; it belongs to no run"):
+        checkpoint_config("oracle", None, "valid_seen", [])
+    with pytest.raises(UserInputError, match="Name the split that oracle shall play with --split NAME"):
+        checkpoint_config("oracle", "trial/ALFWorld-v0", None, [])
 
 
 def test_a_report_names_what_changed_and_keeps_the_run_apart_from_others(changed, tmp_path):

@@ -1,11 +1,13 @@
 """The files in cluster/ hold against their schemas, and each schema against a typing mistake."""
 
+import copy
 import json
 import os
 import re
 import shutil
 import socket
 import subprocess
+import zipfile
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,8 +17,11 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
+from ray._private.runtime_env.packaging import create_package
 from ray.autoscaler._private.util import prepare_config, validate_config
+from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 from ray.runtime_env import RuntimeEnv
+from ray.scripts.scripts import drain_node
 from ray_nodes import free_ports
 
 ROOT = Path(__file__).parents[2]
@@ -70,10 +75,8 @@ def pod_templates(document):
     return [group["template"] for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"])]
 
 
-@pytest.mark.parametrize("name", ["raycluster.yaml", "rayjob.yaml"])
-def test_kuberay_files_are_valid(name):
+def require_valid(document):
     """The envelope by the schemas above, the pods strictly by Kubernetes' own."""
-    document = load(name)
     spec = {"RayCluster": CLUSTER_SPEC, "RayJob": JOB_SPEC}[document["kind"]]
     envelope = strict(
         "apiVersion! kind! metadata! spec!", apiVersion={"const": "ray.io/v1"}, metadata=METADATA, spec=spec
@@ -85,33 +88,68 @@ def test_kuberay_files_are_valid(name):
         kubernetes_validate.validate(pod, KUBERNETES, strict=True)
 
 
-def test_rdma_devices_are_patched_into_the_gpu_pods_alone():
-    plain, patched = load("raycluster.yaml"), load("raycluster.yaml")
-    for operation in load("rdma.yaml"):
-        assert set(operation) == {"op", "path", "value"}
-        assert operation["op"] == "add"
-        *parents, name = [part.replace("~1", "/") for part in operation["path"].split("/")[1:]]
-        target = patched
+@pytest.mark.parametrize("name", ["raycluster.yaml", "rayjob.yaml"])
+def test_kuberay_files_are_valid(name):
+    require_valid(load(name))
+
+
+def patched(name):
+    """``raycluster.yaml`` after a JSON patch."""
+    document = load("raycluster.yaml")
+
+    def inside(path):
+        *parents, last = [part.replace("~1", "/") for part in path.split("/")[1:]]
+        target = document
         for part in parents:
             target = target[int(part) if isinstance(target, list) else part]
-        assert name not in target
-        target[name] = operation["value"]
-    *others, gpu = pod_templates(patched)
-    assert others == pod_templates(plain)[:-1]
+        return target, int(last) if last.isdigit() else last
+
+    for operation in load(name):
+        target, key = inside(operation["path"])
+        if operation["op"] == "copy":
+            assert key == "-"
+            source, index = inside(operation["from"])
+            target.append(copy.deepcopy(source[index]))
+            continue
+        assert set(operation) == {"op", "path", "value"}
+        assert {"add": key not in target, "replace": key in target}[operation["op"]]
+        target[key] = operation["value"]
+    return document
+
+
+def test_rdma_devices_are_patched_into_the_gpu_pods_alone():
+    document = patched("rdma.yaml")
+    *others, gpu = pod_templates(document)
+    assert others == pod_templates(load("raycluster.yaml"))[:-1]
     container = gpu["spec"]["containers"][0]
     assert container["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
     resources = container["resources"]
     assert resources["limits"] == resources["requests"]
     assert {name.partition("/")[0] for name in resources["limits"]} == {"cpu", "memory", "nvidia.com", "rdma"}
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": gpu["spec"]}
-    kubernetes_validate.validate(pod, KUBERNETES, strict=True)
+    require_valid(document)
 
 
-def test_a_wrong_field_of_a_kuberay_file_is_found():
-    spec = cluster_spec(load("raycluster.yaml"))
-    spec["workerGroupSpecs"][1]["rayStartParams"]["num-cpus"] = 16
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(spec, CLUSTER_SPEC)
+def test_a_spot_pool_is_patched_in_beside_the_lasting_gpu_pods():
+    document = patched("spot.yaml")
+    require_valid(document)
+    _, lasting, spot = document["spec"]["workerGroupSpecs"]
+    assert (spot["groupName"], spot["minReplicas"], spot["replicas"]) == ("spot", 0, 0)
+    # Ray's start command unwraps the outer quotes in a shell.
+    declared = [json.loads(json.loads(group["rayStartParams"]["resources"])) for group in (lasting, spot)]
+    assert declared == [{"lasting": 8}, {"spot": 8}]
+    assert lasting["template"] == pod_templates(load("raycluster.yaml"))[-1]
+    # The comment is what a run sets, and Ray's command has these options.
+    text = (CLUSTER / "spot.yaml").read_text()
+    assert 'custom_resources_per_engine={"spot": 1}' in text
+    assert 'custom_resources_per_learner={"lasting": 1}' in text
+    (hook,) = [
+        container["lifecycle"]["preStop"]["exec"]["command"][-1] for container in spot["template"]["spec"]["containers"]
+    ]
+    options = {option for parameter in drain_node.params for option in parameter.opts}
+    assert set(re.findall(r"--[a-z-]+", hook)) <= options
+    assert "DRAIN_NODE_REASON_PREEMPTION" in dict(DrainNodeReason.items())
+    seconds = int(re.search(r"--deadline-remaining-seconds (\d+)", hook).group(1))
+    assert seconds < spot["template"]["spec"]["terminationGracePeriodSeconds"]
 
 
 def test_job_and_cluster_describe_the_same_cluster():
@@ -171,6 +209,19 @@ def test_the_runtime_environment_is_valid_and_names_what_exists():
     assert set(document) <= RuntimeEnv.known_fields  # Ray accepts others silently
     # Ray looks for the folders themselves, from where the job is submitted.
     RuntimeEnv(**{**document, "working_dir": str(ROOT), "py_modules": []})
+    for module in document["py_modules"]:
+        assert not [each for each in document["excludes"] if each[0] == "/" and (ROOT / module / each[1:]).exists()]
+
+
+@pytest.mark.parametrize("module", load("runtime_env.yaml")["py_modules"])
+def test_a_submitted_job_takes_whole_packages_along(module, tmp_path):
+    """What is left out would come from the image's own installation, of another version."""
+    excludes = load("runtime_env.yaml")["excludes"]
+    create_package(str(ROOT / module), tmp_path / "module.zip", include_gitignore=True, excludes=excludes)
+    with zipfile.ZipFile(tmp_path / "module.zip") as package:
+        sent = {*package.namelist()}
+    files = [file.relative_to(ROOT / module) for file in (ROOT / module).rglob("*") if file.is_file()]
+    assert {file.as_posix() for file in files if "__pycache__" not in file.parts} <= sent
 
 
 @pytest.mark.parametrize("name", ["submit.sh", "slurm.sh"])
@@ -230,10 +281,13 @@ def serve():
         yield start
 
 
-@pytest.mark.parametrize("command", ["train", "sweep"])
-def test_submit_hands_the_command_on_word_for_word(fake_command, tmp_path, serve, command):
+@pytest.mark.parametrize(
+    ("command", "place"),
+    [("train", "/shared/a run"), ("sweep", "/shared/a run"), ("train", "s3://bucket/a run?x=y&z=1")],
+)
+def test_submit_hands_the_command_on_word_for_word(fake_command, tmp_path, serve, command, place):
     address = serve()
-    words = (command, EXPERIMENT, "--out", "/shared/a run", "--set", "a=b c")
+    words = (command, EXPERIMENT, "--out", place, "--set", "a=b c")
     done = run_script("submit.sh", "--address", address, "--no-wait", *words, env=fake_command("ray"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     sent = done.stdout.splitlines()

@@ -61,7 +61,7 @@ def test_the_page_quotes_the_file_of_views():
         for block in re.findall(r"^```text\n.*?^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
         if "<|im_start|>" not in block
     ]
-    assert len(quoted) == 2
+    assert len(quoted) == 1
     assert all(block in views for block in quoted)
 
 

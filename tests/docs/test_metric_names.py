@@ -73,13 +73,18 @@ def learner_names(model_path: str) -> set[str]:
 def driver_names() -> set[str]:
     """Of an iteration, with nothing but its counts, and of a panel."""
     (group,) = synthetic_groups(vocab_size=400, num_groups=1)
+    group.trajectories[0].rewards = {"NAME": 1.0}
     request = GroupRequest(0, group.task_id, len(group.trajectories), seed=0)
     sample = GroupSample.from_group(request, group, None, "success", 0.0)
     driver = SimpleNamespace(
         metrics=MetricsLogger(),
-        sampler=SimpleNamespace(sample=lambda iteration: SampledBatch([sample], counts={0: sample.counts})),
+        sampler=SimpleNamespace(
+            sample=lambda iteration: SampledBatch([sample], counts={0: sample.counts}),
+            runners_holding_groups=lambda: (),
+        ),
         config=GRPOConfig().environment("trial/ALFWorld-v0"),
         guards=Guards(GRPOConfig()),
+        workers=SimpleNamespace(numbers=lambda: (1, 1), adapt=lambda holding: None),
         iteration=0,
         weights_checksum="",
         _update=lambda samples: {},

@@ -10,6 +10,7 @@ import pytest
 
 from trial_ray.algorithms.methods import method_title
 from trial_ray.evaluation.table_text import difference_cells
+from trial_ray.reproduction.effects import effects
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "results.md").read_text(encoding="utf-8")
@@ -55,6 +56,49 @@ def test_every_cell_is_quoted_as_it_is(row):
 @pytest.mark.parametrize("found", [each for _, each in QUOTED], ids=[f"{name}-{pair(each)}" for name, each in QUOTED])
 def test_every_quoted_difference_is_as_the_tables_write_it(found):
     assert f"| {' | '.join(difference_cells(found, method_title))} |" in PAGE
+
+
+def test_the_runs_of_the_study_are_those_of_its_table_and_curves():
+    runs = {(run["method"], str(run["seed"])): run for run in read("study_runs")["runs"]}
+    assert {key: run["area"] for key, run in runs.items()} == {
+        (method, seed): area for method, of in LEARNED["methods"].items() for seed, area in of["area_by_seed"].items()
+    }
+    assert {key: run["success"] for key, run in runs.items()} == {
+        (row["method"], seed): success for row in STUDY["rows"] for seed, success in row["cells"][-1]["by_seed"].items()
+    }
+
+
+def test_the_effects_are_those_of_the_files_of_runs_and_quoted_as_they_are():
+    runs = [run for name in ("guessing_runs", "study_runs") for run in read(name)["runs"]]
+    found = read("effects")["effects"]
+    assert found == [pytest.approx(each) for each in effects(runs)]
+    (area, success) = (
+        each
+        for each in found
+        if (each["environment"], each["method"], each["reference"]) == ("guessing", "trial", "grpo")
+    )
+    for effect in (area, success):
+        interval = ", ".join(f"{100 * effect[bound]:.1f}" for bound in ("low", "high"))
+        assert f"{100 * effect['mean']:.1f} points" + (" of area" if effect is area else "") in PAGE.replace("−", "-")
+        assert f"[{interval}]" in PAGE.replace("−", "-")
+    assert f"p = {area['p_value']:.2g}" in PAGE
+    (of_table,) = (
+        each["over_seeds"]
+        for each in read("guessing")["comparisons"]
+        if (each["method"], each["reference"], each["column"]) == ("trial", "grpo", "Succ.")
+    )
+    assert f"p = {of_table['p_value']:.2g}, {of_table['p_holm']:.2g} after adjustment" in PAGE
+    sampled, trained = (
+        sum(run[rows] for run in read("guessing_runs")["runs"]) for rows in ("rows_sampled", "rows_trained")
+    )
+    assert sampled == trained
+    assert f"{sampled:,}" in PAGE
+
+
+def test_what_is_made_of_the_study_of_warm_starts_is_what_the_page_says():
+    made = read("shape_runs.partial")["runs"]
+    assert f"{len(made)} of 128 runs made" in PAGE
+    assert all(run["rows_sampled"] == run["rows_trained"] > 0 for run in made)
 
 
 def test_no_difference_of_methods_with_few_seeds_is_significant_by_both_tests():

@@ -9,7 +9,7 @@ from tiny_run import with_small_actors, with_small_games
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.rollout.trajectory import TrajectoryGroup
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
 def overlapping_config(model_path: str) -> GRPOConfig:
@@ -35,7 +35,7 @@ class TrainedGroups:
 
     def update(self, samples) -> None:
         self.versions.append(self._algo.weight_version)
-        self.groups.append([ray.get(sample.ref, timeout=60)[0] for sample in samples])
+        self.groups.append([ray.get(sample.refs.header, timeout=60) for sample in samples])
         self._update(samples)
 
     @property

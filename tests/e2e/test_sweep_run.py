@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from trial_ray.algorithms import TRIAL
+from trial_ray.algorithms.methods import with_method
 from trial_ray.runs.checkpoints import find_checkpoint
 from trial_ray.runs.experiment import load_experiment
 from trial_ray.runs.folder import RunFolder
@@ -148,17 +148,19 @@ def test_a_sweep_whose_trials_all_failed_says_why(model_path, tmp_path):
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_tune_takes_the_algorithm_and_a_plain_dict(model_path, tmp_path):
+def test_tune_takes_the_algorithm_and_a_plain_dict_and_trains_its_method(model_path, tmp_path):
     from ray import tune
 
-    config = load_experiment(sweep_file(tmp_path, model_path)).config
+    config = with_method(load_experiment(sweep_file(tmp_path, model_path)).config, "sdar")
+    config.training(privileged_view="outcome")
     results = tune.Tuner(
-        TRIAL,
-        param_space={**config.to_dict(), "hindsight_coeff": tune.grid_search([0.01, 0.1])},
+        config.algo_class,
+        param_space={**config.to_dict(), "distillation_coeff": tune.grid_search([0.01, 0.1])},
         tune_config=tune.TuneConfig(metric="env_runners/success_rate", mode="max"),
         run_config=tune.RunConfig(storage_path=str(tmp_path / "tune"), stop={"training_iteration": 1}, verbose=0),
     ).fit()
     assert not results.errors
-    frame = results.get_dataframe()
-    assert sorted(frame["config/hindsight_coeff"]) == [0.01, 0.1]
-    assert list(frame["training_iteration"]) == [1, 1]
+    assert sorted(each.config["distillation_coeff"] for each in results) == [0.01, 0.1]
+    for each in results:
+        assert each.config["config_class"].__name__ == "SDARConfig"
+        assert 0 < float(each.metrics["learners"]["default_policy"]["sdar"]["gate_mean"]) < 1

@@ -93,7 +93,7 @@ def test_the_packages_are_those_of_the_wheel_and_bring_their_files(call, install
         "print(len(method_names()))\n",
     ).splitlines()
     assert [Path(file).is_relative_to(installed.parent) for file in printed[:2]] == [True, True]
-    assert printed[2:] == ["12 60 150", "128 128 128", "11"]
+    assert printed[2:] == ["12 60 150", "128 128 128", "13"]
     packages = Path(printed[0]).parents[1]
     assert [(packages / name / "py.typed").is_file() for name in ("trial_ray", "trial_envs")] == [True, True]
     for folder in ("trial_ray", "tuned_examples"):
@@ -102,6 +102,7 @@ def test_the_packages_are_those_of_the_wheel_and_bring_their_files(call, install
         assert {file for file in sources if not (inside / file).is_file()} == set()
 
 
+@pytest.mark.long
 def test_commands_explain_themselves_and_plan_without_a_checkout(call):
     assert "tuned example" in call("trial-ray", "train", "--help")
     assert "table3" in call("trial-ray", "reproduce", "--help")
@@ -114,6 +115,7 @@ def test_commands_explain_themselves_and_plan_without_a_checkout(call):
     assert "key-value cache" in call("trial-ray", "plan", "alfworld_qwen3_1.7b", "--gpus", 8, "--gpu-memory", 80)
 
 
+@pytest.mark.long
 def test_an_experiment_of_ones_own_trains_the_policy_of_the_wheel(call, tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     settings = [part for setting in SMALL for part in ("--set", setting)]

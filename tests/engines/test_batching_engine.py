@@ -64,30 +64,55 @@ def within(seconds, coroutine):
     return asyncio.run(limited())
 
 
-def test_two_wakes_at_once_wake_once():
+def test_sleeps_and_wakes_at_once_take_turns_and_happen_once():
     async def main():
         engine = await started()
-        await engine.sleep()
-        await asyncio.gather(*[engine.wake("weights") for _ in range(3)])
+        await asyncio.gather(*[engine.sleep() for _ in range(2)], *[engine.wake("weights") for _ in range(3)])
         await asyncio.gather(*[engine.wake("cache") for _ in range(3)])
-        answers = await engine.exchange("client", REQUEST)
-        await engine.shutdown()
-        return engine.events, answers
-
-    events, answers = within(20, main())
-    assert events == ["sleep 1", "wake weights", "wake cache", "close"]
-    assert answers.response_ids.tolist() == [5, 5, 5]
-
-
-def test_two_sleeps_at_once_and_a_wake_amid_a_sleep_take_turns():
-    async def main():
-        engine = await started()
-        await asyncio.gather(engine.sleep(), engine.sleep(), engine.wake("weights"), engine.wake("cache"))
         await asyncio.gather(engine.exchange("client", REQUEST), engine.sleep())
         await engine.shutdown()
         return engine.events
 
     assert within(20, main()) == ["sleep 1", "wake weights", "wake cache", "sleep 1", "close"]
+
+
+@pytest.mark.parametrize(("under_way", "first"), [(40, (0, 1)), (8, (0,))])
+def test_answers_of_a_step_wait_for_the_next_ones_where_they_are_few_of_many(under_way, first):
+    lengths = [1, 2, *[4] * (under_way - 2)]
+    prompt = np.array([5], np.int32)
+
+    async def main():
+        engine = CountingEngine(step_s=0.1)
+        await engine.ready()
+        await engine.load_weights(WEIGHTS)
+        batch = RequestBatch.join([(number, prompt, SamplingParams(length)) for number, length in enumerate(lengths)])
+        answers = [await engine.exchange("client", batch)]
+        while sum(len(each.numbers) for each in answers) < under_way:
+            answers.append(await engine.exchange("client", RequestBatch()))
+        await engine.shutdown()
+        return answers
+
+    answers = within(20, main())
+    assert answers[0].numbers == first
+    assert sorted(number for each in answers for number in each.numbers) == list(range(under_way))
+
+
+def test_a_step_that_fails_takes_no_answer_with_it_that_waited_for_the_next():
+    async def main():
+        engine = CountingEngine(step_s=0.1)
+        await engine.ready()
+        await engine.load_weights(WEIGHTS)
+        requests = [(number, np.array([5], np.int32), SamplingParams(1 + 50 * (number > 0))) for number in range(40)]
+        answer = asyncio.create_task(engine.exchange("client", RequestBatch.join(requests)))
+        while not engine._held:
+            await asyncio.sleep(0.001)
+        engine.broken = True
+        first = await answer
+        second = first if len(first.failed) == 39 else await engine.exchange("client", RequestBatch())
+        await engine.shutdown()
+        return {*first.numbers, *second.numbers}, {*first.failed, *second.failed}
+
+    assert within(20, main()) == ({0}, set(range(1, 40)))
 
 
 def test_every_call_that_waits_at_a_shutdown_is_answered():

@@ -65,7 +65,7 @@ def assert_as_if_alone(model, request):
 
 
 def test_rows_that_come_and_go_are_answered_as_if_alone(model):
-    requests = make_requests(40)
+    requests = make_requests(24)
     batch, waiting, finished = DecodingBatch(model, frozenset([7]), max_rows=12), list(requests), []
     rng = np.random.default_rng(1)
     while waiting or len(batch):
@@ -90,7 +90,7 @@ def overflowing(tiny_qwen3, overflow_at):
 def test_a_row_that_overflowed_leaves_nothing_for_those_that_join_later(overflowing, attention):
     overflowing.set_attn_implementation(attention)
     rng = np.random.default_rng(3)
-    requests = greedy(make_requests(30, seed=2))
+    requests = greedy(make_requests(16, seed=2))
     for request in requests:
         request.prompt_ids[request.prompt_ids == OVERFLOWING] += 1
     long = [
@@ -128,7 +128,7 @@ def test_padding_that_overflows_reaches_no_row(tiny_qwen3, overflow_at):
 
 
 def test_the_cache_stays_small_however_long_rows_keep_coming(model):
-    batch, requests = DecodingBatch(model, frozenset()), make_requests(100, longest=40)
+    batch, requests = DecodingBatch(model, frozenset()), make_requests(50, longest=40)
     rooms = set()
     while requests or len(batch):
         if len(batch):
@@ -213,18 +213,6 @@ def test_logprobs_are_of_the_tempered_and_truncated_distribution(temperature, to
     assert logprobs.dtype == torch.float32
     for row, token, logprob in zip(logits, tokens.tolist(), logprobs.tolist(), strict=True):
         assert logprob == pytest.approx(expected(row, token, temperature, top_p), abs=1e-6)
-
-
-def test_greedy_rows_report_the_untempered_model_alone_and_among_others():
-    logits = random_logits(6)
-    alone, alone_logprobs = draw(logits, [0.0] * 6, [0.5] * 6)
-    mixed, mixed_logprobs = draw(logits, [0.0, 0.7, 0.0, 1.3, 0.0, 1.0], [0.5, 0.5, 1.0, 1.0, 0.9, 0.2])
-    untempered = torch.log_softmax(logits.double(), -1).max(-1).values.float()
-    assert torch.equal(alone, logits.argmax(-1))
-    assert torch.allclose(alone_logprobs, untempered, atol=1e-6)
-    greedy = [0, 2, 4]
-    assert torch.equal(mixed[greedy], alone[greedy])
-    assert torch.allclose(mixed_logprobs[greedy], untempered[greedy], atol=1e-6)
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(0.7, 1.0), (1.3, 0.8)])

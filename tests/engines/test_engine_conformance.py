@@ -1,4 +1,7 @@
-"""What every engine promises, held against transformers' own forward pass over the same ids."""
+"""What every engine promises, held against transformers' own forward pass over the same ids.
+
+The null engine of ``benchmarks/bench_control_plane.py`` has no model, and keeps all promises that speak of none.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,15 @@ import dataclasses
 import itertools
 from dataclasses import dataclass
 
+import null_engine
 import numpy as np
 import psutil
 import pytest
 import ray
 import torch
+from ray import cloudpickle
 
+from trial_ray.engines import pool as pool_module
 from trial_ray.engines import weights as weights_module
 from trial_ray.engines.client import EngineClient
 from trial_ray.engines.pool import EnginePool
@@ -45,6 +51,11 @@ class Engine:
         self.pool.sync(pack_weights(model.named_parameters(), version))
         return version
 
+    def check(self, model, prompts, responses):
+        """As :func:`assert_logprobs_of`, where the engine has a model."""
+        if self.name != "null":
+            assert_logprobs_of(model, prompts, responses)
+
     def ask(self, prompts, params):
         async def everything():
             return await asyncio.gather(
@@ -63,10 +74,12 @@ def load_learner(folder):
 ON_CUDA = {"dtype": "float32", "block_size": 32}
 ENGINES = {
     "transformers": {"max_batch": 16},
+    "null": {},
     "vllm": VLLM_ARGUMENTS,
     "vllm on CUDA": ON_CUDA,
     "vllm on CUDA, with its fall-backs": {**ON_CUDA, "v2_model_runner": False, "async_scheduling": False},
 }
+OF_A_MODEL = pytest.mark.usefixtures("modelled")
 MARKS = {"vllm": [pytest.mark.vllm, pytest.mark.timeout(600)], "CUDA": [pytest.mark.gpu]}
 
 
@@ -78,17 +91,21 @@ MARKS = {"vllm": [pytest.mark.vllm, pytest.mark.timeout(600)], "CUDA": [pytest.m
     ],
 )
 def started(request, ray_session, tiny_qwen3):
-    on_cuda = "CUDA" in request.param
+    on_cuda, is_null = "CUDA" in request.param, request.param == "null"
     if on_cuda and not torch.cuda.is_available():
         pytest.skip("no CUDA device here")
-    pool = EnginePool.create(
-        engine=request.param.split()[0],
-        model_path=str(tiny_qwen3),
-        num_engines=1,
-        engine_kwargs={"max_model_len": MAX_MODEL_LEN, "num_threads": 1, **ENGINES[request.param]},
-        num_cpus_per_engine=0.2,
-        num_gpus_per_engine=float(on_cuda),
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        if is_null:
+            patch.setattr(pool_module, "engine_class", lambda name: null_engine.NullEngine)
+            cloudpickle.register_pickle_by_value(null_engine)  # actors cannot import it
+        pool = EnginePool.create(
+            engine="transformers" if is_null else request.param.split()[0],
+            model_path=str(tiny_qwen3),
+            num_engines=1,
+            engine_kwargs={"max_model_len": MAX_MODEL_LEN, "num_threads": 1, **ENGINES[request.param]},
+            num_cpus_per_engine=0.2,
+            num_gpus_per_engine=float(on_cuda),
+        )
     try:
         [info] = pool.start(timeout_s=500)
         client = EngineClient(pool.handles, timeout_s=120)
@@ -97,6 +114,13 @@ def started(request, ray_session, tiny_qwen3):
         yield request.param, pool, client, info, refusal.value
     finally:
         pool.stop()
+
+
+@pytest.fixture
+def modelled(started):
+    """Of engines that have a model."""
+    if started[0] == "null":
+        pytest.skip("the null engine has no model")
 
 
 @pytest.fixture
@@ -149,16 +173,7 @@ def test_ready_tells_vocabulary_and_stop_tokens_and_nothing_is_sampled_before_we
     assert "no weights" in str(engine.refusal)
 
 
-def test_greedy_responses_and_their_logprobs_are_those_of_transformers(engine):
-    prompts = make_prompts(12)
-    responses = engine.ask(prompts, [SamplingParams(max_tokens=8, temperature=0)] * 12)
-    for prompt, response in zip(prompts, responses, strict=True):
-        logits = reference_logits(engine.learner, prompt, response)
-        chosen = logits.gather(-1, torch.tensor(response.response_ids, dtype=torch.long)[:, None])[:, 0]
-        torch.testing.assert_close(chosen, logits.max(-1).values, atol=1e-4, rtol=0)
-    assert_logprobs_of(engine.learner, prompts, responses)
-
-
+@OF_A_MODEL
 def test_each_request_of_a_mixed_batch_reports_its_own_distribution(engine):
     kinds = [(0.0, 1.0), (0.0, 0.5), (0.7, 1.0), (0.7, 0.9), (1.0, 1.0), (1.0, 0.3), (1.3, 1.0), (1.3, 0.8)] * 5
     prompts = make_prompts(len(kinds), seed=12)
@@ -170,8 +185,12 @@ def test_each_request_of_a_mixed_batch_reports_its_own_distribution(engine):
         assert (response.response_ids.dtype, response.logprobs.dtype) == (np.int32, np.float32)
         asked = {"temperature": temperature, "top_p": top_p} if temperature else {}  # greedy: the model as it is
         assert_logprobs_of(engine.learner, [prompt], [response], **asked)
+        if not temperature:
+            most = reference_logits(engine.learner, prompt, response).log_softmax(-1).max(-1).values
+            torch.testing.assert_close(torch.tensor(response.logprobs), most, atol=1e-4, rtol=0)
 
 
+@OF_A_MODEL
 def test_a_sampled_stop_token_ends_the_response_and_belongs_to_it(engine):
     with torch.no_grad():  # the stop token's logit now dwarfs the others wherever it is positive
         engine.learner.model.embed_tokens.weight[STOP_ID] *= 50
@@ -211,6 +230,7 @@ def test_a_seed_repeats_its_response_alone_and_in_company(engine):
     assert len({tuple(response.response_ids.tolist()) for response in others}) > 8
 
 
+@OF_A_MODEL
 def test_new_weights_change_responses_and_nothing_cached_of_the_old_ones_is_used(engine, tiny_qwen3):
     prompts = make_prompts(8, seed=4)
     greedy = [SamplingParams(max_tokens=6, temperature=0)] * 8
@@ -246,7 +266,7 @@ def test_an_update_amid_responses_never_mixes_two_versions_in_one(engine, tiny_q
 
     responses = asyncio.run(responses_around_an_update())
     for prompt, response in zip(prompts, responses, strict=True):
-        assert_logprobs_of(models[response.weight_version], [prompt], [response])
+        engine.check(models[response.weight_version], [prompt], [response])
     assert responses[0].weight_version != new
     assert responses[-1].weight_version == new
 
@@ -258,6 +278,7 @@ def without_overflow(prompts):
     return [np.where(prompt == OVERFLOWING, OVERFLOWING + 1, prompt) for prompt in prompts]
 
 
+@OF_A_MODEL
 def test_a_prompt_that_overflows_fails_alone_with_its_reason_and_leaves_nothing_behind(engine, overflow_at):
     model = overflow_at(engine.learner, OVERFLOWING)
     engine.send(model)
@@ -283,6 +304,7 @@ def test_a_prompt_that_overflows_fails_alone_with_its_reason_and_leaves_nothing_
         assert_logprobs_of(model, prompts, found[4:])
 
 
+@OF_A_MODEL
 def test_weights_that_give_no_probabilities_are_named_and_those_after_them_serve(engine, tiny_qwen3):
     broken = load_learner(tiny_qwen3)
     with torch.no_grad():
@@ -336,7 +358,7 @@ def test_a_transfer_that_is_cut_leaves_no_engine_with_a_mixture_and_a_whole_one_
     with pytest.raises(EngineError, match="holds no weights"):
         engine.ask(prompts, greedy)
     engine.pool.sync(whole)
-    assert_logprobs_of(other, prompts, engine.ask(prompts, greedy))
+    engine.check(other, prompts, engine.ask(prompts, greedy))
 
 
 @pytest.mark.parametrize(
@@ -361,7 +383,7 @@ def test_more_requests_than_rows_are_all_answered_for_their_own_prompt(engine):
     for index, response in enumerate(responses):
         ended = response.finish_reason == "length"
         assert len(response.response_ids) == 1 + index % 9 if ended else response.response_ids[-1] == STOP_ID
-    assert_logprobs_of(engine.learner, prompts, responses)
+    engine.check(engine.learner, prompts, responses)
 
 
 def test_an_engine_has_no_process_that_could_outlive_its_actor(engine):

@@ -15,7 +15,8 @@ import torch
 
 from trial_ray.engines import pool as pool_module
 from trial_ray.engines.client import EngineClient
-from trial_ray.engines.pool import EnginePool, FaultLog
+from trial_ray.engines.fault_log import FaultLog
+from trial_ray.engines.pool import EnginePool
 from trial_ray.engines.protocol import SamplingParams
 from trial_ray.engines.weights import pack_weights
 from trial_ray.errors import ConfigError, EngineError, MissingDependencyError, WeightSyncError
@@ -47,7 +48,13 @@ def parameters(tiny_qwen3):
 def pool(ray_session, tiny_qwen3):
     pool = create(tiny_qwen3)
     yield pool
+    pids = [info["pid"] for info in pool.start(timeout_s=200)]
     pool.stop()
+    assert pool.handles == []
+    deadline = time.monotonic() + 20
+    while any(map(psutil.pid_exists, pids)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(map(psutil.pid_exists, pids))
 
 
 @pytest.fixture
@@ -90,16 +97,6 @@ def test_an_engine_of_other_bits_is_named_and_a_killed_one_replaced_with_the_sam
     [after] = ask(EngineClient(pool.handles[1:]), [0])
     assert after.weight_version == 8
     assert after.response_ids.tolist() == before.response_ids.tolist()
-
-
-def test_requests_go_to_the_living_while_an_engine_is_dead_and_a_sync_replaces_it(pool, infos, parameters):
-    pool.sync(pack_weights(parameters, 9, dtype=torch.bfloat16))
-    client = EngineClient(pool.handles, timeout_s=60)
-    kill(infos[0]["pid"])
-    responses = ask(client, range(12))
-    assert [response.weight_version for response in responses] == [9] * 12
-    pool.sync(pack_weights(parameters, 10, dtype=torch.bfloat16))
-    assert versions(pool) == [10, 10]
 
 
 def test_a_replacement_that_dies_with_its_node_is_started_once_more(pool, infos, parameters, monkeypatch):
@@ -180,15 +177,57 @@ def test_a_given_seed_is_another_one_in_every_engine_and_replacement():
     assert Actor.seeds == [5, 6, 7]
 
 
-def test_stopping_ends_every_process(ray_session, tiny_qwen3):
-    pool = create(tiny_qwen3, num_engines=1)
-    [info] = pool.start(timeout_s=200)
-    pool.stop()
-    assert pool.handles == []
-    deadline = time.monotonic() + 20
-    while psutil.pid_exists(info["pid"]) and time.monotonic() < deadline:
+def until_there_are(pool, number):
+    deadline = time.monotonic() + 200
+    while len(pool.handles) != number:
+        assert time.monotonic() < deadline, f"{len(pool.handles)} engines, {number} expected"
+        pool.adapt(())
         time.sleep(0.1)
-    assert not psutil.pid_exists(info["pid"])
+
+
+def test_a_pool_takes_the_room_there_is_and_goes_on_with_the_fewest(ray_session, tiny_qwen3, parameters, monkeypatch):
+    """Two of three engines have room. Losses leave one, which is not kept waiting, and what has started later serves too."""
+    share = 0.45 * ray.available_resources()["CPU"]
+    pool = create(tiny_qwen3, num_engines=1, most_engines=3, num_cpus_per_engine=share)
+    try:
+        pool.start(timeout_s=200)
+        pool.sync(pack_weights(parameters, 1, dtype=torch.bfloat16))
+        pool.grow()
+        until_there_are(pool, 2)
+        pool.sync(pack_weights(parameters, 2, dtype=torch.bfloat16))
+        assert versions(pool) == [2, 2]
+        pool.adapt(())
+        assert len(pool.handles) == 2, "there is room for two"
+
+        kill(pool.start(timeout_s=60)[0]["pid"])
+        assert pool.probe_and_restart() == [0]
+        assert len(pool.handles) == 1
+        assert versions(pool) == [2], "it serves on"
+        until_there_are(pool, 2)
+        pool.sync(pack_weights(parameters, 3, dtype=torch.bfloat16))
+        assert versions(pool) == [3, 3]
+
+        for info in pool.start(timeout_s=60):
+            kill(info["pid"])
+        pool.probe_and_restart()
+        assert versions(pool) == [3] * len(pool.handles), "one that is needed is waited for, and has the weights"
+
+        until_there_are(pool, 2)
+        staying = pool.handles
+        pool.adapt([ray.get_runtime_context().get_node_id()])
+        assert len(pool.handles) == 1, "the fewest stay on a node that is taken away"
+        assert {*pool.handles} < {*staying}
+        until_there_are(pool, 2)
+
+        monkeypatch.setattr(pool_module, "LOAD_TIMEOUT_S", 1.0)
+        for options in pool._options:
+            options["num_cpus"] = 1000
+        for info in pool.start(timeout_s=60):
+            kill(info["pid"])
+        with pytest.raises(EngineError, match="0 engines are left of at least 1, and no other started within 1 s"):
+            pool.probe_and_restart()
+    finally:
+        pool.stop()
 
 
 def test_a_model_that_cannot_be_loaded_fails_the_start_with_its_reason(ray_session, tmp_path):

@@ -11,7 +11,6 @@ import torch
 from trial_ray.engines.local import LocalEngine
 from trial_ray.engines.protocol import InvalidRequestError, SamplingParams
 from trial_ray.engines.transformers import DecodingBatch
-from trial_ray.errors import EngineError
 
 PARAMS = SamplingParams(max_tokens=12, seed=1)
 
@@ -102,16 +101,3 @@ def test_a_request_that_is_wrong_is_refused_alone(model, prompt, params, message
     assert isinstance(refusal, InvalidRequestError)
     assert message in str(refusal)
     assert len(response.response_ids) == 12
-
-
-def test_a_prompt_that_overflows_fails_alone(model, overflow_at):
-    engine = LocalEngine(overflow_at(model, 11), frozenset())
-
-    async def both():
-        asked = engine.generate(np.full(20, 11, np.int32), PARAMS), engine.generate(prompts(1)[0], PARAMS)
-        return await asyncio.gather(*asked, return_exceptions=True)
-
-    failed, response = asyncio.run(both())
-    assert isinstance(failed, EngineError)
-    assert "prompt of 20 tokens" in str(failed)
-    assert np.isfinite(response.logprobs).all()

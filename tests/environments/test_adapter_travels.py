@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gymnasium
 import pytest
+from ray.rllib.core.learner.learner_group import LearnerGroup
 from riddle_env import Curt, RiddleEnv
+from small_learners import SPACES
+from tiny_run import with_small_actors
 from user_env import registered
 
 from trial_ray.algorithms.methods import new_config
@@ -27,22 +30,18 @@ OWN = EnvironmentAdapter(
 
 def config_of(model_path, folder):
     return (
-        new_config("sdar")
+        with_small_actors(new_config("sdar"))
         .environment(ENV_ID, env_config={"told": ("task", "admissible_actions")}, adapter=OWN)
         .rl_module(model_path=model_path)
         .training(lr=1e-3, group_size=2, tasks_per_iteration=4, minibatch_rows=12, microbatch_rows=6, kl_coeff=0.0)
         .env_runners(max_prompt_tokens=200, max_response_tokens=4, prompt_style="plain")
-        .engines(engine="transformers", num_cpus_per_engine=0.25)
-        .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25)
-        .learners(num_learners=1, num_cpus_per_learner=0.25)
-        .resources(num_cpus_for_main_process=0.25)
+        .engines(engine_kwargs={"max_model_len": 508})
         .recording(trajectories_folder=str(folder))
-        .debugging(seed=1)
     )
 
 
 @registered(RiddleEnv)
-def test_runners_play_it_in_its_words_and_a_learner_shows_its_advice(model_path, tmp_path):
+def test_runners_play_it_in_its_words_and_a_learner_shows_its_advice(algorithm_of, model_path, tmp_path):
     def views_of(learner) -> list[str]:
         tokenizer = learner.policy_module.tokenizer
         turn = Turn(*[None] * 3, 1, 0, "it begins with r", "red", True, "right", 1.0, "stop")
@@ -52,14 +51,15 @@ def test_runners_play_it_in_its_words_and_a_learner_shows_its_advice(model_path,
     def known_in(runner) -> bool:
         return ENV_ID in gymnasium.registry
 
-    algo = config_of(model_path, tmp_path).build_algo()
-    try:
-        algo.train()
-        assert algo.env_runner_group.foreach_env_runner(known_in, local_env_runner=False) == [False]
-        (views,) = algo.learner_group.foreach_learner(views_of)
-        assert [view.rstrip().rpartition("\n")[2] for view in views.get()] == ["spell it", "think first"]
-    finally:
-        algo.stop()
+    config = config_of(model_path, tmp_path)
+    algo = algorithm_of(config)
+    algo.train()
+    assert algo.env_runner_group.foreach_env_runner(known_in, local_env_runner=False) == [False]
+    config = config.copy(copy_frozen=False).learners(num_learners=1)
+    learners = LearnerGroup(config=config, module_spec=config.get_multi_rl_module_spec(spaces=SPACES))
+    (views,) = learners.foreach_learner(views_of)
+    learners.shutdown()
+    assert [view.rstrip().rpartition("\n")[2] for view in views.get()] == ["spell it", "think first"]
     tokenizer, trajectories = load_tokenizer(model_path), read_trajectories(tmp_path)
     prompts = [tokenizer.decode(turn.prompt_ids) for trajectory in trajectories for turn in trajectory.turns]
     assert len(trajectories) == 8

@@ -11,7 +11,7 @@ from user_env import entry_of, registered
 
 from trial_ray.algorithms import GRPO, GRPOConfig
 from trial_ray.environments import EnvironmentAdapter
-from trial_ray.environments.check import check_environment
+from trial_ray.environments.guarded import check_environment
 from trial_ray.environments.templates import PlainTemplate
 from trial_ray.errors import ConfigError, EnvironmentFaultError
 

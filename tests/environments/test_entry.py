@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from riddle_env import RiddleEnv
 from user_env import entry_of, registered
 
+from trial_envs.errors import UnknownSplitError
 from trial_ray.environments import EnvironmentAdapter
 from trial_ray.environments.adapter import MOST_SEEDS
 from trial_ray.environments.guarded import GuardedEnv
@@ -50,6 +51,32 @@ def test_the_split_is_kept_from_an_environment_that_does_not_take_it():
     assert entry.split == "test"
     assert entry_of(AnythingEnv, {"split": "test"}).make().unwrapped.settings == {"split": "test"}
     assert entry_of(RiddleEnv).split == "train"
+
+
+class ListingEnv(RiddleEnv):
+    """Has a list of tasks for one split, and takes no ``split``."""
+
+    ENV_ID = "test/Listing-v0"
+
+    def tasks(self, split: str) -> list[str]:
+        if split != "train":
+            raise UnknownSplitError(f"there is no {split}; expected train.")
+        return ["first"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "found"),
+    [
+        (
+            lambda: make_entries([("trial/ALFWorld-v0", {"split": "dev"}, 1.0)])[0],
+            "has no split 'dev'; expected one of train",
+        ),
+        (lambda: entry_of(ListingEnv, {"split": "dev"}), "there is no dev; expected train"),
+    ],
+)
+def test_an_unknown_split_names_the_settings_that_choose_it(entry, found):
+    with pytest.raises(ConfigError, match=rf"{found}.*\. Set it with .*env_config.*evaluation_split.*--split"):
+        entry().tasks()
 
 
 def test_a_keyword_that_an_environment_does_not_take_names_the_nearest():

@@ -126,8 +126,6 @@ def test_a_process_is_kept_for_the_next_episode_and_in_another_event_loop(make):
 @pytest.mark.parametrize(
     ("fault", "where", "told"),
     [
-        ("creation_raises", "creation", "OSError: no such engine"),
-        ("walkthrough_raises", "walkthrough", "LookupError: no solution"),
         ("step[0]=huge", "turn 2", "texts of 50,000,032 characters; expected at most 2,000,000"),
         ("step_exits", "turn 2", "SystemExit: 3"),
         ("step_dies", "turn 2", "its process ended with exit status 3"),

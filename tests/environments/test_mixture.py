@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 from faulty_env import CountingEnv
 from riddle_env import RiddleEnv
+from tiny_run import with_small_actors
 from user_env import registered
 
 from trial_ray.algorithms import GRPOConfig
@@ -20,22 +21,18 @@ RIDDLE, COUNTING = "Riddle-v0", "Counting-v0"
 def config_of(model_path, folder) -> GRPOConfig:
     environments = [(RiddleEnv.ENV_ID, {"words": ("red", "green")}, 3), (CountingEnv.ENV_ID, {}, 1)]
     return (
-        GRPOConfig()
+        with_small_actors(GRPOConfig())
         .environment(environments=environments, adapter=EnvironmentAdapter(RiddleEnv.ENV_ID, max_turns=2, num_seeds=50))
         .rl_module(model_path=model_path)
         .training(lr=1e-3, group_size=2, tasks_per_iteration=4, minibatch_rows=16, microbatch_rows=8, kl_coeff=0.0)
         .env_runners(max_prompt_tokens=300, max_response_tokens=4, prompt_style="plain")
-        .engines(engine="transformers", num_cpus_per_engine=0.25, engine_kwargs={"max_model_len": 508})
-        .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25)
-        .learners(num_learners=0, num_cpus_per_learner=0.25)
-        .resources(num_cpus_for_main_process=0.25)
+        .engines(engine_kwargs={"max_model_len": 508})
         .evaluation(
             evaluation_split={RIDDLE: "test", COUNTING: "train"},
             evaluation_env_config={RIDDLE: {"words": ("blue",)}},
             evaluation_num_tasks=3,
         )
         .recording(trajectories_folder=str(folder))
-        .debugging(seed=1)
     )
 
 

@@ -5,12 +5,8 @@ from __future__ import annotations
 import pytest
 
 from trial_ray.environments.adapter import SolutionReader, begin
-from trial_ray.environments.gem import ADAPTER as GEM
-from trial_ray.environments.reasoning_gym import ADAPTER as REASONING_GYM
-from trial_ray.environments.reasoning_gym import AnswerReader
+from trial_ray.environments.external import GEM, REASONING_GYM, TEXTARENA, AnswerReader, GamePlayer
 from trial_ray.environments.registry import PACKAGED
-from trial_ray.environments.textarena import ADAPTER as TEXTARENA
-from trial_ray.environments.textarena import GamePlayer
 from trial_ray.errors import ConfigError
 
 

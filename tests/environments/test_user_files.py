@@ -102,6 +102,20 @@ def test_a_file_without_a_usable_adapter_is_the_users_error(text, error, told, t
             load_adapters([file])
 
 
+def test_a_file_that_is_not_python_is_no_adapter(tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"run\.json is not a Python file"):
+        load_adapters([tmp_path / "run.json"])
+
+
+def test_a_refused_setting_names_file_and_line(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("from trial_ray import GRPOConfig\n\nconfig = GRPOConfig().training(grop_size=8)\n")
+    with pytest.raises(ConfigError, match="group_size") as caught:
+        load_experiment(file)
+    assert caught.value.__notes__ == [f"in {file}, line 3"]
+
+
 @pytest.mark.actors
 @pytest.mark.usefixtures("ray_session")
 def test_a_module_beside_an_experiment_file_reaches_actors(tmp_path):

@@ -8,8 +8,8 @@ import pytest
 from third_party import ALFWORLD as RELEASE
 
 from trial_ray.environments.registry import EnvironmentEntry, make_entries
-from trial_ray.evaluation.oracle import evaluate_oracle
-from trial_ray.evaluation.panels import Panel, PanelError, choose_panel, read_panel
+from trial_ray.evaluation.panels import Panel, choose_panel, read_panel
+from trial_ray.evaluation.player import evaluate_oracle
 
 HOME, SHOP = "trial/ALFWorld-v0", "trial/WebShop-v0"
 
@@ -17,17 +17,6 @@ HOME, SHOP = "trial/ALFWorld-v0", "trial/WebShop-v0"
 def entry_of(env_id: str, split: str, **config) -> EnvironmentEntry:
     (entry,) = make_entries([(env_id, {"split": split, **config}, 1.0)])
     return entry
-
-
-@pytest.mark.parametrize(
-    ("env_id", "split", "name"),
-    [(SHOP, "generated", "webshop-128"), (HOME, "generated", "seen-128"), (HOME, "valid_seen", "unseen-128")],
-)
-def test_a_panel_is_of_its_environment_and_split_alone(env_id, split, name):
-    with pytest.raises(
-        PanelError, match=rf"'{name}' is of trial/\w+-v0 split '.*'; asked for {env_id} split '{split}'"
-    ):
-        choose_panel(entry_of(env_id, split), name)
 
 
 @pytest.mark.data

@@ -12,10 +12,9 @@ import ray
 
 from trial_ray.algorithms.config import GRPOConfig
 from trial_ray.environments.registry import EnvironmentEntry
-from trial_ray.evaluation.journal import EpisodeJournal
 from trial_ray.evaluation.panels import Panel, choose_panel
 from trial_ray.evaluation.player import Evaluator, PanelPlayer, policy_protocol
-from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.evaluation.results import EpisodeJournal, EvaluationResult
 
 pytestmark = [pytest.mark.actors, pytest.mark.usefixtures("ray_session")]
 TASKS = 8
@@ -59,8 +58,8 @@ def responses(player, panel: Panel) -> dict[str, list[np.ndarray]]:
     settings, environment = player._settings(entry_of(player._config), 0)
     settings = replace(settings, keep_trajectories=True)
     requests = [player._request(panel, index, environment) for index in range(len(panel))]
-    groups = [ray.get(sample.ref)[0] for sample in player._workers.sample_groups(requests, settings)]
-    return {group.task_id: [turn.response_ids for turn in group.trajectories[0].turns] for group in groups}
+    rollouts = [ray.get(sample.refs.parts[0])[0] for sample in player._workers.sample_groups(requests, settings)]
+    return {rollout.task_id: [turn.response_ids for turn in rollout.turns] for rollout in rollouts}
 
 
 def test_episodes_depend_on_the_task_alone_and_interruptions_cost_nothing(algorithm_of, model_path, tmp_path):

@@ -6,11 +6,10 @@ import pytest
 from evaluation_samples import coin_flips, evaluation
 
 from trial_ray.environments.registry import make_entries
-from trial_ray.errors import InfrastructureError
+from trial_ray.errors import CheckpointError, InfrastructureError
 from trial_ray.evaluation import panels as named_panels
-from trial_ray.evaluation.journal import EpisodeJournal, partial_path
 from trial_ray.evaluation.panels import Panel, PanelError, choose_panel, instructions_digest, panel_names, read_panel
-from trial_ray.evaluation.results import EvaluationFileError, EvaluationResult
+from trial_ray.evaluation.results import EpisodeJournal, EvaluationResult, partial_path
 
 RESULT = evaluation(coin_flips(10, 0.5, 0))
 
@@ -78,7 +77,7 @@ def test_another_protocol_panel_or_policy_is_refused(tmp_path, finished, protoco
     else:
         write_half(path)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    with pytest.raises(EvaluationFileError, match=words):
+    with pytest.raises(CheckpointError, match=words):
         journal(path, {**RESULT.protocol, **protocol}, weights)
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
@@ -97,19 +96,19 @@ def test_a_journal_that_is_anything_else_is_a_typed_error(tmp_path):
     contents += ["".join([head, *rest]).replace('"score"', '"points"').encode()]
     for content in contents:
         partial.write_bytes(content)
-        with pytest.raises(EvaluationFileError):
+        with pytest.raises(CheckpointError):
             journal(path)
         assert partial.read_bytes() == content  # nothing is lost to an error
-    with pytest.raises(EvaluationFileError, match="line 2"):
+    with pytest.raises(CheckpointError, match="line 2"):
         journal(path)
     partial.write_text('{"schema": "trial')  # a crash cut the first line
     journal(path).close()
     partial.unlink()
     partial.mkdir()
-    with pytest.raises(EvaluationFileError, match="Is a directory"):
+    with pytest.raises(CheckpointError, match="Is a directory"):
         journal(path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(EvaluationFileError, match="file"):
+    with pytest.raises(CheckpointError, match="file"):
         journal(tmp_path / "file" / "result.json")
 
 

@@ -134,7 +134,7 @@ def hang(*arguments, **named):
         time.sleep(1)
 
 GRPO.training_step, model_path, folder = hang, sys.argv[1], Path(sys.argv[2])
-ray.init(num_cpus=2, object_store_memory=150_000_000, include_dashboard=False, log_to_driver=False)
+ray.init("local", num_cpus=2, object_store_memory=150_000_000, include_dashboard=False, log_to_driver=False)
 with registered(CountingEnv):
     FaultyRun(folder, tiny_config(model_path, stall_timeout_s=5.0), 2).run_with()
 """
@@ -149,6 +149,7 @@ def test_a_driver_that_hangs_itself_ends_with_a_report(model_path, tmp_path, tel
         [sys.executable, "-c", HUNG_DRIVER, model_path, str(run), str(began)],
         env=environment, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
+    assert began.is_file(), done.stderr
     seconds = time.time() - float(began.read_text())
     assert done.returncode == 1, done.stderr
     assert RunFolder.reopen(run).state() == "failed"

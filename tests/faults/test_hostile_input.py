@@ -34,7 +34,6 @@ from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.learner.recording import UpdateRecord
 from trial_ray.learner.state import load_optimizers, save_optimizers
 from trial_ray.models.folders import DeferredWriter
-from trial_ray.reports.dynamics import read_whole_lines
 from trial_ray.reports.viewer import write_viewer
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.rollout.recording import read_trajectories, write_groups
@@ -52,9 +51,9 @@ from trial_ray.runs.checkpoints import (
 from trial_ray.runs.config_record import load_record, to_record
 from trial_ray.runs.experiment import load_experiment
 from trial_ray.runs.folder import RunFolder
+from trial_ray.runs.metric_files import read_metrics
 from trial_ray.runs.overrides import apply_overrides
-from trial_ray.runs.reader import open_run
-from trial_ray.runs.report import load_groups, write_report
+from trial_ray.runs.reader import load_groups, open_run, write_report
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
@@ -347,7 +346,7 @@ def test_parquet_files(tmp_path_factory, run_folder, data):
     [source] = (run_folder / "trajectories" / "iteration=00001").glob("*.parquet")
     changed = data.draw(changed_bytes(source.read_bytes()))
     folder = folder_of(tmp_path_factory, "damaged")
-    path = folder / "iteration=00001" / "runner001-x.parquet"
+    path = folder / "iteration=00001" / source.name
     path.parent.mkdir()
     path.write_bytes(changed)
     found = refused(lambda: read_trajectories(folder))
@@ -360,7 +359,7 @@ def test_parquet_files(tmp_path_factory, run_folder, data):
 READERS = {
     "run.json": lambda path: RunFolder.reopen(path.parent).state(),
     "resolved_config.json": lambda path: refused(load_record(path).validate, ValueError),
-    "metrics.jsonl": read_whole_lines,
+    "metrics.jsonl": read_metrics,
     "evaluations/before.json": EvaluationResult.load,
     "training/iteration=00001/_update.json": lambda path: UpdateRecord.read(path.parents[1], 1),
 }

@@ -15,7 +15,7 @@ from faulty_run import tiny_config
 from user_env import registered
 
 from trial_ray.algorithms.config import GRPOConfig
-from trial_ray.engines.pool import FAULTS
+from trial_ray.engines.fault_log import FAULTS
 from trial_ray.errors import InfrastructureError
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(600)]
@@ -136,6 +136,23 @@ def test_what_the_cluster_does_not_have_is_an_error_in_time(algo, model_path, te
     seconds = time.monotonic() - began
     assert seconds < 60
     tell("more CPUs asked for than there are, resource_timeout_s=2", "start", "typed error", seconds)
+
+
+def test_without_restarts_a_run_that_has_lost_its_only_env_runner_says_so(environment, model_path, tell):
+    def die_when_asked(runner) -> None:
+        runner.player = lambda *arguments: os._exit(1)
+
+    algo = config_of(model_path).fault_tolerance(restart_failed_env_runners=False).build_algo()
+    try:
+        algo.env_runner_group.foreach_env_runner(die_when_asked, local_env_runner=False)
+        began = time.monotonic()
+        with pytest.raises(
+            InfrastructureError, match=r"No env runner is left, and restart_failed_\w+ is off.*runner 1 died"
+        ):
+            algo.train()
+        tell("the only env runner dies, no restarts", "sampling", "typed error", time.monotonic() - began)
+    finally:
+        algo.stop()
 
 
 @pytest.mark.vllm

@@ -48,26 +48,6 @@ def test_the_mask_covers_the_action_and_no_whole_tag(model, action):
     assert behind.endswith("action>")
 
 
-@pytest.mark.parametrize("model", TOKENIZERS)
-@pytest.mark.parametrize(
-    "response",
-    [
-        "",
-        "go to shelf 1",
-        "<action>go to shelf 1",
-        "go to shelf 1</action>",
-        "</action>go to shelf 1<action>",
-        "</action><action>go to shelf 1</action>",
-        "<action></action>",
-        "< action >look</ action >",
-        "<actıon>look</actıon>",
-    ],
-)
-def test_without_a_pair_of_tags_nothing_is_the_action(model, response):
-    tokenizer = chat_tokenizer(model)
-    assert masked_text(tokenizer, ids_of(tokenizer, response)) is None
-
-
 def merging_tokenizer(*merged):
     """Bytes, and the given pieces as one token each."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

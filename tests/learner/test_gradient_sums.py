@@ -54,20 +54,6 @@ def assert_sums(summed, layers, expected):
     assert all(torch.equal(each.weight.grad.reshape(-1), wanted) for each, wanted in zip(layers, expected, strict=True))
 
 
-def test_sums_begin_in_the_last_pass_with_the_gradients_of_all(summed, layers):
-    sums = GradientSums(list(layers.parameters()))
-    for _ in range(2):
-        layers.zero_grad(set_to_none=True)
-        loss_of(layers).backward()
-        assert not summed
-        sums.begin()
-        loss_of(layers).backward()
-        assert len(summed) == 3
-        sums.finish()
-        assert_sums(summed, layers, gradients_of(layers, (0, 1, 2), (0, 1, 2)))
-        summed.clear()
-
-
 def test_layers_that_the_last_pass_leaves_out_keep_their_place_in_the_order(summed, layers):
     sums = GradientSums(list(layers.parameters()))
     loss_of(layers).backward()
@@ -76,9 +62,3 @@ def test_layers_that_the_last_pass_leaves_out_keep_their_place_in_the_order(summ
     assert len(summed) == 1  # the last layer's; the first one's waits for the middle one's
     sums.finish()
     assert_sums(summed, layers, gradients_of(layers, (0, 1, 2), (0, 2)))
-
-
-def test_a_learner_without_a_pass_adds_zeros(summed, layers):
-    sums = GradientSums(list(layers.parameters()))
-    sums.finish()
-    assert_sums(summed, layers, [torch.zeros(9)] * 3)

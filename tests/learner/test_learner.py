@@ -11,13 +11,10 @@ import ray
 import small_learners
 import torch
 from small_learners import update, weights
-from synthetic_groups import rows_of, synthetic_groups
+from synthetic_groups import synthetic_groups
 
-from trial_ray.algorithms import TRIALConfig
 from trial_ray.errors import CheckpointError, PolicyBrokenError, TrainingDivergedError
 from trial_ray.learner.learner import GRPOLearner
-from trial_ray.learner.packing import score_rows
-from trial_ray.rollout.trajectory import TrajectoryGroup
 
 SETTINGS = {"lr": 1e-2, "kl_coeff": 0.0, "entropy_coeff": 0.0, "minibatch_rows": 16, "microbatch_rows": 8}
 
@@ -34,30 +31,6 @@ def assert_same_update(one: GRPOLearner, other: GRPOLearner) -> None:
 @pytest.fixture(scope="module")
 def groups():
     return synthetic_groups(vocab_size=400)
-
-
-def test_without_the_dense_term_trial_is_grpo(model_path, groups):
-    grpo = learner_of(model_path, "grpo")
-    before = weights(grpo)
-    update(grpo, groups)
-    assert not torch.equal(before, weights(grpo))
-    for settings, iteration in (
-        ({"hindsight_coeff": 0.0}, 30),
-        ({"clamp_alpha": 0.0, "hindsight_coeff": 5.0}, 30),
-        ({"hindsight_start_iteration": 25}, 24),
-    ):
-        trial = learner_of(model_path, "trial", **settings)
-        update(trial, groups, iteration)
-        assert_same_update(trial, grpo)
-
-
-def test_the_dense_term_moves_the_weights_from_its_first_iteration_on(model_path, groups):
-    grpo, trial = learner_of(model_path, "grpo"), learner_of(model_path, hindsight_coeff=0.5, clamp_alpha=1e6)
-    update(grpo, groups, iteration=25)
-    results = update(trial, groups, iteration=25)
-    assert not torch.allclose(weights(trial), weights(grpo), atol=1e-4)
-    assert float(results["trial"]["turn_score_mean"]) > 0
-    assert float(results["trial"]["clamp_saturated_fraction"]) == 0
 
 
 def test_identical_views_make_no_dense_update(model_path, groups, monkeypatch):
@@ -79,22 +52,6 @@ def test_reference_divergence_starts_at_zero_and_grows(model_path, groups):
     second = update(learner, groups)
     assert abs(float(first["grpo"]["kl"])) < 1e-6
     assert float(second["grpo"]["kl"]) > 1e-6
-
-
-def test_learning_raises_what_was_rewarded(model_path):
-    groups = synthetic_groups(vocab_size=400, num_groups=2, group_size=6, seed=3)
-    learner = learner_of(model_path, "grpo", lr=1e-3, invalid_action_penalty=0.0, minibatch_rows=1000)
-
-    def mean_logprob(success: bool) -> float:
-        alike = [[each for each in group.survivors if each.success == success] for group in groups]
-        rows = rows_of([TrajectoryGroup("", trajectories) for trajectories in alike])
-        return score_rows(learner.policy_module.lm, rows, max_tokens=10_000)[0].mean().item()
-
-    before = mean_logprob(True), mean_logprob(False)
-    for _ in range(3):
-        update(learner, groups)
-    assert mean_logprob(True) > before[0]
-    assert mean_logprob(False) < before[1]
 
 
 def optimizer_settings(learner: GRPOLearner) -> list[tuple]:
@@ -163,33 +120,6 @@ def test_updates_that_are_not_finite_are_skipped_and_counted_then_stop_the_run(m
     assert torch.equal(weights(learner), before)
     with pytest.raises(TrainingDivergedError, match="not finite in 3 updates"):
         update(learner, groups)
-
-
-def test_failed_rollouts_enter_neither_statistics_nor_rows(model_path, groups):
-    from trial_ray.learner.connectors import group_turn_rows
-
-    config = TRIALConfig()
-    group = synthetic_groups(vocab_size=400, num_groups=1, group_size=4, seed=1)[0]
-    for trajectory, success in zip(group.trajectories, (True, False, False, True), strict=True):
-        trajectory.success = success
-    group.trajectories[3].ended = "failed"
-    rows = group_turn_rows([group], config)
-    assert len(rows) == sum(len(trajectory.turns) for trajectory in group.trajectories[:3])
-    advantage = (10 - 10 / 3) / (np.std([10, 0, 0], ddof=1) + 1e-6)
-    first = group.trajectories[0].turns[0]
-    assert rows.advantages[0].item() == pytest.approx(advantage - (0.0 if first.valid else 0.1), rel=1e-5)
-
-
-def test_a_learning_rate_schedule_is_followed_over_environment_steps(model_path, groups):
-    learner = learner_of(model_path, lr=[[0, 1e-2], [1000, 0.0]])
-    rates = []
-    for steps in (250, 1000, 2000):
-        before = weights(learner)
-        update(learner, groups, num_env_steps_sampled_lifetime=steps)
-        rates.append(learner._named_optimizers["default_policy_default_optimizer"].param_groups[0]["lr"])
-        moved = not torch.equal(before, weights(learner))
-    assert rates == pytest.approx([7.5e-3, 0.0, 0.0])
-    assert not moved
 
 
 @pytest.mark.parametrize("damage", [float("nan"), float("inf"), 1e30])

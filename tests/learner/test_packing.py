@@ -13,9 +13,8 @@ from transformers import (
 )
 
 from trial_ray.learner import packing
-from trial_ray.learner.packing import Row, lay_out, pass_parts, score_rows
+from trial_ray.learner.packing import Row, score_rows
 from trial_ray.models import tree_attention
-from trial_ray.models.prefix_tree import PrefixOrder, ScoredSequence
 from trial_ray.models.tree_attention import takes_trees
 
 VOCABULARY = 83
@@ -141,29 +140,3 @@ def test_an_insertion_point_outside_the_prompt_is_refused(insert_at):
 def test_no_rows_give_no_tokens():
     logprobs, hindsight = score_rows(tiny_model(), [], max_tokens=10)
     assert logprobs.shape == hindsight.shape == (0,)
-
-
-@pytest.mark.parametrize("kind", ["padded", "dense mask", "blocks"])
-@pytest.mark.parametrize("limit", [64, 150, 1100, 5000])
-def test_a_part_of_a_microbatch_holds_no_more_inputs_than_allowed(kind, limit):
-    """Whatever its packs repeat or pad: all of them are there until the backward pass."""
-    settings = {
-        "padded": {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0},
-        "dense mask": {},
-        "blocks": {"attention": tree_attention.IMPLEMENTATION},
-    }
-    lm = tiny_model("qwen2", **settings[kind])
-    generator = np.random.default_rng(3)
-    beginning = random_ids(generator, 40)
-    sequences = []
-    for _ in range(80):
-        own = random_ids(generator, generator.choice([3, 20, 200, 400]))
-        sequences.append(ScoredSequence(np.concatenate((beginning[: generator.integers(0, 41)], own)), 2))
-    order = PrefixOrder(sequences)
-    parts = pass_parts(lm, order, limit)
-    assert sorted(np.concatenate(parts).tolist()) == list(range(80))
-    held = [lay_out(lm, PrefixOrder([sequences[index] for index in part]), limit).num_tokens for part in parts]
-    assert all(inputs <= limit or len(part) == 1 for inputs, part in zip(held, parts, strict=True)), held
-    longest = max(len(sequence.inputs) for sequence in sequences)
-    assert max(held) <= max(limit, longest + tree_attention.SDPA_BLOCK)
-    assert len(parts) <= 3 * sum(held) / limit + 1 or limit < longest

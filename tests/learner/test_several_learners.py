@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import ray
+import small_learners
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.learner.learner_group import LearnerGroup
@@ -23,8 +23,9 @@ from trial_ray.engines.weights import iter_weights, weights_checksum
 from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.learner.exchange import TrainingGroups
 from trial_ray.learner.recording import read_training
-from trial_ray.models.loading import load_causal_lm
+from trial_ray.models.loading import load_causal_lm, load_tokenizer
 from trial_ray.models.sharding import decoder_layers
+from trial_ray.rollout.groups import GroupRefs
 
 NUM_LEARNERS = 2
 
@@ -115,7 +116,7 @@ def sum_in_small_buckets():
 
 def train(learners: LearnerGroup, groups, iteration: int = 1) -> list[dict]:
     """Each learner's metrics."""
-    data = TrainingGroups(episodes_refs=[ray.put([group]) for group in groups])
+    data = TrainingGroups(episodes_refs=[GroupRefs.put(group, len(group.trajectories)) for group in groups])
     results = learners.update(training_data=data, timesteps={"training_iteration": iteration})
     return [each[DEFAULT_MODULE_ID] for each in results]
 
@@ -140,15 +141,45 @@ def test_several_learners_come_to_the_weights_of_one_and_write_every_row_once(
     # Each learner begins each bucket's sum once a step: all of them during its last pass, or after it has made none.
     assert all(each["begun"] == each["steps"] * each["buckets"] for each in sums)
     assert sums[0]["steps"] > 1 < sums[0]["buckets"]
-    late = [each["late"] for each in sums]
-    assert (min(late), max(late)) == (0, sums[0]["begun"])
+    # Minibatches have one microbatch or two: one learner at least has none, and takes part with nothing.
+    steps, buckets = sums[0]["steps"], sums[0]["buckets"]
+    assert all(each["late"] % buckets == 0 for each in sums)
+    assert steps * buckets <= sum(each["late"] for each in sums) <= 2 * steps * buckets
     num_rows = sum(map(len, groups))
     trained = [int(each["num_module_steps_trained"]) for each in metrics[3]]
     assert sum(trained) == num_rows
-    # Minibatches have one microbatch or two: a third learner has none and takes part with nothing.
-    assert sorted(count > 0 for count in trained) == [False, True, True]
     assert len({float(each["trial"]["dense_loss"]) for each in metrics[3]}) == 1
     assert_same_record(tmp_path / "3", tmp_path / "0", num_rows)
+
+
+@pytest.mark.actors
+@pytest.mark.parametrize("method", ["serl", "opsd"])
+def test_what_a_method_needs_of_turns_reaches_the_learners_that_train_them(ray_session, exact_model_path, method):
+    """SERL masks tokens by texts; OPSD's divergence scores the hindsight view of trained turns."""
+    tokenizer = load_tokenizer(exact_model_path)
+    said = [
+        np.array(tokenizer.encode(text), np.int32)
+        for text in ("we <action>look</action>", "look", "<action>go to</action>")
+    ]
+    games = synthetic_groups(vocab_size=400, num_groups=3, group_size=4, most_turns=6, seed=5, responses=said)
+    found = []
+    for number in (0, NUM_LEARNERS):
+        config = small_learners.config_of(
+            method, exact_model_path, lr=1e-3, minibatch_rows=12, microbatch_rows=3, model_dtype="float64"
+        )
+        learners = group_of(config.learners(num_learners=number, num_cpus_per_learner=0.5))
+        metrics = train(learners, games)
+        found.append(
+            (
+                whole_weights(learners),
+                float(metrics[0][method]["action_token_fraction" if method == "serl" else "dense_loss"]),
+            )
+        )
+        learners.shutdown()
+    (alone, told), (shared, told_by_several) = found
+    assert (shared - alone).norm() < 1e-10 * alone.norm()
+    assert told_by_several == pytest.approx(told)
+    assert told > 0
 
 
 def assert_same_record(folder: Path, other: Path, num_rows: int) -> None:
@@ -216,6 +247,7 @@ def test_sharded_learners_train_save_export_and_go_on_as_one(ray_session, model_
 
 
 @pytest.mark.actors
+@pytest.mark.long
 def test_two_sharded_copies_are_one_learner_and_add_up_once_a_step(ray_session, model_path, groups, tmp_path):
     """Two by two learners: gradients cross between the copies once a step, however many passes the step has."""
     sharded = group_of(config_of(model_path, 4, "fsdp", 2).learners(num_cpus_per_learner=0.25))

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trial_ray.learner.rows import anchor_ids, step_returns, step_values
-from trial_ray.objectives.advantages import discounted_returns, group_relative_advantages
+from trial_ray.learner.rows import anchor_ids, step_returns, turn_index_ids
+from trial_ray.objectives.advantages import discounted_returns
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 
 
@@ -42,7 +42,7 @@ def survivors(groups):
 
 def naive_return(trajectory, place, reward, discount):
     rewards = [each.reward for each in trajectory.turns]
-    if reward != "return":
+    if reward not in ("return", "per_turn"):
         rewards = [0.0] * len(rewards)
         rewards[-1] = float(trajectory.success) if reward == "success" else trajectory.score
     return sum(discount**later * value for later, value in enumerate(rewards[place:]))
@@ -52,7 +52,11 @@ def places(groups):
     return [(i, trajectory, k) for i, trajectory in survivors(groups) for k in range(len(trajectory.turns))]
 
 
-@given(groups_of_rollouts, st.sampled_from(["success", "score", "return"]), st.sampled_from([0.0, 0.5, 0.95, 1.0]))
+@given(
+    groups_of_rollouts,
+    st.sampled_from(["success", "score", "return", "per_turn"]),
+    st.sampled_from([0.0, 0.5, 0.95, 1.0]),
+)
 def test_step_returns_equal_the_discounted_sums(groups, reward, discount):
     expected = [naive_return(trajectory, k, reward, discount) for _, trajectory, k in places(groups)]
     found = step_returns(groups, reward, discount)
@@ -61,26 +65,12 @@ def test_step_returns_equal_the_discounted_sums(groups, reward, discount):
 
 
 @given(groups_of_rollouts)
-def test_turns_share_an_anchor_exactly_where_group_and_observation_agree(groups):
-    keys = [(i, trajectory.turns[k].observation) for i, trajectory, k in places(groups)]
-    ids = anchor_ids(groups).tolist()
-    for one, key in zip(ids, keys, strict=True):
-        assert [other == one for other in ids] == [other == key for other in keys]
-
-
-@given(groups_of_rollouts)
-def test_values_are_means_over_equal_observations(groups):
-    turns = places(groups)
-    values = step_values(groups)
-    assert values.shape == (len(turns),)
-    for value, (i, trajectory, k) in zip(values.tolist(), turns, strict=True):
-        members = [
-            naive_return(other, j, "success", 0.95)
-            for other_group, other, j in turns
-            if other_group == i and other.turns[j].observation == trajectory.turns[k].observation
-        ]
-        assert value == pytest.approx(sum(members) / len(members), abs=1e-6)
-        assert 0 <= value <= 1
+def test_turns_share_a_number_exactly_where_group_and_observation_or_index_agree(groups):
+    observations = [(i, trajectory.turns[k].observation) for i, trajectory, k in places(groups)]
+    indices = [(i, k) for i, _, k in places(groups)]
+    for ids, keys in ((anchor_ids(groups), observations), (turn_index_ids(groups), indices)):
+        for one, key in zip(ids.tolist(), keys, strict=True):
+            assert [other == one for other in ids.tolist()] == [other == key for other in keys]
 
 
 @given(st.lists(st.tuples(st.floats(-5, 5), st.integers(0, 3)), max_size=12), st.sampled_from([0.0, 0.7, 1.0]))
@@ -91,18 +81,3 @@ def test_discounted_returns_of_interleaved_trajectories(steps, discount):
     for place, (_, trajectory) in enumerate(steps):
         own = [reward for reward, other in steps[place:] if other == trajectory]
         assert found[place] == pytest.approx(sum(discount**n * reward for n, reward in enumerate(own)), abs=1e-12)
-
-
-def test_papers_example_of_a_shared_state():
-    """Two rollouts pass the same shelf; one goes on to succeed at once, the other fails: ±half of what was at stake."""
-    won = Trajectory("t", "f", 0, [turn("room"), turn("shelf")], True, 1.0)
-    lost = Trajectory("t", "f", 1, [turn("room"), turn("shelf"), turn("attic")], False, 0.0)
-    group = [TrajectoryGroup("t", [won, lost])]
-    returns, anchors = step_returns(group, "success", 0.95), anchor_ids(group)
-    advantages = group_relative_advantages(returns, anchors, by_deviation=False)
-    assert advantages.tolist() == pytest.approx([0.475, 0.5, -0.475, -0.5, 0.0])
-    # Of two, each is half their difference from the mean, and √½ of it from their deviation.
-    half = 0.5**0.5
-    assert group_relative_advantages(returns, anchors).tolist() == pytest.approx(
-        [half, half, -half, -half, 0.0], abs=1e-5
-    )

@@ -230,13 +230,6 @@ def test_the_clamp_of_a_minibatch_compares_the_scalars_of_all_its_rows(model_pat
         assert worst(*found) > 1e-6 if differ else worst(*found) < 1e-12
 
 
-def test_equal_weighting_counts_microbatches_and_not_rows(model_path, groups):
-    by_rows, equal = (
-        gradients(exact_learner("grpo", model_path, microbatch_weighting=rule), groups) for rule in ("rows", "equal")
-    )
-    assert worst(equal, by_rows) > 1e-4
-
-
 # --- what must not be trained on
 
 
@@ -280,18 +273,3 @@ def test_beside_older_rows_current_ones_must_agree_and_all_be_numbers(versions, 
     learner = exact_learner("grpo", model_path, max_logprob_gap=None if reported is None else 100.0, importance_cap=1.5)
     with pytest.raises(WeightSyncError, match=message):
         update(learner, groups, weight_version=VERSION)
-
-
-def test_every_row_is_trained_once_and_counted(model_path, groups):
-    num_rows = sum(len(group) for group in groups)
-    for epochs in (1, 2):
-        learner = exact_learner("grpo", model_path, minibatch_rows=10, num_epochs=epochs)
-        seen = []
-        backward = learner.passes.backward
-        learner.passes.backward = lambda table, microbatches, *args, b=backward, s=seen: (
-            s.extend(row for each in microbatches for row in each.rows) or b(table, microbatches, *args)
-        )
-        results = update(learner, groups)
-        assert sorted(seen) == sorted(list(range(num_rows)) * epochs)
-        assert results["num_module_steps_trained"] == epochs * num_rows
-        assert np.isfinite(float(results["total_loss"]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -82,17 +84,34 @@ def test_a_minibatch_takes_a_slice_of_every_shard_as_the_published_ranks_did():
 
 def test_microbatches_are_shared_out_by_their_tokens():
     # One trajectory of long prompts, one of short ones: by rows each learner would get half of them.
-    plan = plan_update([[900] * 4, [100] * 12], minibatch_rows=16, microbatch_rows=2, num_learners=2, batch_shards=1)
+    plan = plan_update([[900] * 4, [100] * 24], minibatch_rows=28, microbatch_rows=2, num_learners=2, batch_shards=1)
     (minibatch,) = plan.steps
-    tokens = [900] * 4 + [100] * 12
+    tokens = [900] * 4 + [100] * 24
     load = [sum(tokens[row] for each in minibatch if each.learner == number for row in each.rows) for number in (0, 1)]
-    assert load == [2400, 2400]
+    assert load == [3600, 2400]
 
 
-def test_a_learner_may_be_left_without_work():
-    plan = plan_update([[10, 10], [10]], minibatch_rows=4, microbatch_rows=4, num_learners=3)
-    assert {each.learner for each in plan.steps[0]} == {0}
-    assert sum(len(rows) > 0 for rows in plan.scoring) == 2
+@given(st.lists(st.lists(st.integers(1, 900), min_size=1, max_size=5), min_size=1, max_size=9), st.integers(1, 5))
+def test_no_other_cut_of_a_minibatch_loads_its_most_loaded_learner_much_less(lengths, num_learners):
+    tokens = [each for turns in lengths for each in turns]
+    rows = min(len(tokens), 9)
+    plan = plan_update(lengths, minibatch_rows=rows, microbatch_rows=1, num_learners=num_learners)
+    for minibatch in plan.steps:
+        learners, costs = [each.learner for each in minibatch], [tokens[each.rows[0]] for each in minibatch]
+        assert learners == sorted(learners)
+        cuts = itertools.combinations_with_replacement(range(len(costs) + 1), num_learners - 1)
+        bounds = [[0, *cut, len(costs)] for cut in cuts]
+        least = min(max(sum(costs[start:end]) for start, end in itertools.pairwise(each)) for each in bounds)
+        assert max(np.bincount(learners, costs)) <= 1.15 * least
+
+
+@pytest.mark.parametrize("num_learners", [2, 3, 4, 8])
+def test_a_learner_trains_what_it_scores(num_learners):
+    rng = np.random.default_rng(0)
+    lengths = [rng.integers(300, 700, rng.integers(10, 30)).tolist() for _ in range(512)]
+    plan = plan_update(lengths, minibatch_rows=256, microbatch_rows=32, num_learners=num_learners)
+    for learner, scored in enumerate(plan.scoring):
+        assert len(plan.share(learner)) < 1.1 * len(scored)
 
 
 def test_equal_weighting_is_the_published_rule():

@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import constants
 
 from trial_ray.algorithms import GRPOConfig
-from trial_ray.algorithms.initial_policy import _warm_start, initial_policy, require_initial_policy
+from trial_ray.algorithms.initial_policy import initial_policy, require_initial_policy, warm_start_settings
 from trial_ray.engines.transformers import stop_token_ids
 from trial_ray.errors import ConfigError
 from trial_ray.models.folders import model_folder
@@ -128,7 +128,7 @@ def test_contexts_longer_than_the_model_to_be_made_are_refused_before_it_is_made
 def test_a_warm_start_is_made_with_the_prompts_of_training():
     config = GRPOConfig().environment("trial/ALFWorld-v0", env_config={"split": "generated"})
     config.rl_module(warm_start={"history_window": 1}).env_runners(history_window=3, max_prompt_tokens=700)
-    settings, _ = _warm_start(config)
+    settings, _ = warm_start_settings(config)
     found = (settings.response_style, settings.history_window, settings.max_prompt_tokens, settings.max_response_tokens)
     assert found == ("tagged", 1, 700, config.max_response_tokens)
     with pytest.raises(ConfigError, match="response_style='plain' found, but prompt_style is 'tagged'"):

@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from trial_ray.algorithms.initial_policy import initial_policy
 from trial_ray.environments.guarded import GuardedEnv
-from trial_ray.errors import MissingDependencyError
+from trial_ray.errors import ConfigError, MissingDependencyError
 from trial_ray.models import packaged
 from trial_ray.models.packaged import ALFWORLD_TINY, alfworld_tiny, prepare_smollm2
 from trial_ray.models.tiny import build_tokenizer
@@ -77,6 +77,11 @@ def test_the_weights_are_those_of_the_card(config, card):
     folder = Path(initial_policy(config))
     assert hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() == card["model.safetensors"]
     assert sum(file.stat().st_size for file in folder.iterdir()) <= 2_000_000
+
+
+def test_a_misspelt_package_is_told_with_those_that_exist(config):
+    with pytest.raises(ConfigError, match="'package:alfworld-tinny'; expected package:alfworld-tiny or package:llm"):
+        initial_policy(config.copy(copy_frozen=False).rl_module(model_path="package:alfworld-tinny"))
 
 
 def test_the_policy_has_the_words_of_the_environment(config):

@@ -17,7 +17,6 @@ from trial_envs.alfworld.household import CONTAINS, LAMPS, ROOMS
 from trial_ray.environments.alfworld import ADAPTER, VERBS
 from trial_ray.errors import ConfigError
 from trial_ray.models.tiny import SHAPES, build_tiny_model, build_tokenizer
-from trial_ray.rollout.prompts import PromptBuilder
 
 VLLM_CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
@@ -69,15 +68,6 @@ def test_without_a_vocabulary_the_words_of_prompts_are_tokens_all_the_same():
     bare = build_tokenizer()
     assert [len(bare.encode(word)) for word in ("actions", " history", " 12", "...")] == [1] * 4
     assert len(bare.encode("cabinet")) == len("cabinet")
-
-
-def test_the_chat_template_serves_prompts(tokenizer):
-    prompt = PromptBuilder(tokenizer, ADAPTER.template("plain"), 128).build(
-        task="put some mug on shelf.", observation="ok", admissible_actions=["go to shelf 1"], history=[], step=1
-    )
-    text = tokenizer.decode(prompt.ids)
-    assert text == "<|user|>put some mug on shelf\nok\nactions\ngo to shelf 1<|assistant|>"
-    assert tokenizer.decode(prompt.ids[prompt.insert_at :]) == "<|assistant|>"
 
 
 def test_a_saved_model_gives_the_same_logits_after_loading(tmp_path, tokenizer):

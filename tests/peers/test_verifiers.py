@@ -9,12 +9,8 @@ from __future__ import annotations
 import ast
 import json
 import os
-import signal
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +20,7 @@ import gymnasium
 import pytest
 from fitted_model import fit_model, fit_tokenizer
 from snippets import snippets
+from vllm_server import served
 
 from trial_envs.chat import SYSTEM_PROMPT, user_message
 from trial_envs.core.projection import project_action
@@ -34,7 +31,6 @@ pytestmark = [pytest.mark.peers, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).parents[2]
 SETTINGS = {"split": "generated", "difficulty": "tiny", "max_turns": 6, "num_games": 20}
 FITTED_TASKS = 3
-START_SECONDS = 600
 EVALUATION_SECONDS = 900
 
 
@@ -58,45 +54,9 @@ def programs() -> Path:
 @pytest.fixture(scope="module")
 def endpoint(plugin: Any, policy: Path, programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The base URL of a server of the model, which is stopped at the end."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [str(programs / "python"), "-m", "vllm.entrypoints.openai.api_server", "--model", str(policy)]
-    command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--max-model-len", "2048", "--dtype", "float32", "--enforce-eager"]
-    settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
     log = tmp_path_factory.mktemp("endpoint") / "log"
-    with log.open("w") as output:
-        server = subprocess.Popen(
-            command, env={**os.environ, **settings}, stdout=output, stderr=output, start_new_session=True
-        )
-    try:
-        wait_until_healthy(f"http://127.0.0.1:{port}/health", server, log)
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        stop(server)
-
-
-def wait_until_healthy(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    """Returns when the server answers; its process must not end before, nor the deadline pass."""
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and server.poll() is None:
-        try:
-            with urllib.request.urlopen(url, timeout=5):
-                return
-        except OSError:
-            time.sleep(1)
-    raise AssertionError(f"the server did not start:\n{log.read_text()[-3000:]}")
-
-
-def stop(server: subprocess.Popen[bytes]) -> None:
-    """Ends the server's whole session: its engine is a process of its own."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(server.pid, number)
-            server.wait(timeout=30)
-        except (ProcessLookupError, subprocess.TimeoutExpired):
-            continue
+    with served(programs / "python", policy, log, "--max-model-len", "2048") as url:
+        yield url
 
 
 def evaluate(endpoint: str, programs: Path, folder: Path, *arguments: str) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+from transformers import LlamaConfig, Qwen3Config
 
 from trial_ray import cli
 from trial_ray.algorithms import GRPO
@@ -19,7 +18,7 @@ from trial_ray.engines.vllm import VLLMEngine
 from trial_ray.errors import ConfigError
 from trial_ray.models.loading import load_causal_lm
 from trial_ray.models.model_shape import ModelShape, model_shape
-from trial_ray.planning.learner import layer_bytes_per_token, learner_memory
+from trial_ray.planning.learner import learner_memory
 from trial_ray.planning.memory import (
     SLEEPING_ENGINE_BYTES,
     Machine,
@@ -81,40 +80,6 @@ def test_an_unknown_model_without_a_hub_is_a_typed_error(monkeypatch):
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("kind", [LlamaConfig, Qwen3Config])
-def test_what_a_layer_keeps_for_the_backward_pass_is_what_autograd_saves(kind, autocast, qwen3):
-    sizes = {"vocab_size": 60, "hidden_size": 96, "intermediate_size": 256, "head_dim": 32, "tie_word_embeddings": True}
-    heads = {"num_attention_heads": 3, "num_key_value_heads": 1}
-    saved = {}
-    for layers in (1, 3):
-        config = kind(**sizes, **heads, num_hidden_layers=layers)
-        lm = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
-        saved[layers] = saved_bytes(lm, autocast)
-    shape = ModelShape.of_config(config)
-    request = replace(qwen3, shape=shape, model_bytes=4, compute_bytes=2 if autocast else 4)
-    measured = (saved[3] - saved[1]) / 2 / 512
-    assert layer_bytes_per_token(request) == pytest.approx(measured, rel=0.1)
-
-
-def saved_bytes(lm, autocast: bool) -> int:
-    """Bytes that autograd keeps of a pass over 2 x 256 tokens, weights and their copies left out."""
-    found: dict[int, int] = {}
-    sizes = {parameter.numel() for parameter in lm.parameters()}
-
-    def pack(tensor):
-        if tensor.untyped_storage().nbytes() // tensor.element_size() not in sizes:
-            found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    ids = torch.randint(0, 60, (2, 256))
-    context = torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext()
-    with context, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        kept = lm.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
-    assert kept.requires_grad
-    return sum(found.values())
 
 
 def test_master_weights_gradients_and_optimizer_are_sixteen_bytes_a_parameter(qwen3):

@@ -11,7 +11,7 @@ from synthetic_run import make_run, save_tokenizer
 from trial_ray.cli import main
 from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.models.tiny import build_tokenizer
-from trial_ray.reports.dataset import SCHEMA
+from trial_ray.reports.exports import SCHEMA
 from trial_ray.rollout.recording import read_trajectories, write_groups
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
 

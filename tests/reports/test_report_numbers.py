@@ -17,14 +17,12 @@ from trial_ray.evaluation.comparison import ComparisonError, success_by_seed
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.metrics import PANEL_SUCCESS, TRAINING_SUCCESS, TURN_SCORE
 from trial_ray.reports import plots
-from trial_ray.reports.charts import class_chart, curve_chart
-from trial_ray.reports.dynamics import learning
+from trial_ray.reports.charts import class_chart, curve_chart, learning
 from trial_ray.reports.findings import family_rows, paired_differences, summary_sentences
 from trial_ray.reports.records import RunRecord, group_runs
 from trial_ray.reports.report import report_page
 from trial_ray.rollout.trajectory import EpisodeResult
-from trial_ray.runs.reader import read_run
-from trial_ray.runs.report import load_groups
+from trial_ray.runs.reader import load_groups, read_run
 
 LAST = 12
 """Iterations of the runs."""

@@ -8,9 +8,10 @@ import pytest
 from trial_ray.environments import alfworld, webshop
 from trial_ray.environments.adapter import ACTION_CLASSES, EnvironmentAdapter
 from trial_ray.errors import UserInputError
-from trial_ray.reports.dynamics import curve, read_whole_lines, windows
-from trial_ray.reports.traces import Trace, TracedTurn, choose_trajectories, class_means, readable_trace
+from trial_ray.reports.charts import curve, windows
+from trial_ray.reports.records import Trace, TracedTurn, choose_trajectories, class_means, readable_trace
 from trial_ray.rollout.trajectory import Trajectory, Turn
+from trial_ray.runs.metric_files import read_metrics
 
 HOME, SHOP = alfworld.ADAPTER, webshop.ADAPTER
 
@@ -56,6 +57,10 @@ def test_only_a_turn_that_ended_the_episode_is_its_completion():
     assert HOME.turn_classes([], terminated=True) == []
 
 
+def test_actions_of_an_environment_without_patterns_have_no_class():
+    assert EnvironmentAdapter("other/Env-v0").turn_classes(["take x", "go"], terminated=True) == ["", ""]
+
+
 def trace(*turns):
     return Trace("t", "pick", True, [TracedTurn("a", "o", name, 0.1, weight, 3) for name, weight in turns])
 
@@ -95,22 +100,21 @@ METRICS = [{"iteration": number, "score": float(number), "loss": 1.0} for number
 
 
 def test_windows_do_not_overlap_and_the_last_may_be_shorter():
-    found = windows(METRICS, "score")
-    assert [(window.first, window.last, window.mean) for window in found] == [(1, 5, 3), (6, 10, 8), (11, 12, 11.5)]
-    assert windows(METRICS, "absent") == []
+    assert windows(METRICS, "score") == {3: 3, 8: 8, 11.5: 11.5}
+    assert windows(METRICS, "absent") == {}
     late = [line for line in METRICS if line["iteration"] >= 7]
-    assert [window.mean for window in windows(late, "score")] == [8.5, 11.5]
+    assert windows(late, "score") == {8: 8.5, 11.5: 11.5}
 
 
 def test_metrics_are_read_line_by_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in METRICS))
-    assert curve(read_whole_lines(path)[0], "loss") == [(number, 1.0) for number in range(1, 13)]
+    assert curve(read_metrics(path)[0], "loss") == dict.fromkeys(range(1, 13), 1.0)
     with pytest.raises(UserInputError, match=r"absent\.jsonl"):
-        read_whole_lines(tmp_path / "absent.jsonl")
+        read_metrics(tmp_path / "absent.jsonl")
 
 
 @pytest.mark.parametrize("iteration", ["true", '"3"', "2.5", "null", "1e400"])
 def test_a_line_of_metrics_without_a_whole_iteration_is_damaged(tmp_path, iteration):
     (tmp_path / "metrics.jsonl").write_text(f'{{"iteration": 1, "a": 2}}\n{{"iteration": {iteration}, "a": 3}}\n')
-    assert read_whole_lines(tmp_path / "metrics.jsonl") == ([{"iteration": 1, "a": 2}], 1)
+    assert read_metrics(tmp_path / "metrics.jsonl") == ([{"iteration": 1, "a": 2}], 1)

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from evaluation_samples import evaluation
+from rewritten_parquet import rewrite
 from scipy import stats
 from synthetic_run import START, finished_run
 
@@ -34,8 +35,7 @@ from trial_ray.reports.records import RunRecord, group_runs
 from trial_ray.reports.report import report_page
 from trial_ray.runs.checkpoints import find_checkpoint, list_checkpoints
 from trial_ray.runs.folder import RunFolder
-from trial_ray.runs.reader import read_run
-from trial_ray.runs.report import load_groups
+from trial_ray.runs.reader import load_groups, read_run
 
 HOSTILE = "</script><script>window.hit=1</script><img src=x onerror=window.hit=1>"
 
@@ -179,7 +179,7 @@ def test_multipliers_come_from_what_training_recorded(runs):
 def test_a_weight_that_cannot_be_drawn_ends_no_report(run, weight):
     (file,) = run.glob("training/*/*.parquet")
     rows = pq.read_table(file, partitioning=None).to_pylist()
-    pq.write_table(pa.Table.from_pylist([{**row, "turn_weight": weight} for row in rows], schema=TRAINING_SCHEMA), file)
+    rewrite(pa.Table.from_pylist([{**row, "turn_weight": weight} for row in rows], schema=TRAINING_SCHEMA), file)
     assert report(run) == 0
     if weight == 1.7e308:
         assert "“One trajectory's allocation”: Its numbers are too large" in text_of(run / "report.html")
@@ -234,6 +234,15 @@ def test_an_environment_is_called_by_the_title_that_its_user_gave(tmp_path):
     assert classes == {"acquisition", "completion", "inspection/other"}
 
 
+def test_a_report_without_classes_of_actions_names_none(tmp_path):
+    adapter = EnvironmentAdapter("trial/ALFWorld-v0", templates=alfworld.ADAPTER.templates)
+    folder = finished_run(tmp_path / "run", adapter=adapter, iterations=2)
+    assert report(folder, "--figures", tmp_path / "figures") == 0
+    shown = text_of(folder / "report.html") + (tmp_path / "figures" / "figure3.svg").read_text()
+    assert "One trajectory's allocation" in shown
+    assert [name for name in ("acquisition", "inspection/other", "class of action") if name in shown] == []
+
+
 def test_the_page_loads_nothing_and_admits_no_script_and_no_other_style(runs, tmp_path):
     assert report(runs[0], "--output", tmp_path / "page.html") == 0
     source = (tmp_path / "page.html").read_text()
@@ -249,11 +258,11 @@ DAMAGES = {
     "no cost": ("cost.json", None, "cost.json is missing"),
     "cost of another kind": ("cost.json", lambda text: '{"seconds": 3}', "cost.json is not what this version writes"),
     "no config": ("resolved_config.json", None, "resolved_config.json is missing"),
-    "half a config": ("resolved_config.json", lambda text: text[:99], "resolved_config.json cannot be read"),
-    "a list": ("run.json", lambda text: "[1]", "run.json holds no JSON object"),
-    "half an evaluation": ("evaluations/before.json", lambda text: text[:99], "Cannot read the evaluation"),
+    "half a config": ("resolved_config.json", lambda text: text[:99], "resolved_config.json: JSONDecodeError"),
+    "a list": ("run.json", lambda text: "[1]", "holds no JSON object"),
+    "half an evaluation": ("evaluations/before.json", lambda text: text[:99], "before.json: JSONDecodeError"),
     "killed": ("run.json", lambda text: text.replace('"done"', '"running"'), "The run has not ended, or was killed"),
-    "no metrics": ("metrics.jsonl", None, "Cannot read the metrics"),
+    "no metrics": ("metrics.jsonl", None, "metrics.jsonl: FileNotFoundError"),
 }
 
 
@@ -278,15 +287,15 @@ def test_what_is_missing_stands_on_the_page_and_in_the_terminal(run, capsys):
 def test_turn_weights_that_cannot_be_read_are_missing_and_the_rest_is_there(run):
     (training,) = run.glob("training/*/*.parquet")
     table = pq.read_table(training, partitioning=None)
-    pq.write_table(table.drop_columns(["turn_weight"]), training)
+    training = rewrite(table.drop_columns(["turn_weight"]), training)
     assert "lacks columns of schema version 2: turn_weight" in " ".join(read_run(run).missing)
     training.write_bytes(b"PAR1 cut")
     assert "is no complete Parquet file" in " ".join(read_run(run).missing)
-    pq.write_table(table, training)
+    rewrite(table, training)
     assert read_run(run).missing == []
     (trajectories,) = run.glob("trajectories/*/*.parquet")
     older = pq.read_table(trajectories, partitioning=None).replace_schema_metadata({"trial_ray.schema_version": "3"})
-    pq.write_table(older, trajectories)
+    rewrite(older, trajectories)
     assert "schema version 3" in " ".join(read_run(run).missing)
     shutil.rmtree(run / "training")
     assert "RUN/training was not recorded" in " ".join(read_run(run).missing)

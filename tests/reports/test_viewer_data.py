@@ -10,15 +10,16 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from hostile_texts import HOSTILE
+from rewritten_parquet import rewrite
 from synthetic_run import make_run, save_tokenizer
 
 from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.errors import UserInputError
 from trial_ray.models.tiny import build_tokenizer
-from trial_ray.reports import printed
-from trial_ray.reports.recorded import TokenTexts, TrainedTurn, visible
+from trial_ray.reports import recorded
+from trial_ray.reports.recorded import TokenTexts, TrainedTurn, disagreement, visible
 from trial_ray.reports.records import RunRecord
-from trial_ray.reports.viewer import disagreement, script, write_viewer
+from trial_ray.reports.viewer import script, write_viewer
 from trial_ray.rollout.recording import write_groups
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 from trial_ray.runs.reader import open_run
@@ -164,11 +165,11 @@ def test_training_records_of_another_run_are_refused(tmp_path, run_folder, token
     shorter = table.set_column(
         table.schema.get_field_index("gap"), "gap", [[values[:-1] for values in table["gap"].to_pylist()]]
     )
-    pq.write_table(shorter, other)
+    other = rewrite(shorter, other)
     wrong = open_run(tmp_path / "run")
     with pytest.raises(UserInputError, match="not of the same run"):
         wrong.read(1)
-    pq.write_table(table.drop_columns(["gap"]), other)
+    other = rewrite(table.drop_columns(["gap"]), other)
     with pytest.raises(UserInputError, match="lacks columns of schema version 2: gap"):
         wrong.read(1)
     other.write_bytes(whole[:-20])
@@ -219,5 +220,5 @@ def test_an_iteration_without_a_whole_file_is_not_read(tmp_path, tokenizer):
 def test_a_multiplier_that_is_no_number_is_printed_without_a_bar():
     ids, values = np.zeros(2, np.int32), np.zeros(2, np.float32)
     turn = Turn(ids, ids, values, 1, 2, "seen", "act", True, "done", 0.0, "stop")
-    shown = [str(part) for part in printed._turn(0, turn, trained(None, weight=float("nan")), "other", None)]
+    shown = [str(part) for part in recorded._turn(0, turn, trained(None, weight=float("nan")), "other", None)]
     assert "multiplier nan   score 0.1000 nats" in shown

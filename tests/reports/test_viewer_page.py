@@ -90,6 +90,14 @@ def hostile_run(folder, tokenizer):
     return RunRecord(folder, STORED[1], recorded=[1], tokens=TokenTexts(tokenizer))
 
 
+def test_a_page_without_classes_of_actions_has_no_filter_for_them(browser, tmp_path, tokenizer):
+    browser.open(write_viewer([hostile_run(tmp_path, tokenizer)], tmp_path / "viewer").page.as_uri())
+    browser.wait("document.querySelector('article.current')")
+    assert browser.evaluate("document.getElementById('class-filter').hidden")
+    assert count(browser, "article .class") == 0
+    assert browser.evaluate("document.querySelector('.profile button').ariaLabel") == "turn 1, multiplier not recorded"
+
+
 def test_nothing_recorded_runs(browser, tmp_path, tokenizer):
     run = hostile_run(tmp_path, tokenizer)
     other = dataclasses.replace(run, title=STORED[2])

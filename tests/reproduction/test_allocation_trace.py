@@ -14,7 +14,7 @@ from trial_ray.learner.connectors import encode_views
 from trial_ray.learner.packing import score_rows
 from trial_ray.learner.rows import TurnRows
 from trial_ray.models.loading import load_causal_lm, load_tokenizer
-from trial_ray.reproduction.allocation import trace_game, trace_trajectories
+from trial_ray.reproduction.artefacts import trace_game, trace_trajectories
 
 GAMES = {"split": "generated", "difficulty": "tiny", "num_games": 4, "max_turns": 4}
 

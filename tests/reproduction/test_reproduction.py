@@ -16,7 +16,7 @@ from trial_ray.errors import ConfigError, UserInputError
 from trial_ray.evaluation.panels import Panel
 from trial_ray.reproduction import STUDIES, choose, load_scale, plan_choice, plan_runs, scale_names
 from trial_ray.reproduction.artefacts import assemble, paired_markdown, telling_task
-from trial_ray.reproduction.studies import write_plan
+from trial_ray.reproduction.execution import write_plan
 from trial_ray.runs import session as training_session
 from trial_ray.runs.folder import RunFolder
 from trial_ray.runs.session import TrainingSession
@@ -70,6 +70,8 @@ def finish(run, scale_file, rate, state="done"):
             "iteration": iteration,
             "evaluation/env_runners/success_rate": success,
             "env_runners/success_rate": success,
+            "rows/sampled": 5,
+            "learners/default_policy/num_module_steps_trained": 4,
         }
         if run.method == "trial":
             line |= {
@@ -254,6 +256,12 @@ def test_the_study_tells_success_area_and_differences(choosing_file, tmp_path):
     assert learned["tried"] == [{"value": 0.1}]
     assert paths["study_learning_alfworld.png"].read_bytes().startswith(b"\x89PNG")
     assert "TRIAL − Permuted | +22.0" in paths["study_learning.md"].read_text()
+    of_trial = [row for row in json.loads(paths["study_runs.json"].read_text())["runs"] if row["method"] == "trial"]
+    assert [row["area"] for row in of_trial] == pytest.approx([0.44] * len(of_trial))
+    assert {(row["rows_sampled"], row["rows_trained"]) for row in of_trial} == {(50, 40)}
+    (row,) = (row for row in table["rows"] if row["method"] == "trial")
+    assert {str(run["seed"]): run["success"] for run in of_trial} == pytest.approx(row["cells"][-1]["by_seed"])
+    assert {"effects.json", "effects.png"} <= paths.keys()
 
 
 def test_figure2_holds_curves_and_windows_of_five(scale_file, tmp_path):

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from chat_tokenizers import MODELS, bare_tokenizer, chat_tokenizer
 from recordings import alfworld_episodes, turns
-from riddle_env import RiddleEnv
-from user_env import entry_of
 
-from trial_ray.engines.protocol import Response, SamplingParams
-from trial_ray.environments import alfworld, textworld, webshop
+from trial_ray.environments import alfworld, external, webshop
 from trial_ray.environments.adapter import EnvironmentAdapter
-from trial_ray.environments.guarded import GuardedEnv, StepResult
+from trial_ray.environments.guarded import StepResult
 from trial_ray.environments.templates import GENERIC, ConversationTemplate, PromptContext, TaggedTemplate
 from trial_ray.errors import ChatTemplateError, PromptTooLongError
-from trial_ray.learner.packing import Row
 from trial_ray.rollout.conversation import ConversationBuilder
-from trial_ray.rollout.episode import PolicyPlayer, play_episode
-from trial_ray.rollout.hindsight import encode_evidence, outcome_view
 from trial_ray.rollout.trajectory import Turn
 
 HOME = alfworld.ADAPTER
@@ -196,55 +189,7 @@ def test_a_message_that_does_not_fit_beside_the_task_is_too_long(num_turns, obse
         build.write(shown(observation), played)
 
 
-def play(model: str, limit: int = 100_000, num_turns: int = 6):
-    """An episode of wrong guesses whose responses end in turn by stop token, by length and by another stop token."""
-    entry = entry_of(RiddleEnv, max_turns=num_turns)
-    tokenizer = chat_tokenizer(model)
-    ends = [[tokenizer.eos_token_id], [], [tokenizer.pad_token_id]]
-    asked = []
-
-    async def generate(prompt_ids: np.ndarray, params: SamplingParams) -> Response:
-        ids = np.asarray([*sampled(tokenizer, "<action>no</action>", stop=False), *ends[len(asked) % 3]], np.int32)
-        asked.append(prompt_ids)
-        return Response(ids, np.zeros(len(ids), np.float32), 1, "stop")
-
-    writer = builder(model, limit, adapter=entry.adapter)
-    decode = lambda ids: tokenizer.decode(ids, skip_special_tokens=True)  # noqa: E731
-    player = PolicyPlayer(writer, decode, SamplingParams(max_tokens=64), generate)
-    trajectory = asyncio.run(play_episode(GuardedEnv(entry), "0", player))
-    assert all(np.array_equal(turn.prompt_ids, ids) for turn, ids in zip(trajectory.turns, asked, strict=True))
-    return trajectory
-
-
-def num_distinct(sequences) -> int:
-    """Nodes of the prefix tree of sequences, counted as the set of all their prefixes."""
-    return len({tuple(ids[: end + 1]) for ids in sequences for end in range(len(ids))})
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_an_episode_costs_one_sequence_and_hindsight_a_branch_a_turn(model):
-    trajectory, tokenizer = play(model), chat_tokenizer(model)
-    assert (trajectory.ended, len(trajectory.turns)) == ("turn_limit", 6)
-    rows, branches = [], 0
-    for turn in trajectory.turns:
-        evidence = encode_evidence(outcome_view(turn.outcome, terminal=False, success=False), tokenizer)
-        rows.append(Row(turn.prompt_ids, turn.insert_at, turn.response_ids, evidence))
-        branches += len(evidence) + len(turn.prompt_ids) - turn.insert_at + len(turn.response_ids)
-        assert "Outcome after the reply" not in tokenizer.decode(turn.prompt_ids)
-    ordinary = [[*row.prompt_ids.tolist(), *row.response_ids.tolist()] for row in rows]
-    hindsight = [[*row.hindsight_prompt_ids.tolist(), *row.response_ids.tolist()] for row in rows]
-    assert num_distinct(ordinary) == len(ordinary[-1])
-    assert num_distinct([*ordinary, *hindsight]) == len(ordinary[-1]) + branches
-    assert all(turn.action == "no" for turn in trajectory.turns)
-
-
-def test_a_message_that_does_not_fit_ends_the_episode():
-    trajectory = play("qwen3", limit=60)
-    assert (trajectory.ended, trajectory.turns) == ("prompt_limit", [])
-    assert "max_prompt_tokens=60" in trajectory.error
-
-
-@pytest.mark.parametrize("adapter", [HOME, webshop.ADAPTER, textworld.ADAPTER], ids=lambda adapter: adapter.name)
+@pytest.mark.parametrize("adapter", [HOME, webshop.ADAPTER, external.TEXTWORLD], ids=lambda adapter: adapter.name)
 def test_the_conversation_of_a_tagged_template_shows_what_it_shows(adapter):
     template, tagged = adapter.template("conversation"), adapter.template("tagged")
     now = context(shown("Instruction: [SEP] a lamp [SEP] You see a desk 1."), 3)

@@ -66,6 +66,15 @@ def test_an_environment_that_keeps_the_contract_plays_to_its_end():
         ("step.admissible_actions=list", "turn 2", "info['admissible_actions'] [1] (list); expected a list of str"),
         ("step.won=None", "turn 2", "info['won'] None (NoneType); expected a bool"),
         ("step.score=5", "turn 2", "info['score'] 5 (int); expected a number in [0, 1]"),
+        (
+            "step.rewards=list",
+            "turn 2",
+            "info['rewards'] [1] (list); expected a dict of at most 32 finite numbers by name",
+        ),
+        ("step.rewards=nested name", "turn 2", "info['rewards'] {'form/tags': 1.0} (dict); expected"),
+        ("step.rewards=no number", "turn 2", "info['rewards'] {'form': 'good'} (dict); expected"),
+        ("step.rewards=nan by name", "turn 2", "info['rewards'] {'form': nan} (dict); expected"),
+        ("step.rewards=too many", "turn 2", "info['rewards'] {'r0': 0.0, 'r1': 0.0"),
     ],
 )
 def test_a_fault_of_the_environment_fails_the_rollout_and_names_environment_task_turn_and_cause(fault, where, told):

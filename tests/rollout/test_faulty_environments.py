@@ -7,6 +7,7 @@ import logging
 import numpy as np
 import pytest
 from faulty_env import CountingEnv
+from tiny_run import with_small_actors
 from user_env import registered
 
 from trial_ray.algorithms.config import GRPOConfig
@@ -24,18 +25,13 @@ def environment(ray_session):
 
 def config_of(model_path: str, **env_config) -> GRPOConfig:
     return (
-        GRPOConfig()
+        with_small_actors(GRPOConfig())
         .environment(CountingEnv.ENV_ID, env_config={"split": "train", **env_config})
         .rl_module(model_path=model_path)
         .training(lr=1e-3, group_size=4, tasks_per_iteration=2, minibatch_rows=12, microbatch_rows=6, kl_coeff=0.0)
         .env_runners(max_prompt_tokens=200, max_response_tokens=4, prompt_style="plain", max_group_redraws=1)
-        .engines(engine="transformers", num_cpus_per_engine=0.25, engine_kwargs={"max_model_len": 508})
-        .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25)
-        .learners(num_learners=0, num_cpus_per_learner=0.25)
-        .resources(num_cpus_for_main_process=0.25)
+        .engines(engine_kwargs={"max_model_len": 508})
         .evaluation(evaluation_split="train", evaluation_num_tasks=2)
-        .fault_tolerance(delay_between_env_runner_restarts_s=0)
-        .debugging(seed=1)
     )
 
 
@@ -73,33 +69,25 @@ def test_where_every_episode_fails_the_run_and_the_panel_say_why(algorithm_of, m
     assert "2 of 2 episodes failed" in caplog.text
 
 
-def test_an_episode_of_the_panel_is_played_again_and_what_goes_wrong_in_a_runner_is_named(model_path, caplog):
+def test_an_episode_of_the_panel_is_played_again_and_a_bug_in_a_runner_is_named(
+    algorithm_of, model_path, caplog, tmp_path
+):
     def spoil(runner) -> None:
         def player(request, settings, seed):
             raise ZeroDivisionError("a bug of ours")
 
         runner.player = player
 
-    def die_when_asked(runner) -> None:
-        import os
+    def restore(runner) -> None:
+        del runner.player
 
-        runner.player = lambda *arguments: os._exit(1)
-
-    config = config_of(model_path, fault="step_raises", faulty_episode=2)
-    algo = config.fault_tolerance(restart_failed_env_runners=False).build_algo()
-    try:
-        with caplog.at_level(logging.WARNING):
-            (result,) = algo.evaluate_panels().values()
-        assert [episode.ended for episode in result.episodes] == ["terminated"] * 2
-        assert "1 of 2 episodes failed" in caplog.text
-        algo.env_runner_group.foreach_env_runner(spoil, local_env_runner=False)
-        with pytest.raises(ZeroDivisionError, match="a bug of ours"):
-            algo.train()
-        algo.env_runner_group.foreach_env_runner(die_when_asked, local_env_runner=False)
-        with pytest.raises(
-            InfrastructureError,
-            match=r"No env runner is left, and restart_failed_\w+ is off.*runner 1 died",
-        ):
-            algo.train()
-    finally:
-        algo.stop()
+    algo = algorithm_of(config_of(model_path, orders=str(tmp_path / "orders")))
+    (tmp_path / "orders").write_text("step_raises")
+    with caplog.at_level(logging.WARNING):
+        (result,) = algo.evaluate_panels().values()
+    assert [episode.ended for episode in result.episodes] == ["terminated"] * 2
+    assert "1 of 2 episodes failed" in caplog.text
+    algo.env_runner_group.foreach_env_runner(spoil, local_env_runner=False)
+    with pytest.raises(ZeroDivisionError, match="a bug of ours"):
+        algo.train()
+    algo.env_runner_group.foreach_env_runner(restore, local_env_runner=False)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from chat_tokenizers import MODELS, chat_tokenizer
-from recordings import alfworld_episodes, turns
+from synthetic_groups import synthetic_groups
 
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.engines.protocol import Response, SamplingParams
@@ -41,6 +41,7 @@ WON = TurnContext(
     success=True,
     solution=("go to desk 1", "take mug 1 from desk 1"),
     skills=alfworld.SKILLS,
+    peer=("go to bed 1", "take mug 1 from bed 1"),
 )
 
 
@@ -65,6 +66,7 @@ def test_outcome_adds_the_verdict_and_feedback_tells_the_answer_alone():
             "{message}\n\nA solution of this task for reference, as actions from its beginning:\n{text}\n\nSee why each of its "
             "steps is taken, then reach the same end by a reasoning of your own.\n{opening}",
         ),
+        ("peer", "{message}\n\nThe actions of another attempt at this task, which succeeded:\n{text}\n{opening}"),
     ],
 )
 @pytest.mark.parametrize("model", ["qwen3", "tiny"])
@@ -89,7 +91,8 @@ def test_every_view_has_its_methods_lead_and_place(model, view, expected):
     )
     won = Trajectory("1", WON.family, 0, [turn], success=True, ended="terminated", solution=WON.solution)
     config = GRPOConfig().environment("trial/ALFWorld-v0").training(privileged_view=view)
-    rows = TurnRows([turn], torch.zeros(1, dtype=torch.int64), torch.zeros(1), encode_views([won], config, tokenizer))
+    views = encode_views([won], config, tokenizer, peers=[WON.peer])
+    rows = TurnRows([turn], torch.zeros(1, dtype=torch.int64), torch.zeros(1), views)
     (row,) = rows.model_rows([0], with_evidence=True)
     parts = {"message": prompt.ids[: prompt.insert_at], "opening": prompt.ids[prompt.insert_at :]}
     texts = {name: tokenizer.decode(ids) for name, ids in parts.items()}
@@ -98,11 +101,11 @@ def test_every_view_has_its_methods_lead_and_place(model, view, expected):
     assert np.array_equal(ordinary.hindsight_prompt_ids, prompt.ids)
 
 
-@pytest.mark.parametrize("view", ["outcome", "feedback", "skill", "solution"])
+@pytest.mark.parametrize("view", ["outcome", "feedback", "skill", "solution", "peer"])
 def test_what_says_what_a_view_is_survives_a_cut(view):
     tokenizer = chat_tokenizer("qwen3")
     long = " ".join(f"shelf {index}" for index in range(500))
-    found = privileged_view(view, replace(WON, outcome=long, skills={"": long}, solution=(long,)))
+    found = privileged_view(view, replace(WON, outcome=long, skills={"": long}, solution=(long,), peer=(long,)))
     ids = encode_evidence(found, tokenizer, limit := 160)
     text = tokenizer.decode(ids)
     assert len(ids) == limit
@@ -115,9 +118,23 @@ def test_what_says_what_a_view_is_survives_a_cut(view):
         encode_evidence(found, tokenizer, least)
 
 
-def test_no_answer_is_no_feedback():
-    view = privileged_view("feedback", replace(WON, outcome=" \n"))
-    assert encode_evidence(view, chat_tokenizer("qwen3")).tolist() == []
+@pytest.mark.parametrize("view", ["feedback", "peer"])
+def test_nothing_to_show_adds_nothing_to_the_prompt(view):
+    shown = privileged_view(view, replace(WON, outcome=" \n", peer=()))
+    assert encode_evidence(shown, chat_tokenizer("qwen3")).tolist() == []
+
+
+def test_a_failed_rollout_is_shown_the_first_that_succeeded():
+    (group,) = synthetic_groups(vocab_size=400, num_groups=1, group_size=4)
+    lost, broken, first, second = group.trajectories
+    for place, trajectory in enumerate(group.trajectories):
+        trajectory.success = place > 0
+        trajectory.turns = [replace(turn, action=f"{place}.{index}") for index, turn in enumerate(trajectory.turns)]
+    broken.ended = "failed"
+    assert group.peer_actions(lost) == tuple(f"2.{index}" for index in range(len(first.turns)))
+    assert group.peer_actions(first) == group.peer_actions(second) == ()
+    first.success = second.success = False
+    assert group.peer_actions(lost) == ()
 
 
 def test_advice_is_the_familys_and_tells_nothing_of_the_turn():
@@ -175,41 +192,6 @@ def test_an_episode_keeps_its_environments_solution_and_shows_it_to_nobody(env_i
     env.close()
 
 
-def recorded_turns(origin, model, num_episodes=6):
-    """Ordinary prompt, response ids and outcome view of every turn of some recorded episodes."""
-    tokenizer = chat_tokenizer(model)
-    build = PromptBuilder(tokenizer, alfworld.ADAPTER.template("tagged"), 4096)
-    for episode in alfworld_episodes(origin)[:num_episodes]:
-        for arguments, action, after in turns(episode):
-            response = f"<think>The goal is {arguments['task']}</think>\n<action>{action}</action>"
-            response = np.asarray([*tokenizer.encode(response), tokenizer.eos_token_id], dtype=np.int32)
-            view = outcome_view(after["observation"], terminal=after["done"], success=after["won"])
-            yield build.build(**arguments), response, view, after
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_both_views_of_recorded_turns_score_the_identical_response(model, origin):
-    tokenizer = chat_tokenizer(model)
-    count = 0
-    for prompt, response, view, after in recorded_turns(origin, model):
-        evidence = encode_evidence(view, tokenizer)
-        hindsight = augment(prompt.ids, prompt.insert_at, evidence)
-        ordinary_context = np.concatenate([prompt.ids, response])
-        hindsight_context = np.concatenate([hindsight, response])
-        assert len(hindsight) == len(prompt.ids) + len(evidence)
-        assert np.array_equal(ordinary_context[len(prompt.ids) :], hindsight_context[len(hindsight) :])
-        behind = tokenizer.decode(prompt.ids[prompt.insert_at :])
-        verdict = "\nThe episode ended: the task succeeded." if after["won"] else ""
-        assert tokenizer.decode(hindsight).endswith(
-            "</action>." + OUTCOME.lead + after["observation"].strip() + verdict + behind
-        )
-        # Taking the evidence out gives back the ordinary prompt: nothing else differs between the views.
-        end = prompt.insert_at + len(evidence)
-        assert np.array_equal(np.delete(hindsight, slice(prompt.insert_at, end)), prompt.ids)
-        count += 1
-    assert count > 50
-
-
 def test_only_a_terminal_turn_carries_its_consequence():
     ongoing = outcome_view("You pick up the apple 1.\n", terminal=False, success=False)
     assert ongoing == PrivilegedView("You pick up the apple 1.")
@@ -228,11 +210,6 @@ def test_special_tokens_in_an_outcome_stay_text(model):
     ids = encode_evidence(view, tokenizer)
     assert not set(ids.tolist()) & set(tokenizer.all_special_ids)
     assert tokenizer.decode(ids) == OUTCOME.lead + view.text
-
-
-def test_limit_that_leaves_no_room_is_refused():
-    with pytest.raises(ValueError, match="max_outcome_tokens"):
-        encode_evidence(PrivilegedView("shelf " * 50), chat_tokenizer("tiny"), 8)
 
 
 @pytest.mark.parametrize(("insert_at", "expected"), [(0, [9, 1, 2]), (2, [1, 2, 9])])

@@ -1,16 +1,14 @@
 import numpy as np
 import pytest
-from chat_tokenizers import MODELS, bare_tokenizer, chat_template, chat_tokenizer
+from chat_tokenizers import MODELS, bare_tokenizer, chat_tokenizer
 from recordings import alfworld_episodes, turns
 
 from trial_ray.environments import alfworld, webshop
-from trial_ray.environments.adapter import EnvironmentAdapter
-from trial_ray.environments.templates import GENERIC
 from trial_ray.errors import ChatTemplateError, ConfigError, PromptTooLongError
+from trial_ray.rollout.hindsight import encode_untrusted
 from trial_ray.rollout.prompts import CUT_MARK, PromptBuilder
 
 HOME = alfworld.ADAPTER
-ELSE = EnvironmentAdapter("someone/Else-v3")
 FIRST = {
     "task": "put some pencil on desk.",
     "observation": "-= Welcome to TextWorld, ALFRED! =-\n\nYou see a bed 1, and a desk 1.\n\n"
@@ -100,6 +98,19 @@ def test_special_tokens_in_untrusted_text_stay_text(model, style, where):
     assert specials[-1] in tokenizer.decode(attacked.ids[: attacked.insert_at]).split(specials[1], 1)[-1]
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_a_tokenizer_that_cuts_or_pads_encodes_whole_texts_as_transformers_does(model):
+    tokenizer = chat_tokenizer(model)
+    texts = ["", "a", LATER["observation"] * 20, "naïve 你好 \ud800 <|im_end|> \x00\n\n"]
+    tokenizer.backend_tokenizer.enable_truncation(4)
+    tokenizer.backend_tokenizer.enable_padding(length=64)
+    found = [encode_untrusted(tokenizer, text) for text in texts]
+    well_formed = [text.replace("\ud800", "?") for text in texts]
+    assert found == [
+        tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True) for text in well_formed
+    ]
+
+
 def test_first_turn_shows_the_observation_as_it_is_and_the_task_once():
     build = builder()
     text = message(build, build.build(**FIRST))
@@ -159,13 +170,6 @@ def test_plain_style_drops_banner_and_repeated_task():
     assert "welcome" not in text.lower()
     assert text.count("pencil") == 1
     assert "you see a bed 1 and a desk 1\n" in text
-
-
-def test_other_environments_get_the_generic_template():
-    assert all(ELSE.template(style) is template for style, template in GENERIC.items())
-    build = builder(adapter=ELSE)
-    assert "help" in message(build, build.build(**LATER))
-    assert "house" not in message(build, build.build(**LATER))
 
 
 def test_instructed_form_is_what_the_projection_reads():
@@ -267,12 +271,6 @@ def test_unusable_chat_templates_are_named(template, found):
 def test_stripping_template_is_fine():
     tokenizer = with_template(LOOP.replace("BODY", "message.content | trim"))
     assert PromptBuilder(tokenizer, HOME.template("tagged"), 1000).build(**LATER).ids.size
-
-
-def test_qwen3_reasoning_mode_is_off():
-    assert "enable_thinking" in chat_template("qwen3")
-    build = builder("qwen3")
-    assert message(build, build.build(**FIRST)).endswith("<think>\n\n</think>\n\n")
 
 
 def test_an_unknown_form_of_response_is_refused():

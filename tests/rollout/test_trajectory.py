@@ -13,7 +13,7 @@ from trial_ray.learner.connectors import group_turn_rows
 
 
 @pytest.mark.parametrize("differing", ["success", "score", "return", None])
-@pytest.mark.parametrize("reward", ["success", "score", "return"])
+@pytest.mark.parametrize("reward", ["success", "score", "return", "per_turn"])
 def test_variance_is_that_of_the_chosen_reward(reward, differing):
     (group,) = synthetic_groups(vocab_size=400, num_groups=1, group_size=3)
     for place, trajectory in enumerate(group.trajectories):
@@ -24,9 +24,10 @@ def test_variance_is_that_of_the_chosen_reward(reward, differing):
             dataclasses.replace(turn, reward=value, valid=True)
             for turn, value in zip(trajectory.turns, rewards, strict=True)
         ]
-    assert group.has_variance(reward) == (reward == differing)
+    counts = (reward, "success", "return") if reward == "per_turn" else (reward,)
+    assert group.has_variance(reward) == (differing in counts)
     advantages = group_turn_rows([group], GRPOConfig().training(reward=reward)).advantages
-    assert bool(advantages.any()) == (reward == differing)
+    assert bool(advantages.any()) == (differing in counts)
 
 
 SAME = {

@@ -13,14 +13,12 @@ from synthetic_groups import synthetic_groups
 from trial_ray import cli
 from trial_ray.algorithms import TRIALConfig
 from trial_ray.errors import CheckpointError, ConfigError, UserInputError
-from trial_ray.evaluation.results import EvaluationFileError, EvaluationResult
+from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.files import write_json, write_text
 from trial_ray.rollout.partitions import partitions
 from trial_ray.rollout.recording import read_trajectories, write_groups
-from trial_ray.rollout.trajectory import EpisodeResult
 from trial_ray.runs.config_record import from_record, to_record
 from trial_ray.runs.folder import RunFolder
-from trial_ray.runs.metric_files import MetricWriters
 from trial_ray.runs.reader import read_run, read_runs
 from trial_ray.runs.session import TrainingSession
 
@@ -32,19 +30,16 @@ RUN = '{"schema": "trial_ray/run", "schema_version": 1}'
 
 
 @pytest.mark.parametrize(
-    ("content", "read", "error"),
+    ("content", "read"),
     [
-        *(
-            (content, lambda path: RunFolder.reopen(path.parent).state(), CheckpointError)
-            for content in ("3", "{}", DEEP, RUN)
-        ),
-        (DEEP, EvaluationResult.load, EvaluationFileError),
+        *((content, lambda path: RunFolder.reopen(path.parent).state()) for content in ("3", "{}", DEEP, RUN)),
+        (DEEP, EvaluationResult.load),
     ],
     ids=range(5),
 )
-def test_a_file_of_another_shape(tmp_path, content, read, error):
+def test_a_file_of_another_shape(tmp_path, content, read):
     (tmp_path / "run.json").write_text(content)
-    with pytest.raises(error):
+    with pytest.raises(CheckpointError):
         read(tmp_path / "run.json")
 
 
@@ -76,17 +71,6 @@ def test_a_config_of_another_shape_is_named_as_missing(tmp_path, record):
     whole = {"method": "grpo", "settings": {}, "environments": []}
     (tmp_path / "resolved_config.json").write_text(json.dumps(whole | record))
     assert "resolved_config.json is not what this version writes" in " ".join(read_run(tmp_path).missing)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [("success", 1), ("score", None), ("score", float("nan")), ("turns", "3"), ("task_id", [])]
-)
-def test_an_evaluation_with_a_value_of_another_type(tmp_path, key, value):
-    result = EvaluationResult({}, [EpisodeResult("t", "f", True, 1.0, 2, "terminated")]).to_dict()
-    result["episodes"][0][key] = value
-    (tmp_path / "evaluation.json").write_text(json.dumps(result))
-    with pytest.raises(EvaluationFileError, match=key):
-        EvaluationResult.load(tmp_path / "evaluation.json")
 
 
 def test_lone_surrogates_are_written_as_escapes(tmp_path):
@@ -130,8 +114,7 @@ def test_metrics_of_a_resumed_run_lose_their_damaged_lines_alone(tmp_path):
     folder = RunFolder(tmp_path)
     folder.metrics.write_bytes(b"\n".join([*(line.encode() for line in whole), *damaged]))
     folder.drop_records_after(2)
-    with MetricWriters(folder.metrics, folder.tensorboard, after_iteration=2) as writers:
-        writers.write(3, {"a": 2.5})
+    folder.log(3, {"a": 2.5})
     assert folder.metrics.read_text().splitlines() == [*whole[:2], json.dumps({"iteration": 3, "a": 2.5})]
 
 

@@ -13,9 +13,10 @@ import pytest
 from cli_fakes import EXPERIMENT, FakeAlgorithm
 
 from trial_ray import cli
-from trial_ray.errors import CheckpointError
+from trial_ray.errors import CheckpointError, ConfigError, UserInputError
+from trial_ray.files import PACKAGE
 from trial_ray.runs import checkpoints as checkpoints_module
-from trial_ray.runs import provenance
+from trial_ray.runs import ownership
 from trial_ray.runs.checkpoints import (
     ADAPTER_INSIDE_CHECKPOINT,
     ADAPTER_MARK,
@@ -32,6 +33,8 @@ from trial_ray.runs.checkpoints import (
     require_whole,
     write_manifest,
 )
+from trial_ray.runs.folder import RunFolder
+from trial_ray.runs.reader import read_runs
 from trial_ray.sweeps.tuner import Sweep
 
 FILES = {
@@ -42,6 +45,25 @@ FILES = {
     f"{MODEL_INSIDE_CHECKPOINT}/model.safetensors": b"weights",
 }
 WEIGHTS = f"{MODEL_INSIDE_CHECKPOINT}/model.safetensors"
+
+
+@pytest.mark.parametrize("read", [find_model, read_runs, RunFolder.reopen])
+def test_a_folder_that_is_missing_names_the_nearest(read, tmp_path):
+    trial = "GRPO_trial_1af7c_00000_0_lr=0.1"
+    for name in ("my-run", trial, ".1af7c_00000.partial"):
+        (tmp_path / name).mkdir()
+    for name, meant in (("my-rum", "my-run"), ("1af7c_00000", trial)):
+        with pytest.raises(UserInputError, match=rf"does not exist.* Did you mean {tmp_path / meant}\?"):
+            read(tmp_path / name)
+    for name in ("nothing/like", "xyz"):
+        with pytest.raises(UserInputError, match=r"^((?!Did you mean).)*$"):
+            read(tmp_path / name)
+
+
+def test_a_packaged_model_is_found_by_its_name():
+    assert find_model("package:alfworld-tiny") == PACKAGE / "policies" / "alfworld_tiny"
+    with pytest.raises(ConfigError, match="no model 'package:alfworld'"):
+        find_model("package:alfworld")
 
 
 class Program:
@@ -132,10 +154,6 @@ def test_a_damaged_model_is_not_exported_and_other_damage_does_not_matter_to_it(
     assert not (tmp_path / "again").exists()
 
 
-def test_a_folder_without_checkpoints_is_a_beginning(tmp_path):
-    assert newest_whole_checkpoint(tmp_path / "checkpoints") == (None, [])
-
-
 def test_a_checkpoint_whose_removal_was_cut_off_is_none_any_more(checkpoints, monkeypatch):
     def cut_off(path, **_):
         (path / MANIFEST).unlink()
@@ -192,10 +210,10 @@ def test_what_this_user_wrote_is_taken_also_when_it_was_copied_or_its_adapter_me
 
 
 def test_the_key_is_for_this_user_alone(checkpoint, key_folder):
-    key = key_folder / provenance.KEY_FILE
+    key = key_folder / ownership.KEY_FILE
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     assert len(key.read_bytes()) == 32
-    assert [file.name for file in key_folder.iterdir()] == [provenance.KEY_FILE]
+    assert [file.name for file in key_folder.iterdir()] == [ownership.KEY_FILE]
     key.chmod(0o644)
     with pytest.raises(CheckpointError, match="not signed"):
         require_own(checkpoint)
@@ -268,7 +286,7 @@ def test_without_a_place_for_a_key_only_this_process_takes_its_checkpoints(check
     write_manifest(checkpoint)
     require_own(checkpoint)
     assert "can be resumed elsewhere with --trust alone" in caplog.text
-    provenance._key_of_this_process.cache_clear()  # as in another process
+    ownership._key_of_this_process.cache_clear()  # as in another process
     with pytest.raises(CheckpointError, match="not signed"):
         require_own(checkpoint)
 
@@ -276,15 +294,15 @@ def test_without_a_place_for_a_key_only_this_process_takes_its_checkpoints(check
 def test_a_sweep_continues_only_where_it_was_begun(key_folder, tmp_path):
     folder = tmp_path / "sweep"
     folder.mkdir()
-    provenance.sign_folder(folder)
+    ownership.sign_folder(folder)
     # What Tune looks for; nothing is unpickled.
     for name in ("tuner.pkl", "trainable.pkl", "experiment_state-1.json"):
         (folder / name).write_bytes(pickle.dumps(Program(tmp_path / "ran")))
     Sweep(SimpleNamespace(), folder).require_folder(resume=True)
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
-    for mark in ((copy / provenance.MARK).read_bytes(), b"[]", b"\xff", None):
-        (copy / provenance.MARK).write_bytes(mark) if mark else (copy / provenance.MARK).unlink()
+    for mark in ((copy / ownership.MARK).read_bytes(), b"[]", b"\xff", None):
+        (copy / ownership.MARK).write_bytes(mark) if mark else (copy / ownership.MARK).unlink()
         with pytest.raises(CheckpointError, match="was not begun here by this user"):
             Sweep(SimpleNamespace(), copy).require_folder(resume=True)
     Sweep(SimpleNamespace(), copy).require_folder(resume=True, trust=True)

@@ -113,7 +113,7 @@ def test_a_cluster_without_a_token_is_warned_of(starts, monkeypatch, caplog, mod
         monkeypatch.setenv("RAY_AUTH_MODE", mode)
     with ray_session():
         pass
-    assert ("without a token: whoever reaches its ports" in caplog.text) == warned
+    assert ("without a token: any process that reaches its ports" in caplog.text) == warned
 
 
 @pytest.mark.parametrize(("message", "attempts"), [(TIMED_OUT, 3), ("no such file", 1)])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trial_ray.errors import CheckpointError
-from trial_ray.runs.folder_lock import storage_error
+from trial_ray.runs.ownership import storage_error
 
 FOLDER = Path("/runs/one")
 FULL = OSError(errno.ENOSPC, "No space left on device")

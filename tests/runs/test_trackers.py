@@ -12,7 +12,7 @@ from trial_ray.errors import MissingDependencyError, UserInputError
 from trial_ray.files import without_secrets
 from trial_ray.runs import trackers
 from trial_ray.runs.trackers import TrackedRun, Trackers, identifier, require_trackers
-from trial_ray.sweeps.callbacks import TrialTrackers
+from trial_ray.sweeps.callbacks import TrialFolders
 
 SETTINGS = {"settings": {"lr": 0.5, "engine_kwargs": {"hf_token": "t0p", "max_prompt_tokens": 7}}}
 
@@ -136,17 +136,17 @@ def test_trials_are_runs_of_one_group_and_those_that_a_sweep_left_are_interrupte
             trial_id=name,
             custom_trial_name=None,
             config=config,
-            local_path=str(tmp_path),
+            path=str(tmp_path / name),
             get_trainable_cls=lambda: TRIAL,
         )
         for name in "ab"
     )
-    callback = TrialTrackers(["wandb"], "sweep")
+    callback = TrialFolders(["sweep"], ["wandb"], "sweep")
     for trial in (a, b):
         callback.on_trial_start(0, [a, b], trial)
         callback.on_trial_result(0, [a, b], trial, {"training_iteration": 1, "config": config})
     callback.on_trial_complete(0, [a, b], a)
-    restored = cloudpickle.loads(cloudpickle.dumps(TrialTrackers(["wandb"], "sweep")))
+    restored = cloudpickle.loads(cloudpickle.dumps(TrialFolders(["sweep"], ["wandb"], "sweep")))
     callback.on_experiment_end([a, b])
     restored.on_trial_start(0, [a, b], b)
     assert calls == [

@@ -151,7 +151,7 @@ class Chromium:
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
     def screenshot(self, path: Path) -> Path:
-        """Write what is in sight as PNG."""
+        """Write what is in sight as PNG; the pictures of the documentation are made so."""
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
         return path
 

@@ -85,6 +85,9 @@ class FakeAlgorithm:
     def matmul_rate(self):
         return 1e9
 
+    def timeline(self):
+        return None
+
     def actor_reports(self):
         return {"driver": {"host_bytes": 1 << 30, "device_bytes": None}, "engine 0": None}
 

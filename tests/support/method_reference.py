@@ -10,9 +10,8 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics as statistics_module
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import objective_reference as reference
 import torch
 
 
@@ -26,7 +25,6 @@ class Token:
     entropy: torch.Tensor
     divergence: torch.Tensor | None = None
     importance: float = 1.0
-    m: bool = True
 
     @property
     def here(self) -> float:
@@ -42,12 +40,33 @@ class TurnRecord:
     success: bool
     last: bool
     tokens: list[Token]
+    reward: float = 0.0
     advantage: float = 0.0
     weight: float = 0.0
-    extra: dict = field(default_factory=dict)
+    masked: Token | None = None
+    """A token outside of the mask, which no loop below reads."""
 
 
 # --- what the rollouts were worth
+
+
+def advantages(groups, epsilon=1e-6):
+    """Eq. 1 for a list of groups of returns."""
+    result = []
+    for returns in groups:
+        n = len(returns)
+        if n == 1 or len(set(returns)) == 1:
+            result.append([0.0] * n)
+            continue
+        mean = math.fsum(returns) / n
+        deviation = math.sqrt(math.fsum((r - mean) ** 2 for r in returns) / (n - 1))
+        result.append([(r - mean) / (deviation + epsilon) for r in returns])
+    return result
+
+
+def gap(teacher, student, clip=2.0):
+    """Eq. 4 for one token."""
+    return max(-clip, min(clip, teacher - student))
 
 
 def row_advantages(turns, statistics, penalty=0.1, scale=10.0):
@@ -59,7 +78,7 @@ def row_advantages(turns, statistics, penalty=0.1, scale=10.0):
     advantage, unit = {}, {}
     for rows in _grouped(turns, lambda turn: turn.group).values():
         rollouts = {turn.trajectory: scale * turn.success for turn in rows}
-        advantage.update(zip(rollouts, reference.advantages([list(rollouts.values())])[0], strict=True))
+        advantage.update(zip(rollouts, advantages([list(rollouts.values())])[0], strict=True))
         spread = statistics_module.stdev(rollouts.values()) if len(set(rollouts.values())) > 1 else 1.0
         unit.update(dict.fromkeys(rollouts, spread + 1e-6 if spread != 1.0 else 1.0))
     return [advantage[turn.trajectory] - charge(turn, penalty) / unit[turn.trajectory] for turn in turns]
@@ -119,6 +138,46 @@ def gigpo_advantages(turns, mode, statistics, coefficient=1.0, discount=0.95, sc
     return [whole + coefficient * own for whole, own in zip(episode, step, strict=True)]
 
 
+def per_turn_advantages(turns, mode, coefficient=1.0, discount=0.95, scale=10.0):
+    """A of the outcome + ω · A of the turn: its discounted return, normalised over the turns of its group with the same index."""
+    returns, indices = [], []
+    for place in range(len(turns)):
+        rest, later = 0.0, place
+        while True:
+            rest += discount ** (later - place) * turns[later].reward
+            if turns[later].last:
+                break
+            later += 1
+        returns.append(scale * rest)
+        indices.append(0 if place == 0 or turns[place - 1].last else indices[-1] + 1)
+    index_of = {id(turn): index for turn, index in zip(turns, indices, strict=True)}
+    own = normalised(turns, returns, lambda turn: (turn.group, index_of[id(turn)]), mode)
+    outcome_alone = gigpo_advantages(turns, mode, "trajectories", coefficient=0.0)
+    return [whole + coefficient * part for whole, part in zip(outcome_alone, own, strict=True)]
+
+
+def agentopsd_advantages(turns, advantages, mix=0.5, bound=0.2, decay=1.0):
+    """A of every turn times (1 − λ) + λ w; the belief in success starts from the group's share of successes."""
+    result = []
+    for rows in _consecutive(turns, advantages):
+        ended = {turn.trajectory: turn.success for turn in turns if turn.group == rows[0][0].group}
+        belief = prior = min(max(sum(ended.values()) / len(ended), 1e-4), 1 - 1e-4)
+        revisions, gathered = [], 0.0
+        for turn, _ in rows:
+            gathered = decay * gathered + math.fsum(token.teacher - token.old for token in turn.tokens)
+            odds = math.exp(gathered) * prior / (1 - prior)
+            after = min(max(odds / (1 + odds), 1e-6), 1 - 1e-6)
+            revisions.append(after - belief)
+            belief = after
+        center = math.fsum(revisions) / len(revisions)
+        spread = math.sqrt(math.fsum((value - center) ** 2 for value in revisions) / len(revisions))
+        for (_, advantage), value in zip(rows, revisions, strict=True):
+            sign = (advantage > 0) - (advantage < 0)
+            factor = min(max(1 + bound * sign * (value - center) / (spread + 1e-6), 1 - bound), 1 + bound)
+            result.append(advantage * ((1 - mix) + mix * factor))
+    return result
+
+
 # --- profiles
 
 
@@ -127,9 +186,7 @@ def relative_weights(turns, values=None):
     values = values or [1.0] * len(turns)
     result = []
     for rows in _consecutive(turns, values):
-        scores = [
-            v * math.fsum(abs(reference.gap(t.teacher, t.old)) for t in r.tokens) / len(r.tokens) for r, v in rows
-        ]
+        scores = [v * math.fsum(abs(gap(t.teacher, t.old)) for t in r.tokens) / len(r.tokens) for r, v in rows]
         lengths = [len(turn.tokens) for turn, _ in rows]
         mean = math.fsum(n * s for n, s in zip(lengths, scores, strict=True)) / sum(lengths)
         result += [1.0 if mean <= 1e-8 else score / mean for score in scores]
@@ -161,10 +218,11 @@ def mean(values):
     return sum(values) / len(values)
 
 
-def clipped(advantage, token, dual=3.0):
+def clipped(advantage, token, dual=3.0, clips=(0.8, 1.2)):
     """One token's surrogate; ``max`` and ``min`` pass the gradient of the one they choose."""
     ratio = torch.exp(token.logp - token.old)
-    inside = min(max(ratio, torch.tensor(0.8, dtype=torch.float64)), torch.tensor(1.2, dtype=torch.float64))
+    low, high = (torch.tensor(each, dtype=torch.float64) for each in clips)
+    inside = min(max(ratio, low), high)
     loss = max(-advantage * ratio, -advantage * inside)
     return min(loss, torch.tensor(-dual * advantage, dtype=torch.float64)) if advantage < 0 and dual else loss
 
@@ -175,10 +233,12 @@ def k3(token):
     return value if value <= 10 else torch.tensor(10.0, dtype=torch.float64)
 
 
-def outcome(turns, advantage_of, kl=0.01, entropy=0.001, dual=3.0):
+def outcome(turns, advantage_of, kl=0.01, entropy=0.001, dual=3.0, clips=(0.8, 1.2)):
     """(L_out, L_GRPO) with Â = ``advantage_of(turn, token)``."""
     pairs = [(turn, token) for turn in turns for token in turn.tokens]
-    surrogate = mean([token.importance * clipped(advantage_of(turn, token), token, dual) for turn, token in pairs])
+    surrogate = mean(
+        [token.importance * clipped(advantage_of(turn, token), token, dual, clips) for turn, token in pairs]
+    )
     total = surrogate - entropy * mean([token.entropy for _, token in pairs])
     return (total + kl * mean([k3(token) for _, token in pairs]) if kl else total), surrogate
 
@@ -204,6 +264,28 @@ def by_response(turns, level, how, length, dual=3.0, kl=0.01, entropy=0.001):
 def rescaled(advantage, gap, strength):
     sign = (advantage > 0) - (advantage < 0)
     return advantage * ((1 - strength) + strength * min(max(math.exp(sign * gap), 0.8), 1.2))
+
+
+def logistically_rescaled(advantage, token, strength):
+    """StepOPSD's Â of an action token before steps are made equal."""
+    sign = (advantage > 0) - (advantage < 0)
+    weight = 2 / (1 + math.exp(-sign * (token.teacher - token.old)))
+    return advantage * ((1 - strength) + strength * min(max(weight, 0.8), 1.2))
+
+
+def step_factors(turns, strength):
+    """Mean over a trajectory's steps of the mean |Â| of their action tokens, over that of the step, in [1/2, 2]."""
+    result = []
+    for rows in _consecutive(turns, turns):
+        sizes = []
+        for turn, _ in rows:
+            own = [abs(logistically_rescaled(turn.advantage, t, strength)) for t in turn.tokens if t.in_action]
+            sizes.append(math.fsum(own) / len(own) if own else None)
+        steps = [size for size in sizes if size is not None]
+        for size in sizes:
+            alone = size is None or len(steps) == 1
+            result.append(1.0 if alone else min(max(math.fsum(steps) / len(steps) / (size + 1e-6), 0.5), 2.0))
+    return result
 
 
 def bounded(value, limit):
@@ -244,6 +326,15 @@ def serl(turns, strength):
         return rescaled(turn.advantage, bounded(token.teacher - token.here, 20.0), strength)
 
     return outcome(turns, advantage_of, kl=0.0)[0]
+
+
+def stepopsd(turns, strength):
+    def advantage_of(turn, token):
+        return (
+            turn.weight * logistically_rescaled(turn.advantage, token, strength) if token.in_action else turn.advantage
+        )
+
+    return outcome(turns, advantage_of)[0]
 
 
 def sdar(turns):

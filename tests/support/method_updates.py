@@ -12,12 +12,12 @@ from trial_ray.algorithms.config import GRPOConfig
 from trial_ray.algorithms.methods import new_config
 from trial_ray.learner.connectors import group_turn_rows
 from trial_ray.learner.loss import loss_terms, microbatch_loss
-from trial_ray.learner.rows import TokenBatch
+from trial_ray.learner.rows import TokenBatch, TurnRows
 from trial_ray.models.logprobs import gather_divergence
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 
-SUCCESSES = ("random", "random", "all", "none", "one survivor")
-"""How the rollouts of each group ended: two groups of both signs, three whose advantages are 0."""
+SUCCESSES = ("random", "random", "all", "none", "one survivor", "two survivors")
+"""How the rollouts of each group ended: two groups of both signs, three whose advantages are 0, one with successes that failed."""
 OBSERVATIONS = ("a room", "a shelf", "a fridge")
 HIDDEN, VOCABULARY = 4, 7
 MICROBATCH_ROWS = 6
@@ -30,7 +30,8 @@ class Update:
 
     @property
     def tokens(self) -> list[ref.Token]:
-        return [token for turn in self.turns for token in turn.tokens]
+        """Of every turn, the one outside of the mask last."""
+        return [token for turn in self.turns for token in (*turn.tokens, turn.masked)]
 
     def column(self, name: str, dtype=torch.float64) -> torch.Tensor:
         values = [getattr(token, name) for token in self.tokens]
@@ -43,11 +44,10 @@ def random_update(seed: int) -> Update:
     for index, outcome in enumerate(SUCCESSES):
         trajectories = []
         for rollout in range(4):
-            success = outcome == "all" or (
-                outcome == "random" and (rollout == 0 or (rollout > 1 and rng.random() < 0.5))
-            )
+            success = outcome == "all" or (outcome == "two survivors" and rollout != 1)
+            success |= outcome == "random" and (rollout == 0 or (rollout > 1 and rng.random() < 0.5))
             records = _records(rng, index, 4 * index + rollout, success)
-            failed = outcome == "one survivor" and rollout != 2
+            failed = rollout not in {"one survivor": [2], "two survivors": [0, 1]}.get(outcome, range(4))
             trajectories.append(_trajectory(records, success, failed))
             turns += [] if failed else records
         groups.append(TrajectoryGroup(f"task-{index}", trajectories))
@@ -56,6 +56,7 @@ def random_update(seed: int) -> Update:
 
 def _records(rng, group, trajectory, success):
     length = rng.integers(1, 5)
+    rewards = np.random.default_rng((group, trajectory)).choice([0.0, 0.25, -0.5, 1.0], length)
     return [
         ref.TurnRecord(
             group,
@@ -65,6 +66,8 @@ def _records(rng, group, trajectory, success):
             success=success,
             last=place == length - 1,
             tokens=[_token(rng) for _ in range(rng.integers(1, 6))],
+            masked=_token(rng),
+            reward=float(rewards[place]),
         )
         for place in range(length)
     ]
@@ -89,15 +92,15 @@ def _trajectory(records, success, failed) -> Trajectory:
     turns = [
         Turn(
             prompt_ids=np.arange(3, dtype=np.int32),
-            response_ids=np.arange(len(record.tokens), dtype=np.int32),
-            logprobs=np.zeros(len(record.tokens), np.float32),
+            response_ids=np.arange(len(record.tokens) + 1, dtype=np.int32),
+            logprobs=np.zeros(len(record.tokens) + 1, np.float32),
             weight_version=1,
             insert_at=2,
             observation=record.observation,
             action="look",
             valid=record.valid,
             outcome="Nothing happens.",
-            reward=0.0,
+            reward=record.reward,
             finish_reason="stop",
         )
         for record in records
@@ -122,14 +125,21 @@ class Views:
         return gather_divergence(self.hidden, self.head, self.teacher, self.head, **settings, chunk_tokens=16)
 
 
+def scored_rows(update: Update, config: GRPOConfig) -> TurnRows:
+    """The product's rows with both views' scores."""
+    rows = group_turn_rows(update.groups, config)
+    rows.logprobs, rows.hindsight_logprobs = update.column("old"), update.column("teacher")
+    rows.mask = torch.tensor([each for turn in update.turns for each in [True] * len(turn.tokens) + [False]])
+    return rows
+
+
 def learner_losses(method: str, update: Update, iteration: int, training: dict, views: Views | None = None):
     """The product's losses of all microbatches; current log-probabilities and entropies as leaves; what was logged."""
     config = new_config(method).debugging(seed=3)
     published = {"reward_scale": 10.0, "hindsight_start_iteration": 25}
     config.training(**{name: value for name, value in published.items() if hasattr(config, name)} | training)
     rule = config.method_class(config)
-    rows = group_turn_rows(update.groups, config)
-    rows.logprobs, rows.hindsight_logprobs = update.column("old"), update.column("teacher")
+    rows = scored_rows(update, config)
     rows.reference_logprobs = update.column("frozen") if config.kl_coeff else None
     rows.importance_weights = update.column("importance") if config.importance_cap else None
     rows.action_mask = update.column("in_action").bool() if rule.needs_action_spans else None
@@ -155,5 +165,4 @@ def reference_losses(update: Update, loss_of) -> torch.Tensor:
 
 def reference_gradients(losses: torch.Tensor, tokens: list[ref.Token], name: str) -> torch.Tensor:
     leaves = [getattr(token, name) for token in tokens]
-    found = torch.autograd.grad(losses.sum(), leaves, allow_unused=True, retain_graph=True)
-    return torch.stack([torch.zeros((), dtype=torch.float64) if each is None else each for each in found])
+    return torch.stack(torch.autograd.grad(losses.sum(), leaves, retain_graph=True, materialize_grads=True))

@@ -39,6 +39,7 @@ class RayNodes:
 
     Args:
         folder: of Ray's files and of the nodes' logs. Ray's sockets live under it, and their paths must stay short.
+        resources: further custom resources of every node.
 
     Attributes:
         environment: of a client that holds the token.
@@ -46,8 +47,9 @@ class RayNodes:
         ids: of the nodes by name, as of the last :meth:`wait_for_nodes`.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, resources: dict[str, float] | None = None) -> None:
         self.folder = folder
+        self._resources = resources or {}
         port, self._dashboard = free_ports(2)
         self.address = f"127.0.0.1:{port}"
         self.environment = {
@@ -81,6 +83,27 @@ class RayNodes:
         self.raylet(name).kill()
         node, _ = self._nodes.pop(name)
         self._killed.add(self.ids[name])
+        node.wait(timeout=60)
+
+    def drain(self, name: str, seconds: int) -> None:
+        """Tell Ray that a node will be taken away in so many seconds, as an autoscaler or a spot machine's notice does.
+
+        Ray places nothing more there, and ends the node when its actors are gone; see :meth:`wait_for_end`.
+        """
+        words = [
+            "ray", "drain-node", "--address", self.address, "--node-id", self.ids[name],
+            "--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "taken away",
+            "--deadline-remaining-seconds", str(seconds),
+        ]  # fmt: skip
+        subprocess.run(words, env=self.environment, check=True, timeout=60)
+
+    def wait_for_end(self, name: str, timeout_s: float) -> None:
+        """Wait until the raylet of a node that is drained has ended by itself; ``ray start --block`` goes on without."""
+        node, _ = self._nodes.pop(name)
+        self._killed.add(self.ids[name])
+        raylets = [child for child in psutil.Process(node.pid).children() if child.name() == "raylet"]
+        assert not psutil.wait_procs(raylets, timeout=timeout_s)[1], f"{name} has not ended within {timeout_s:.0f} s"
+        node.terminate()
         node.wait(timeout=60)
 
     def suspend(self, name: str) -> None:
@@ -173,9 +196,10 @@ class RayNodes:
             f"--block --temp-dir={self.folder / name} --num-cpus={CPUS_PER_NODE} --object-store-memory={STORE_BYTES} "
             f"--dashboard-agent-listen-port={agent} --min-worker-port=0 --max-worker-port=0"
         )
+        resources = json.dumps({name: 1, **self._resources})
         with self._log(name).open("wb") as output:
             node = subprocess.Popen(
-                ["ray", "start", *common.split(), f"--resources={json.dumps({name: 1})}", *arguments.split()],
+                ["ray", "start", *common.split(), f"--resources={resources}", *arguments.split()],
                 env=self.environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -187,10 +211,15 @@ class RayNodes:
 
 
 @contextmanager
-def cluster_of(*workers: str) -> Iterator[RayNodes]:
-    """A head, called ``head``, and workers, all of which have joined; stopped on the way out."""
+def cluster_of(*workers: str, resources: dict[str, float] | None = None) -> Iterator[RayNodes]:
+    """A head, called ``head``, and workers, all of which have joined; stopped on the way out.
+
+    Args:
+        workers: names.
+        resources: further custom resources of every node.
+    """
     with tempfile.TemporaryDirectory(prefix="r", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        nodes = RayNodes(Path(folder))
+        nodes = RayNodes(Path(folder), resources)
         try:
             nodes.start_head("head")
             nodes.wait_for_nodes()

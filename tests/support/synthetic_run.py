@@ -48,7 +48,7 @@ def make_run(folder: Path, tokenizer: Any, trajectories: int, iterations: int = 
         seed: of everything invented.
     """
     rng = np.random.default_rng(seed)
-    environment = {"env_id": "trial/ALFWorld-v0", "config": {}, "weight": 1.0}
+    environment = {"env_id": "trial/ALFWorld-v0", "config": {}, "weight": 1.0, "name": "ALFWorld-v0"}
     _write(folder / "run.json", {"schema": "trial_ray/run", "schema_version": 1, "state": "done"})
     _write(folder / "resolved_config.json", {"method": "trial", "environments": [environment], "settings": {}})
     for iteration in range(1, iterations + 1):

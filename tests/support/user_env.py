@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -13,11 +14,14 @@ from ray import cloudpickle
 
 from trial_ray.environments import EnvironmentAdapter, EnvironmentEntry
 
+TESTS = Path(__file__).parents[1]
+
 
 @contextmanager
 def registered(*classes: type[gymnasium.Env]) -> Iterator[None]:
     """Register each class under its ``ENV_ID``; actors, which cannot import modules of the tests, get it by value."""
-    modules = {sys.modules[each.__module__] for each in classes}
+    defined = {sys.modules[base.__module__] for each in classes for base in each.__mro__}
+    modules = {each for each in defined if Path(getattr(each, "__file__", None) or "/").is_relative_to(TESTS)}
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
     for each in classes:

@@ -92,7 +92,7 @@ def test_constants_helpers_and_imports_are_the_files_own(load):
 
 
 def test_what_a_population_changes_is_part_of_the_search(load):
-    assert ("lr",) in load(PBT.replace("NAME", "lr")).searched
+    assert "lr" in load(PBT.replace("NAME", "lr")).searched
 
 
 def test_optuna_is_given_the_drawn_values_and_every_suggestion_all_seeds(load, tmp_path):

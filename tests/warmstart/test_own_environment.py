@@ -14,11 +14,11 @@ from trial_ray.environments import EnvironmentAdapter, WarmStartSpec
 from trial_ray.environments.guarded import GuardedEnv
 from trial_ray.environments.registry import make_entries
 from trial_ray.errors import ConfigError
+from trial_ray.files import CACHE_VARIABLE
 from trial_ray.models.tiny import build_tokenizer
 from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.warmstart import WarmStartSettings, warm_start
 from trial_ray.warmstart import warmstart as module
-from trial_ray.warmstart.cache import CACHE_VARIABLE
 from trial_ray.warmstart.demonstrations import collect
 from trial_ray.warmstart.settings import CHECKED, DEMONSTRATED, EVALUATED, task_set
 from trial_ray.warmstart.warmstart import load_policy

@@ -29,11 +29,12 @@ from trial_ray.errors import (
     TrainingDivergedError,
     UserInputError,
 )
+from trial_ray.files import CACHE_VARIABLE, files_digest, get_or_build
 from trial_ray.learner.packing import Row
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
 from trial_ray.objectives.allocation import hindsight_gap
 from trial_ray.rollout.prompts import PromptBuilder
-from trial_ray.warmstart import WarmStartSettings, cache, cloning, warm_start
+from trial_ray.warmstart import WarmStartSettings, cloning, warm_start
 from trial_ray.warmstart import warmstart as module
 from trial_ray.warmstart.cloning import (
     Cloner,
@@ -84,7 +85,7 @@ def demonstrations(tokenizer, builder):
 
 @pytest.fixture
 def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv(cache.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
@@ -426,7 +427,7 @@ def test_a_digest_knows_contents_and_names_but_not_places(tmp_path):
         for file, content in zip(files, ("a", text), strict=True):
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(content)
-        return cache.files_digest(files)
+        return files_digest(files)
 
     first = digest(["one/x.py", "two/y.py"])
     # A job's uploaded packages lie in folders named after digests, in any order.
@@ -441,7 +442,7 @@ def test_of_two_builders_the_first_wins(own_cache):
         (own_cache / "warmstart" / "key").mkdir()
         (own_cache / "warmstart" / "key" / "model").write_text("first")
 
-    path, cached = cache.get_or_build("warmstart", "key", build)
+    path, cached = get_or_build("warmstart", "key", build)
     assert (path / "model").read_text() == "first"
     assert not cached
     assert [entry.name for entry in path.parent.iterdir()] == ["key"]

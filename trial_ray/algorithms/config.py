@@ -125,7 +125,7 @@ class EnvironmentConfig(RunSettings, CheckedConfig):
                 to every actor.
             env_config: its keyword arguments, and the split of its tasks under ``"split"`` (default ``"train"``).
             environments: several environments in place of one: ``(id, keyword arguments, weight)`` each. Tasks are drawn in
-                proportion to the weights.
+                proportion to the weights; an environment of weight 0 is in the evaluation alone.
             adapter: what the trainer knows of the environment, see :class:`~trial_ray.environments.EnvironmentAdapter`; several
                 for a mixture. ``None``: this package's adapters, and default values for other environments.
             kwargs: RLlib's further settings of the section.
@@ -189,8 +189,8 @@ class EnvironmentConfig(RunSettings, CheckedConfig):
                 "change .environment(environments=...)."
             )
         for env_id, _, weight in self.played_environments():
-            if not (isinstance(weight, int | float) and math.isfinite(weight) and weight > 0):
-                raise ConfigError(f"The weight of {env_id} is {weight!r}, expected a number above 0.")
+            if not (isinstance(weight, int | float) and math.isfinite(weight) and weight >= 0):
+                raise ConfigError(f"The weight of {env_id} is {weight!r}, expected a number of at least 0.")
             # Once more: while a file still runs, the modules beside it that must travel by value are unknown.
             known = self.env_specs.get(env_id)
             spec = find_spec(env_id) if known is None else travelling(known)
@@ -198,8 +198,9 @@ class EnvironmentConfig(RunSettings, CheckedConfig):
                 self.env_specs = {**self.env_specs, env_id: spec}
         for adapter in self.adapters:
             adapter.check()
+        self.check_weights()
         for entry in self.environment_entries():
-            if self.privileged_view == "skill" and entry.adapter.skills is None:
+            if self.privileged_view == "skill" and entry.weight and entry.adapter.skills is None:
                 raise ConfigError(
                     f"{entry.env_id} offers no 'skill' view: its adapter has no skills. Give the advice with "
                     'EnvironmentAdapter(skills={family: text, "": general text}), or choose another privileged_view.'
@@ -260,7 +261,6 @@ class GRPOConfig(Sections, EnvironmentConfig):
         self.lr = 1e-6
         self.grad_clip = 1.0
         self.grad_clip_by = "global_norm"
-        self.num_env_runners = 1
         # The driver holds no environment: all stepping happens in env-runner actors.
         self.create_local_env_runner = False
         # The default pieces expect RLlib episodes; ours turn trajectory groups into turn rows.

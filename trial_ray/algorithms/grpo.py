@@ -47,9 +47,12 @@ from trial_ray.algorithms.placement import (
     with_engines,
 )
 from trial_ray.algorithms.sampling import BatchSampler, SampledBatch, TaskSampler
+from trial_ray.algorithms.timeline import collect_timeline
 from trial_ray.algorithms.weight_sync import WeightSync, ask_learners, update_learners
-from trial_ray.engines.pool import FAULTS, EnginePool, require_engine
-from trial_ray.environments.check import check_environment
+from trial_ray.config.sampling import fewest_and_most
+from trial_ray.engines.fault_log import FAULTS
+from trial_ray.engines.pool import EnginePool, require_engine
+from trial_ray.environments.guarded import check_environment
 from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.errors import ConfigError, InfrastructureError
 from trial_ray.evaluation.panels import Panel
@@ -63,8 +66,9 @@ from trial_ray.models.loading import load_tokenizer
 from trial_ray.planning.memory import Machine, require_fit
 from trial_ray.planning.request import PlanRequest
 from trial_ray.planning.step_time import gpu_bytes
+from trial_ray.process_events import ITERATION, Timeline, event
 from trial_ray.process_reports import peak_memory
-from trial_ray.ray_internals import env_runner_actors, env_runners_kept, learner_actors, trial_folder
+from trial_ray.ray_internals import env_runner_actors, env_runners_of, learner_actors, trial_folder
 from trial_ray.rollout.conversation import prompt_writer
 from trial_ray.rollout.groups import GroupSample, RolloutCounts
 from trial_ray.rollout.hindsight import FRAMES, require_room
@@ -91,9 +95,11 @@ class GRPO(Algorithm):
 
     @classmethod
     def default_resource_request(cls, config: Any) -> PlacementGroupFactory:
-        """RLlib's bundles, with the engines': a Tune trial reserves its engines too."""
-        base = super().default_resource_request(config)
+        """RLlib's bundles, with the engines': a Tune trial reserves its engines too. Of actors that come and go, the fewest."""
         full: GRPOConfig = cls.get_default_config().update_from_dict(config) if isinstance(config, dict) else config
+        fixed = full.copy(copy_frozen=False)
+        fixed.num_env_runners, _ = fewest_and_most(full.num_env_runners)
+        base = super().default_resource_request(fixed)
         return PlacementGroupFactory(with_engines(base.bundles, full), strategy=full.placement_strategy)
 
     @classmethod
@@ -129,7 +135,8 @@ class GRPO(Algorithm):
                 # Each learner then finds room in one bundle only, and on its device all that the engine does not need asleep.
                 self.engine_pool.start(self.config.engine_start_timeout_s)
                 self.engine_pool.sleep(self.config.sleep_level)
-            with learners_in(self.pairs), env_runners_kept(self.env_runner_group if kept else None):
+            runners, _ = fewest_and_most(self.config.num_env_runners)
+            with learners_in(self.pairs), env_runners_of(self.env_runner_group if kept else None, runners):
                 super().setup(config)
             self.engine_pool.start(self.config.engine_start_timeout_s)
             self.weight_sync = WeightSync(self.config, self.learner_group, self.engine_pool)
@@ -137,6 +144,8 @@ class GRPO(Algorithm):
             self.sampler = self._create_sampler()
             self._sync_weights()
             self.initial_weights = {"checksum": self.weights_checksum, "dtype": self.config.engine_dtype()}
+            if get_current_placement_group() is None:  # what Tune has reserved does not grow
+                self.workers.grow()
         except BaseException:
             self.cleanup()
             raise
@@ -184,7 +193,9 @@ class GRPO(Algorithm):
 
     def _list_tasks(self) -> TaskSampler:
         config = self.config
-        entries = config.environment_entries()
+        evaluated = {entry.name: entry for entry in config.evaluation_entries()}
+        # An environment that is evaluated alone need have no other split.
+        entries = [entry if entry.weight else evaluated[entry.name] for entry in config.environment_entries()]
         tasks = [entry.tasks() for entry in entries]
         self._first_turns = [
             (
@@ -195,7 +206,7 @@ class GRPO(Algorithm):
                     listed,
                     style=config.prompt_style,
                     reward=config.reward,
-                    privileged_view=config.privileged_view,
+                    privileged_view=config.privileged_view if entry.weight else None,
                 ),
             )
             for entry, listed in zip(entries, tasks, strict=True)
@@ -275,6 +286,7 @@ class GRPO(Algorithm):
         """Stop every actor; one that does not answer within seconds is killed."""
         if "workers" in vars(self):  # RLlib's class has a method of that name
             self.workers.abandon_groups()
+            self.workers.withdraw()
         actors = self.actors()
         answered = answering(actors, ANSWER_S)
         # RLlib waits for each of its actors without a deadline.
@@ -291,7 +303,8 @@ class GRPO(Algorithm):
 
         RLlib's timers are left out: they are averages over the run, and ``seconds/`` are those of the iteration.
         """
-        result: dict[str, Any] = super().step()
+        with event(ITERATION, number=self.iteration + 1):
+            result: dict[str, Any] = super().step()
         result.pop(TIMERS, None)
         return {**result, FAULTS: faults} if (faults := self.take_faults()) else result
 
@@ -308,6 +321,8 @@ class GRPO(Algorithm):
             TrainingDivergedError: the policy has diverged in the iterations before this one.
         """
         self.guards.require_healthy()
+        for kind, number in zip(("engines", "env_runners"), self.workers.numbers(), strict=True):
+            log(self.metrics, f"actors/num_{kind}", number)
         with self._phase("sampling"):
             batch = self.sampler.sample(self.iteration + 1)
         self._log_batch(batch)
@@ -316,6 +331,7 @@ class GRPO(Algorithm):
             with self._phase("update"):
                 timesteps = self._update(batch.kept)
             with self._phase("sync"):
+                self.workers.adapt(self.sampler.runners_holding_groups())
                 self._sync_weights()
             self._record_update(timesteps, sampled_by)
         else:
@@ -340,7 +356,7 @@ class GRPO(Algorithm):
     def _phase(self, name: str) -> Iterator[None]:
         """Take the time of a phase, and note that it is the present one."""
         self.phase = name
-        with log_time(self.metrics, f"seconds/{name}"):
+        with log_time(self.metrics, f"seconds/{name}"), event(name):
             yield
         self.phase = ""
 
@@ -354,7 +370,7 @@ class GRPO(Algorithm):
             "training_iteration": self.iteration + 1,
             "weight_version": self.weight_version,
         }
-        data = TrainingGroups(episodes_refs=[sample.ref for sample in samples])
+        data = TrainingGroups(episodes_refs=[sample.refs for sample in samples])
         results = update_learners(self.learner_group, data, timesteps)
         self.metrics.aggregate(results, key=LEARNER_RESULTS)
         if (size := peek(self.metrics, EFFECTIVE_SAMPLE_SIZE)) is not None:
@@ -451,6 +467,10 @@ class GRPO(Algorithm):
         ):
             reports |= {f"{kind} {index}": report for index, report in enumerate(answered)}
         return reports
+
+    def timeline(self, timeout_s: float = 10.0) -> Timeline | None:
+        """What every actor did in the last iteration, with ``None`` of those that do not answer; ``None`` before the first one."""
+        return collect_timeline(self.actors(), timeout_s)
 
     def matmul_rate(self) -> float:
         """Floating-point operations per second of a large matrix product on a learner's device, all learners at work."""

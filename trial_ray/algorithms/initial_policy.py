@@ -9,7 +9,7 @@ from trial_ray.config.declare import did_you_mean, fields_of
 from trial_ray.config.run import RunSettings
 from trial_ray.errors import ConfigError
 from trial_ray.models.folders import model_folder
-from trial_ray.models.packaged import ALFWORLD_TINY, SMOLLM2, alfworld_tiny
+from trial_ray.models.packaged import PREFIX, packaged_folder
 
 if TYPE_CHECKING:
     from trial_ray.environments.adapter import EnvironmentAdapter
@@ -37,7 +37,7 @@ def initial_policy(config: RunSettings) -> str:
     if config.warm_start is not None:
         from trial_ray.warmstart import warm_start
 
-        settings, adapters = _warm_start(config)
+        settings, adapters = warm_start_settings(config)
         if settings.model_path is not None:
             settings = replace(settings, model_path=_folder(settings.model_path))
         return str(warm_start(settings, adapters, config.env_specs).path)
@@ -55,7 +55,7 @@ def require_initial_policy(config: RunSettings) -> None:
         from trial_ray.models.tiny import POSITIONS
         from trial_ray.warmstart.settings import require_tasks
 
-        settings, adapters = _warm_start(config)
+        settings, adapters = warm_start_settings(config)
         (entry,) = make_entries([(settings.env, settings.env_config, 1.0)], adapters, config.env_specs)
         require_tasks(settings, entry)
         if settings.model_path is None and (found := config.row_tokens()) > POSITIONS:
@@ -65,8 +65,10 @@ def require_initial_policy(config: RunSettings) -> None:
             )
 
 
-def _warm_start(config: RunSettings) -> tuple[WarmStartSettings, list[EnvironmentAdapter]]:
+def warm_start_settings(config: RunSettings) -> tuple[WarmStartSettings, list[EnvironmentAdapter]]:
     """The settings of the config's warm start, ``model_path`` as given, and the adapter of its environment.
+
+    Where the config has no warm start, those that one would have without settings of its own.
 
     Raises:
         ConfigError: a setting is unknown, out of its range, or contradicts the config's.
@@ -91,11 +93,4 @@ def _warm_start(config: RunSettings) -> tuple[WarmStartSettings, list[Environmen
 
 
 def _folder(model_path: str) -> str:
-    if model_path == ALFWORLD_TINY:
-        return str(alfworld_tiny())
-    if model_path != SMOLLM2:
-        return model_folder(model_path)
-    from trial_ray.models.packaged import prepare_smollm2
-    from trial_ray.warmstart.cache import cache_root
-
-    return str(prepare_smollm2(cache_root() / "models"))
+    return str(packaged_folder(model_path)) if model_path.startswith(PREFIX) else model_folder(model_path)

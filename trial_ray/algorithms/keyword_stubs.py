@@ -8,7 +8,10 @@ every method here; which of them a method has is checked when the code runs.
 
 from __future__ import annotations
 
+import json
 import textwrap
+import typing
+from dataclasses import Field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,9 @@ Search = Domain | dict[str, list[Any]]
 
 class Sections:
     """The methods of a config that set its settings; each returns the config."""
+
+    def resources(self, *, num_cpus_for_main_process: float | Search = ..., **further: Any) -> Self:
+        """RLlib's, which takes shares of a CPU, too."""
 '''
 
 
@@ -43,7 +49,7 @@ def _method(name: str, configs: list[type]) -> str:
     for config in configs:
         section = next(each for each in sections_of(config) if each.name == name)
         for keyword, field in section.keywords(config).items():
-            keywords.setdefault(keyword, f"{_annotation(field.type)} | Search")
+            keywords.setdefault(keyword, f"{_values(field) or _annotation(field.type)} | Search")
             texts.setdefault(keyword, f"{declaration(field).doc}.")
         for keyword in section.further(config):
             keywords.setdefault(keyword, "Any")
@@ -52,6 +58,15 @@ def _method(name: str, configs: list[type]) -> str:
     lines = [textwrap.fill(f"{keyword}: {text}", 110, subsequent_indent="    ") for keyword, text in texts.items()]
     body = textwrap.indent("\n".join([section.doc, "", "Args:", textwrap.indent("\n".join(lines), "    ")]), " " * 8)
     return f'    def {name}(\n        self,\n        *,\n{parameters}    ) -> Self:\n        """{body.strip()}\n        """\n'
+
+
+def _values(field: Field[Any]) -> str:
+    """The known values of a setting as an annotation; empty where any value of its type may be one."""
+    known = list(declaration(field).one_of)
+    if not known:
+        return ""
+    known += [None] if NoneType in typing.get_args(field.type) and None not in known else []
+    return f"Literal[{', '.join('None' if each is None else json.dumps(each) for each in known)}]"
 
 
 def _annotation(kind: Any) -> str:

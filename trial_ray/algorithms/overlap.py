@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class BegunGroup:
+class StartedGroup:
     """A group that was started and has not entered an update.
 
     Attributes:
@@ -39,8 +40,8 @@ class BegunGroup:
     """
 
     request: GroupRequest
-    version: int
-    runner: int
+    version: int = 0
+    runner: int = 0
     attempt: int = 0
     finished: bool = False
     sample: GroupSample | None = None
@@ -49,6 +50,72 @@ class BegunGroup:
     def num_rows(self) -> int:
         """Turn rows that wait for an update."""
         return self.sample.num_rows if self.sample is not None else 0
+
+
+class GroupsInFlight:
+    """Groups that were started and have not entered an update; counted as they change, so that no look walks all of them."""
+
+    def __init__(self) -> None:
+        self._groups: dict[int, StartedGroup] = {}
+        self._unfinished: Counter[int] = Counter()
+        self._held: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def get(self, index: int) -> StartedGroup | None:
+        """The group of this index, if it is in flight."""
+        return self._groups.get(index)
+
+    def groups(self) -> list[StartedGroup]:
+        """In the order in which they were drawn."""
+        return list(self._groups.values())
+
+    def runners(self) -> set[int]:
+        """Env runners that hold some of them, finished or not."""
+        return set(self._held)
+
+    def of_runners(self, runners: Collection[int]) -> list[StartedGroup]:
+        """Those that these env runners hold."""
+        return [group for group in self._groups.values() if group.runner in runners] if runners else []
+
+    def num_unfinished(self, since: int | None = None) -> int:
+        """Number of unfinished groups; of those that were started under weights up to version ``since``, where it is given."""
+        return sum(count for version, count in self._unfinished.items() if since is None or version <= since)
+
+    def place(self, group: StartedGroup, runner: int, version: int) -> None:
+        """Note that an env runner plays the group from now on, under weights of this version."""
+        if self._groups.get(group.request.index) is group:
+            self._uncount(group)
+        group.runner, group.version, group.finished = runner, version, False
+        self._groups[group.request.index] = group
+        self._held[runner] += 1
+        self._unfinished[version] += 1
+
+    def finish(self, group: StartedGroup) -> None:
+        """Note that the group can enter an update."""
+        if not group.finished:
+            group.finished = True
+            _take_one(self._unfinished, group.version)
+
+    def remove(self, group: StartedGroup) -> bool:
+        """Forget the group; returns whether it was in flight."""
+        if self._groups.get(group.request.index) is not group:
+            return False
+        del self._groups[group.request.index]
+        self._uncount(group)
+        return True
+
+    def _uncount(self, group: StartedGroup) -> None:
+        _take_one(self._held, group.runner)
+        if not group.finished:
+            _take_one(self._unfinished, group.version)
+
+
+def _take_one(counter: Counter[int], key: int) -> None:
+    counter[key] -= 1
+    if not counter[key]:
+        del counter[key]
 
 
 class OverlappingSampler(BatchSampler):
@@ -70,7 +137,7 @@ class OverlappingSampler(BatchSampler):
     ) -> None:
         super().__init__(config, tasks, workers)
         self._version = version
-        self._begun: dict[int, BegunGroup] = {}
+        self._in_flight = GroupsInFlight()
         self._next_index = 0
         self._iteration = 0
         self._rows_in_flight = 0
@@ -91,23 +158,27 @@ class OverlappingSampler(BatchSampler):
         batch = SampledBatch(rows_carried_in=self._rows_in_flight, on_policy=self._on_policy_next)
         if self._on_policy_next:
             self._workers.abandon_groups()
-            self._begin_again(list(self._begun.values()), batch)
+            self._begin_again(self._in_flight.groups(), batch)
         capacity = config.tasks_per_iteration * (1 if self._on_policy_next else 1 + config.max_staleness)
         self._on_policy_next = False
-        self._begin_new(max(0, capacity - len(self._begun)))
+        self._begin_new(max(0, capacity - len(self._in_flight)))
         self._take_in_until(self._can_update)
         self._take(batch)
         batch.redrawn_rows, self._redrawn_rows = self._redrawn_rows, 0
-        batch.num_in_flight = len(self._begun)
-        batch.rows_in_flight = self._rows_in_flight = sum(group.num_rows for group in self._begun.values())
+        batch.num_in_flight = len(self._in_flight)
+        batch.rows_in_flight = self._rows_in_flight = sum(group.num_rows for group in self._in_flight.groups())
         batch.counts = self._take_counts()
         self._iteration += 1  # what ends from now on is counted and recorded with the next iteration
         return batch
 
     def finish(self) -> None:
         """Wait until every group in flight is finished; they enter the next updates."""
-        if self._unfinished():
-            self._take_in_until(lambda: not self._unfinished())
+        if self._in_flight.num_unfinished():
+            self._take_in_until(lambda: not self._in_flight.num_unfinished())
+
+    def runners_holding_groups(self) -> set[int]:
+        """Env runners with groups that a later update trains on, finished or not."""
+        return self._in_flight.runners()
 
     def note_effective_sample_size(self, size: float) -> None:
         """Sample the next iteration by the current weights alone where the last update's rows were too far from them."""
@@ -119,7 +190,7 @@ class OverlappingSampler(BatchSampler):
                 "the new weights, and the next iteration waits for all of its groups",
                 size,
                 least,
-                len(self._begun),
+                len(self._in_flight),
             )
 
     def get_state(self) -> dict[str, Any]:
@@ -129,28 +200,26 @@ class OverlappingSampler(BatchSampler):
     def set_state(self, state: dict[str, Any]) -> None:
         """Forget what is in flight and continue where :meth:`get_state` was taken."""
         self._workers.abandon_groups()
-        self._begun = {}
+        self._in_flight = GroupsInFlight()
         self._rows_in_flight = self._redrawn_rows = 0
         self._counts.clear()
         super().set_state(state)
 
     # -- groups in flight --------------------------------------------------------------------------------------------
 
-    def _oldest_first(self) -> list[BegunGroup]:
-        return sorted(self._begun.values(), key=lambda group: (group.version, group.request.index))
-
-    def _unfinished(self) -> list[BegunGroup]:
-        return [group for group in self._begun.values() if not group.finished]
+    def _oldest_first(self) -> list[StartedGroup]:
+        return sorted(self._in_flight.groups(), key=lambda group: (group.version, group.request.index))
 
     def _can_update(self) -> bool:
         """Whether enough groups are finished, and the others can still enter an update before they are too old."""
         num_tasks, version = self._config.tasks_per_iteration, self._version()
-        unfinished = self._unfinished()
-        if len(self._begun) - len(unfinished) < min(num_tasks, len(self._begun)):
+        if len(self._in_flight) - self._in_flight.num_unfinished() < min(num_tasks, len(self._in_flight)):
             return False
-        updates_left = [group.version + self._config.max_staleness - version for group in unfinished]
+        oldest = (
+            version - self._config.max_staleness
+        )  # what was started under these weights can enter this update alone
         return all(
-            sum(left <= updates for left in updates_left) <= num_tasks * updates
+            self._in_flight.num_unfinished(oldest + updates) <= num_tasks * updates
             for updates in range(self._config.max_staleness)
         )
 
@@ -165,32 +234,33 @@ class OverlappingSampler(BatchSampler):
         stale = [each for each in finished if each.sample and each.num_rows and each.sample.weight_versions[0] < oldest]
         self._begin_again(stale, batch)
         for group in finished:
-            if self._begun.pop(group.request.index, None) is not None and group.sample is not None:
+            if self._in_flight.remove(group) and group.sample is not None:
                 self._sort(group.sample, batch)
 
-    def _begin_again(self, groups: Sequence[BegunGroup], batch: SampledBatch) -> None:
+    def _begin_again(self, groups: Sequence[StartedGroup], batch: SampledBatch) -> None:
         """Drop what was played of these groups, and draw them before other tasks."""
         self._tasks.put_back([group.request for group in sorted(groups, key=lambda group: group.request.index)])
         for group in groups:
             batch.num_stale += 1
             batch.stale_rows += group.num_rows
-            del self._begun[group.request.index]
+            self._in_flight.remove(group)
 
     def _begin_new(self, num_tasks: int) -> None:
         requests = self._tasks.draw(num_tasks, self._config.group_size)
         # Indices are never used twice, so that what was given up is not taken for another group when it still arrives.
         requests = [replace(request, index=self._next_index + request.index) for request in requests]
         self._next_index += len(requests)
-        groups = [BegunGroup(request, version=0, runner=0) for request in requests]
-        self._begun |= {group.request.index: group for group in groups}
+        groups = [StartedGroup(request) for request in requests]
+        for group in groups:  # in flight also where no env runner is left to begin them, for the state that is saved
+            self._in_flight.place(group, group.runner, self._version())
         self._begin(groups)
 
-    def _begin(self, groups: Iterable[BegunGroup]) -> None:
+    def _begin(self, groups: Iterable[StartedGroup]) -> None:
         """Have the groups played under the current weights."""
         by_index = {group.request.index: group for group in groups}
         requests = [self._redrawn(group.request, group.attempt) for group in by_index.values()]
         for index, runner in self._workers.begin_groups(requests, self._settings(self._iteration)).items():
-            by_index[index].runner, by_index[index].version = runner, self._version()
+            self._in_flight.place(by_index[index], runner, self._version())
 
     # -- groups that end ---------------------------------------------------------------------------------------------
 
@@ -200,16 +270,15 @@ class OverlappingSampler(BatchSampler):
         deadline = time.monotonic() + timeout_s
         wait_s = 0.0  # at first only what has ended already
         while True:
-            runners = {group.runner for group in self._begun.values()}
-            samples, dead = self._workers.take_groups(runners, self._iteration, wait_s)
+            samples, dead = self._workers.take_groups(self._in_flight.runners(), self._iteration, wait_s)
             self._count(samples)
-            lost = [group for group in self._begun.values() if group.runner in dead]
+            lost = self._in_flight.of_runners(dead)
             lost += [group for each in samples if (group := self._take_in(each)) is not None]
             if samples:
                 deadline = time.monotonic() + timeout_s
             elif time.monotonic() > deadline:
                 late = self._workers.abandon_late()
-                lost += [self._begun[index] for index in late if index in self._begun]
+                lost += [group for index in late if (group := self._in_flight.get(index)) is not None]
                 deadline = time.monotonic() + timeout_s
             if lost:
                 self._draw_again(lost)
@@ -217,22 +286,25 @@ class OverlappingSampler(BatchSampler):
                 return
             wait_s = max(0.0, deadline - time.monotonic())
 
-    def _take_in(self, sample: GroupSample) -> BegunGroup | None:
+    def _take_in(self, sample: GroupSample) -> StartedGroup | None:
         """Note what was played of a group; returns it where too few rollouts survived."""
-        group = self._begun.get(sample.request.index)
+        group = self._in_flight.get(sample.request.index)
         if group is None or sample.request != self._redrawn(group.request, group.attempt):
             self._redrawn_rows += sample.num_rows  # of a group that was given up
             return None
         group.sample = sample
-        group.finished = is_final(sample)
-        return None if group.finished else group
+        if not is_final(sample):
+            return group
+        self._in_flight.finish(group)
+        return None
 
-    def _draw_again(self, groups: Sequence[BegunGroup]) -> None:
+    def _draw_again(self, groups: Sequence[StartedGroup]) -> None:
         """Begin groups that were lost with another seed; after the last attempt they are finished as they are."""
         again = []
         for group in groups:
-            group.finished = group.attempt >= self._config.max_group_redraws
-            if not group.finished:
+            if group.attempt >= self._config.max_group_redraws:
+                self._in_flight.finish(group)
+            else:
                 self._redrawn_rows += group.num_rows
                 group.sample, group.attempt = None, group.attempt + 1
                 again.append(group)

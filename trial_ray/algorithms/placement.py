@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TypeVar
 
 import ray
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from trial_ray.config.run import RunSettings
-from trial_ray.errors import ConfigError, InfrastructureError
+from trial_ray.config.sampling import fewest_and_most
+from trial_ray.errors import ConfigError, ResourcesError
 
 Bundle = dict[str, float]
+Config = TypeVar("Config", bound=AlgorithmConfig)
 
 
 def reserve(bundles: Sequence[Bundle], strategy: str, timeout_s: float) -> PlacementGroup:
@@ -24,8 +28,7 @@ def reserve(bundles: Sequence[Bundle], strategy: str, timeout_s: float) -> Place
         timeout_s: how long to wait for them.
 
     Raises:
-        InfrastructureError: the cluster did not offer them within ``timeout_s`` seconds; says what was asked for and what
-            there is.
+        ResourcesError: the cluster did not offer them within ``timeout_s`` seconds; says what was asked for and what there is.
     """
     wanted = _asking(bundles)
     group: PlacementGroup = placement_group(wanted, strategy=strategy)
@@ -40,7 +43,7 @@ def reserve(bundles: Sequence[Bundle], strategy: str, timeout_s: float) -> Place
         f"{free.get(name, 0):g} free"
         for name in names
     ]
-    raise InfrastructureError(
+    raise ResourcesError(
         f"The cluster did not offer what the run's actors ask for within resource_timeout_s={timeout_s:g} s ({'; '.join(lines)}). "
         "Ask for less (num_env_runners, num_engines, num_learners and what each takes), start nodes, or raise "
         "resource_timeout_s where an autoscaler needs longer."
@@ -55,6 +58,26 @@ def require_resources(bundles: Sequence[Bundle], timeout_s: float) -> None:
     if _asking(bundles):
         # No other strategy: outside placement groups Ray places actors one by one.
         remove_placement_group(reserve(bundles, "PACK", timeout_s))
+
+
+LOOK_S = 5.0
+"""How long to wait for what is free now."""
+
+
+def with_fewer_learners(config: Config) -> Config | None:
+    """The config with as many learners as the cluster has room for now; ``None`` where that is not one, or none may be missing.
+
+    Updates do not depend on their number.
+    """
+    for number in range(config.num_learners - 1, 0, -1):
+        fewer: Config = config.copy(copy_frozen=False).learners(num_learners=number)
+        try:
+            require_resources(fewer.algo_class.default_resource_request(fewer).bundles[1:], LOOK_S)
+        except (ConfigError, ResourcesError):
+            continue
+        fewer.validate()
+        return fewer
+    return None
 
 
 def _asking(bundles: Sequence[Bundle]) -> list[Bundle]:
@@ -77,9 +100,9 @@ def with_engines(bundles: list[Bundle], config: RunSettings) -> list[Bundle]:
         engine["GPU"] = config.num_gpus_per_engine
     engine |= config.custom_resources_per_engine
     if not config.colocate:
-        return bundles + [engine] * config.num_engines
+        return bundles + [engine] * fewest_and_most(config.num_engines)[0]
     first = first_engine_bundle(bundles, config)
-    shared = range(first, first + config.num_engines)
+    shared = range(first, len(bundles) if first else 1)
     return [_added(bundle, engine) if index in shared else bundle for index, bundle in enumerate(bundles)]
 
 
@@ -87,7 +110,7 @@ def first_engine_bundle(bundles: list[Bundle], config: RunSettings) -> int:
     """Index of the first engine's bundle, engines being in consecutive ones."""
     if config.colocate and config.num_learners == 0:
         return 0  # the main process learns
-    return len(bundles) - config.num_engines
+    return len(bundles) - fewest_and_most(config.num_engines)[0]
 
 
 def reserve_pairs(bundles: list[Bundle], config: RunSettings) -> PlacementGroup | None:
@@ -101,11 +124,13 @@ def reserve_pairs(bundles: list[Bundle], config: RunSettings) -> PlacementGroup 
         ``None`` where nothing is shared, or with a learner inside this process, whose device Ray does not manage.
 
     Raises:
-        InfrastructureError: the cluster did not offer them within ``resource_timeout_s`` seconds.
+        ResourcesError: the cluster did not offer them within ``resource_timeout_s`` seconds.
     """
     if not config.colocate or config.num_learners == 0:
         return None
-    return reserve(bundles[-config.num_engines :], config.placement_strategy, config.resource_timeout_s)
+    return reserve(
+        bundles[first_engine_bundle(bundles, config) :], config.placement_strategy, config.resource_timeout_s
+    )
 
 
 @contextmanager

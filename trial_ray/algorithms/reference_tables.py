@@ -47,23 +47,22 @@ def _section_tables() -> dict[str, str]:
 
 
 def _method_tables() -> dict[str, str]:
-    """Settings and defaults that a method's config declares beyond those of its base class."""
+    """Of each method's config: its base class, the defaults that it changes, and a table of the settings that it adds."""
     tables = {}
     for method in METHODS:
         config, parent = config_class(method), config_class(method).__bases__[0]
         if config is GRPOConfig:
             continue
         inherited = {name: default_of(field) for name, field in fields_of(parent).items()}
-        names = [
-            name
-            for name, field in fields_of(config).items()
-            if name not in inherited or inherited[name] != default_of(field)
+        defaults = {name: default_of(field) for name, field in fields_of(config).items()}
+        added = [name for name in defaults if name not in inherited]
+        changed = [
+            f"`{name}={default!r}`"
+            for name, default in defaults.items()
+            if name in inherited and inherited[name] != default
         ]
-        tables[method] = (
-            f"`{config.__name__}`, beside the settings of `{parent.__name__}`:\n\n{settings_table(config, names)}"
-            if names
-            else f"`{config.__name__}` has the settings and defaults of `{parent.__name__}`.\n"
-        )
+        text = f"`{config.__name__}` extends `{parent.__name__}`{' with ' if changed else ''}{', '.join(changed)}"
+        tables[method] = f"{text}, and adds:\n\n{settings_table(config, added)}" if added else f"{text}.\n"
     return tables
 
 

@@ -29,21 +29,23 @@ class TaskSampler:
     Args:
         task_ids: the split's tasks of each environment, in its fixed order.
         seed: fixes the order of every pass and the seeds of every group.
-        weights: share of each environment, in any unit; ``None``: equal shares.
+        weights: share of each environment, in any unit, 0 where none is drawn; ``None``: equal shares.
 
     Raises:
-        ConfigError: a list is empty.
+        ConfigError: the list of an environment that is drawn from is empty.
     """
 
     def __init__(self, task_ids: Sequence[Sequence[str]], seed: int, weights: Sequence[float] | None = None) -> None:
-        if not task_ids or not all(task_ids):
+        weights = weights or [1.0] * len(task_ids)
+        if not task_ids or not all(listed for listed, weight in zip(task_ids, weights, strict=True) if weight):
             raise ConfigError("The training split has no tasks; choose another split in .environment(env_config=...).")
         self._task_ids = task_ids
         self._seed = seed
-        weights = weights or [1.0] * len(task_ids)
         self._shares = [weight / sum(weights) for weight in weights]
         self._drawn = [0] * len(task_ids)
         self._returned: list[GroupRequest] = []
+        self._orders: dict[int, tuple[list[int], np.ndarray]] = {}
+        """Of each environment the order of its last pass, and what that follows from."""
 
     def draw(self, num_tasks: int, group_size: int) -> list[GroupRequest]:
         """Requests for the next ``num_tasks`` groups, indexed from 0; those that were put back come first."""
@@ -94,7 +96,10 @@ class TaskSampler:
 
     def _order(self, environment: int, passes: int) -> np.ndarray:
         key = [self._seed, passes, environment] if environment else [self._seed, passes]
-        return np.random.default_rng(key).permutation(len(self._task_ids[environment]))
+        if environment not in self._orders or self._orders[environment][0] != key:
+            order = np.random.default_rng(key).permutation(len(self._task_ids[environment]))
+            self._orders[environment] = key, order
+        return self._orders[environment][1]
 
 
 logger = logging.getLogger(__name__)
@@ -231,6 +236,10 @@ class BatchSampler:
     def finish(self) -> None:
         """Wait until env runners play nothing for training, so that they are free; here they play in :meth:`sample` only."""
 
+    def runners_holding_groups(self) -> set[int]:
+        """Env runners with groups that a later update trains on; none here."""
+        return set()
+
     def note_effective_sample_size(self, size: float) -> None:
         """Hear of the effective sample size of the last update, a share of its tokens."""
 
@@ -275,7 +284,8 @@ class BatchSampler:
         samples: dict[int, GroupSample] = {}
         for attempt in range(1 + config.max_group_redraws):
             missing = [
-                self._redrawn(request, attempt)
+                # One that was lost with its env runner, and not played, is played as it would have been.
+                self._redrawn(request, attempt if request.index in samples else 0)
                 for request in requests
                 if request.index not in samples or not is_final(samples[request.index])
             ]

@@ -111,8 +111,9 @@ def update_learners(learners: LearnerGroup, data: TrainingGroups, timesteps: dic
     """
     if learners.is_local:
         return list(learners.update(training_data=data, timesteps=timesteps))
-    # Not through RLlib's update, which waits for all learners when one has failed.
-    calls = [worker.update.remote(training_data=data, timesteps=timesteps) for worker in learner_actors(learners)]
+    # Not through RLlib's update, which waits for all learners when one has failed. References are packed once for all learners.
+    packed = ray.put(data)
+    calls = [worker.update.remote(training_data=packed, timesteps=timesteps) for worker in learner_actors(learners)]
     pending, results = list(calls), {}
     while pending:
         ready, pending = ray.wait(pending, num_returns=1, timeout=_LOOK_S)

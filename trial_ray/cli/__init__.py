@@ -1,4 +1,4 @@
-"""The ``trial-ray`` command. Each subcommand lives in a file of its own in ``trial_ray.cli``."""
+"""The ``trial-ray`` command."""
 
 from __future__ import annotations
 
@@ -7,34 +7,39 @@ import errno
 import io
 import logging
 import os
+import re
 import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trial_ray.cli import (
-    console,
-    data,
-    doctor,
-    evaluate,
-    export,
-    inspect,
-    judge,
-    plan,
-    replay,
-    report,
-    reproduce,
-    sweep,
-    train,
-    warmstart,
-)
+from trial_ray.cli import cluster, console, data, doctor, evaluate, folders, plan, reproduce, train, warmstart
 from trial_ray.errors import ConfigError, UserInputError
+from trial_ray.runs.storage import StoredCopy
 from trial_ray.termination import termination_as_interrupt
 from trial_ray.version import __version__
 
-COMMANDS = (train, evaluate, sweep, reproduce, report, inspect, replay, warmstart, judge, export, data, plan, doctor)
+COMMANDS = {
+    "train": train.TRAIN,
+    "evaluate": evaluate.EVALUATE,
+    "sweep": train.SWEEP,
+    "reproduce": reproduce.REPRODUCE,
+    "report": folders.REPORT,
+    "inspect": folders.INSPECT,
+    "replay": folders.REPLAY,
+    "warmstart": warmstart.WARMSTART,
+    "judge": warmstart.JUDGE,
+    "export": folders.EXPORT,
+    "status": cluster.STATUS,
+    "logs": cluster.LOGS,
+    "data": data.DATA,
+    "plan": plan.PLAN,
+    "doctor": doctor.DOCTOR,
+}
 FILES, FOLDERS = ("FILE", "FILE.py", "CHECKPOINT", "CHECKPOINT|oracle"), ("DIR", "RUN", "PATH")
+_MANGLED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
+"""What ``Path`` makes of a URI."""
 EPILOG = """start here:
   trial-ray doctor                                         what is installed, what is missing
   trial-ray train tuned_examples/alfworld_quickstart.py    a small agent on this machine
@@ -97,14 +102,12 @@ def build_parser() -> argparse.ArgumentParser:
         help="print the completion script of a shell (docs/installation.md says where to put it)",
     )
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        name = command.__name__.rpartition(".")[2]
-        description = f"{command.HELP[0].upper()}{command.HELP[1:]}."
+    for name, command in COMMANDS.items():
         described = subparsers.add_parser(
             name,
-            help=command.HELP,
-            description=description,
-            epilog=command.EPILOG,
+            help=command.help,
+            description=f"{command.help[0].upper()}{command.help[1:]}.",
+            epilog=command.epilog,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         console.add_options(described, "--verbose")
@@ -113,16 +116,22 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _with_home(value: Any) -> Any:
-    """An argument with the home folder in place of ``~``, in a path and in a list of paths.
+def _local(value: Any) -> Any:
+    """An argument with the home folder in place of ``~``, in a path and in a list of paths, and a copy in place of a run at a URI.
 
     Raises:
-        UserInputError: there is no such user.
+        UserInputError: there is no such user, or no such run, or it is a URI where a path was expected.
     """
     if isinstance(value, list):
-        return [_with_home(each) for each in value]
+        return [_local(each) for each in value]
+    if isinstance(value, StoredCopy):
+        return value.fetch()
+    if not isinstance(value, Path):
+        return value
+    if _MANGLED.match(str(value)) and not value.exists():
+        raise UserInputError(f"{value} was a URI; expected a path here (docs/cluster.md says what takes URIs).")
     try:
-        return value.expanduser() if isinstance(value, Path) else value
+        return value.expanduser()
     except RuntimeError as error:
         raise UserInputError(f"{value} is in the home of a user who is not known here.") from error
 
@@ -138,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.getLogger("ray.rllib.algorithms").setLevel(logging.ERROR)  # it greets every algorithm with a warning
     try:
         for name, value in vars(args).items():
-            setattr(args, name, _with_home(value))
+            setattr(args, name, _local(value))
         with termination_as_interrupt():
             code: int = args.run(args)
         return code

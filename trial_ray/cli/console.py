@@ -1,19 +1,39 @@
-"""The command line's two consoles, error messages and exit codes."""
+"""The command line's two consoles, error messages, exit codes, and what subcommands have in common."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.errors import TrialRayError, is_user_error, root_cause
+from trial_ray.runs.storage import URI, StoredCopy
 from trial_ray.runs.terminal import say
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 DONE, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A subcommand.
+
+    Attributes:
+        help: what it does, in the list of commands; the beginning of its own description.
+        epilog: examples and notes.
+        add_arguments: declares its arguments.
+        run: does it and returns the exit code.
+    """
+
+    help: str
+    epilog: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
 
 
 def output() -> Console:
@@ -68,7 +88,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--set": {
         "dest": "overrides",
         "metavar": "KEY=VALUE",
-        "help": "replace one setting, e.g. --set lr=1e-4 or --set env_config.split=train; may be repeated",
+        "help": "replace one setting, e.g. --set env_config.max_turns=20; may be repeated",
     },
     "--trust": {
         "action": "store_true",
@@ -77,8 +97,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "(docs/reliability.md#security)",
     },
     "--log-to": {
-        "choices": ["wandb", "mlflow", "trackio", "swanlab"],
-        "help": "log to Weights & Biases, MLflow, Trackio or SwanLab too, beside TensorBoard; may be repeated (docs/evaluation.md)",
+        "choices": ["wandb", "mlflow", "trackio", "swanlab", "ray"],
+        "help": "log to Weights & Biases, MLflow, Trackio or SwanLab too, or to Ray's metrics, for "
+        "Prometheus; may be repeated (docs/evaluation.md)",
     },
     "--env-adapter": {
         "dest": "env_adapters",
@@ -94,6 +115,21 @@ def add_options(parser: argparse.ArgumentParser, *names: str) -> None:
     """Declare some of :data:`OPTIONS`."""
     for name in names:
         parser.add_argument(name, **{"action": "append", "default": [], **OPTIONS[name]})
+
+
+def place(text: str) -> Path | str:
+    """An argparse type: the path of a folder, or a URI as text."""
+    return text if URI.match(text) else Path(text)
+
+
+def readable(checkpoints: int | None, local: Callable[[str], Any] = Path) -> Callable[[str], Any]:
+    """An argparse type: the path of a run, or a URI, in place of which the command gets the path of a copy.
+
+    Args:
+        checkpoints: how many of the newest are copied; ``None``: all.
+        local: makes the path.
+    """
+    return lambda text: StoredCopy(text, checkpoints) if URI.match(text) else local(text)
 
 
 def positive(text: str) -> int:

@@ -1,4 +1,4 @@
-"""``trial-ray data``: what an environment's data are, where they come from, what is here; import or generate."""
+"""``trial-ray data``: what an environment's data are, where they come from and lie; import or generate."""
 
 from __future__ import annotations
 
@@ -8,17 +8,6 @@ from pathlib import Path
 from trial_ray.cli import console as terminal
 from trial_ray.errors import UserInputError
 
-HELP = "what an environment's data are and where they lie; import a copy; generate games"
-EPILOG = """examples:
-  trial-ray data alfworld                                                   what is needed, what was found
-  trial-ray data alfworld --from downloads/alfworld                         check a local copy by digest, then use it
-  trial-ray data alfworld --generate 200 --difficulty small --out my_games  write games of one's own
-  trial-ray data webshop --from downloads/webshop                           check and index a catalogue, then use it
-  trial-ray evaluate oracle --env trial/ALFWorld-v0 --split train --set env_config.data=my_games
-
-Nothing is fetched. Training and evaluation can also generate games and shops as they go, without files: split
-"generated" of trial/ALFWorld-v0 and trial/WebShop-v0.
-"""
 ABOUT_ALFWORLD = """ALFWorld: household text games in six families, played on the TextWorld engine.
 
   engine    pip install -e ".[alfworld]" (compiles two small C programs: a compiler, make and cmake are needed)
@@ -37,8 +26,8 @@ ABOUT_WEBSHOP = """WebShop: a shop to search, look around and buy in, in text mo
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
+def add_data_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``data``."""
     parser.add_argument("environment", choices=["alfworld", "webshop"], help="whose data")
     work = parser.add_mutually_exclusive_group()
     work.add_argument(
@@ -54,28 +43,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
-    """Import, generate, or tell."""
+def data(args: argparse.Namespace) -> int:
+    """Import or generate an environment's data, or tell what they are, where they come from and what is here."""
     try:
-        _run(args)
+        shop = args.environment == "webshop"
+        if args.source is not None:
+            (import_webshop if shop else import_alfworld)(args)
+        elif args.generate is None:
+            terminal.output().print(ABOUT_WEBSHOP if shop else ABOUT_ALFWORLD, highlight=False, markup=False)
+            terminal.show(f"  found     {found_shop() if shop else found_games()}")
+        elif shop:
+            raise UserInputError(
+                'Shops need no files: use split "generated" with env_config.num_products and num_games.'
+            )
+        elif args.out is None:
+            raise UserInputError("--generate needs --out DIR, the new folder that the games are written into.")
+        else:
+            generate(args.out, args.generate, args.seed or 0, args.difficulty)
     except FileExistsError as error:  # the folder to be written is not empty
         raise UserInputError(str(error)) from error
     return terminal.DONE
-
-
-def _run(args: argparse.Namespace) -> None:
-    shop = args.environment == "webshop"
-    if args.source is not None:
-        (import_webshop if shop else import_alfworld)(args)
-    elif args.generate is None:
-        terminal.output().print(ABOUT_WEBSHOP if shop else ABOUT_ALFWORLD, highlight=False, markup=False)
-        terminal.show(f"  found     {found_shop() if shop else found_games()}")
-    elif shop:
-        raise UserInputError('Shops need no files: use split "generated" with env_config.num_products and num_games.')
-    elif args.out is None:
-        raise UserInputError("--generate needs --out DIR, the new folder that the games are written into.")
-    else:
-        generate(args.out, args.generate, args.seed or 0, args.difficulty)
 
 
 def generate(folder: Path, count: int, seed: int, difficulty: str) -> None:
@@ -151,3 +138,20 @@ def found_shop() -> str:
     except TrialEnvError as error:
         return str(error)
     return f"{shop.num_products:,} products, {shop.num_goals:,} goals"
+
+
+DATA = terminal.Command(
+    "what an environment's data are and where they lie; import a copy; generate games",
+    """examples:
+  trial-ray data alfworld                                                   what is needed, what was found
+  trial-ray data alfworld --from downloads/alfworld                         check a local copy by digest, then use it
+  trial-ray data alfworld --generate 200 --difficulty small --out my_games  write games of one's own
+  trial-ray data webshop --from downloads/webshop                           check and index a catalogue, then use it
+  trial-ray evaluate oracle --env trial/ALFWorld-v0 --split train --set env_config.data=my_games
+
+Nothing is fetched. Training and evaluation can also generate games and shops as they go, without files: split
+"generated" of trial/ALFWorld-v0 and trial/WebShop-v0.
+""",
+    add_data_arguments,
+    data,
+)

@@ -1,4 +1,4 @@
-"""``trial-ray doctor``: installed packages, the machine, findings that would stop a run, and the command that fixes each."""
+"""``trial-ray doctor``: what on this machine would stop a run, and the command that fixes it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,11 @@ from typing import TYPE_CHECKING
 
 import trial_ray
 from trial_ray.cli import console as terminal
+from trial_ray.cli.data import found_games, found_shop
+from trial_ray.errors import ClusterError
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
-
-HELP = "what is installed, what the machine offers, what would stop a run"
-EPILOG = """Nothing is changed, and only the cluster that RAY_ADDRESS names is contacted. The exit code is 1 where a finding will
-stop a run, and 0 where only packages are missing that may not be needed.
-"""
 
 OBJECT_STORE_SHARE = 0.3
 """Of the free memory, by default of Ray."""
@@ -61,11 +58,7 @@ class Check:
     fix: str = ""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """It takes none."""
-
-
-def run(args: argparse.Namespace) -> int:
+def doctor(args: argparse.Namespace) -> int:
     """Print a table and the findings."""
     from rich.markup import escape
     from rich.table import Table
@@ -143,8 +136,7 @@ def machine_checks() -> Iterator[Check]:
     import psutil
     from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
 
-    from trial_ray.cli.data import found_games, found_shop
-    from trial_ray.warmstart.cache import CACHE_VARIABLE, cache_root
+    from trial_ray.files import CACHE_VARIABLE, cache_root
 
     memory = psutil.virtual_memory()
     yield Check(
@@ -197,7 +189,6 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> Check:
 
 def cluster() -> Check:
     """The cluster that ``RAY_ADDRESS`` names answers."""
-    from trial_ray.errors import ClusterError
     from trial_ray.runs.ray_session import require_cluster
 
     address = os.environ.get("RAY_ADDRESS")
@@ -275,3 +266,13 @@ def gpus() -> Check:
         return Check("GPUs", found)
     level, reason, fix = problem
     return Check("GPUs", f"{found}; {reason}", level, fix)
+
+
+DOCTOR = terminal.Command(
+    "what is installed, what the machine offers, what would stop a run",
+    """Nothing is changed, and only the cluster that RAY_ADDRESS names is contacted. The exit code is 1 where a finding will
+stop a run, and 0 where only packages are missing that may not be needed.
+""",
+    lambda parser: None,
+    doctor,
+)

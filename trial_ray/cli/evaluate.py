@@ -19,23 +19,22 @@ if TYPE_CHECKING:
     from trial_ray.algorithms.config import GRPOConfig
     from trial_ray.environments.adapter import EnvironmentAdapter
     from trial_ray.environments.registry import EnvironmentEntry
-    from trial_ray.evaluation.journal import EpisodeJournal
     from trial_ray.evaluation.panels import Panel
-    from trial_ray.evaluation.results import EvaluationResult
+    from trial_ray.evaluation.results import EpisodeJournal, EvaluationResult
     from trial_ray.rollout.trajectory import EpisodeResult
 
 ORACLE = "oracle"
 HELP = "success of a checkpoint, an endpoint or the oracle, by family"
 EPILOG = """examples:
   trial-ray evaluate oracle --env trial/ALFWorld-v0 --split valid_seen
-  trial-ray evaluate runs/my-run --env trial/ALFWorld-v0 --split valid_unseen --json unseen.json
+  trial-ray evaluate runs/my-run --split valid_unseen --json unseen.json
   trial-ray evaluate runs/my-run/checkpoints/000020 --env trial/ALFWorld-v0 --split generated --episodes 64
   trial-ray evaluate path/to/hf_model --env trial/ALFWorld-v0 --split valid_seen --set engine=transformers
   trial-ray evaluate --endpoint http://127.0.0.1:8000/v1 --model NAME --env trial/ALFWorld-v0 --split valid_seen
   trial-ray evaluate --endpoint https://HOST/v1 --model NAME --api-key-env OPENAI_API_KEY --env trial/ALFWorld-v0 --split valid_seen
 
-CHECKPOINT is a run folder (its newest checkpoint), a checkpoint, or a Hugging Face model folder. A checkpoint inside a
-run folder is evaluated with the settings that the run had then (prompt, limits, engine); --set replaces them.
+CHECKPOINT is a run folder (its newest checkpoint), a checkpoint, a Hugging Face model folder, the URI of one, or package:NAME. A
+checkpoint inside a run folder is evaluated with the settings that the run had then (prompt, limits, engine); --set replaces them.
 The game data are found through the environment's own rules, or with --set env_config.data=FOLDER.
 With --json FILE, finished episodes are kept as they come: the same command continues an evaluation that was interrupted.
 --endpoint plays with a model behind an OpenAI-compatible chat API; a CHECKPOINT beside it gives the settings alone.
@@ -46,10 +45,21 @@ Responses are sampled with seeds that follow from the tasks, so env runners and 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument(
-        "policy", nargs="?", default=ORACLE, metavar="CHECKPOINT|oracle", help="what to evaluate, see below"
+        "policy",
+        type=terminal.readable(1, str),
+        nargs="?",
+        default=ORACLE,
+        metavar="CHECKPOINT|oracle",
+        help="what to evaluate, see below",
     )
-    parser.add_argument("--env", required=True, metavar="ID", help="environment, e.g. trial/ALFWorld-v0")
-    parser.add_argument("--split", required=True, metavar="NAME", help="the environment's split, e.g. valid_seen")
+    parser.add_argument(
+        "--env", metavar="ID", help="environment, e.g. trial/ALFWorld-v0 (default: that of CHECKPOINT's run)"
+    )
+    parser.add_argument(
+        "--split",
+        metavar="NAME",
+        help="the environment's split, e.g. valid_seen (default: that of the evaluation set of CHECKPOINT's run)",
+    )
     size = parser.add_mutually_exclusive_group()
     size.add_argument(
         "--episodes", type=terminal.positive, metavar="N", help="play N tasks of the split, always the same"
@@ -109,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
     """Evaluate; see the module's docstring."""
     console = terminal.output()
     result = evaluate(args, console)
-    console.print(result.table(title=f"{result.policy} · {args.env} · {args.split}"))
+    console.print(result.table(title=f"{result.policy} · {result.protocol['env']} · {result.protocol['split']}"))
     if args.json:
         terminal.show(f"episodes: {args.json}")
     return terminal.DONE
@@ -120,16 +130,15 @@ def evaluate(args: argparse.Namespace, console: Console) -> EvaluationResult:
     from trial_ray.algorithms.initial_policy import initial_policy
     from trial_ray.engines.pool import require_engine
     from trial_ray.environments.registry import load_adapters
-    from trial_ray.evaluation.journal import EpisodeJournal
-    from trial_ray.evaluation.oracle import evaluate_oracle, oracle_protocol
     from trial_ray.evaluation.panels import choose_panel
-    from trial_ray.evaluation.player import Evaluator, policy_protocol
+    from trial_ray.evaluation.player import Evaluator, evaluate_oracle, oracle_protocol, policy_protocol
+    from trial_ray.evaluation.results import EpisodeJournal
     from trial_ray.runs.ray_session import ray_session
 
     if bool(args.endpoint) != bool(args.model):
         raise UserInputError("--endpoint URL and --model NAME belong together; give both or none.")
     adapters = load_adapters(args.env_adapters)
-    config, labels = checkpoint_config(args.policy, args.env, args.split, args.overrides, adapters)
+    config, labels = checkpoint_config(str(args.policy), args.env, args.split, args.overrides, adapters)
     (entry,) = config.environment_entries()
     panel = choose_panel(entry, args.episodes or args.panel)
     if args.endpoint:
@@ -152,7 +161,7 @@ def evaluate(args: argparse.Namespace, console: Console) -> EvaluationResult:
         bar = episode_bar(console, len(panel), journal)
         with ray_session(args.verbose), evaluator as player, bar as on_episode:
             result = player.play(panel, entry, known=journal.episodes, on_episode=on_episode)
-        result.policy, result.weights, result.labels = args.policy, evaluator.weights, labels
+        result.policy, result.weights, result.labels = str(args.policy), evaluator.weights, labels
         journal.finish(result)
     return result
 
@@ -162,7 +171,7 @@ def _evaluate_endpoint(
 ) -> EvaluationResult:
     from trial_ray.evaluation.endpoint import ChatEndpoint
     from trial_ray.evaluation.endpoint_player import endpoint_protocol, evaluate_endpoint
-    from trial_ray.evaluation.journal import EpisodeJournal
+    from trial_ray.evaluation.results import EpisodeJournal
 
     config.check_evaluation()
     endpoint = ChatEndpoint(args.endpoint, args.model, args.api_key_env, args.request_timeout, args.body)
@@ -182,13 +191,28 @@ def _warn(text: str) -> None:
 
 
 def checkpoint_config(
-    checkpoint: str, env: str, split: str, overrides: list[str], adapters: Sequence[EnvironmentAdapter] = ()
+    checkpoint: str,
+    env: str | None,
+    split: str | None,
+    overrides: list[str],
+    adapters: Sequence[EnvironmentAdapter] = (),
 ) -> tuple[GRPOConfig, dict[str, Any]]:
     """The config that plays a checkpoint's model, with the settings that the run which it lies in, if any, had in its iteration;
     for :data:`ORACLE` without a model.
 
+    Args:
+        checkpoint: a run folder, a checkpoint, a model's folder, or :data:`ORACLE`.
+        env: the environment's id; ``None``: that of the run.
+        split: the environment's split; ``None``: that of the run's evaluation set.
+        overrides: ``key=value`` each, of other settings.
+        adapters: those of the user's.
+
     Returns:
         The config, and what tables sort by: method, backbone and seed of that run, and the checkpoint's iteration.
+
+    Raises:
+        UserInputError: ``env`` is ``None``, but there is no run, or one of several environments; ``split`` is ``None``, but there
+            is no run with an evaluation set in ``env``.
     """
     from trial_ray.algorithms.methods import new_config, with_method
     from trial_ray.runs.checkpoints import checkpoint_iteration, find_model, find_run_folder
@@ -205,9 +229,22 @@ def checkpoint_config(
         if iteration is not None:
             labels["iteration"] = iteration
         config = with_method(recorded, "grpo")  # nothing is trained, so no method needs anything
-    played = next(
-        (entry for entry in config.evaluation_entries() or config.environment_entries() if entry.env_id == env), None
-    )
+    evaluated = config.evaluation_entries()
+    entries = evaluated or config.environment_entries()
+    ids = sorted({entry.env_id for entry in entries})
+    if env is None:
+        if len(ids) != 1:
+            found = f"its run plays {', '.join(ids)}" if ids else "it belongs to no run"
+            raise UserInputError(f"Name the environment that {checkpoint} shall play with --env ID; {found}.")
+        env = ids[0]
+    played = next((entry for entry in entries if entry.env_id == env), None)
+    if split is None:
+        if played is None or not evaluated:
+            raise UserInputError(
+                f"Name the split that {checkpoint} shall play with --split NAME; it belongs to no run with an evaluation set in "
+                f"{env}."
+            )
+        split = played.split
     config.environment(env, adapter=adapters)
     config.env_config = {**(played.config if played else {}), "split": split}
     config.rl_module(model_path=str(model) if model else None, warm_start=None)
@@ -237,3 +274,6 @@ def episode_bar(console: Console, total: int, journal: EpisodeJournal) -> Iterat
                 console.print(f"{done} of {total} episodes, {won} solved", highlight=False)
 
         yield on_episode
+
+
+EVALUATE = terminal.Command(HELP, EPILOG, add_arguments, run)

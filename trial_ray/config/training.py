@@ -18,8 +18,8 @@ from trial_ray.objectives.choices import (
 
 ADVANTAGE_STATISTICS = ("trajectories", "rows")
 ADVANTAGE_NORMS = ("mean_std_norm", "mean_norm")
-REWARDS = ("success", "score", "return")
-PRIVILEGED_VIEWS = ("outcome", "feedback", "skill", "solution")
+REWARDS = ("success", "score", "return", "per_turn")
+PRIVILEGED_VIEWS = ("outcome", "feedback", "skill", "solution", "peer")
 MicrobatchWeighting = Literal["rows", "equal"]
 MICROBATCH_WEIGHTINGS: tuple[MicrobatchWeighting, ...] = ("rows", "equal")
 
@@ -27,77 +27,76 @@ MICROBATCH_WEIGHTINGS: tuple[MicrobatchWeighting, ...] = ("rows", "equal")
 class TrainingSettings(Settings):
     """The objective and its optimisation."""
 
-    group_size: int = setting(8, "rollouts G per task instance; group-relative advantages need at least 2", at_least=2)
-    tasks_per_iteration: int = setting(16, "task instances drawn per iteration", at_least=1)
+    group_size: int = setting(8, "rollouts G per task", at_least=2)
+    tasks_per_iteration: int = setting(16, "tasks drawn per iteration", at_least=1)
     minibatch_rows: int = setting(
         256,
-        "most turn rows in an optimizer step, over all learners; every row is in one step an epoch",
+        "most turn rows in an optimizer step, over all learners; each row is in one step per epoch",
         at_least=1,
     )
     microbatch_rows: int = setting(
         32,
-        "most turn rows over which a token mean and the dense clamp are taken. Neither number depends on how many learners "
-        "there are (see ``learner.update_plan``)",
+        "most turn rows over which a token mean and the dense clamp are computed; independent of the number of "
+        "learners, as is ``minibatch_rows``",
         at_least=1,
     )
     num_epochs: int = setting(1, "passes over all rows of an iteration", at_least=1)
     batch_shards: int = setting(
         8,
-        "parts of the batch, in task order, of which each minibatch takes a slice: 8 as in the published runs, whose 8 "
-        "data-parallel ranks held a part each; 1 takes rows in task order",
+        "parts of the batch, in task order, of which each minibatch takes a slice: 8 as in the published runs, "
+        "one for each data-parallel rank; 1 takes rows in task order",
         at_least=1,
     )
     shuffle: bool = setting(
-        False, "take the rows of minibatches at random, by the run's seed, and not by ``batch_shards``"
+        False, "draw the rows of minibatches at random (by the run's seed) instead of by ``batch_shards``"
     )
     microbatch_weighting: MicrobatchWeighting = setting(
         "rows",
-        'what a microbatch counts in its minibatch: as much as its share of the ``"rows"``, or ``"equal"`` to the others, '
-        "as in the published runs",
+        'weight of a microbatch in its minibatch: by its ``"rows"``, or ``"equal"`` as in the published runs',
         one_of=MICROBATCH_WEIGHTINGS,
     )
     max_tokens_per_forward: int = setting(
         16_384,
-        "memory limit of one forward pass, in tokens, with those that its packs repeat or pad; never changes the loss",
+        "most tokens in a forward pass, repeated and padded ones included; limits memory, never changes the loss",
         at_least=1,
     )
     reward: str = setting(
         "success",
-        'what R_i is: ``"success"`` (0 or 1), the environment\'s ``"score"``, or its ``"return"``',
+        'R_i: ``"success"`` (0 or 1), the environment\'s ``"score"``, or its ``"return"``; ``"per_turn"``: success, and beside it '
+        "each turn's discounted return, compared with those of the same turn of the group's other rollouts",
         one_of=REWARDS,
     )
+    turn_coeff: float = setting(1.0, 'with ``reward="per_turn"``, weight of the turns\' advantages', at_least=0)
+    turn_discount: float = setting(0.95, 'with ``reward="per_turn"``, γ of the return from a turn on', within=(0, 1))
     reward_scale: float = setting(1.0, "factor on the reward; 10 in the published runs", above=0)
     advantage_statistics: str = setting(
         "trajectories",
-        'mean and deviation over ``"trajectories"`` (Eq. 1) or over turn ``"rows"``',
+        'mean and deviation over ``"trajectories"`` (Eq. 1) or turn ``"rows"``',
         one_of=ADVANTAGE_STATISTICS,
     )
     advantage_norm: str = setting(
         "mean_std_norm",
-        "what returns of a group are compared by: their distance from the mean over the deviation (Eq. 1), or "
-        '``"mean_norm"``, the distance alone',
+        'advantage: return minus the group\'s mean, over the deviation (Eq. 1), or ``"mean_norm"``, not divided',
         one_of=ADVANTAGE_NORMS,
     )
-    advantage_epsilon: float = setting(1e-6, "added to the standard deviation", above=0)
-    drop_zero_variance_groups: bool = setting(
-        False, "leave out groups in which every rollout earned the same, up to rounding"
-    )
+    advantage_epsilon: float = setting(1e-6, "added to the deviation", above=0)
+    drop_zero_variance_groups: bool = setting(False, "drop groups whose rollouts all earned the same, up to rounding")
     max_refills: int = setting(
         0,
-        "with ``drop_zero_variance_groups``, times in an iteration that further tasks are drawn in place of the groups that "
-        "were left out (dynamic sampling)",
+        "with ``drop_zero_variance_groups``: times per iteration that tasks are drawn to replace dropped groups "
+        "(dynamic sampling)",
         at_least=0,
     )
     invalid_action_penalty: float = setting(
         0.1,
-        "taken off the reward of a turn whose response lacks the required form, in the units of the scaled reward; it takes no "
-        "more than itself off the turn's advantage, which it does in a group without variance",
+        "subtracted from the scaled reward of a turn whose response lacks the required form; the turn's advantage "
+        "falls by at most as much",
         at_least=0,
     )
     clip_low: float = setting(0.2, "lower clip of the probability ratio is ``1 - clip_low``", within=(0, 1))
     clip_high: float = setting(0.2, "upper clip of the probability ratio is ``1 + clip_high``", at_least=0)
     dual_clip: float | None = setting(
-        3.0, "bound on the surrogate for negative advantages; ``None`` switches it off", above=1
+        3.0, "bound on the surrogate for negative advantages; ``None``: no bound", above=1
     )
     kl_coeff: float = setting(
         0.01, "weight of the k3 KL to the frozen initial policy; 0 loads no reference model", at_least=0
@@ -107,52 +106,51 @@ class TrainingSettings(Settings):
     adam_betas: tuple[float, float] = setting((0.9, 0.999), "of AdamW")
     max_logprob_gap: float | None = setting(
         None,
-        "mean absolute difference between engine and learner log-probabilities, in nats, above which nothing is trained and "
-        "the run stops, because the engine sampled from another policy; ``None``: ``FLOAT32_GAP`` where both compute in "
-        "float32, else ``LOW_PRECISION_GAP``",
+        "limit on the trainer–sampler mismatch (mean absolute difference of log-probabilities, in nats), above "
+        "which nothing is trained and the run stops; ``None``: 0.001 where both compute in float32, else 0.1",
         above=0,
     )
     importance_cap: float | None = setting(
         None,
-        "largest weight of a token in the surrogate where each is weighed by the ratio of the learner's to the engine's "
-        "probability (truncated importance sampling); ``None``: every token weighs 1",
+        "TIS cap: each token of the surrogate is weighted by the ratio of the learner's to the engine's "
+        "probability, at most by this; ``None``: not weighted",
         at_least=1,
     )
     importance_mode: ImportanceMode = setting(
         "token_truncate",
-        "with ``importance_cap``, what the ratio is taken of and what follows above the cap: each ``token``'s ratio or that of a "
-        "turn's whole response (``sequence``); ``truncate`` lowers it to the cap, ``mask`` takes token or response out",
+        "with ``importance_cap``: the ratio of each ``token`` or of a turn's whole response (``sequence``); "
+        "``truncate`` lowers it to the cap, ``mask`` drops token or response",
         one_of=IMPORTANCE_MODES,
     )
     ratio_level: RatioLevel = setting(
         "token",
-        'what the clipped ratio to the policy before the update is taken of: each ``"token"``, or a turn\'s whole response '
-        '(``"sequence"``, the geometric mean of its tokens\' ratios, GSPO)',
+        'the clipped ratio to the policy before the update is that of each ``"token"`` or of a turn\'s whole '
+        'response (``"sequence"``: geometric mean of its tokens\' ratios, GSPO)',
         one_of=RATIO_LEVELS,
     )
     surrogate_mean: SurrogateMean = setting(
         "tokens",
-        'mean that the surrogate is of a microbatch: over its ``"tokens"``, over its ``"rows"`` of the mean of each response, or '
-        '``"fixed_length"``, over rows of the sum of each response over ``max_response_tokens`` (Dr. GRPO)',
+        'mean of the surrogate over a microbatch\'s ``"tokens"``, over its ``"rows"`` of each response\'s mean, or '
+        '``"fixed_length"``: over rows of each response\'s sum divided by ``max_response_tokens`` (Dr. GRPO)',
         one_of=SURROGATE_MEANS,
     )
     max_skipped_updates: int = setting(
-        3, "optimizer steps in a row that may be skipped for non-finite gradients", at_least=1
+        3, "consecutive optimizer steps that may be skipped for non-finite gradients", at_least=1
     )
     privileged_view: str | None = setting(
         None,
-        'what the method\'s second view of a turn shows besides the prompt: ``"outcome"`` (what the action led to), '
-        '``"feedback"`` (the same as immediate feedback), ``"skill"`` (advice on the task\'s family), ``"solution"`` (the '
-        "environment's own), or ``None`` where the method needs no second view",
+        'teacher context of a turn: ``"outcome"`` (what the action led to), ``"feedback"`` (the same as immediate '
+        'feedback), ``"skill"`` (advice on the task\'s family), ``"solution"`` (the environment\'s own), ``"peer"`` (in a failed '
+        "rollout, the actions of one of the group that succeeded), or ``None`` where the method needs none",
         one_of=PRIVILEGED_VIEWS,
     )
     max_outcome_tokens: int = setting(
-        512, "longest privileged text, in tokens; longer ones lose their middle, which is marked", at_least=1
+        512, "longest teacher context, in tokens; longer ones lose their middle, which is marked", at_least=1
     )
     teacher_sync_iterations: int | None = setting(
         None,
-        "iterations after which a lagged copy of the policy, which scores the privileged view, takes its weights; "
-        "``None``: the policy before the update scores it",
+        "iterations between syncs of a stale copy of the policy that scores the teacher context; ``None``: the "
+        "policy before the update scores it",
         at_least=1,
     )
 
@@ -178,17 +176,17 @@ class EvaluationSettings(Settings):
     """Which tasks an evaluation plays, and how; one rollout each."""
 
     evaluation_env_config: dict[str, Any] = setting(
-        factory=dict, doc="entries that replace those of the training environment's ``env_config``"
+        factory=dict, doc="entries that replace those of the training ``env_config``"
     )
     evaluation_split: str | dict[str, str] | None = setting(
         None,
-        "split that the tasks come from; in a mixture of environments also a dict from their names to splits, and then "
-        "``evaluation_env_config`` is a dict from names, too; ``None`` means no evaluation set",
+        "split of the tasks; in a mixture of environments also a dict from name to split, and "
+        "``evaluation_env_config`` is then a dict by name too; ``None``: no evaluation set",
     )
     evaluation_num_tasks: int = setting(128, "tasks in the evaluation set", at_least=1)
-    evaluation_seed: int = setting(0, "chooses which tasks, and seeds the rollouts")
-    evaluation_temperature: float = setting(0.4, "sampling temperature of the evaluation; 0 is greedy", at_least=0)
-    evaluation_top_p: float = setting(1.0, "nucleus mass of the evaluation", above=0, within=(0, 1))
+    evaluation_seed: int = setting(0, "chooses the tasks and seeds the rollouts")
+    evaluation_temperature: float = setting(0.4, "sampling temperature; 0 is greedy", at_least=0)
+    evaluation_top_p: float = setting(1.0, "nucleus mass", above=0, within=(0, 1))
 
     evaluation = Section("Choose the held-out tasks that are played before, during and after training, and how.")
     panel = RenamedSection("evaluation", prefix="evaluation_")
@@ -210,50 +208,44 @@ class GuardSettings(Settings):
 
     guard_action: str = setting(
         "stop",
-        'what follows when a guard was violated in ``guard_patience`` iterations in a row: ``"stop"`` saves the state aside and '
-        'ends the run with exit code 1, ``"warn"`` only goes on warning',
+        'what follows ``guard_patience`` consecutive violations: ``"stop"`` saves the state aside and ends the '
+        'run with exit code 1, ``"warn"`` only warns',
         one_of=("stop", "warn"),
     )
     guard_patience: int = setting(
         5,
-        "iterations in a row in which one guard is violated before ``guard_action`` follows; 2 at most where a collapse came "
-        "from one iteration to the next",
+        "consecutive iterations that violate one check before ``guard_action`` follows; at most 2 where a "
+        "collapse came from one iteration to the next",
         at_least=1,
     )
-    max_kl: float | None = setting(
-        5.0, "largest ``grpo/kl``, in nats a token, each of which counts for 10 at most; ``None``: not guarded", above=0
-    )
+    max_kl: float | None = setting(5.0, "largest ``grpo/kl``, in nats a token, each counted as 10 at most", above=0)
     max_mean_ratio: float | None = setting(
         10.0,
-        "largest ``grpo/ratio_mean`` and ``engine/ratio_mean``, which are near 1 while the policy is near the one that sampled; "
-        "``None``: not guarded",
+        "largest ``grpo/ratio_mean`` and ``engine/ratio_mean``, which are near 1 in healthy runs",
         above=1,
     )
     min_entropy: float | None = setting(
         1e-4,
-        "smallest ``grpo/entropy``, in nats a token, of a policy that has had ten times as much; ``None``: not guarded",
+        "smallest ``grpo/entropy``, in nats a token, once it was ten times as large",
         above=0,
     )
     min_response_tokens: float | None = setting(
         1.5,
-        "smallest mean length of a response, stop token included, of a policy whose responses were twice as long; ``None``: not "
-        "guarded",
+        "smallest mean length of a response, stop token included, once it was twice as large",
         above=0,
     )
     max_cut_response_rate: float | None = setting(
         1.0,
-        "share of responses at ``max_response_tokens`` that is too much for a policy that has had half of them at most; "
-        "``None``: not guarded",
+        "share of responses at ``max_response_tokens`` that is too large once it was 0.5 or less",
         above=0.5,
     )
     min_valid_rate: float | None = setting(
         0.01,
-        "smallest share of valid turns, whose response had the required form and whose action the environment understood, of a "
-        "policy that has had ten times as many; ``None``: not guarded",
+        "smallest share of valid turns (response well-formed, action understood), once it was ten times as large",
         within=(0, 0.1),
     )
 
-    guards = Section("Set when a policy counts as diverged.")
+    guards = Section("Set when a policy counts as diverged; ``None`` disables a check.")
 
 
 class RecoverySettings(Settings):
@@ -261,15 +253,14 @@ class RecoverySettings(Settings):
 
     max_restarts: int = setting(
         3,
-        "restarts of ``trial-ray train`` from the newest checkpoint, with new actors, after a failure that is not of the input; "
-        "0 stops at the first failure",
+        "restarts of ``trial-ray train`` from the newest checkpoint, with new actors, after failures other than "
+        "wrong input; 0: none",
         at_least=0,
     )
     stall_timeout_s: float = setting(
         1200.0,
-        "seconds without any progress of a process of the run (no turn, engine step or forward pass) after which "
-        "``trial-ray train`` writes the stacks of all processes, ends engines and env runners, and continues with new ones; above "
-        "the longest of these",
+        "seconds without progress (no turn, engine step or forward pass) after which ``trial-ray train`` writes "
+        "the stacks of all processes and replaces engines and env runners; must exceed the longest of these steps",
         above=0,
     )
 

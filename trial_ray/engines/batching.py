@@ -17,12 +17,16 @@ from trial_ray.engines.admission import AdmissionGate, EngineUsage, Outbox, Requ
 from trial_ray.engines.protocol import EnginePart, RequestBatch, ResponseBatch
 from trial_ray.engines.weights import Weights
 from trial_ray.errors import EngineError, WeightSyncError
+from trial_ray.process_events import STEP, ProcessEvents, event, note_event, process_events
 from trial_ray.process_reports import advance, announce, peak_memory
 
 STEP_TIMEOUT_S = 300.0
 """A step that takes longer hangs: the engine then says that it cannot serve, and is replaced."""
 DRAIN_TIMEOUT_S = 600.0
 """Deadline of the responses under way before weights change or the engine sleeps."""
+FEW_ANSWERS = 1 / 8
+"""Answers of a step that are less than this share of the requests under way wait for those of the next: a message for a few costs
+both processes more than these lose by a step, of the dozens that a response takes."""
 _NOT_STARTED = "it was not started; call ready first"
 
 
@@ -73,6 +77,7 @@ class BatchingEngine(ABC):
         self._freed: set[EnginePart] = set()
         self._inbox: queue.SimpleQueue[list[Request] | _Call | None] = queue.SimpleQueue()
         self._in_flight: set[Request] = set()
+        self._held: list[Request] = []  # finished with the last step, and not handed out yet
         self._clients: dict[Request, _Client] = {}
         self._outboxes: dict[str, Outbox] = {}
         self._admitting: set[asyncio.Task[None]] = set()
@@ -84,6 +89,7 @@ class BatchingEngine(ABC):
         self._answering_version = -1  # of the newest weights under which some response had probabilities
         self._step_began: float | None = None
         self._usage = EngineUsage()
+        self._batch_size = 0  # requests that the last step computed; subclasses set it
 
     async def ready(self) -> dict[str, Any]:
         """Start the engine (idempotent); return ``{"engine", "model", "vocab_size", "stop_token_ids", "pid"}``."""
@@ -219,6 +225,10 @@ class BatchingEngine(ABC):
         """Usage so far (:class:`EngineUsage`) and peak memory of the process (keys of ``peak_memory``)."""
         return {**asdict(self._usage), **peak_memory()}
 
+    async def recorded_events(self, since: float, most: int) -> ProcessEvents:
+        """Steps and calls of the thread; arguments as ``process_events``."""
+        return process_events(since, most)
+
     async def shutdown(self) -> None:
         """Stop the thread and free the model; requests under way and calls that wait fail."""
         if self._thread is None:
@@ -309,8 +319,10 @@ class BatchingEngine(ABC):
             if None in items:
                 break
             for call in calls:
-                call.make()
-                advance(call.function.__name__.removeprefix("_"))
+                name = call.function.__name__.strip("_").replace("_", " ")
+                with event(name):
+                    call.make()
+                advance(name)
             if self._in_flight:
                 self._advance(joining)
         self._fail_requests("the engine was shut down before the response was finished")
@@ -341,13 +353,24 @@ class BatchingEngine(ABC):
             return
         finally:
             self._step_began = None
-        self._usage.add(finished, time.monotonic() - began)
+        requests = len(self._in_flight)
+        self._usage.add(requests, joining, finished, time.monotonic() - began)
+        note_event(STEP, began, requests=requests, batch=self._batch_size, joined=len(joining), finished=len(finished))
         advance("step")
+        self._in_flight.difference_update(finished)
+        few = len(finished) < FEW_ANSWERS * len(self._in_flight)
+        if self._held or not few:
+            self._hand_out([*self._held, *finished])
+        else:
+            self._held = finished
+
+    def _hand_out(self, finished: list[Request]) -> None:
+        self._held = []
         if finished:
-            self._in_flight.difference_update(finished)
             self._loop.call_soon_threadsafe(self._deliver, finished)
 
     def _fail_requests(self, reason: str) -> None:
+        self._hand_out(self._held)
         failed, self._in_flight = list(self._in_flight), set()
         self._loop.call_soon_threadsafe(self._deliver, failed, EngineError(reason))
 

@@ -72,7 +72,9 @@ def _fault(response: Response, digest: int, asked: _Pending, vocab_size: int | N
 
 
 SEND_AFTER_S = 0.03
-"""A request waits at most so long for others of the same pass of the event loop, whose environments step before they ask."""
+"""A request waits at most so long for others, whose environments step before they ask."""
+QUIET_PASSES = 4
+"""It waits for this many passes of the event loop in which none is added: an episode that ends starts the next one within three."""
 
 
 @dataclass(slots=True)
@@ -83,6 +85,7 @@ class _Requests:
     pending: dict[int, _Pending] = field(default_factory=dict)
     unsent: list[tuple[int, np.ndarray, SamplingParams]] = field(default_factory=list)
     send_by: float | None = None
+    quiet_passes: int = 0
     calls: set[asyncio.Task[None]] = field(default_factory=set)
 
 
@@ -133,14 +136,19 @@ class EngineLink:
             requests.pending.pop(number, None)
 
     def _send_soon(self, requests: _Requests) -> None:
+        requests.quiet_passes = 0
         if requests.send_by is None:
             requests.send_by = time.monotonic() + SEND_AFTER_S
-            requests.loop.call_soon(self._send_rest, requests)
-        elif time.monotonic() > requests.send_by:
+            requests.loop.call_soon(self._send_when_quiet, requests)
+        elif requests.unsent and time.monotonic() > requests.send_by:
             self._send(requests)
 
-    def _send_rest(self, requests: _Requests) -> None:
-        """At the end of a pass: send what is left of it, or ask for answers if no call does."""
+    def _send_when_quiet(self, requests: _Requests) -> None:
+        """Once in a pass: when no more requests come, send what is left, or ask for answers if no call does."""
+        requests.quiet_passes += 1
+        if requests.quiet_passes < QUIET_PASSES:
+            requests.loop.call_soon(self._send_when_quiet, requests)
+            return
         requests.send_by = None
         if requests.unsent or (requests.pending and not requests.calls):
             self._send(requests)
@@ -195,7 +203,7 @@ class EngineLink:
             if number in requests.pending:
                 _fail(requests.pending[number].answer, error)
         # After the coroutines that were answered: they act, and most ask again.
-        requests.loop.call_soon(self._send_rest, requests)
+        self._send_soon(requests)
 
 
 def _fail_pending(requests: _Requests, cause: BaseException) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import itertools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection
 from importlib import metadata
 from typing import Any
 
@@ -20,50 +20,12 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trial_ray.engines.arguments import LOG_LEVEL, NO_BATCH_INVARIANCE, check_engine_arguments, check_positions
+from trial_ray.engines.fault_log import FaultLog
 from trial_ray.engines.protocol import EnginePart
 from trial_ray.engines.weights import Weights
-from trial_ray.errors import ConfigError, EngineError, MissingDependencyError, WeightSyncError
-
-FAULTS = "faults"
-"""Key of the line in the result of an iteration in which something was replaced."""
-SHOWN = 3
-"""Losses that a line names; of more it gives the number."""
-
-
-class FaultLog:
-    """Losses since the last line.
-
-    Attributes:
-        losses: why actors were lost, one line each, the earliest first.
-        played_again: groups of rollouts, or episodes of an evaluation set, that were started again.
-        seconds: time that the driver waited for replacements.
-    """
-
-    def __init__(self) -> None:
-        self.losses: list[str] = []
-        self.played_again = 0
-        self.seconds = 0.0
-
-    def note(self, loss: str) -> None:
-        """An actor is lost; the first line of why."""
-        self.losses.append(loss.splitlines()[0].rstrip("."))
-
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Count the time inside as that of waiting for a replacement."""
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self.seconds += time.monotonic() - began
-
-    def take(self) -> str:
-        """The line, empty where nothing was lost; the next one begins here."""
-        losses, cost = self.losses, f"played again: {self.played_again}, waited {self.seconds:.1f} s"
-        self.losses, self.played_again, self.seconds = [], 0, 0.0
-        more = [f"and {len(losses) - SHOWN} more"] if len(losses) > SHOWN else []
-        return f"replaced: {'; '.join(losses[:SHOWN] + more)} ({cost})" if losses else ""
-
+from trial_ray.errors import ConfigError, EngineError, MissingDependencyError, WeightSyncError, first_line
+from trial_ray.process_reports import read_progress
+from trial_ray.ray_internals import actor_id
 
 logger = logging.getLogger(__name__)
 
@@ -71,9 +33,9 @@ ENGINES = ("transformers", "vllm")
 #: Calls that one engine actor serves at a time; the engine itself batches them.
 MAX_CONCURRENCY = 1024
 LOAD_TIMEOUT_S = 900.0
-"""Deadline of an engine that loads weights, falls asleep, wakes, or starts in place of another."""
+"""Deadline of an engine that loads weights, falls asleep, wakes, or starts in place of another that is needed."""
 REPLACEMENT_ATTEMPTS = 3
-"""Starts of an engine in place of one that died: Ray needs a while to see that a node is gone, and places new actors on it."""
+"""Starts of an engine that is needed: Ray takes a while to see that a node is gone, and places new actors on it."""
 PROBE_TIMEOUT_S = 30.0
 """An engine that does not answer for so long is taken for dead; one that is shut down is killed after it."""
 
@@ -119,31 +81,48 @@ def engine_class(name: str) -> type:
 
 
 class EnginePool:
-    """A fixed number of equal engine actors, owned by the process that trains.
+    """Equal engine actors, owned by the process that trains: a fixed number, or as many as there is room for.
 
-    Engine ``i`` keeps its index in ``handles`` when it is replaced. Ray never restarts or retries it: a
-    restarted engine would answer with the weights on disk.
+    Only the fewest are waited for. Of the others, and of those in place of lost ones, each is asked of Ray and taken in when it
+    has started, wherever and whenever a node has room; what was asked for and has no room is the autoscaler's demand.
+
+    Engine ``i`` keeps its index when it is replaced. Ray never restarts or retries it: a restarted engine would answer with
+    the weights on disk.
+
+    Args:
+        actor_class: a Ray actor class.
+        actor_args: of its constructor.
+        actor_kwargs: the same.
+        options: Ray's, of each of the most engines that there may be.
+        fewest: engines without which the pool does not work; ``None``: all.
 
     Attributes:
         faults: engines and env runners that were lost.
-        replacements: how many engines were replaced so far; who holds ``handles`` asks for them again when it has grown.
+        replacements: how many engines were lost so far and asked for again.
         vocab_size: of their model, once they have started.
     """
 
     def __init__(
-        self, actor_class: Any, actor_args: tuple[Any, ...], actor_kwargs: dict[str, Any], options: list[dict[str, Any]]
+        self,
+        actor_class: Any,
+        actor_args: tuple[Any, ...],
+        actor_kwargs: dict[str, Any],
+        options: list[dict[str, Any]],
+        fewest: int | None = None,
     ):
         self._actor_class = actor_class
         self._actor_args = actor_args
         self._actor_kwargs = actor_kwargs
         self._options = options
+        self._fewest = self._wanted = len(options) if fewest is None else fewest
         self._starts = itertools.count()
         self._weights: Weights | None = None
         self._send_again: Callable[[], Weights] | None = None
         self.faults = FaultLog()
         self.replacements = 0
         self.vocab_size: int | None = None
-        self._handles = [self._spawn(index) for index in range(len(options))]
+        self._engines = {index: self._spawn(index) for index in range(self._fewest)}
+        self._coming: dict[int, tuple[ActorHandle[Any], ObjectRef[Any]]] = {}
 
     @classmethod
     def create(
@@ -152,6 +131,7 @@ class EnginePool:
         engine: str,
         model_path: str,
         num_engines: int,
+        most_engines: int | None = None,
         engine_kwargs: dict[str, Any] | None = None,
         num_cpus_per_engine: float = 1,
         num_gpus_per_engine: float = 0,
@@ -165,6 +145,7 @@ class EnginePool:
             engine: ``"vllm"`` or ``"transformers"``.
             model_path: folder in the Hugging Face format, visible to every engine's node.
             num_engines: 1 or more.
+            most_engines: how many there may be after :meth:`grow`; ``None``: no more than these.
             engine_kwargs: further arguments of the engine class (``max_model_len`` is required by both); vLLM takes
                 fields of its own ``EngineArgs`` too.
             num_cpus_per_engine: Ray CPUs of one engine.
@@ -204,28 +185,52 @@ class EnginePool:
                 "max_task_retries": 0,
                 **_placement(group, placement_group_bundle_offset, index),
             }
-            for index in range(num_engines)
+            for index in range(most_engines or num_engines)
         ]
-        return cls(ray.remote(actor_class), (model_path,), actor_kwargs, options)
+        return cls(ray.remote(actor_class), (model_path,), actor_kwargs, options, num_engines)
 
     @property
     def handles(self) -> list[ActorHandle[Any]]:
-        """The engine actors, for :class:`~trial_ray.engines.client.EngineClient`; ask again after a restart."""
-        return list(self._handles)
+        """The engines that serve, for :class:`~trial_ray.engines.client.EngineClient`; they change as engines come and go."""
+        return [handle for _, handle in sorted(self._engines.items())]
 
     def start(self, timeout_s: float = 600.0) -> list[dict[str, Any]]:
-        """Wait until every engine is ready; returns what each says about itself.
+        """Wait until every engine that serves is ready; returns what each says about itself.
 
         Raises:
             EngineError: an engine failed to start, or not within ``timeout_s`` seconds.
         """
-        refs: list[ObjectRef[Any]] = [handle.ready.remote() for handle in self._handles]
+        refs: dict[int, ObjectRef[Any]] = self._call("ready")
         deadline = time.monotonic() + timeout_s
         infos = [
-            self._result(ref, index, "start", max(0.0, deadline - time.monotonic())) for index, ref in enumerate(refs)
+            self._result(ref, index, "start", max(0.0, deadline - time.monotonic())) for index, ref in refs.items()
         ]
         self.vocab_size = infos[0]["vocab_size"]
         return infos
+
+    def grow(self) -> None:
+        """Ask Ray for the engines beyond the fewest, without waiting: :meth:`adapt` takes them in once they have started."""
+        self._wanted = len(self._options)
+        self._ask_for_missing()
+
+    def adapt(self, leaving: Collection[str]) -> None:
+        """Leave nodes that will be taken away, and take in what has started; a :meth:`sync` has to follow.
+
+        An engine on such a node stays until another serves in its place, where it is one of the fewest.
+
+        Args:
+            leaving: ids of the nodes.
+        """
+        going = [index for index, handle in self._engines.items() if runs_on(handle, leaving)]
+        for index in going:
+            if index not in self._coming:
+                self.faults.note(f"engine {index} was on a node that is taken away")
+                self._ask(index)
+        self._ask_for_missing()
+        self._take_in()
+        for index in going:
+            if index in self._coming and len(self._engines) > self._fewest:
+                ray.kill(self._engines.pop(index), no_restart=True)
 
     def renew(self) -> None:
         """Before another run: forget the weights of the last one, whose sender is gone, and replace engines that died.
@@ -256,20 +261,10 @@ class EnginePool:
             EngineError: an engine failed, or did not answer within :data:`LOAD_TIMEOUT_S` seconds.
         """
         self._weights, self._send_again = weights, send_again
-        pending: list[tuple[int, ObjectRef[tuple[int, str]]]] = [
-            (index, handle.load_weights.remote(weights)) for index, handle in enumerate(self._handles)
-        ]
+        pending = self._call("load_weights", weights)
         if transmit is not None:
             transmit()
-        dead = []
-        for index, ref in pending:
-            try:
-                self._confirm(index, ref, weights)
-            except _EngineDied as error:
-                logger.warning("%s; it is replaced", error)
-                self.faults.note(str(error))
-                dead.append(index)
-        self._replace(dead)
+        self._replace(self._unconfirmed(pending, weights))
 
     def sleep(self, level: int = 1) -> None:
         """Make every engine give its device's memory to others, when the responses under way have finished.
@@ -282,7 +277,7 @@ class EnginePool:
         Raises:
             EngineError: an engine failed, or did not answer within :data:`LOAD_TIMEOUT_S` seconds.
         """
-        self._all("fall asleep", [handle.sleep.remote(level) for handle in self._handles])
+        self._all("fall asleep", self._call("sleep", level))
 
     def wake(self, part: EnginePart) -> None:
         """Make every engine take memory back for ``"weights"``, before a :meth:`sync`, or for the ``"cache"``, after it.
@@ -291,27 +286,32 @@ class EnginePool:
             EngineError: an engine failed, or did not answer within :data:`LOAD_TIMEOUT_S` seconds.
         """
         hint = "; lower gpu_memory_utilization or kv_cache_gib in engine_kwargs if the learner left too little memory"
-        self._all(f"wake its {part}", [handle.wake.remote(part) for handle in self._handles], hint)
+        self._all(f"wake its {part}", self._call("wake", part), hint)
 
-    def _all(self, what: str, refs: list[ObjectRef[Any]], hint: str = "") -> None:
-        for index, ref in enumerate(refs):
+    def _call(self, method: str, *arguments: Any) -> dict[int, ObjectRef[Any]]:
+        """A call of every engine that serves, by its index."""
+        return {index: getattr(handle, method).remote(*arguments) for index, handle in sorted(self._engines.items())}
+
+    def _all(self, what: str, refs: dict[int, ObjectRef[Any]], hint: str = "") -> None:
+        for index, ref in refs.items():
             try:
                 self._result(ref, index, what, LOAD_TIMEOUT_S, hint)
             except _EngineDied as error:
                 logger.warning("%s; the next weights go to a new one", error)
 
     def probe_and_restart(self) -> list[int]:
-        """Replace engines that are dead or do not answer, and give them the weights of the last :meth:`sync`.
+        """Replace engines that are dead or do not answer; those that serve have the weights of the last :meth:`sync`.
+
+        Where the fewest are left, nothing is waited for: the pool goes on with them until others have started.
 
         Returns:
-            Indices of the engines that were replaced.
+            Indices of the engines that were lost.
 
         Raises:
             EngineError, WeightSyncError: a replacement did not come up.
         """
-        refs: list[ObjectRef[Any]] = [handle.weight_version.remote() for handle in self._handles]
         dead = []
-        for index, ref in enumerate(refs):
+        for index, ref in self._call("weight_version").items():
             try:
                 ray.get(ref, timeout=PROBE_TIMEOUT_S)
             except (RayActorError, RayTaskError, GetTimeoutError) as error:
@@ -323,17 +323,19 @@ class EnginePool:
 
     def reports(self, timeout_s: float) -> list[dict[str, Any] | None]:
         """Usage and memory of each engine (``BatchingEngine.report``); ``None`` of one that does not answer in time."""
-        return answers([handle.report.remote() for handle in self._handles], timeout_s)
+        return answers([*self._call("report").values()], timeout_s)
 
     def stop(self) -> None:
         """Shut every engine down; those that do not obey within :data:`PROBE_TIMEOUT_S` seconds together are killed."""
-        refs: list[ObjectRef[Any]] = [handle.shutdown.remote() for handle in self._handles]
-        obeyed = ray.wait(refs, num_returns=len(refs), timeout=PROBE_TIMEOUT_S)[0] if refs else []
-        for index, (ref, handle) in enumerate(zip(refs, self._handles, strict=True)):
+        for handle, _ in self._coming.values():
+            ray.kill(handle, no_restart=True)
+        refs = self._call("shutdown")
+        obeyed = ray.wait([*refs.values()], num_returns=len(refs), timeout=PROBE_TIMEOUT_S)[0] if refs else []
+        for index, ref in refs.items():
             if ref not in obeyed:
                 logger.warning("engine %d did not shut down", index)
-            ray.kill(handle, no_restart=True)
-        self._handles = []
+            ray.kill(self._engines[index], no_restart=True)
+        self._engines, self._coming = {}, {}
         self._weights = self._send_again = None
 
     def _spawn(self, index: int) -> ActorHandle[Any]:
@@ -343,33 +345,88 @@ class EnginePool:
         handle: ActorHandle[Any] = self._actor_class.options(**options).remote(*self._actor_args, **kwargs)
         return handle
 
-    def _replace(self, indices: list[int]) -> None:
-        if indices:
+    def _ask_for_missing(self) -> None:
+        for index in {*range(self._wanted)} - self._engines.keys():
+            self._ask(index)
+
+    def _ask(self, index: int) -> None:
+        """Ask Ray for an engine, unless that was done."""
+        if index not in self._coming:
+            handle = self._spawn(index)
+            self._coming[index] = (handle, handle.ready.remote())
+
+    def _replace(self, lost: list[int]) -> None:
+        """Ask for engines in place of lost ones, take in what has started, and give it the weights."""
+        attempts = 0
+        while lost:
+            if (attempts := attempts + 1) > REPLACEMENT_ATTEMPTS:
+                raise EngineError(f"engine {lost[0]} died {REPLACEMENT_ATTEMPTS} times while it loaded weights")
             with self.faults.waiting():
-                self._start_again(indices)
+                for index in lost:
+                    ray.kill(self._engines.pop(index), no_restart=True)
+                    self._ask(index)
+                    self.replacements += 1
+                lost = self._load(self._take_in())
 
-    def _start_again(self, indices: list[int]) -> None:
-        for index in indices:
-            ray.kill(self._handles[index], no_restart=True)
-            self._handles[index] = self._spawn(index)
-            self.replacements += 1
-        for index in indices:
-            self._wait_for_replacement(index)
-        if self._weights is not None:
-            sent = self._weights if self._send_again is None else self._send_again()
-            for index in indices:
-                self._confirm(index, self._handles[index].load_weights.remote(sent), self._weights)
+    def _take_in(self) -> list[int]:
+        """Let engines serve that have started, after a wait only for as many as are needed; returns their indices.
 
-    def _wait_for_replacement(self, index: int) -> None:
-        for attempt in range(1, REPLACEMENT_ATTEMPTS + 1):
+        Raises:
+            EngineError: too few are left, and no other started within :data:`LOAD_TIMEOUT_S` seconds.
+        """
+        deadline = time.monotonic() + LOAD_TIMEOUT_S
+        taken: list[int] = []
+        failures: Counter[int] = Counter()
+        while self._coming:
+            needed = len(self._engines) < self._fewest
+            wait_s = max(0.0, deadline - time.monotonic()) if needed else 0.0
+            ready, _ = ray.wait([ref for _, ref in self._coming.values()], num_returns=1, timeout=wait_s)
+            if not ready:
+                break
+            (index,) = [index for index, (_, ref) in self._coming.items() if ref == ready[0]]
+            handle, ref = self._coming.pop(index)
             try:
-                self._result(self._handles[index].ready.remote(), index, "start", LOAD_TIMEOUT_S)
-                return
-            except _EngineDied as error:
-                if attempt == REPLACEMENT_ATTEMPTS:
+                self._result(ref, index, "start", PROBE_TIMEOUT_S)
+            except EngineError as error:
+                failures[index] += 1
+                if needed and failures[index] == REPLACEMENT_ATTEMPTS:
                     raise
-                logger.warning("%s; it is started once more", error)
-                self._handles[index] = self._spawn(index)
+                logger.warning("%s; it is started once more", first_line(error))
+                if needed:  # else the next adapt() asks
+                    self._ask(index)
+                continue
+            if (before := self._engines.get(index)) is not None:
+                ray.kill(before, no_restart=True)
+            self._engines[index] = handle
+            taken.append(index)
+        if len(self._engines) < self._fewest:
+            raise EngineError(
+                f"{len(self._engines)} engines are left of at least {self._fewest}, and no other started within "
+                f"{LOAD_TIMEOUT_S:.0f} s. Start nodes, or lower num_engines."
+            )
+        return taken
+
+    def _load(self, indices: list[int]) -> list[int]:
+        """Give engines the weights of the last :meth:`sync`; returns those that died meanwhile."""
+        if not indices or self._weights is None:
+            return []
+        sent = self._weights if self._send_again is None else self._send_again()
+        pending: dict[int, ObjectRef[Any]] = {
+            index: self._engines[index].load_weights.remote(sent) for index in indices
+        }
+        return self._unconfirmed(pending, self._weights)
+
+    def _unconfirmed(self, pending: dict[int, ObjectRef[Any]], sent: Weights) -> list[int]:
+        """Wait until engines have confirmed the weights; returns those that died before."""
+        dead = []
+        for index, ref in pending.items():
+            try:
+                self._confirm(index, ref, sent)
+            except _EngineDied as error:
+                logger.warning("%s; it is replaced", error)
+                self.faults.note(str(error))
+                dead.append(index)
+        return dead
 
     def _confirm(self, index: int, ref: ObjectRef[tuple[int, str]], sent: Weights) -> None:
         version, checksum = self._result(ref, index, "load weights", LOAD_TIMEOUT_S)
@@ -390,6 +447,12 @@ class EnginePool:
         except RayTaskError as error:
             kind = WeightSyncError if isinstance(error.cause, WeightSyncError) else EngineError
             raise kind(f"engine {index} failed to {what}: {error.cause}{hint}") from error
+
+
+def runs_on(handle: ActorHandle[Any], nodes: Collection[str]) -> bool:
+    """Whether an actor runs on one of these nodes; one that has not started does not."""
+    progress = read_progress(actor_id(handle)) if nodes else None
+    return progress is not None and progress.node in nodes
 
 
 def answers(calls: list[ObjectRef[Any]], timeout_s: float) -> list[Any | None]:

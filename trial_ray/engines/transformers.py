@@ -276,6 +276,7 @@ class TransformersEngine(BatchingEngine):
         finished = self._batch.step() if len(self._batch) else []
         if admitted := self._take_waiting():
             finished += self._batch.admit(admitted)
+        self._batch_size = len(self._batch) + len(finished)
         return finished
 
     def _take_waiting(self) -> list[Request]:

@@ -206,6 +206,8 @@ class VLLMEngine(BatchingEngine):
             self._requests[request_id] = request
             prompt: TokensPrompt = {"prompt_token_ids": request.prompt_ids.tolist()}
             self._engine.add_request(request_id, prompt, self._sampling_params(request))
+        # At most: vLLM computes fewer where the cache has no room, or a prefill takes a step of its own.
+        self._batch_size = min(len(self._requests), self._arguments["max_num_seqs"])
         finished = []
         outputs: list[RequestOutput] = self._engine.step()  # type: ignore[assignment]  # or poolings, which are not asked for
         for output in outputs:

@@ -117,13 +117,19 @@ class WarmStartSpec:
     interchangeable: Sequence[Sequence[str]] = ()
 
 
+def generated_games(seed: int, number: int) -> dict[str, Any]:
+    """Keyword arguments of the split ``generated`` of this package's environments."""
+    return {"split": "generated", "num_games": number, "generator_seed": seed}
+
+
 @dataclass(frozen=True)
 class ReportLabels:
     """Names of an environment's families, splits and action classes in reports.
 
     Attributes:
         action_patterns: pairs of a regular expression and one of :data:`ACTION_CLASSES`; the first that matches the
-            beginning of an action (lower case) says its class, ``inspection/other`` where none does.
+            beginning of an action (lower case) says its class, ``inspection/other`` where none does. Without any, reports
+            show no classes.
         family_titles: headings of the families in result tables, in the order of the columns; without any, a table has
             columns for success and score instead.
         split_titles: headings of the splits in result tables.
@@ -229,7 +235,12 @@ class EnvironmentAdapter:
         return next((name for pattern, name in self.labels.action_patterns if re.match(pattern, text)), OTHER)
 
     def turn_classes(self, actions: Sequence[str], terminated: bool) -> list[str]:
-        """Class of every turn of a trajectory; the one with which the environment ended it is its completion."""
+        """Class of every turn of a trajectory; the one with which the environment ended it is its completion.
+
+        Empty strings where the labels have no patterns: such an environment's actions have no classes.
+        """
+        if not self.labels.action_patterns:
+            return [""] * len(actions)
         classes = [self.action_class(action) for action in actions]
         if classes and terminated:
             classes[-1] = COMPLETION

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from trial_ray.environments.adapter import (
     ACQUISITION,
     NAVIGATION,
@@ -12,6 +10,7 @@ from trial_ray.environments.adapter import (
     EnvironmentAdapter,
     ReportLabels,
     WarmStartSpec,
+    generated_games,
 )
 from trial_ray.environments.templates import PlainTemplate, TaggedTemplate
 
@@ -68,10 +67,6 @@ def _demonstrator() -> Demonstrator:
     return ExplorerOracle()
 
 
-def _generated(seed: int, num_games: int) -> dict[str, Any]:
-    return {"split": "generated", "num_games": num_games, "generator_seed": seed}
-
-
 ADAPTER = EnvironmentAdapter(
     env_id="trial/ALFWorld-v0",
     title="ALFWorld",
@@ -84,7 +79,7 @@ ADAPTER = EnvironmentAdapter(
     skills=SKILLS,
     warm_start=WarmStartSpec(
         demonstrator=_demonstrator,
-        generated=_generated,
+        generated=generated_games,
         vocabulary=tuple(" ".join((OBJECT_TYPES, RECEPTACLE_TYPES, VERBS, GRAMMAR_WORDS)).split()),
         interchangeable=(tuple(OBJECT_TYPES.split()), tuple(RECEPTACLE_TYPES.split())),
     ),

@@ -1,21 +1,24 @@
-"""Isolates and validates environments: whatever one does wrong fails its own rollout."""
+"""Isolates and validates environments: whatever one does wrong fails its own rollout, or is refused before any actor starts."""
 
 from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, TypeVar
 
 import gymnasium
 import numpy as np
 
+from trial_envs.errors import TrialEnvError
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.environments.registry import EnvironmentEntry
-from trial_ray.errors import EnvironmentFaultError
-from trial_ray.objectives.segments import equal_up_to_rounding
+from trial_ray.environments.templates import PromptContext, require_task
+from trial_ray.errors import ConfigError, EnvironmentFaultError, TrialRayError
+from trial_ray.objectives.rounding import equal_up_to_rounding
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +28,9 @@ ROUNDING = 1e-6
 """How far a score that was added up of parts may lie outside of [0, 1]."""
 MOST_CHARACTERS = 2_000_000
 """Longest answer of an environment, all of its texts together; a prompt of more would stop the other episodes for seconds."""
+MOST_REWARDS = 32
+"""Named rewards of a turn; each becomes a metric."""
+REWARD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,7 @@ class StepResult:
         score: by the adapter's ``score``, else ``info["score"]``, else the return so far, cut to [0, 1].
         invalid_action: ``info["invalid_action"]``, else ``False``.
         reward: for the action; 0 after ``reset``.
+        rewards: ``info["rewards"]``, parts or companions of the reward by name, which are logged; else empty.
         terminated: the task itself ended.
         truncated: a limit of the environment cut the episode.
     """
@@ -54,6 +61,7 @@ class StepResult:
     score: float
     invalid_action: bool = False
     reward: float = 0.0
+    rewards: Mapping[str, float] = field(default_factory=dict)
     terminated: bool = False
     truncated: bool = False
 
@@ -163,7 +171,7 @@ class GuardedEnv:
     def _fault(self, stage: str, cause: str, error: BaseException) -> EnvironmentFaultError:
         self.faulty = True
         told = f"{self._entry.env_id}, task {self._task_id!r}, {stage}: {cause}"
-        # The message that travels to the driver has one line; whoever mends the environment needs the traceback.
+        # The message that travels to the driver has one line; the traceback shows where the environment failed.
         logger.warning(told, exc_info=error)
         return EnvironmentFaultError(told)
 
@@ -205,6 +213,7 @@ class GuardedEnv:
             score=_score(info, adapter, self._return),
             invalid_action=_truth("info['invalid_action']", info.get("invalid_action", False)),
             reward=reward,
+            rewards=_named_rewards(info.get("rewards", {})),
             **ends,
         )
 
@@ -240,6 +249,20 @@ def _score(info: Mapping[str, Any], adapter: EnvironmentAdapter, episode_return:
     score = info["score"] if adapter.score is None else adapter.score(info, episode_return)
     in_range = isinstance(score, Real) and -ROUNDING <= float(score) <= 1 + ROUNDING
     return float(_require(name, score, "a number in [0, 1]", in_range))
+
+
+def _named_rewards(value: Any) -> dict[str, float]:
+    expected = (
+        f"a dict of at most {MOST_REWARDS} finite numbers by name (letters, digits, '_', '.' and '-', at most 64)"
+    )
+    kept = isinstance(value, dict) and len(value) <= MOST_REWARDS and all(map(_is_named_reward, value.items()))
+    return {name: float(reward) for name, reward in _require("info['rewards']", value, expected, kept).items()}
+
+
+def _is_named_reward(item: tuple[Any, Any]) -> bool:
+    name, reward = item
+    named = isinstance(name, str) and REWARD_NAME.fullmatch(name)
+    return bool(named) and isinstance(reward, Real) and math.isfinite(reward)
 
 
 def _parts(method: str, answer: Any, names: tuple[str, ...]) -> tuple[Any, ...]:
@@ -285,3 +308,67 @@ def first_line(error: BaseException) -> str:
     """Class and message of an error, on one line."""
     lines = str(error).splitlines()
     return f"{type(error).__name__}: {lines[0]:.300}" if lines else type(error).__name__
+
+
+SUCCESS_KEYS = ("won",)
+"""Key of ``info`` that the rewards ``success`` and ``per_turn`` need without an adapter's ``success``."""
+
+
+def required_keys(entry: EnvironmentEntry, reward: str) -> tuple[str, ...]:
+    """Keys that ``info`` must hold at the end of an episode for this reward."""
+    return SUCCESS_KEYS if reward in ("success", "per_turn") and entry.adapter.success is None else ()
+
+
+def check_environment(
+    entry: EnvironmentEntry, tasks: list[str], *, style: str, reward: str, privileged_view: str | None
+) -> StepResult:
+    """Play one turn of the first task and look at what the environment tells.
+
+    Args:
+        entry: the environment.
+        tasks: its tasks.
+        style: of the prompts, as in ``.env_runners(prompt_style=...)``.
+        reward: what R_i is, as in ``.training(reward=...)``.
+        privileged_view: as in ``.training(privileged_view=...)``.
+
+    Returns:
+        What the environment shows at the beginning of the first task.
+
+    Raises:
+        ConfigError: ``info`` lacks what the reward needs, the environment offers no solution to a view that shows it, or the
+            template drops the task; names the environment and what is missing.
+        EnvironmentFaultError: the environment raised, or breaks the contract of text environments.
+    """
+    env = GuardedEnv(entry)
+    try:
+        start = env.reset(tasks[0], 0)
+        solution = env.walkthrough()
+        env.step(start.admissible_actions[0] if start.admissible_actions else "look")
+    except EnvironmentFaultError as error:
+        if isinstance(error.__cause__, (TrialEnvError, TrialRayError)):  # says by itself what to do
+            raise error.__cause__ from None
+        raise
+    finally:
+        env.close()
+    if missing := [key for key in required_keys(entry, reward) if key not in env.told]:
+        raise ConfigError(
+            f"The info of {entry.env_id} lacks {', '.join(map(repr, missing))}, which reward={reward!r} needs (found "
+            f"{', '.join(sorted(env.told)) or 'no keys'}). Add it to info, say when an episode is won with "
+            "EnvironmentAdapter(success=...), or choose reward='score' or 'return'."
+        )
+    if privileged_view == "solution" and not solution:
+        raise ConfigError(
+            f"privileged_view='solution' needs an environment that knows one, but {entry.env_id} has no `walkthrough`. Add "
+            "it to the environment, or choose another privileged_view."
+        )
+    context = PromptContext(start.task, start.observation, start.admissible_actions, (), 2)
+    require_task(entry.adapter.template(style), context, entry.env_id)
+    if entry.adapter.own_template(style) is None:
+        logger.warning(
+            "%s has no prompt template of its own for %s prompts: the generic one is used. Give it one with "
+            "EnvironmentAdapter(templates={%r: ...}).",
+            entry.env_id,
+            style,
+            style,
+        )
+    return start

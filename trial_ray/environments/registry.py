@@ -7,7 +7,8 @@ import hashlib
 import inspect
 import pickle
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -18,15 +19,26 @@ from gymnasium.envs.registration import EnvCreator, EnvSpec, load_env_creator
 from ray import cloudpickle
 
 import trial_envs
-from trial_ray.environments import alfworld, gem, openenv, reasoning_gym, textarena, textworld, webshop
+from trial_envs.errors import UnknownSplitError
+from trial_ray.environments import alfworld, scienceworld, webshop
 from trial_ray.environments.adapter import MOST_SEEDS, EnvironmentAdapter
+from trial_ray.environments.external import GEM, OPENENV, REASONING_GYM, TEXTARENA, TEXTWORLD
 from trial_ray.errors import ConfigError
 from trial_ray.files import without_secrets
 from trial_ray.user_files import load_user_module
 
 PACKAGED = {
-    module.ADAPTER.env_id: module.ADAPTER
-    for module in (alfworld, webshop, textworld, openenv, textarena, reasoning_gym, gem)
+    adapter.env_id: adapter
+    for adapter in (
+        alfworld.ADAPTER,
+        webshop.ADAPTER,
+        TEXTWORLD,
+        OPENENV,
+        TEXTARENA,
+        REASONING_GYM,
+        GEM,
+        scienceworld.ADAPTER,
+    )
 }
 """Adapters of this package by environment id."""
 UNKNOWN_MAX_TURNS = 50
@@ -49,7 +61,7 @@ class EnvironmentEntry:
             driver is known to every actor.
         adapter: what the trainer knows of it.
         config: keyword arguments, and the split under ``"split"``.
-        weight: its share of the tasks that are drawn, relative to the other entries.
+        weight: its share of the tasks that are drawn, relative to the other entries; 0: it is evaluated and not trained in.
         name: its name in metrics and records; unique in a run.
     """
 
@@ -84,7 +96,7 @@ class EnvironmentEntry:
         """Make an instance. ``split`` is left out for an environment that does not take it.
 
         Raises:
-            ConfigError: the environment does not take a keyword of ``config``.
+            ConfigError: the environment does not take a keyword of ``config``, or has no such split.
         """
         known = keyword_arguments(self.spec)
         given = dict(self.config)
@@ -94,14 +106,20 @@ class EnvironmentEntry:
             for key in given:
                 if key not in known:
                     raise unknown_keyword(key, known)
-        return gymnasium.make(self.spec, disable_env_checker=True, **given)
+        with _split_setting_named():
+            return gymnasium.make(self.spec, disable_env_checker=True, **given)
 
     def listed_tasks(self) -> list[str] | None:
-        """Task ids of the split in the order of ``env.unwrapped.tasks(split)``; ``None`` where tasks are seeds."""
+        """Task ids of the split in the order of ``env.unwrapped.tasks(split)``; ``None`` where tasks are seeds.
+
+        Raises:
+            ConfigError: the environment has no such split.
+        """
         env = self.make()
         try:
             listed = getattr(env.unwrapped, "tasks", None)
-            return [str(task) for task in listed(self.split)] if callable(listed) else None
+            with _split_setting_named():
+                return [str(task) for task in listed(self.split)] if callable(listed) else None
         finally:
             env.close()
 
@@ -114,6 +132,17 @@ class EnvironmentEntry:
         """Fields that decide the environment's tasks and prompts, as plain values, without secrets."""
         own = {} if self.adapter == find_adapter(self.env_id) else {"adapter": self.adapter.describe()}
         return {"env_id": self.env_id, "config": without_secrets(self.config), "weight": self.weight, **own}
+
+
+@contextmanager
+def _split_setting_named() -> Iterator[None]:
+    try:
+        yield
+    except UnknownSplitError as error:
+        raise ConfigError(
+            f"{str(error).rstrip('.')}. Set it with env_config={{'split': ...}} for training, evaluation_split=... for an "
+            "evaluation set, --split in trial-ray evaluate."
+        ) from error
 
 
 def seed_tasks(split: str, number: int) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from trial_ray.environments.adapter import (
     ACQUISITION,
     NAVIGATION,
@@ -13,6 +11,7 @@ from trial_ray.environments.adapter import (
     EnvironmentAdapter,
     ReportLabels,
     WarmStartSpec,
+    generated_games,
 )
 from trial_ray.environments.templates import PlainTemplate, TaggedTemplate
 
@@ -57,10 +56,6 @@ def _demonstrator() -> Demonstrator:
     return ExplorerOracle()
 
 
-def _generated(seed: int, num_games: int) -> dict[str, Any]:
-    return {"split": "generated", "num_games": num_games, "generator_seed": seed}
-
-
 ADAPTER = EnvironmentAdapter(
     env_id="trial/WebShop-v0",
     title="WebShop",
@@ -74,7 +69,7 @@ ADAPTER = EnvironmentAdapter(
         "plain": PlainTemplate(dropped_lines=f"{BANNER}|{BUTTONS}"),
     },
     skills=SKILLS,
-    warm_start=WarmStartSpec(demonstrator=_demonstrator, generated=_generated),
+    warm_start=WarmStartSpec(demonstrator=_demonstrator, generated=generated_games),
     # Analogues of ALFWorld's: opening a product is acquiring it, choosing an option puts together what is bought, searching
     # and turning pages is moving around. Product ids of generated shops begin with G.
     labels=ReportLabels(

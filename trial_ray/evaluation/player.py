@@ -1,23 +1,27 @@
-"""Plays an evaluation set, during training or with a checkpoint alone."""
+"""Plays an evaluation set: during training, with a checkpoint alone, or with the environment's own solutions."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, closing
 from typing import Any
 
 import torch
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from trial_ray.config.run import RunSettings
+from trial_ray.config.sampling import fewest_and_most
 from trial_ray.engines.protocol import SamplingParams
 from trial_ray.engines.weights import pack_weights, weights_checksum
+from trial_ray.environments.guarded import GuardedEnv, StepResult
 from trial_ray.environments.registry import EnvironmentEntry
+from trial_ray.errors import EnvironmentFaultError, UserInputError
 from trial_ray.evaluation.panels import Panel
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.models.loading import load_causal_lm
-from trial_ray.rollout.episode import derive_seed
+from trial_ray.rollout.episode import Decision, History, derive_seed, play_episode
 from trial_ray.rollout.groups import GroupRequest, GroupSample, SampleSettings, failure_of
 from trial_ray.rollout.trajectory import EpisodeResult
 from trial_ray.rollout.workers import RolloutWorkers, create_engines
@@ -69,13 +73,13 @@ class PanelPlayer:
             entry: the environment of the config that they are played in, with the evaluation set's keyword arguments.
             iteration: for the records.
             known: episodes by task that need not be played.
-            on_episode: told of every episode as it ends, in any order.
+            on_episode: called with every episode as it ends, in any order.
 
         Returns:
             All episodes, in the order of the evaluation set.
 
         Raises:
-            InfrastructureError: episodes failed on every attempt; what ended before was told to ``on_episode``.
+            InfrastructureError: episodes failed on every attempt; ``on_episode`` has those that ended before.
             EnvironmentFaultError: the same, where nothing but the environment failed.
         """
         settings, environment = self._settings(entry, iteration)
@@ -173,7 +177,12 @@ class Evaluator(AbstractContextManager[PanelPlayer]):
         with ExitStack() as starting:
             engines = create_engines(config)
             starting.callback(engines.stop)
-            runners = EnvRunnerGroup(env_creator=None, config=config, local_env_runner=config.create_local_env_runner)
+            runners = EnvRunnerGroup(
+                env_creator=None,
+                config=config,
+                local_env_runner=config.create_local_env_runner,
+                num_env_runners=fewest_and_most(config.num_env_runners)[0],
+            )
             starting.callback(runners.stop)
             engines.start(config.engine_start_timeout_s)
             assert self._model is not None, "entered twice"
@@ -185,3 +194,61 @@ class Evaluator(AbstractContextManager[PanelPlayer]):
 
     def __exit__(self, *exception: object) -> None:
         self._stack.close()
+
+
+# -- the oracle, the upper bound of an evaluation ----------------------------------------------------------------------
+
+
+class WalkthroughPlayer:
+    """Replays the environment's own solution of the running task; gives up when it is at its end."""
+
+    def __init__(self, env: GuardedEnv) -> None:
+        self._env = env
+
+    async def act(self, result: StepResult, history: History, step: int) -> Decision | None:
+        """The next action of the solution.
+
+        Raises:
+            UserInputError: the environment knows none.
+        """
+        if step == 1:
+            self._actions = self._env.walkthrough()
+            if not self._actions:
+                raise UserInputError(f"{self._env.name} has no walkthrough, so there is no oracle for it.")
+        return Decision(self._actions[step - 1]) if step <= len(self._actions) else None
+
+
+def evaluate_oracle(
+    panel: Panel,
+    entry: EnvironmentEntry,
+    known: Mapping[str, EpisodeResult] | None = None,
+    on_episode: Callable[[EpisodeResult], None] = lambda episode: None,
+) -> EvaluationResult:
+    """Replay the walkthrough of every task of an evaluation set that is not in ``known``, one after the other.
+
+    Args:
+        panel: the tasks.
+        entry: the environment.
+        known: episodes by task that need not be played.
+        on_episode: called with every episode as it ends.
+
+    Raises:
+        EnvironmentFaultError: the environment cannot be made, or fails on a task.
+        UserInputError: the environment has no walkthrough.
+    """
+    episodes = dict(known or {})
+    with closing(GuardedEnv(entry)) as env:
+        for task in panel.task_ids:
+            if task not in episodes:
+                trajectory = asyncio.run(play_episode(env, task, WalkthroughPlayer(env)))
+                if trajectory.failed:
+                    raise EnvironmentFaultError(trajectory.error)
+                episodes[task] = EpisodeResult.from_trajectory(trajectory)
+                on_episode(episodes[task])
+    ordered = [episodes[task] for task in panel.task_ids]
+    return EvaluationResult(oracle_protocol(panel, entry), ordered, policy="walkthrough oracle")
+
+
+def oracle_protocol(panel: Panel, entry: EnvironmentEntry) -> dict[str, Any]:
+    """Protocol of the oracle's evaluation on ``panel``."""
+    return {**panel.protocol(), "max_turns": entry.max_turns}

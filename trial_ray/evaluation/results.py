@@ -1,18 +1,19 @@
-"""Evaluation results: episodes, rates, table and JSON."""
+"""Evaluation results: episodes, rates, table and JSON; and the file beside it from which an interrupted evaluation continues."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from trial_ray.errors import UserInputError
+from trial_ray.errors import CheckpointError, InfrastructureError
 from trial_ray.evaluation.statistics import wilson_interval
-from trial_ray.files import write_json
+from trial_ray.files import checked_content, read_json, write_json
 from trial_ray.rollout.trajectory import EpisodeResult
 
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -24,18 +25,14 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "ended": (str,),
 }
 """Types of an episode's values in JSON."""
-_ABOUT: dict[str, type] = {"policy": str, "weights": str, "labels": dict}
-"""Types of an evaluation's other values, which may be absent."""
+_TYPES = {"protocol": dict, "episodes": list, "policy": str, "weights": str, "labels": dict}
+"""Types of an evaluation's own values."""
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 SCHEMA = "trial_ray/evaluation"
 SCHEMA_VERSION = 1
-
-
-class EvaluationFileError(UserInputError):
-    """A file is not an evaluation that this version can read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +123,7 @@ class EvaluationResult:
         return {name: Rate.of(episode for episode in self.counted if episode.family == name) for name in names}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; the summary is for readers and is ignored by :meth:`from_dict`."""
+        """Plain values for JSON; the summary is for readers, and is not read back."""
         return {
             "schema": SCHEMA,
             "schema_version": SCHEMA_VERSION,
@@ -142,32 +139,6 @@ class EvaluationResult:
             "episodes": [asdict(episode) for episode in self.episodes],
         }
 
-    @classmethod
-    def from_dict(cls, value: Any) -> EvaluationResult:
-        """Inverse of :meth:`to_dict`.
-
-        Raises:
-            EvaluationFileError: another schema, another version, or fields that are missing or unknown.
-        """
-        if not isinstance(value, dict) or value.get("schema") != SCHEMA:
-            raise EvaluationFileError(
-                f'Expected JSON with "schema": "{SCHEMA}", as `trial-ray evaluate --json` writes.'
-            )
-        if value.get("schema_version") != SCHEMA_VERSION:
-            raise EvaluationFileError(
-                f"Found evaluation schema version {value.get('schema_version')!r}; this code reads {SCHEMA_VERSION}. "
-                "Evaluate again with this version."
-            )
-        episodes = value.get("episodes")
-        if not isinstance(value.get("protocol"), dict) or not isinstance(episodes, list):
-            raise EvaluationFileError('The evaluation lacks its "protocol" or its "episodes".')
-        about = {name: value.get(name, kind()) for name, kind in _ABOUT.items()}
-        for name, found in about.items():
-            if not isinstance(found, _ABOUT[name]):
-                raise EvaluationFileError(f"The evaluation has {name} = {found!r:.100}, which is no such value.")
-        episodes = [read_episode(episode, f"Episode {index}") for index, episode in enumerate(episodes)]
-        return cls(value["protocol"], episodes, **about)
-
     def save(self, path: Path | str) -> Path:
         """Write the evaluation as JSON; the file is whole or absent."""
         return write_json(path, self.to_dict())
@@ -177,12 +148,18 @@ class EvaluationResult:
         """Read what :meth:`save` wrote.
 
         Raises:
-            EvaluationFileError: the file is missing, no JSON, or not an evaluation.
+            CheckpointError: the file is missing, no JSON, or not an evaluation that this version can read.
         """
-        try:
-            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
-        except (OSError, ValueError, RecursionError) as error:
-            raise EvaluationFileError(f"Cannot read the evaluation {path}: {str(error).rstrip('.')}.") from error
+        file = Path(path)
+        value = {"policy": "", "weights": "", "labels": {}, **read_json(file, SCHEMA, SCHEMA_VERSION)}
+        with checked_content(file):
+            for name, kind in _TYPES.items():
+                if not isinstance(value[name], kind):
+                    raise TypeError(f"{name} is {value[name]!r:.100}")
+            value["episodes"] = [
+                read_episode(each, f"{file}: Episode {at}") for at, each in enumerate(value["episodes"])
+            ]
+            return cls(**{name: value[name] for name in _TYPES})
 
     def table(self, title: str | None = None) -> Table:
         """A rich table: one row a family, and all of them together at the end."""
@@ -207,15 +184,15 @@ def read_episode(value: Any, name: str) -> EpisodeResult:
     """Read one episode out of JSON.
 
     Raises:
-        EvaluationFileError: fields are missing or unknown; the message calls the episode ``name``.
+        CheckpointError: fields are missing or unknown; the message calls the episode ``name``.
     """
     expected = {f.name for f in fields(EpisodeResult)}
     if not isinstance(value, dict) or set(value) != expected:
-        raise EvaluationFileError(f"{name} must have exactly the fields {sorted(expected)}.")
+        raise CheckpointError(f"{name} must have exactly the fields {sorted(expected)}.")
     if wrong := [key for key, kinds in _KINDS.items() if type(value[key]) not in kinds]:
-        raise EvaluationFileError(f"{name} has {wrong[0]} = {value[wrong[0]]!r:.100}, which is no such value.")
+        raise CheckpointError(f"{name} has {wrong[0]} = {value[wrong[0]]!r:.100}, which is no such value.")
     if not abs(value["score"]) <= sys.float_info.max:  # an int may be too large for a float
-        raise EvaluationFileError(f"{name} has the score {value['score']!r:.100}; expected a finite number.")
+        raise CheckpointError(f"{name} has the score {value['score']!r:.100}; expected a finite number.")
     return EpisodeResult(**value)
 
 
@@ -246,3 +223,144 @@ def _cells(rate: Rate) -> list[str]:
         return ["0", "-", "-", "-", "-"]
     low, high = rate.interval
     return [str(rate.episodes), f"{rate.rate:.1%}", f"{low:.1%} – {high:.1%}", f"{rate.score:.3f}", f"{rate.turns:.1f}"]
+
+
+# -- episodes of an unfinished evaluation -------------------------------------------------------------------------------
+
+JOURNAL_SCHEMA = "trial_ray/unfinished_evaluation"
+JOURNAL_VERSION = 1
+HEAD_START = json.dumps({"schema": JOURNAL_SCHEMA}).removesuffix("}")
+"""How the first line begins, which a crash may have cut, too."""
+
+
+def partial_path(target: Path) -> Path:
+    """Where the episodes of an unfinished evaluation lie."""
+    return target.with_name(f"{target.name}.partial")
+
+
+class EpisodeJournal:
+    """Partial results of an evaluation, in memory and beside the result file.
+
+    ``FILE.partial`` is JSON lines: a head with protocol and weights, then an episode a line, each flushed as it is
+    written. A line that a crash cut is dropped when the file is opened again. :meth:`finish` writes FILE whole and removes
+    the other. Only one process at a time may hold a journal.
+
+    Args:
+        target: the result's file; ``None`` keeps everything in memory.
+        protocol: of the evaluation.
+        weights: checksum of the policy's weights; empty for a player without any.
+
+    Attributes:
+        result: what ``target`` holds, where the evaluation was finished before.
+        episodes: of an unfinished one, by task.
+
+    Raises:
+        CheckpointError: ``target`` or its partial file is of another evaluation, or is none at all.
+        InfrastructureError: another process is writing to it.
+    """
+
+    def __init__(self, target: Path | None, protocol: dict[str, Any], weights: str) -> None:
+        self._target = target
+        self._head: dict[str, Any] = {
+            "schema": JOURNAL_SCHEMA,
+            "schema_version": JOURNAL_VERSION,
+            "protocol": protocol,
+            "weights": weights,
+        }
+        self._file: IO[str] | None = None
+        self.episodes: dict[str, EpisodeResult] = {}
+        self.result: EvaluationResult | None = None
+        if target is not None and target.exists():
+            self.result = EvaluationResult.load(target)
+            self._require_same(target, self.result.protocol, self.result.weights)
+        elif target is not None:
+            self._open(target)
+
+    def add(self, episode: EpisodeResult) -> None:
+        """Keep an episode that has ended."""
+        self.episodes[episode.task_id] = episode
+        if self._file is not None:
+            self._write(asdict(episode))
+
+    def finish(self, result: EvaluationResult) -> None:
+        """Write the result in place of the journal."""
+        if self._target is not None:
+            result.save(self._target)
+            partial_path(self._target).unlink(missing_ok=True)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file; what it holds stays for the next attempt."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __enter__(self) -> EpisodeJournal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self, target: Path) -> None:
+        path = partial_path(target)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(path, "a+", encoding="utf-8")  # noqa: SIM115  closed by close()
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be written ({error}). Name another file.") from error
+        try:
+            _lock(self._file, path)
+            self._file.seek(0)
+            whole, newline, rest = self._file.read().rpartition("\n")  # what follows the last newline was cut
+            if newline:
+                self._take_in(whole.split("\n"), path)
+            elif not rest.startswith(HEAD_START) and not HEAD_START.startswith(rest):
+                raise CheckpointError(f"{path} is no unfinished evaluation; delete it or name another file.")
+            # Nothing is changed in a file that is not known to be a journal.
+            self._file.truncate(len((whole + newline).encode()))
+            if not newline:
+                self._write(self._head)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, UnicodeDecodeError):
+                raise CheckpointError(f"{path} is no text ({error}); delete it or name another file.") from error
+            raise
+
+    def _take_in(self, lines: list[str], path: Path) -> None:
+        head = _parse(lines[0])
+        if (head.get("schema"), head.get("schema_version")) != (JOURNAL_SCHEMA, JOURNAL_VERSION):
+            raise CheckpointError(f"{path} is no unfinished evaluation of this version; delete it or name another.")
+        protocol = head.get("protocol")
+        self._require_same(path, protocol if isinstance(protocol, dict) else {}, head.get("weights"))
+        for number, line in enumerate(lines[1:], start=2):
+            episode = read_episode(_parse(line), f"{path}: the episode in line {number}")
+            self.episodes[episode.task_id] = episode
+
+    def _write(self, value: dict[str, Any]) -> None:
+        assert self._file is not None
+        self._file.write(json.dumps(value, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def _require_same(self, path: Path, protocol: dict[str, Any], weights: Any) -> None:
+        advice = "Name another file, or delete this one to evaluate again."
+        if difference := protocol_difference(protocol, self._head["protocol"], ("there", "here")):
+            raise CheckpointError(f"{path} holds an evaluation of another protocol: {difference}. {advice}")
+        if weights != self._head["weights"]:
+            raise CheckpointError(f"{path} holds an evaluation of another policy (other weights). {advice}")
+
+
+def _lock(file: IO[str], path: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise InfrastructureError(f"Another process is writing {path}; wait for it to end.") from error
+    except OSError as error:
+        raise InfrastructureError(f"{path} cannot be locked ({error}); name a file on another file system.") from error
+
+
+def _parse(line: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -31,7 +31,7 @@ def to_markdown(table: ResultTable, title: Callable[[str], str] = str) -> str:
 
     Args:
         table: the results.
-        title: how a method of some name is written; as it is named unless told otherwise.
+        title: how a method of some name is written; by default its own name.
     """
     parts = []
     for backbone in table.methods:

@@ -17,7 +17,7 @@ from trial_ray.errors import ConfigError, MethodError, PolicyBrokenError, Traini
 from trial_ray.learner.exchange import LearnerExchange
 from trial_ray.learner.method import Method
 from trial_ray.learner.packing import Row, score_views
-from trial_ray.learner.rows import TurnRows, action_mask
+from trial_ray.learner.rows import TurnRows, action_mask, step_returns, turn_index_ids
 from trial_ray.learner.update_plan import UpdatePlan, plan_update
 from trial_ray.metrics import EFFECTIVE_SAMPLE_SIZE, LEARNER, log
 from trial_ray.models.module import CausalLMModule
@@ -37,6 +37,7 @@ TURN_ROWS, UPDATE_PLAN = "turn_rows", "update_plan"
 """Keys in ``shared_data`` under which :class:`UpdateRows` hands on the rows and the plan."""
 
 _NOT_NEEDED = Evidence(np.empty(0, np.int32), 0)
+_BEHAVIOUR = "behaviour_logprobs"
 
 
 class UpdateRows(ConnectorV2):
@@ -57,6 +58,8 @@ class UpdateRows(ConnectorV2):
         """Iteration of the update, counted from 1."""
         self.weight_version: int | None = None
         """Version of the weights before the update."""
+        self.plan: UpdatePlan | None = None
+        """Plan of the update where it was made before; ``None``: it is made here."""
 
     def __call__(
         self,
@@ -75,21 +78,34 @@ class UpdateRows(ConnectorV2):
         """
         module: CausalLMModule = rl_module[DEFAULT_MODULE_ID].unwrapped()
         rows = group_turn_rows(episodes, self.config)
-        plan = plan_rows(episodes, self.config, self.iteration)
+        plan = self.plan or plan_rows(episodes, self.config, self.iteration)
+        rank = self.scoring.exchange.rank
         if self.config.privileged_view is not None:
-            # The training forward of some methods scores second views too, of whichever rows fall to the learner.
-            scored = plan.scoring[self.scoring.exchange.rank].tolist()
-            needed = None if self.method.divergence else set(scored)
+            # The training forward of some methods scores second views too.
+            needed = plan.share(rank) if self.method.divergence else plan.scoring[rank]
             trajectories = [trajectory for group in episodes for trajectory in group.survivors]
-            rows.evidence = encode_views(trajectories, self.config, module.tokenizer, needed)
+            peers: Sequence[tuple[str, ...]] = ()
+            if self.config.privileged_view == "peer":
+                peers = [group.peer_actions(trajectory) for group in episodes for trajectory in group.survivors]
+            rows.evidence = encode_views(trajectories, self.config, module.tokenizer, set(needed.tolist()), peers)
         self.scoring.score(rows, plan, module, metrics, self.weight_version)
-        prepare_rows(rows, episodes, self.method, module.tokenizer, metrics, self.iteration)
+        if self.method.needs_action_spans:
+            rows.action_mask = self._action_mask(rows, plan.scoring[rank], module.tokenizer)
+        prepare_rows(rows, episodes, self.method, metrics, self.iteration)
         shared_data |= {TURN_ROWS: rows, UPDATE_PLAN: plan}
         return batch
 
+    def _action_mask(self, rows: TurnRows, share: np.ndarray, tokenizer: Any) -> torch.Tensor:
+        """The mask of all rows, of which each learner finds those that it scores."""
+        own = action_mask([rows.turns[row].response_ids for row in share], tokenizer, self.config.prompt_style)
+        whole = torch.zeros(int(rows.lengths.sum()), dtype=torch.uint8)
+        whole[rows.token_positions(share)] = own.to(torch.uint8)
+        self.scoring.exchange.add_up([whole])
+        return whole.bool()
+
 
 def group_turn_rows(groups: list[TrajectoryGroup], config: RunSettings) -> TurnRows:
-    """The turns of all completed rollouts end to end, in task order, each with its advantage (Eq. 1).
+    """The turns of all completed rollouts end to end, in task order, each with its advantage (Eq. 1, and what is its own).
 
     Raises:
         TrainingDivergedError: a reward is not finite.
@@ -119,7 +135,27 @@ def group_turn_rows(groups: list[TrajectoryGroup], config: RunSettings) -> TurnR
         advantages = penalised_advantages(
             returns, group_ids, penalties, trajectory_ids, config.advantage_epsilon, by_deviation=by_deviation
         )
+    if config.reward == "per_turn":
+        advantages = advantages + config.turn_coeff * turn_advantages(groups, config)
     return TurnRows(turns, trajectory_ids, advantages)
+
+
+def turn_advantages(groups: list[TrajectoryGroup], config: RunSettings) -> torch.Tensor:
+    """Advantage of each turn's discounted return over those of the same turn of its group's rollouts, float64 ``[K]``.
+
+    A_k = (G_k − mean) / (deviation + ε) with G_k = r_k + γ G_{k+1}, where turn k is compared with turn k of the rollouts that
+    took as many; all of them began in the same state.
+
+    Raises:
+        TrainingDivergedError: a return is not finite.
+    """
+    returns = config.reward_scale * step_returns(groups, config.reward, config.turn_discount)
+    if not bool(returns.isfinite().all()):
+        raise TrainingDivergedError(
+            f"Rewards of turns, added up and times reward_scale={config.reward_scale:g}, are not finite; nothing was trained. "
+            "Check the rewards of the environment, or lower reward_scale."
+        )
+    return normalised_returns(returns, turn_index_ids(groups), config)
 
 
 def form_penalties(turns: Sequence[Turn], config: RunSettings) -> torch.Tensor:
@@ -138,7 +174,7 @@ def plan_rows(groups: Sequence[TrajectoryGroup], config: RunSettings, iteration:
     """The plan of the update from the lengths of all rows; every learner makes the same plan."""
     trajectories = [trajectory for group in groups for trajectory in group.survivors]
     return plan_update(
-        [[len(turn.prompt_ids) + len(turn.response_ids) for turn in each.turns] for each in trajectories],
+        [[turn.num_tokens for turn in each.turns] for each in trajectories],
         minibatch_rows=config.minibatch_rows,
         microbatch_rows=config.microbatch_rows,
         num_learners=max(1, config.num_learners),
@@ -150,7 +186,11 @@ def plan_rows(groups: Sequence[TrajectoryGroup], config: RunSettings, iteration:
 
 
 def encode_views(
-    trajectories: Sequence[Trajectory], config: RunSettings, tokenizer: Any, rows: Collection[int] | None = None
+    trajectories: Sequence[Trajectory],
+    config: RunSettings,
+    tokenizer: Any,
+    rows: Collection[int] | None = None,
+    peers: Sequence[tuple[str, ...]] = (),
 ) -> list[Evidence]:
     """The hindsight context of every turn, all trajectories' turns in order.
 
@@ -159,6 +199,7 @@ def encode_views(
         config: names the view and its limit.
         tokenizer: the policy's.
         rows: numbers of the turns that are wanted, counted over all trajectories; the others get no ids. ``None``: all.
+        peers: what the view ``"peer"`` shows in each trajectory (see ``TrajectoryGroup.peer_actions``); empty: nothing.
 
     Raises:
         ConfigError: the config names no view, or the environment cannot give it.
@@ -166,9 +207,14 @@ def encode_views(
     if (view := config.privileged_view) is None:
         raise ConfigError("privileged_view is None, expected a view: without one turns have no evidence to encode.")
     adapters = {name: config.adapter_of(name) for name in {trajectory.environment for trajectory in trajectories}}
-    numbered = enumerate((trajectory, index) for trajectory in trajectories for index in range(len(trajectory.turns)))
+    shown_peers = peers or [()] * len(trajectories)
+    numbered = enumerate(
+        (trajectory, peer, index)
+        for trajectory, peer in zip(trajectories, shown_peers, strict=True)
+        for index in range(len(trajectory.turns))
+    )
 
-    def evidence(trajectory: Trajectory, index: int) -> Evidence:
+    def evidence(trajectory: Trajectory, peer: tuple[str, ...], index: int) -> Evidence:
         turn, adapter = trajectory.turns[index], adapters[trajectory.environment]
         context = TurnContext(
             environment=adapter.env_id,
@@ -178,6 +224,7 @@ def encode_views(
             success=trajectory.success,
             solution=trajectory.solution,
             skills=adapter.skills or {},
+            peer=peer,
         )
         shown = privileged_view(view, context)
         ids = encode_evidence(shown, tokenizer, config.max_outcome_tokens)
@@ -226,10 +273,13 @@ class Scoring:
         with module.autocast():
             scores = self._score(module, rows.model_rows(share, with_evidence=bool(rows.evidence)), metrics)
         module.finish_passes()
-        for name, values in self._exchanged(rows, share, scores, module.lm.dtype).items():
+        sampled = [rows.turns[row].logprobs for row in share]
+        own = {**scores, _BEHAVIOUR: torch.from_numpy(np.concatenate([np.empty(0, np.float32), *sampled]))}
+        found = self._exchanged(rows, share, own, module.lm.dtype)
+        behaviour = found.pop(_BEHAVIOUR)
+        for name, values in found.items():
             _require_finite_scores(name, values)
             setattr(rows, name, values)
-        behaviour = torch.from_numpy(np.concatenate([turn.logprobs for turn in rows.turns])).to(rows.logprobs.dtype)
         self._compare_with_engine(rows, behaviour, metrics, version)
         size = effective_sample_size(rows.logprobs, behaviour)
         log(metrics, EFFECTIVE_SAMPLE_SIZE, size.item())
@@ -312,7 +362,6 @@ def prepare_rows(
     rows: TurnRows,
     groups: list[TrajectoryGroup],
     method: Method[Any],
-    tokenizer: Any,
     metrics: MetricsLogger,
     iteration: int,
 ) -> None:
@@ -322,9 +371,6 @@ def prepare_rows(
         MethodError: the method gave the rows a field of the wrong shape.
         TrainingDivergedError: advantages or weights of turns are not finite.
     """
-    if method.needs_action_spans:
-        responses = [turn.response_ids for turn in rows.turns]
-        rows.action_mask = action_mask(responses, tokenizer, method.config.prompt_style)
     logged = method.prepare(rows, groups, iteration)
     _require_fields(method, rows)
     _require_finite_rows(method, rows)

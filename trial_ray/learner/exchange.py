@@ -1,22 +1,30 @@
-"""Exchange between data-parallel learners: the groups of an update, sums of tensors, and small objects of each learner."""
+"""Exchange between data-parallel learners: sums of tensors, small objects of each learner, and each one's share of the groups."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, TypeVar
 
+import numpy as np
 import ray
 import torch
+from ray import ObjectRef
 from ray.exceptions import GetTimeoutError, ObjectLostError
 from ray.rllib.core.learner.training_data import TrainingData
 from torch import distributed, nn
 
 from trial_ray.errors import InfrastructureError
-from trial_ray.rollout.trajectory import TrajectoryGroup
+from trial_ray.learner.update_plan import UpdatePlan
+from trial_ray.rollout.groups import GroupRefs, part_bounds
+from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 
-T = TypeVar("T", bound=torch.Tensor)
+T = TypeVar("T")
+AnyTensor = TypeVar("AnyTensor", bound=torch.Tensor)
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +48,8 @@ class LearnerExchange:
         self.num_learners = max(1, num_learners)
         self.rank = distributed.get_rank() if self.num_learners > 1 else 0
         self._device = torch.device(device)
+        # Objects stay on the CPU, whatever tensors are exchanged by.
+        self._objects = distributed.new_group(backend="gloo") if self.num_learners > 1 else None
 
     @torch.no_grad()
     def add_up(self, tensors: Sequence[torch.Tensor], group: distributed.ProcessGroup | None = None) -> None:
@@ -65,6 +75,34 @@ class LearnerExchange:
         values: list[Any] = [None] * self.num_learners
         distributed.all_gather_object(values, value)
         return values
+
+    def swap(self, values: Mapping[int, Any], senders: Sequence[int]) -> list[Any]:
+        """Send picklable objects to other learners.
+
+        Args:
+            values: what to send, by the rank of the learner that expects it.
+            senders: ranks of those that send something here.
+
+        Returns:
+            What they sent, in the order of ``senders``.
+        """
+        sent = {
+            rank: torch.frombuffer(bytearray(pickle.dumps(each)), dtype=torch.uint8) for rank, each in values.items()
+        }
+        under_way = [
+            distributed.isend(tensor, rank, self._objects)
+            for rank, data in sent.items()
+            for tensor in (torch.tensor([len(data)]), data)
+        ]
+        received = []
+        for rank in senders:
+            distributed.recv(size := torch.zeros(1, dtype=torch.int64), rank, self._objects)
+            distributed.recv(data := torch.empty(int(size), dtype=torch.uint8), rank, self._objects)
+            received.append(pickle.loads(data.numpy().tobytes()))
+        for each in under_way:
+            if each is not None:  # as for processes outside the group
+                each.wait()
+        return received
 
 
 class GradientSums:
@@ -119,10 +157,10 @@ class GradientSums:
 
 
 class TrainingGroups(TrainingData):
-    """References to groups, in ``episodes_refs``, each to a list that holds one.
+    """Where the groups of an update lie: :class:`GroupRefs` in ``episodes_refs``.
 
     RLlib would deal the references out to the learners. Here the plan of the update deals out rows, for which every
-    learner makes the same plan from the lengths of all; learners on one node share the object store's copy.
+    learner makes the same plan from the headers of all.
     """
 
     def shard(self, num_shards: int, *args: Any, **kwargs: Any) -> list[tuple[TrainingGroups, dict[str, Any]]]:
@@ -130,28 +168,118 @@ class TrainingGroups(TrainingData):
         return [(self, {}) for _ in range(num_shards)]
 
     def solve_refs(self) -> None:
-        """Nothing yet: learners must agree on what is lost, see :func:`fetch_groups`."""
+        """Nothing yet: learners must agree on what is lost, see :class:`GroupFetcher`."""
 
 
-def fetch_groups(data: TrainingGroups, exchange: LearnerExchange) -> tuple[list[TrajectoryGroup], int]:
-    """The groups that every learner could get, in order, and the number of groups that were lost.
+Plan = Callable[[list[TrajectoryGroup]], UpdatePlan]
 
-    A group is lost when the env runner that sampled it has died since. One that any learner misses is left out by all.
 
-    Raises:
-        InfrastructureError: a group did not arrive in time.
+class GroupFetcher:
+    """Fetches of the groups of an update what one learner needs: headers of all, and the rollouts that it scores.
+
+    The few turns that it trains and another one scores come from that learner. A group is lost when the env runner that sampled
+    it has died since. One of which any learner misses something is left out by all, and the others are planned again.
+
+    Args:
+        data: the same on every learner.
+        exchange: the other learners.
+        plan: makes the plan of the update from the groups' headers.
+        whole: whether this learner needs all rollouts, whatever its share.
     """
-    groups = [_fetch(ref) for ref in data.episodes_refs]
-    missing = set().union(*exchange.gather({index for index, group in enumerate(groups) if group is None}))
-    if missing:
-        logger.warning("%d of %d groups were lost with the env runner that sampled them", len(missing), len(groups))
-    kept = [group for index, group in enumerate(groups) if group is not None and index not in missing]
-    return kept, len(missing)
+
+    def __init__(self, data: TrainingGroups, exchange: LearnerExchange, plan: Plan, *, whole: bool = False) -> None:
+        self._refs: list[GroupRefs] = data.episodes_refs
+        self._exchange = exchange
+        self._plan = plan
+        self._whole = whole
+        self._parts: dict[tuple[int, int], list[Trajectory]] = {}
+
+    def fetch(self) -> tuple[list[TrajectoryGroup], UpdatePlan]:
+        """The groups that no learner misses, in order, and their plan; rollouts that were not fetched are headers.
+
+        Raises:
+            InfrastructureError: all groups are lost, or one did not arrive in time.
+        """
+        values = _get([refs.header for refs in self._refs])
+        found = dict(enumerate(values))
+        headers = {index: header for index, header in found.items() if header is not None}
+        lost = self._agreed(found.keys() - headers.keys())
+        kept = [index for index in found if index not in lost]
+        while kept:
+            plan = self._plan([headers[index] for index in kept])
+            if not (lost := self._agreed(self._fetch_parts(kept, headers, plan))):
+                groups = [self._merged(index, headers[index]) for index in kept]
+                if self._exchange.num_learners > 1 and not self._whole:
+                    self._swap_turns(groups, plan)
+                return groups, plan
+            kept = [index for index in kept if index not in lost]
+        raise InfrastructureError(
+            f"All {len(self._refs)} groups of the update were lost before they could be trained on."
+        )
+
+    def _agreed(self, lost: set[int]) -> set[int]:
+        """Numbers of the groups that any learner misses."""
+        agreed: set[int] = set().union(*self._exchange.gather(lost))
+        if agreed:
+            logger.warning(
+                "%d of %d groups were lost with the env runner that sampled them", len(agreed), len(self._refs)
+            )
+        return agreed
+
+    def _fetch_parts(self, kept: list[int], headers: dict[int, TrajectoryGroup], plan: UpdatePlan) -> set[int]:
+        """Get what is needed and not here yet; returns the numbers of the groups that are lost."""
+        needed = self._needed_parts(kept, headers, plan)
+        wanted = [part for part in needed if part not in self._parts]
+        values = _get([self._refs[index].parts[part] for index, part in wanted])
+        self._parts |= {part: value for part, value in zip(wanted, values, strict=True) if value is not None}
+        return {index for index, part in needed if (index, part) not in self._parts}
+
+    def _needed_parts(
+        self, kept: list[int], headers: dict[int, TrajectoryGroup], plan: UpdatePlan
+    ) -> list[tuple[int, int]]:
+        """Group and part, each once, in order."""
+        if self._whole or self._exchange.num_learners == 1:
+            return [(index, part) for index in kept for part in range(len(self._refs[index].parts))]
+        parts, turns = [], []
+        for index in kept:
+            rollouts = headers[index].trajectories
+            bounds = part_bounds(len(rollouts), len(self._refs[index].parts))
+            for part, (start, end) in enumerate(pairwise(bounds)):
+                parts.append((index, part))
+                turns.append(sum(len(each.turns) for each in rollouts[start:end] if each.survived))
+        part_of_row = np.repeat(np.arange(len(parts)), turns)
+        return [parts[number] for number in np.unique(part_of_row[plan.scoring[self._exchange.rank]])]
+
+    def _merged(self, index: int, header: TrajectoryGroup) -> TrajectoryGroup:
+        rollouts = list(header.trajectories)
+        bounds = part_bounds(len(rollouts), len(self._refs[index].parts))
+        for part, (start, end) in enumerate(pairwise(bounds)):
+            rollouts[start:end] = self._parts.get((index, part), rollouts[start:end])
+        return replace(header, trajectories=rollouts)
+
+    def _swap_turns(self, groups: list[TrajectoryGroup], plan: UpdatePlan) -> None:
+        """Put the turns that this learner trains and does not score into their trajectories."""
+        rank, strays = self._exchange.rank, plan.strays()
+        places = [
+            (trajectory.turns, index)
+            for group in groups
+            for trajectory in group.survivors
+            for index in range(len(trajectory.turns))
+        ]
+        given: dict[int, list[Turn]] = {}
+        for (scorer, trainer), rows in strays.items():
+            if scorer == rank:
+                given[trainer] = [turns[index] for turns, index in (places[row] for row in rows)]
+        senders = [scorer for scorer, trainer in strays if trainer == rank]
+        for sender, taken in zip(senders, self._exchange.swap(given, senders), strict=True):
+            for row, turn in zip(strays[sender, rank], taken, strict=True):
+                turns, index = places[row]
+                turns[index] = turn
 
 
-def _buckets(tensors: Sequence[T]) -> list[list[T]]:
+def _buckets(tensors: Sequence[AnyTensor]) -> list[list[AnyTensor]]:
     """Consecutive tensors of one dtype with at most ``BUCKET_ELEMENTS`` together, or a single larger one."""
-    buckets: list[list[T]] = []
+    buckets: list[list[AnyTensor]] = []
     size = 0
     for tensor in tensors:
         if not buckets or tensor.dtype != buckets[-1][0].dtype or size + tensor.numel() > BUCKET_ELEMENTS:
@@ -162,13 +290,16 @@ def _buckets(tensors: Sequence[T]) -> list[list[T]]:
     return buckets
 
 
-def _fetch(ref: ray.ObjectRef[list[TrajectoryGroup]]) -> TrajectoryGroup | None:
+def _get(refs: Sequence[ObjectRef[T]]) -> list[T | None]:
+    """The values, ``None`` for those that are lost."""
     try:
-        return ray.get(ref, timeout=FETCH_TIMEOUT_S)[0]
+        return list(ray.get(list(refs), timeout=FETCH_TIMEOUT_S))
+    except ObjectLostError:
+        if len(refs) > 1:
+            return [value for ref in refs for value in _get([ref])]
+        logger.warning("a group of rollouts is lost", exc_info=True)
+        return [None]
     except GetTimeoutError as error:
         raise InfrastructureError(
-            f"A group of rollouts did not reach a learner within {FETCH_TIMEOUT_S:.0f} s."
+            f"Groups of rollouts did not reach a learner within {FETCH_TIMEOUT_S:.0f} s."
         ) from error
-    except ObjectLostError as error:
-        logger.warning("a group of rollouts is lost: %s", error)
-        return None

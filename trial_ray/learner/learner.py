@@ -25,8 +25,8 @@ from trial_ray.config.run import RunSettings
 from trial_ray.engines.transfer import ObjectStoreSender, weight_sender
 from trial_ray.engines.weights import Weights
 from trial_ray.errors import CheckpointError, InfrastructureError, PolicyBrokenError, TrainingDivergedError
-from trial_ray.learner.connectors import TURN_ROWS, UPDATE_PLAN, UpdateRows
-from trial_ray.learner.exchange import GradientSums, LearnerExchange, TrainingGroups, fetch_groups
+from trial_ray.learner.connectors import TURN_ROWS, UPDATE_PLAN, UpdateRows, plan_rows
+from trial_ray.learner.exchange import GradientSums, GroupFetcher, LearnerExchange, TrainingGroups
 from trial_ray.learner.loss import MinibatchClamp, WeightedMeans, loss_terms, means, microbatch_loss, minibatch_clamp
 from trial_ray.learner.method import Method
 from trial_ray.learner.passes import MicrobatchPasses, TokenCounts
@@ -38,6 +38,7 @@ from trial_ray.metrics import LEARNER, log, log_time
 from trial_ray.models.folders import copies_fit
 from trial_ray.models.module import CausalLMModule, compute_dtype, matmul_rate
 from trial_ray.models.sharding import gathered, local_part
+from trial_ray.process_events import ProcessEvents, event, process_events
 from trial_ray.process_reports import announce, peak_memory
 from trial_ray.rollout.trajectory import TrajectoryGroup
 
@@ -47,7 +48,7 @@ class GRPOLearner(TorchLearner):
 
     An update scores all rows once, then takes the optimizer steps that its plan (:mod:`trial_ray.learner.update_plan`)
     lists. A minibatch is made of microbatches of ``microbatch_rows`` turn rows; each contributes its token mean, weighed
-    by its rows. With several learners each of them has all groups, scores its share of the trajectories and computes its
+    by its rows. With several learners each of them has the turns of its share, scores its trajectories and computes its
     share of the microbatches; scores and gradients are added up over the learners. The gradients are exchanged here, once
     a step, and not by torch's DDP, which would average over learners whatever each of them had to do.
     """
@@ -162,15 +163,16 @@ class GRPOLearner(TorchLearner):
         self.before_gradient_based_update(timesteps=timesteps or {})
         self._weights_seq_no += 1
         if episodes is not None:
-            groups, num_lost = episodes, 0
+            groups, plan, num_lost = episodes, None, 0
         elif training_data is not None:
-            groups, num_lost = fetch_groups(training_data, self.exchange)
+            groups, plan = self._fetch(training_data)
+            num_lost = len(training_data.episodes_refs) - len(groups)
         else:
             raise ValueError("update() was given neither training_data nor episodes; expected one of them.")
         if not groups:
-            raise InfrastructureError(f"All {num_lost} groups of the update were lost before they could be trained on.")
-        with log_time(self.metrics, f"{LEARNER}scoring/seconds"):
-            rows, plan = self._finished_rows(groups)
+            raise InfrastructureError("The update was given no groups to train on.")
+        with log_time(self.metrics, f"{LEARNER}scoring/seconds"), event("scoring"):
+            rows, plan = self._finished_rows(groups, plan)
         with log_time(self.metrics, f"{LEARNER}update/seconds"):
             losses, num_rows = self._optimizer_steps(rows, plan)
         self._require_finite_weights()
@@ -181,9 +183,22 @@ class GRPOLearner(TorchLearner):
         metrics: dict[str, Any] = self.metrics.reduce()
         return metrics
 
-    def _finished_rows(self, groups: list[TrajectoryGroup]) -> tuple[TurnRows, UpdatePlan]:
+    def _fetch(self, data: TrainingGroups) -> tuple[list[TrajectoryGroup], UpdatePlan]:
+        """The groups that were not lost, of which this learner holds what it scores and trains, and the plan of the update."""
+
+        def plan(groups: list[TrajectoryGroup]) -> UpdatePlan:
+            return plan_rows(groups, self.config, self.iteration)
+
+        # The view "peer" shows the actions of another rollout of the group.
+        whole = self.method.needs_whole_groups or self.config.privileged_view == "peer"
+        return GroupFetcher(data, self.exchange, plan, whole=whole).fetch()
+
+    def _finished_rows(
+        self, groups: list[TrajectoryGroup], plan: UpdatePlan | None = None
+    ) -> tuple[TurnRows, UpdatePlan]:
         shared: dict[str, Any] = {}
         self.update_rows.iteration, self.update_rows.weight_version = self.iteration, self.weight_version
+        self.update_rows.plan = plan
         self._learner_connector(
             rl_module=self.module, batch={}, episodes=groups, shared_data=shared, metrics=self.metrics
         )
@@ -202,7 +217,8 @@ class GRPOLearner(TorchLearner):
         num_tokens = 0
         for minibatch in plan.steps:
             mine = [row for each in minibatch if each.learner == self.exchange.rank for row in each.rows.tolist()]
-            loss, applied = self._optimizer_step(rows, minibatch)
+            with event("optimizer step", rows=len(mine)):
+                loss, applied = self._optimizer_step(rows, minibatch)
             losses.append(loss)
             num_rows["trained" if applied else "skipped"] += len(mine)
             num_tokens += sum(rows.turns[row].num_tokens for row in mine) if applied else 0
@@ -363,6 +379,10 @@ class GRPOLearner(TorchLearner):
     def report(self) -> dict[str, Any]:
         """Peak memory of this process: the keys of ``peak_memory``."""
         return peak_memory()
+
+    def recorded_events(self, since: float, most: int) -> ProcessEvents:
+        """Scoring and optimizer steps; arguments as ``process_events``."""
+        return process_events(since, most)
 
     def matmul_rate(self) -> float:
         """Floating-point operations per second of a large matrix product here, in the dtype of the passes."""

@@ -9,6 +9,7 @@ A method decides Â, the surrogate, c_t and the mask, the privileged view π_T s
 
 from __future__ import annotations
 
+import difflib
 import math
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
@@ -16,6 +17,7 @@ from typing import ClassVar, Generic, TypeVar
 import torch
 
 from trial_ray.config.run import RunSettings
+from trial_ray.errors import MethodError
 from trial_ray.learner.rows import TokenBatch, TurnRows
 from trial_ray.objectives.losses import clipped_losses, clipped_surrogate
 from trial_ray.objectives.responses import sequence_log_ratios, surrogate_mean
@@ -62,12 +64,34 @@ class Method(Generic[Config]):
         name: prefix of the method's metrics.
         needs_privileged_view: whether a config without ``privileged_view`` is refused.
         needs_action_spans: whether ``prepare`` wants ``TurnRows.action_mask``.
+        needs_whole_groups: whether ``prepare`` reads tokens or texts of any turn. Else a learner fetches only the rollouts of its
+            share, and the turns of others are :class:`TurnHeader` objects. A class that defines ``prepare`` needs them unless it
+            says otherwise.
         config: the algorithm's config, which holds the method's settings.
     """
 
     name: ClassVar[str] = "grpo"
     needs_privileged_view: ClassVar[bool] = False
     needs_action_spans: ClassVar[bool] = False
+    needs_whole_groups: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        """Refuse names that are nearly those of hooks, which would never be called.
+
+        Raises:
+            MethodError: says which hook may be meant.
+        """
+        super().__init_subclass__()
+        hooks = {name for base in cls.__bases__ for name in dir(base) if not name.startswith("_")} - {"name"}
+        for name in sorted(vars(cls).keys() - hooks):
+            near = [] if name.startswith("_") else difflib.get_close_matches(name, hooks, n=1, cutoff=0.85)
+            if near:
+                raise MethodError(
+                    f"{cls.__name__} defines {name!r}, which is no hook of a method. Did you mean {near[0]!r}? Call it "
+                    f"_{name} if it is the method's own."
+                )
+        if "prepare" in vars(cls) and "needs_whole_groups" not in vars(cls):
+            cls.needs_whole_groups = True
 
     def __init__(self, config: Config) -> None:
         self.config = config

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -27,10 +27,10 @@ class TurnRows:
     """K turns of one update, in task order, T response tokens laid end to end; the connector pieces fill the fields.
 
     Attributes:
-        turns: the K turns.
+        turns: the K turns; with several learners, those that this one neither scores nor trains are :class:`TurnHeader` objects.
         trajectory_ids: int64 ``[K]``, index of each turn's trajectory.
         advantages: float ``[K]``, group-relative advantage of the turn's trajectory, less the penalty for a response without
-            the required form.
+            the required form, with ``reward="per_turn"`` plus the turn's own.
         evidence: of the K turns; empty where no hindsight view is used.
         logprobs: float ``[T]``, log π_old(y|h) as the learner scores it; empty before.
         hindsight_logprobs: float ``[T]``, log π_T(y|h⁺), or ``None``.
@@ -64,7 +64,7 @@ class TurnRows:
     @cached_property
     def lengths(self) -> torch.Tensor:
         """Response tokens of each turn, int64 ``[K]``."""
-        return torch.tensor([len(turn.response_ids) for turn in self.turns], dtype=torch.int64)
+        return torch.tensor([turn.num_response_tokens for turn in self.turns], dtype=torch.int64)
 
     @cached_property
     def turn_ids(self) -> torch.Tensor:
@@ -170,14 +170,25 @@ def anchor_ids(groups: Iterable[TrajectoryGroup]) -> torch.Tensor:
 
     Turns share a number where their task group and their raw observation are the same.
     """
-    numbers: dict[tuple[int, str], int] = {}
-    anchors = (
-        (index, turn.observation)
-        for index, group in enumerate(groups)
-        for trajectory in group.survivors
-        for turn in trajectory.turns
-    )
-    return torch.tensor([numbers.setdefault(anchor, len(numbers)) for anchor in anchors])
+    return _numbered((group, turn.observation_digest) for group, _, turn in _placed_turns(groups))
+
+
+def turn_index_ids(groups: Iterable[TrajectoryGroup]) -> torch.Tensor:
+    """As :func:`anchor_ids`; turns share a number where their task group and their index in the rollout are the same."""
+    return _numbered((group, index) for group, index, _ in _placed_turns(groups))
+
+
+def _placed_turns(groups: Iterable[TrajectoryGroup]) -> Iterator[tuple[int, int, Turn]]:
+    """Every survivor's turns, each with the number of its group and its index in the rollout."""
+    for number, group in enumerate(groups):
+        for trajectory in group.survivors:
+            for index, turn in enumerate(trajectory.turns):
+                yield number, index, turn
+
+
+def _numbered(keys: Iterable[Hashable]) -> torch.Tensor:
+    numbers: dict[Hashable, int] = {}
+    return torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys])
 
 
 def step_returns(groups: Iterable[TrajectoryGroup], reward: str, discount: float) -> torch.Tensor:
@@ -185,7 +196,7 @@ def step_returns(groups: Iterable[TrajectoryGroup], reward: str, discount: float
 
     Args:
         groups: the groups of an update.
-        reward: as ``GRPOConfig.training``; success and score arrive with the last turn.
+        reward: as ``GRPOConfig.training``; success and score arrive with the last turn, ``"per_turn"`` is the environment's.
         discount: γ.
     """
     trajectories = [trajectory for group in groups for trajectory in group.survivors]
@@ -201,7 +212,7 @@ def step_values(groups: Iterable[TrajectoryGroup]) -> torch.Tensor:
 
 
 def _rewards(trajectory: Trajectory, reward: str) -> list[float]:
-    if reward == "return":
+    if reward in ("return", "per_turn"):
         return [turn.reward for turn in trajectory.turns]
     return [0.0] * (len(trajectory.turns) - 1) + [trajectory.outcome_reward(reward)]
 
@@ -226,7 +237,7 @@ def action_mask(responses: Sequence[np.ndarray], tokenizer: Any, style: PromptSt
         masks = [~np.isin(ids, tokenizer.all_special_ids) for ids in responses]
     else:
         masks = [_between_tags(ids, tokenizer) for ids in responses]
-    return torch.from_numpy(np.concatenate(masks))
+    return torch.from_numpy(np.concatenate([np.empty(0, bool), *masks]))
 
 
 def _between_tags(ids: np.ndarray, tokenizer: Any) -> np.ndarray:

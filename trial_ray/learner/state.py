@@ -92,13 +92,17 @@ def load_optimizers(optimizers: Optimizers, names: Names | None, folder: Path) -
         raise CheckpointError(
             f"{file} was written with sharding={found!r}, but the run has {expected!r}. Set .rl_module(sharding={found!r})."
         )
-    for name, state in states.items():
-        if names is not None and (folder / SHARDS_FOLDER).is_dir():
+    if names is not None and (folder / SHARDS_FOLDER).is_dir():
+        for name, state in states.items():
             state["state"] = _load_shards(name, optimizers[name], names, folder / SHARDS_FOLDER)
-        try:
+    before = {name: dict(vars(optimizer)) for name, optimizer in optimizers.items()}
+    try:
+        for name, state in states.items():
             optimizers[name].load_state_dict(state)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise _damaged(file, error) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        for name, attributes in before.items():  # torch sets a state before it looks at all of it
+            vars(optimizers[name]).update(attributes)
+        raise _damaged(file, error) from error
     return iteration
 
 

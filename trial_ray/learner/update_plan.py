@@ -8,6 +8,7 @@ on the number of learners; what a learner does is only its share of the work.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,9 @@ from numpy.typing import NDArray
 
 from trial_ray.config.training import MicrobatchWeighting, require_plannable
 from trial_ray.errors import ConfigError
+
+MOST_IMBALANCE = 1.15
+"""Load of the most loaded learner in a minibatch, over the least that cuts allow, up to which a learner trains what it scores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,22 @@ class UpdatePlan:
 
     scoring: tuple[NDArray[np.int64], ...]
     steps: tuple[Minibatch, ...]
+
+    def share(self, learner: int) -> NDArray[np.int64]:
+        """The rows that a learner scores or trains, ascending."""
+        trained = [each.rows for minibatch in self.steps for each in minibatch if each.learner == learner]
+        return np.unique(np.concatenate([self.scoring[learner], *trained]))
+
+    def strays(self) -> dict[tuple[int, int], list[int]]:
+        """Rows, ascending, that one learner scores and another one trains, by both; the same order on every learner."""
+        scorers = np.empty(sum(map(len, self.scoring)), np.int64)
+        for learner, rows in enumerate(self.scoring):
+            scorers[rows] = learner
+        found: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
+        for each in (each for minibatch in self.steps for each in minibatch):
+            for row in each.rows[scorers[each.rows] != each.learner].tolist():
+                found[int(scorers[row]), each.learner].add(row)
+        return {pair: sorted(rows) for pair, rows in sorted(found.items())}
 
 
 def plan_update(
@@ -86,6 +106,7 @@ def plan_update(
         if value < 1:
             raise ConfigError(f"{name} is {value}, expected at least 1.")
     tokens = np.array([length for lengths in trajectory_tokens for length in lengths], np.int64)
+    owners = _even_shares(trajectory_tokens, num_learners)
     steps: list[Minibatch] = []
     for epoch in range(num_epochs):
         if shuffle_seed is None:
@@ -94,10 +115,11 @@ def plan_update(
             order = np.random.default_rng([*shuffle_seed, epoch]).permutation(len(tokens))
         for rows in _even_cuts(order, minibatch_rows):
             pieces = _even_cuts(np.sort(rows), microbatch_rows)
-            learners = _balance([int(tokens[piece].sum()) for piece in pieces], num_learners)
+            learners = _dealt(pieces, tokens, owners, num_learners)
             weights = [1 / len(pieces) if weighting == "equal" else len(piece) / len(rows) for piece in pieces]
             steps.append(tuple(Microbatch(*each) for each in zip(pieces, learners, weights, strict=True)))
-    return UpdatePlan(_scoring_shares(trajectory_tokens, num_learners), tuple(steps))
+    scoring = tuple(np.flatnonzero(owners == learner) for learner in range(num_learners))
+    return UpdatePlan(scoring, tuple(steps))
 
 
 def _interleaved(num_rows: int, num_shards: int) -> NDArray[np.int64]:
@@ -115,20 +137,56 @@ def _even_cuts(rows: NDArray[np.int64], most: int) -> list[NDArray[np.int64]]:
     return np.array_split(rows, math.ceil(len(rows) / most)) if len(rows) else []
 
 
-def _balance(costs: Sequence[int], num_learners: int) -> list[int]:
-    """A learner for each piece of work: the largest first, each to the learner with the least so far."""
-    load = [0] * num_learners
-    learners = [0] * len(costs)
-    for piece in sorted(range(len(costs)), key=lambda index: -costs[index]):
-        learners[piece] = min(range(num_learners), key=load.__getitem__)
-        load[learners[piece]] += costs[piece]
+def _dealt(
+    pieces: Sequence[NDArray[np.int64]], tokens: NDArray[np.int64], owners: NDArray[np.int64], num_learners: int
+) -> list[int]:
+    """A learner for each piece of a minibatch, ascending: the one that scores the middle of the piece.
+
+    So a learner trains about the rows that it scores. Where that loads the most loaded learner much more than other cuts would,
+    they are moved.
+
+    Args:
+        pieces: rows of each.
+        tokens: int64 ``[K]``, of all rows.
+        owners: int64 ``[K]``, the learner to whose even share of the batch each row belongs, ascending.
+        num_learners: data-parallel learners.
+    """
+    costs = [int(tokens[piece].sum()) for piece in pieces]
+    ends = np.concatenate([[0], np.cumsum(costs)])
+    capacity = int(MOST_IMBALANCE * _least_capacity(ends, max(costs), num_learners))
+    earliest = [len(costs)]  # cuts that leave no more than the capacity to each of the learners behind them
+    for _ in range(num_learners - 1):
+        earliest.append(int(np.searchsorted(ends, ends[earliest[-1]] - capacity)))
+    wanted = np.searchsorted([owners[piece[len(piece) // 2]] for piece in pieces], np.arange(num_learners))
+    cuts = [0]
+    for learner in range(1, num_learners):
+        cuts.append(min(max(int(wanted[learner]), earliest[-learner]), _filled(ends, cuts[-1], capacity)))
+    learners: list[int] = (np.searchsorted(cuts, np.arange(len(costs)), side="right") - 1).tolist()
     return learners
 
 
-def _scoring_shares(trajectory_tokens: Sequence[Sequence[int]], num_learners: int) -> tuple[NDArray[np.int64], ...]:
-    """Consecutive trajectories by learner, so that rollouts with a common beginning stay together; balanced by tokens."""
+def _least_capacity(ends: NDArray[np.int64], largest: int, num_learners: int) -> int:
+    """The least load with which consecutive pieces of work suffice for so many learners, by halving."""
+    least, enough = max(largest, math.ceil(ends[-1] / num_learners)), int(ends[-1])
+    while least < enough:
+        capacity, cut = (least + enough) // 2, 0
+        for _ in range(num_learners):
+            cut = _filled(ends, cut, capacity)
+        if cut == len(ends) - 1:
+            enough = capacity
+        else:
+            least = capacity + 1
+    return enough
+
+
+def _filled(ends: NDArray[np.int64], cut: int, capacity: int) -> int:
+    """The cut up to which a learner that begins at ``cut`` has at most ``capacity``."""
+    return int(np.searchsorted(ends, ends[cut] + capacity, side="right")) - 1
+
+
+def _even_shares(trajectory_tokens: Sequence[Sequence[int]], num_learners: int) -> NDArray[np.int64]:
+    """Of each row the learner that scores it: consecutive trajectories, so that rollouts with a common beginning stay together."""
     costs = np.array([sum(lengths) for lengths in trajectory_tokens], np.int64)
     middles = np.cumsum(costs) - costs / 2
     owners = np.minimum(middles * num_learners // max(1, costs.sum()), num_learners - 1).astype(np.int64)
-    row_owners = np.repeat(owners, [len(lengths) for lengths in trajectory_tokens])
-    return tuple(np.flatnonzero(row_owners == learner) for learner in range(num_learners))
+    return np.repeat(owners, [len(lengths) for lengths in trajectory_tokens])

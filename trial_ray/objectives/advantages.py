@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from trial_ray.objectives.losses import LOG_RATIO_BOUND
+from trial_ray.objectives.rounding import equal_up_to_rounding
 from trial_ray.objectives.segments import (
-    equal_up_to_rounding,
     flat_floats,
     flat_ids,
     renumber,
@@ -97,7 +97,9 @@ def _group_statistics(returns: Tensor, group_ids: Tensor, epsilon: float) -> tup
     return zero_outside(centred, differ[groups]), zero_outside(variance.sqrt(), differ)[groups]
 
 
-def rescaled_advantages(advantages: Tensor, gap: Tensor, strength: float, clip: float = 0.2) -> Tensor:
+def rescaled_advantages(
+    advantages: Tensor, gap: Tensor, strength: float, clip: float = 0.2, *, logistic: bool = False
+) -> Tensor:
     """RLSD's token advantages: Â = A · [(1 − λ) + λ · clip(exp(sgn(A) · δ), 1 − ε, 1 + ε)].
 
     Where the privileged view agrees with the sign of A, the token learns more, elsewhere less; no sign changes.
@@ -107,6 +109,7 @@ def rescaled_advantages(advantages: Tensor, gap: Tensor, strength: float, clip: 
         gap: float ``[T]``, δ = log π_T(y|h⁺) − log π(y|h) in nats, bounded to ±20 here.
         strength: λ, at least 0.
         clip: ε, in [0, 1].
+        logistic: 2 σ(sgn(A) · δ) in place of exp(sgn(A) · δ), as in StepOPSD.
 
     Returns:
         Float ``[T]``, detached.
@@ -120,7 +123,8 @@ def rescaled_advantages(advantages: Tensor, gap: Tensor, strength: float, clip: 
         raise ValueError(f"strength must be at least 0, got {strength}")
     if not 0 <= clip <= 1:
         raise ValueError(f"clip must be in [0, 1], got {clip}")
-    factor = (advantages.sign() * gap.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)).exp().clamp(1 - clip, 1 + clip)
+    signed = advantages.sign() * gap.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    factor = (2 * signed.sigmoid() if logistic else signed.exp()).clamp(1 - clip, 1 + clip)
     return advantages * ((1 - strength) + strength * factor)
 
 

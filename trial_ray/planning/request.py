@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from trial_ray.config.sampling import fewest_and_most
 from trial_ray.engines.arguments import GPU_MEMORY_UTILIZATION, VLLM_CPU_CACHE_GIB, VLLM_CPU_ROWS
 from trial_ray.engines.decoding_cache import MOST_ROWS
 from trial_ray.models.model_shape import ModelShape, model_shape
@@ -24,7 +26,8 @@ class PlanRequest:
 
     Attributes:
         shape: of the policy.
-        num_learners, num_env_runners: at least 1.
+        num_learners: at least 1.
+        num_engines, num_env_runners: at least 1; the most that there may be.
         lora_rank: rank of the trained adapters; 0: all weights are trained.
         model_bytes: of a master weight.
         compute_bytes: of a number in the passes.
@@ -74,8 +77,7 @@ class PlanRequest:
     @property
     def most_rows(self) -> int:
         """Most requests that an engine decodes at a time."""
-        on_cpu = self.engine == "vllm" and not self.num_gpus_per_engine
-        return self.max_batch or (VLLM_CPU_ROWS if on_cpu else MOST_ROWS)
+        return self.max_batch or most_rows(self.engine, self.num_gpus_per_engine)
 
     @property
     def requests_per_engine(self) -> int:
@@ -117,12 +119,24 @@ class PlanRequest:
             "engine_bytes": BYTES[config.engine_dtype()],
             "kv_cache_gib": cache,
             "gpu_memory_utilization": engine.get("gpu_memory_utilization", GPU_MEMORY_UTILIZATION),
-            "max_batch": engine.get("max_batch") or engine.get("max_num_seqs"),
-            "num_env_runners": max(1, config.num_env_runners),
+            "max_batch": max_batch(engine),
+            "num_engines": fewest_and_most(config.num_engines)[1],
+            "num_env_runners": max(1, fewest_and_most(config.num_env_runners)[1]),
             "trajectories": config.group_size * config.tasks_per_iteration,
             "max_turns": max(entry.max_turns for entry in config.environment_entries()),
         }
         return cls(**sizes)
+
+
+def most_rows(engine: str, num_gpus_per_engine: float) -> int:
+    """Most requests that an engine decodes at a time where no setting says it."""
+    return VLLM_CPU_ROWS if engine == "vllm" and not num_gpus_per_engine else MOST_ROWS
+
+
+def max_batch(engine_kwargs: Mapping[str, Any]) -> int | None:
+    """Most requests that an engine decodes at a time as ``engine_kwargs`` say it."""
+    limit: int | None = engine_kwargs.get("max_batch") or engine_kwargs.get("max_num_seqs")
+    return limit
 
 
 def _shape(config: RunSettings) -> ModelShape:

@@ -124,41 +124,62 @@ def step_time(request: PlanRequest, device: Device) -> tuple[dict[str, float], f
 
     Every actor that computes does so on a device of its kind, and one phase follows the other.
     """
-    shape, split = request.shape, request.tensor_parallel_size
     turns = max(1.0, TURNS_SHARE * request.max_turns)
     prompt, response = PROMPT_SHARE * request.max_prompt_tokens, max(1.0, RESPONSE_SHARE * request.max_response_tokens)
     tokens = request.trajectories * turns * (prompt + response)
-    # Rollouts in waves of what the engines decode at a time; each decoding step reads weights and cache, or computes.
+    # Rollouts in waves of what the engines decode at a time.
     batch = min(request.most_rows, request.requests_per_engine)
     waves = math.ceil(request.requests_per_engine / batch)
-    cached = batch * (prompt + response) * shape.kv_elements_per_token
-    traffic = (shape.parameters + cached) * request.engine_bytes / (device.bandwidth * BANDWIDTH_UTILISATION)
-    prefill_s = 2 * shape.matmul_parameters / split / (device.flops * PREFILL_UTILISATION)
-    decoding = waves * turns * response * (max(traffic / split, batch * prefill_s) + DECODE_OVERHEAD_S)
-    prefill = request.requests_per_engine * turns * prompt * (1 - CACHED_SHARE) * prefill_s
+    decoding = waves * turns * response * decoding_step(request, device, batch, prompt + response)
+    prefill = request.requests_per_engine * turns * prompt * (1 - CACHED_SHARE) * prefill_token(request, device)
 
-    shared_scoring, shared_update = SHARED_PREFIXES[request.prompt_style]
+    steps = math.ceil(request.trajectories * turns / request.minibatch_rows)
+    update = tokens * update_token(request, device) + steps * optimizer_step(request, device)
+    phases = {
+        "sampling": decoding + prefill + waves * turns * ENVIRONMENT_STEP_S,
+        "scoring": tokens * scoring_token(request, device),
+        "update": request.num_epochs * update,
+        "sync": request.shape.parameters * request.engine_bytes / SYNC_BYTES_PER_S,
+    }
+    return phases, tokens
+
+
+def decoding_step(request: PlanRequest, device: Device, rows: float, tokens: float) -> float:
+    """Seconds in which an engine adds a token to so many rows of so many tokens each: it reads weights and cache, or computes."""
+    shape, split = request.shape, request.tensor_parallel_size
+    cached = rows * tokens * shape.kv_elements_per_token
+    traffic = (shape.parameters + cached) * request.engine_bytes / (device.bandwidth * BANDWIDTH_UTILISATION)
+    return max(traffic / split, rows * prefill_token(request, device)) + DECODE_OVERHEAD_S
+
+
+def prefill_token(request: PlanRequest, device: Device) -> float:
+    """Seconds of a prompt token in an engine."""
+    return 2 * request.shape.matmul_parameters / request.tensor_parallel_size / (device.flops * PREFILL_UTILISATION)
+
+
+def scoring_token(request: PlanRequest, device: Device) -> float:
+    """Seconds on all learners of a token of the rows, in all passes without gradients before the steps."""
     view = request.privileged_view
     second_view = 0.0 if view is None else 1.0 if FRAMES[view].in_front else EVIDENCE_SHARE
     traffic = elementwise_traffic(request)
     frozen_passes = request.num_references + (request.lora_rank > 0)
     moved = (1 + second_view) * (traffic + adapter_traffic(request)) + frozen_passes * traffic
     passes = 1 + second_view + frozen_passes
-    scoring = tokens / shared_scoring * _roofline(request, device, 2 * passes, moved)
-    steps = math.ceil(request.trajectories * turns / request.minibatch_rows)
-    optimizer = OPTIMIZER_TRAFFIC * trained_parameters(request) / (request.shards * device.bandwidth * ROOFLINE_SHARE)
-    update = tokens / shared_update * _update_token(request, device) + steps * optimizer
-    phases = {
-        "sampling": decoding + prefill + waves * turns * ENVIRONMENT_STEP_S,
-        "scoring": scoring,
-        "update": request.num_epochs * update,
-        "sync": shape.parameters * request.engine_bytes / SYNC_BYTES_PER_S,
-    }
-    return phases, tokens
+    return _roofline(request, device, 2 * passes, moved) / SHARED_PREFIXES[request.prompt_style][0]
 
 
-def _update_token(request: PlanRequest, device: Device) -> float:
-    """Seconds of a token in the forward and backward passes of an update."""
+def update_token(request: PlanRequest, device: Device) -> float:
+    """Seconds on all learners of a token of the rows, in the forward and backward passes of the steps."""
+    return _computed_token(request, device) / SHARED_PREFIXES[request.prompt_style][1]
+
+
+def optimizer_step(request: PlanRequest, device: Device) -> float:
+    """Seconds of a step of the optimizer, beside its passes."""
+    return OPTIMIZER_TRAFFIC * trained_parameters(request) / (request.shards * device.bandwidth * ROOFLINE_SHARE)
+
+
+def _computed_token(request: PlanRequest, device: Device) -> float:
+    """Seconds of a token that the learners compute in the forward and backward passes of an update."""
     again = request.gradient_checkpointing
     backward = ADAPTERS_BACKWARD_TRAFFIC if request.lora_rank else BACKWARD_TRAFFIC
     traffic = (FORWARD_TRAFFIC + backward + RECOMPUTED_TRAFFIC * again) * (
@@ -213,7 +234,7 @@ def adapter_traffic(request: PlanRequest) -> float:
 def learner_share(request: PlanRequest, device: Device) -> float:
     """Share of a device's peak that products of the learner's update reach, without attention and recomputation."""
     useful = (4 if request.lora_rank else 6) * request.shape.matmul_parameters
-    return useful / (_update_token(request, device) * request.num_learners * device.flops)
+    return useful / (_computed_token(request, device) * request.num_learners * device.flops)
 
 
 def iteration_range(phases: Mapping[str, float]) -> tuple[float, float]:

@@ -1,8 +1,9 @@
-"""Charts of a report as values, each with a table of its numbers; :mod:`trial_ray.reports.plots` draws them."""
+"""Charts of a report as values, each with a table of its numbers, and the curves that they are made of."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,15 +11,38 @@ from typing import Any
 import numpy as np
 
 from trial_ray.environments.adapter import ACTION_CLASSES
-from trial_ray.evaluation.statistics import bootstrap_curve
+from trial_ray.errors import UserInputError
+from trial_ray.evaluation.statistics import add_adjusted, bootstrap_curve, bootstrap_mean
+from trial_ray.evaluation.table_text import DIFFERENCE_COLUMNS, difference_cells
 from trial_ray.metrics import CURVES, PANEL_SUCCESS, Curve
-from trial_ray.reports.dynamics import curve, windows
-from trial_ray.reports.records import RunGroup, RunRecord, recorded_iterations, run_label
-from trial_ray.reports.traces import class_means, readable_trace
+from trial_ray.reports.records import RunGroup, RunRecord, class_means, readable_trace, recorded_iterations, run_label
 
 DASH = "–"
 MOST_ROWS = 120
 """Rows of a chart's table; of a longer curve every k-th iteration is shown."""
+WINDOW = 5
+
+
+def windows(metrics: Sequence[Mapping[str, float]], key: str) -> dict[float, float]:
+    """Means of ``key`` over :data:`WINDOW` iterations each, by the middle of the window; where it was not logged there is none.
+
+    Windows do not overlap; the last one of a run may be shorter.
+    """
+    found: dict[int, list[float]] = {}
+    last = 0
+    for line in metrics:
+        last = int(line["iteration"])
+        if key in line:
+            found.setdefault((last - 1) // WINDOW, []).append(line[key])
+    return {
+        (index * WINDOW + 1 + min((index + 1) * WINDOW, last)) / 2: statistics.fmean(values)
+        for index, values in found.items()
+    }
+
+
+def curve(metrics: Sequence[Mapping[str, float]], key: str) -> dict[int, float]:
+    """Values of ``key`` by the iterations that logged it."""
+    return {int(line["iteration"]): line[key] for line in metrics if key in line}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +130,8 @@ def _curve_table(spec: Curve, series: Sequence[Mapping[str, Any]]) -> Table:
 
 def _points(key: str, spec: Curve, run: RunRecord) -> dict[float, float]:
     if spec.windowed:
-        return {(window.first + window.last) / 2: window.mean for window in windows(run.metrics, key)}
-    points: dict[float, float] = dict(curve(run.metrics, key))
+        return windows(run.metrics, key)
+    points: dict[float, float] = dict(curve(run.metrics, key).items())
     if key == PANEL_SUCCESS and "" in run.evaluations:  # of the run's only evaluation set
         played = run.evaluations[""]
         newest = played[max(played)]
@@ -140,6 +164,7 @@ def class_chart(groups: Sequence[RunGroup]) -> dict[str, Any] | None:
         return None
     runs = [run for group in groups for run in group.runs if run.allocation]
     all_counted = [run.name for run in runs if run.allocation and not any(t.success for t in run.allocation.traces)]
+    classes = [name for name in ACTION_CLASSES if any(name in each["means"] for each in series)]
     return {
         "name": "classes",
         "title": "Multiplier by class of action",
@@ -147,12 +172,12 @@ def class_chart(groups: Sequence[RunGroup]) -> dict[str, Any] | None:
         "text": f"Mean over successful trajectories of {recorded_iterations(runs)} of their class means; error bars are standard "
         "errors. 1 is the mean of a trajectory."
         + (f" Where none succeeded, all are counted: {', '.join(all_counted)}." if all_counted else ""),
-        "classes": list(ACTION_CLASSES),
+        "classes": classes,
         "series": series,
         "table": Table(
             "Multiplier by class of action: mean ± SEM",
             ["class", *(each["name"] for each in series)],
-            [[name, *(_class_cell(each["means"].get(name)) for each in series)] for name in ACTION_CLASSES],
+            [[name, *(_class_cell(each["means"].get(name)) for each in series)] for name in classes],
         ),
     }
 
@@ -170,9 +195,12 @@ def profile_chart(groups: Sequence[RunGroup]) -> dict[str, Any] | None:
         assert run.allocation is not None
         trace = readable_trace(run.allocation.shown)
         rows = [
-            [f"T{at}", turn.action, turn.action_class, f"{turn.weight:.3f}", f"{turn.score:.3f}", str(turn.tokens)]
+            [f"T{at}", turn.action, f"{turn.weight:.3f}", f"{turn.score:.3f}", str(turn.tokens), turn.action_class]
             for at, turn in enumerate(trace.turns, start=1)
         ]
+        columns = ["turn", "action", "multiplier", "score (nats)", "tokens", "class"]
+        if not any(turn.action_class for turn in trace.turns):
+            columns, rows = columns[:-1], [row[:-1] for row in rows]
         title = "One trajectory's allocation"
         return {
             "name": "profile",
@@ -180,9 +208,9 @@ def profile_chart(groups: Sequence[RunGroup]) -> dict[str, Any] | None:
             "axis": "multiplier",
             "text": f"Task {trace.task_id} in iteration {run.allocation.iteration} of {run.name}, "
             f"{'solved' if trace.success else 'not solved'}; one bar a turn.",
-            "classes": list(ACTION_CLASSES),
+            "classes": [*ACTION_CLASSES, ""],
             "turns": trace.to_dict()["turns"],
-            "table": Table(title, ["turn", "action", "class", "multiplier", "score (nats)", "tokens"], rows),
+            "table": Table(title, columns, rows),
         }
     return None
 
@@ -193,5 +221,117 @@ def all_charts(groups: Sequence[RunGroup]) -> dict[str, list[dict[str, Any]]]:
     for key, spec in CURVES.items():
         if chart := curve_chart(key, groups):
             charts.setdefault(spec.section, []).append(chart)
+    # Of the first run that recorded one, like the trajectory of an allocation.
+    for run in [run for group in groups for run in group.runs if run.timeline][:1]:
+        assert run.timeline is not None
+        text = f"{run.name}: {run.timeline['text']}" if len(groups[0].runs) * len(groups) > 1 else run.timeline["text"]
+        charts.setdefault("time", []).append({**run.timeline, "text": text, "file": run.path / "timeline.json"})
     charts["allocation"] = [chart for chart in (class_chart(groups), profile_chart(groups)) if chart]
     return charts
+
+
+# -- how fast methods learn ------------------------------------------------------------------------------------------------
+
+SMOOTHED = 5
+"""Iterations in a moving mean."""
+
+Curves = Mapping[str, Mapping[int, Mapping[int, float]]]
+"""By method, seed and iteration: success."""
+_Values = Mapping[str, Mapping[int, Sequence[float]]]
+"""By method and seed: success in every iteration, from the first to the last."""
+
+
+def learning(curves: Curves, reference: str, subject: str) -> dict[str, Any]:
+    """Area under the learning curve and iterations to the reference's final success, by method.
+
+    The area is the mean success over all iterations, so that a method that learns sooner has more of it at the same final
+    success. Games are new in every iteration and the same for all methods of a seed, which makes differences paired. They need
+    two seeds that both methods have: of a single one nothing says how far it is from the next.
+
+    Args:
+        curves: of every iteration from the first to the last, the same one for all.
+        reference: whose mean success in the last :data:`SMOOTHED` iterations is the one to be reached; differences are to it.
+        subject: whose differences to all others are reported as well.
+
+    Raises:
+        UserInputError: a curve lacks an iteration that another one has.
+    """
+    recorded = [iteration for by_seed in curves.values() for values in by_seed.values() for iteration in values]
+    last = max(recorded, default=1)
+    whole = {
+        name: {seed: _whole(values, last, f"seed {seed} of {name}") for seed, values in by_seed.items()}
+        for name, by_seed in curves.items()
+    }
+    goal = statistics.fmean(statistics.fmean(values[-SMOOTHED:]) for values in whole[reference].values())
+    methods = {name: _of_method(by_seed, goal) for name, by_seed in whole.items()}
+    pairs = [(name, reference) for name in curves if name != reference]
+    pairs += [(subject, name) for name in curves if subject in curves and name not in (subject, reference)]
+    differences = [
+        _difference(whole, name, other) for name, other in pairs if len(curves[name].keys() & curves[other].keys()) > 1
+    ]
+    add_adjusted(differences)
+    return {"success_to_reach": goal, "iterations": last, "methods": methods, "differences": differences}
+
+
+def _whole(values: Mapping[int, float], last: int, run: str) -> list[float]:
+    missing = next((iteration for iteration in range(1, last + 1) if iteration not in values), None)
+    if missing is not None:
+        raise UserInputError(
+            f"Learning curves are averaged over all iterations, but {run} lacks the success of iteration {missing} of {last}. "
+            "Compare runs of the same iterations."
+        )
+    return [values[iteration] for iteration in range(1, last + 1)]
+
+
+def _of_method(by_seed: Mapping[int, Sequence[float]], goal: float) -> dict[str, Any]:
+    areas = {str(seed): statistics.fmean(values) for seed, values in by_seed.items()}
+    reached = {str(seed): _first_at(values, goal) for seed, values in by_seed.items()}
+    found = [iteration for iteration in reached.values() if iteration is not None]
+    return {
+        "area": statistics.fmean(areas.values()),
+        "area_by_seed": areas,
+        "iterations_to_reach": reached,
+        "seeds_that_reach": len(found),
+        "median_iterations": statistics.median(iteration or np.inf for iteration in reached.values())
+        if len(found) * 2 > len(reached)
+        else None,
+        "curves": {str(seed): list(values) for seed, values in by_seed.items()},
+    }
+
+
+def _first_at(values: Sequence[float], goal: float) -> int | None:
+    """The first iteration, from 1, that ends a moving mean of at least ``goal``."""
+    for end in range(SMOOTHED, len(values) + 1):
+        if statistics.fmean(values[end - SMOOTHED : end]) >= goal:
+            return end
+    return None
+
+
+def _difference(curves: _Values, method: str, reference: str) -> dict[str, Any]:
+    """Area of ``method`` less that of ``reference`` over the seeds that both have."""
+    seeds = sorted(curves[method].keys() & curves[reference].keys())
+    areas = [statistics.fmean(curves[method][seed]) - statistics.fmean(curves[reference][seed]) for seed in seeds]
+    return {"method": method, "reference": reference, **bootstrap_mean(np.array(areas)[:, None]).to_dict()}
+
+
+def learning_markdown(found: Mapping[str, Any], title: Any = str) -> str:
+    """Two tables: area and iterations by method, and differences of areas."""
+    goal = f"{100 * found['success_to_reach']:.1f} %"
+    lines = [
+        f"| Method | Area under the learning curve, % | Iterations to {goal} (median) | Seeds that reach it |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    for name, of in found["methods"].items():
+        median = "–" if of["median_iterations"] is None else f"{of['median_iterations']:g}"
+        lines.append(
+            f"| {title(name)} | {100 * of['area']:.1f} | {median} | {of['seeds_that_reach']} of {len(of['area_by_seed'])} |"
+        )
+    lines += [
+        "",
+        "Differences of areas, bootstrap over seeds, then a paired t-test over seeds:",
+        "",
+        f"| {' | '.join(DIFFERENCE_COLUMNS)} |",
+        f"| --- |{' ---: |' * (len(DIFFERENCE_COLUMNS) - 1)}",
+        *(f"| {' | '.join(difference_cells(each, title))} |" for each in found["differences"]),
+    ]
+    return "\n".join(lines) + "\n"

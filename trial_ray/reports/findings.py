@@ -13,7 +13,7 @@ from trial_ray.evaluation.comparison import ComparisonError, paired_comparison, 
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.evaluation.statistics import bootstrap_mean, mean_interval
 from trial_ray.metrics import TRAINING_SUCCESS
-from trial_ray.reports.dynamics import WINDOW, Window, curve
+from trial_ray.reports.charts import WINDOW, curve
 from trial_ray.reports.records import RunGroup, RunRecord, listed
 
 MOST_GROUPS = 6
@@ -133,10 +133,10 @@ def _rate(results: Sequence[EvaluationResult]) -> tuple[str, int]:
     return f"{values.mean():.1%} [{low:.1%}, {high:.1%}]", values.shape[1]
 
 
-def last_training_success(run: RunRecord) -> Window | None:
+def last_training_success(run: RunRecord) -> float | None:
     """Mean success of the rollouts of the last :data:`WINDOW` iterations that logged it; ``None`` where none did."""
-    found = curve(run.metrics, TRAINING_SUCCESS)[-WINDOW:]
-    return Window(found[0][0], found[-1][0], statistics.fmean(value for _, value in found)) if found else None
+    found = list(curve(run.metrics, TRAINING_SUCCESS).values())[-WINDOW:]
+    return statistics.fmean(found) if found else None
 
 
 def place(run: RunRecord, result: EvaluationResult) -> str:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
+
 from trial_ray.errors import MissingDependencyError, UserInputError
 from trial_ray.metrics import CURVES, PANEL_SUCCESS, PROFILE_STD, TURN_SCORE
 from trial_ray.reports.charts import class_chart, curve_chart, profile_chart
@@ -141,11 +143,11 @@ def write_figures(groups: Sequence[RunGroup], folder: Path) -> list[Path]:
     if len(parts := figure2(groups)) == len(FIGURE2):
         figures["figure2"] = parts
     written = [path for name, charts in figures.items() for path in write_figure(folder, name, charts, title)]
-    weighed = [group for group in groups if class_chart([group])]
-    for number, group in enumerate(weighed, start=1):
+    weighed = [(group, charts) for group in groups if (charts := figure3(group))]
+    for number, (group, charts) in enumerate(weighed, start=1):
         name = "figure3" if len(weighed) == 1 else f"figure3_{number}"
-        charts = figure3(group)
-        title = f"{charts[-1]['series'][0]['name']}: {recorded_iterations(group.runs)}"
+        recorded = [run for run in group.runs if run.allocation]
+        title = f"{group.title_of(recorded)}: {recorded_iterations(recorded)}"
         written += write_figure(folder, name, charts, title)
     return written
 
@@ -187,13 +189,15 @@ def picture_files(folder: Path, name: str) -> list[Path]:
 
 def _size(chart: Chart) -> tuple[float, float]:
     """Width and height in inches."""
-    return 5.2, max(3.0, 1.6 + 0.24 * len(chart.get("turns", ())))
+    return 5.2, max(3.0, 1.6 + 0.24 * len(chart.get("turns", ())), 1.2 + 0.6 * len(chart.get("lanes", ())))
 
 
 def _draw(axis: Any, chart: Chart) -> None:
-    {"classes": _draw_classes, "profile": _draw_profile}.get(chart["name"], _draw_curve)(axis, chart)
+    {"classes": _draw_classes, "profile": _draw_profile, "timeline": _draw_timeline}.get(chart["name"], _draw_curve)(
+        axis, chart
+    )
     handles, labels = axis.get_legend_handles_labels()
-    if chart["name"] == "profile":
+    if labels and chart["name"] in ("profile", "timeline"):
         axis.figure.legend(handles, labels, loc="outside lower center", ncols=2)
     elif 1 < len(labels) <= MOST_IN_LEGEND:
         axis.legend()
@@ -226,7 +230,7 @@ def _draw_curve(axis: Any, chart: Chart) -> None:
 
 
 def _draw_classes(axis: Any, chart: Chart) -> None:
-    names = [name for name in chart["classes"] if any(name in series["means"] for series in chart["series"])]
+    names = list(chart["classes"])
     width = 0.8 / len(chart["series"])
     for number, series in enumerate(chart["series"]):
         shown = [(at, series["means"][name]) for at, name in enumerate(names) if name in series["means"]]
@@ -257,11 +261,42 @@ def _draw_profile(axis: Any, chart: Chart) -> None:
     for colour, name in zip(cycle(COLOURS), chart["classes"], strict=False):
         shown = [(at, turn["weight"]) for at, turn in enumerate(turns) if turn["action_class"] == name]
         if shown:
-            axis.barh(*zip(*shown, strict=True), color=colour, label=name)
+            axis.barh(*zip(*shown, strict=True), color=colour, label=name or "_")  # which the legend leaves out
     axis.set_yticks(range(len(turns)), [f"T{number}  {_short(turn['action'])}" for number, turn in enumerate(turns, 1)])
     axis.invert_yaxis()
     axis.axvline(1.0, color=QUIET, linewidth=0.8, linestyle="--")
     axis.set_xlabel(chart["axis"])
+
+
+def _draw_timeline(axis: Any, chart: Chart) -> None:
+    """One lane an actor: bars of its work, or what it has under way, each lane up to its own maximum."""
+    works = dict.fromkeys(name for lane in chart["lanes"] for name, *_ in lane["bars"])
+    colours = dict(zip(works, cycle([COLOURS[1], *COLOURS[3:]]), strict=False))
+    tints = {"wait for a response": (0, 0.4), "in the environment": (0, 1.0), "computed": (2, 1.0), "queued": (2, 0.4)}
+    ticks, labelled = [], set[str]()
+
+    def label(name: str) -> str:
+        known = name in labelled
+        labelled.add(name)
+        return f"_{name}" if known else name  # matplotlib leaves out those with a "_"
+
+    for at, lane in enumerate(chart["lanes"]):
+        below, most = np.zeros(len(lane["times"])), max(1.0, sum(lane["levels"].values(), np.zeros(1)).max())
+        for name, level in lane["levels"].items():
+            bottom, top = (at + 0.4 - 0.8 * height / most for height in (below, below + level))
+            colour, alpha = tints[name]
+            style = {"color": COLOURS[colour], "alpha": alpha, "linewidth": 0, "label": label(name)}
+            axis.fill_between(lane["times"], bottom, top, step="mid", **style)
+            below = below + level
+        for name, depth in dict.fromkeys((name, depth) for name, _, _, depth in lane["bars"]):
+            spans = [(began, lasted) for each, began, lasted, inside in lane["bars"] if (each, inside) == (name, depth)]
+            height = (0.25 if lane["levels"] else 0.8) / (1 + depth)
+            axis.broken_barh(spans, (at + 0.4 - height, height), color=colours[name], label=label(name))
+        ticks.append(f"{lane['name']}\n(up to {most:.0f})" if lane["levels"] else lane["name"])
+    axis.set_yticks(range(len(ticks)), ticks)
+    axis.set_xlim(0, chart["seconds"])
+    axis.invert_yaxis()
+    axis.set_xlabel("seconds since the iteration began")
 
 
 def _short(text: str, longest: int = LONGEST_ACTION) -> str:
@@ -288,3 +323,50 @@ def plot_judgement(data: Mapping[str, Any], path: Path) -> None:
         axis.set_title(f"density of the signed gap of turns{shown}")
         axis.set_xlabel("mean gap of a turn's tokens (nats)")
         axis.legend()
+
+
+def forest(
+    effects: Sequence[Mapping[str, Any]], measures: Mapping[str, str], title: Any, paths: Sequence[Path]
+) -> None:
+    """Forest plot: differences of methods with 95 % intervals, one row a warm start, diamonds over several.
+
+    Args:
+        effects: of :func:`trial_ray.reproduction.effects.effects`.
+        measures: titles by name, a panel each.
+        title: of a method.
+        paths: files to write.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    pairs = list(dict.fromkeys((each["method"], each["reference"]) for each in effects))
+    sources = dict.fromkeys((each["environment"], each["warm_start"]) for each in effects)
+    rows: list[tuple[str, Any]] = []
+    for one, other in pairs:
+        rows.append((f"{title(one)} − {title(other)}", None))
+        rows += [
+            (f"{environment}, {start or 'all'}", (one, other, environment, start))
+            for environment, start in sources
+            if any(_place(each) == (one, other, environment, start) for each in effects)
+        ]
+    height = 0.9 + 0.17 * len(rows)
+    with drawing(paths, (7.2, height), 1, len(measures), sharey=True, squeeze=False) as (_, ((*axes,),)):
+        for axis, (measure, name) in zip(axes, measures.items(), strict=True):
+            found = {_place(each): each for each in effects if each["measure"] == measure}
+            for at, (_, place) in enumerate(rows):
+                if (effect := found.get(place)) is not None:
+                    over_all = effect["warm_start"] is None
+                    points, colour = [100 * effect[key] for key in ("low", "mean", "high")], COLOURS[over_all]
+                    axis.plot(points[::2], [at, at], color=colour, linewidth=1.8 if over_all else 1.0)
+                    axis.plot(points[1], at, "D" if over_all else "o", color=colour, markersize=5 if over_all else 3.5)
+            axis.axvline(0.0, color=QUIET, linewidth=0.8, linestyle="--")
+            axis.set_xlabel(f"{name}, points")
+            axis.tick_params(axis="y", length=0)
+        axes[0].set_yticks(range(len(rows)), [label for label, _ in rows])
+        for label, (_, place) in zip(axes[0].get_yticklabels(), rows, strict=True):
+            label.set_fontweight("normal" if place else "bold")
+        axes[0].invert_yaxis()
+
+
+def _place(effect: Mapping[str, Any]) -> tuple[str, str, str, str | None]:
+    return effect["method"], effect["reference"], effect["environment"], effect["warm_start"]

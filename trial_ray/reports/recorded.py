@@ -1,8 +1,9 @@
-"""Recorded trajectories for the viewer: turns, texts of tokens, and what the update did to them."""
+"""Recorded trajectories for viewer and terminal: turns, texts of tokens, and what the update did to them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
 
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.errors import UserInputError
@@ -146,7 +150,7 @@ class RecordedTrajectory:
         rollout_index: its index in the group; ``None`` likewise.
         trajectory: what was sampled.
         trained: by turn, what training recorded of it; ``None`` where it recorded nothing.
-        classes: by turn, one of ``environments.adapter.ACTION_CLASSES``.
+        classes: by turn, one of ``environments.adapter.ACTION_CLASSES``, or empty strings.
     """
 
     iteration: int
@@ -218,3 +222,127 @@ def _check(turn: Turn, row: TrainedTurn | None, task_id: str, folder: Path) -> N
                 f"{folder / 'training'} has {len(values)} values for a response of {len(turn.response_ids)} tokens of task "
                 f"{task_id}: it is not of the same run as {folder / 'trajectories'}."
             )
+
+
+def disagreement(trained: Sequence[TrainedTurn | None], success: bool) -> float | None:
+    """Nats a token by which the weighted gaps of a trajectory push against its outcome.
+
+    With the multiplier w of a token's turn (1 where the method has none) and its signed gap Δ,
+
+        D = (1 / N) Σ w max(0, -σ Δ)
+
+    over the N tokens that have a gap. σ is the sign of the turn's advantage; where that is 0 or unknown, +1 for a success and -1
+    otherwise. The dense loss raises tokens with a positive gap and the outcome loss those of a positive advantage, so
+    that D is 0 where both move every token the same way.
+
+    Args:
+        trained: what training recorded of each turn.
+        success: whether the task was solved.
+
+    Returns:
+        D, or ``None`` where no gap was recorded.
+    """
+    total, tokens = 0.0, 0
+    for turn in trained:
+        if turn is None or not turn.gap:
+            continue
+        sign = np.sign(turn.advantage or 0.0) or (1.0 if success else -1.0)
+        weight = 1.0 if turn.turn_weight is None else turn.turn_weight
+        gap = np.asarray(turn.gap, np.float64)
+        total += weight * float(np.maximum(0.0, -sign * gap).sum())
+        tokens += len(gap)
+    return total / tokens if tokens else None
+
+
+# -- for the terminal, which no recorded text reaches as markup or as a control sequence ----------------------------------------
+
+_LONGEST_CELL = 100
+_BAR = 20
+"""Characters of the bar of a multiplier of 2."""
+
+
+def list_trajectories(recorded: Sequence[RecordedTrajectory], title: str) -> Table:
+    """One row a trajectory."""
+    won = sum(each.trajectory.success for each in recorded)
+    table = Table(title=f"{title}: {len(recorded)} trajectories, {won} successful")
+    table.add_column("#", justify="right")
+    table.add_column("task", overflow="fold")
+    for header in ("family", "turns", "return", "success", "ended", "advantage", "disagreement"):
+        table.add_column(header, justify="left" if header in ("family", "success", "ended") else "right")
+    for each in recorded:
+        trajectory = each.trajectory
+        table.add_row(
+            str(each.number),
+            _cell(trajectory.task_id),
+            _cell(trajectory.family),
+            str(len(trajectory.turns)),
+            f"{trajectory.episode_return:g}",
+            "yes" if trajectory.success else "",
+            _cell(trajectory.error or trajectory.ended),
+            _number(each.advantage, ".2f"),
+            _number(disagreement(each.trained, trajectory.success), ".4f"),
+        )
+    return table
+
+
+def print_trajectory(recorded: RecordedTrajectory, tokens: TokenTexts | None) -> Iterator[Text | Rule]:
+    """One trajectory, whole: what was read, answered and recorded in every turn.
+
+    Args:
+        recorded: the trajectory.
+        tokens: texts of the run's tokens; ``None``: prompts and responses are left out.
+    """
+    trajectory = recorded.trajectory
+    yield Rule(Text(visible(trajectory.task_id).replace("\n", " ")))
+    yield Text(
+        f"{visible(trajectory.family)} · iteration {recorded.iteration} #{recorded.number} · "
+        f"{'succeeded' if trajectory.success else 'did not succeed'} ({trajectory.ended}) · return {trajectory.episode_return:g} · "
+        f"advantage {_number(recorded.advantage, '.2f')}"
+    )
+    if trajectory.error:
+        yield _part("error", trajectory.error)
+    if tokens is None:
+        yield Text("The run has no checkpoint whose tokenizer could decode prompts and responses.")
+    for index, turn in enumerate(trajectory.turns):
+        yield from _turn(index, turn, recorded.trained[index], recorded.classes[index], tokens)
+
+
+def _turn(
+    index: int, turn: Turn, trained: TrainedTurn | None, name: str, tokens: TokenTexts | None
+) -> Iterator[Text | Rule]:
+    flags = [
+        "" if turn.valid else "invalid form",
+        "not understood" if turn.invalid_action else "",
+        "" if turn.finish_reason == "stop" else f"ended by {turn.finish_reason}",
+        "" if turn.prompt_cut == "none" else f"prompt without {turn.prompt_cut}",
+    ]
+    yield Rule(Text(f"turn {index + 1}{' · ' if name else ''}{name}"), align="left")
+    if trained is not None and trained.turn_weight is not None:
+        bar = "" if math.isnan(trained.turn_weight) else "█" * round(_BAR * min(trained.turn_weight, 4.0) / 2)
+        yield Text(f"multiplier {trained.turn_weight:.2f} {bar}  score {_number(trained.turn_score, '.4f')} nats")
+    if tokens is None:
+        yield _part("observation", turn.observation)
+    else:
+        label = f"prompt, {len(turn.prompt_ids)} tokens"
+        if trained is None or trained.evidence_ids is None:
+            yield _part(label, "".join(tokens.texts(turn.prompt_ids.tolist())))
+        else:
+            before, after = ("".join(tokens.texts(ids)) for ids in trained.split_prompt(turn))
+            evidence = "".join(tokens.texts(trained.evidence_ids))
+            yield _part(f"{label}; ⟦⟧ is what the hindsight view adds", f"{before}⟦{evidence}⟧{after}")
+        yield _part(f"response, {len(turn.response_ids)} tokens", "".join(tokens.texts(turn.response_ids.tolist())))
+    yield _part(f"action{''.join(f' ({flag})' for flag in flags if flag)}", turn.action)
+    yield _part(f"outcome, reward {turn.reward:g}", turn.outcome)
+
+
+def _part(label: str, text: str) -> Text:
+    # Behind two blanks, so that no recorded line looks like one of this command's own.
+    return Text.assemble((f"{label}\n", "dim"), "\n".join(f"  {line}" for line in visible(text).split("\n")))
+
+
+def _cell(text: str) -> Text:
+    return Text(visible(text if len(text) <= _LONGEST_CELL else f"{text[:_LONGEST_CELL]} …").replace("\n", " "))
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)

@@ -1,17 +1,103 @@
-"""Records of runs, and runs grouped by their method."""
+"""Records of runs, runs grouped by their method, and the turn scores and weights of their trajectories."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trial_ray.environments.adapter import EnvironmentAdapter
+import numpy as np
+
+from trial_ray.environments.adapter import ACTION_CLASSES, EnvironmentAdapter
+from trial_ray.errors import UserInputError
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.reports.recorded import RecordedTrajectory, TokenTexts, read_recorded
-from trial_ray.reports.traces import Trace
+from trial_ray.rollout.trajectory import Trajectory
+
+READABLE_TURNS = range(10, 26)
+"""Lengths of trajectories that a figure shows well."""
+
+
+@dataclass(frozen=True, slots=True)
+class TracedTurn:
+    """One decision and what the allocation makes of it.
+
+    Attributes:
+        action: as sent to the environment.
+        outcome: what the environment answered.
+        action_class: one of ``environments.adapter.ACTION_CLASSES``; empty where the environment's actions have none.
+        score: s_k (Eq. 5), the mean absolute gap of its tokens, in nats.
+        weight: w_k (Eq. 6), whose token-weighted mean over the trajectory is one.
+        tokens: n_k.
+    """
+
+    action: str
+    outcome: str
+    action_class: str
+    score: float
+    weight: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One trajectory, turn by turn."""
+
+    task_id: str
+    family: str
+    success: bool
+    turns: list[TracedTurn]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+
+def class_means(traces: Sequence[Trace]) -> dict[str, dict[str, float | int | None]]:
+    """Mean weight of every class of decision over trajectories, with the standard error over their class means.
+
+    A trajectory without a decision of some class does not count for it. With a single one the error is unknown (``None``).
+    """
+    summary: dict[str, dict[str, float | int | None]] = {}
+    for name in ACTION_CLASSES:
+        means = [
+            float(np.mean(weights))
+            for trace in traces
+            if (weights := [turn.weight for turn in trace.turns if turn.action_class == name])
+        ]
+        if means:
+            sem = float(np.std(means, ddof=1) / np.sqrt(len(means))) if len(means) > 1 else None
+            summary[name] = {"mean": float(np.mean(means)), "sem": sem, "trajectories": len(means)}
+    return summary
+
+
+def choose_trajectories(trajectories: Sequence[Trajectory], family: str) -> tuple[list[Trajectory], str | None]:
+    """The successful trajectories of ``family``, or of all families (then ``None``) where there are none of it.
+
+    Raises:
+        UserInputError: none succeeded.
+    """
+    won = [trajectory for trajectory in trajectories if trajectory.success and trajectory.turns]
+    if not won:
+        raise UserInputError("None of the recorded trajectories succeeded; choose an iteration in which some did.")
+    chosen = [trajectory for trajectory in won if trajectory.family == family]
+    return (chosen, family) if chosen else (won, None)
+
+
+def readable_trace(traces: Sequence[Trace]) -> Trace:
+    """The one to show turn by turn: of readable length, with the most classes of decisions; the first of equals."""
+
+    def rank(trace: Trace) -> tuple[bool, int, int]:
+        length = len(trace.turns)
+        return (
+            length in READABLE_TURNS,
+            len({turn.action_class for turn in trace.turns}),
+            min(length, READABLE_TURNS[0]),
+        )
+
+    return max(traces, key=rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +156,7 @@ class RunRecord:
         evaluations: by environment, ``""`` where the run has a single one, and by the iterations that the policy was trained
             for, 0 before training.
         cost: the cost card, rows of label, figure and share of the run's time.
+        timeline: chart of what the actors did in the last iteration; ``None`` where it was not recorded.
         allocation: turn weights of the newest iteration that recorded some.
         hindsight_start: iteration from which the dense term acts; ``None`` for methods without one.
         recorded: iterations to read trajectories of.
@@ -92,6 +179,7 @@ class RunRecord:
     metrics: Sequence[Mapping[str, float]] = ()
     evaluations: dict[str, dict[int, EvaluationResult]] = field(default_factory=dict)
     cost: Sequence[Sequence[str]] = ()
+    timeline: Mapping[str, Any] | None = None
     allocation: Allocation | None = None
     hindsight_start: int | None = None
     recorded: Sequence[int] = ()

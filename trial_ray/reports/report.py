@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from trial_ray.errors import MissingDependencyError, UserInputError
-from trial_ray.reports.charts import DASH, Table, all_charts
-from trial_ray.reports.dynamics import WINDOW
+from trial_ray.reports.charts import DASH, WINDOW, Table, all_charts
 from trial_ray.reports.findings import (
     Difference,
     family_rows,
@@ -43,14 +45,20 @@ class Section:
     tables: list[Table] = field(default_factory=list)
 
 
-def report_page(groups: Sequence[RunGroup], title: str) -> str:
-    """The page of some groups of runs, as HTML; all that a run recorded is escaped, and no script runs on it."""
+def report_page(groups: Sequence[RunGroup], title: str, folder: Path | None = None) -> str:
+    """The page of some groups of runs, as HTML; all that a run recorded is escaped, and no script runs on it.
+
+    Args:
+        groups: what it shows.
+        title: of the page.
+        folder: where the page will be, for links to files of the runs; ``None``: no links.
+    """
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
     differences, missing_differences = paired_differences(groups)
     runs = [run for group in groups for run in group.runs]
-    missing = list(_missing(runs))
+    missing = [reason if len(runs) == 1 else f"{run.name}: {reason}" for run in runs for reason in run.missing]
     sections = _sections(groups)
     if len(groups) > 1:
         sections.insert(2, _differences_section(differences, missing_differences))
@@ -58,6 +66,8 @@ def report_page(groups: Sequence[RunGroup], title: str) -> str:
     for chart in (chart for section in sections for chart in section.charts):
         try:
             chart["svg"] = Markup(chart_svg(chart, styles))
+            if folder is not None and "file" in chart:
+                chart["link"] = quote(os.path.relpath(chart["file"], folder))
         except MissingDependencyError:
             missing.append(NO_PICTURES)
             break
@@ -103,12 +113,6 @@ def _subtitle(runs: Sequence[RunRecord]) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _missing(runs: Sequence[RunRecord]) -> Iterator[str]:
-    for run in runs:
-        for reason in run.missing:
-            yield reason if len(runs) == 1 else f"{run.name}: {reason}"
-
-
 def _sections(groups: Sequence[RunGroup]) -> list[Section]:
     charts = all_charts(groups)
     several = any(len(group.runs) > 1 for group in groups)
@@ -129,7 +133,7 @@ def _sections(groups: Sequence[RunGroup]) -> list[Section]:
     sections[-1].tables = [_cost_table(run, group) for group in groups for run in group.runs if run.cost]
     sections[1].tables = _family_tables(groups)
     for section in sections[1:]:
-        section.charts = [{**chart, "svg": ""} for chart in charts.get(section.name, ())]
+        section.charts = [{"link": "", **chart, "svg": ""} for chart in charts.get(section.name, ())]
         if not section.charts and not section.tables:
             section.notes.append("Nothing of this was recorded.")
     sections.append(_configuration(groups))
@@ -149,7 +153,7 @@ def _runs_table(groups: Sequence[RunGroup]) -> Table:
                     ", ".join(adapter.name for adapter in run.environments.values()) or DASH,
                     run.state or DASH,
                     str(run.iterations),
-                    DASH if success is None else f"{success.mean:.1%}",
+                    DASH if success is None else f"{success:.1%}",
                     ", ".join(_named(name, str(result.overall)) for name, result in run.before.items()) or DASH,
                     ", ".join(_panel_after(run, name) for name in run.after) or DASH,
                 ]

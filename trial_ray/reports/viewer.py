@@ -18,7 +18,7 @@ import numpy as np
 from trial_ray.environments.adapter import ACTION_CLASSES
 from trial_ray.errors import UserInputError
 from trial_ray.files import partial_of, write_folder
-from trial_ray.reports.recorded import RecordedTrajectory, TokenTexts, TrainedTurn, visible
+from trial_ray.reports.recorded import RecordedTrajectory, TokenTexts, TrainedTurn, disagreement, visible
 from trial_ray.reports.records import RunRecord
 from trial_ray.rollout.trajectory import Turn
 
@@ -104,36 +104,6 @@ def _write_page(folder: Path) -> None:
     (folder / "index.html").write_text(page, encoding="utf-8")
     for name in ASSETS:
         (folder / name).write_text((assets / name).read_text(encoding="utf-8"), encoding="utf-8")
-
-
-def disagreement(trained: Sequence[TrainedTurn | None], success: bool) -> float | None:
-    """Nats a token by which the weighted gaps of a trajectory push against its outcome.
-
-    With the multiplier w of a token's turn (1 where the method has none) and its signed gap Δ,
-
-        D = (1 / N) Σ w max(0, -σ Δ)
-
-    over the N tokens that have a gap. σ is the sign of the turn's advantage; where that is 0 or unknown, +1 for a success and -1
-    otherwise. The dense loss raises tokens with a positive gap and the outcome loss those of a positive advantage, so
-    that D is 0 where both move every token the same way.
-
-    Args:
-        trained: what training recorded of each turn.
-        success: whether the task was solved.
-
-    Returns:
-        D, or ``None`` where no gap was recorded.
-    """
-    total, tokens = 0.0, 0
-    for turn in trained:
-        if turn is None or not turn.gap:
-            continue
-        sign = np.sign(turn.advantage or 0.0) or (1.0 if success else -1.0)
-        weight = 1.0 if turn.turn_weight is None else turn.turn_weight
-        gap = np.asarray(turn.gap, np.float64)
-        total += weight * float(np.maximum(0.0, -sign * gap).sum())
-        tokens += len(gap)
-    return total / tokens if tokens else None
 
 
 MOST_IN_BLOCK = 100
@@ -267,7 +237,7 @@ class ChunkWriter:
             if trained.evidence_ids is not None:
                 evidence = add("".join(tokens.texts(trained.evidence_ids)))
         return {
-            "class": ACTION_CLASSES.index(name),
+            "class": ACTION_CLASSES.index(name) if name else None,
             "reward": _finite(turn.reward),
             "valid": turn.valid,
             "understood": not turn.invalid_action,
@@ -297,7 +267,7 @@ class ChunkWriter:
     def _row(self, run: int, recorded: RecordedTrajectory) -> list[Any]:
         trajectory = recorded.trajectory
         names = (trajectory.environment, trajectory.task_id, trajectory.family, trajectory.ended)
-        classes = sum(1 << ACTION_CLASSES.index(name) for name in set(recorded.classes))
+        classes = sum(1 << ACTION_CLASSES.index(name) for name in set(recorded.classes) if name)
         return [
             run,
             recorded.iteration,

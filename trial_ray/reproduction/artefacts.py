@@ -1,28 +1,54 @@
-"""Artefacts of finished runs: tables as JSON, Markdown and LaTeX; figures as JSON and PNG."""
+"""Artefacts of finished runs: tables as JSON, Markdown and LaTeX; figures as JSON and PNG; allocation traces of a model."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
 
 from trial_ray.algorithms.methods import method_title
-from trial_ray.errors import UserInputError
+from trial_ray.algorithms.methods.trial import TRIALConfig
+from trial_ray.engines.local import LocalEngine
+from trial_ray.engines.protocol import SamplingParams
+from trial_ray.engines.transformers import stop_token_ids
+from trial_ray.environments.guarded import GuardedEnv
+from trial_ray.environments.registry import EnvironmentEntry
+from trial_ray.errors import InfrastructureError, UserInputError
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.evaluation.table_text import to_latex, to_markdown
 from trial_ray.evaluation.tables import ResultTable, TableEntry
 from trial_ray.files import write_json, write_text
+from trial_ray.learner.connectors import encode_views
+from trial_ray.learner.packing import score_rows
+from trial_ray.learner.rows import TurnRows, required
 from trial_ray.metrics import CURVES, TRAINING_SUCCESS
+from trial_ray.models.loading import load_causal_lm, load_tokenizer
+from trial_ray.reports.charts import curve, curve_chart, learning, learning_markdown
+from trial_ray.reports.plots import figure2, figure3, write_figure
+from trial_ray.reports.records import (
+    Allocation,
+    RunGroup,
+    RunRecord,
+    Trace,
+    TracedTurn,
+    choose_trajectories,
+    class_means,
+)
+from trial_ray.reproduction.effects import write_effects, write_runs
 from trial_ray.reproduction.studies import PlannedRun
-from trial_ray.rollout.trajectory import EpisodeResult
+from trial_ray.rollout.conversation import prompt_writer
+from trial_ray.rollout.episode import PolicyPlayer, play_episode
+from trial_ray.rollout.recording import read_trajectories
+from trial_ray.rollout.trajectory import EpisodeResult, Trajectory
+from trial_ray.runs.checkpoints import find_model
 from trial_ray.runs.folder import RunFolder
-from trial_ray.runs.report import load_groups
-
-if TYPE_CHECKING:
-    from trial_ray.algorithms.methods.trial import TRIALConfig
-    from trial_ray.reports.records import Allocation
+from trial_ray.runs.reader import load_groups
 
 REFERENCE, SUBJECT = "grpo", "trial"
 FAMILY = "pick_two_obj_and_place"
@@ -46,16 +72,18 @@ def assemble(
     done = [run for run in runs if run.state() == "done"]
     if not done:
         raise UserInputError(f"None of the {len(runs)} runs of {name} is done, so there is nothing to assemble.")
-    if name == "study":
-        return [*_table(name, done, folder), *_learning(done, folder, tried)]
+    if name in ("study", "shape"):
+        made = [*_table(name, done, folder), *_learning(name, done, folder, tried), write_runs(name, done, folder)]
+        return [*made, *write_effects(folder)]
     makers = {"figure2": _figure2, "figure3": _figure3}
     return makers[name](done, folder) if name in makers else _table(name, done, folder)
 
 
 def _table(name: str, runs: Sequence[PlannedRun], folder: Path) -> list[Path]:
+    backbones = list(dict.fromkeys(run.backbone for run in runs))
     entries = [
         TableEntry(run.backbone, run.method, run.seed, EvaluationResult.load(run.evaluation(evaluated)))
-        for run in _rows(runs)
+        for run in sorted(runs, key=lambda run: backbones.index(run.backbone))
         for evaluated in run.sets
     ]
     reference = REFERENCE if any(run.method == REFERENCE for run in runs) else runs[0].method
@@ -67,42 +95,35 @@ def _table(name: str, runs: Sequence[PlannedRun], folder: Path) -> list[Path]:
     ]
 
 
-def _learning(runs: Sequence[PlannedRun], folder: Path, tried: Sequence[Mapping[str, Any]]) -> list[Path]:
-    from trial_ray.reports.charts import curve_chart
-    from trial_ray.reports.dynamics import curve, learning, to_markdown
-    from trial_ray.reports.plots import write_figure
-
+def _learning(name: str, runs: Sequence[PlannedRun], folder: Path, tried: Sequence[Mapping[str, Any]]) -> list[Path]:
     written, parts = [], []
     in_windows = replace(CURVES[TRAINING_SUCCESS], windowed=True)
-    for environment in dict.fromkeys(run.environment for run in runs):
-        groups = load_groups([run.folder for run in runs if run.environment == environment])
-        methods = {run.folder.resolve(): run.method for run in runs}
+    for environment, backbone in dict.fromkeys((run.environment, run.backbone) for run in runs):
+        methods = {
+            run.folder.resolve(): run.method
+            for run in runs
+            if (run.environment, run.backbone) == (environment, backbone)
+        }
+        groups = load_groups(list(methods))
         found = {methods[group.runs[0].path]: group for group in groups}
         if REFERENCE not in found:
             continue
         curves = {
-            method: {run.seed or 0: dict(curve(run.metrics, TRAINING_SUCCESS)) for run in group.runs}
+            method: {run.seed or 0: curve(run.metrics, TRAINING_SUCCESS) for run in group.runs}
             for method, group in found.items()
         }
         data = learning(curves, REFERENCE, SUBJECT)
-        parts.append(f"**{environment}**\n\n{to_markdown(data, method_title)}")
-        name = f"study_learning_{environment}"
-        written.append(write_json(folder / f"{name}.json", {**data, "tried": list(tried)}))
+        parts.append(f"**{environment}, {backbone}**\n\n{learning_markdown(data, method_title)}")
+        several = len({run.backbone for run in runs}) > 1
+        file = f"{name}_learning_{environment}{f'_{backbone}' if several else ''}"
+        written.append(write_json(folder / f"{file}.json", {**data, "tried": list(tried)}))
         pairs = [[found[REFERENCE], group] for group in groups if group is not found[REFERENCE]]
         charts = [chart for pair in pairs or [groups] if (chart := curve_chart(TRAINING_SUCCESS, pair, in_windows))]
-        written += write_figure(folder, name, charts, f"{environment}: success of training rollouts on new games")
-    return [*written, write_text(folder / "study_learning.md", "\n".join(parts))]
-
-
-def _rows(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """Backbones together, in the order in which they were planned."""
-    backbones = list(dict.fromkeys(run.backbone for run in runs))
-    return sorted(runs, key=lambda run: backbones.index(run.backbone))
+        written += write_figure(folder, file, charts, f"{environment}: success of training rollouts on new games")
+    return [*written, write_text(folder / f"{name}_learning.md", "\n".join(parts))]
 
 
 def _figure2(runs: Sequence[PlannedRun], folder: Path) -> list[Path]:
-    from trial_ray.reports.plots import figure2, write_figure
-
     groups = load_groups([run.folder for run in runs])
     charts = figure2(groups)
     data = {"runs": [run.name for run in runs], **{chart["name"]: chart["series"] for chart in charts}}
@@ -111,17 +132,11 @@ def _figure2(runs: Sequence[PlannedRun], folder: Path) -> list[Path]:
 
 
 def _trial_config(run: PlannedRun) -> TRIALConfig:
-    from trial_ray.algorithms.methods.trial import TRIALConfig
-
     assert isinstance(run.config, TRIALConfig)
     return run.config
 
 
 def _figure3(runs: Sequence[PlannedRun], folder: Path) -> list[Path]:
-    from trial_ray.reports.plots import figure3, write_figure
-    from trial_ray.reports.records import RunGroup, RunRecord
-    from trial_ray.reports.traces import class_means
-
     trained = [run for run in runs if run.method == "trial"]
     if not trained:
         raise UserInputError("The allocation trace needs a finished run of TRIAL; found none.")
@@ -147,12 +162,6 @@ def _figure3(runs: Sequence[PlannedRun], folder: Path) -> list[Path]:
 
 def _allocation(run: PlannedRun) -> tuple[Allocation, str | None]:
     """The last recorded training batch, scored by the run's final policy; successful trajectories of one family, if any."""
-    from trial_ray.models.loading import load_causal_lm, load_tokenizer
-    from trial_ray.reports.records import Allocation
-    from trial_ray.reports.traces import choose_trajectories
-    from trial_ray.reproduction.allocation import trace_trajectories
-    from trial_ray.rollout.recording import read_trajectories
-    from trial_ray.runs.checkpoints import find_model
 
     recorded = RunFolder(run.folder)
     iteration = recorded.recorded_iterations()[-1]
@@ -165,8 +174,6 @@ def _allocation(run: PlannedRun) -> tuple[Allocation, str | None]:
 
 def _paired_traces(runs: Sequence[PlannedRun], family: str | None) -> dict[str, Any] | None:
     """The first seed of every method, greedily on the first game of the evaluation set that only TRIAL's run solved."""
-    from trial_ray.reproduction.allocation import trace_game
-    from trial_ray.runs.checkpoints import find_model
 
     seed = min(run.seed for run in runs)
     pair = {run.method: run for run in runs if run.seed == seed}
@@ -223,13 +230,76 @@ def _turn_cells(turns: Sequence[dict[str, Any]], index: int) -> str:
         return " |  | "
     turn = turns[index]
     shown = "".join(char if char.isprintable() else " " for char in turn["action"])
-    return f"{_escaped(shown)} → {_first_sentence(turn['outcome'])} | {turn['score']:.3f} | {turn['weight']:.2f}"
-
-
-def _first_sentence(text: str) -> str:
-    return _escaped(" ".join(text.split()).partition(". ")[0][:80])
+    outcome = " ".join(turn["outcome"].split()).partition(". ")[0][:80]
+    return f"{_escaped(shown)} → {_escaped(outcome)} | {turn['score']:.3f} | {turn['weight']:.2f}"
 
 
 def _escaped(text: str) -> str:
     """Text that Markdown shows as it is."""
     return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", text)
+
+
+def trace_trajectories(
+    lm: PreTrainedModel, tokenizer: Any, trajectories: Sequence[Trajectory], config: TRIALConfig
+) -> list[Trace]:
+    """Score recorded responses in both views with the given weights, and allocate as the learner does.
+
+    Args:
+        lm: the policy; both views are scored by it.
+        tokenizer: its tokenizer.
+        trajectories: at least one, each with at least one turn.
+        config: environment, view, limits, and c of Eq. 4.
+    """
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    lengths = torch.tensor([len(trajectory.turns) for trajectory in trajectories])
+    trajectory_ids = torch.repeat_interleave(torch.arange(len(trajectories)), lengths)
+    rows = TurnRows(turns, trajectory_ids, torch.zeros(len(turns)), encode_views(trajectories, config, tokenizer))
+    ordinary, hindsight = score_rows(
+        lm,
+        rows.model_rows(range(len(rows)), with_evidence=True),
+        max_tokens=config.max_tokens_per_forward,
+        temperature=config.temperature,
+    )
+    rows.logprobs, rows.hindsight_logprobs = ordinary.float().cpu(), hindsight.float().cpu()
+    config.method_class(config).prepare(rows, [], 1)
+    numbers = zip(required(rows.scores).tolist(), required(rows.weights).tolist(), rows.lengths.tolist(), strict=True)
+    traces = []
+    for trajectory in trajectories:
+        adapter, actions = config.adapter_of(trajectory.environment), [turn.action for turn in trajectory.turns]
+        classes = adapter.turn_classes(actions, trajectory.ended == "terminated")
+        traced = [
+            TracedTurn(turn.action, turn.outcome, name, *next(numbers))
+            for turn, name in zip(trajectory.turns, classes, strict=True)
+        ]
+        traces.append(Trace(trajectory.task_id, trajectory.family, trajectory.success, traced))
+    return traces
+
+
+def trace_game(model: Path, task_id: str, entry: EnvironmentEntry, config: TRIALConfig) -> Trace:
+    """One game, played greedily by one model in this process, which then scores its own decisions.
+
+    Args:
+        model: its folder.
+        task_id: the game.
+        entry: its environment.
+        config: prompts, limits and the hindsight view.
+
+    Raises:
+        InfrastructureError: the environment failed.
+    """
+    lm, tokenizer = load_causal_lm(str(model), config.model_dtype), load_tokenizer(str(model))
+    prompts = prompt_writer(tokenizer, config, entry.adapter)
+    greedy = SamplingParams(config.max_response_tokens, temperature=0.0)
+    engine = LocalEngine(lm, frozenset(stop_token_ids(str(model))))
+    player = PolicyPlayer(
+        prompts, lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)), greedy, engine.generate
+    )
+    env = GuardedEnv(entry)
+    try:
+        trajectory = asyncio.run(play_episode(env, task_id, player))
+    finally:
+        env.close()
+    if trajectory.failed:
+        raise InfrastructureError(f"The game could not be played: {trajectory.error}")
+    (trace,) = trace_trajectories(lm, tokenizer, [trajectory], config)
+    return trace

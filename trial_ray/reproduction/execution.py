@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from trial_ray.files import write_json
 from trial_ray.reproduction.studies import PlannedRun, set_name
+from trial_ray.runs.cost import recorded_time
+from trial_ray.runs.folder import RunFolder
 
 
 def make_warm_starts(runs: Sequence[PlannedRun], deadline: float | None = None) -> None:
@@ -66,7 +69,7 @@ def execute(
             trial_dirname_creator=lambda trial: trial.config["run"],
         ),
         run_config=tune.RunConfig(
-            name="tune", storage_path=str(folder.resolve()), callbacks=[SweepReporter()], verbose=0
+            name="tune", storage_path=str(folder.resolve()), callbacks=[SweepReporter(len(waiting))], verbose=0
         ),
     )
     grid = tuner.fit()
@@ -90,7 +93,6 @@ def _train(
     from rich.console import Console
 
     from trial_ray.evaluation.panels import choose_panel
-    from trial_ray.runs.folder import RunFolder
     from trial_ray.runs.session import TrainingSession
 
     run = runs[trial["run"]]
@@ -114,3 +116,40 @@ def _train(
         deadline=deadline,
     )
     session.run(contextlib.nullcontext())
+
+
+def write_plan(folder: Path, name: str, runs: Sequence[PlannedRun]) -> Path:
+    """Write how far runs are.
+
+    Args:
+        folder: of the reproduction.
+        name: of the study.
+        runs: its own, or those that a setting is chosen out of.
+
+    Returns:
+        The file. ``hours_left`` is what the iterations that are left take at the mean pace so far, if one run follows the other;
+        ``None`` before the first iteration.
+    """
+    costs = {run.name: recorded_time(RunFolder(run.folder).cost) for run in runs}
+    made = sum(iterations for iterations, _ in costs.values())
+    hours = sum(seconds for _, seconds in costs.values()) / 3600
+    left = sum(run.iterations - run.trained for run in runs)
+    return write_json(
+        folder / "plan.json",
+        {
+            "study": name,
+            "hours": hours,
+            "iterations_left": left,
+            "hours_left": left * hours / made if made else None,
+            "runs": [
+                {
+                    "run": run.name,
+                    "state": run.state(),
+                    "trained": run.trained,
+                    "iterations": run.iterations,
+                    "seconds": costs[run.name][1],
+                }
+                for run in runs
+            ],
+        },
+    )

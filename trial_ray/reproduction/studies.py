@@ -1,10 +1,10 @@
-"""Runs that a table or figure needs, and the file that records them."""
+"""Scales, studies, and the runs that a table or figure needs: with which models, games and how many iterations each is trained."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,19 +12,120 @@ from typing import TYPE_CHECKING, Any
 from trial_ray.algorithms.methods import with_method
 from trial_ray.errors import UserInputError
 from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.files import finite, write_json
+from trial_ray.files import finite
 from trial_ray.reports.records import OF_THE_RECORDING
-from trial_ray.reproduction.scale import EvaluationSet, Scale
 from trial_ray.runs.checkpoints import list_checkpoints
 from trial_ray.runs.config_record import load_commands, to_record
-from trial_ray.runs.cost import recorded_time
-from trial_ray.runs.evaluations import set_file
+from trial_ray.runs.experiment import examples_folder
 from trial_ray.runs.folder import RunFolder
+from trial_ray.runs.metric_files import set_file
 from trial_ray.runs.overrides import apply_overrides
+from trial_ray.user_files import run_user_file
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.config import GRPOConfig
+    from trial_ray.algorithms.methods.trial import TRIALConfig
     from trial_ray.environments.registry import EnvironmentEntry
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationSet:
+    """An evaluation set that the trained policy plays at the end.
+
+    Attributes:
+        split: the environment's split.
+        panel: a name that ``trial_ray.evaluation.panels.choose_panel`` knows, or a number of tasks.
+    """
+
+    split: str
+    panel: str | int = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How one setting of several methods is chosen before a study, on games that the study does not use.
+
+    Every method gets the same values to choose from, the same seeds and the same evaluation set, so that none is favoured.
+
+    Attributes:
+        setting: its name, such as ``hindsight_coeff``.
+        values: to choose from.
+        methods: that have it.
+        seeds: of the runs that are made to choose; the study's seeds begin at 0.
+        training_games: keyword arguments of the environment in which these runs' training games differ from the study's.
+        panel_games: those in which their evaluation set does.
+    """
+
+    setting: str
+    values: tuple[float, ...]
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
+    training_games: Mapping[str, Any]
+    panel_games: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The ``scale`` of a scale file.
+
+    Attributes:
+        configure: from environment and backbone to TRIAL's config of a run; other methods keep what it changes of the
+            defaults.
+        environments: by name, the sets that are evaluated at the end.
+        backbones: names, in the order of the rows.
+        controlled_backbone: the one that the controlled study and the figures use.
+        iterations: of every run.
+        seeds: how many, unless ``--seeds`` says otherwise.
+        method_settings: by method, settings of its own at this scale, such as a schedule that fits into fewer iterations.
+        method_seeds: by method, how many seeds it gets in place of ``seeds``.
+        choice: of a setting, before the study; ``None`` takes what ``configure`` says.
+    """
+
+    configure: Callable[[str, str], TRIALConfig]
+    environments: Mapping[str, tuple[EvaluationSet, ...]]
+    backbones: tuple[str, ...]
+    controlled_backbone: str
+    iterations: int
+    seeds: int
+    method_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    method_seeds: Mapping[str, int] = field(default_factory=dict)
+    choice: Choice | None = None
+
+
+def scale_names() -> list[str]:
+    """Scales that come with this package, the smallest first."""
+    return ["tiny", "study", "shape", "guessing", "webshop", "small", "paper"]
+
+
+def scale_file(name: str) -> Path:
+    """The file of a scale: one of :func:`scale_names`, or a path that ends in ``.py``.
+
+    Raises:
+        UserInputError: there is no such file.
+    """
+    path = Path(name).expanduser() if name.endswith(".py") else examples_folder() / "reproduce" / f"{name}.py"
+    if not path.is_file():
+        raise UserInputError(
+            f"There is no scale {name!r} ({path} is not a file). Choose one of {', '.join(scale_names())}, or name a Python "
+            "file that defines `scale`."
+        )
+    return path
+
+
+def load_scale(name: str) -> Scale:
+    """Run a scale's file.
+
+    Raises:
+        UserInputError: the file is missing, fails, or defines no ``scale``.
+    """
+    path = scale_file(name)
+    scale = run_user_file(path, "trial_ray_scale").get("scale")
+    if not isinstance(scale, Scale):
+        raise UserInputError(
+            f"{path} must define `scale`, a trial_ray.reproduction.Scale; found {type(scale).__name__}."
+        )
+    return scale
+
 
 Chosen = Mapping[tuple[str, str, str], float]
 """By environment, backbone and method: the value that was chosen for the scale's setting."""
@@ -51,6 +152,9 @@ STUDIES = {
     "study": Study(
         "turn profiles and methods where the hindsight view knows better",
         ("grpo", "uniform", "permuted", "trial", "value_weighted", "serl", "sdar", "rlsd", "grpo_opsd", "gigpo"),
+    ),
+    "shape": Study(
+        "turn profiles from several warm starts", ("grpo", "uniform", "permuted", "trial"), controlled=False
     ),
     "table2": Study(
         "complete-set results of all methods", ("grpo", "serl", "sdar", "grpo_opsd", "rlsd", "trial"), controlled=False
@@ -280,40 +384,3 @@ def _planned(
     config.validate()
     config.require_schedules_within(steps)
     return PlannedRun(environment, backbone, method, seed, config, steps, scale.environments[environment], path, value)
-
-
-def write_plan(folder: Path, name: str, runs: Sequence[PlannedRun]) -> Path:
-    """Write how far runs are.
-
-    Args:
-        folder: of the reproduction.
-        name: of the study.
-        runs: its own, or those that a setting is chosen out of.
-
-    Returns:
-        The file. ``hours_left`` is what the iterations that are left take at the mean pace so far, if one run follows the other;
-        ``None`` before the first iteration.
-    """
-    costs = {run.name: recorded_time(RunFolder(run.folder).cost) for run in runs}
-    made = sum(iterations for iterations, _ in costs.values())
-    hours = sum(seconds for _, seconds in costs.values()) / 3600
-    left = sum(run.iterations - run.trained for run in runs)
-    return write_json(
-        folder / "plan.json",
-        {
-            "study": name,
-            "hours": hours,
-            "iterations_left": left,
-            "hours_left": left * hours / made if made else None,
-            "runs": [
-                {
-                    "run": run.name,
-                    "state": run.state(),
-                    "trained": run.trained,
-                    "iterations": run.iterations,
-                    "seconds": costs[run.name][1],
-                }
-                for run in runs
-            ],
-        },
-    )

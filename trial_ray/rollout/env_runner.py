@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -11,7 +12,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-import ray
 from gymnasium.spaces import Text
 from ray import cloudpickle
 from ray.actor import ActorHandle
@@ -23,16 +23,16 @@ from ray.rllib.utils.checkpoints import Checkpointable
 from trial_ray.config.run import RunSettings
 from trial_ray.engines.client import EngineClient
 from trial_ray.engines.protocol import Response, SamplingParams
-from trial_ray.environments.check import required_keys
-from trial_ray.environments.guarded import GuardedEnv
+from trial_ray.environments.guarded import GuardedEnv, required_keys
 from trial_ray.environments.processes import EnvProcesses, ProcessEnv, ProcessLimits
 from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.errors import EngineError
+from trial_ray.process_events import EPISODE, RESPONSE, ProcessEvents, note_event, process_events
 from trial_ray.process_reports import announce, peak_memory
 from trial_ray.rollout.background_groups import BackgroundGroups, Played
 from trial_ray.rollout.conversation import prompt_writer
 from trial_ray.rollout.episode import EpisodeEnv, PolicyPlayer, derive_seed, play_episode
-from trial_ray.rollout.groups import GroupRequest, GroupSample, SampleSettings
+from trial_ray.rollout.groups import GroupRefs, GroupRequest, GroupSample, SampleSettings, parts_per_group
 from trial_ray.rollout.prompts import PromptWriter
 from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
 
@@ -189,7 +189,11 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         """The player of one rollout; all of a group's requests stick to one engine."""
 
         async def generate(prompt_ids: np.ndarray, params: SamplingParams) -> Response:
-            return await self.client.generate(prompt_ids, params, request, preferred=request.index)
+            began = time.monotonic()
+            response = await self.client.generate(prompt_ids, params, request, preferred=request.index)
+            tokens = {"prompt_tokens": len(prompt_ids), "response_tokens": len(response.response_ids)}
+            note_event(RESPONSE, began, _task_name(), **tokens)
+            return response
 
         return PolicyPlayer(self._prompt_writer(request.environment), self._decode, settings.params, generate, seed)
 
@@ -225,9 +229,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         return self.config.invalid_action_penalty / self.config.reward_scale if by_rows else 0.0
 
     def _sample(self, request: GroupRequest, group: TrajectoryGroup, keep: bool) -> GroupSample:
-        # A list, because RLlib extends its episodes by what a reference holds.
-        ref = ray.put([group]) if keep and group.survivors else None
-        return GroupSample.from_group(request, group, ref, self.config.reward, self._row_penalty)
+        refs = GroupRefs.put(group, parts_per_group(self.config)) if keep and group.survivors else None
+        return GroupSample.from_group(request, group, refs, self.config.reward, self._row_penalty)
 
     def _background(self) -> BackgroundGroups:
         if self._in_background is None:
@@ -256,6 +259,10 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         """Peak memory of this process, and what became of its requests: keys of ``peak_memory``, ``RequestCounts``."""
         counts = {} if self._client is None else asdict(self._client.counts)
         return {**peak_memory(), **counts}
+
+    def recorded_events(self, since: float, most: int) -> ProcessEvents:
+        """Episodes, and the responses that they waited for; arguments as ``process_events``."""
+        return process_events(since, most)
 
     def get_metrics(self) -> dict[str, Any]:
         """None: the driver counts what the groups say (:class:`GroupSample`)."""
@@ -307,7 +314,8 @@ async def _play_groups(
             rollouts = []
             for rollout in range(request.group_size):
                 await slots.acquire()
-                rollouts.append(asyncio.create_task(play(request, rollout)))
+                name = f"group {request.index} rollout {rollout}"
+                rollouts.append(asyncio.create_task(play(request, rollout), name=name))
                 await asyncio.sleep(0)
             groups.append(asyncio.create_task(_end_group(runner, request, rollouts, on_end)))
         await asyncio.gather(*groups)
@@ -333,16 +341,24 @@ async def _play_rollout(
     runner: TextEnvRunner, request: GroupRequest, rollout: int, settings: SampleSettings
 ) -> Trajectory:
     """Play one rollout of a request; a function, because a coroutine method would make the actor another kind of actor."""
-    seed = derive_seed(request.seed, rollout)
+    began, seed = time.monotonic(), derive_seed(request.seed, rollout)
     env, free = runner.take_env(request.environment, settings.env_configs[request.environment])
     try:
         player = runner.player(request, settings, seed if settings.seeded else None)
-        return await play_episode(env, request.task_id, player, env_seed=request.seed, seed=seed)
+        trajectory = await play_episode(env, request.task_id, player, env_seed=request.seed, seed=seed)
+        note_event(EPISODE, began, _task_name(), turns=len(trajectory.turns))
+        return trajectory
     finally:
         if env.faulty:
             env.close()
         else:
             free.append(env)
+
+
+def _task_name() -> str:
+    """Name of the coroutine's task, which tells the rollout."""
+    task = asyncio.current_task()
+    return "" if task is None else task.get_name()
 
 
 def _key(entry: EnvironmentEntry) -> str:

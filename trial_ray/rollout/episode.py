@@ -103,6 +103,8 @@ async def _play(env: EpisodeEnv, trajectory: Trajectory, player: Player, env_see
             break
         before, now = now, await _resolved(env.step(decision.action))
         advance("turn")
+        for name, value in now.rewards.items():
+            trajectory.rewards[name] = trajectory.rewards.get(name, 0.0) + value
         trajectory.turns.append(
             Turn(
                 observation=before.observation,

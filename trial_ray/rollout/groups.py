@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
+import ray
 from ray import ObjectRef
 from ray.rllib.utils.metrics import EPISODE_LEN_MEAN, EPISODE_RETURN_MEAN, NUM_ENV_STEPS_SAMPLED, NUM_EPISODES
 
 from trial_ray.engines.protocol import SamplingParams
 from trial_ray.errors import EnvironmentFaultError, InfrastructureError
 from trial_ray.rollout.trajectory import EpisodeResult, Trajectory, TrajectoryGroup
+
+if TYPE_CHECKING:
+    from trial_ray.config.run import RunSettings
+
+NamedReward = tuple[float, int]
+"""Sum of a named reward, and the number of rollouts that were given it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +42,7 @@ class RolloutCounts:
         cut_responses: turns whose response reached the limit.
         cut_histories: turns whose prompt lost history records.
         cut_observations: turns whose prompt lost a part of the observation as well.
+        rewards: of the sums of each named reward, and the rollouts that were given it.
     """
 
     episodes: int = 0
@@ -49,6 +59,7 @@ class RolloutCounts:
     cut_responses: int = 0
     cut_histories: int = 0
     cut_observations: int = 0
+    rewards: Mapping[str, NamedReward] = field(default_factory=dict)
 
     @classmethod
     def of(cls, trajectories: Iterable[Trajectory]) -> RolloutCounts:
@@ -71,10 +82,16 @@ class RolloutCounts:
             cut_responses=sum(turn.finish_reason == "length" for turn in turns),
             cut_histories=sum(turn.prompt_cut != "none" for turn in turns),
             cut_observations=sum(turn.prompt_cut == "observation" for turn in turns),
+            rewards=_added({name: (value, 1)} for each in played for name, value in each.rewards.items()),
         )
 
     def __add__(self, other: RolloutCounts) -> RolloutCounts:
-        return RolloutCounts(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+        numbers = {
+            each.name: getattr(self, each.name) + getattr(other, each.name)
+            for each in fields(self)
+            if each.name != "rewards"
+        }
+        return RolloutCounts(**numbers, rewards=_added((self.rewards, other.rewards)))
 
     def episode_metrics(self) -> dict[str, float]:
         """Figures over rollouts, by the names under ``env_runners/``; means are left out where there is no rollout."""
@@ -87,6 +104,7 @@ class RolloutCounts:
             EPISODE_RETURN_MEAN: self.returns / self.episodes,
             EPISODE_LEN_MEAN: self.turns / self.episodes,
             "truncated_rate": self.truncated / self.episodes,
+            **{f"rewards/{name}_mean": total / rollouts for name, (total, rollouts) in self.rewards.items()},
         }
 
     def metrics(self) -> dict[str, float]:
@@ -107,6 +125,15 @@ class RolloutCounts:
             "cut_history_rate": self.cut_histories / self.turns,
             "cut_observation_rate": self.cut_observations / self.turns,
         }
+
+
+def _added(parts: Iterable[Mapping[str, NamedReward]]) -> dict[str, NamedReward]:
+    added: dict[str, NamedReward] = {}
+    for part in parts:
+        for name, (value, rollouts) in part.items():
+            total, before = added.get(name, (0.0, 0))
+            added[name] = (total + value, before + rollouts)
+    return added
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +175,49 @@ class SampleSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupRefs:
+    """A group in the object store of the process that played or read it.
+
+    Attributes:
+        header: ``TrajectoryGroup.header``, of which every learner makes the plan of the update.
+        parts: its rollouts, cut at :func:`part_bounds`; a learner fetches those that hold rows of its share.
+    """
+
+    header: ObjectRef[TrajectoryGroup]
+    parts: tuple[ObjectRef[list[Trajectory]], ...]
+
+    @classmethod
+    def put(cls, group: TrajectoryGroup, num_parts: int = 1) -> GroupRefs:
+        """Put a group into the object store, in at most ``num_parts`` parts."""
+        rollouts = group.trajectories
+        bounds = part_bounds(len(rollouts), min(num_parts, len(rollouts)))
+        return cls(ray.put(group.header), tuple(ray.put(rollouts[start:end]) for start, end in pairwise(bounds)))
+
+
+def part_bounds(num_rollouts: int, num_parts: int) -> list[int]:
+    """The first rollout of each of consecutive parts that are as even as whole rollouts allow, and their number."""
+    return [part * num_rollouts // num_parts for part in range(num_parts + 1)]
+
+
+PARTS_PER_LEARNER = 40
+"""Parts of groups that fall to a learner at least, where groups have rollouts enough; of those at the ends of its share it needs
+only some rollouts."""
+
+
+def parts_per_group(config: RunSettings) -> int:
+    """Into how many parts env runners cut each group: few, because each is an object of its own."""
+    if config.num_learners <= 1:
+        return 1
+    return math.ceil(PARTS_PER_LEARNER * config.num_learners / config.tasks_per_iteration)
+
+
+@dataclass(frozen=True, slots=True)
 class GroupSample:
     """One group as played.
 
     Attributes:
         request: what was asked for.
-        ref: reference to ``[TrajectoryGroup]``; ``None`` when trajectories are not kept.
+        refs: where the group lies; ``None`` when trajectories are not kept.
         episodes: result of every rollout, failed ones included.
         errors: what ended the failed ones.
         num_survivors: rollouts that can be trained on.
@@ -166,7 +230,7 @@ class GroupSample:
     """
 
     request: GroupRequest
-    ref: ObjectRef[list[TrajectoryGroup]] | None
+    refs: GroupRefs | None
     episodes: list[EpisodeResult]
     errors: list[str]
     num_survivors: int
@@ -182,7 +246,7 @@ class GroupSample:
         cls,
         request: GroupRequest,
         group: TrajectoryGroup,
-        ref: ObjectRef[list[TrajectoryGroup]] | None,
+        refs: GroupRefs | None,
         reward: str,
         row_penalty: float,
     ) -> GroupSample:
@@ -191,7 +255,7 @@ class GroupSample:
         versions = [turn.weight_version for trajectory in survivors for turn in trajectory.turns] or [0]
         return cls(
             request=request,
-            ref=ref,
+            refs=refs,
             episodes=[EpisodeResult.from_trajectory(trajectory) for trajectory in group.trajectories],
             errors=[trajectory.error or "" for trajectory in group.trajectories if trajectory.failed],
             num_survivors=len(survivors),

@@ -23,7 +23,19 @@ def encode_untrusted(tokenizer: Any, text: str) -> list[int]:
         text: any text.
     """
     well_formed = text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
-    ids: list[int] = tokenizer.encode(well_formed, add_special_tokens=False, split_special_tokens=True)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        ids: list[int] = tokenizer.encode(well_formed, add_special_tokens=False, split_special_tokens=True)
+        return ids
+    # What transformers calls, too, which then makes masks and offsets: most of its time. Set only where it differs, because
+    # another thread may be encoding.
+    if not backend.encode_special_tokens:
+        backend.encode_special_tokens = True
+    if backend.truncation is not None:
+        backend.no_truncation()
+    if backend.padding is not None:
+        backend.no_padding()
+    ids = backend.encode_batch_fast([well_formed], add_special_tokens=False)[0].ids
     return ids
 
 
@@ -172,6 +184,7 @@ class TurnContext:
         success: whether the episode was won.
         solution: actions that solve the task from its beginning; empty where the environment knows none.
         skills: advice by family, under ``""`` for all others; empty where there is none.
+        peer: actions of a successful rollout of the task, where this one failed; else empty.
     """
 
     environment: str
@@ -181,6 +194,7 @@ class TurnContext:
     success: bool
     solution: tuple[str, ...] = ()
     skills: Mapping[str, str] = field(default_factory=dict)
+    peer: tuple[str, ...] = ()
 
 
 # As ``trial_ray.config.training.PRIVILEGED_VIEWS`` names the views.
@@ -194,6 +208,7 @@ FRAMES: dict[str, Frame] = {
         "\n\nA solution of this task for reference, as actions from its beginning:\n",
         "\n\nSee why each of its steps is taken, then reach the same end by a reasoning of your own.\n",
     ),
+    "peer": Frame("\n\nThe actions of another attempt at this task, which succeeded:\n", "\n"),
 }
 
 
@@ -207,8 +222,9 @@ def privileged_view(name: str, context: TurnContext) -> PrivilegedView:
     frame, answer = FRAMES[name], context.outcome.strip()
     if name == "outcome":
         return outcome_view(context.outcome, terminal=context.terminal, success=context.success)
-    if name == "feedback":
-        return PrivilegedView(answer, frame if answer else Frame(""))
+    if name in ("feedback", "peer"):
+        shown = answer if name == "feedback" else ", ".join(context.peer)
+        return PrivilegedView(shown, frame if shown else Frame(""))
     if name == "skill":
         needed, text = "advice of the adapter", context.skills.get(context.family) or context.skills.get("")
     else:

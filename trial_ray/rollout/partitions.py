@@ -1,7 +1,7 @@
 """Parquet files in ``iteration=00012/`` folders, which pyarrow, pandas, DuckDB and Spark read as a partition column.
 
 Many processes write side by side: every file has a name of its own and appears whole or not at all. The version of its schema
-is in its metadata.
+is in its metadata. Its name ends in the checksum of its bytes, since Parquet's own cover neither headers of pages nor the footer.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import uuid
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ _UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError, MemoryError)
 _CHECKED = pds.ParquetFileFormat(
     default_fragment_scan_options=pds.ParquetFragmentScanOptions(page_checksum_verification=True)
 )
+_CHECKSUM = re.compile(r"-crc([0-9a-f]{8})\.parquet$")
 _PARTITION = pds.partitioning(pa.schema([("iteration", pa.int32())]), flavor="hive")
 
 
@@ -93,17 +95,17 @@ def write_rows(
     """
     if not writer_id or not writer_id.replace("-", "").replace("_", "").isalnum():
         raise UserInputError(f"writer_id must be letters, digits, '-' and '_'; got {writer_id!r}.")
-    # A process that was restarted counts from zero again, so its own name would not be unique.
-    stem = f"{writer_id}-{uuid.uuid4().hex[:12]}"
-    target = partition(folder, iteration) / f"{stem}.parquet"
     marked = schema.with_metadata({**(schema.metadata or {}), ROWS_KEY: str(len(rows)).encode()})
-    table = pa.Table.from_pylist(list(rows), schema=marked)
+    table, sink = pa.Table.from_pylist(list(rows), schema=marked), pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", use_dictionary=_repeating(schema), write_page_checksum=True)
+    content = sink.getvalue()
+    # A process that was restarted counts from zero again, so its own name would not be unique.
+    stem = f"{writer_id}-{uuid.uuid4().hex[:12]}-crc{zlib.crc32(content):08x}"
+    target = partition(folder, iteration) / f"{stem}.parquet"
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_name(f".{stem}.unfinished")
     try:
-        pq.write_table(
-            table, unfinished, compression="zstd", use_dictionary=_repeating(schema), write_page_checksum=True
-        )
+        unfinished.write_bytes(content)
         unfinished.replace(target)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -150,6 +152,7 @@ def read_rows(
         raise UserInputError(f"No {what} in {folder / pattern}; expected Parquet files. {advice}")
     for file in files:
         _require_schema(file, schema)
+        _require_whole(file)
     dataset = pds.dataset(
         [str(file) for file in files],
         schema=schema.append(pa.field("iteration", pa.int32())),
@@ -164,6 +167,12 @@ def read_rows(
             f"A file below {folder / pattern} is damaged ({first_line(error)}). Copy the folder again from where it was "
             "written."
         ) from error
+
+
+def _require_whole(file: Path) -> None:
+    checksum = _CHECKSUM.search(file.name)  # files of earlier releases have none
+    if checksum and zlib.crc32(file.read_bytes()) != int(checksum[1], 16):
+        raise UserInputError(f"{file} is damaged: its bytes are not those that were written. Copy it again.")
 
 
 def _require_schema(file: Path, schema: pa.Schema) -> None:

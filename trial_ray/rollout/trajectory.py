@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import uuid
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 
-from trial_ray.objectives.segments import equal_up_to_rounding
+from trial_ray.objectives.rounding import equal_up_to_rounding
 
 PromptCut = Literal["none", "history", "observation"]
 """How a prompt was truncated: not at all, history records, or those and the observation's middle."""
@@ -52,9 +55,41 @@ class Turn:
     invalid_action: bool = False
 
     @property
+    def num_response_tokens(self) -> int:
+        """y."""
+        return len(self.response_ids)
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of the ordinary prompt and of the response."""
         return len(self.prompt_ids) + len(self.response_ids)
+
+    @property
+    def answered(self) -> bool:
+        """Whether the environment's answer to the action is more than blanks."""
+        return bool(self.outcome.strip())
+
+    @property
+    def observation_digest(self) -> bytes:
+        """Equal for equal observations."""
+        return hashlib.blake2b(self.observation.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+
+    @property
+    def header(self) -> TurnHeader:
+        """The turn without its tokens and texts."""
+        return TurnHeader(*(getattr(self, name) for name in TurnHeader._fields))
+
+
+class TurnHeader(NamedTuple):
+    """A turn as learners see it that neither score nor train it; attributes are those of :class:`Turn`."""
+
+    num_tokens: int
+    num_response_tokens: int
+    weight_version: int
+    valid: bool
+    reward: float
+    answered: bool
+    observation_digest: bytes
 
 
 @dataclass(slots=True)
@@ -65,7 +100,8 @@ class Trajectory:
     ``solution`` is the environment's own (its ``walkthrough``), empty where it has none; no prompt shows it.
     ``ended`` says how: the environment terminated it, a limit on turns or prompt tokens cut it (truncated), or an engine or
     the environment failed (``failed``; ``failed_by`` then says which, and ``error`` how). Failed rollouts never enter group
-    statistics.
+    statistics. ``rewards`` are sums of the rewards that the environment names (``info["rewards"]``); they are logged and not
+    recorded.
     """
 
     task_id: str
@@ -79,6 +115,7 @@ class Trajectory:
     failed_by: FailedBy | None = None
     solution: tuple[str, ...] = ()
     environment: str = ""
+    rewards: dict[str, float] = field(default_factory=dict)
 
     @property
     def episode_return(self) -> float:
@@ -88,8 +125,9 @@ class Trajectory:
         return 0.0 if equal_up_to_rounding(gained, gained - total) else total
 
     def outcome_reward(self, reward: str) -> float:
-        """The unscaled R_i of Eq. 1: ``"success"`` (0 or 1), ``"score"``, or ``"return"``."""
-        return {"success": float(self.success), "score": self.score, "return": self.episode_return}[reward]
+        """The unscaled R_i of Eq. 1: ``"success"`` (0 or 1) and ``"per_turn"``, ``"score"``, or ``"return"``."""
+        success = float(self.success)
+        return {"success": success, "per_turn": success, "score": self.score, "return": self.episode_return}[reward]
 
     @property
     def failed(self) -> bool:
@@ -100,6 +138,12 @@ class Trajectory:
     def survived(self) -> bool:
         """Whether it can be trained on: it did not fail, and took at least one turn."""
         return not self.failed and bool(self.turns)
+
+    @property
+    def header(self) -> Trajectory:
+        """The same without the turns' tokens and texts: each turn is a :class:`TurnHeader`."""
+        headers = cast("list[Turn]", [turn.header for turn in self.turns])
+        return replace(self, turns=headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +200,8 @@ class TrajectoryGroup:
         return sum(len(trajectory.turns) for trajectory in self.trajectories)
 
     def has_variance(self, reward: str, row_penalty: float = 0.0) -> bool:
-        """Whether outcome advantages can differ from 0: whether the survivors' rewards differ by more than rounding.
+        """Whether advantages can differ from 0: whether the survivors' rewards differ by more than rounding, turn by turn too with
+        ``"per_turn"``.
 
         Args:
             reward: as in :meth:`Trajectory.outcome_reward`.
@@ -168,10 +213,28 @@ class TrajectoryGroup:
             for trajectory in self.survivors
             for turn in trajectory.turns
         ]
-        # numpy's smallest and largest of numbers with a NaN are NaN.
-        return bool(earned) and not equal_up_to_rounding(float(np.min(earned)), float(np.max(earned)))
+        if reward != "per_turn":
+            return _differ(earned)
+        rewards = [[turn.reward for turn in trajectory.turns] for trajectory in self.survivors]
+        return _differ(earned) or any(map(_differ, zip_longest(*rewards, fillvalue=0.0)))
+
+    def peer_actions(self, trajectory: Trajectory) -> tuple[str, ...]:
+        """Actions of the first successful survivor, for one that failed its task; else none."""
+        if trajectory.success:
+            return ()
+        return next((tuple(turn.action for turn in each.turns) for each in self.survivors if each.success), ())
 
     @property
     def survivors(self) -> list[Trajectory]:
         """Rollouts that can be trained on."""
         return [trajectory for trajectory in self.trajectories if trajectory.survived]
+
+    @property
+    def header(self) -> TrajectoryGroup:
+        """The same with the headers of its trajectories."""
+        return replace(self, trajectories=[trajectory.header for trajectory in self.trajectories])
+
+
+def _differ(values: Sequence[float]) -> bool:
+    """Whether values differ by more than rounding; numpy's smallest and largest of numbers with a NaN are NaN."""
+    return bool(values) and not equal_up_to_rounding(float(np.min(values)), float(np.max(values)))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,9 +18,17 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.util.placement_group import PlacementGroup
 
 from trial_ray.config.run import RunSettings
-from trial_ray.engines.pool import EnginePool, answers
-from trial_ray.errors import InfrastructureError
-from trial_ray.ray_internals import count_dropped, env_runner_actors, mark_lost
+from trial_ray.config.sampling import fewest_and_most
+from trial_ray.engines.pool import EnginePool, answers, runs_on
+from trial_ray.errors import InfrastructureError, first_line
+from trial_ray.ray_internals import (
+    add_env_runner,
+    count_dropped,
+    draining_nodes,
+    env_runner_actors,
+    mark_lost,
+    start_env_runner,
+)
 from trial_ray.rollout.groups import GroupRequest, GroupSample, SampleSettings
 
 if TYPE_CHECKING:
@@ -51,10 +62,12 @@ def pool_arguments(config: RunSettings) -> dict[str, Any]:
     arguments = {"max_model_len": config.row_tokens(), **config.engine_kwargs, "dtype": config.engine_dtype()}
     if config.colocate and config.engine == "vllm":
         arguments["enable_sleep_mode"] = True
+    fewest, most = fewest_and_most(config.num_engines)
     return {
         "engine": config.engine,
         "model_path": str(config.model_path),
-        "num_engines": config.num_engines,
+        "num_engines": fewest,
+        "most_engines": most,
         "engine_kwargs": arguments,
         "num_cpus_per_engine": config.num_cpus_per_engine,
         "num_gpus_per_engine": config.num_gpus_per_engine,
@@ -82,7 +95,10 @@ class RolloutWorkers:
         self._losses: list[str] = []
         self._unfinished: dict[int, int] = {}
         self._waits: dict[ObjectRef[bool], int] = {}
-        self._connected = -1
+        self._connected: list[ActorHandle[Any]] = []
+        self._coming: dict[ObjectRef[str], ActorHandle[TextEnvRunner]] = {}
+        self._numbers = itertools.count(1 + runners.num_remote_env_runners())
+        self._leaving: set[int] = set()
         self._kept = kept
         if kept:
             self._reset()
@@ -160,12 +176,14 @@ class RolloutWorkers:
             InfrastructureError: no env runner is left, and none was restarted within :data:`RESTART_TIMEOUT_S` seconds.
         """
         runner_ids = self._await_runners()
-        shards: dict[int, list[GroupRequest]] = {runner_id: [] for runner_id in runner_ids}
-        unfinished = list(self._unfinished.values())
-        loads = {runner_id: unfinished.count(runner_id) for runner_id in runner_ids}
+        staying = [runner_id for runner_id in runner_ids if runner_id not in self._leaving] or runner_ids
+        shards: dict[int, list[GroupRequest]] = {runner_id: [] for runner_id in staying}
+        unfinished = Counter(self._unfinished.values())
+        loads = [(unfinished[runner_id], order, runner_id) for order, runner_id in enumerate(staying)]
+        heapq.heapify(loads)
         for request in requests:
-            runner_id = min(loads, key=loads.__getitem__)
-            loads[runner_id] += 1
+            load, order, runner_id = loads[0]
+            heapq.heapreplace(loads, (load + 1, order, runner_id))
             shards[runner_id].append(request)
             self._unfinished[request.index] = runner_id
         for runner_id, shard in shards.items():
@@ -202,12 +220,10 @@ class RolloutWorkers:
         }
         taken, lost = self._answers(takes, TAKE_TIMEOUT_S, late)
         samples, dead = [sample for found in taken.values() for sample in found], dead + lost
-        taken_indices = {sample.request.index for sample in samples}
-        self._unfinished = {
-            index: runner_id
-            for index, runner_id in self._unfinished.items()
-            if index not in taken_indices and runner_id not in dead
-        }
+        for sample in samples:
+            self._unfinished.pop(sample.request.index, None)
+        if dead:
+            self._unfinished = {index: each for index, each in self._unfinished.items() if each not in dead}
         # A call that is always under way tells of the death of a runner, also of one that is restarted before the next call.
         self._await_groups({*self._unfinished.values()})
         _warn_of_failed(samples)
@@ -252,6 +268,57 @@ class RolloutWorkers:
         self._unfinished = {}
         return indices
 
+    # -- a cluster that changes ----------------------------------------------------------------------------------------
+
+    def numbers(self) -> tuple[int, int]:
+        """Engines and env-runner actors in use."""
+        return len(self._engines.handles), len(self._runners.healthy_env_runner_ids())
+
+    def grow(self) -> None:
+        """Ask Ray for engines and env runners up to the most, without waiting: :meth:`adapt` takes them in."""
+        self._engines.grow()
+        _, most = fewest_and_most(self._config.num_env_runners)
+        for _ in range(self._runners.num_remote_env_runners(), most):
+            self._ask()
+
+    def adapt(self, holding: Collection[int]) -> None:
+        """Leave nodes that will be taken away, and take in what has started; the engines need weights next.
+
+        Args:
+            holding: env runners that hold groups for a later update. They get no others, and leave when they hold none.
+        """
+        leaving = draining_nodes()
+        self._engines.adapt(leaving)
+        runner_ids = self._runners.healthy_env_runner_ids()
+        self._leaving = {runner_id for runner_id in runner_ids if runs_on(self._actor(runner_id), leaving)}
+        for runner_id in self._leaving.difference(holding):
+            self._replace(runner_id, "was on a node that is taken away")
+        self._take_in()
+
+    def withdraw(self) -> None:
+        """Ask for no further env runners: end those that have not started."""
+        for handle in self._coming.values():
+            ray.kill(handle)
+        self._coming = {}
+
+    def _ask(self) -> None:
+        # Numbers are never used twice: recordings are named by them.
+        handle: ActorHandle[TextEnvRunner] = start_env_runner(self._runners, next(self._numbers))
+        self._coming[handle.ping.remote()] = handle
+
+    def _take_in(self) -> None:
+        """Connect env runners that have started, and ask again for those that could not."""
+        ready, _ = ray.wait([*self._coming], num_returns=len(self._coming), timeout=0) if self._coming else ([], [])
+        for ping in ready:
+            handle = self._coming.pop(ping)
+            try:
+                ray.get(ping, timeout=TAKE_TIMEOUT_S)
+            except RayError as error:
+                logger.warning("an env runner did not start and is asked for again: %s", first_line(error))
+                self._ask()
+            else:
+                self._begin_with([add_env_runner(self._runners, handle)])
+
     # -- faults --------------------------------------------------------------------------------------------------------
 
     def take_losses(self) -> list[str]:
@@ -274,11 +341,14 @@ class RolloutWorkers:
         """Connect the env runners that Ray has restarted since; returns their ids."""
         with self._engines.faults.waiting():
             restored: list[int] = self._runners.probe_unhealthy_env_runners()
-        if restored:
-            if self._kept:  # Ray made them again as they were made first
-                self._reset(restored)
-            self._connect(restored)
+        self._begin_with(restored)
         return restored
+
+    def _begin_with(self, runner_ids: list[int]) -> None:
+        if runner_ids:
+            if self._kept:  # Ray made them as the first ones were made
+                self._reset(runner_ids)
+            self._connect(runner_ids)
 
     def _local(self) -> TextEnvRunner | None:
         """The env runner in this process, where the config asks for no remote ones."""
@@ -307,14 +377,16 @@ class RolloutWorkers:
                     f"{'; '.join(self._losses[-2:]) or 'see the logs of Ray'}. Resume from the last checkpoint."
                 )
             time.sleep(0.5)
-            runner_ids = self.restore_runners()
+            self._take_in()
+            self.restore_runners()
+            runner_ids = self._runners.healthy_env_runner_ids()
         return runner_ids
 
     def _connect_to_replacements(self) -> None:
-        """Connect the env runners to engines that were replaced since they last connected."""
-        if self._connected != self._engines.replacements:
+        """Connect the env runners to the engines, where these have changed since they last connected."""
+        if self._connected != self._engines.handles:
             self._connect()
-            self._connected = self._engines.replacements
+            self._connected = self._engines.handles
 
     def _replace(self, runner_id: int, reason: str) -> None:
         """End an env runner that hangs; Ray starts another one in its place."""

@@ -13,6 +13,7 @@ from typing import Any
 from trial_ray.errors import CheckpointError
 from trial_ray.files import (
     checked_content,
+    nearest_folder,
     partial_of,
     read_json,
     require_new_folder,
@@ -20,7 +21,7 @@ from trial_ray.files import (
     write_folder,
     write_json,
 )
-from trial_ray.runs.provenance import is_signed, signature
+from trial_ray.runs.ownership import is_signed, signature
 
 MANIFEST = "manifest.json"
 _MERGED = "hf"
@@ -147,8 +148,9 @@ CHECKPOINT_EVERY = 10
 CHECKPOINTS_KEPT = 2
 """How many of the newest are kept, unless a user says otherwise."""
 CHECKPOINT_MARK = "rllib_checkpoint.json"
+RUN_FILE = "run.json"
 RUN_SCHEMA = "trial_ray/run"
-"""In the ``run.json`` of a run folder."""
+"""In the file of that name in a run folder."""
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -207,7 +209,9 @@ def find_checkpoint(path: Path | str) -> Path:
     """
     path = Path(path).expanduser().resolve()
     if not path.exists():
-        raise CheckpointError(f"{path} does not exist. Name a checkpoint, or a run folder that holds one.")
+        raise CheckpointError(
+            f"{path} does not exist.{nearest_folder(path)} Name a checkpoint, or a run folder that holds one."
+        )
     if (path / CHECKPOINT_MARK).is_file():
         return path
     found = list_checkpoints(path / "checkpoints") or list_checkpoints(path)
@@ -219,13 +223,18 @@ def find_checkpoint(path: Path | str) -> Path:
 
 
 def find_model(path: Path | str) -> Path:
-    """The Hugging Face model folder that ``path`` means: itself, or the one inside a checkpoint or run folder.
+    """The Hugging Face model folder that ``path`` means: itself, the one inside a checkpoint or run folder, or a packaged model's.
 
     A checkpoint that holds an adapter is given the model that the adapter makes, once, beside it.
 
     Raises:
         CheckpointError: there is none, it is incomplete or damaged, or it is an adapter whose base model is missing.
+        ConfigError: there is no packaged model of this name.
     """
+    if str(path).startswith("package:"):
+        from trial_ray.models.packaged import packaged_folder  # with torch, which folders need not wait for
+
+        return packaged_folder(str(path))
     path = Path(path).expanduser().resolve()
     if _is_model(path):
         return path
@@ -275,7 +284,7 @@ def find_adapter(path: Path | str) -> Path:
 def find_run_folder(path: Path | str) -> Path | None:
     """The run folder that ``path`` is or lies in, recognised by the schema in its ``run.json``; ``None`` where there is none."""
     path = Path(path).expanduser().resolve()
-    return next((folder for folder in (path, *path.parents) if _is_run(folder / "run.json")), None)
+    return next((folder for folder in (path, *path.parents) if _is_run(folder / RUN_FILE)), None)
 
 
 def _is_run(file: Path) -> bool:

@@ -25,7 +25,6 @@ from trial_ray.runs.overrides import settable_names
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.config import GRPOConfig
-    from trial_ray.environments.registry import EnvironmentEntry
 
 SCHEMA = "trial_ray/config"
 SCHEMA_VERSION = 2
@@ -61,7 +60,13 @@ def to_record(config: GRPOConfig) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "method": method_of(config),
         # Keyword arguments may be objects.
-        "environments": finite([_describe(entry) for entry in config.environment_entries()], default=_as_text),
+        "environments": finite(
+            [
+                {**entry.describe(), "name": entry.name, "labels": entry.adapter.describe_labels()}
+                for entry in config.environment_entries()
+            ],
+            default=_as_text,
+        ),
         "settings": without_secrets(settings),
         "other": other,
     }
@@ -88,10 +93,6 @@ def _as_json(value: Any, name: str, other: dict[str, str]) -> Any:
 
 def _as_text(value: Any) -> str:
     return str(value) if isinstance(value, PurePath) else repr(value)
-
-
-def _describe(entry: EnvironmentEntry) -> dict[str, Any]:
-    return {**entry.describe(), "name": entry.name, "labels": entry.adapter.describe_labels()}
 
 
 def from_record(record: Any, adapters: Sequence[EnvironmentAdapter] = (), method_file: str | None = None) -> GRPOConfig:
@@ -297,7 +298,10 @@ def with_command(before: Record | None, record: Record, *, again: bool) -> dict[
     earlier = all_commands(before) if before is not None else []
     if again:
         record = {**record, "after_iteration": min(_after(record), _after(earlier.pop()))}
-    return {**record, "earlier": [_alone(each) for each in earlier]}
+    return {
+        **record,
+        "earlier": [{name: value for name, value in each.items() if name != "earlier"} for each in earlier],
+    }
 
 
 def setting_changes(commands: Sequence[Record]) -> list[SettingChange]:
@@ -328,7 +332,3 @@ def _settings(command: Record) -> dict[str, Any]:
 def _after(command: Record) -> int:
     after: int = command.get("after_iteration", 0)
     return after
-
-
-def _alone(command: Record) -> dict[str, Any]:
-    return {name: value for name, value in command.items() if name != "earlier"}

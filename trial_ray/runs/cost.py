@@ -305,12 +305,12 @@ def _peaks(parts: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int | None
         for name, report in part["actors"].items():
             reports[name].append(report or {})
 
-    def peak(name: str, where: str) -> int | None:
-        return max(
-            (value for report in reports[name] if (value := report.get(f"{where}_bytes")) is not None), default=None
-        )
+    def peak(found: Sequence[Mapping[str, Any]], kind: str) -> int | None:
+        return max((report[kind] for report in found if report.get(kind) is not None), default=None)
 
-    return {name: {where: peak(name, where) for where in ("host", "device")} for name in reports}
+    return {
+        name: {where: peak(found, f"{where}_bytes") for where in ("host", "device")} for name, found in reports.items()
+    }
 
 
 def _sum(values: Any) -> Any:

@@ -5,7 +5,9 @@ The package's own lie at the top of a clone, and inside the installed package.
 
 from __future__ import annotations
 
+import difflib
 import math
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,7 +49,18 @@ def experiment_file(name: str) -> Path:
     A file of that path comes first. Where there is neither, the path is returned as it is, to be complained about.
     """
     path, example = Path(name), examples_folder() / f"{name}.py"
-    return example if not path.is_file() and not path.is_absolute() and example.is_file() else path
+    # os.path.isfile: a name that is too long for a file is none, where Path.is_file raises.
+    return example if not os.path.isfile(path) and not path.is_absolute() and os.path.isfile(example) else path
+
+
+def _nearest_experiment(path: Path) -> str | None:
+    """The file beside ``path``, else the tuned example, whose name is nearest, as the command line takes it."""
+    examples = examples_folder()
+    files = [*examples.glob("*.py"), *examples.glob("sweeps/*.py")]
+    known = {file.stem: file.relative_to(examples).with_suffix("").as_posix() for file in files}
+    known |= {file.stem: str(file) for file in path.parent.glob("*.py")}
+    near = difflib.get_close_matches(path.name.removesuffix(".py"), known, n=1)
+    return known[near[0]] if near else None
 
 
 def load_experiment(path: Path | str) -> Experiment:
@@ -59,9 +72,9 @@ def load_experiment(path: Path | str) -> Experiment:
     """
     path = Path(path).expanduser()
     if not path.is_file():
-        raise UserInputError(
-            f"{path} is neither a file nor a tuned example. Name a Python file that defines `config` and `stop`."
-        )
+        nearest = _nearest_experiment(path)
+        advice = f"Did you mean {nearest}?" if nearest else "Name a Python file that defines `config` and `stop`."
+        raise UserInputError(f"{path} is neither a file nor a tuned example. {advice}")
     names = run_user_file(path, "trial_ray_experiment")
     config: Any = names.get("config")
     stop = names.get("stop", {})

@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from trial_ray.errors import CheckpointError
 from trial_ray.files import (
     checked_content,
+    nearest_folder,
     read_json,
     redacted,
     require_new_folder,
@@ -25,12 +26,11 @@ from trial_ray.files import (
     write_json,
     write_text,
 )
+from trial_ray.reports.timeline import FILE as TIMELINE_FILE
 from trial_ray.rollout.partitions import partitions
-from trial_ray.runs.checkpoints import RUN_SCHEMA
+from trial_ray.runs.checkpoints import RUN_FILE, RUN_SCHEMA
 from trial_ray.runs.config_record import load_commands, setting_changes, to_record, with_command
-from trial_ray.runs.evaluations import read_name
-from trial_ray.runs.folder_lock import folder_lock
-from trial_ray.runs.metric_files import kept_lines, metrics_line, recorded_iterations
+from trial_ray.runs.metric_files import kept_lines, read_name, recorded_iterations
 from trial_ray.runs.terminal import LOG_FILE
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from trial_ray.reports.records import SettingChange
 
 SCHEMA_VERSION = 1
-RUN_FILE = "run.json"
 CONFIG_FILE = "resolved_config.json"
 PACKAGES = (
     "trial-ray",
@@ -65,6 +64,7 @@ class RunFolder:
         command: the command line that writes into it; it is recorded with its settings.
 
     Attributes:
+        address: by which the user continues the run: its path, or the URI where it is kept.
         checkpoints: folder of checkpoints, one a saved iteration.
         trajectories: folder into which the env runners write Parquet.
         training: folder into which the learners write what they did to each turn, as Parquet, and what a replay needs.
@@ -72,12 +72,14 @@ class RunFolder:
         tensorboard: folder of TensorBoard events.
         library_log: file of what Ray, the engines and other libraries wrote.
         cost: file of what the run costs (:mod:`trial_ray.runs.cost`).
+        timeline: file of what every actor did in the last iteration (:mod:`trial_ray.reports.timeline`).
         summary: file that says how the run ended.
         metrics: file with one JSON object an iteration.
     """
 
     def __init__(self, path: Path, command: Sequence[str] = ()) -> None:
         self.path = path
+        self.address = str(path)
         self.checkpoints = path / "checkpoints"
         self.trajectories = path / "trajectories"
         self.training = path / "training"
@@ -85,10 +87,12 @@ class RunFolder:
         self.tensorboard = path / "tensorboard"
         self.library_log = path / LOG_FILE
         self.cost = path / "cost.json"
+        self.timeline = path / TIMELINE_FILE
         self.summary = path / "summary.json"
         self.metrics = path / "metrics.jsonl"
         self.command = [redacted(word) for word in command]
         self._recorded = False
+        self._logged: int | None = None
 
     @classmethod
     def create(cls, path: Path | str, config: GRPOConfig, experiment: Path, command: list[str]) -> RunFolder:
@@ -142,14 +146,17 @@ class RunFolder:
 
     def last_iteration(self) -> int:
         """The newest iteration in ``metrics.jsonl``; 0 without any."""
-        return max(recorded_iterations(self.metrics), default=0)
+        if self._logged is None:
+            self._logged = max(recorded_iterations(self.metrics), default=0)
+        return self._logged
 
     def log(self, iteration: int, metrics: dict[str, float]) -> None:
         """Write an iteration's metrics in place of those from it on, which a trial that goes on from a checkpoint makes again."""
         if iteration <= self.last_iteration():
             write_text(self.metrics, "".join(kept_lines(self.metrics, iteration - 1)))
         with open(self.metrics, "a", encoding="utf-8") as file:
-            file.write(metrics_line(iteration, metrics))
+            file.write(json.dumps({"iteration": iteration, **metrics}, allow_nan=False) + "\n")
+        self._logged = iteration
 
     def link_checkpoint(self, iteration: int, saved: Path) -> None:
         """Give a checkpoint that Ray Tune keeps elsewhere in this folder the name that this package looks for."""
@@ -173,7 +180,8 @@ class RunFolder:
         """
         folder = cls(Path(path).expanduser().resolve(), command)
         if not (folder.path / RUN_FILE).is_file():
-            raise CheckpointError(f"{folder.path} is not a run folder (it has no {RUN_FILE}).")
+            found = f"has no {RUN_FILE}" if folder.path.exists() else "does not exist"
+            raise CheckpointError(f"{folder.path} is not a run folder (it {found}).{nearest_folder(folder.path)}")
         folder._run()
         return folder
 
@@ -184,10 +192,6 @@ class RunFolder:
     def recorded_iterations(self) -> list[int]:
         """Iterations of which trajectories were recorded, in ascending order; a run that was killed may leave an empty folder."""
         return [number for number, folder in partitions(self.trajectories).items() if any(folder.glob("*.parquet"))]
-
-    def held(self) -> AbstractContextManager[None]:
-        """Keep every other command from writing into this folder, which must exist; see :func:`folder_lock`."""
-        return folder_lock(self.path, self.command)
 
     def resume(self, config: GRPOConfig, iteration: int) -> list[SettingChange]:
         """Begin to continue the run with this folder's command; called again when that restarts.
@@ -222,6 +226,7 @@ class RunFolder:
                 path.unlink()
         if self.metrics.exists():
             write_text(self.metrics, "".join(kept_lines(self.metrics, iteration)))
+            self._logged = None
         with suppress(CheckpointError), checked_content(self.summary):
             if int(read_json(self.summary)["iterations"]) > iteration:
                 self.summary.unlink()

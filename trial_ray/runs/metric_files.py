@@ -1,21 +1,33 @@
-"""Metrics of a run on disk, and the names that it logs."""
+"""What a run measures, on disk: metrics of iterations, the names that it logs, and evaluations."""
 
 from __future__ import annotations
 
 import difflib
 import json
 import math
-from collections.abc import Iterator, Mapping
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.algorithms.methods import method_names, method_of
-from trial_ray.errors import ConfigError
-from trial_ray.files import read_lines
-from trial_ray.metrics import EVALUATION, METRICS
+from trial_ray.errors import ConfigError, UserInputError
+from trial_ray.evaluation.comparison import (
+    ComparisonError,
+    PairedComparison,
+    paired_comparison,
+    require_same_protocol,
+)
+from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.files import checked_content, read_lines, set_aside
+from trial_ray.metrics import EVALUATION, METRICS, table_key
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.config import GRPOConfig
+    from trial_ray.environments.registry import EnvironmentEntry
+    from trial_ray.evaluation.panels import Panel
 
 
 def flatten(result: Mapping[str, Any]) -> dict[str, float]:
@@ -43,72 +55,55 @@ def _leaves(result: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def kept_lines(file: Path, iteration: int) -> list[str]:
     """Lines of a ``metrics.jsonl`` up to an iteration; later ones, and one that a crash cut, are left out."""
-    return [line for number, line, _ in _whole_lines(file) if number <= iteration]
+    return [line + "\n" for number, line, _ in _whole_lines(read_lines(file)) if number <= iteration]
 
 
 def recorded_metrics(file: Path, iteration: int) -> dict[str, float]:
     """An iteration's line of a ``metrics.jsonl``; empty where it has none."""
-    found = [metrics for number, _, metrics in _whole_lines(file) if number == iteration] if file.is_file() else []
-    return found[-1] if found else {}
+    return {number: metrics for number, _, metrics in _lines_of(file)}.get(iteration, {})
 
 
 def recorded_iterations(file: Path) -> list[int]:
     """The iterations that a ``metrics.jsonl`` holds; none where there is no file."""
-    return [number for number, _, _ in _whole_lines(file)] if file.is_file() else []
+    return [number for number, _, _ in _lines_of(file)]
 
 
-def metrics_line(iteration: int, metrics: Mapping[str, float]) -> str:
-    """A line of a ``metrics.jsonl``."""
-    return json.dumps({"iteration": iteration, **metrics}, allow_nan=False) + "\n"
+def read_metrics(file: Path) -> tuple[list[dict[str, float]], int]:
+    """The iterations of a ``metrics.jsonl`` in order, and how many lines cannot be read: one that a kill cut, for example.
+
+    Of an iteration that occurs twice the later line counts. What is not a finite number is left out.
+
+    Raises:
+        CheckpointError: the file is missing.
+    """
+    with checked_content(file):
+        lines = read_lines(file)
+    found: dict[int, dict[str, float]] = {}
+    whole = list(_whole_lines(lines))
+    for iteration, _, metrics in whole:
+        found[iteration] = {key: value for key, value in metrics.items() if _is_finite(value)}
+    return [found[iteration] for iteration in sorted(found)], len(lines) - len(whole)
 
 
-def _whole_lines(file: Path) -> Iterator[tuple[int, str, dict[str, float]]]:
+def _is_finite(value: Any) -> bool:
+    # JSON's whole numbers may be too large for a float.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def _lines_of(file: Path) -> Iterator[tuple[int, str, dict[str, float]]]:
+    return _whole_lines(read_lines(file) if file.is_file() else [])
+
+
+def _whole_lines(lines: Sequence[str]) -> Iterator[tuple[int, str, dict[str, float]]]:
     """Iteration, text and values of every line that can be read."""
-    for line in read_lines(file):
+    for line in lines:
         try:
             metrics = json.loads(line)
             number = metrics["iteration"]
         except (ValueError, KeyError, TypeError, RecursionError):
             continue
         if type(number) is int:
-            yield number, line + "\n", metrics
-
-
-class MetricWriters:
-    """Writes every iteration's metrics to a ``metrics.jsonl`` and to TensorBoard.
-
-    Args:
-        metrics: file of lines; ``RunFolder.drop_records_after`` has dropped the later ones.
-        tensorboard: folder of events.
-        after_iteration: from which training continues, so that TensorBoard drops later ones.
-    """
-
-    def __init__(self, metrics: Path, tensorboard: Path, after_iteration: int = 0) -> None:
-        from tensorboardX import SummaryWriter
-
-        self._lines = open(metrics, "a", encoding="utf-8")  # noqa: SIM115  closed by close()
-        self._events = SummaryWriter(str(tensorboard), purge_step=after_iteration + 1)
-
-    def write(self, iteration: int, result: dict[str, Any]) -> dict[str, float]:
-        """Write one iteration; return its flat metrics."""
-        flat = flatten(result)
-        self._lines.write(metrics_line(iteration, flat))
-        self._lines.flush()
-        for name, value in flat.items():
-            self._events.add_scalar(name, value, iteration)
-        self._events.flush()
-        return flat
-
-    def close(self) -> None:
-        """Close both files."""
-        self._lines.close()
-        self._events.close()
-
-    def __enter__(self) -> MetricWriters:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+            yield number, line, metrics
 
 
 NEAR = 0.8
@@ -131,7 +126,7 @@ def check_metric(name: str, role: str, config: GRPOConfig) -> None:
             f"{role} is {name!r}, but there is no evaluation while training: set .evaluation(evaluation_split=...) and "
             ".evaluation(evaluation_interval=1)."
         )
-    if name in METRICS or (name.startswith("learners/") and method_of(config) not in method_names()):
+    if table_key(name) in METRICS or (name.startswith("learners/") and method_of(config) not in method_names()):
         return
     if near := [known for known in METRICS if _misspelt(name, known)]:
         raise ConfigError(f"{role} is {name!r}, which nothing logs. Did you mean {_either(near)}?")
@@ -169,3 +164,126 @@ def _misspelt(name: str, known: str) -> bool:
 
 def _either(names: list[str]) -> str:
     return " or ".join(repr(name) for name in names)
+
+
+# -- evaluations ----------------------------------------------------------------------------------------------------------
+
+BEFORE, AFTER = "before", "after"
+_TRAINED = re.compile(r"(.+)_([0-9]{6,})")
+
+
+def panel_file(environment: str, iteration: int) -> str:
+    """Name of the file of an evaluation set that is played before and after training.
+
+    Args:
+        environment: name of the evaluation set's environment; empty where the run has a single evaluation set.
+        iteration: iterations trained; 0 before training.
+    """
+    when = AFTER if iteration else BEFORE
+    name = f"{when}_{environment}" if environment else when
+    return set_file(name, iteration) if iteration else f"{name}.json"
+
+
+def set_file(name: str, iteration: int) -> str:
+    """Name of the file of an evaluation set that is played at the end alone."""
+    return f"{name}_{iteration:06d}.json"
+
+
+def read_name(file: Path) -> tuple[str, int] | None:
+    """Environment (empty for the only evaluation set) or set, and iteration of a file; ``None`` without an iteration."""
+    when, _, environment = file.stem.partition("_")
+    if when == BEFORE:
+        return environment, 0
+    found = _TRAINED.fullmatch(file.stem)
+    if found is None:
+        return None
+    when, _, environment = found[1].partition("_")
+    return environment if when == AFTER else found[1], int(found[2])
+
+
+def compare_with_beginning(before: EvaluationResult | None, after: EvaluationResult) -> PairedComparison | str:
+    """The paired comparison of an evaluation set's evaluations, or why there is none: a result too, for which no run fails."""
+    if before is None:
+        return "There was no evaluation before training."
+    try:
+        return paired_comparison(before, after)
+    except ComparisonError as error:
+        return str(error)
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvaluations:
+    """Plays the evaluation sets of a run once each, and keeps the results in its folder.
+
+    Attributes:
+        folder: of the run's evaluations.
+        run: name of the run.
+        labels: of the results (:attr:`EvaluationResult.labels`).
+        protocol: of playing an evaluation set in an environment.
+        play: plays it with the policy as it is now.
+        tell: called with every line for the user.
+    """
+
+    folder: Path
+    run: str
+    labels: Mapping[str, Any]
+    protocol: Callable[[Panel, EnvironmentEntry], dict[str, Any]]
+    play: Callable[[Panel, EnvironmentEntry], EvaluationResult]
+    tell: Callable[[str], None]
+
+    def before(
+        self, environment: str, iteration: int, panel: Panel, entry: EnvironmentEntry
+    ) -> EvaluationResult | None:
+        """The evaluation before training; a run that has trained for iterations already has recorded it or lacks it.
+
+        Another protocol than that of the evaluation to come is reported now, rather than after training.
+        """
+        name = panel_file(environment, 0)
+        if not iteration:
+            return self.after(name, 0, panel, entry)
+        path, result = self.folder / name, None
+        if not path.exists():
+            self.tell("there was no evaluation before training, so before and after will not be compared")
+            return None
+        try:
+            result = EvaluationResult.load(path)
+            self._tell_result(path, result)
+            require_same_protocol(result.protocol, self.protocol(panel, entry))
+        except UserInputError as error:
+            self.tell(f"before and after training will not be compared: {error}")
+        return result
+
+    def after(self, name: str, iteration: int, panel: Panel, entry: EnvironmentEntry) -> EvaluationResult:
+        """The evaluation in a file, played now unless the file holds it.
+
+        Args:
+            name: of the file (:func:`panel_file`, :func:`set_file`).
+            iteration: iterations trained so far.
+            panel: the tasks.
+            entry: what they are played in.
+        """
+        path = self.folder / name
+        result = self._load_or_set_aside(path, self.protocol(panel, entry))
+        if result is None:
+            result = self.play(panel, entry)
+            result.policy = f"{self.run}, iteration {iteration}"
+            result.labels = {**self.labels, "iteration": iteration}
+            result.save(path)
+        self._tell_result(path, result)
+        return result
+
+    def _load_or_set_aside(self, path: Path, protocol: dict[str, Any]) -> EvaluationResult | None:
+        """The evaluation in a file, ``None`` without one; a damaged file and one of another protocol are renamed."""
+        if not path.exists():
+            return None
+        try:
+            result = EvaluationResult.load(path)
+            require_same_protocol(result.protocol, protocol, ("there", "now"))
+        except UserInputError as error:
+            aside = set_aside(path, "replaced")
+            self.tell(f"{path} is set aside as {aside}: {error}")
+            return None
+        return result
+
+    def _tell_result(self, path: Path, result: EvaluationResult) -> None:
+        self.tell(f"evaluation {path.stem.replace('_', ' ')}: success {result.overall}")

@@ -76,8 +76,8 @@ def _join(address: str, logs: dict[str, Any]) -> None:
         raise ClusterError(f"Ray cannot use RAY_ADDRESS={address}: {error}") from error
     if os.environ.get(AUTH_MODE, "").lower() != "token":
         logger.warning(
-            "the Ray cluster at %s is used without a token: whoever reaches its ports can run code on it. Start it with %s=token, "
-            "and set that here, too (docs/reliability.md#security)",
+            "the Ray cluster at %s is used without a token: any process that reaches its ports can run code on it. "
+            "Start it with %s=token, and set that here, too (docs/reliability.md#security)",
             address,
             AUTH_MODE,
         )

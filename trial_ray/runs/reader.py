@@ -1,44 +1,45 @@
-"""Reads run folders: for a report all that was measured, for the viewer what was sampled and trained."""
+"""Reads run folders: for a report, which it writes, all that was measured, for the viewer what was sampled and trained."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 
 from trial_ray.algorithms.methods import method_title
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.environments.registry import find_adapter
-from trial_ray.errors import TrialRayError, UserInputError
+from trial_ray.errors import CheckpointError, TrialRayError, UserInputError, first_line
 from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.files import nearest_folder, read_json, write_text
 from trial_ray.learner.recording import read_training
 from trial_ray.models.loading import load_tokenizer
-from trial_ray.reports.dynamics import read_whole_lines
+from trial_ray.reports.findings import require_something
 from trial_ray.reports.recorded import RecordedTrajectory, TokenTexts
-from trial_ray.reports.records import Allocation, RunRecord
-from trial_ray.reports.traces import Trace, TracedTurn
+from trial_ray.reports.records import Allocation, RunGroup, RunRecord, Trace, TracedTurn, group_runs
+from trial_ray.reports.report import report_page
+from trial_ray.reports.timeline import FILE as TIMELINE_FILE
+from trial_ray.reports.timeline import read_timeline
 from trial_ray.rollout.partitions import partitions
-from trial_ray.runs.checkpoints import find_tokenizer
+from trial_ray.runs.checkpoints import RUN_FILE, find_tokenizer
 from trial_ray.runs.config_record import backbone_of_settings, command_of, commands_in_force, setting_changes
 from trial_ray.runs.cost import cost_sections
-from trial_ray.runs.evaluations import read_name
-from trial_ray.runs.folder import CONFIG_FILE, RUN_FILE, RunFolder
+from trial_ray.runs.folder import CONFIG_FILE, RunFolder
+from trial_ray.runs.metric_files import read_metrics, read_name
+from trial_ray.runs.terminal import say
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 SWEEP_TABLE = "sweep.json"
 UNFINISHED = {
-    "running": "The run has not ended, or was killed.",
-    "interrupted": "The run was interrupted; `trial-ray train --resume` continues it.",
-    "failed": "The run failed; error.log in its folder says why.",
+    "running": "The {0} has not ended, or was killed.",
+    "interrupted": "The {0} was interrupted; `trial-ray {1} --resume` continues it.",
+    "failed": "The {0} failed; {2} in its folder says why.",
 }
 """Notes on unfinished runs, by state."""
-UNFINISHED_TRIAL = {
-    "running": "The trial has not ended, or was killed.",
-    "interrupted": "The trial was interrupted; `trial-ray sweep --resume` continues it.",
-    "failed": "The trial failed; error.txt in its folder says why.",
-}
 RUN_FILES = (RUN_FILE, CONFIG_FILE, "metrics.jsonl")
 
 
@@ -55,7 +56,9 @@ def read_runs(folder: Path) -> list[RunRecord]:
     if trials or (folder / SWEEP_TABLE).is_file():
         return read_sweep(folder, trials)
     if not folder.is_dir():
-        raise UserInputError(f"{folder} does not exist. Name the folder of a run or of a sweep.")
+        raise UserInputError(
+            f"{folder} does not exist.{nearest_folder(folder)} Name the folder of a run or of a sweep."
+        )
     empty = "is empty" if not any(folder.iterdir()) else f"has none of {', '.join(RUN_FILES)} or {SWEEP_TABLE}"
     raise UserInputError(f"{folder} is not the folder of a run or of a sweep: it {empty}. Name one.")
 
@@ -63,13 +66,14 @@ def read_runs(folder: Path) -> list[RunRecord]:
 def read_run(folder: Path) -> RunRecord:
     """All that was measured of a run; a file that is missing or damaged is named in ``missing``."""
     run = RunRecord(folder)
-    _read_metrics(run)
+    _try(run, "metrics.jsonl", lambda: _read_metrics(run))
     _read_config(run)
     about = _json(run, RUN_FILE)
     run.state = str(about.get("state", ""))
     trial = bool(about.get("trial"))
     if run.state in UNFINISHED:
-        run.missing.append((UNFINISHED_TRIAL if trial else UNFINISHED)[run.state])
+        words = ("trial", "sweep", "error.txt") if trial else ("run", "train", "error.log")
+        run.missing.append(UNFINISHED[run.state].format(*words))
     versions = about.get("versions")
     named: dict[str, str] = {
         name: str(about[name]) for name in ("python", "platform", "cores", "started", "updated") if name in about
@@ -78,6 +82,8 @@ def read_run(folder: Path) -> RunRecord:
     _read_evaluations(run)
     if card := {} if trial else _json(run, "cost.json"):
         _try(run, "cost.json", lambda: _read_cost(run, card))
+    if (timeline := folder / TIMELINE_FILE).is_file():
+        _try(run, TIMELINE_FILE, lambda: setattr(run, "timeline", read_timeline(timeline)))
     if run.hindsight_start is not None:
         _try(run, "", lambda: _read_allocation(run))
     return run
@@ -117,18 +123,14 @@ def open_run(
 
 def _json(run: RunRecord, name: str) -> dict[str, Any]:
     """The object in a file of the run's folder; empty where there is none, which is noted."""
-    try:
-        value = json.loads((run.path / name).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not (run.path / name).exists():
         run.missing.append(f"{name} is missing.")
         return {}
-    except (OSError, ValueError, RecursionError) as error:
-        run.missing.append(f"{name} cannot be read ({error}).")
+    try:
+        return read_json(run.path / name)
+    except CheckpointError as error:
+        run.missing.append(str(error))
         return {}
-    if isinstance(value, dict):
-        return value
-    run.missing.append(f"{name} holds no JSON object.")
-    return {}
 
 
 def _try(run: RunRecord, name: str, read: Callable[[], None]) -> None:
@@ -169,15 +171,9 @@ def _adapters(
     """Adapters by the name of the run's environment: the user's, or what the run recorded of them, or the package's."""
     found: dict[str, EnvironmentAdapter] = {}
     for each in described:
-        env_id = str(each["env_id"])
-        base = name = str(each.get("name", env_id.rpartition("/")[2]))
-        number = 1
-        while name in found:  # as ``make_entries`` names them
-            number += 1
-            name = f"{base}-{number}"
+        env_id, labels = str(each["env_id"]), each.get("labels")
         given = any(adapter.env_id == env_id for adapter in own)
-        labels = each.get("labels")
-        found[name] = (
+        found[str(each["name"])] = (
             EnvironmentAdapter.from_labels(env_id, labels) if labels and not given else find_adapter(env_id, own)
         )
     return found
@@ -193,19 +189,12 @@ def _versions(commands: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _read_metrics(run: RunRecord) -> None:
-    try:
-        run.metrics, damaged = read_whole_lines(run.path / "metrics.jsonl")
-    except UserInputError as error:
-        run.missing.append(str(error))
-        return
-    _note_damaged(run, damaged, "metrics.jsonl")
+    run.metrics, damaged = read_metrics(run.path / "metrics.jsonl")
+    if damaged:
+        several = "s are" if damaged > 1 else " is"
+        run.missing.append(f"{damaged} line{several} of metrics.jsonl cut off or damaged, and left out.")
     if not run.metrics:
         run.missing.append("metrics.jsonl holds no iteration.")
-
-
-def _note_damaged(run: RunRecord, lines: int, name: str) -> None:
-    if lines:
-        run.missing.append(f"{lines} line{'s are' if lines > 1 else ' is'} of {name} cut off or damaged, and left out.")
 
 
 def _read_evaluations(run: RunRecord) -> None:
@@ -222,8 +211,7 @@ def _read_evaluations(run: RunRecord) -> None:
 
 
 def _read_cost(run: RunRecord, card: Mapping[str, Any]) -> None:
-    rows = [row for section in cost_sections(card) for row in section]
-    run.cost = rows
+    run.cost = [row for section in cost_sections(card) for row in section]
 
 
 def _read_allocation(run: RunRecord) -> None:
@@ -314,3 +302,36 @@ def _trial(path: Path, row: Mapping[str, Any]) -> RunRecord:
     if isinstance(seed := parameters.get("seed"), int):
         run.seed = seed
     return run
+
+
+REPORT_FILE = "report.html"
+
+
+def load_groups(folders: Sequence[Path]) -> list[RunGroup]:
+    """The runs of some folders, those that differ by seed alone together.
+
+    Raises:
+        UserInputError: one is not the folder of a run or of a sweep, or there is nothing to show in any.
+    """
+    unique = dict.fromkeys(folder.expanduser().resolve() for folder in folders)
+    groups = group_runs([run for folder in unique for run in read_runs(folder)])
+    require_something(groups)
+    return groups
+
+
+def write_report(groups: Sequence[RunGroup], title: str, output: Path) -> Path:
+    """Write the page; it appears whole or not at all."""
+    return write_text(output, report_page(groups, title, output.parent))
+
+
+def leave_report(folder: Path, console: Console) -> None:
+    """Write the report of a run or sweep that has ended into its folder, and print where it is.
+
+    What it cost to get here must not be lost to a report: a failure is said in a line.
+    """
+    try:
+        path = write_report(load_groups([folder]), folder.name, folder / REPORT_FILE)
+    except Exception as error:
+        say(console, f"no report was written: {first_line(error)}")
+        return
+    say(console, f"report: {path}")

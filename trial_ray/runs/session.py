@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.algorithms.methods import method_of
-from trial_ray.engines.pool import FAULTS
+from trial_ray.algorithms.placement import with_fewer_learners
+from trial_ray.engines.fault_log import FAULTS
 from trial_ray.errors import (
     InfrastructureError,
     PolicyBrokenError,
+    ResourcesError,
     TrainingDivergedError,
     first_line,
     is_user_error,
@@ -25,7 +27,8 @@ from trial_ray.errors import (
 )
 from trial_ray.evaluation.comparison import PairedComparison
 from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.files import write_json
+from trial_ray.files import redacted, write_json
+from trial_ray.reports.timeline import write_timeline
 from trial_ray.runs.checkpoint_writer import CheckpointWriter
 from trial_ray.runs.checkpoints import (
     CHECKPOINT_EVERY,
@@ -33,18 +36,21 @@ from trial_ray.runs.checkpoints import (
     list_checkpoints,
     newest_whole_checkpoint,
 )
+from trial_ray.runs.cluster_runs import LOGS, bring_logs
 from trial_ray.runs.config_record import run_labels, to_record
 from trial_ray.runs.cost import CostMeter, LearnerHardware, cost_table, measured, recorded_time
-from trial_ray.runs.evaluations import (
-    NotCompared,
+from trial_ray.runs.experiment import reached
+from trial_ray.runs.metric_files import (
     RunEvaluations,
     compare_with_beginning,
+    flatten,
     panel_file,
+    recorded_metrics,
     set_file,
 )
-from trial_ray.runs.experiment import reached
-from trial_ray.runs.folder_lock import storage_error
-from trial_ray.runs.metric_files import MetricWriters, recorded_metrics
+from trial_ray.runs.node_records import NodeRecords
+from trial_ray.runs.ownership import folder_lock, storage_error
+from trial_ray.runs.status import EVALUATING, RUNNING, STARTING, StatusFile, shown_metrics
 from trial_ray.runs.terminal import TrainingProgress, say, waiting
 from trial_ray.runs.trackers import DONE, INTERRUPTED, TrackedRun, Trackers, identifier
 from trial_ray.runs.watchdog import Watchdog, is_recoverable, record_restart
@@ -105,9 +111,12 @@ class TrainingSession:
         self.restarts = 0
         self.interrupted = False
         self.after: dict[str, EvaluationResult] = {}
-        self.comparisons: dict[str, PairedComparison | NotCompared] = {}
+        self.comparisons: dict[str, PairedComparison | str] = {}
         self.checkpoint: Path | None = None
         self.card: dict[str, Any] = {}
+        total = self.stop.get("training_iteration")
+        self.total = int(total) if total else None
+        self.status = StatusFile(self.folder.path, total=self.total)
 
     def run(self, ray: AbstractContextManager[None]) -> None:
         """Run to the end, or to the interrupt; the run folder records how it ended.
@@ -118,7 +127,7 @@ class TrainingSession:
         Raises:
             FolderInUseError: another command writes into the run folder.
         """
-        with self.folder.held():
+        with folder_lock(self.folder.path, self.folder.command):
             self._run_alone(ray)
 
     def _run_alone(self, ray: AbstractContextManager[None]) -> None:
@@ -128,6 +137,7 @@ class TrainingSession:
         try:
             # Ray sets a handler of SIGTERM, under which the process would end without a record.
             with termination_as_interrupt(), self._trackers() as self.trackers, ray, termination_as_interrupt():
+                self.status.open()
                 try:
                     while not self._attempt():
                         self.resume, self.card = True, {}
@@ -136,7 +146,7 @@ class TrainingSession:
                     self._tell_cost()
         except KeyboardInterrupt:
             if self._has_begun():
-                self.folder.set_state("interrupted")
+                self._set_state("interrupted")
             saved = list_checkpoints(self.folder.checkpoints)
             self._tell(f"stopped at once; last checkpoint: {saved[-1] if saved else 'none'}")
             raise
@@ -146,8 +156,12 @@ class TrainingSession:
             if full is not None:
                 raise full from error
             raise
-        self.folder.set_state("interrupted" if self.interrupted else "done")
+        self._set_state("interrupted" if self.interrupted else "done")
         self._tell_outcome()
+
+    def _set_state(self, state: str) -> None:
+        self.status.show(state=state)
+        self.folder.set_state(state)
 
     def _attempt(self) -> bool:
         """Train to the end with actors of its own; ``False`` after a failure from which the run is to continue."""
@@ -160,6 +174,7 @@ class TrainingSession:
             if not began or self.restarts >= self.config.max_restarts or not is_recoverable(error):
                 raise
             self.restarts += 1
+            self.status.show(state=STARTING, restarts=self.restarts)
             self._tell_restart(error)
             return False
         return True
@@ -172,6 +187,7 @@ class TrainingSession:
             algorithm, self.folder.library_log.parent, self.config.stall_timeout_s, self._tell, self._give_up
         )
         try:
+            self.status.show(state=RUNNING, done=self.iteration, actors=_names(algorithm))
             if not self.cost.began:
                 self.cost.started(measured("the learners' device", lambda: LearnerHardware.of(algorithm)))
             self._run(algorithm, checkpoints)
@@ -196,7 +212,7 @@ class TrainingSession:
         import psutil
 
         self.folder.write_error(InfrastructureError(reason))
-        self.folder.set_state("failed")
+        self._set_state("failed")
         self.console.file.flush()
         for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
@@ -224,7 +240,7 @@ class TrainingSession:
             if checkpoint is None:
                 self.folder.require_never_saved()
         with waiting(self.console, "preparing the policy and starting Ray's actors"):
-            algorithm: GRPO = self.config.build_algo()
+            algorithm = self._build_algorithm()
             try:
                 if checkpoint is not None:
                     algorithm.restore_from_path(str(checkpoint))
@@ -234,6 +250,21 @@ class TrainingSession:
                 algorithm.stop()
                 raise
         self._tell(f"ready after {time.monotonic() - started:.0f} s")
+        return algorithm
+
+    def _build_algorithm(self) -> GRPO:
+        """After a restart with fewer learners, where the cluster has no longer room for all."""
+        try:
+            algorithm: GRPO = self.config.build_algo()
+        except ResourcesError as error:
+            fewer = with_fewer_learners(self.config) if self.restarts else None
+            if fewer is None:
+                raise
+            self._tell(
+                f"{first_line(error)}. Going on with {fewer.num_learners} of {self.config.num_learners} learners"
+            )
+            self.config = fewer
+            algorithm = fewer.build_algo()
         return algorithm
 
     def _resume(self, iteration: int) -> None:
@@ -250,9 +281,11 @@ class TrainingSession:
         environments = {name: name if len(panels) > 1 else "" for name in panels}
 
         def play(panel: Panel, entry: EnvironmentEntry) -> EvaluationResult:
-            status = waiting(self.console, f"evaluating: {len(panel)} held-out tasks")
-            with status, self.cost.phase("evaluation"), self.watchdog.watching():
+            sign = waiting(self.console, f"evaluating: {len(panel)} held-out tasks")
+            self.status.show(state=EVALUATING)
+            with sign, self.cost.phase("evaluation"), self.watchdog.watching():
                 result = algorithm.evaluate_panel(panel, entry)
+            self.status.show(state=RUNNING)
             if faults := algorithm.take_faults():
                 self._tell(faults)
             return result
@@ -282,12 +315,19 @@ class TrainingSession:
         self._summarise(before, checkpoint, several=len(panels) > 1)
 
     def _train(self, algorithm: GRPO, checkpoints: CheckpointWriter) -> Path:
+        from tensorboardX import SummaryWriter
+
         last = recorded_metrics(self.folder.metrics, self.iteration) if self.resume else {}
         finished = reached(self.stop, {**last, "training_iteration": self.iteration})
-        total = self.stop.get("training_iteration")
+        records = NodeRecords(self.folder.path, self.folder.path)
+        records.drop()
+        if finished:
+            self._tell(
+                f"nothing to train: `stop` was reached after iteration {self.iteration}; --iterations N trains on"
+            )
         with (
-            MetricWriters(self.folder.metrics, self.folder.tensorboard, self.iteration) as writers,
-            TrainingProgress(self.console, self.iteration, int(total) if total else None) as progress,
+            contextlib.closing(SummaryWriter(str(self.folder.tensorboard), purge_step=self.iteration + 1)) as events,
+            TrainingProgress(self.console, self.iteration, self.total) as progress,
             GracefulInterrupt(partial(self._tell, INTERRUPTING)) as interrupt,
         ):
             while not finished and not interrupt.requested and not self._out_of_time():
@@ -300,12 +340,19 @@ class TrainingSession:
                         raise KeyboardInterrupt from error  # to stop was what the user asked for
                     raise
                 self.iteration = int(result["training_iteration"])
-                metrics = writers.write(self.iteration, result)
+                metrics = flatten(result)
+                self.folder.log(self.iteration, metrics)
+                records.gather()
+                for name, value in metrics.items():
+                    events.add_scalar(name, value, self.iteration)
+                events.flush()
                 self.trackers.log(self.iteration, metrics)
                 self.cost.iteration(metrics)
                 progress.iteration(self.iteration, metrics)
+                self._show(algorithm, metrics, progress.seconds_each)
                 if FAULTS in result:
                     self._tell(result[FAULTS])
+                    self.status.show(faults=f"iteration {self.iteration}: {result[FAULTS]}")
                 self.on_iteration({"training_iteration": self.iteration, **metrics})
                 finished = reached(self.stop, metrics)
                 with self.cost.phase("checkpoint"):
@@ -314,10 +361,20 @@ class TrainingSession:
                     if due and not algorithm.guards.suspect:
                         checkpoints.begin(self.iteration)
                 self.longest_iteration_s = max(self.longest_iteration_s, time.monotonic() - began)
+            # Before evaluations, whose events would take the place of the iteration's.
+            measured("the timeline", lambda: self._write_timeline(algorithm))
             saved = self._save(checkpoints)
         # Also of a run that has made its last iteration: the evaluation set after it can take long.
         self.interrupted = interrupt.requested or self._out_of_time()
         return saved
+
+    def _show(self, algorithm: GRPO, metrics: Mapping[str, float], seconds: float) -> None:
+        shown = shown_metrics(metrics)
+        self.status.show(state=RUNNING, done=self.iteration, seconds=seconds, metrics=shown, actors=_names(algorithm))
+
+    def _write_timeline(self, algorithm: GRPO) -> None:
+        if (timeline := algorithm.timeline()) is not None:
+            write_timeline(self.folder.timeline, timeline)
 
     def _out_of_time(self) -> bool:
         return self.deadline is not None and time.time() + self.longest_iteration_s > self.deadline
@@ -375,7 +432,12 @@ class TrainingSession:
                 "checkpoint": str(checkpoint.relative_to(self.folder.path)),
                 "before": shown({name: result.to_dict()["summary"] for name, result in before.items()}),
                 "after": shown({name: result.to_dict()["summary"] for name, result in self.after.items()}),
-                "comparison": shown({name: found.to_dict() for name, found in self.comparisons.items()}),
+                "comparison": shown(
+                    {
+                        name: {"not_compared": found} if isinstance(found, str) else found.to_dict()
+                        for name, found in self.comparisons.items()
+                    }
+                ),
             },
         )
 
@@ -388,14 +450,14 @@ class TrainingSession:
         """Print success and checkpoint last, after the cost."""
         for name, found in self.comparisons.items():
             of = f" in {name}" if len(self.comparisons) > 1 else ""
-            if isinstance(found, PairedComparison):
-                self._tell(f"learned{of}: success {found.before:.1%} → {found.after:.1%}, change {found}")
-            else:
+            if isinstance(found, str):
                 rate = self.after[name].overall
-                self._tell(f"success{of} after iteration {self.iteration}: {rate}. {found.not_compared}")
+                self._tell(f"success{of} after iteration {self.iteration}: {rate}. {found}")
+            else:
+                self._tell(f"evaluations{of}: success {found.before:.1%} → {found.after:.1%}, change {found}")
         if self.interrupted:
             self._tell(
-                f"stopped after iteration {self.iteration}; the same command continues with --resume {self.folder.path}"
+                f"stopped after iteration {self.iteration}; the same command continues with --resume {self.folder.address}"
             )
         self._tell(f"checkpoint: {self.checkpoint}")
 
@@ -404,18 +466,28 @@ class TrainingSession:
         return self.resumed or self.restarts > 0 or not self.resume
 
     def _record_failure(self, error: Exception) -> None:
+        self.status.show(state="failed", error=redacted(first_line(error)))
         if is_user_error(error):
             if not self._has_begun():
                 return
-            recorded = self.iteration or self.folder.recorded_iterations() or any(self.folder.evaluations.iterdir())
+            recorded = (
+                self.iteration or self.folder.recorded_iterations() or any(self.folder.evaluations.glob("*.json"))
+            )
             if not self.resume and not recorded:
                 shutil.rmtree(self.folder.path)
                 return
         try:
-            self.folder.write_error(error)
-            self.folder.set_state("failed")
+            error.add_note(f"traceback: {self.folder.write_error(error)}")
+            self._set_state("failed")
         except OSError as failure:
             self._tell(f"what happened could not be recorded in {self.folder.path}: {failure}")
+        if not is_user_error(error):
+            bring_logs(self.status, self.folder.path / LOGS, self._tell)
         saved = list_checkpoints(self.folder.checkpoints)
         if saved:
-            self._tell(f"last checkpoint: {saved[-1]}; continue with --resume {self.folder.path}")
+            self._tell(f"last checkpoint: {saved[-1]}; continue with --resume {self.folder.address}")
+
+
+def _names(algorithm: GRPO) -> dict[str, str]:
+    """Names of the actors by Ray's ids."""
+    return {actor.id: actor.name for actor in algorithm.actors()}

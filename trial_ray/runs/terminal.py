@@ -45,7 +45,12 @@ def print_overview(
         "policy": _policy(config),
         "actors": _actors(config),
         "runs on": _where(),
-        "until": " or ".join(_criterion(key, value) for key, value in stop.items()),
+        "until": " or ".join(
+            f"{value:g} iteration{'' if value == 1 else 's'}"
+            if key == "training_iteration"
+            else f"{key} reaches {value:g}"
+            for key, value in stop.items()
+        ),
         "run folder": str(folder),
     }
     if log:
@@ -58,6 +63,7 @@ def _tasks(config: GRPOConfig) -> str:
     names = " + ".join(
         f"{entry.env_id} ({entry.config['split']})" if "split" in entry.config else entry.env_id
         for entry in config.environment_entries()
+        if entry.weight
     )
     sampled = f"{config.tasks_per_iteration} tasks × {config.group_size} rollouts an iteration"
     panels = config.evaluation_entries()
@@ -73,18 +79,22 @@ def _policy(config: GRPOConfig) -> str:
 
 
 def _actors(config: GRPOConfig) -> str:
+    from trial_ray.config.sampling import fewest_and_most
+
     gpus = {"engine": config.num_gpus_per_engine, "learner": config.num_gpus_per_learner}
 
-    def count(number: int, what: str, kind: str = "") -> str:
+    def count(number: int | tuple[int, int], what: str, kind: str = "") -> str:
         share = f" ({gpus[kind]:g} GPU each)" if gpus.get(kind) else ""
-        return f"{number} {what}{'' if number == 1 else 's'}{share}"
+        fewest, most = fewest_and_most(number)
+        several = f"{fewest} to {most}" if most > fewest else f"{most}"
+        return f"{several} {what}{'' if most == 1 else 's'}{share}"
 
     learners = (
         count(config.num_learners, "learner", "learner") if config.num_learners else "the learner in this process"
     )
     return ", ".join(
         (
-            count(config.num_env_runners or 0, "env runner"),
+            count(config.num_env_runners, "env runner"),
             count(config.num_engines, f"{config.engine} engine", "engine"),
             learners,
         )
@@ -99,10 +109,6 @@ def _where() -> str:
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"this machine: {cores} cores, {psutil.virtual_memory().total / 1e9:.0f} GB of memory"
-
-
-def _criterion(key: str, value: float) -> str:
-    return f"{value:g} iterations" if key == "training_iteration" else f"{key} reaches {value:g}"
 
 
 def describe(metrics: dict[str, float]) -> str:
@@ -130,9 +136,12 @@ def waiting(console: Console, text: str) -> Iterator[None]:
     """A moving sign on a terminal while something takes long; nothing anywhere else."""
     from rich.live import Live
     from rich.spinner import Spinner
+    from rich.text import Text
 
     # What libraries print meanwhile is not drawn above the sign: it goes where stdout goes.
-    with Live(Spinner("dots", text), console=console, transient=True, redirect_stdout=False, redirect_stderr=False):
+    with Live(
+        Spinner("dots", Text(text)), console=console, transient=True, redirect_stdout=False, redirect_stderr=False
+    ):
         yield
 
 
@@ -150,6 +159,9 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
         console: where to print.
         done: iterations already behind a resumed run.
         total: iterations in all; ``None`` where another criterion ends the run.
+
+    Attributes:
+        seconds_each: that an iteration took on average.
     """
 
     def __init__(self, console: Console, done: int = 0, total: int | None = None) -> None:
@@ -159,6 +171,7 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
         self._total = total
         self._done = done
         self._began = self._last = time.monotonic()
+        self.seconds_each = 0.0
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -183,9 +196,10 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
         """Show a finished iteration."""
         now = time.monotonic()
         of, left = "", ""
+        # Over all iterations of this session, since one that saves a checkpoint takes longer.
+        self.seconds_each = (now - self._began) / (number - self._done)
         if self._total:
-            # Over all iterations of this session, since one that saves a checkpoint takes longer.
-            seconds = (now - self._began) / (number - self._done) * (self._total - number)
+            seconds = self.seconds_each * (self._total - number)
             of, left = f"/{self._total}", f"about {duration(seconds)} left" if seconds > 0 else ""
         took = ", ".join(part for part in (f"{now - self._last:.1f} s", left) if part)
         say(self._console, f"iteration {number}{of}  {describe(metrics)}  ({took})")

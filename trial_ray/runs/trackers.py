@@ -1,4 +1,4 @@
-"""Services that runs are logged to through their own libraries: Weights & Biases, MLflow, Trackio and SwanLab.
+"""Services that runs are logged to: Weights & Biases, MLflow, Trackio, SwanLab, and Ray for Prometheus.
 
 What is sent: every iteration's numbers, and the resolved settings without anything that looks like a secret. Code, console
 output, command line and environment variables are not sent.
@@ -13,14 +13,15 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from trial_ray.errors import MissingDependencyError, UserInputError, first_line
 from trial_ray.files import without_secrets
+from trial_ray.runs.ray_metrics import RayTracker
 
 PROJECT = "trial-ray"
 """Project, or experiment, of the services, unless their own environment variables name another."""
@@ -46,16 +47,6 @@ class TrackedRun:
     folder: Path
     group: str | None = None
     resumed: bool = False
-
-
-class Tracker(Protocol):
-    """One run at one service."""
-
-    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Send an iteration's metrics."""
-
-    def close(self, state: str) -> None:
-        """Finish: ``done``, ``failed`` or ``interrupted``."""
 
 
 class WandbTracker:
@@ -109,6 +100,7 @@ class MlflowTracker:
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
+        from ray.tune.utils import flatten_dict
 
         self._client = MlflowClient()
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
@@ -122,8 +114,8 @@ class MlflowTracker:
             return
         tags = {self.KEY: run.key, **({"group": run.group} if run.group else {})}
         self._id = self._client.create_run(experiment, run_name=run.name, tags=tags).info.run_id
-        settings = _flat(without_secrets(run.settings))
-        params = [Param(name, str(value)[: self.LONGEST_VALUE]) for name, value in settings]
+        settings = flatten_dict(without_secrets(run.settings), delimiter=".")
+        params = [Param(name, str(value)[: self.LONGEST_VALUE]) for name, value in settings.items()]
         for begin in range(0, len(params), self.MOST_AT_ONCE):
             self._client.log_batch(self._id, params=params[begin : begin + self.MOST_AT_ONCE])
 
@@ -214,13 +206,14 @@ class SwanlabTracker:
         self._run.finish(self.STATES[state], error="The run failed." if state == FAILED else None)
 
 
-TRACKERS: dict[str, Callable[[TrackedRun], Tracker]] = {
+TRACKERS: dict[str, Callable[[TrackedRun], Any]] = {
     "wandb": WandbTracker,
     "mlflow": MlflowTracker,
     "trackio": TrackioTracker,
     "swanlab": SwanlabTracker,
+    "ray": lambda run: RayTracker(run.name, run.group),
 }
-"""By what ``--log-to`` and the extra are called."""
+"""By what ``--log-to`` and the extra are called: each sends metrics with ``log`` and finishes with ``close``."""
 
 
 def require_trackers(names: Sequence[str]) -> None:
@@ -248,7 +241,7 @@ class Trackers:
 
     def __init__(self, names: Sequence[str], run: TrackedRun, warn: Callable[[str], object]) -> None:
         self._warn = warn
-        self._open: dict[str, Tracker] = {}
+        self._open: dict[str, Any] = {}
         for name in dict.fromkeys(names):
             try:
                 self._open[name] = TRACKERS[name](run)
@@ -275,7 +268,7 @@ class Trackers:
         self._each(lambda tracker: tracker.close(state))
         self._open.clear()
 
-    def _each(self, call: Callable[[Tracker], None]) -> None:
+    def _each(self, call: Callable[[Any], None]) -> None:
         for name, tracker in list(self._open.items()):
             try:
                 call(tracker)
@@ -290,11 +283,3 @@ class Trackers:
 def identifier(text: str) -> str:
     """``text`` as what identifies a run: services take letters, digits, dots, dashes and underscores."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", text)[-64:]
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

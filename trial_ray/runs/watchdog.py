@@ -96,7 +96,7 @@ class Watchdog:
                 logger.exception("the watchdog failed")
 
     def _has_progressed(self) -> bool:
-        """Whether some process has done more than at the last look; that a killed actor starts anew is no progress."""
+        """Whether some process has done more than at the last look; the restart of a killed actor is no progress."""
         published = {actor.id: actor.progress() for actor in self.algorithm.actors()}
         before, self._done = self._done, {name: found.count for name, found in published.items() if found is not None}
         self._done["driver"] = own_count()
@@ -104,7 +104,7 @@ class Watchdog:
 
     def _act(self, acted: bool, ended: threading.Event) -> None:
         phase, actors = self.algorithm.phase, self.algorithm.actors()
-        # While nothing is updated or sent nobody waits for learners, which hold state that the others lack.
+        # Outside of updates and weight syncs no actor waits for learners, which hold state that the others lack.
         hung = [actor for actor in actors if phase in ("update", "sync") or actor.kind != LEARNER]
         names = ", ".join(actor.name for actor in hung)
         decision = "stopping with exit code 1" if acted else f"ending {names}, so that the run goes on without"

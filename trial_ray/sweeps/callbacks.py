@@ -15,18 +15,46 @@ from ray.tune.stopper import Stopper
 from rich import get_console
 
 from trial_ray.algorithms.config import GRPOConfig
-from trial_ray.engines.pool import FAULTS
+from trial_ray.engines.fault_log import FAULTS
 from trial_ray.ray_internals import checkpoints_of
 from trial_ray.runs.config_record import to_record
 from trial_ray.runs.experiment import reached
 from trial_ray.runs.folder import RunFolder
 from trial_ray.runs.metric_files import check_reported, flatten
+from trial_ray.runs.status import RUNNING, StatusFile
 from trial_ray.runs.terminal import describe, say
 from trial_ray.runs.trackers import DONE, FAILED, INTERRUPTED, TrackedRun, Trackers, identifier
 
 
 class SweepReporter(tune.Callback):
-    """Prints as trials progress."""
+    """Prints as trials progress, and shows a cluster how many have ended.
+
+    Args:
+        total: trials in all.
+    """
+
+    total: int | None = None  # also of a sweep that an earlier release began, whose reporter Tune has stored
+
+    def __init__(self, total: int | None = None) -> None:
+        self.total = total
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A trial begins."""
+        self._show(trials, RUNNING)
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A trial came to its end."""
+        self._show(trials, RUNNING, ending=trial)
+
+    def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
+        """The sweep ends."""
+        states = {trial.status for trial in trials}
+        self._show(trials, FAILED if "ERROR" in states else DONE if states <= {"TERMINATED"} else INTERRUPTED)
+
+    def _show(self, trials: list[Any], state: str, ending: Any = None) -> None:
+        for folder in {Path(trial.path).parent for trial in trials}:
+            ended = sum(trial is ending or trial.is_finished() for trial in trials)
+            StatusFile(folder, state=state, unit="trial", done=ended, total=self.total).open()
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
@@ -73,34 +101,54 @@ class StopCriteria(Stopper):
 
 
 class TrialFolders(tune.Callback):
-    """Makes the folder of every trial a run folder, which all commands open that open a run.
+    """Makes the folder of every trial a run folder, which all commands open that open a run, and logs it to services.
 
     Args:
         command: of the sweep, for the record.
+        log_to: services, at which trials are runs of one group.
+        group: of these runs; also the beginning of what identifies them.
     """
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], log_to: Sequence[str], group: str) -> None:
         self.command = list(command)
-        self._open: dict[str, RunFolder] = {}
+        self.log_to = tuple(log_to)
+        self.group = group
+        self.resumed = False
+        self._open: dict[str, tuple[RunFolder, Trackers]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Folders are opened again by the sweep that continues."""
-        return {**vars(self), "_open": {}}
+        """Folders and connections are opened again by the sweep that continues."""
+        return {**vars(self), "resumed": True, "_open": {}}
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A trial begins, or goes on after a pause, perhaps with other settings."""
-        self._open[trial.trial_id] = RunFolder.of_trial(Path(trial.path), _config(trial), self.command)
+        config: GRPOConfig = trial.get_trainable_cls().get_default_config().update_from_dict(trial.config)
+        folder = RunFolder.of_trial(Path(trial.path), config, self.command)
+        if trial.trial_id in self._open:
+            trackers = self._open[trial.trial_id][1]
+        else:
+            run = TrackedRun(
+                name=f"{self.group}-{trial_name(trial)}",
+                key=identifier(f"{self.group}-{trial.trial_id}"),
+                settings=to_record(config),
+                folder=folder.path,
+                group=self.group,
+                resumed=self.resumed,
+            )
+            trackers = Trackers(self.log_to, run, _print)
+        self._open[trial.trial_id] = folder, trackers
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
         """A trial finished an iteration."""
-        self._open[trial.trial_id].log(int(result["training_iteration"]), flatten(result))
+        for log in self._open[trial.trial_id]:
+            log.log(int(result["training_iteration"]), flatten(result))
 
     def on_checkpoint(self, iteration: int, trials: list[Any], trial: Any, checkpoint: Any, **info: Any) -> None:
         """A trial wrote a checkpoint."""
         after = int(trial.last_result["training_iteration"])
-        self._open[trial.trial_id].link_checkpoint(after, Path(checkpoint.path))
+        self._open[trial.trial_id][0].link_checkpoint(after, Path(checkpoint.path))
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A trial came to its end."""
@@ -116,8 +164,10 @@ class TrialFolders(tune.Callback):
             self._close(trial_id, INTERRUPTED)
 
     def _close(self, trial_id: str, state: str) -> None:
-        if folder := self._open.pop(trial_id, None):
+        if trial_id in self._open:
+            folder, trackers = self._open.pop(trial_id)
             folder.set_state(state)
+            trackers.close(state)
 
 
 class PopulationCheckpoints(tune.Callback):
@@ -143,67 +193,6 @@ class PopulationCheckpoints(tune.Callback):
             if path not in needed:
                 shutil.rmtree(Path(path), ignore_errors=True)
                 written.remove(result)
-
-
-class TrialTrackers(tune.Callback):
-    """Logs every trial to services, as runs of one group.
-
-    Args:
-        names: of the services.
-        group: of the runs; also the beginning of what identifies them.
-    """
-
-    def __init__(self, names: Sequence[str], group: str) -> None:
-        self.names = tuple(names)
-        self.group = group
-        self.resumed = False
-        self._open: dict[str, Trackers] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Connections are opened again by the sweep that continues."""
-        return {**vars(self), "resumed": True, "_open": {}}
-
-    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """A trial begins, or goes on after a pause."""
-        if trial.trial_id in self._open:
-            return
-        run = TrackedRun(
-            name=f"{self.group}-{trial_name(trial)}",
-            key=identifier(f"{self.group}-{trial.trial_id}"),
-            settings=to_record(_config(trial)),
-            folder=Path(trial.local_path),
-            group=self.group,
-            resumed=self.resumed,
-        )
-        self._open[trial.trial_id] = Trackers(self.names, run, _print)
-
-    def on_trial_result(
-        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
-    ) -> None:
-        """A trial finished an iteration."""
-        self._open[trial.trial_id].log(int(result["training_iteration"]), flatten(result))
-
-    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """A trial came to its end."""
-        self._close(trial.trial_id, DONE)
-
-    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """A trial failed."""
-        self._close(trial.trial_id, FAILED)
-
-    def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
-        """The sweep ends; what runs still was interrupted."""
-        for trial_id in list(self._open):
-            self._close(trial_id, INTERRUPTED)
-
-    def _close(self, trial_id: str, state: str) -> None:
-        if trackers := self._open.pop(trial_id, None):
-            trackers.close(state)
-
-
-def _config(trial: Any) -> GRPOConfig:
-    config: GRPOConfig = trial.get_trainable_cls().get_default_config().update_from_dict(trial.config)
-    return config
 
 
 def trial_name(trial: Any) -> str:

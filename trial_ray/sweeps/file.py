@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,19 +24,17 @@ if TYPE_CHECKING:
     from trial_ray.algorithms.config import GRPOConfig
     from trial_ray.runs.experiment import Experiment
 
-SettingPath = tuple[str, ...]
-"""Names that lead to a value: of the setting, then of the keys inside it."""
-SEED: SettingPath = ("seed",)
+SEED = "seed"
 """Results are aggregated over it."""
 
 
-def search_space(settings: Mapping[str, Any]) -> Iterator[tuple[SettingPath, Any]]:
-    """Paths to every value that Tune chooses, and the grid or distribution that it chooses from."""
+def search_space(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Dotted paths to every value that Tune chooses, as ``--set`` takes them, and the grid or distribution that it chooses from."""
     for name, value in settings.items():
         if is_search(value):
-            yield (name,), value
+            yield name, value
         elif isinstance(value, dict) and not name.startswith("_"):
-            yield from (((name, *path), inner) for path, inner in search_space(value))
+            yield from ((f"{name}.{path}", inner) for path, inner in search_space(value))
 
 
 def is_grid(space: Any) -> bool:
@@ -44,55 +42,32 @@ def is_grid(space: Any) -> bool:
     return isinstance(space, dict)
 
 
-def grid_size(searched: Mapping[SettingPath, Any]) -> int:
+def grid_size(searched: Mapping[str, Any]) -> int:
     """Points of the grid; 1 where everything is drawn."""
     return math.prod(len(space["grid_search"]) for space in searched.values() if is_grid(space))
 
 
-def points(searched: Mapping[SettingPath, Any]) -> Iterator[dict[SettingPath, Any]]:
+def points(searched: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Points that cover every value of the grid once: ranges of settings are checked one by one.
 
     Raises:
         ConfigError: a grid is empty.
     """
     choices = {path: space["grid_search"] if is_grid(space) else [space.sample()] for path, space in searched.items()}
-    empty = [dotted(path) for path, values in choices.items() if not values]
+    empty = [path for path, values in choices.items() if not values]
     if empty:
         raise ConfigError(f"tune.grid_search of {empty[0]} is empty.")
     for index in range(max((len(values) for values in choices.values()), default=1)):
         yield {path: values[min(index, len(values) - 1)] for path, values in choices.items()}
 
 
-def at_point(config: GRPOConfig, point: Mapping[SettingPath, Any]) -> GRPOConfig:
+def at_point(config: GRPOConfig, point: Mapping[str, Any]) -> GRPOConfig:
     """A copy of ``config`` with the values of one point."""
     chosen: GRPOConfig = config.copy(copy_frozen=False)
-    for (name, *path), value in point.items():
-        setattr(chosen, name, _replaced(getattr(chosen, name), path, value))
+    for path, value in point.items():
+        name, *inside = path.split(".")
+        setattr(chosen, name, _replaced(getattr(chosen, name), inside, value))
     return chosen
-
-
-def value_at(settings: Mapping[str, Any], path: Iterable[str]) -> Any:
-    """The value that a path leads to."""
-    value: Any = settings
-    for name in path:
-        value = value[name]
-    return value
-
-
-def nested(values: Mapping[SettingPath, Any]) -> dict[str, Any]:
-    """Values by their paths as dicts in dicts."""
-    found: dict[str, Any] = {}
-    for path, value in values.items():
-        inner = found
-        for name in path[:-1]:
-            inner = inner.setdefault(name, {})
-        inner[path[-1]] = value
-    return found
-
-
-def dotted(path: SettingPath) -> str:
-    """A path as ``--set`` takes it."""
-    return ".".join(path)
 
 
 def _replaced(values: Any, path: list[str], value: Any) -> Any:
@@ -128,7 +103,7 @@ class SweepFile:
     path: Path
     config: GRPOConfig
     stop: dict[str, float]
-    searched: dict[SettingPath, Any]
+    searched: dict[str, Any]
     metric: str
     mode: str
     num_samples: int
@@ -159,7 +134,7 @@ class SweepFile:
         if not stop:
             raise ConfigError(f"{file} defines no `stop`; define it, or give --iterations N.")
         config = apply_overrides(experiment.config, overrides or [])
-        searched: dict[SettingPath, Any] = dict(search_space(vars(config)))
+        searched: dict[str, Any] = dict(search_space(vars(config)))
         scheduler = names.get("scheduler")
         _check_mutations(file, scheduler, config)
         mutated = {path: searched.get(path) for path in mutations(scheduler)}
@@ -189,7 +164,7 @@ class SweepFile:
         return found
 
     @property
-    def chosen_by_tune(self) -> dict[SettingPath, Any]:
+    def chosen_by_tune(self) -> dict[str, Any]:
         """The search space inside the config."""
         return {path: space for path, space in self.searched.items() if space is not None}
 
@@ -226,7 +201,7 @@ class SweepFile:
         found = {
             "method": record["method"],
             **{f"config.{name}": value for name, value in record["settings"].items()},
-            **{dotted(path): space for path, space in self.searched.items()},
+            **self.searched,
             **{name: getattr(self, name) for name in of_search},
         }
         described: dict[str, Any] = finite(found, default=_as_json)
@@ -260,11 +235,13 @@ class SweepFile:
 
     def _check_searcher(self) -> None:
         """Whether a searcher can take the space."""
+        from ray.rllib.utils import unflatten_dict
+
         space = {path: each for path, each in self.chosen_by_tune.items() if not (path == SEED and is_grid(each))}
         for path, each in space.items():
             if is_grid(each):
                 raise ConfigError(
-                    f"{dotted(path)} is a tune.grid_search, but search_alg chooses from distributions. Write "
+                    f"{path} is a tune.grid_search, but search_alg chooses from distributions. Write "
                     f"tune.choice({each['grid_search']}); only the seed may be a grid."
                 )
         convert = getattr(type(self.search_alg), "convert_search_space", None)
@@ -272,10 +249,10 @@ class SweepFile:
             return
         for path, each in space.items():
             try:
-                convert(nested({path: each}))
+                convert(unflatten_dict({path: each}, "."))
             except (ValueError, NotImplementedError, TypeError) as error:
                 raise ConfigError(
-                    f"{type(self.search_alg).__name__} cannot search over {dotted(path)}: {first_line(error)}"
+                    f"{type(self.search_alg).__name__} cannot search over {path}: {first_line(error)}"
                 ) from error
 
 
@@ -299,18 +276,18 @@ def is_population_based(scheduler: Any) -> bool:
     return isinstance(scheduler, PopulationBasedTraining)
 
 
-def mutations(scheduler: Any) -> Iterator[SettingPath]:
-    """Paths to the settings that a population-based scheduler changes."""
+def mutations(scheduler: Any) -> Iterator[str]:
+    """Dotted paths to the settings that a population-based scheduler changes."""
     if is_population_based(scheduler):
         yield from _leaves(scheduler._hyperparam_mutations)
 
 
-def _leaves(settings: Mapping[str, Any]) -> Iterator[SettingPath]:
+def _leaves(settings: Mapping[str, Any]) -> Iterator[str]:
     for name, value in settings.items():
         if isinstance(value, dict) and value:
-            yield from ((name, *path) for path in _leaves(value))
+            yield from (f"{name}.{path}" for path in _leaves(value))
         else:
-            yield (name,)
+            yield name
 
 
 def _load(file: Path) -> Experiment:
@@ -348,9 +325,10 @@ def _check_kind(file: Path, name: str, value: Any, kinds: tuple[Any, ...], examp
 
 def _check_mutations(file: Path, scheduler: Any, config: GRPOConfig) -> None:
     for path in mutations(scheduler):
-        if path[0] not in vars(config):
-            hint = did_you_mean(path[0], settable_names(vars(config)))
-            raise ConfigError(f"{file}: hyperparam_mutations names {path[0]!r}, which is no setting.{hint}")
+        name = path.partition(".")[0]
+        if name not in vars(config):
+            hint = did_you_mean(name, settable_names(vars(config)))
+            raise ConfigError(f"{file}: hyperparam_mutations names {name!r}, which is no setting.{hint}")
 
 
 def _count(file: Path, names: Mapping[str, Any], name: str, default: int | None) -> Any:

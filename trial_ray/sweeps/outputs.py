@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pprint
 import re
 import textwrap
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from trial_ray.algorithms.methods import method_of
 from trial_ray.errors import first_line
 from trial_ray.files import write_text
+from trial_ray.reports.plots import drawing, picture_files
 from trial_ray.runs.config_record import DERIVED, is_json
 from trial_ray.runs.overrides import settable_names
-from trial_ray.sweeps.file import SweepFile, at_point, dotted
+from trial_ray.sweeps.file import SweepFile, at_point
 from trial_ray.sweeps.result import SweepResult
 
 if TYPE_CHECKING:
@@ -43,16 +45,9 @@ def write_outputs(file: SweepFile, result: SweepResult, folder: Path) -> Iterato
 
 
 def _pictures(result: SweepResult, folder: Path) -> Iterator[str]:
-    from trial_ray.reports.sweep_plots import plot_map, plot_parallel
-
     points = [(each.parameters, each.mean, each.half_width) for each in result.points() if each.mean is not None]
-    drawn = {
-        "map": plot_map(points, result.metric, folder / "map"),
-        "parallel coordinates": plot_parallel(points, result.metric, folder / "parallel"),
-    }
-    for name, files in drawn.items():
-        if files:
-            yield f"{name}: {files[0]} (and {files[1].suffix})"
+    if files := plot_map(points, result.metric, folder / "map"):
+        yield f"map: {files[0]} (and {files[1].suffix})"
 
 
 def _best(file: SweepFile, result: SweepResult, folder: Path) -> Iterator[str]:
@@ -60,7 +55,7 @@ def _best(file: SweepFile, result: SweepResult, folder: Path) -> Iterator[str]:
     if best is None:
         yield f"no {BEST}: no trial that did not fail has a finite {result.metric}"
         return
-    values = {path: best.parameters[dotted(path)] for path in file.searched}
+    values = {path: best.parameters[path] for path in file.searched}
     chosen = ", ".join(f"{name} = {best.parameters[name]!r}" for name in result.names)
     point = result.points()[0]
     lacks = f"; no point is complete, this one lacks {point.lacks}" if point.lacks else ""
@@ -68,7 +63,7 @@ def _best(file: SweepFile, result: SweepResult, folder: Path) -> Iterator[str]:
         f"The best of {len(result.points())} points of {file.path.name}: {chosen}; {result.metric} {point}{lacks}."
     )
     config = at_point(file.config, values)
-    chosen_names = [path[0] for path in values]
+    chosen_names = [path.partition(".")[0] for path in values]
     write_experiment(folder / BEST, config, file.stop, summary, file.path, chosen_names, file.overrides)
     yield f"best: {chosen}{lacks}; trial-ray train {folder / BEST}"
 
@@ -151,3 +146,76 @@ def _has_objects(config: GRPOConfig) -> bool:
 def literal(value: Any) -> str:
     """Plain values as Python."""
     return pprint.pformat(value, width=WIDTH - 30, sort_dicts=False)
+
+
+# -- pictures --------------------------------------------------------------------------------------------------------------
+
+SYMBOLS = {"hindsight_coeff": "λ (hindsight_coeff)", "clamp_alpha": "α (clamp_alpha)"}
+"""The settings that the map shows where they are searched, as the paper calls them."""
+COLOUR_MAP = "viridis"
+MOST_CELLS = 12
+"""Values of a setting up to which it makes rows or columns of cells."""
+
+PointValue = tuple[dict[str, Any], float, float | None]
+"""Parameters, mean over seeds, half of its 95 % interval."""
+
+
+def plot_map(points: Sequence[PointValue], metric: str, path: Path) -> list[Path]:
+    """Two settings that form a grid against each other.
+
+    Each cell holds mean ± half the 95 % interval over seeds; over the points in it where more settings than two were chosen.
+
+    Args:
+        points: that have a value.
+        metric: what the value is.
+        path: of the files, without suffix.
+
+    Returns:
+        The files; none where fewer than two numeric settings took several values, or they form no grid.
+    """
+    names = [name for name in _varied(points) if all(_is_number(point[0].get(name)) for point in points)]
+    if len(names) < 2:
+        return []
+    across, down = [*filter(names.__contains__, SYMBOLS), *(name for name in names if name not in SYMBOLS)][:2]
+    cells: dict[tuple[float, float], list[PointValue]] = {}
+    for point in points:
+        cells.setdefault((point[0][across], point[0][down]), []).append(point)
+    columns, rows = sorted({x for x, _ in cells}), sorted({y for _, y in cells})
+    if max(len(columns), len(rows)) > MOST_CELLS or len(cells) * 2 < len(columns) * len(rows):
+        return []
+    files = picture_files(path.parent, path.name)
+    with drawing(files, (max(4.0, 2.2 + 1.25 * len(columns)), max(2.6, 1.6 + 0.75 * len(rows)))) as (figure, axis):
+        figure.colorbar(_cells(axis, cells, columns, rows), ax=axis, label=metric.rpartition("/")[2])
+        axis.set_xlabel(SYMBOLS.get(across, across))
+        axis.set_ylabel(SYMBOLS.get(down, down))
+        if any(half is not None for _, _, half in points):
+            axis.set_title("mean ± 95 % interval over seeds")
+    return files
+
+
+def _cells(
+    axis: Any, cells: dict[tuple[float, float], list[PointValue]], columns: list[float], rows: list[float]
+) -> Any:
+    means = [[math.nan] * len(columns) for _ in rows]
+    for (x, y), found in cells.items():
+        means[rows.index(y)][columns.index(x)] = sum(mean for _, mean, _ in found) / len(found)
+    image = axis.imshow(means, origin="lower", aspect="auto", cmap=COLOUR_MAP)
+    for (x, y), found in cells.items():
+        row, column = rows.index(y), columns.index(x)
+        mean, half = means[row][column], found[0][2] if len(found) == 1 else None
+        text = f"{mean:.3g}" + (f"\n± {half:.2g}" if half is not None else "")
+        colour = "white" if image.norm(mean) < 0.6 else "black"
+        axis.text(column, row, text, ha="center", va="center", fontsize=9, color=colour)
+    axis.set_xticks(range(len(columns)), [f"{value:g}" for value in columns])
+    axis.set_yticks(range(len(rows)), [f"{value:g}" for value in rows])
+    return image
+
+
+def _varied(points: Sequence[PointValue]) -> list[str]:
+    """Settings that took several values, in alphabetical order."""
+    names = sorted({name for parameters, _, _ in points for name in parameters})
+    return [name for name in names if len({str(point[0].get(name)) for point in points}) > 1]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -14,7 +14,7 @@ from rich.table import Table
 from trial_ray.errors import CheckpointError
 from trial_ray.evaluation.statistics import differ, half_width
 from trial_ray.files import checked_content, finite, read_json, write_json, write_text
-from trial_ray.sweeps.file import SEED, dotted
+from trial_ray.sweeps.file import SEED
 
 if TYPE_CHECKING:
     import pandas
@@ -155,7 +155,7 @@ class SweepResult:
     def names(self) -> list[str]:
         """Dotted paths of what was chosen, the seed last."""
         found = {name for trial in self.trials for name in trial.parameters}
-        return sorted(found, key=lambda name: (name == dotted(SEED), name))
+        return sorted(found, key=lambda name: (name == SEED, name))
 
     def points(self) -> list[Point]:
         """The points: complete ones first, the best mean first; a failed trial's value is not part of the mean."""
@@ -210,7 +210,7 @@ class SweepResult:
         points = self.points()
         if len(points) == len(self.trials):
             return None
-        names = [name for name in self.names if name != dotted(SEED)]
+        names = [name for name in self.names if name != SEED]
         table = Table(title=f"{len(points)} points: mean ± 95 % interval over seeds")
         for name in (*names, self.metric.rpartition("/")[2], "iterations"):
             table.add_column(name, justify="right")
@@ -258,7 +258,7 @@ def _read_trial(record: dict[str, Any]) -> TrialRecord:
 
 
 def _without_seed(parameters: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in parameters.items() if name != dotted(SEED)}
+    return {name: value for name, value in parameters.items() if name != SEED}
 
 
 def _shown(value: Any) -> str:

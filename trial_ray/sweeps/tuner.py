@@ -1,27 +1,36 @@
-"""A sweep: Ray Tune's run over a sweep file's search space."""
+"""A sweep: Ray Tune's run over a sweep file's search space, and how many trials run at a time."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import getitem
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray import tune
+from ray.rllib.utils import unflatten_dict
 from ray.tune.error import TuneError
 from ray.tune.search import BasicVariantGenerator, Repeater
 from ray.tune.search.repeater import TRIAL_INDEX
 from ray.tune.utils import flatten_dict
 
-from trial_ray.errors import CheckpointError, UserInputError, first_line
+from trial_ray.config.sampling import fewest_and_most
+from trial_ray.errors import CheckpointError, ConfigError, UserInputError, first_line
 from trial_ray.files import checked_content, read_json, redacted, require_new_folder, write_json
-from trial_ray.runs.provenance import require_own_folder, sign_folder
-from trial_ray.sweeps.callbacks import PopulationCheckpoints, StopCriteria, SweepReporter, TrialFolders, TrialTrackers
-from trial_ray.sweeps.capacity import Capacity
-from trial_ray.sweeps.file import SettingPath, SweepFile, dotted, is_population_based, nested, search_space, value_at
+from trial_ray.planning.memory import Machine, make_plan
+from trial_ray.planning.request import GIB, PlanRequest
+from trial_ray.runs.ownership import require_own_folder, sign_folder
+from trial_ray.sweeps.callbacks import PopulationCheckpoints, StopCriteria, SweepReporter, TrialFolders
+from trial_ray.sweeps.file import SweepFile, is_population_based, search_space
 from trial_ray.sweeps.result import DONE, FAILED, UNFINISHED, SweepResult, TrialRecord
+
+if TYPE_CHECKING:
+    from trial_ray.algorithms.config import GRPOConfig
 
 CHECKPOINT_EVERY = 5
 """Iterations between two checkpoints of a trial."""
@@ -35,6 +44,115 @@ TUNE_ENVIRONMENT = {
     # The newer output prints a banner that "verbose=0" does not turn off.
     "RAY_AIR_NEW_OUTPUT": "0",
 }
+
+
+MEMORY = ("memory", "object_store_memory")
+"""Ray's resources that are bytes: together what its nodes had free when they started."""
+LEAST_OF_A_RESOURCE = 1e-6
+"""Amounts of a resource are sums of fractions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Resources of a trial and of the cluster, and how many trials fit.
+
+    Attributes:
+        needs: amount of each of Ray's resources that the largest trial reserves.
+        offered: amounts that the cluster has.
+        bytes_needed: host memory that the largest trial is predicted to hold; ``None`` where its model's shape is unknown.
+        bytes_offered: memory of the cluster's nodes.
+    """
+
+    needs: dict[str, float]
+    offered: dict[str, float]
+    bytes_needed: float | None
+    bytes_offered: float
+
+    @classmethod
+    def of(cls, configs: Iterable[GRPOConfig], cluster: Mapping[str, float]) -> Capacity:
+        """Hold configs against a cluster.
+
+        Args:
+            configs: that meet every value of the search once.
+            cluster: as ``ray.cluster_resources()`` gives it.
+        """
+        needs: dict[str, float] = {}
+        bytes_needed: float | None = 0.0
+        for config in configs:
+            reserved = _reserved(config)
+            needs = {name: max(needs.get(name, 0.0), reserved.get(name, 0.0)) for name in {**needs, **reserved}}
+            found = _host_bytes(config)
+            bytes_needed = None if found is None or bytes_needed is None else max(bytes_needed, found)
+        offered = {name: cluster.get(name, 0.0) for name in needs}
+        return cls(needs, offered, bytes_needed, sum(cluster.get(name, 0.0) for name in MEMORY))
+
+    @property
+    def by_resources(self) -> int:
+        """Trials whose reservations the cluster can grant at a time."""
+        return min(int(self.offered[name] / need + LEAST_OF_A_RESOURCE) for name, need in self.needs.items())
+
+    @property
+    def by_memory(self) -> int | None:
+        """Trials whose predicted memory there is; ``None`` where it cannot be predicted."""
+        return int(self.bytes_offered / self.bytes_needed) if self.bytes_needed else None
+
+    @property
+    def trials(self) -> int:
+        """Trials at a time, at least one."""
+        return max(1, min(self.by_resources, self.by_resources if self.by_memory is None else self.by_memory))
+
+    def require_one(self, local: bool) -> None:
+        """Refuse a sweep of which no trial could ever start.
+
+        Args:
+            local: whether the cluster is this machine, which does not grow.
+
+        Raises:
+            ConfigError: says what a trial reserves and what there is.
+        """
+        if local and self.by_resources < 1:
+            raise ConfigError(
+                f"A trial reserves {self._amounts()}, so that none could start. Lower num_cpus_per_env_runner, "
+                "num_cpus_per_engine, num_cpus_per_learner or num_cpus_for_main_process (fractions will do), or the number of "
+                "actors."
+            )
+
+    def describe(self, number: int, at_once: int) -> str:
+        """In one line, how a number of trials will run."""
+        memory = (
+            "its memory cannot be predicted"
+            if self.bytes_needed is None
+            else f"about {self.bytes_needed / GIB:.1f} of {self.bytes_offered / GIB:.1f} GiB"
+        )
+        several = "trial" if number == 1 else "trials"
+        tight = ", which may not suffice for one" if self.by_memory == 0 else ""
+        return f"{number} {several}, {min(number, at_once)} at a time: each takes {self._amounts()}, {memory}{tight}"
+
+    def _amounts(self) -> str:
+        names = sorted(self.needs)
+        return ", ".join(
+            f"{self.needs[name]:g} of {self.offered[name]:g} {name}{'s' if name in ('CPU', 'GPU') else ''}"
+            for name in names
+        )
+
+
+def _reserved(config: GRPOConfig) -> dict[str, float]:
+    bundles: list[dict[str, Any]] = config.algo_class.default_resource_request(config).bundles
+    total: Counter[str] = Counter()
+    for bundle in bundles:
+        total.update(bundle)
+    return {name: amount for name, amount in total.items() if amount > 0}
+
+
+def _host_bytes(config: GRPOConfig) -> float | None:
+    try:
+        request = PlanRequest.of(config)
+        engines, runners = fewest_and_most(config.num_engines)[0], fewest_and_most(config.num_env_runners)[0]
+        reserved = replace(request, num_engines=engines, num_env_runners=max(1, runners))
+        actors = make_plan(reserved, Machine(None, None)).actors
+    except ConfigError:
+        return None  # nothing here tells the model's shape
+    return sum(actor.count * actor.total for actor in actors if not actor.on_gpu)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,14 +306,12 @@ class Sweep:
         return BasicVariantGenerator(constant_grid_search=True) if seeds and self.file.draws_values else None
 
     def _callbacks(self) -> Iterable[tune.Callback]:
-        yield SweepReporter()
-        yield TrialFolders(self.command)
+        yield SweepReporter(self.file.num_trials)
+        yield TrialFolders(self.command, self.log_to, self.folder.name)
         scheduler = self.file.scheduler
         # How many checkpoints fall into an interval in another unit is unknown; then all are kept.
         if is_population_based(scheduler) and scheduler._time_attr == "training_iteration":
             yield PopulationCheckpoints(kept=2 + math.ceil(scheduler._perturbation_interval / CHECKPOINT_EVERY))
-        if self.log_to:
-            yield TrialTrackers(self.log_to, self.folder.name)
 
 
 def recorded_options(folder: Path) -> tuple[int | None, list[str]]:
@@ -239,7 +355,9 @@ class EverySeed(Repeater):
 
     def set_search_properties(self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any) -> bool:
         """Take over what is searched."""
-        return bool(super().set_search_properties(metric, mode, nested(dict(search_space(config))), **spec))
+        return bool(
+            super().set_search_properties(metric, mode, unflatten_dict(dict(search_space(config)), "."), **spec)
+        )
 
     def suggest(self, trial_id: str) -> Any:
         """Parameters of the next trial; what else Tune expects where there is none."""
@@ -250,12 +368,12 @@ class EverySeed(Repeater):
         return suggested
 
 
-def _record(result: Any, searched: Iterable[SettingPath], metric: str) -> TrialRecord:
+def _record(result: Any, searched: Iterable[str], metric: str) -> TrialRecord:
     metrics, config = result.metrics or {}, result.config or {}  # both absent in a trial that never started
     status = FAILED if result.error else DONE if metrics.get("done") else UNFINISHED
     return TrialRecord(
         name=metrics.get("trial_id") or Path(result.path).name,
-        parameters={dotted(path): value_at(config, path) for path in searched if config},
+        parameters={path: reduce(getitem, path.split("."), config) for path in searched if config},
         status=status,
         iterations=int(metrics.get("training_iteration", 0)),
         metric=_last_value(result, metrics, metric),

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,10 @@ from trial_ray.environments.guarded import GuardedEnv, StepResult
 from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.environments.templates import PromptContext, PromptTemplate
 from trial_ray.errors import EnvironmentFaultError, PromptTooLongError
+from trial_ray.files import get_or_build
 from trial_ray.rollout.episode import Decision, History, Player, play_episode
 from trial_ray.rollout.hindsight import augment, encode_evidence, outcome_view
+from trial_ray.rollout.partitions import IDS, new_schema, read_rows, write_rows
 from trial_ray.rollout.prompts import PromptBuilder, records
 from trial_ray.rollout.trajectory import Trajectory
 from trial_ray.warmstart.cloning import Example
@@ -276,3 +279,32 @@ def to_examples(
 def _in_hindsight(demonstration: Demonstration) -> Example:
     view = augment(demonstration.prompt_ids, demonstration.insert_at, demonstration.evidence_ids)
     return Example(view, demonstration.planned_ids)
+
+
+SCHEMA = new_schema(
+    (("prompt_ids", IDS, "the prompt, `[P]`"), ("response_ids", IDS, "the demonstrated response, `[y]`")), version=1
+)
+
+
+def kept_examples(key: str, make: Callable[[], Sequence[Example]]) -> list[Example]:
+    """The examples of a warm start in their order: those kept under ``key``, else made, and kept once there are all of them.
+
+    Args:
+        key: of everything that decides the examples.
+        make: collects them.
+
+    Raises:
+        UserInputError: a kept file is damaged.
+    """
+
+    def build(work: Path) -> None:
+        rows = [{"prompt_ids": each.prompt_ids, "response_ids": each.response_ids} for each in make()]
+        write_rows(work, 0, rows, SCHEMA, "demonstrator")
+
+    folder, _ = get_or_build("demonstrations", key, build)
+    columns = read_rows(folder, None, SCHEMA, "demonstrations", f"Remove {folder}: they are collected again.")
+    prompts, responses = (columns[name].to_pylist() for name in SCHEMA.names)
+    return [
+        Example(np.array(prompt, np.int32), np.array(response, np.int32))
+        for prompt, response in zip(prompts, responses, strict=True)
+    ]

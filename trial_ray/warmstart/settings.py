@@ -26,102 +26,97 @@ class WarmStartSettings:
 
     env: str = setting(
         "trial/ALFWorld-v0",
-        "Gymnasium id; in a config's ``warm_start`` the config's own environment, with its keyword arguments, "
-        "unless it is named",
+        "Gymnasium id; inside a config, unless set, the config's environment and its arguments",
     )
     env_config: Mapping[str, Any] = setting(
-        doc="keyword arguments of the environment, save ``split``, ``num_games`` and ``generator_seed`` (set here)",
+        doc="keyword arguments of the environment, without ``split``, ``num_games`` and ``generator_seed``, which are "
+        "set here",
         factory=lambda: {"difficulty": "tiny", "max_turns": 20},
     )
     model_path: str | None = setting(
         None,
-        "folder of a causal LM with a chat template, in Hugging Face format; ``None`` builds the tiny default model",
+        "Hugging Face folder of a causal LM with a chat template; ``None`` builds the tiny model",
     )
-    size: str = setting(
-        "tiny", "shape of the default model, a key of ``trial_ray.models.tiny.SHAPES``; unused with ``model_path``"
-    )
+    size: str = setting("tiny", "shape of the tiny model, a key of ``trial_ray.models.tiny.SHAPES``")
     # In a conversation action noise would contradict the demonstrated response, which stands in all later prompts.
     response_style: Literal["plain", "tagged"] = setting(
         "plain",
-        "``plain`` responses are the action alone; ``tagged`` ones put it inside ``<action>``, as instruct models do; in a "
-        "config's ``warm_start`` this and the next three are the config's own unless they are named",
+        "``plain``: the response is the action; ``tagged``: the action stands in ``<action>``. Inside a config "
+        "this and the next three are the config's unless set",
         one_of=("plain", "tagged"),
     )
-    history_window: int = setting(2, "(observation, action) pairs that a prompt shows", at_least=0)
-    max_prompt_tokens: int = setting(512, "limit of a prompt", at_least=1)
-    max_response_tokens: int = setting(16, "limit of a sampled response when success is measured", at_least=1)
-    games: int = setting(250, "generated games that the oracle plays", at_least=1)
-    episodes_per_game: int = setting(4, "episodes of each of them, with different seeds of the oracle", at_least=1)
+    history_window: int = setting(2, "(observation, action) pairs in a prompt", at_least=0)
+    max_prompt_tokens: int = setting(512, "longest prompt", at_least=1)
+    max_response_tokens: int = setting(16, "longest response when success is measured", at_least=1)
+    games: int = setting(250, "generated games that the expert plays", at_least=1)
+    episodes_per_game: int = setting(4, "episodes of each, with different seeds of the expert", at_least=1)
     action_noise: float = setting(
         0.1,
-        "how often something else than the oracle's action is carried out (an admissible action or a malformed "
-        "one). The example still holds the oracle's action: the policy sees what mistakes lead to, and how to go "
-        "on from there",
+        "probability of executing another action (admissible or malformed) than the expert's. The example keeps "
+        "the expert's action: the policy sees what mistakes lead to and how to recover",
         within=(0, 1),
     )
     suboptimal_probability: float = setting(
         0.0,
-        "how often the demonstrator does any other admissible thing than it planned, and is imitated in that too. "
-        "The policy knows how to act but wastes turns: a habit that reinforcement learning can unlearn",
+        "probability that the expert takes an admissible action other than the planned one, which is imitated. "
+        "The policy then wastes turns, a habit that reinforcement learning can unlearn",
         within=(0, 1),
     )
     hindsight_fraction: float = setting(
         0.25,
-        "share of examples whose prompt is the hindsight view: the outcome of the action carried out stands in it, "
-        "and the response is the planned action. Large models can read such evidence from the start; a tiny one "
-        "has to be taught before hindsight can weigh its turns. Below 1",
+        "share of examples with the outcome of the executed action in the prompt and the planned action as "
+        "response; below 1. A small model has to learn to read hindsight; a large one can from the start",
         within=(0, 1),
     )
     hindsight_wasted_share: float = setting(
         0.5,
-        "of the hindsight views, how many show the outcome of another action than the planned one (a suboptimal "
-        "one, or noise)",
+        "share of the hindsight examples that show the outcome of an action other than the planned one",
         within=(0, 1),
     )
     renaming_probability: float = setting(
         0.5,
-        "share of examples in which names are exchanged at random, so that responses must be copied and not guessed",
+        "share of examples in which names are exchanged at random, so that the model must copy, not guess",
         within=(0, 1),
     )
     optimizer: Literal["muon", "adamw"] = setting(
         "muon",
-        "``muon`` orthogonalises the updates of matrices and leaves the rest to AdamW (a model from scratch learns "
-        "to copy in a third of the steps); ``adamw`` is for pretrained models",
+        "``muon`` for matrices and AdamW for the rest (a model from scratch learns to copy in a third of the "
+        "steps); ``adamw`` for pretrained models",
         one_of=("muon", "adamw"),
     )
-    learning_rate: float = setting(3e-3, "of AdamW, at the end of the warm-up", above=0)
-    matrix_learning_rate: float = setting(0.02, "of Muon, at the end of the warm-up; unused with ``adamw``", above=0)
-    batch_size: int = setting(16, "examples in an update", at_least=1)
-    prompt_weight: float = setting(0.3, "weight of the loss on prompt tokens; it teaches copying", at_least=0)
-    max_steps: int = setting(800, "updates at most; the learning rate falls linearly to zero over so many", at_least=1)
+    learning_rate: float = setting(3e-3, "of AdamW, after the warm-up", above=0)
+    matrix_learning_rate: float = setting(0.02, "of Muon, after the warm-up", above=0)
+    batch_size: int = setting(16, "examples per update", at_least=1)
+    prompt_weight: float = setting(0.3, "weight of the loss on prompt tokens, which teaches copying", at_least=0)
+    max_steps: int = setting(800, "most updates; the learning rate falls linearly to 0 over them", at_least=1)
     target_success: float = setting(
         0.35,
-        "cloning stops at the first check that reaches this success, so that reinforcement learning can improve on it",
+        "cloning stops at the first check that reaches this success, which leaves room for reinforcement learning",
         within=(0, 1),
     )
-    check_every: int = setting(50, "updates between checks; a check plays ``check_games`` held-out games", at_least=1)
+    check_every: int = setting(50, "updates between checks", at_least=1)
     check_games: int = setting(
         64,
-        "games of a check. They decide when to stop, hence are others than those of the final evaluation",
+        "held-out games of a check, other than those of the final evaluation",
         at_least=1,
     )
     evaluation_games: int = setting(
-        192, "games of the final evaluation, which neither cloning nor checks have seen; one episode each", at_least=1
+        192, "games of the final evaluation, unseen by cloning and checks; one episode each", at_least=1
     )
     generator_seed: int = setting(
         1_000_003,
         "seed of the demonstrated games; checks use the next one, the final evaluation the one after",
         at_least=0,
     )
-    seed: int = setting(0, "of initial weights, order of examples, demonstrator, action noise and sampling", at_least=0)
+    seed: int = setting(0, "of weights, order of examples, expert, action noise and sampling", at_least=0)
     threads: int = setting(
         2,
-        "threads of PyTorch while it clones. Sums depend on it, so it is fixed for the sake of repeatable results",
+        "PyTorch threads for cloning, fixed because sums depend on it",
         at_least=1,
     )
     device: Literal["cpu", "cuda"] = setting(
         "cpu",
-        "where it clones and plays: ``cuda`` for pretrained models. Only a CPU gives the same model again, bit for bit",
+        "where it clones and plays: ``cuda`` for pretrained models; only ``cpu`` is repeatable bit for bit",
         one_of=("cpu", "cuda"),
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import shutil
@@ -24,17 +23,24 @@ import trial_envs
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.environments.registry import EnvironmentEntry, make_entries
 from trial_ray.errors import TrainingDivergedError
-from trial_ray.files import PACKAGE, require_new_folder, write_folder, write_json
+from trial_ray.files import (
+    PACKAGE,
+    content_key,
+    files_digest,
+    get_or_build,
+    read_json,
+    require_new_folder,
+    write_folder,
+    write_json,
+)
 from trial_ray.rollout.env_runner import outside_loop
 from trial_ray.rollout.prompts import PromptBuilder
-from trial_ray.warmstart.cache import content_key, files_digest, get_or_build, kept_examples
 from trial_ray.warmstart.cloning import Cloner, Example
-from trial_ray.warmstart.demonstrations import collect, make_demonstrator, to_examples
+from trial_ray.warmstart.demonstrations import collect, kept_examples, make_demonstrator, to_examples
 from trial_ray.warmstart.judgement import judge_policy
 from trial_ray.warmstart.policy import (
     RECORD,
     HeldOutGames,
-    PlayResult,
     computing_with,
     load_policy,
     model_files,
@@ -67,13 +73,11 @@ LINE_EVERY = 100
 """Updates between lines of a log, where no bar can move."""
 
 
-class WarmStartProgress:
-    """A progress bar a stage: games played by the oracle, updates; in a log, lines. A context manager."""
+class WarmStartProgress(Progress):
+    """A progress bar a stage: games played by the oracle, updates; in a log, lines."""
 
     def __init__(self, settings: WarmStartSettings, enabled: bool) -> None:
-        self._settings = settings
-        self._success = ""
-        self._bars = Progress(
+        super().__init__(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
@@ -84,38 +88,19 @@ class WarmStartProgress:
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self._collecting = self._bars.add_task("Demonstrations (games)", total=settings.games, state="")
-        self._cloning = self._bars.add_task("Cloning (updates)", total=settings.max_steps, start=False, state="")
+        self.success = ""
+        """What the last check found."""
+        self.collecting = self.add_task("Demonstrations (games)", total=settings.games, state="")
+        self._cloning = self.add_task("Cloning (updates)", total=settings.max_steps, start=False, state="")
 
-    def __enter__(self) -> WarmStartProgress:
-        """Show the bars."""
-        self._bars.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        """Leave the bars as they are."""
-        self._bars.stop()
-
-    def game(self) -> None:
-        """The oracle finished a game."""
-        self._bars.advance(self._collecting)
-
-    def demonstrated(self) -> None:
-        """All games are played, now or by an earlier warm start that was interrupted."""
-        self._bars.update(self._collecting, completed=self._settings.games)
-
-    def update(self, step: int, loss: float) -> None:
+    def updated(self, step: int, steps: int, loss: float) -> None:
         """An update was done."""
         if step == 1:
-            self._bars.start_task(self._cloning)
-        state = f"loss {loss:.2f}{self._success}"
-        self._bars.update(self._cloning, completed=step, state=state)
-        if step % LINE_EVERY == 0 and not (self._bars.disable or self._bars.console.is_terminal):
-            self._bars.console.print(f"Cloning: update {step} of {self._settings.max_steps}, {state}", highlight=False)
-
-    def check(self, result: PlayResult) -> None:
-        """A check was played."""
-        self._success = f" · held-out success {result.success_rate:.0%} (stops at {self._settings.target_success:.0%})"
+            self.start_task(self._cloning)
+        state = f"loss {loss:.2f}{self.success}"
+        self.update(self._cloning, completed=step, state=state)
+        if step % LINE_EVERY == 0 and not (self.disable or self.console.is_terminal):
+            self.console.print(f"Cloning: update {step} of {steps}, {state}", highlight=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +175,7 @@ def warm_start(
     outside_loop(lambda: _judge(settings, entry, path, progress))
     if out is not None:
         write_folder(out, lambda partial: shutil.copytree(path, partial))
-    record = json.loads((path / RECORD).read_text(encoding="utf-8"))
+    record = read_json(path / RECORD)
     found = {name: record[name] for name in ("success_rate", "episodes", "invalid_share", "steps", "curve", "seconds")}
     result = WarmStartResult(path=out or path, interval=tuple(record["interval"]), cached=cached, **found)
     if progress:
@@ -251,13 +236,13 @@ def _make(settings: WarmStartSettings, entry: EnvironmentEntry, key: str, folder
         examples = kept_examples(
             key,
             lambda: to_examples(
-                collect(settings, entry, tokenizer, builder, shown.game),
+                collect(settings, entry, tokenizer, builder, lambda: shown.advance(shown.collecting)),
                 settings.hindsight_fraction,
                 settings.hindsight_wasted_share,
                 settings.seed,
             ),
         )
-        shown.demonstrated()
+        shown.update(shown.collecting, completed=settings.games)  # also where an earlier warm start played them
         steps, curve = _clone(settings, entry, model, tokenizer, builder, examples, shown)
     model.to("cpu")  # type: ignore[arg-type]
     model.save_pretrained(folder, safe_serialization=True)
@@ -274,7 +259,7 @@ def _make(settings: WarmStartSettings, entry: EnvironmentEntry, key: str, folder
 
 def _judge(settings: WarmStartSettings, entry: EnvironmentEntry, folder: Path, progress: bool) -> None:
     """Add to the record in ``folder`` how well the model there does, where it does not say so yet."""
-    record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    record = read_json(folder / RECORD)
     if "judgement" in record:
         return
     started = time.perf_counter()
@@ -321,7 +306,7 @@ def _clone(
         for step in range(1, settings.max_steps + 1):
             loss, right = cloner.step()
             accuracies.append(right)
-            shown.update(step, loss)
+            shown.updated(step, settings.max_steps, loss)
             due = step % settings.check_every == 0 and fmean(accuracies[-25:]) >= LEAST_RESPONSE_ACCURACY
             due = due or step == settings.max_steps
             if not math.isfinite(loss) or (due and not all(bool(each.isfinite().all()) for each in model.parameters())):
@@ -340,7 +325,7 @@ def _clone(
                     "invalid_share": result.invalid_share,
                 }
             )
-            shown.check(result)
+            shown.success = f" · held-out success {result.success_rate:.0%} (stops at {settings.target_success:.0%})"
             if result.success_rate >= settings.target_success:
                 return step, curve
     _log.warning(

@@ -8,16 +8,15 @@ import threading
 
 import gymnasium
 import pytest
-from recordings import alfworld_episodes, plays_the_stock_engine
+from recordings import alfworld_episodes
 from third_party import ALFWORLD
 
 import trial_envs  # noqa: F401  registers the ids
-from trial_envs.alfworld.engine import AlfredEngine, GameText
+from trial_envs.alfworld.engine import AlfredEngine
 from trial_envs.alfworld.env import ALFWorldEnv
 from trial_envs.alfworld.families import FAMILIES
 from trial_envs.alfworld.generator import generate, task_ids
 from trial_envs.alfworld.library import LIBRARIES
-from trial_envs.alfworld.packed import PackedGames
 from trial_envs.alfworld.translation import translate
 from trial_envs.errors import ClosedEnvError
 
@@ -78,40 +77,6 @@ def test_the_release_has_all_its_games_sorted():
     env.close()
 
 
-def game_text(origin: str) -> GameText:
-    if origin == "own":
-        return generate(task_ids("small", 1, 1)[0]).text
-    source = PackedGames(ALFWORLD)
-    return source.game("valid_unseen", source.tasks("valid_unseen")[60]).text
-
-
-@plays_the_stock_engine
-def test_random_walks_equal_those_of_the_stock_engine(origin, monkeypatch, tmp_path):
-    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))  # importing alfworld makes this folder, or one in the home
-    from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
-    from textworld.core import EnvInfos
-    from textworld.envs.pddl import PddlEnv
-
-    stock = AlfredDemangler(PddlEnv(EnvInfos(won=True, admissible_commands=True)), shuffle=False)
-    fast = AlfredEngine()
-    rng = random.Random(0)
-    text = game_text(origin)
-    stock.load({"pddl_domain": text.domain, "pddl_problem": text.problem, "grammar": text.grammar})
-    fast.load(text)
-    expected, done, state = stock.reset(), False, fast.reset()
-    for _ in range(20):
-        assert state.feedback == expected.feedback
-        assert list(state.admissible_commands) == expected.admissible_commands
-        assert state.won == done
-        commands = [*expected.admissible_commands, "sing a song"]
-        command = rng.choice(commands)
-        expected, _, done = stock.step(command)
-        state = fast.step(command)
-        assert state.understood == (command in commands[:-1])
-    stock.close()
-    fast.close()
-
-
 def test_the_translation_is_the_stock_one(capsys, monkeypatch):
     import fast_downward
 
@@ -140,19 +105,6 @@ def test_playing_leaves_the_process_and_the_machine_as_they_were(tmp_path):
     done = subprocess.run(command, check=True, timeout=120, capture_output=True, text=True, env=surroundings)
     assert (done.stdout, done.stderr) == ("", "")
     assert [*(tmp_path / "home").iterdir(), *(tmp_path / "temporary").iterdir()] == []
-
-
-def test_an_engine_that_took_another_game_forgets_the_first():
-    first, second = (generate(i) for i in task_ids("small", 2, 2))
-    engine = AlfredEngine()
-    answers = []
-    for game in (first, second, first):
-        engine.load(game.text)
-        answers.append([engine.reset(), *(engine.step(c) for c in game.walkthrough), engine.reset()])
-        assert answers[-1][0] == answers[-1][-1]
-    assert answers[0] == answers[2]
-    assert answers[0] != answers[1]
-    engine.close()
 
 
 def play(task_id: str, engine: AlfredEngine) -> list:

@@ -1,8 +1,6 @@
 """Generated ALFWorld games: a pure function of the id, winnable in all six families, of the size of their level."""
 
 import json
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
@@ -50,28 +48,10 @@ def test_the_first_observation_names_as_much_furniture_as_the_level_says(engine,
     assert least <= len(furniture) <= most
 
 
-def test_the_same_id_is_the_same_game_in_another_process():
-    ids = task_ids("medium", 3, 12)
-    code = (
-        "import sys, json; from trial_envs.alfworld.generator import generate, task_ids;"
-        "ids = task_ids('medium', 3, 12);"
-        "print(json.dumps([[i, generate(i).text.problem, generate(i).walkthrough] for i in ids]))"
-    )
-    answer = subprocess.run([sys.executable, "-c", code], check=True, timeout=120, capture_output=True, text=True)
-    games = [generate(i) for i in ids]
-    assert json.loads(answer.stdout) == [[g.task_id, g.text.problem, list(g.walkthrough)] for g in games]
-
-
 def test_seeds_and_indices_give_different_games_and_a_longer_list_starts_with_the_shorter():
     assert task_ids("small", 0, 40)[:10] == task_ids("small", 0, 10)
     problems = {generate(i).text.problem for seed in (0, 1) for i in task_ids("small", seed, 20)}
     assert len(problems) == 40
-
-
-def test_thousands_of_ids_are_distinct_and_all_well_formed():
-    ids = task_ids("tiny", 0, 4096)
-    assert len(set(ids)) == 4096
-    assert {parse_name(i.split("/")[0]).family for i in ids} == set(LEVELS["tiny"].families)
 
 
 def test_tiny_games_hide_nothing_and_are_won_within_six_turns():

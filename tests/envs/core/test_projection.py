@@ -58,13 +58,6 @@ def test_plain_response_is_the_action():
     assert project_action(" \n\t ", "plain") == Projection("", False)
 
 
-def test_megabyte_and_control_characters_are_harmless():
-    junk = "\x00\x1b[2J\ud800<action" * 80_000
-    assert len(project_action(junk).action) == 30
-    assert project_action(f"<think>{junk}</think><action>look</action>").action == "look"
-    assert project_action(junk, "plain").valid
-
-
 @given(st.text(), st.text(), st.integers(1, 40))
 def test_fallback_is_never_longer_than_the_tail(before, after, tail):
     projection = project_action(before + after, tail=tail)

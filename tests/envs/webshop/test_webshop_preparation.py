@@ -96,14 +96,6 @@ def test_another_seed_draws_other_prices_and_the_same_seed_the_same(tmp_path):
     assert shops[0].goal(0) == shops[1].goal(0)
 
 
-def test_importing_again_replaces_the_shop(tmp_path):
-    target = tmp_path / "index"
-    import_shop(write_source(tmp_path / "a"), target, tagger=tag)
-    import_shop(write_source(tmp_path / "b", PRODUCTS[:1]), target, tagger=tag)
-    assert open_catalogue(target).num_products == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "index"]
-
-
 @pytest.mark.parametrize("interference", ["places its own", "takes it away"])
 def test_an_import_beside_that_of_another_process_replaces_the_shop(tmp_path, monkeypatch, interference):
     """The other process acts just before this one moves its folder to the target."""

@@ -6,15 +6,12 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from recordings import read_lines, webshop_records
 from third_party import WEBSHOP_1K
 
 from trial_envs.errors import CorruptCatalogueError
 from trial_envs.webshop import indexing, search
 from trial_envs.webshop.analyser import index_terms
-from trial_envs.webshop.bm25 import quantise_length
 from trial_envs.webshop.catalogue import open_catalogue
 from trial_envs.webshop.indexing import IndexBuilder
 from trial_envs.webshop.porter import stem
@@ -108,19 +105,6 @@ def test_an_array_of_another_type_is_refused(tmp_path):
     assert load_array(tmp_path, "numbers", np.int64).tolist() == [1, 2]
     with pytest.raises(CorruptCatalogueError, match="int64, expected float32"):
         load_array(tmp_path, "numbers", np.float32)
-
-
-def test_lengths_are_kept_to_four_bits_beyond_24():
-    assert [quantise_length(n) for n in (0, 23, 24, 39, 40, 41, 42, 56, 59, 60, 1919)] == [
-        *(0, 23, 24, 39, 40, 40, 42, 56, 56, 60, 1816)
-    ]
-
-
-@given(st.integers(0, 10**9))
-def test_kept_lengths_never_exceed_the_length_and_lose_at_most_an_eighth(length):
-    kept = quantise_length(length)
-    assert kept <= length
-    assert length - kept <= max(length - 24, 0) / 8
 
 
 def build(folder, documents):

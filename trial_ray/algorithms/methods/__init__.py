@@ -28,6 +28,8 @@ METHODS = {
     "opsd": ("OPSD", f"{_FOLDER}.opsd", "OPSDConfig"),
     "rlsd": ("RLSD", f"{_FOLDER}.rlsd", "RLSDConfig"),
     "gigpo": ("GiGPO", f"{_FOLDER}.gigpo", "GiGPOConfig"),
+    "stepopsd": ("StepOPSD", f"{_FOLDER}.stepopsd", "StepOPSDConfig"),
+    "agentopsd": ("AgentOPSD", f"{_FOLDER}.agentopsd", "AgentOPSDConfig"),
 }
 """The methods that come with this package: title in tables and figures, module and config class by name."""
 

@@ -17,6 +17,7 @@ class StepGroups(Method["GiGPOConfig"]):
     """
 
     name = "gigpo"
+    needs_whole_groups = False
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
         """Add the step advantages to the rows'."""

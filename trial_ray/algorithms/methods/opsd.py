@@ -59,7 +59,7 @@ class OPSDConfig(GRPOConfig):
     kl_coeff: float = setting(0.0)
     entropy_coeff: float = setting(0.0)
     divergence: str = setting(
-        "jsd", 'over whole distributions, ``"jsd"``, or over ``"sampled"`` tokens', one_of=DIVERGENCES
+        "jsd", '``"jsd"``: of whole distributions; ``"sampled"``: of sampled tokens', one_of=DIVERGENCES
     )
     jsd_mix: float = setting(0.5, "β of the generalised JSD, the teacher's share in the mixture; in (0, 1)")
     jsd_temperature: float = setting(1.1, "divides both views' logits", above=0)

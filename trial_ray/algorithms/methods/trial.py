@@ -35,6 +35,7 @@ class TrajectoryRelative(Method["TRIALConfig"]):
 
     name = "trial"
     needs_privileged_view = True
+    needs_whole_groups = False
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
         """Give every turn its weight w_k (Eq. 4 to Eq. 6)."""
@@ -86,35 +87,32 @@ class TRIALConfig(GRPOConfig):
     method_class = TrajectoryRelative
 
     privileged_view: str | None = setting("outcome")
-    hindsight_coeff: float = setting(
-        0.01, "λ, the weight of the dense hindsight loss once it is active (Eq. 8)", at_least=0
-    )
+    hindsight_coeff: float = setting(0.01, "λ, the weight of the dense hindsight loss (Eq. 8)", at_least=0)
     hindsight_start_iteration: int = setting(
-        1, "first iteration (counted from 1) at which λ applies, 0 before; 25 in the published runs", at_least=1
+        1, "first iteration (from 1) in which λ applies; 25 in the published runs", at_least=1
     )
     clamp_alpha: float = setting(
-        1.0, "α, the bound of the dense contribution relative to the GRPO loss (Eq. 8)", at_least=0, infinite=True
+        1.0, "α, the bound of the dense term relative to the GRPO loss (Eq. 8)", at_least=0, infinite=True
     )
     clamp_scope: str = setting(
         "microbatch",
-        'the rows whose scalars the clamp of Eq. 8 compares: each ``"microbatch"`` alone (the paper), or the whole '
-        '``"minibatch"``, at the price of one more forward pass while λ is above 0',
+        'rows over which Eq. 8 clamps: each ``"microbatch"`` (the paper) or the whole ``"minibatch"``, which '
+        "costs one more forward pass",
         one_of=CLAMP_SCOPES,
     )
     gap_clip: float = setting(
-        2.0, "c, the elementwise bound on the log-probability gap, in nats (Eq. 4)", above=0, infinite=True
+        2.0, "c, the bound on each token's hindsight log-ratio, in nats (Eq. 4)", above=0, infinite=True
     )
     profile: str = setting(
         "relative",
-        "how a trajectory's dense loss is shared among its turns: ``\"relative\"`` to the turns' hindsight gaps (the paper's "
-        'TRIAL), or for the controlled study ``"uniform"``, every turn the same, or ``"permuted"``, the relative weights dealt '
-        "to other turns of the trajectory",
+        'how turns share a trajectory\'s dense loss: ``"relative"`` to their hindsight log-ratios (the paper), or '
+        'as controls ``"uniform"`` or ``"permuted"`` (the relative weights, dealt to other turns)',
         one_of=PROFILES,
     )
     value_weighting: bool = setting(
         False,
-        "multiply turn scores by step values, so that of two turns with the same gap the one from which more rollouts "
-        "succeeded weighs more (not in the paper; see ``learner.step_values``)",
+        "multiply turn scores by step values, so that of equal turns the one from which more rollouts succeeded "
+        "weighs more (not in the paper; see ``learner.step_values``)",
     )
 
     def __init__(self, algo_class: type | None = None) -> None:

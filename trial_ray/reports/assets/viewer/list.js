@@ -32,7 +32,9 @@
       const values = [...new Set(rows.map((row) => row[field]))];
       values.sort((a, b) => (a < b ? -1 : 1)).forEach((value) => option(form.elements[field], value, value || "(none)"));
     }
-    about.classes.forEach((name, index) => option(form.elements.class, index, name));
+    const classes = rows.reduce((bits, row) => bits | row.classes, 0);
+    about.classes.forEach((name, index) => { if (classes >> index & 1) option(form.elements.class, index, name); });
+    document.getElementById("class-filter").hidden = !classes;
     const played = about.runs.map(() => new Set());
     rows.forEach((row) => played[row.run].add(row.environment + "\n" + row.task));
     viewer.tasksOfBoth = new Set([...played[0]].filter((task) => played.every((tasks) => tasks.has(task))));

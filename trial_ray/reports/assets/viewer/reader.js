@@ -158,6 +158,9 @@
     return made;
   }
 
+  // The class of a turn's action; empty where the environment's actions have none.
+  const className = (turn) => viewer.about.classes[turn.class] ?? "";
+
   const largestWeight = () => Math.max(2, ...sides.flatMap((side) => side.turns.map((turn) => turn.weight ?? 0)));
 
   // The multipliers of all turns as one row of columns, each a button.
@@ -167,7 +170,7 @@
       ...side.turns.map((turn, index) => {
         const column = element("button", {
           type: "button", "data-turn": index, title: `turn ${index + 1}: ${turn.action}`,
-          "aria-label": `turn ${index + 1}, multiplier ${has(turn.weight) ? number(turn.weight) : "not recorded"}, ${viewer.about.classes[turn.class]}`,
+          "aria-label": [`turn ${index + 1}`, `multiplier ${has(turn.weight) ? number(turn.weight) : "not recorded"}`, className(turn)].filter(Boolean).join(", "),
         }, element("i", { class: has(turn.weight) ? "" : "none" }));
         column.firstChild.style.height = `${has(turn.weight) ? Math.max(2, 100 * turn.weight / most) : 6}%`;
         return column;
@@ -190,7 +193,7 @@
     element("header", {},
       element("h3", { id: title }, element("span", { class: "count" }, `${index + 1}`), element("span", { class: "unseen" }, ". turn: "),
         element("bdi", { class: "action" }, ...marked(turn.action || "(no action)"))),
-      element("span", { class: `class class-${turn.class}` }, viewer.about.classes[turn.class])),
+      className(turn) ? element("span", { class: `class class-${turn.class}` }, className(turn)) : ""),
     barElement(turn));
     const flags = [
       turn.valid ? "" : "response without the required form", turn.understood ? "" : "action not understood",

@@ -1,0 +1,152 @@
+"""Runs that are kept at a URI: trained, resumed and read there by the command line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from cli_fakes import iterations, read
+from failing_storage import failing_storage
+
+from trial_ray import cli
+from trial_ray.errors import UserInputError
+from trial_ray.files import CACHE_VARIABLE
+from trial_ray.runs import mirror
+from trial_ray.runs.checkpoints import CHECKPOINT_MARK, list_checkpoints
+from trial_ray.runs.mirror import local_folder
+from trial_ray.runs.storage import Storage, StoredCopy
+
+
+@pytest.fixture
+def stored(train, tmp_path, monkeypatch):
+    """URI of a run of three iterations, each with a checkpoint, of which two are kept."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(mirror, "PAUSE_S", 0.05)
+    uri = f"file://{tmp_path}/bucket/größe run 1"
+    train("--out", uri, "--checkpoint-every", 1)
+    return uri
+
+
+@pytest.fixture
+def there(tmp_path):
+    return tmp_path / "bucket" / "größe run 1"
+
+
+def test_a_run_at_a_uri_is_there_whole_and_continues_on_another_machine(
+    train, stored, there, tmp_path, monkeypatch, capsys
+):
+    assert {"run.json", "metrics.jsonl", "resolved_config.json", "experiment.py", "report.html", "summary.json"} <= {
+        path.name for path in there.iterdir()
+    }
+    assert [path.name for path in list_checkpoints(there / "checkpoints")] == ["000002", "000003"]
+    assert read(there / "run.json")["state"] == "done"
+    assert iterations(there) == [1, 2, 3]
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "elsewhere"))
+    train("--resume", stored, "--iterations", 5, code=2)
+    assert "is not signed with the key of this user" in capsys.readouterr().err
+    train("--resume", stored, "--iterations", 5, "--trust")
+    assert iterations(there) == [1, 2, 3, 4, 5]
+    assert read(there / "summary.json")["iterations"] == 5
+    assert [path.name for path in list_checkpoints(there / "checkpoints")] == ["000003", "000005"]
+    assert f"mirrored to {stored}" in capsys.readouterr().out
+
+
+def test_an_interrupted_run_names_the_uri_to_continue_with(train, tmp_path, monkeypatch, capsys):
+    from cli_fakes import interrupting
+
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    uri = f"file://{tmp_path}/bucket/run"
+    train("--out", uri, on_train=interrupting(2), code=130)
+    assert f"continues with --resume {uri}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_run_that_a_users_error_ends_at_once_leaves_nothing_there(train, tmp_path, monkeypatch):
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    uri = f"file://{tmp_path}/bucket/run"
+    train("--out", uri, build_error=UserInputError("no such setting"), code=2)
+    train("--out", uri)
+
+
+def test_a_report_copies_no_checkpoints_and_the_page_is_where_it_says(stored, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "reader"))
+    capsys.readouterr()
+    assert cli.main(["report", stored]) == 0
+    out = "".join(capsys.readouterr().out.split())
+    (page,) = (tmp_path / "reader").rglob("report.html")
+    assert "".join(str(page).split()) in out
+    assert "größe run 1" in page.read_text()
+    assert not list((tmp_path / "reader").rglob(CHECKPOINT_MARK))
+
+
+def test_a_copy_follows_the_run_and_has_the_checkpoints_that_a_command_reads(stored, there, tmp_path, monkeypatch):
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "reader"))
+
+    def checkpoints(folder):
+        return [path.name for path in list_checkpoints(folder / "checkpoints")]
+
+    copy = StoredCopy(stored, 1).fetch()
+    assert checkpoints(copy) == ["000003"]
+    (copy / "viewer").mkdir()
+    (copy / "viewer" / "index.html").write_text("made here")
+    assert checkpoints(StoredCopy(stored, None).fetch()) == ["000002", "000003"]
+    shutil.rmtree(there / "checkpoints" / "000002")
+    (there / "metrics.jsonl").write_text('{"iteration": 1}\n')
+    assert StoredCopy(stored, None).fetch() == copy
+    assert checkpoints(copy) == ["000003"]
+    assert iterations(copy) == [1]
+    assert (copy / "viewer" / "index.html").exists()
+    one = StoredCopy(f"{stored}/checkpoints/000003", 0).fetch()
+    assert json.loads((one / "state.json").read_text()) == {"iteration": 3}
+    assert (one.parents[1] / "run.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["report", "file:///nowhere/at all"], "is not in a run: there is no run.json in it or above"),
+        (["warmstart", "--out", "s3://bucket/model"], "s3:/bucket/model was a URI"),
+        (["sweep", "FILE", "--out", "s3://bucket/sweep"], "s3:/bucket/sweep was a URI; expected a path"),
+        (["export", "sftp://host/run", "out"], "Expected a URI such as s3://BUCKET/FOLDER"),
+        (["inspect", "s3://AKIAKEY:sec/ret@bucket/run"], "holds credentials"),
+        (["train", "FILE", "--out", "s3://AKIAKEY:secret@bucket/run"], "holds credentials"),
+        (["train", "FILE", "--out", "s3://bucket/run?session_token=secret"], "holds credentials"),
+        (["train", "FILE", "--resume", "file:///nowhere/run"], "is not a run folder"),
+    ],
+)
+def test_a_uri_that_cannot_be_used_is_refused_and_no_secret_is_shown(
+    train, tmp_path, monkeypatch, capsys, command, words
+):
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([str(train.file) if word == "FILE" else word for word in command]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert words in error
+    assert not any(word in error for word in ("AKIAKEY", "secret", "sec/ret"))
+
+
+def test_a_storage_that_refuses_is_told_before_anything_starts(train, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    failing_storage(monkeypatch, tmp_path / "bucket").broken = True
+    for arguments in (["--out", "s3://bucket/run"], ["--resume", "s3://bucket/run"]):
+        assert cli.main(["train", str(train.file), *arguments]) == 2
+        error = " ".join(capsys.readouterr().err.split())
+        assert "s3://bucket/run cannot be used: the storage is broken. Expected a storage that answers" in error
+    assert cli.main(["report", "s3://bucket/run"]) == 2
+
+
+def test_names_that_lead_out_of_a_copy_are_refused(monkeypatch, tmp_path):
+    from pyarrow.fs import FileInfo, FileType
+
+    class Hostile:
+        def get_file_info(self, selector):
+            return [FileInfo("bucket/run/../../evil", FileType.File, size=1, mtime_ns=1)]
+
+    with pytest.raises(UserInputError, match="is no file inside it"):
+        Storage("s3://bucket/run", Hostile(), "bucket/run").files()
+
+
+def test_runs_of_one_name_at_two_servers_have_two_folders(tmp_path, monkeypatch):
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    ports = [f"s3://bucket/run?scheme=http&endpoint_override=127.0.0.1:{port}" for port in (1, 2)]
+    assert len({local_folder(uri) for uri in ports}) == 2

@@ -1,0 +1,161 @@
+"""Runs on S3, with moto's server: trained, resumed and read there, while the server goes away and comes back."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from urllib.request import Request, urlopen
+
+import pytest
+from nano_model import save_nano_model
+
+from trial_ray import cli
+from trial_ray.errors import UserInputError
+from trial_ray.files import CACHE_VARIABLE
+from trial_ray.runs import mirror
+from trial_ray.runs.storage import Storage, StoredCopy, whole_checkpoints
+
+pytestmark = pytest.mark.peers
+WAIT_S = 240.0
+AWAY_S = 12.0
+"""Longer than requests are repeated without anybody being told."""
+EXPERIMENT = """
+from tiny_run import with_small_actors, with_small_games
+from trial_ray.algorithms import TRIALConfig
+
+config = (
+    with_small_games(with_small_actors(TRIALConfig()), max_turns=3, num_tasks=3)
+    .rl_module(model_path={model!r})
+    .training(lr=1e-3, group_size=3, tasks_per_iteration=2, minibatch_rows=12, microbatch_rows=6, kl_coeff=0.0)
+    .training(hindsight_start_iteration=1, hindsight_coeff=1.0, clamp_alpha=10.0)
+    .env_runners(max_response_tokens=8, seeded_sampling=True)
+    .engines(engine_kwargs={{"max_model_len": 508}})
+)
+stop = {{"training_iteration": 2}}
+"""
+
+
+class Server:
+    """moto's S3 on this machine; what it holds stays while it is away."""
+
+    def __init__(self) -> None:
+        from moto.server import ThreadedMotoServer
+
+        self._made = ThreadedMotoServer
+        self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        self._server.start()
+        self.port = self._server.get_host_and_port()[1]
+
+    def leave(self) -> None:
+        self._server.stop()
+        self._server._server.server_close()  # which still takes connections
+
+    def come_back(self) -> None:
+        self._server = self._made(ip_address="127.0.0.1", port=self.port, verbose=False)
+        self._server.start()
+
+    def require_permissions(self) -> None:
+        self.post("moto-api/reset-auth", b"0")
+
+    def post(self, path: str, data: bytes, method: str = "POST") -> None:
+        address = f"http://127.0.0.1:{self.port}/{path}"
+        with urlopen(Request(address, data, {"Content-Type": "text/plain"}, method=method), timeout=60):
+            pass
+
+    def uri(self, path: str) -> str:
+        return f"s3://{path}?scheme=http&endpoint_override=127.0.0.1:{self.port}&region=us-east-1"
+
+
+@pytest.fixture
+def server(monkeypatch, tmp_path) -> Iterator[Server]:
+    pytest.importorskip("moto", exc_type=ImportError)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAIOSFODNN7EXAMPLE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI/K7MDENG")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(mirror, "PAUSE_S", 0.5)
+    started = Server()
+    started.post("moto-api/reset-auth", b"inf")  # what an earlier test required
+    started.post("runs", b"", method="PUT")
+    yield started
+    started.leave()
+
+
+def test_a_run_on_s3_is_trained_resumed_and_read_there_though_the_server_goes_away(
+    server, tmp_path, monkeypatch, capsys
+):
+    model = save_nano_model(tmp_path / "nano")
+    file = tmp_path / "experiment.py"
+    file.write_text(EXPERIMENT.format(model=str(model)))
+    uri = server.uri("runs/first try")
+    storage = Storage.open(uri)
+
+    def go_away() -> None:
+        deadline = time.monotonic() + WAIT_S
+        while "metrics.jsonl" not in storage.files() and time.monotonic() < deadline:
+            time.sleep(0.2)
+        server.leave()
+        time.sleep(AWAY_S)
+        server.come_back()
+
+    helper = threading.Thread(target=go_away)
+    helper.start()
+    assert cli.main(["train", str(file), "--out", uri, "--checkpoint-every", "1"]) == 0
+    helper.join(WAIT_S)
+    out = re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert f"warning: {uri} cannot be written: " in out
+    assert f"{uri} is up to date again" in out
+    files = storage.files()
+    assert whole_checkpoints(files) == ["000001", "000002"]
+    (local,) = (tmp_path / "cache" / "storage" / "runs").glob("s3-*/runs/first try")
+    for path in (path for path in local.rglob("*") if path.is_file()):
+        assert b"".join(storage.read(path.relative_to(local).as_posix())) == path.read_bytes()
+    assert not any(secret in path.read_bytes() for path in local.rglob("*") if path.is_file() for secret in SECRETS)
+
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "elsewhere"))
+    for arguments, words in (
+        (["train", str(file), "--resume", uri, "--iterations", "3", "--trust"], "continuing after iteration 2"),
+        (["report", uri], "report.html"),
+        (["inspect", uri, "--text", "--iteration", "3"], "iteration 3"),
+        (["replay", uri, "--iteration", "3", "--trust"], "the same weights, bit for bit"),
+        (["evaluate", uri, "--split", "generated", "--episodes", "2"], "first try"),
+        (["export", f"{uri.replace('?', '/checkpoints/000003?')}", str(tmp_path / "agent")], "model: "),
+    ):
+        assert cli.main(arguments) == 0, arguments
+        assert words in re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert (tmp_path / "agent" / "model.safetensors").exists()
+
+
+SECRETS = (b"AKIAIOSFODNN7EXAMPLE", b"wJalrXUtnFEMI")
+
+
+def test_what_is_wrong_with_a_bucket_is_told_before_a_run_starts(server, tmp_path, capsys):
+    file = tmp_path / "experiment.py"
+    file.write_text(EXPERIMENT.format(model=str(save_nano_model(tmp_path / "nano"))))
+    missing = server.uri("nowhere/run")
+    for command in (["--out", missing], ["--resume", missing]):
+        assert cli.main(["train", str(file), *command]) == 2
+        error = re.sub(r"\s+", " ", capsys.readouterr().err)
+        assert f"{missing} cannot be used: " in error
+        assert "nowhere" in error
+    server.require_permissions()
+    with pytest.raises(UserInputError, match=r"cannot be used: .*(ACCESS_DENIED|INVALID_ACCESS_KEY)"):
+        StoredCopy(server.uri("runs/first"), 0).fetch()
+    server.leave()
+    with pytest.raises(UserInputError, match="cannot be used: "):
+        StoredCopy(server.uri("runs/first"), 0).fetch()
+    server.come_back()
+    assert not list((tmp_path / "cache").rglob("run.json"))
+
+
+def test_files_of_a_checkpoint_go_to_s3_and_from_there(server, tmp_path):
+    folder, content = tmp_path / "big", bytes(range(256)) * (3 << 14)  # 12 MiB: of several parts
+    folder.mkdir()
+    storage = Storage.open(server.uri("runs/parts"))
+    storage.write("a b/model+1.gz", [content, content])
+    mirror.download(storage, folder, storage.files())
+    assert (folder / "a b" / "model+1.gz").read_bytes() == content * 2
+    storage.remove("a b", folder=True)
+    assert storage.files() == {}

@@ -1,0 +1,117 @@
+"""ScienceWorld through ours: the simulator's own answers and splits, rewards of turns, and a training iteration on them."""
+
+from __future__ import annotations
+
+import pytest
+from seeded_games import check_in_another_process, make, play
+
+from trial_envs.errors import GeneratorSettingError, UnknownSplitError, UnknownTaskError
+from trial_ray.environments.guarded import GuardedEnv, check_environment
+from trial_ray.environments.registry import make_entries
+
+pytestmark = pytest.mark.peers
+
+ENV_ID = "trial/ScienceWorld-v0"
+SETTINGS = {"task": "find-living-thing", "simplifications": "easy"}
+
+
+@pytest.fixture(scope="module")
+def simulator():
+    simulator = pytest.importorskip("scienceworld").ScienceWorldEnv(envStepLimit=1000)
+    yield simulator
+    simulator.close()
+
+
+@pytest.mark.parametrize("task", ["find-living-thing", "boil", "chemistry-mix"])
+def test_answers_and_scores_are_the_simulators_own_and_its_solution_wins(simulator, task):
+    simulator.load(task, 4, "easy", generateGoldPath=True)
+    shown, told = simulator.reset()
+    solution = simulator.get_gold_action_sequence()
+    env = make(ENV_ID, {"task": task, "simplifications": "easy", "list_actions": True})
+    observation, info = env.reset(options={"task": f"{task}/4"})
+    assert (observation, info["admissible_actions"]) == (shown.strip(), told["valid"])
+    assert told["taskDesc"].strip() == f"Task Description:\n{info['task']}"
+    rewards = [info["score"]]
+    for action in ["dance", *solution]:
+        shown, gained, done, told = simulator.step(action)
+        observation, reward, terminated, truncated, info = env.step(action)
+        assert (observation, reward, terminated, truncated) == (shown.strip(), gained / 100, done, False)
+        assert (info["score"], info["admissible_actions"]) == (told["score"] / 100, told["valid"])
+        assert info["invalid_action"] == (action == "dance")
+        rewards.append(reward)
+        if done:  # some solutions go on after the goal
+            break
+    assert (info["won"], terminated, sum(rewards)) == (True, True, pytest.approx(1.0))
+    assert sum(reward > 0 for reward in rewards) > 2
+    # Not compared with the solution above: the simulator draws parts of some at random, differently at every reset.
+    env.reset(options={"task": f"{task}/4"})
+    for action in list(env.unwrapped.walkthrough):
+        *_, terminated, truncated, info = env.step(action)
+        if terminated:
+            break
+    assert (info["won"], terminated, truncated) == (True, True, False)
+    env.close()
+
+
+def test_splits_are_its_own(simulator):
+    env = make(ENV_ID, SETTINGS).unwrapped
+    simulator.load(SETTINGS["task"], 0, "easy")
+    own = (simulator.get_variations_train(), simulator.get_variations_dev(), simulator.get_variations_test())
+    listed = [env.tasks(split) for split in ("train", "valid", "test")]
+    assert listed == [[f"find-living-thing/{number}" for number in numbers] for numbers in own]
+    env.reset(options={"task": listed[0][0]})
+    env.tasks("test")
+    assert env.step("look around")[1] == 0.0
+    env.close()
+
+
+def test_a_variation_is_the_same_in_another_process():
+    solution = make(ENV_ID, SETTINGS).unwrapped
+    solution.reset(options={"task": "find-living-thing/7"})
+    actions = list(solution.walkthrough)
+    solution.close()
+    assert play(ENV_ID, SETTINGS, "find-living-thing/7", actions)[-1][2]
+    check_in_another_process([(ENV_ID, SETTINGS, "find-living-thing/7", actions)])
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "told"),
+    [
+        ({"task": "boil water"}, GeneratorSettingError, "no task 'boil water'; expected one of boil"),
+        ({"simplifications": "lights"}, GeneratorSettingError, r"simplifications \['lights'\]"),
+        ({"split": "generated"}, UnknownSplitError, "no split 'generated'"),
+    ],
+)
+def test_what_cannot_be_made_is_refused(settings, error, told):
+    with pytest.raises(error, match=told):
+        make(ENV_ID, settings).reset(seed=0)
+
+
+@pytest.mark.parametrize("task", ["boil/0", "find-living-thing/300", "find-living-thing/-1", "find-living-thing/x"])
+def test_an_unknown_variation_is_refused(task):
+    env = make(ENV_ID, SETTINGS)
+    with pytest.raises(UnknownTaskError, match="variation below 300"):
+        env.reset(options={"task": task})
+    env.close()
+
+
+def test_the_trainer_takes_it_by_its_id():
+    (entry,) = make_entries([(ENV_ID, {**SETTINGS, "max_turns": 30}, 1.0)])
+    tasks = entry.tasks()
+    check_environment(entry, tasks, style="tagged", reward="per_turn", privileged_view="solution")
+    env = GuardedEnv(entry)
+    result = env.reset(tasks[0], 0)
+    rewards = [result.score]
+    for action in env.walkthrough():
+        result = env.step(action)
+        rewards.append(result.reward)
+    assert (result.won, result.terminated, sum(rewards)) == (True, True, pytest.approx(1.0))
+    env.close()
+
+
+def test_it_is_trained_in_on_the_rewards_of_its_turns(ray_session, model_path, tmp_path):
+    from small_iteration import train_once
+
+    results, tasks = train_once(ENV_ID, {**SETTINGS, "max_turns": 3}, model_path, tmp_path, reward="per_turn")
+    assert (results["env_runners"]["num_episodes"], len(tasks)) == (8, 4)
+    assert results["rows"]["given_to_learners"] == results["env_runners"]["num_env_steps_sampled"]

@@ -1,0 +1,203 @@
+"""The timeline of an iteration: events that processes keep, the trace file, and its chart in a report."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import pytest
+import ray
+from synthetic_run import finished_run
+
+from trial_ray.algorithms.actors import RunActor
+from trial_ray.algorithms.timeline import collect_timeline
+from trial_ray.errors import CheckpointError
+from trial_ray.process_events import (
+    EPISODE,
+    ITERATION,
+    MOST_EVENTS,
+    RESPONSE,
+    STEP,
+    Event,
+    ProcessEvents,
+    Timeline,
+    event,
+    note_event,
+    process_events,
+)
+from trial_ray.reports.timeline import read_timeline, write_timeline
+from trial_ray.runs.reader import load_groups, write_report
+
+BEGAN = 1_000.0
+
+
+def process(*events: Event, complete_since: float = 0.0) -> ProcessEvents:
+    return ProcessEvents("node1", 17, complete_since, list(events))
+
+
+def step(began: float, seconds: float, requests: int, batch: int) -> Event:
+    return Event(STEP, began, seconds, "", {"requests": requests, "batch": batch, "joined": 0, "finished": 1})
+
+
+def small_timeline(**changes) -> Timeline:
+    """Ten seconds: two episodes at once and one after them, two steps with a pause, an update that begins before its iteration."""
+    actors = {
+        "driver": process(
+            Event("sampling", BEGAN, 6.0, "", {}),
+            Event("update", BEGAN - 1, 3.0, "", {}),
+            Event("sync", BEGAN + 9, 3.0, "", {}),
+            Event("evaluation", BEGAN - 8, 2.0, "", {}),
+            Event(ITERATION, BEGAN, 10.0, "", {"number": 3}),
+        ),
+        "engine 0": process(step(BEGAN + 1, 1.0, 2, 2), step(BEGAN + 4, 2.0, 3, 1)),
+        "env runner 1": process(
+            Event(RESPONSE, BEGAN + 1, 1.0, "group 0 rollout 0", {"response_tokens": 3}),
+            Event(RESPONSE, BEGAN + 1, 1.0, "group 0 rollout 1", {"response_tokens": 4}),
+            Event(EPISODE, BEGAN, 4.0, "group 0 rollout 0", {"turns": 1}),
+            Event(EPISODE, BEGAN, 5.0, "group 0 rollout 1", {"turns": 1}),
+            Event(EPISODE, BEGAN + 4, 2.0, "group 1 rollout 0", {"turns": 0}),
+        ),
+    }
+    return Timeline(iteration=3, began=BEGAN, seconds=10.0, actors={**actors, **changes})
+
+
+def spans(trace, pid):
+    return [each for each in trace["traceEvents"] if each["ph"] == "X" and each["pid"] == pid]
+
+
+def test_the_file_has_what_trace_viewers_read_and_nothing_outside_of_the_iteration(tmp_path):
+    trace = json.loads(write_timeline(tmp_path / "t.json", small_timeline()).read_text())
+    needed = {
+        "X": {"name", "ts", "dur", "pid", "tid", "args"},
+        "C": {"name", "ts", "pid", "args"},
+        "M": {"name", "pid", "args"},
+    }
+    for each in trace["traceEvents"]:
+        assert needed[each["ph"]] <= each.keys()
+        assert 0 <= each.get("ts", 0) <= each.get("ts", 0) + each.get("dur", 0) <= 10e6
+    assert {(each["name"], each["ts"], each["dur"]) for each in spans(trace, 1)} == {
+        ("sampling", 0, 6e6),
+        ("update", 0, 2e6),
+        ("sync", 9e6, 1e6),
+        ("iteration", 0, 10e6),
+    }
+    names = [each["args"]["name"] for each in trace["traceEvents"] if each["name"] == "process_name"]
+    assert names == ["driver (node1, process 17)", "engine 0 (node1, process 17)", "env runner 1 (node1, process 17)"]
+    counters = [(each["ts"], each["args"]) for each in trace["traceEvents"] if each["ph"] == "C"]
+    assert counters == [
+        (1e6, {"computed": 2, "queued": 0}),
+        (2e6, {"computed": 0, "queued": 0}),
+        (4e6, {"computed": 1, "queued": 2}),
+        (6e6, {"computed": 0, "queued": 0}),
+    ]
+
+
+def test_work_that_goes_on_after_the_iteration_is_cut_and_what_begins_after_it_is_left_out(tmp_path):
+    """With groups in flight, engines do not pause; an episode that has not ended has responses alone."""
+    engine = process(step(BEGAN - 1, 2.0, 1, 1), step(BEGAN + 9, 3.0, 1, 1), step(BEGAN + 13, 1.0, 1, 1))
+    runner = process(Event(RESPONSE, BEGAN + 8, 3.0, "group 0 rollout 0", {"response_tokens": 3}))
+    file = write_timeline(tmp_path / "t.json", small_timeline(**{"engine 0": engine, "env runner 1": runner}))
+    events = [each for each in json.loads(file.read_text())["traceEvents"] if each["pid"] > 1 and each["ph"] != "M"]
+    assert [(each["ph"], each["ts"]) for each in events] == [
+        ("X", 0),
+        ("X", 9e6),
+        ("C", 9e6),
+        ("C", 10e6),
+        ("X", 8e6),
+    ]
+    rows = {(actor, what): figure for actor, what, figure in read_timeline(file)["table"].rows}
+    assert rows["engine 0", "computing, of the iteration"] == "20.0%"
+    assert rows["env runner 1", "episodes"] == "0"
+
+
+def test_spans_of_one_thread_are_apart_or_inside_of_each_other(tmp_path):
+    trace = json.loads(write_timeline(tmp_path / "t.json", small_timeline()).read_text())
+    found = spans(trace, 3)
+    assert len({each["tid"] for each in found}) == 2
+    for first in found:
+        for second in found:
+            if first["tid"] == second["tid"] and first["ts"] <= second["ts"]:
+                end, other_end = (each["ts"] + each["dur"] for each in (first, second))
+                assert second["ts"] >= end or other_end <= end
+
+
+def test_the_chart_adds_up_what_the_file_holds_and_names_who_is_missing(tmp_path):
+    late = process(step(BEGAN + 8, 1.0, 1, 1), complete_since=BEGAN + 7.5)
+    file = write_timeline(tmp_path / "t.json", small_timeline(**{"engine 1": None, "engine 2": late}))
+    chart = read_timeline(file)
+    assert chart["text"].endswith("engine 1 did not answer. engine 2 kept events from 7.5 s on.")
+    rows = {(actor, what): figure for actor, what, figure in chart["table"].rows}
+    assert rows["engine 0", "steps"] == "2"
+    assert rows["engine 0", "computing, of the iteration"] == "30.0%"
+    assert rows["engine 0", "mean batch while computing"] == "1.3"  # (2 × 1 s + 1 × 2 s) / 3 s
+    assert rows["env runner 1", "responses"] == "2"
+    assert rows["env runner 1", "wait for a response, mean"] == "1000.0 ms"
+    assert rows["driver", "sync"] == "1.00 s"
+    engine = next(lane for lane in chart["lanes"] if lane["name"] == "engine 0")
+    means = {name: level.mean() for name, level in engine["levels"].items()}
+    assert means == pytest.approx({"computed": 0.4, "queued": 0.4})
+
+
+def test_an_iteration_without_any_event_but_its_own_has_a_chart(tmp_path):
+    alone = Timeline(1, BEGAN, 2.0, {"driver": process(Event(ITERATION, BEGAN, 2.0, "", {"number": 1}))})
+    assert read_timeline(write_timeline(tmp_path / "t.json", alone))["table"].rows == []
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"schema": "trial_ray/timeline", "schema_version": 1, "traceEvents": 3}'])
+def test_a_damaged_file_is_an_error_of_its_own(text, tmp_path):
+    (tmp_path / "t.json").write_text(text)
+    with pytest.raises(CheckpointError):
+        read_timeline(tmp_path / "t.json")
+
+
+def test_the_report_draws_the_timeline_and_links_its_file(tmp_path):
+    run = finished_run(tmp_path / "runs" / "a run")
+    write_timeline(run / "timeline.json", small_timeline())
+    page = write_report(load_groups([run]), "title", tmp_path / "elsewhere" / "report.html").read_text()
+    assert '<a href="../runs/a%20run/timeline.json">timeline.json</a>' in page
+    assert "Timeline of iteration 3" in page
+    assert page.count("up to 3") == 1  # the engine's lane: at most three requests at once
+    (run / "timeline.json").write_text("{}")
+    page = write_report(load_groups([run]), "title", tmp_path / "report.html").read_text()
+    assert "Timeline of iteration" not in page
+    assert "timeline.json" in page  # under what is missing
+
+
+def test_a_process_hands_out_the_newest_events_and_says_from_when_on_they_are_all():
+    before = time.time()
+    with event("work", rows=3):
+        time.sleep(0.01)
+    found = process_events(before)
+    assert [(each.name, each.counts) for each in found.events] == [("work", {"rows": 3})]
+    assert before <= found.events[0].began <= time.time() - 0.01
+    assert found.complete_since < before
+    assert process_events(time.time() + 1).events == []
+    threads = [threading.Thread(target=lambda: [note_event("many", 0.0) for _ in range(MOST_EVENTS)]) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        process_events(before)  # while others add to it
+    found = process_events(before)
+    assert len(found.events) == MOST_EVENTS
+    assert found.complete_since > before
+    assert len(process_events(before, most=5).events) == 5
+
+
+@pytest.mark.actors
+def test_a_lost_actor_is_named_and_the_others_are_there(ray_session):
+    @ray.remote(num_cpus=0)
+    class Recording:
+        def recorded_events(self, since, most):
+            note_event("work", time.monotonic())
+            return process_events(since, most)
+
+    handles = [Recording.remote() for _ in range(2)]
+    actors = [RunActor("engine", index, handle) for index, handle in enumerate(handles)]
+    with event(ITERATION, number=7):
+        ray.kill(handles[0])
+        ray.get(handles[1].__ray_ready__.remote())
+    found = collect_timeline(actors, timeout_s=20.0)
+    assert (found.iteration, found.actors["engine 0"]) == (7, None)
+    assert [each.name for each in found.actors["engine 1"].events] == ["work"]
+    assert ITERATION in {each.name for each in found.actors["driver"].events}

@@ -1,0 +1,82 @@
+"""What other nodes recorded comes to the run's folder, unless nodes share it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ray_nodes import cluster_of
+
+from trial_ray.runs.node_records import hand_over
+
+NAME = "trajectories/iteration=00001/runner001.parquet"
+
+
+def record(folder: Path, name: str = NAME) -> None:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(name.encode())
+
+
+def test_a_node_hands_over_what_it_recorded_and_removes_what_has_arrived(tmp_path):
+    record(tmp_path)
+    record(tmp_path, "training/iteration=00001/learner01.parquet")
+    record(tmp_path, "training/iteration=00002/.learner01.unfinished")
+    found = hand_over(tmp_path, [], drop=False)
+    assert found.pop(NAME) == NAME.encode()
+    assert (
+        hand_over(tmp_path, [NAME, "trajectories/gone"], drop=False).keys()
+        == found.keys()
+        == {"training/iteration=00001/learner01.parquet"}
+    )
+    assert not (tmp_path / NAME).exists()
+    (tmp_path / "training" / "notes.txt").write_text("of somebody else")
+    assert hand_over(tmp_path, [], drop=True) == {}
+    assert (tmp_path / "training" / "notes.txt").exists()
+    assert not list(tmp_path.rglob("*.parquet"))
+
+
+def test_a_node_that_shares_the_folder_hands_over_and_removes_nothing(tmp_path):
+    record(tmp_path)
+    (tmp_path / "run.json").write_text("{}")
+    assert hand_over(tmp_path, [NAME], drop=True) is None
+    assert (tmp_path / NAME).exists()
+
+
+GATHER = """
+import sys
+from pathlib import Path
+import ray
+from trial_ray.runs.node_records import NodeRecords
+
+here, there = map(Path, sys.argv[1:3])
+ray.init(log_to_driver=False)
+records = NodeRecords(here, there)
+old = there / "trajectories/iteration=00009/old.parquet"
+old.parent.mkdir(parents=True)
+old.touch()
+records.drop()
+new = there / sys.argv[3]
+new.parent.mkdir(parents=True)
+new.write_bytes(sys.argv[3].encode())
+for _ in range(2):
+    records.gather()
+    print(*(path.relative_to(here.parent) for path in sorted(here.parent.rglob("*.parquet"))))
+"""
+
+
+@pytest.mark.long
+def test_files_of_another_node_come_here(tmp_path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    with cluster_of("worker") as nodes:
+        told = subprocess.run(
+            [sys.executable, "-c", GATHER, str(here), str(there), NAME],
+            env=nodes.environment | {"RAY_ADDRESS": nodes.address},
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        ).stdout
+    assert told.splitlines()[-2:] == [f"here/{NAME} there/{NAME}", f"here/{NAME}"]
+    assert (here / NAME).read_bytes() == NAME.encode()

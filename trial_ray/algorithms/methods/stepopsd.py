@@ -1,0 +1,58 @@
+"""StepOPSD: action tokens' advantages are rescaled by a stale teacher that has seen a successful rollout; steps weigh alike.
+
+On action tokens Â_t = f_k A [(1 − λ) + λ clip(2 σ(sgn(A) δ_t), 1 ± α)], δ = log π_T(y|h⁺) − log π_old(y|h); f_k brings the
+mean |Â| of each step of a trajectory to their mean, within [1/2, 2]. Other tokens keep A. Source: Zhang et al., arXiv 2605.27140;
+``compute_advantage``, github.com/yanfei-zhang-95/OPSD_experiment_SearchR1 at 79c114c.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from trial_ray.algorithms.methods.rlsd import RescaledAdvantages, RLSDConfig
+from trial_ray.config.declare import setting
+from trial_ray.learner.method import Metrics
+from trial_ray.learner.rows import TokenBatch, TurnRows, required
+from trial_ray.objectives.advantages import rescaled_advantages
+from trial_ray.objectives.segments import segment_sum, zero_outside
+from trial_ray.objectives.turn_credit import equal_step_factors
+from trial_ray.rollout.trajectory import TrajectoryGroup
+
+
+class EqualSteps(RescaledAdvantages):
+    """δ is frozen with the rollout's policy; λ falls linearly to 0 as RLSD's does."""
+
+    name = "stepopsd"
+    needs_action_spans = True
+    needs_whole_groups = False
+
+    def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
+        """Fix the factors of the steps, and log their deviation too."""
+        actions, dtype = required(rows.action_mask) & rows.mask, rows.logprobs.dtype
+        gap = required(rows.hindsight_logprobs) - rows.logprobs
+        shaped = self._shaped(rows.advantages.to(dtype)[rows.turn_ids], gap, iteration)
+        lengths = segment_sum(actions.to(dtype), rows.turn_ids, len(rows))
+        magnitudes = segment_sum(zero_outside(shaped.abs(), actions), rows.turn_ids, len(rows)) / lengths.clamp(min=1)
+        rows.weights = equal_step_factors(magnitudes, lengths > 0, rows.trajectory_ids)
+        return super().prepare(rows, groups, iteration) | {"step_factor_std": rows.weights.std(correction=0)}
+
+    def token_advantages(self, tokens: TokenBatch, logprobs: torch.Tensor, iteration: int) -> torch.Tensor:
+        """Â of every token, ``[T]``."""
+        gap = required(tokens.hindsight_logprobs) - tokens.old_logprobs
+        shaped = self._shaped(tokens.advantages, gap, iteration) * required(tokens.weights)
+        return torch.where(required(tokens.action_mask), shaped, tokens.advantages)
+
+    def _shaped(self, advantages: torch.Tensor, gap: torch.Tensor, iteration: int) -> torch.Tensor:
+        """Advantages ``[T]`` before steps are made equal."""
+        return rescaled_advantages(advantages, gap, self.strength(iteration), self.config.rescaling_clip, logistic=True)
+
+
+class StepOPSDConfig(RLSDConfig):
+    """StepOPSD: α 0.2, λ 0.2 → 0 over 50 iterations, a teacher renewed every 10; settings as RLSD's."""
+
+    method_class = EqualSteps
+
+    privileged_view: str | None = setting("peer")
+    teacher_sync_iterations: int | None = setting(10)
+    rescaling: float = setting(0.2)
+    rescaling_iterations: int = setting(50)

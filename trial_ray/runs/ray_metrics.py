@@ -1,0 +1,86 @@
+"""A run's main figures as metrics of Ray, whose nodes export them for Prometheus (``cluster/grafana.json`` draws them)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from trial_ray.metrics import (
+    EFFECTIVE_SAMPLE_SIZE,
+    ENV_RUNNERS,
+    LEARNER,
+    PANEL_SUCCESS,
+    TRAINING_SUCCESS,
+)
+
+if TYPE_CHECKING:
+    from ray.util.metrics import Counter, Gauge
+
+GAUGES = {
+    "trial_iteration": "training_iteration",
+    "trial_iteration_seconds": "time_this_iter_s",
+    "trial_sampling_seconds": "seconds/sampling",
+    "trial_update_seconds": "seconds/update",
+    "trial_sync_seconds": "seconds/sync",
+    "trial_evaluation_seconds": "seconds/evaluation",
+    "trial_success_rate": TRAINING_SUCCESS,
+    "trial_evaluation_success_rate": PANEL_SUCCESS,
+    "trial_staleness": f"{LEARNER}rows/staleness_mean",
+    "trial_effective_sample_size": EFFECTIVE_SAMPLE_SIZE,
+    "trial_logprob_gap": f"{LEARNER}engine/logprob_gap",
+    "trial_kl": f"{LEARNER}grpo/kl",
+    "trial_entropy": f"{LEARNER}grpo/entropy",
+    "trial_guards_violated": "guards/num_violated",
+}
+"""Metrics of the newest iteration, by Ray's name of each."""
+COUNTERS = {
+    "trial_turns": f"{ENV_RUNNERS}num_env_steps_sampled",
+    "trial_episodes": f"{ENV_RUNNERS}num_episodes",
+    "trial_failed_episodes": f"{ENV_RUNNERS}num_failed_episodes",
+    "trial_prompt_tokens": f"{ENV_RUNNERS}num_prompt_tokens",
+    "trial_response_tokens": f"{ENV_RUNNERS}num_response_tokens",
+    "trial_trained_tokens": f"{LEARNER}update/tokens_trained",
+    "trial_trained_groups": "groups/num_trained",
+    "trial_dropped_groups": "groups/num_dropped",
+    "trial_lost_groups": f"{LEARNER}rows/lost_groups",
+}
+"""Sums over iterations, likewise."""
+TAGS = ("run", "group")
+
+
+def prometheus_names() -> set[str]:
+    """What Prometheus calls the metrics: Ray puts its name before each, and Prometheus' client a suffix after counters."""
+    return {f"ray_{name}" for name in GAUGES} | {f"ray_{name}_total" for name in COUNTERS}
+
+
+class RayTracker:
+    """Ray's own metrics, as one of the services of :mod:`trial_ray.runs.trackers`.
+
+    Args:
+        run: its name, which every metric has as a tag.
+        group: that of its sweep, likewise.
+    """
+
+    def __init__(self, run: str, group: str | None = None) -> None:
+        self._tags = {"run": run, "group": group or ""}
+        self._gauges: dict[str, Gauge] = {}
+        self._counters: dict[str, Counter] = {}
+
+    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Set gauges and count counters; Ray exports them within some seconds."""
+        from ray.util.metrics import Counter, Gauge
+
+        # Made late: a tracker begins before Ray does.
+        for name, key in GAUGES.items():
+            if key in metrics:
+                if name not in self._gauges:
+                    self._gauges[name] = Gauge(name, key, TAGS).set_default_tags(self._tags)
+                self._gauges[name].set(metrics[key])
+        for name, key in COUNTERS.items():
+            if (count := metrics.get(key, 0)) > 0:
+                if name not in self._counters:
+                    self._counters[name] = Counter(name, key, TAGS).set_default_tags(self._tags)
+                self._counters[name].inc(count)
+
+    def close(self, state: str) -> None:
+        """Nothing is kept."""

@@ -1,0 +1,242 @@
+"""Folders on a storage that pyarrow opens by a URI (``s3://``, ``gs://``, ``hdfs://``, ``file://``), and copies of runs there."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import parse_qsl, quote, urlsplit
+
+from trial_ray.errors import TrialRayError, UserInputError, first_line
+from trial_ray.files import SECRET, cache_root, content_key, partial_of
+from trial_ray.runs.checkpoints import CHECKPOINT_MARK, RUN_FILE
+
+URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_RESERVED = ":/?#[]@!$&'()*+,;=%"
+"""Characters that stay as they are where a URI was typed with spaces and the like."""
+_PASSWORD = re.compile(r"://[^?@]*:[^?]*@")
+WRITERS = ".writers"
+"""Folder, in a run's on the storage, of the claims of those who write into it."""
+CHUNK = 16 << 20
+"""Bytes that are copied at a time."""
+Stamp = tuple[int, int]
+"""Size of a file in bytes, and when it was changed last, in nanoseconds."""
+DOWNLOADS = 8
+"""Files that are copied from a storage at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """A folder on a storage.
+
+    Attributes:
+        uri: as the user gave it, without credentials.
+        filesystem: pyarrow's.
+        root: the folder's path in it.
+    """
+
+    uri: str
+    filesystem: Any
+    root: str
+
+    @classmethod
+    def open(cls, uri: str) -> Storage:
+        """Find the file system of a URI; whether it answers is not looked at.
+
+        Raises:
+            UserInputError: the URI holds credentials, or pyarrow does not know it.
+        """
+        from pyarrow import ArrowException
+        from pyarrow.fs import FileSystem
+
+        if _PASSWORD.search(uri) or any(SECRET.search(name) for name, _ in parse_qsl(urlsplit(uri).query)):
+            raise UserInputError(
+                f"The URI ({uri.partition('://')[0]}://...) holds credentials, and commands are recorded. Leave them out, and give "
+                "them by the environment (of S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)."
+            )
+        try:
+            # One request for a small file in place of three.
+            option = f"{'&' if '?' in uri else '?'}allow_delayed_open=true" if uri.lower().startswith("s3:") else ""
+            filesystem, root = FileSystem.from_uri(quote(uri, safe=_RESERVED) + option)
+        except (ArrowException, OSError, ValueError) as error:
+            raise UserInputError(
+                f"{uri} cannot be opened: {first_line(error)}. Expected a URI such as s3://BUCKET/FOLDER, "
+                "s3://BUCKET/FOLDER?endpoint_override=HOST:PORT&scheme=http, gs://BUCKET/FOLDER or file:///FOLDER."
+            ) from error
+        return cls(uri, filesystem, root.rstrip("/"))
+
+    def cached(self, kind: str) -> Path:
+        """This machine's folder for a kind of copies of it."""
+        parts = urlsplit(self.uri)
+        place = content_key({"host": parts.netloc, "options": sorted(parse_qsl(parts.query))})[:8]
+        return cache_root().absolute() / "storage" / kind / f"{parts.scheme}-{place}" / self.root.strip("/")
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """While entered, what the storage raises becomes an error of this package's.
+
+        Raises:
+            UserInputError: it does not answer, refuses, or has no such bucket.
+        """
+        from pyarrow import ArrowException
+
+        try:
+            yield
+        except TrialRayError:
+            raise
+        except (ArrowException, OSError) as error:
+            raise UserInputError(
+                f"{self.uri} cannot be used: {first_line(error)}. Expected a storage that answers, with such a bucket. Check "
+                "the URI (endpoint_override, scheme, region) and the credentials in the environment (of S3: AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY)."
+            ) from error
+
+    def path(self, name: str) -> str:
+        """Path in the file system of a file in this folder."""
+        return f"{self.root}/{name}"
+
+    def files(self, below: str = "") -> dict[str, Any]:
+        """``pyarrow.fs.FileInfo`` of the files in this folder, or in one in it, by name; claims are only listed by themselves.
+
+        Raises:
+            UserInputError: a name would lie outside a copy of this folder.
+        """
+        from pyarrow.fs import FileSelector
+
+        selector = FileSelector(self.path(below).rstrip("/"), recursive=True, allow_not_found=True)
+        found = {}
+        for info in self.filesystem.get_file_info(selector):
+            name = info.path.removeprefix(f"{self.root}/")
+            parts = PurePosixPath(name).parts
+            if ".." in parts or PurePosixPath(name).is_absolute():
+                raise UserInputError(f"{self.uri} holds {name!r}, which is no file inside it. Remove it there.")
+            if info.is_file and (below or parts[0] != WRITERS):
+                found[name] = info
+        return found
+
+    def write(self, name: str, content: Iterable[bytes]) -> None:
+        """Write a file, in place of any before."""
+        target = self.path(name)
+        try:
+            stream = self.filesystem.open_output_stream(target, compression=None)
+        except FileNotFoundError:  # where folders have to be made
+            self.filesystem.create_dir(posixpath.dirname(target))
+            stream = self.filesystem.open_output_stream(target, compression=None)
+        with stream:
+            for chunk in content:
+                stream.write(chunk)
+
+    def read(self, name: str) -> Iterator[bytes]:
+        """The content of a file, in pieces."""
+        with self.filesystem.open_input_stream(self.path(name), compression=None) as stream:
+            while chunk := stream.read(CHUNK):
+                yield chunk
+
+    def remove(self, name: str, *, folder: bool = False) -> None:
+        """Remove a file or a folder; it may be gone already."""
+        with suppress(FileNotFoundError):
+            (self.filesystem.delete_dir if folder else self.filesystem.delete_file)(self.path(name))
+
+    def run(self) -> tuple[Storage, PurePosixPath]:
+        """The run that this is or lies in, and where in it; for the folder of a model that.
+
+        Raises:
+            UserInputError: it is neither.
+        """
+        here = PurePosixPath(self.root)
+        folders = [each for each in (here, *here.parents) if each.name]
+        for folder in folders:
+            if self.filesystem.get_file_info(str(folder / RUN_FILE)).is_file:
+                return replace(self, root=str(folder)), here.relative_to(folder)
+        if self.filesystem.get_file_info(self.path("config.json")).is_file:
+            return self, PurePosixPath()
+        raise UserInputError(
+            f"{self.uri} is not in a run: there is no {RUN_FILE} in it or above. Name the folder of a run, a checkpoint in it, "
+            "or a Hugging Face model."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCopy:
+    """A run on a storage that is to be read.
+
+    Attributes:
+        uri: of the run, of one of its checkpoints, or of a model.
+        checkpoints: how many of the newest are copied too; ``None``: all.
+    """
+
+    uri: str
+    checkpoints: int | None
+
+    def fetch(self) -> Path:
+        """Bring the copy in the cache up to date; returns where it has what the URI names.
+
+        Raises:
+            UserInputError: the storage does not answer, or there is no run.
+        """
+        found = Storage.open(self.uri)
+        with found.answering():
+            storage, inside = found.run()
+            files, copy = storage.files(), storage.cached("copies")
+            whole = whole_checkpoints(files)
+            older = 0 if self.checkpoints is None else max(0, len(whole) - self.checkpoints)
+            kept = {*whole[older:], *inside.parts[1:2]}
+            download(storage, copy, {name: info for name, info in files.items() if _is_wanted(name, kept)})
+        for path in copy.rglob("*"):
+            name = path.relative_to(copy).as_posix()
+            written_here = "/" not in name or name.startswith("viewer/") or name.endswith(".partial")
+            if path.is_file() and not written_here and name not in files:
+                path.unlink(missing_ok=True)
+        return copy / inside
+
+
+def _is_wanted(name: str, checkpoints: set[str]) -> bool:
+    parts = PurePosixPath(name).parts
+    return parts[0] != "viewer" and (parts[0] != "checkpoints" or parts[1] in checkpoints)
+
+
+def is_mark(name: str) -> bool:
+    """Whether a file of a run is the one that makes a folder a checkpoint: the last that is written, the first that is removed."""
+    parts = PurePosixPath(name).parts
+    return len(parts) == 3 and parts[0] == "checkpoints" and parts[2] == CHECKPOINT_MARK
+
+
+def whole_checkpoints(files: Iterable[str]) -> list[str]:
+    """Names of the complete checkpoints among a run's files, oldest first."""
+    names = (PurePosixPath(name).parts[1] for name in files if is_mark(name))
+    return sorted((name for name in names if name.isdecimal()), key=int)
+
+
+def download(storage: Storage, folder: Path, files: Mapping[str, Any]) -> None:
+    """Copy files that ``folder`` does not have with that size and time; each appears whole or not at all."""
+
+    def copy(name: str) -> None:
+        target, stamp = folder / name, (files[name].size, files[name].mtime_ns or 0)
+        if target.is_file() and stamp_of(target) == stamp:
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = partial_of(target)
+        try:
+            with partial.open("wb") as file:
+                file.writelines(storage.read(name))
+            os.utime(partial, ns=(stamp[1], stamp[1]))
+            os.replace(partial, target)
+        except FileNotFoundError:
+            pass  # a run that goes on has removed it meanwhile
+        finally:
+            partial.unlink(missing_ok=True)
+
+    with ThreadPoolExecutor(DOWNLOADS) as pool:
+        list(pool.map(copy, files))
+
+
+def stamp_of(path: Path) -> Stamp:
+    """Stamp of a file on this machine."""
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns

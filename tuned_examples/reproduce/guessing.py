@@ -1,0 +1,34 @@
+"""The controlled comparison in an environment of one's own: the guessing game of tuned_examples/own_environment.py.
+
+    trial-ray reproduce shape --scale guessing --dry-run
+    trial-ray reproduce shape --scale guessing            # 32 runs; the same command continues
+
+λ is what the scale `study` chose in ALFWorld: nothing was chosen on this game.
+"""
+
+import dataclasses
+
+from trial_ray.reproduction import EvaluationSet, load_scale
+from trial_ray.runs.experiment import experiment_file, load_experiment
+
+SHOP = load_scale("webshop")  # as many iterations, and schedules that fit into them
+GUESSING = load_experiment(experiment_file("own_environment")).config
+
+
+def configure(environment, backbone):
+    config = GUESSING.copy(copy_frozen=False)
+    warm_start = {**config.warm_start, "hindsight_fraction": 0.5, "threads": 1}
+    return (
+        config.rl_module(warm_start=warm_start)
+        .training(hindsight_coeff=0.1, hindsight_start_iteration=SHOP.iterations // 6)
+        # The driver plays and learns: one process fewer, and the runs are many.
+        .env_runners(num_env_runners=0)
+        .engines(num_cpus_per_engine=0.4)
+        .learners(num_cpus_per_learner=0.3)
+        .resources(num_cpus_for_main_process=0.3)
+    )
+
+
+scale = dataclasses.replace(
+    SHOP, configure=configure, environments={"guessing": (EvaluationSet("test", 256),)}, seeds=8
+)
