@@ -150,6 +150,7 @@ def start_ray(folder: str, attempts: int = 3) -> None:
         try:
             with without_unused_services():
                 ray.init(
+                    "local",
                     num_cpus=2,
                     object_store_memory=150_000_000,
                     include_dashboard=False,
