@@ -5,8 +5,9 @@
 The algorithm, env runners and learners are those of a run, as actors; engines answer random tokens (``null_engine.py``), the
 environment's texts are fixed and learners make no passes (``null_run.py``). One quantity grows at a time, each in a process and a
 Ray of its own. CPU seconds are those of processes, whatever else the machine does; env runners' CPU seconds contain the null
-environment's. A learner's bytes are those of the objects that it fetches, pickled. Nodes are local ones, each with an object store
-of its own; the learner's node holds no engine.
+environment's. A learner's bytes are all that reach it for an update: rows, headers of all groups, references, and the turns that
+other learners send; its share is the batch's rows over the number of learners. Nodes are local ones, each with an object store of
+its own; the learner's node holds no engine.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from bench_growth import exponent, save_model
 from local_ray import local_ray
 from measure import Measure, write_report
 from null_engine import NullEngine
-from null_run import NullAlgorithm, Usage, iterate, null_config, received, with_tasks
+from null_run import NullAlgorithm, Received, Usage, iterate, null_config, received, with_tasks
 from ray.cluster_utils import Cluster
 
 from trial_ray.engines.pool import MAX_CONCURRENCY, EnginePool
@@ -108,15 +109,18 @@ def grow_learners(sizes: tuple[int, ...], model_path: str) -> list[Point]:
     return points
 
 
-def bytes_received(found: list[tuple[dict[str, int], int]]) -> dict[str, float]:
-    """What learners received, in MB: the most, the mean, and the batch's share of each."""
-    fetched = [each for each, _ in found]
-    totals = [sum(each.values()) + swapped for each, swapped in found]
-    batch = {ref: size for each in fetched for ref, size in each.items()}
+def bytes_received(found: list[Received]) -> dict[str, float]:
+    """What learners received, in MB: the most and its parts, the mean, and a learner's share of the batch's rows."""
+    most = max(found, key=lambda each: each.total)
+    batch = {ref: size for each in found for ref, size in each.rows.items()}
     return {
-        "received_mb": max(totals) / 1e6,
-        "mean_received_mb": sum(totals) / len(totals) / 1e6,
-        "share_mb": sum(batch.values()) / len(fetched) / 1e6,
+        "received_mb": most.total / 1e6,
+        "rows_mb": sum(most.rows.values()) / 1e6,
+        "headers_mb": most.headers / 1e6,
+        "references_mb": most.references / 1e6,
+        "exchanged_mb": most.exchanged / 1e6,
+        "mean_received_mb": sum(each.total for each in found) / len(found) / 1e6,
+        "share_mb": sum(batch.values()) / len(found) / 1e6,
     }
 
 
@@ -258,6 +262,10 @@ def measures_of(points: dict[str, list[Point]]) -> list[Measure]:
         note = "; ".join(
             f"{point['size']} learners: {point['received_mb']:.2f} MB of {point['share_mb']:.2f} MB" for point in line
         )
+        kinds = ", ".join(
+            f"{kind} {1e3 * last[f'{kind}_mb']:.1f}" for kind in ("rows", "headers", "references", "exchanged")
+        )
+        note += f"; of the last, in KB: {kinds}"
         ratio = last["received_mb"] / last["share_mb"]
         found.append(Measure("bytes that a learner receives, over its share", ratio, "x", 1.2, "lower", note))
         ratio = last["driver_cpu_s"] / line[0]["driver_cpu_s"]
