@@ -32,6 +32,7 @@ from local_ray import local_ray
 from measure import Measure, write_report
 from null_engine import NullEngine
 from null_run import NullAlgorithm, Received, Usage, iterate, null_config, received, with_tasks
+from ray import ObjectRef
 from ray.cluster_utils import Cluster
 
 from trial_ray.engines.pool import MAX_CONCURRENCY, EnginePool
@@ -146,7 +147,7 @@ def run(config: Any) -> Iterator[NullAlgorithm]:
 
 
 def grow_nodes(sizes: tuple[int, ...], model_path: str) -> list[Point]:
-    """Weights from the head to engines on so many nodes, and on how many nodes the weights lie then."""
+    """Weights from the head to engines on so many nodes, on how many nodes the weights lie then, and Ray's plain copies of them."""
     weights = [("weights", torch.randn(WEIGHTS_MB * 250_000))]
     points = []
     for size in sizes:
@@ -160,7 +161,8 @@ def grow_nodes(sizes: tuple[int, ...], model_path: str) -> list[Point]:
                     num_cpus=0, object_store_memory=4 * WEIGHTS_MB * 10**6, resources={f"node{node}": NODE_ENGINES}
                 )
             ray.init(address=cluster.address, log_to_driver=False)
-            points.append({"size": size, **measured_sync(size, weights, model_path)})
+            synced = measured_sync(size, weights, model_path)
+            points.append({"size": size, **synced, "copy_seconds": measured_copies(size, weights)})
         finally:
             ray.shutdown()
             cluster.shutdown()
@@ -191,6 +193,26 @@ def measured_sync(num_nodes: int, weights: list[tuple[str, torch.Tensor]], model
         return {"seconds": min(seconds[1:]), "copies": copies - 1}  # without the sender's own
     finally:
         engines.stop()
+
+
+@ray.remote(num_cpus=0)
+class Reader:
+    """A bare actor."""
+
+    def read(self, refs: list[ObjectRef[Any]]) -> int:
+        return len(ray.get(refs[0]))
+
+
+def measured_copies(num_nodes: int, weights: list[tuple[str, torch.Tensor]]) -> float:
+    """Seconds in which a bare actor on each node gets an object of the weights' bytes."""
+    readers = [Reader.options(resources={f"node{node}": 1}).remote() for node in range(num_nodes)]
+    seconds = []
+    for _ in range(1 + REPEATS):
+        ref = ray.put(weights[0][1].numpy())
+        began = time.perf_counter()
+        ray.get([reader.read.remote([ref]) for reader in readers])
+        seconds.append(time.perf_counter() - began)
+    return min(seconds[1:])
 
 
 PARTS = {
@@ -275,6 +297,9 @@ def measures_of(points: dict[str, list[Point]]) -> list[Measure]:
         ratio = line[-1]["seconds"] / line[0]["seconds"]
         note = f"{values(line, 'seconds')} s at {sizes(line)} nodes, {NODE_ENGINES} engines, {WEIGHTS_MB} MB"
         found.append(Measure("weights to engines, most nodes over one", ratio, "x", 1.3, "lower", note))
+        ratio = line[-1]["seconds"] / line[-1]["copy_seconds"]
+        note = f"{values(line, 'copy_seconds')} s at {sizes(line)} nodes for one ray.get of the same bytes a node by a bare actor"
+        found.append(Measure("the same on most nodes, over Ray's plain copies", ratio, "x", None, "lower", note))
         transfers = max(point["copies"] / point["size"] for point in line)
         found.append(Measure("transfers of the weights a node", transfers, "", 1.0, "lower"))
     return found
@@ -308,9 +333,9 @@ def plot(points: dict[str, list[Point]], path: Path) -> None:
         axes[1].set_xticks(numbers)
     axes[1].set(xlabel="learners", ylabel="MB a learner and iteration")
     if line := points.get("nodes"):
-        axes[2].plot(
-            [point["size"] for point in line], [point["seconds"] for point in line], marker="o", label="weights"
-        )
+        numbers = [point["size"] for point in line]
+        axes[2].plot(numbers, [point["seconds"] for point in line], marker="o", label="weights")
+        axes[2].plot(numbers, [point["copy_seconds"] for point in line], marker="o", label="Ray's plain copies")
     axes[2].set(xlabel="nodes", ylabel="weights to all engines, s", ylim=(0, None))
     for axis in axes[:2]:
         ticks = axis.get_xticks() if axis is axes[1] else None

@@ -20,7 +20,7 @@ from torch import distributed, nn
 from trial_ray.errors import InfrastructureError
 from trial_ray.learner.update_plan import UpdatePlan
 from trial_ray.rollout.groups import GroupRefs, part_bounds
-from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn, pack, unpack
+from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, pack, unpack
 
 T = TypeVar("T")
 Key = TypeVar("Key")
@@ -227,17 +227,11 @@ class GroupFetcher:
         needed = self._needed_parts(kept, headers, plan)
         groups = {index: self._refs[index].parts for index, _ in needed if index not in self._part_refs}
         self._part_refs |= _found(groups)
-        parts = {
-            (index, part): self._part_refs[index][part]
-            for index, part in needed
-            if index in self._part_refs and (index, part) not in self._parts
-        }
-        self._parts |= _found(parts)
+        wanted = [each for each in needed if each[0] in self._part_refs and each not in self._parts]
+        self._parts |= _found({(index, part): self._part_refs[index][part] for index, part in wanted})
         return {index for index, part in needed if (index, part) not in self._parts}
 
-    def _needed_parts(
-        self, kept: list[int], headers: list[TrajectoryGroup], plan: UpdatePlan
-    ) -> list[tuple[int, int]]:
+    def _needed_parts(self, kept: list[int], headers: list[TrajectoryGroup], plan: UpdatePlan) -> list[tuple[int, int]]:
         """Group and part, each once, in order."""
         if self._whole or self._exchange.num_learners == 1:
             return [(index, part) for index in kept for part in range(self._refs[index].num_parts)]
@@ -293,19 +287,13 @@ def _buckets(tensors: Sequence[AnyTensor]) -> list[list[AnyTensor]]:
 
 def _found(refs: Mapping[Key, ObjectRef[T]]) -> dict[Key, T]:
     """The values that are not lost."""
-    values = zip(refs, _get([*refs.values()]), strict=True)
-    return {key: value for key, value in values if value is not None}
-
-
-def _get(refs: Sequence[ObjectRef[T]]) -> list[T | None]:
-    """The values, ``None`` for those that are lost."""
     try:
-        return list(ray.get(list(refs), timeout=FETCH_TIMEOUT_S))
+        return dict(zip(refs, ray.get([*refs.values()], timeout=FETCH_TIMEOUT_S), strict=True))
     except ObjectLostError:
         if len(refs) > 1:
-            return [value for ref in refs for value in _get([ref])]
+            return {key: value for each in refs.items() for key, value in _found(dict([each])).items()}
         logger.warning("a group of rollouts is lost", exc_info=True)
-        return [None]
+        return {}
     except GetTimeoutError as error:
         raise InfrastructureError(
             f"Groups of rollouts did not reach a learner within {FETCH_TIMEOUT_S:.0f} s."
