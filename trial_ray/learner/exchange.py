@@ -155,7 +155,7 @@ class GradientSums:
 
 
 class TrainingGroups(TrainingData):
-    """Where the groups of an update lie: :class:`GroupRefs` in ``episodes_refs``.
+    """Headers of the groups of an update and where their rollouts lie: :class:`GroupRefs` in ``episodes_refs``.
 
     RLlib would deal the references out to the learners. Here the plan of the update deals out rows, for which every
     learner makes the same plan from the headers of all.
