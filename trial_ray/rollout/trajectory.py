@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from itertools import islice, zip_longest
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
@@ -56,6 +57,11 @@ class Turn:
     prompt_cut: PromptCut = "none"
     invalid_action: bool = False
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Bytes: cloudpickle runs Python for every array and every dataclass with slots, most of what a group costs to send.
+        arrays = [getattr(self, name).astype(kind, copy=False).tobytes() for name, kind in _ARRAYS.items()]
+        return _restored, (arrays, _rest(self))
+
     @property
     def num_response_tokens(self) -> int:
         """y."""
@@ -80,6 +86,14 @@ class Turn:
     def header(self) -> TurnHeader:
         """The turn without its tokens and texts."""
         return TurnHeader(*(getattr(self, name) for name in TurnHeader._fields))
+
+
+_ARRAYS = {"prompt_ids": np.int32, "response_ids": np.int32, "logprobs": np.float32}
+_rest = attrgetter(*(each.name for each in fields(Turn) if each.name not in _ARRAYS))
+
+
+def _restored(arrays: Sequence[bytes], rest: Sequence[Any]) -> Turn:
+    return Turn(*map(np.frombuffer, arrays, _ARRAYS.values()), *rest)
 
 
 class TurnHeader(NamedTuple):
