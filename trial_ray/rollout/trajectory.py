@@ -93,7 +93,8 @@ _rest = attrgetter(*(each.name for each in fields(Turn) if each.name not in _ARR
 
 
 def _restored(arrays: Sequence[bytes], rest: Sequence[Any]) -> Turn:
-    return Turn(*map(np.frombuffer, arrays, _ARRAYS.values()), *rest)
+    prompt_ids, response_ids, logprobs = map(np.frombuffer, arrays, _ARRAYS.values())
+    return Turn(prompt_ids, response_ids, logprobs, *rest)
 
 
 class TurnHeader(NamedTuple):
