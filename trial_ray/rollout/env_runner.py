@@ -186,14 +186,13 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         return GuardedEnv(entry, required)
 
     def player(self, request: GroupRequest, settings: SampleSettings, seed: int | None) -> PolicyPlayer:
-        """The player of one rollout, of the task that calls; all of a group's requests stick to one engine."""
-        track = _task_name()
+        """The player of one rollout; all of a group's requests stick to one engine."""
 
         async def generate(prompt_ids: np.ndarray, params: SamplingParams) -> Response:
             began = time.monotonic()
             response = await self.client.generate(prompt_ids, params, request, preferred=request.index)
             tokens = {"prompt_tokens": len(prompt_ids), "response_tokens": len(response.response_ids)}
-            note_event(RESPONSE, began, track, **tokens)
+            note_event(RESPONSE, began, _task_name(), **tokens)
             return response
 
         return PolicyPlayer(self._prompt_writer(request.environment), self._decode, settings.params, generate, seed)

@@ -42,9 +42,6 @@ class Decision:
     prompt_cut: PromptCut = "none"
 
 
-_DECIDED = tuple(each.name for each in fields(Decision))
-
-
 class Player(Protocol):
     """Decides the turns of one episode."""
 
@@ -114,7 +111,7 @@ async def _play(env: EpisodeEnv, trajectory: Trajectory, player: Player, env_see
                 outcome=now.observation,
                 reward=now.reward,
                 invalid_action=now.invalid_action,
-                **{name: getattr(decision, name) for name in _DECIDED},
+                **{each.name: getattr(decision, each.name) for each in fields(decision)},
             )
         )
     trajectory.success, trajectory.score = now.won, now.score
