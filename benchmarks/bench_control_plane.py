@@ -5,8 +5,9 @@
 The algorithm, env runners and learners are those of a run, as actors; engines answer random tokens (``null_engine.py``), the
 environment's texts are fixed and learners make no passes (``null_run.py``). One quantity grows at a time, each in a process and a
 Ray of its own. CPU seconds are those of processes, whatever else the machine does; env runners' CPU seconds contain the null
-environment's. A learner's bytes are those of the objects that it fetches, pickled. Nodes are local ones, each with an object store
-of its own; the learner's node holds no engine.
+environment's. A learner's bytes are all that reach it for an update: rows, headers of all groups, references, and the turns that
+other learners send; its share is the batch's rows over the number of learners. Nodes are local ones, each with an object store of
+its own; the learner's node holds no engine.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from bench_growth import exponent, save_model
 from local_ray import local_ray
 from measure import Measure, write_report
 from null_engine import NullEngine
-from null_run import NullAlgorithm, Usage, iterate, null_config, received, with_tasks
+from null_run import NullAlgorithm, Received, Usage, iterate, null_config, received, with_tasks
+from ray import ObjectRef
 from ray.cluster_utils import Cluster
 
 from trial_ray.engines.pool import MAX_CONCURRENCY, EnginePool
@@ -108,15 +110,18 @@ def grow_learners(sizes: tuple[int, ...], model_path: str) -> list[Point]:
     return points
 
 
-def bytes_received(found: list[tuple[dict[str, int], int]]) -> dict[str, float]:
-    """What learners received, in MB: the most, the mean, and the batch's share of each."""
-    fetched = [each for each, _ in found]
-    totals = [sum(each.values()) + swapped for each, swapped in found]
-    batch = {ref: size for each in fetched for ref, size in each.items()}
+def bytes_received(found: list[Received]) -> dict[str, float]:
+    """What learners received, in MB: the most and its parts, the mean, and a learner's share of the batch's rows."""
+    most = max(found, key=lambda each: each.total)
+    batch = {ref: size for each in found for ref, size in each.rows.items()}
     return {
-        "received_mb": max(totals) / 1e6,
-        "mean_received_mb": sum(totals) / len(totals) / 1e6,
-        "share_mb": sum(batch.values()) / len(fetched) / 1e6,
+        "received_mb": most.total / 1e6,
+        "rows_mb": sum(most.rows.values()) / 1e6,
+        "headers_mb": most.headers / 1e6,
+        "references_mb": most.references / 1e6,
+        "exchanged_mb": most.exchanged / 1e6,
+        "mean_received_mb": sum(each.total for each in found) / len(found) / 1e6,
+        "share_mb": sum(batch.values()) / len(found) / 1e6,
     }
 
 
@@ -142,7 +147,7 @@ def run(config: Any) -> Iterator[NullAlgorithm]:
 
 
 def grow_nodes(sizes: tuple[int, ...], model_path: str) -> list[Point]:
-    """Weights from the head to engines on so many nodes, and on how many nodes the weights lie then."""
+    """Weights from the head to engines on so many nodes, on how many nodes the weights lie then, and Ray's plain copies of them."""
     weights = [("weights", torch.randn(WEIGHTS_MB * 250_000))]
     points = []
     for size in sizes:
@@ -156,7 +161,8 @@ def grow_nodes(sizes: tuple[int, ...], model_path: str) -> list[Point]:
                     num_cpus=0, object_store_memory=4 * WEIGHTS_MB * 10**6, resources={f"node{node}": NODE_ENGINES}
                 )
             ray.init(address=cluster.address, log_to_driver=False)
-            points.append({"size": size, **measured_sync(size, weights, model_path)})
+            synced = measured_sync(size, weights, model_path)
+            points.append({"size": size, **synced, "copy_seconds": measured_copies(size, weights)})
         finally:
             ray.shutdown()
             cluster.shutdown()
@@ -187,6 +193,26 @@ def measured_sync(num_nodes: int, weights: list[tuple[str, torch.Tensor]], model
         return {"seconds": min(seconds[1:]), "copies": copies - 1}  # without the sender's own
     finally:
         engines.stop()
+
+
+@ray.remote(num_cpus=0)
+class Reader:
+    """A bare actor."""
+
+    def read(self, refs: list[ObjectRef[Any]]) -> int:
+        return len(ray.get(refs[0]))
+
+
+def measured_copies(num_nodes: int, weights: list[tuple[str, torch.Tensor]]) -> float:
+    """Seconds in which a bare actor on each node gets an object of the weights' bytes."""
+    readers = [Reader.options(resources={f"node{node}": 1}).remote() for node in range(num_nodes)]
+    seconds = []
+    for _ in range(1 + REPEATS):
+        ref = ray.put(weights[0][1].numpy())
+        began = time.perf_counter()
+        ray.get([reader.read.remote([ref]) for reader in readers])
+        seconds.append(time.perf_counter() - began)
+    return min(seconds[1:])
 
 
 PARTS = {
@@ -258,6 +284,10 @@ def measures_of(points: dict[str, list[Point]]) -> list[Measure]:
         note = "; ".join(
             f"{point['size']} learners: {point['received_mb']:.2f} MB of {point['share_mb']:.2f} MB" for point in line
         )
+        kinds = ", ".join(
+            f"{kind} {1e3 * last[f'{kind}_mb']:.1f}" for kind in ("rows", "headers", "references", "exchanged")
+        )
+        note += f"; of the last, in KB: {kinds}"
         ratio = last["received_mb"] / last["share_mb"]
         found.append(Measure("bytes that a learner receives, over its share", ratio, "x", 1.2, "lower", note))
         ratio = last["driver_cpu_s"] / line[0]["driver_cpu_s"]
@@ -267,6 +297,9 @@ def measures_of(points: dict[str, list[Point]]) -> list[Measure]:
         ratio = line[-1]["seconds"] / line[0]["seconds"]
         note = f"{values(line, 'seconds')} s at {sizes(line)} nodes, {NODE_ENGINES} engines, {WEIGHTS_MB} MB"
         found.append(Measure("weights to engines, most nodes over one", ratio, "x", 1.3, "lower", note))
+        ratio = line[-1]["seconds"] / line[-1]["copy_seconds"]
+        note = f"{values(line, 'copy_seconds')} s at {sizes(line)} nodes for one ray.get of the same bytes a node by a bare actor"
+        found.append(Measure("the same on most nodes, over Ray's plain copies", ratio, "x", None, "lower", note))
         transfers = max(point["copies"] / point["size"] for point in line)
         found.append(Measure("transfers of the weights a node", transfers, "", 1.0, "lower"))
     return found
@@ -300,9 +333,9 @@ def plot(points: dict[str, list[Point]], path: Path) -> None:
         axes[1].set_xticks(numbers)
     axes[1].set(xlabel="learners", ylabel="MB a learner and iteration")
     if line := points.get("nodes"):
-        axes[2].plot(
-            [point["size"] for point in line], [point["seconds"] for point in line], marker="o", label="weights"
-        )
+        numbers = [point["size"] for point in line]
+        axes[2].plot(numbers, [point["seconds"] for point in line], marker="o", label="weights")
+        axes[2].plot(numbers, [point["copy_seconds"] for point in line], marker="o", label="Ray's plain copies")
     axes[2].set(xlabel="nodes", ylabel="weights to all engines, s", ylim=(0, None))
     for axis in axes[:2]:
         ticks = axis.get_xticks() if axis is axes[1] else None

@@ -116,7 +116,7 @@ class MeasuredRunner(TextEnvRunner):
         seconds = time.perf_counter() - began
         errors = [error for sample in samples for error in sample.errors]
         assert not errors, errors[0]
-        groups = ray.get([sample.refs.header for sample in samples])
+        groups = [sample.refs.header for sample in samples]
         lengths = [
             sum(turn.num_response_tokens for turn in rollout.turns)
             for group in groups

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from unittest import mock
 
@@ -27,6 +27,7 @@ from trial_ray.engines import pool
 from trial_ray.engines.pool import EnginePool
 from trial_ray.learner import exchange
 from trial_ray.learner.connectors import Scoring
+from trial_ray.learner.exchange import TrainingGroups
 from trial_ray.learner.learner import GRPOLearner
 from trial_ray.learner.packing import Row
 from trial_ray.learner.passes import MicrobatchPasses
@@ -34,6 +35,7 @@ from trial_ray.learner.rows import TurnRows
 from trial_ray.learner.update_plan import Microbatch
 from trial_ray.models.module import CausalLMModule
 from trial_ray.ray_internals import env_runner_actors, learner_actors
+from trial_ray.rollout.trajectory import Trajectory
 
 MOST_TASKS = 1024
 _ROOM = (
@@ -102,42 +104,70 @@ class NullPasses(MicrobatchPasses):
         return 0.0
 
 
+@dataclass
+class Received:
+    """Bytes that reached a learner for an update; scores and gradients, which learners add up, are not among them.
+
+    Attributes:
+        headers: of all groups.
+        references: to groups, and to the parts of those that it fetched something of.
+        rows: of each part of a group that it fetched, by the object's id.
+        exchanged: turns that other learners sent.
+    """
+
+    headers: int = 0
+    references: int = 0
+    rows: dict[str, int] = field(default_factory=dict)
+    exchanged: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.headers + self.references + sum(self.rows.values()) + self.exchanged
+
+
+def stored_bytes(value: Any) -> int:
+    """Bytes of a value in the object store, references in it included."""
+    ref = ray.put(value)
+    size: int = ray.experimental.get_local_object_locations([ref])[ref]["object_size"]
+    return size
+
+
 class NullLearner(GRPOLearner):
     """Everything of an update but the model's passes.
 
     Attributes:
-        received: of the last update, bytes of each object that was fetched from the store, by the object's id.
-        swapped: bytes that other learners sent.
+        received: for the last update.
     """
 
     def build(self) -> None:
         super().build()
         self.update_rows.scoring = NullScoring(self.config, self.exchange)
         self.passes = NullPasses(self.policy_module, self.method, self.config, self.means)
-        self.received: dict[str, int] = {}
-        self.swapped = 0
+        self.received = Received()
 
-    def update(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        self.received, self.swapped = {}, 0
+    def update(self, training_data: TrainingGroups, **kwargs: Any) -> dict[str, Any]:
+        headers = sum(len(refs.packed_header) for refs in training_data.episodes_refs)
+        self.received = Received(headers, references=stored_bytes(training_data) - headers)
         with self._counting():
-            return super().update(*args, **kwargs)
+            return super().update(training_data, **kwargs)
 
     @contextmanager
     def _counting(self) -> Iterator[None]:
-        """Note the size of what the exchange gets from the object store."""
-        get = ray.get
+        """Note the size of what the exchange gets from the object store and from other learners."""
+        get, swap, received = ray.get, self.exchange.swap, self.received
 
-        def counted(refs: Any, **options: Any) -> Any:
+        def counted(refs: list[Any], **options: Any) -> list[Any]:
             values = get(refs, **options)
-            listed = zip(refs, values, strict=True) if isinstance(refs, list) else [(refs, values)]
-            self.received |= {ref.hex(): len(pickle.dumps(value, protocol=5)) for ref, value in listed}
+            for ref, value in zip(refs, values, strict=True):
+                if isinstance(value[0], Trajectory):
+                    received.rows[ref.hex()] = stored_bytes(value)
+                else:
+                    received.references += stored_bytes(value)
             return values
 
-        swap = self.exchange.swap
-
-        def counted_swap(*args: Any) -> list[Any]:
+        def counted_swap(*args: Any) -> list[bytes]:
             values = swap(*args)
-            self.swapped = len(pickle.dumps(values, protocol=5))
+            received.exchanged += sum(map(len, values))
             return values
 
         with mock.patch.object(exchange.ray, "get", counted), mock.patch.object(self.exchange, "swap", counted_swap):
@@ -275,7 +305,6 @@ def iterate(algorithm: NullAlgorithm, usage: Usage) -> dict[str, Any]:
     return point
 
 
-def received(algorithm: NullAlgorithm) -> list[tuple[dict[str, int], int]]:
-    """What each learner fetched and was sent for the last update; see :class:`NullLearner`."""
-    found = algorithm.learner_group.foreach_learner(lambda learner: (learner.received, learner.swapped))
-    return [each.get() for each in found]
+def received(algorithm: NullAlgorithm) -> list[Received]:
+    """What reached each learner for the last update."""
+    return [each.get() for each in algorithm.learner_group.foreach_learner(lambda learner: learner.received)]

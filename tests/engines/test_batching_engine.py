@@ -76,9 +76,9 @@ def test_sleeps_and_wakes_at_once_take_turns_and_happen_once():
     assert within(20, main()) == ["sleep 1", "wake weights", "wake cache", "sleep 1", "close"]
 
 
-@pytest.mark.parametrize(("under_way", "first"), [(40, (0, 1)), (8, (0,))])
-def test_answers_of_a_step_wait_for_the_next_ones_where_they_are_few_of_many(under_way, first):
-    lengths = [1, 2, *[4] * (under_way - 2)]
+@pytest.mark.parametrize(("under_way", "first"), [(60, (0, 1, 2)), (20, (0, 1)), (8, (0,))])
+def test_answers_of_a_step_wait_for_those_of_two_more_until_they_are_not_few(under_way, first):
+    lengths = [1, 2, 3, *[5] * (under_way - 3)]
     prompt = np.array([5], np.int32)
 
     async def main():

@@ -237,7 +237,7 @@ def test_a_late_answer_to_an_earlier_event_loop_leaves_requests_of_another_alone
     link = EngineLink(SimpleNamespace(exchange=Late()))
 
     async def begun():
-        asked = asyncio.create_task(link.ask(PROMPT, PARAMS))
+        asked = asyncio.create_task(link.ask(PROMPT, PARAMS, 60.0))
         await asyncio.sleep(0.01)
         return asked
 

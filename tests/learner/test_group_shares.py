@@ -1,4 +1,4 @@
-"""A learner fetches the rollouts of its share and headers of the others; all learners agree on which groups are lost."""
+"""A learner fetches the rollouts of its share and has headers of the others; all learners agree on which groups are lost."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ from trial_ray.rollout.groups import GroupRefs, parts_per_group
 from trial_ray.rollout.trajectory import Turn, TurnHeader
 
 WAIT_S = 30.0
+REFERENCE_BYTES = 160
+"""Of a reference that Ray packs."""
 
 
 class Store:
@@ -43,10 +45,10 @@ class Store:
         monkeypatch.setattr(ray, "put", self.put)
         monkeypatch.setattr(ray, "get", self.get)
 
-    def put(self, value) -> int:
-        number = next(self._numbers)
-        self._values[number] = pickle.dumps(value)
-        return number
+    def put(self, value) -> str:
+        ref = str(next(self._numbers)).zfill(REFERENCE_BYTES)
+        self._values[ref] = pickle.dumps(value)
+        return ref
 
     def get(self, refs, timeout):
         rank = self.rank.number
@@ -54,6 +56,9 @@ class Store:
             raise ObjectLostError(str(lost), None, "")
         self.received[rank] += sum(len(self._values[ref]) for ref in refs)
         return [pickle.loads(self._values[ref]) for ref in refs]
+
+    def parts(self, refs: GroupRefs) -> list[str]:
+        return pickle.loads(self._values[refs.parts])
 
     def size(self, refs) -> int:
         return sum(len(self._values[ref]) for ref in refs)
@@ -85,9 +90,9 @@ class OneOf:
         return self._gathering.gather(self.rank, value)
 
     def swap(self, values, senders):
-        everything = self.gather(pickle.dumps(values))
-        taken = [pickle.loads(everything[sender])[self.rank] for sender in senders]
-        self.swapped += len(pickle.dumps(taken))
+        everything = self.gather(values)
+        taken = [everything[sender][self.rank] for sender in senders]
+        self.swapped += sum(map(len, taken))
         return taken
 
 
@@ -123,7 +128,7 @@ def fetched(store: Store, config: GRPOConfig, groups, *, whole: bool = False, lo
         store.rank.number, exchange = rank, gathering.of(rank)
         data = TrainingGroups(episodes_refs=refs)
         found = GroupFetcher(data, exchange, lambda headers: plan_rows(headers, config, 1), whole=whole).fetch()
-        store.received[rank] += exchange.swapped
+        store.received[rank] += exchange.swapped + len(pickle.dumps(refs))
         return found
 
     with ThreadPoolExecutor(config.num_learners) as threads:
@@ -135,21 +140,16 @@ def turns_of(groups) -> list:
 
 
 @pytest.mark.parametrize(("num_learners", "tasks"), [(2, 16), (4, 16), (8, 16), (8, 64), (3, 64)])
-def test_a_learner_receives_its_share_and_headers(store, num_learners, tasks):
+def test_a_learner_receives_little_more_than_its_share_of_the_rows(store, num_learners, tasks):
+    """Headers, references and turns of other learners included."""
     config, groups = config_of(num_learners, tasks), groups_of(tasks)
     learners, refs = fetched(store, config, groups)
-    batch = store.size([part for each in refs for part in each.parts])
-    headers = store.size([each.header for each in refs])
+    batch = store.size([part for each in refs for part in store.parts(each)])
     rows = [turns_of(found) for found, _ in learners]
-    sizes = [len(pickle.dumps(turn)) for turn in turns_of(groups)]
     for rank, (_, plan) in enumerate(learners):
         share = set(plan.share(rank).tolist())
         assert all(isinstance(turn, Turn) for row, turn in enumerate(rows[rank]) if row in share)
-        own = batch * sum(sizes[row] for row in share) / sum(sizes)
-        assert store.received[rank] - headers < 1.2 * own
-    assert headers < 0.1 * batch
-    # What a learner scores is even in tokens, what it trains in rows.
-    assert max(store.received.values()) - headers < 1.6 * batch / num_learners
+    assert max(store.received.values()) < 1.2 * batch / num_learners
 
 
 def test_learners_make_one_plan_and_know_of_each_turn_what_its_header_says(store):
@@ -197,15 +197,15 @@ def test_only_methods_with_a_prepare_of_their_own_are_taken_to_read_texts():
     assert not any(config_class(name).method_class.needs_whole_groups for name in method_names())
 
 
-@pytest.mark.parametrize("what", ["header", "part"])
+@pytest.mark.parametrize("what", ["references", "part"])
 def test_a_group_of_which_one_learner_misses_something_is_left_out_by_all(store, what):
     config, groups = config_of(3), groups_of()
 
     def lose(refs):
-        return {1: {refs[6].header} if what == "header" else {*refs[6].parts, refs[9].parts[0]}}
+        return {1: {refs[6].parts} if what == "references" else {*store.parts(refs[6]), store.parts(refs[9])[0]}}
 
     learners, _ = fetched(store, config, groups, lose=lose)
-    left_out = {6} if what == "header" else {6, 9}
+    left_out = {6} if what == "references" else {6, 9}
     first_found, first_plan = learners[0]
     found_ids = {group.group_id for group in first_found}
     assert {group.group_id for group in groups} - found_ids <= {groups[number].group_id for number in left_out}
@@ -223,4 +223,4 @@ def test_a_group_of_which_one_learner_misses_something_is_left_out_by_all(store,
 
 def test_an_update_of_which_all_groups_are_lost_ends_on_every_learner(store):
     with pytest.raises(InfrastructureError, match="All 16 groups of the update were lost"):
-        fetched(store, config_of(2), groups_of(), lose=lambda refs: {0: {each.header for each in refs}})
+        fetched(store, config_of(2), groups_of(), lose=lambda refs: {0: {each.parts for each in refs}})

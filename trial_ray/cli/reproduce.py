@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trial_ray.reproduction import PlannedRun
     from trial_ray.reproduction.studies import Chosen
 
-NAMES = ("study", "shape", "table2", "table3", "figure2", "figure3")
+NAMES = ("study", "shape", "pair", "table2", "table3", "figure2", "figure3")
 HELP = "run a comparison of the paper and make its table or figure"
 EPILOG = """examples:
   trial-ray reproduce table3 --scale tiny --dry-run         what would be run, and what is done already
@@ -37,12 +37,14 @@ EPILOG = """examples:
   study     all methods at the scale `study`: final success, area under the learning curve, iterations to GRPO's success; first
             chooses each method's λ on games of its own
   shape     the controlled study from several warm starts
+  pair      TRIAL against GRPO
 
   tiny      the quickstart's model on 2 CPU cores, ALFWorld on generated games; about three minutes a run
   study     a tiny model whose hindsight view knows better than it acts, on 2 CPU cores; hours, in the background
   shape     `study` from four more warm starts, with its λ
   guessing  the profiles in the guessing game of tuned_examples/own_environment.py
   webshop   the profiles of table3 in generated shops, as `study` in size; 2 CPU cores
+  pretrained  SmolLM2-135M on 2 CPU cores, ALFWorld on generated games; an hour or two a run
   small     SmolLM2-135M on one GPU, both environments on generated games
   paper     Qwen2.5-3B-Instruct and Qwen3-1.7B, official data, 150 iterations; a GPU cluster
   FILE.py   a scale of your own; those above are tuned_examples/reproduce/*.py
@@ -59,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--scale",
         required=True,
         metavar="S",
-        help="tiny, study, shape, guessing, webshop, small, paper, or FILE.py, see below",
+        help="tiny, study, shape, guessing, webshop, pretrained, small, paper, or FILE.py, see below",
     )
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="where runs and results go (default: runs/reproduce-<scale>)"

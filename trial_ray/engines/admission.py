@@ -235,7 +235,7 @@ def check_request(
         raise InvalidRequestError(f"prompt_ids: {prompt_ids!r:.80} found, an array [P] expected")
     if not (length := len(prompt_ids)):
         raise InvalidRequestError("prompt_ids: empty, at least one token expected")
-    if not np.issubdtype(prompt_ids.dtype, np.integer):
+    if prompt_ids.dtype.kind not in "iu":
         raise InvalidRequestError(f"prompt_ids: {prompt_ids.dtype} found, an integer type expected")
     if max_model_len is not None and length + params.max_tokens > max_model_len:
         raise InvalidRequestError(
@@ -243,7 +243,7 @@ def check_request(
             "shorten the prompt, lower max_tokens or raise the engine's max_model_len"
         )
     vocab_size = vocab_size or MOST_IDS
-    if int(np.min(prompt_ids)) < 0 or int(np.max(prompt_ids)) >= vocab_size:
+    if prompt_ids.min() < 0 or prompt_ids.max() >= vocab_size:
         raise InvalidRequestError(f"prompt_ids: values outside [0, {vocab_size}) found")
 
 

@@ -24,9 +24,11 @@ STEP_TIMEOUT_S = 300.0
 """A step that takes longer hangs: the engine then says that it cannot serve, and is replaced."""
 DRAIN_TIMEOUT_S = 600.0
 """Deadline of the responses under way before weights change or the engine sleeps."""
-FEW_ANSWERS = 1 / 8
-"""Answers of a step that are less than this share of the requests under way wait for those of the next: a message for a few costs
+FEW_ANSWERS = 1 / 10
+"""Answers that are less than this share of the requests under way wait for those of the next steps: a message for a few costs
 both processes more than these lose by a step, of the dozens that a response takes."""
+MOST_STEPS_HELD = 2
+"""Steps for which an answer waits, at most."""
 _NOT_STARTED = "it was not started; call ready first"
 
 
@@ -77,7 +79,8 @@ class BatchingEngine(ABC):
         self._freed: set[EnginePart] = set()
         self._inbox: queue.SimpleQueue[list[Request] | _Call | None] = queue.SimpleQueue()
         self._in_flight: set[Request] = set()
-        self._held: list[Request] = []  # finished with the last step, and not handed out yet
+        self._held: list[Request] = []  # finished, and not handed out yet
+        self._steps_held = 0  # since the first of them finished
         self._clients: dict[Request, _Client] = {}
         self._outboxes: dict[str, Outbox] = {}
         self._admitting: set[asyncio.Task[None]] = set()
@@ -358,19 +361,18 @@ class BatchingEngine(ABC):
         note_event(STEP, began, requests=requests, batch=self._batch_size, joined=len(joining), finished=len(finished))
         advance("step")
         self._in_flight.difference_update(finished)
-        few = len(finished) < FEW_ANSWERS * len(self._in_flight)
-        if self._held or not few:
-            self._hand_out([*self._held, *finished])
-        else:
-            self._held = finished
+        self._steps_held = self._steps_held + 1 if self._held else 0
+        self._held += finished
+        if self._steps_held == MOST_STEPS_HELD or len(self._held) >= FEW_ANSWERS * len(self._in_flight):
+            self._hand_out()
 
-    def _hand_out(self, finished: list[Request]) -> None:
-        self._held = []
+    def _hand_out(self) -> None:
+        finished, self._held = self._held, []
         if finished:
             self._loop.call_soon_threadsafe(self._deliver, finished)
 
     def _fail_requests(self, reason: str) -> None:
-        self._hand_out(self._held)
+        self._hand_out()
         failed, self._in_flight = list(self._in_flight), set()
         self._loop.call_soon_threadsafe(self._deliver, failed, EngineError(reason))
 

@@ -50,7 +50,7 @@ def _fault(response: Response, digest: int, asked: _Pending, vocab_size: int | N
         return "the engine answered to another prompt"
     if not 1 <= len(ids) <= asked.max_tokens:
         return f"the response has {len(ids)} tokens, expected 1 to {asked.max_tokens}"
-    if not np.issubdtype(ids.dtype, np.integer) or logprobs.shape != ids.shape:
+    if ids.dtype.kind not in "iu" or logprobs.shape != ids.shape:
         return (
             f"the response has ids of {ids.dtype} and {logprobs.shape} log-probabilities, expected integers, one each"
         )
@@ -110,10 +110,11 @@ class EngineLink:
         self._num_asked = 0
         self._requests: _Requests | None = None
 
-    async def ask(self, prompt_ids: np.ndarray, params: SamplingParams) -> Response:
+    async def ask(self, prompt_ids: np.ndarray, params: SamplingParams, timeout_s: float) -> Response:
         """Sample one response.
 
         Raises:
+            TimeoutError: there was none after ``timeout_s`` seconds.
             InvalidRequestError: the request itself is wrong, which shows here or at the engine.
             EngineError: the engine refused the request, failed or died.
             WrongAnswerError: it answered outside its contract.
@@ -129,10 +130,12 @@ class EngineLink:
         self._num_asked += 1
         requests.unsent.append((number, prompt_ids, params))
         self._send_soon(requests)
+        expiry = loop.call_later(timeout_s, _expire, answer)
         try:
             response: Response = await answer
             return response
         finally:
+            expiry.cancel()
             requests.pending.pop(number, None)
 
     def _send_soon(self, requests: _Requests) -> None:
@@ -216,6 +219,11 @@ def _fail(answer: asyncio.Future[Response], cause: BaseException) -> None:
     if not answer.done():
         error = cause if isinstance(cause, EngineError) else EngineError(f"{type(cause).__name__}: {cause}")
         answer.set_exception(error)
+
+
+def _expire(answer: asyncio.Future[Response]) -> None:
+    if not answer.done():
+        answer.set_exception(TimeoutError())
 
 
 ATTEMPTS = 3
@@ -308,8 +316,7 @@ class EngineClient:
                 break
             try:
                 # A share of what is left, so that an engine that hangs leaves time for the others.
-                async with asyncio.timeout(left / (attempts - attempt)):
-                    return await links[index].ask(prompt_ids, params)
+                return await links[index].ask(prompt_ids, params, left / (attempts - attempt))
             except InvalidRequestError:
                 raise
             except (EngineError, TimeoutError) as error:

@@ -198,7 +198,7 @@ class GuardedEnv:
         adapter = self._entry.adapter
         _require("observation", observation, "a str", isinstance(observation, str))
         _require("info", info, "a dict", isinstance(info, dict))
-        self.told |= {str(key) for key in info}
+        self.told.update(map(str, info))
         task, family = info.get("task", adapter.task), info.get("family", "")
         _require("info['task']", task, "a str", isinstance(task, str))
         _require("info['family']", family, "a str", isinstance(family, str))

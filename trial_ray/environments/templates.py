@@ -201,8 +201,8 @@ class PlainTemplate:
 
 
 def _bare_words(text: str) -> str:
-    words = (word.strip(".,:;!?\"'()") for word in text.lower().split())
-    return " ".join(word for word in words if word)
+    words = [word.strip(".,:;!?\"'()") for word in text.lower().split()]
+    return " ".join(filter(None, words))
 
 
 _GENERIC_TAGGED = TaggedTemplate(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,9 +20,10 @@ from torch import distributed, nn
 from trial_ray.errors import InfrastructureError
 from trial_ray.learner.update_plan import UpdatePlan
 from trial_ray.rollout.groups import GroupRefs, part_bounds
-from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
+from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, pack, unpack
 
 T = TypeVar("T")
+Key = TypeVar("Key")
 AnyTensor = TypeVar("AnyTensor", bound=torch.Tensor)
 
 logger = logging.getLogger(__name__)
@@ -76,8 +76,8 @@ class LearnerExchange:
         distributed.all_gather_object(values, value)
         return values
 
-    def swap(self, values: Mapping[int, Any], senders: Sequence[int]) -> list[Any]:
-        """Send picklable objects to other learners.
+    def swap(self, values: Mapping[int, bytes], senders: Sequence[int]) -> list[bytes]:
+        """Send bytes to other learners.
 
         Args:
             values: what to send, by the rank of the learner that expects it.
@@ -86,9 +86,7 @@ class LearnerExchange:
         Returns:
             What they sent, in the order of ``senders``.
         """
-        sent = {
-            rank: torch.frombuffer(bytearray(pickle.dumps(each)), dtype=torch.uint8) for rank, each in values.items()
-        }
+        sent = {rank: torch.frombuffer(bytearray(each), dtype=torch.uint8) for rank, each in values.items()}
         under_way = [
             distributed.isend(tensor, rank, self._objects)
             for rank, data in sent.items()
@@ -98,7 +96,7 @@ class LearnerExchange:
         for rank in senders:
             distributed.recv(size := torch.zeros(1, dtype=torch.int64), rank, self._objects)
             distributed.recv(data := torch.empty(int(size), dtype=torch.uint8), rank, self._objects)
-            received.append(pickle.loads(data.numpy().tobytes()))
+            received.append(data.numpy().tobytes())
         for each in under_way:
             if each is not None:  # as for processes outside the group
                 each.wait()
@@ -157,7 +155,7 @@ class GradientSums:
 
 
 class TrainingGroups(TrainingData):
-    """Where the groups of an update lie: :class:`GroupRefs` in ``episodes_refs``.
+    """Headers of the groups of an update and where their rollouts lie: :class:`GroupRefs` in ``episodes_refs``.
 
     RLlib would deal the references out to the learners. Here the plan of the update deals out rows, for which every
     learner makes the same plan from the headers of all.
@@ -175,7 +173,7 @@ Plan = Callable[[list[TrajectoryGroup]], UpdatePlan]
 
 
 class GroupFetcher:
-    """Fetches of the groups of an update what one learner needs: headers of all, and the rollouts that it scores.
+    """Fetches of the groups of an update what one learner needs: the rollouts that it scores. It has headers of all.
 
     The few turns that it trains and another one scores come from that learner. A group is lost when the env runner that sampled
     it has died since. One of which any learner misses something is left out by all, and the others are planned again.
@@ -192,6 +190,7 @@ class GroupFetcher:
         self._exchange = exchange
         self._plan = plan
         self._whole = whole
+        self._part_refs: dict[int, list[ObjectRef[list[Trajectory]]]] = {}
         self._parts: dict[tuple[int, int], list[Trajectory]] = {}
 
     def fetch(self) -> tuple[list[TrajectoryGroup], UpdatePlan]:
@@ -200,11 +199,8 @@ class GroupFetcher:
         Raises:
             InfrastructureError: all groups are lost, or one did not arrive in time.
         """
-        values = _get([refs.header for refs in self._refs])
-        found = dict(enumerate(values))
-        headers = {index: header for index, header in found.items() if header is not None}
-        lost = self._agreed(found.keys() - headers.keys())
-        kept = [index for index in found if index not in lost]
+        headers = [refs.header for refs in self._refs]
+        kept = list(range(len(headers)))
         while kept:
             plan = self._plan([headers[index] for index in kept])
             if not (lost := self._agreed(self._fetch_parts(kept, headers, plan))):
@@ -226,24 +222,23 @@ class GroupFetcher:
             )
         return agreed
 
-    def _fetch_parts(self, kept: list[int], headers: dict[int, TrajectoryGroup], plan: UpdatePlan) -> set[int]:
+    def _fetch_parts(self, kept: list[int], headers: list[TrajectoryGroup], plan: UpdatePlan) -> set[int]:
         """Get what is needed and not here yet; returns the numbers of the groups that are lost."""
         needed = self._needed_parts(kept, headers, plan)
-        wanted = [part for part in needed if part not in self._parts]
-        values = _get([self._refs[index].parts[part] for index, part in wanted])
-        self._parts |= {part: value for part, value in zip(wanted, values, strict=True) if value is not None}
+        groups = {index: self._refs[index].parts for index, _ in needed if index not in self._part_refs}
+        self._part_refs |= _found(groups)
+        wanted = [each for each in needed if each[0] in self._part_refs and each not in self._parts]
+        self._parts |= _found({(index, part): self._part_refs[index][part] for index, part in wanted})
         return {index for index, part in needed if (index, part) not in self._parts}
 
-    def _needed_parts(
-        self, kept: list[int], headers: dict[int, TrajectoryGroup], plan: UpdatePlan
-    ) -> list[tuple[int, int]]:
+    def _needed_parts(self, kept: list[int], headers: list[TrajectoryGroup], plan: UpdatePlan) -> list[tuple[int, int]]:
         """Group and part, each once, in order."""
         if self._whole or self._exchange.num_learners == 1:
-            return [(index, part) for index in kept for part in range(len(self._refs[index].parts))]
+            return [(index, part) for index in kept for part in range(self._refs[index].num_parts)]
         parts, turns = [], []
         for index in kept:
             rollouts = headers[index].trajectories
-            bounds = part_bounds(len(rollouts), len(self._refs[index].parts))
+            bounds = part_bounds(len(rollouts), self._refs[index].num_parts)
             for part, (start, end) in enumerate(pairwise(bounds)):
                 parts.append((index, part))
                 turns.append(sum(len(each.turns) for each in rollouts[start:end] if each.survived))
@@ -252,7 +247,7 @@ class GroupFetcher:
 
     def _merged(self, index: int, header: TrajectoryGroup) -> TrajectoryGroup:
         rollouts = list(header.trajectories)
-        bounds = part_bounds(len(rollouts), len(self._refs[index].parts))
+        bounds = part_bounds(len(rollouts), self._refs[index].num_parts)
         for part, (start, end) in enumerate(pairwise(bounds)):
             rollouts[start:end] = self._parts.get((index, part), rollouts[start:end])
         return replace(header, trajectories=rollouts)
@@ -266,13 +261,13 @@ class GroupFetcher:
             for trajectory in group.survivors
             for index in range(len(trajectory.turns))
         ]
-        given: dict[int, list[Turn]] = {}
+        given: dict[int, bytes] = {}
         for (scorer, trainer), rows in strays.items():
             if scorer == rank:
-                given[trainer] = [turns[index] for turns, index in (places[row] for row in rows)]
+                given[trainer] = pack([turns[index] for turns, index in (places[row] for row in rows)])
         senders = [scorer for scorer, trainer in strays if trainer == rank]
         for sender, taken in zip(senders, self._exchange.swap(given, senders), strict=True):
-            for row, turn in zip(strays[sender, rank], taken, strict=True):
+            for row, turn in zip(strays[sender, rank], unpack(taken), strict=True):
                 turns, index = places[row]
                 turns[index] = turn
 
@@ -290,15 +285,15 @@ def _buckets(tensors: Sequence[AnyTensor]) -> list[list[AnyTensor]]:
     return buckets
 
 
-def _get(refs: Sequence[ObjectRef[T]]) -> list[T | None]:
-    """The values, ``None`` for those that are lost."""
+def _found(refs: Mapping[Key, ObjectRef[T]]) -> dict[Key, T]:
+    """The values that are not lost."""
     try:
-        return list(ray.get(list(refs), timeout=FETCH_TIMEOUT_S))
+        return dict(zip(refs, ray.get([*refs.values()], timeout=FETCH_TIMEOUT_S), strict=True))
     except ObjectLostError:
         if len(refs) > 1:
-            return [value for ref in refs for value in _get([ref])]
+            return {key: value for each in refs.items() for key, value in _found(dict([each])).items()}
         logger.warning("a group of rollouts is lost", exc_info=True)
-        return [None]
+        return {}
     except GetTimeoutError as error:
         raise InfrastructureError(
             f"Groups of rollouts did not reach a learner within {FETCH_TIMEOUT_S:.0f} s."

@@ -72,7 +72,7 @@ def assemble(
     done = [run for run in runs if run.state() == "done"]
     if not done:
         raise UserInputError(f"None of the {len(runs)} runs of {name} is done, so there is nothing to assemble.")
-    if name in ("study", "shape"):
+    if name in ("study", "shape", "pair"):
         made = [*_table(name, done, folder), *_learning(name, done, folder, tried), write_runs(name, done, folder)]
         return [*made, *write_effects(folder)]
     makers = {"figure2": _figure2, "figure3": _figure3}

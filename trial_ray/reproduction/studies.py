@@ -94,7 +94,7 @@ class Scale:
 
 def scale_names() -> list[str]:
     """Scales that come with this package, the smallest first."""
-    return ["tiny", "study", "shape", "guessing", "webshop", "small", "paper"]
+    return ["tiny", "study", "shape", "guessing", "webshop", "pretrained", "small", "paper"]
 
 
 def scale_file(name: str) -> Path:
@@ -156,6 +156,7 @@ STUDIES = {
     "shape": Study(
         "turn profiles from several warm starts", ("grpo", "uniform", "permuted", "trial"), controlled=False
     ),
+    "pair": Study("TRIAL against GRPO", ("grpo", "trial")),
     "table2": Study(
         "complete-set results of all methods", ("grpo", "serl", "sdar", "grpo_opsd", "rlsd", "trial"), controlled=False
     ),

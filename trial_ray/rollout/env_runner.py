@@ -186,13 +186,14 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         return GuardedEnv(entry, required)
 
     def player(self, request: GroupRequest, settings: SampleSettings, seed: int | None) -> PolicyPlayer:
-        """The player of one rollout; all of a group's requests stick to one engine."""
+        """The player of one rollout, of the task that calls; all of a group's requests stick to one engine."""
+        track = _task_name()
 
         async def generate(prompt_ids: np.ndarray, params: SamplingParams) -> Response:
             began = time.monotonic()
             response = await self.client.generate(prompt_ids, params, request, preferred=request.index)
             tokens = {"prompt_tokens": len(prompt_ids), "response_tokens": len(response.response_ids)}
-            note_event(RESPONSE, began, _task_name(), **tokens)
+            note_event(RESPONSE, began, track, **tokens)
             return response
 
         return PolicyPlayer(self._prompt_writer(request.environment), self._decode, settings.params, generate, seed)

@@ -42,6 +42,9 @@ class Decision:
     prompt_cut: PromptCut = "none"
 
 
+_DECIDED = tuple(each.name for each in fields(Decision))
+
+
 class Player(Protocol):
     """Decides the turns of one episode."""
 
@@ -111,7 +114,7 @@ async def _play(env: EpisodeEnv, trajectory: Trajectory, player: Player, env_see
                 outcome=now.observation,
                 reward=now.reward,
                 invalid_action=now.invalid_action,
-                **{each.name: getattr(decision, each.name) for each in fields(decision)},
+                **{name: getattr(decision, name) for name in _DECIDED},
             )
         )
     trajectory.success, trajectory.score = now.won, now.score

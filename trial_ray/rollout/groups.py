@@ -179,19 +179,27 @@ class GroupRefs:
     """A group in the object store of the process that played or read it.
 
     Attributes:
-        header: ``TrajectoryGroup.header``, of which every learner makes the plan of the update.
-        parts: its rollouts, cut at :func:`part_bounds`; a learner fetches those that hold rows of its share.
+        packed_header: ``TrajectoryGroup.pack_header``; every learner makes the plan of the update from those of all groups.
+        num_parts: into how many parts its rollouts are cut, at :func:`part_bounds`.
+        parts: reference to the references of the parts, so that a learner receives those of its share, and the driver one a group.
     """
 
-    header: ObjectRef[TrajectoryGroup]
-    parts: tuple[ObjectRef[list[Trajectory]], ...]
+    packed_header: bytes
+    num_parts: int
+    parts: ObjectRef[list[ObjectRef[list[Trajectory]]]]
 
     @classmethod
     def put(cls, group: TrajectoryGroup, num_parts: int = 1) -> GroupRefs:
         """Put a group into the object store, in at most ``num_parts`` parts."""
         rollouts = group.trajectories
         bounds = part_bounds(len(rollouts), min(num_parts, len(rollouts)))
-        return cls(ray.put(group.header), tuple(ray.put(rollouts[start:end]) for start, end in pairwise(bounds)))
+        parts = [ray.put(rollouts[start:end]) for start, end in pairwise(bounds)]
+        return cls(group.pack_header(), len(parts), ray.put(parts))
+
+    @property
+    def header(self) -> TrajectoryGroup:
+        """The group with a ``TurnHeader`` in place of each turn."""
+        return TrajectoryGroup.from_header(self.packed_header)
 
 
 def part_bounds(num_rollouts: int, num_parts: int) -> list[int]:

@@ -102,7 +102,7 @@ class PromptBuilder:
             task=result.task,
             observation=result.observation,
             admissible_actions=result.admissible_actions,
-            history=records(turns),
+            history=records(turns[max(0, len(turns) - self.history_window) :]),
             step=len(turns) + 1,
         )
 
@@ -130,13 +130,13 @@ class PromptBuilder:
         Raises:
             PromptTooLongError: the prompt exceeds the limit even without history and observation.
         """
-        window = tuple(history)[len(history) - min(self.history_window, len(history)) :]
-        context = PromptContext(task, observation.strip(), admissible_actions, window, step)
+        window, shown = history[max(0, len(history) - self.history_window) :], observation.strip()
         for num_cut in range(len(window) + 1):
-            message_ids = self._encode(replace(context, history=window[num_cut:]))
+            context = PromptContext(task, shown, admissible_actions, window[num_cut:], step)
+            message_ids = self._encode(context)
             if message_ids is not None:
                 return self._assemble(message_ids, num_cut, False)
-        return self._assemble(self._cut_observation(replace(context, history=())), len(window), True)
+        return self._assemble(self._cut_observation(context), len(window), True)
 
     def _cut_observation(self, context: PromptContext) -> list[int]:
         """The message with as much of the observation's both ends as fits; bisection over the characters kept."""

