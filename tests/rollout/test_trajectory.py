@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 
 import numpy as np
 import pytest
@@ -101,3 +102,14 @@ def test_failed_rollouts_do_not_make_a_variance():
     assert group.has_variance("success")
     group.trajectories[2].ended = "failed"
     assert not group.has_variance("success")
+
+
+def test_a_turn_that_was_sent_is_the_same():
+    (group,) = synthetic_groups(vocab_size=400, num_groups=1, group_size=1)
+    turn = dataclasses.replace(group.trajectories[0].turns[0], valid=False, prompt_cut="history", invalid_action=True)
+    empty = dataclasses.replace(turn, response_ids=turn.response_ids[:0], logprobs=turn.logprobs[:0])
+    for each in (turn, empty):
+        for name, sent in dataclasses.asdict(pickle.loads(pickle.dumps(each))).items():
+            had = getattr(each, name)
+            assert np.array_equal(sent, had)
+            assert getattr(sent, "dtype", None) == getattr(had, "dtype", None)
