@@ -60,7 +60,7 @@ def add_judge_arguments(parser: argparse.ArgumentParser) -> None:
         "model",
         type=Path,
         metavar="MODEL",
-        help="run folder (its newest checkpoint), checkpoint, or folder of a causal LM in Hugging Face format",
+        help="run folder (its newest checkpoint), checkpoint, folder of a causal LM in Hugging Face format, or package:NAME",
     )
     parser.add_argument("--games", type=terminal.positive, metavar="N", help="held-out games to play (default: 192)")
     parser.add_argument(
