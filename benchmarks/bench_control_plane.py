@@ -373,8 +373,12 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(prefix="bench_control_plane-") as folder:
         model_path = save_model(Path(folder) / "nano")
-        points = measured_before(args.json) | {part: child(part, SIZES[part], model_path) for part in args.parts}
-    write_report(args.json, measures_of(points), {"points": points})
+        points = measured_before(args.json)
+        try:
+            for part in args.parts:
+                points[part] = child(part, SIZES[part], model_path)
+        finally:
+            write_report(args.json, measures_of(points), {"points": points})
     if args.plot:
         plot(points, args.plot)
 
