@@ -142,6 +142,21 @@ def test_decisive_and_wasted_turns_have_different_gaps(monkeypatch):
     assert found["auc_wasted"][0] > 0.8
 
 
+def test_turns_of_the_demonstrator_are_judged_in_place_of_the_models(monkeypatch):
+    tokenizer, scored = build_tokenizer(ADAPTER.warm_start.vocabulary), []
+    monkeypatch.setattr(module, "load_policy", lambda *_: (build_tiny_model(tokenizer, "nano"), tokenizer))
+    monkeypatch.setattr(module, "_gaps", lambda *arguments: scored.extend(arguments[-1]) or [0.0] * 99)
+    found = [module.judge_model(SETTINGS, demonstrator=probability) for probability in (0.0, 0.5)]
+    assert [each.figures["games"] for each in found] == [5, 5]
+    assert found[0].figures["wasted"]["turns"] == 0
+    assert found[1].figures["planned"]["turns"] > found[1].figures["wasted"]["turns"] > 0
+    # What is scored is what was done: no action noise.
+    turns = [turn for trajectory in scored for turn in trajectory.turns]
+    assert [tokenizer.decode(turn.response_ids, skip_special_tokens=True) for turn in turns] == [
+        turn.action for turn in turns
+    ]
+
+
 def test_a_judgement_computes_with_the_threads_and_on_the_device_of_its_settings(monkeypatch):
     threads = torch.get_num_threads() + 1
     monkeypatch.setattr(module, "judge", lambda *arguments: torch.get_num_threads())

@@ -64,6 +64,13 @@ def add_judge_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--games", type=terminal.positive, metavar="N", help="held-out games to play (default: 192)")
     parser.add_argument(
+        "--demonstrator",
+        type=float,
+        metavar="P",
+        help="let the demonstrator play, with probability P another action than the one it planned, and the model only score the "
+        "turns: for a model that cannot play yet",
+    )
+    parser.add_argument(
         "--out", type=Path, metavar="DIR", help="write judgement.json, with every turn, and judgement.png"
     )
     terminal.add_options(parser, "--env-adapter", "--set")
@@ -82,7 +89,7 @@ def judge(args: argparse.Namespace) -> int:
     adapters, model = load_adapters(args.env_adapters), find_model(args.model)
     # A model that a GPU cloned is judged on a CPU too, unless --set device=cuda asks for one.
     settings = dataclasses.replace(_made_with(model, adapters), model_path=str(model), device="cpu")
-    judgement = judge_model(override_dataclass(settings, args.overrides), adapters, args.games)
+    judgement = judge_model(override_dataclass(settings, args.overrides), adapters, args.games, args.demonstrator)
     found = judgement.figures
     console = terminal.output()
     console.print(_table(found))
@@ -128,6 +135,7 @@ JUDGE = terminal.Command(
     """examples:
   trial-ray judge models/start
   trial-ray judge runs/my-run --games 64
+  trial-ray judge path/to/hf_model --demonstrator 0.25
   trial-ray judge path/to/hf_model --set response_style=tagged --set history_window=2 --games 64 --out judgement
 
 Run it before a long TRIAL run: where the gap between the two views does not tell a wasted action from a planned one, its weights

@@ -24,10 +24,10 @@ from trial_ray.learner.packing import Row, score_rows
 from trial_ray.objectives.allocation import hindsight_gap
 from trial_ray.objectives.segments import segment_sum
 from trial_ray.rollout.env_runner import outside_loop
-from trial_ray.rollout.episode import Decision, History, Player
+from trial_ray.rollout.episode import Decision, History, Player, derive_seed
 from trial_ray.rollout.trajectory import Trajectory
-from trial_ray.warmstart.demonstrations import make_demonstrator, outcome_evidence
-from trial_ray.warmstart.policy import HeldOutGames, PlayResult, computing_with, load_policy, prompt_builder
+from trial_ray.warmstart.demonstrations import DemonstratorPlayer, make_demonstrator, outcome_evidence
+from trial_ray.warmstart.policy import HeldOutGames, PlayResult, Watch, computing_with, load_policy, prompt_builder
 from trial_ray.warmstart.settings import EVALUATED, WarmStartSettings
 
 GAP_CLIP = 2.0
@@ -103,6 +103,7 @@ def judge(
     entry: EnvironmentEntry,
     games: HeldOutGames,
     seed: int,
+    plays: Watch = lambda task, player, env: player,
 ) -> Judgement:
     """Let a model play, and compare what its two views say of each turn with what its demonstrator and planner say.
 
@@ -112,6 +113,7 @@ def judge(
         entry: the environment; its adapter's demonstrator plans.
         games: what it plays, each once.
         seed: of its responses.
+        plays: makes the player of an episode out of the model's own, which it is unless another one is given.
 
     Raises:
         InfrastructureError: every episode failed.
@@ -120,7 +122,7 @@ def judge(
     watchers: dict[str, _Watcher] = {}
 
     def watch(task: str, player: Player, env: GuardedEnv) -> Player:
-        watchers[task] = _Watcher(player, env, make_demonstrator(entry))
+        watchers[task] = _Watcher(plays(task, player, env), env, make_demonstrator(entry))
         return watchers[task]
 
     trajectories = games.trajectories(model, seed, watch)
@@ -139,7 +141,10 @@ def judge(
 
 
 def judge_model(
-    settings: WarmStartSettings, adapters: Sequence[EnvironmentAdapter] = (), games: int | None = None
+    settings: WarmStartSettings,
+    adapters: Sequence[EnvironmentAdapter] = (),
+    games: int | None = None,
+    demonstrator: float | None = None,
 ) -> Judgement:
     """Judge the model that ``settings.model_path`` names, on the held-out games of a warm start with these settings.
 
@@ -147,6 +152,8 @@ def judge_model(
         settings: environment, prompts and responses, as in training; device and threads.
         adapters: the user's.
         games: how many; ``None`` plays ``settings.evaluation_games``.
+        demonstrator: probability of another action than the planned one with which the demonstrator plays, and the model
+            scores its turns; ``None`` lets the model play.
 
     Raises:
         CheckpointError, ChatTemplateError: ``model_path`` holds no causal LM with a usable tokenizer.
@@ -155,16 +162,26 @@ def judge_model(
     """
     (entry,) = make_entries([(settings.env, settings.env_config, 1.0)], adapters)
     number = settings.evaluation_games if games is None else games
-    return outside_loop(lambda: judge_policy(replace(settings, evaluation_games=number), entry))
+    settings = replace(settings, evaluation_games=number)
+    if demonstrator is not None:
+        # Action noise would carry out another action than the response says.
+        settings = replace(settings, suboptimal_probability=demonstrator, action_noise=0.0)
+    return outside_loop(lambda: judge_policy(settings, entry, demonstrated=demonstrator is not None))
 
 
-def judge_policy(settings: WarmStartSettings, entry: EnvironmentEntry) -> Judgement:
+def judge_policy(settings: WarmStartSettings, entry: EnvironmentEntry, *, demonstrated: bool = False) -> Judgement:
     """Judge the model that ``settings.model_path`` names on ``settings.evaluation_games`` games; errors as :func:`judge_model`."""
     with computing_with(settings):
         model, tokenizer = load_policy(settings, entry)
         builder = prompt_builder(settings, entry, tokenizer)
+
+        def demonstrate(task: str, player: Player, env: GuardedEnv) -> Player:
+            seed = [derive_seed(settings.seed, task)]
+            return DemonstratorPlayer(settings, tokenizer, builder, make_demonstrator(entry), seed, env.walkthrough)
+
         with HeldOutGames(settings, entry, EVALUATED, tokenizer, builder) as games:
-            return judge(model, tokenizer, entry, games, settings.seed)
+            others = (demonstrate,) if demonstrated else ()
+            return judge(model, tokenizer, entry, games, settings.seed, *others)
 
 
 class _Watcher:
