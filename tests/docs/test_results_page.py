@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from trial_ray.algorithms.methods import method_title
 from trial_ray.evaluation.table_text import difference_cells
 from trial_ray.reproduction.effects import effects
+from trial_ray.warmstart.judgement import auc
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "results.md").read_text(encoding="utf-8")
@@ -99,6 +102,25 @@ def test_what_is_made_of_the_study_of_warm_starts_is_what_the_page_says():
     made = read("shape_runs.partial")["runs"]
     assert f"{len(made)} of 128 runs made" in PAGE
     assert all(run["rows_sampled"] == run["rows_trained"] > 0 for run in made)
+
+
+def test_what_a_pretrained_model_judges_by_is_what_its_turns_say():
+    found = read("pretrained_judgement")
+    turns = found["of_turns"]
+    assert f"{found['turns']} turns, of which {found['wasted']['turns']} are wasted" in PAGE
+    for name, quoted in (
+        ("auc_wasted", "an AUC of {:.2f} [{:.2f}, {:.2f}]"),
+        ("auc_routine", "{:.2f} [{:.2f}, {:.2f}]"),
+    ):
+        assert quoted.format(*found[name]) in PAGE
+    for kind in ("go", "take", "move"):
+        of_kind = [turn for turn in turns if turn["action"].split()[0] == kind]
+        wasted = np.array([not turn["planned"] for turn in of_kind])
+        area = auc(-np.array([turn["gap"] for turn in of_kind]), wasted)
+        assert f"`{kind}` {area:.2f} ({wasted.sum()} of {len(of_kind)}" in " ".join(PAGE.split())
+    lost = [statistics.fmean(turn["gap"] for turn in turns if turn["action"] == each) for each in ("look", "inventory")]
+    assert f"lose {-lost[0]:.2f} and {-lost[1]:.2f} nats" in PAGE
+    assert not any(turn["planned"] for turn in turns if turn["action"] in ("look", "inventory"))
 
 
 def test_no_difference_of_methods_with_few_seeds_is_significant_by_both_tests():

@@ -23,7 +23,7 @@ def configure(environment, backbone):
                 "model_path": SMOLLM2,
                 "env_config": {"difficulty": "tiny", "max_turns": 12},
                 "suboptimal_probability": 0.25,
-                "hindsight_fraction": 0.25,
+                "hindsight_fraction": 0.5,
                 "renaming_probability": 0.0,
                 "prompt_weight": 0.0,
                 "optimizer": "adamw",
