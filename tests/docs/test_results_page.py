@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import nct, t
 
 from trial_ray.algorithms.methods import method_title
+from trial_ray.evaluation.statistics import holm
 from trial_ray.evaluation.table_text import difference_cells
 from trial_ray.reproduction.effects import effects
 from trial_ray.warmstart.judgement import auc
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "results.md").read_text(encoding="utf-8")
+FLAT = " ".join(PAGE.split())
 
 
 def read(name: str) -> dict[str, Any]:
@@ -24,18 +28,17 @@ def read(name: str) -> dict[str, Any]:
     return found
 
 
-STUDY, SHOP = read("study"), read("webshop_table3")
+STUDY, SHOP, EARLIER_SHOP = read("study"), read("webshop"), read("webshop_table3")
 LEARNED = read("study_learning_alfworld")
-ROWS = [(name, row) for name, table in (("study", STUDY), ("webshop", SHOP)) for row in table["rows"]]
 DIFFERENCES = [
     (name, found)
-    for name, differences in (
-        ("study", STUDY["comparisons"]),
-        ("area", LEARNED["differences"]),
-        ("webshop", SHOP["comparisons"]),
-    )
+    for name, differences in (("study", STUDY["comparisons"]), ("area", LEARNED["differences"]))
     for found in differences
 ]
+EFFECTS = read("effects")["effects"]
+RUNS = {name: read(f"{name}_runs")["runs"] for name in ("guessing", "study", "webshop")}
+JUDGED = {"ALFWorld": "judgement", "WebShop": "webshop_judgement", "guessing": "guessing_judgement"}
+PAIRS = ("grpo", "permuted", "uniform")
 FEW_SEEDS = 3
 """Of the methods that are there for orientation; their differences stand in the JSON alone."""
 QUOTED = [(name, found) for name, found in DIFFERENCES if found["seeds"] > FEW_SEEDS]
@@ -49,11 +52,86 @@ def pair(found: dict[str, Any]) -> str:
     return f"{method_title(found['method'])} − {method_title(found['reference'])}"
 
 
-@pytest.mark.parametrize("row", [row for _, row in ROWS], ids=[f"{name}-{row['method']}" for name, row in ROWS])
-def test_every_cell_is_quoted_as_it_is(row):
-    cells = [f"{percent(cell['mean'])} [{', '.join(map(percent, cell['interval_95']))}]" for cell in row["cells"]]
+def effect(environment: str, method: str, reference: str, measure: str) -> dict[str, Any]:
+    key = (environment.lower(), method, reference, measure)
+    (found,) = (
+        each for each in EFFECTS if tuple(each[k] for k in ("environment", "method", "reference", "measure")) == key
+    )
+    return found
+
+
+def points(found: dict[str, Any]) -> str:
+    mean, low, high = (f"{100 * found[name]:+.1f}".replace("-", "−") for name in ("mean", "low", "high"))
+    return f"{mean} [{low}, {high}]"
+
+
+def detectable(found: dict[str, Any]) -> float:
+    """The true difference that a paired t-test finds with 80 %, at this scatter."""
+    count = found["seeds"]
+    least = t.ppf(0.975, count - 1)
+    deviation = (found["high"] - found["low"]) / 2 / least * math.sqrt(count)
+    powers = {size / 1000: nct.sf(least, count - 1, size / 1000 * math.sqrt(count)) for size in range(200, 3000)}
+    return deviation * min(size for size, power in powers.items() if power >= 0.8)
+
+
+def summary(environment: str, reference: str) -> str:
+    area, success = (effect(environment, "trial", reference, measure) for measure in ("area", "success"))
+    judged = f"{read(JUDGED[environment])['auc_wasted'][0]:.2f}"
+    cells = [f"TRIAL − {method_title(reference)}", environment, judged, str(area["seeds"]), points(area)]
+    cells += [f"{area['p_value']:.2g}", f"{100 * detectable(area):.1f}", points(success), f"{success['p_value']:.2g}"]
+    return f"| {' | '.join(cells)} |"
+
+
+@pytest.mark.parametrize("environment", JUDGED)
+@pytest.mark.parametrize("reference", PAIRS)
+def test_the_first_table_says_what_the_effects_are(environment, reference):
+    assert summary(environment, reference) in PAGE
+
+
+def cells_of(row: dict[str, Any]) -> list[str]:
+    return [f"{percent(cell['mean'])} [{', '.join(map(percent, cell['interval_95']))}]" for cell in row["cells"]]
+
+
+@pytest.mark.parametrize("row", STUDY["rows"], ids=[row["method"] for row in STUDY["rows"]])
+def test_every_cell_of_the_study_is_quoted_as_it_is(row):
     seeds = ", ".join(map(percent, row["cells"][-1]["by_seed"].values()))
-    assert f"| {method_title(row['method'])} | {' | '.join([*cells, seeds])} |" in PAGE
+    assert f"| {method_title(row['method'])} | {' | '.join([*cells_of(row), seeds])} |" in PAGE
+
+
+def shop_row(row: dict[str, Any]) -> str:
+    area = statistics.fmean(run["area"] for run in RUNS["webshop"] if run["method"] == row["method"])
+    seeds = ", ".join(map(percent, row["cells"][0]["by_seed"].values()))
+    return f"| {method_title(row['method'])} | {' | '.join([percent(area), *cells_of(row), seeds])} |"
+
+
+def shop_differences(found: dict[str, Any]) -> str:
+    over_seeds = {"mean": found["mean"], **found["over_seeds"]}
+    measures = [effect("webshop", found["method"], found["reference"], each) for each in ("area", "success")]
+    cells = [text for each in (*measures, over_seeds) for text in (points(each), f"{each['p_value']:.2g}")]
+    return f"| {pair(found)} | {' | '.join(cells)} |"
+
+
+def test_webshops_tables_are_those_of_its_runs():
+    for row in SHOP["rows"]:
+        assert shop_row(row) in PAGE
+    for found in SHOP["comparisons"]:
+        if found["column"] == "Score":
+            assert shop_differences(found) in PAGE
+    adjusted = holm([effect("webshop", "trial", each, "area")["p_value"] for each in ("permuted", "uniform")])
+    assert "p = {:.2g} and {:.2g} after adjustment".format(*adjusted) in FLAT
+    sampled, trained = (sum(run[rows] for run in RUNS["webshop"]) for rows in ("rows_sampled", "rows_trained"))
+    assert sampled == trained
+    assert f"{sampled:,}" in PAGE
+
+
+def test_the_earlier_shop_is_quoted_as_it_is():
+    for column, unit in (("Succ.", "of success"), ("Score", "of score")):
+        (found,) = (
+            each
+            for each in EARLIER_SHOP["comparisons"]
+            if (each["method"], each["reference"], each["column"]) == ("trial", "grpo", column)
+        )
+        assert points({"mean": found["mean"], **found["over_seeds"]}).replace(" [", f" {unit} [") in FLAT
 
 
 @pytest.mark.parametrize("found", [each for _, each in QUOTED], ids=[f"{name}-{pair(each)}" for name, each in QUOTED])
@@ -62,7 +140,7 @@ def test_every_quoted_difference_is_as_the_tables_write_it(found):
 
 
 def test_the_runs_of_the_study_are_those_of_its_table_and_curves():
-    runs = {(run["method"], str(run["seed"])): run for run in read("study_runs")["runs"]}
+    runs = {(run["method"], str(run["seed"])): run for run in RUNS["study"]}
     assert {key: run["area"] for key, run in runs.items()} == {
         (method, seed): area for method, of in LEARNED["methods"].items() for seed, area in of["area_by_seed"].items()
     }
@@ -71,19 +149,14 @@ def test_the_runs_of_the_study_are_those_of_its_table_and_curves():
     }
 
 
-def test_the_effects_are_those_of_the_files_of_runs_and_quoted_as_they_are():
-    runs = [run for name in ("guessing_runs", "study_runs") for run in read(name)["runs"]]
-    found = read("effects")["effects"]
-    assert found == [pytest.approx(each) for each in effects(runs)]
-    (area, success) = (
-        each
-        for each in found
-        if (each["environment"], each["method"], each["reference"]) == ("guessing", "trial", "grpo")
-    )
-    for effect in (area, success):
-        interval = ", ".join(f"{100 * effect[bound]:.1f}" for bound in ("low", "high"))
-        assert f"{100 * effect['mean']:.1f} points" + (" of area" if effect is area else "") in PAGE.replace("−", "-")
-        assert f"[{interval}]" in PAGE.replace("−", "-")
+def test_the_effects_are_those_of_the_files_of_runs():
+    assert [pytest.approx(each) for each in effects([run for runs in RUNS.values() for run in runs])] == EFFECTS
+
+
+def test_the_guessing_game_is_quoted_as_it_is():
+    area, success = (effect("guessing", "trial", "grpo", measure) for measure in ("area", "success"))
+    assert points(area).replace(" [", " points of area [") in FLAT
+    assert points(success).replace(" [", " points [") in FLAT
     assert f"p = {area['p_value']:.2g}" in PAGE
     (of_table,) = (
         each["over_seeds"]
@@ -91,9 +164,7 @@ def test_the_effects_are_those_of_the_files_of_runs_and_quoted_as_they_are():
         if (each["method"], each["reference"], each["column"]) == ("trial", "grpo", "Succ.")
     )
     assert f"p = {of_table['p_value']:.2g}, {of_table['p_holm']:.2g} after adjustment" in PAGE
-    sampled, trained = (
-        sum(run[rows] for run in read("guessing_runs")["runs"]) for rows in ("rows_sampled", "rows_trained")
-    )
+    sampled, trained = (sum(run[rows] for run in RUNS["guessing"]) for rows in ("rows_sampled", "rows_trained"))
     assert sampled == trained
     assert f"{sampled:,}" in PAGE
 
@@ -117,7 +188,7 @@ def test_what_a_pretrained_model_judges_by_is_what_its_turns_say():
         of_kind = [turn for turn in turns if turn["action"].split()[0] == kind]
         wasted = np.array([not turn["planned"] for turn in of_kind])
         area = auc(-np.array([turn["gap"] for turn in of_kind]), wasted)
-        assert f"`{kind}` {area:.2f} ({wasted.sum()} of {len(of_kind)}" in " ".join(PAGE.split())
+        assert f"`{kind}` {area:.2f} ({wasted.sum()} of {len(of_kind)}" in FLAT
     lost = [statistics.fmean(turn["gap"] for turn in turns if turn["action"] == each) for each in ("look", "inventory")]
     assert f"lose {-lost[0]:.2f} and {-lost[1]:.2f} nats" in PAGE
     assert not any(turn["planned"] for turn in turns if turn["action"] in ("look", "inventory"))
@@ -139,7 +210,7 @@ def test_every_area_is_quoted_as_it_is(method):
     assert f"| {method_title(method)} | {percent(of['area'])} | {median} | {reached} |" in PAGE
 
 
-@pytest.mark.parametrize(("table", "seeds"), [(SHOP, [5] * 4), (STUDY, [3] * 5 + [8] * 5)], ids=["webshop", "study"])
+@pytest.mark.parametrize(("table", "seeds"), [(SHOP, [8] * 4), (STUDY, [3] * 5 + [8] * 5)], ids=["webshop", "study"])
 def test_the_evidence_is_as_large_as_the_page_says(table, seeds):
     assert sorted(len(row["cells"][-1]["by_seed"]) for row in table["rows"]) == seeds
     assert {protocol["num_tasks"] for protocol in table["protocols"].values()} == {256}
