@@ -7,6 +7,7 @@ import tempfile
 from importlib import metadata
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from trial_ray import cli
@@ -85,6 +86,7 @@ def test_packages_are_held_against_what_is_required_and_pinned(doctor, monkeypat
 @pytest.mark.parametrize(("free", "level"), [(5e8, STOPS), (5e9, NOTE), (5e11, OK)])
 def test_room_on_disk_and_in_shared_memory(free, level, monkeypatch, tmp_path):
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=32e9))
     check = checks.free_disk("disk", tmp_path / "not" / "made" / "yet", "export X=/elsewhere")
     assert (check.level, check.fix) == (level, "" if level is OK else "export X=/elsewhere")
     assert f"{free / 1e9:.1f} GB free" in check.found

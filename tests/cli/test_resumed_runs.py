@@ -202,7 +202,7 @@ def test_a_checkpoint_is_evaluated_with_the_settings_that_it_was_trained_with(ch
 def test_a_model_of_a_run_is_judged_with_the_settings_that_it_was_trained_with(changed, monkeypatch):
     found = []
 
-    def judge(settings, adapters, games):
+    def judge(settings, *others):
         found.append(settings)
         raise UserInputError("that is enough")
 
