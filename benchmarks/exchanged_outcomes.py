@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -55,8 +56,8 @@ def main() -> None:
         settings = replace(settings, generator_seed=arguments.generator_seed)
     adapters = load_adapters(arguments.env_adapters)
     for name, views in (("own outcome", outcome_evidence), ("another turn's", exchanged(np.random.default_rng(0)))):
-        setattr(judgement, "outcome_evidence", views)  # noqa: B010  # imported there, not exported
-        print(f"{name}: {judgement.judge_model(settings, adapters)}", flush=True)
+        with mock.patch.object(judgement, "outcome_evidence", views):
+            print(f"{name}: {judgement.judge_model(settings, adapters)}", flush=True)
 
 
 if __name__ == "__main__":

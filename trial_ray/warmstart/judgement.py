@@ -103,7 +103,7 @@ def judge(
     entry: EnvironmentEntry,
     games: HeldOutGames,
     seed: int,
-    plays: Watch = lambda task, player, env: player,
+    plays: Watch | None = None,
 ) -> Judgement:
     """Let a model play, and compare what its two views say of each turn with what its demonstrator and planner say.
 
@@ -113,7 +113,7 @@ def judge(
         entry: the environment; its adapter's demonstrator plans.
         games: what it plays, each once.
         seed: of its responses.
-        plays: makes the player of an episode out of the model's own, which it is unless another one is given.
+        plays: makes the player of an episode; ``None`` lets the model play.
 
     Raises:
         InfrastructureError: every episode failed.
@@ -122,7 +122,7 @@ def judge(
     watchers: dict[str, _Watcher] = {}
 
     def watch(task: str, player: Player, env: GuardedEnv) -> Player:
-        watchers[task] = _Watcher(plays(task, player, env), env, make_demonstrator(entry))
+        watchers[task] = _Watcher(plays(task, player, env) if plays else player, env, make_demonstrator(entry))
         return watchers[task]
 
     trajectories = games.trajectories(model, seed, watch)
@@ -180,8 +180,7 @@ def judge_policy(settings: WarmStartSettings, entry: EnvironmentEntry, *, demons
             return DemonstratorPlayer(settings, tokenizer, builder, make_demonstrator(entry), seed, env.walkthrough)
 
         with HeldOutGames(settings, entry, EVALUATED, tokenizer, builder) as games:
-            others = (demonstrate,) if demonstrated else ()
-            return judge(model, tokenizer, entry, games, settings.seed, *others)
+            return judge(model, tokenizer, entry, games, settings.seed, demonstrate if demonstrated else None)
 
 
 class _Watcher:

@@ -9,7 +9,7 @@ are plain and show one past turn: 130 tokens, of which a prefix tree computes ea
 import dataclasses
 
 from trial_ray.models.packaged import SMOLLM2
-from trial_ray.reproduction import EvaluationSet, load_scale
+from trial_ray.reproduction import load_scale
 
 STUDY = load_scale("study")
 ITERATIONS = 20
@@ -41,8 +41,6 @@ def configure(environment, backbone):
             lr=2e-4,
             adam_betas=(0.9, 0.95),
             tasks_per_iteration=4,
-            minibatch_rows=160,
-            microbatch_rows=80,
             hindsight_coeff=0.1,
             hindsight_start_iteration=ITERATIONS // 6,
         )
@@ -56,7 +54,6 @@ def configure(environment, backbone):
 scale = dataclasses.replace(
     STUDY,
     configure=configure,
-    environments={"alfworld": (EvaluationSet("generated"),)},
     backbones=("SmolLM2-135M",),
     controlled_backbone="SmolLM2-135M",
     iterations=ITERATIONS,

@@ -1,7 +1,7 @@
 """The controlled comparison of the scale `study` in WebShop: generated shops of the level `tiny`, same trainer, two CPU cores.
 
-    trial-ray reproduce table3 --scale webshop --dry-run
-    trial-ray reproduce table3 --scale webshop              # 32 runs; the same command continues
+    trial-ray reproduce shape --scale webshop --dry-run
+    trial-ray reproduce shape --scale webshop               # 32 runs; the same command continues
     trial-ray judge MODEL --env-adapter tuned_examples/reproduce/webshop.py    # MODEL: of the warm start that it made
 
 λ is 0.1 for every profile, which is what the scale `study` chose for each of them in ALFWorld: nothing was chosen on a shop but
