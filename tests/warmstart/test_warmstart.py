@@ -179,18 +179,19 @@ def test_the_fraction_of_hindsight_views_is_as_set(demonstrations):
     assert len(to_examples(planned, 0.5, 0.5, seed=1)) == 2 * len(planned)
 
 
-def test_padding_changes_no_loss(tokenizer):
+@pytest.mark.parametrize("prompt_weight", [0.0, 0.3])
+def test_padding_changes_no_loss(prompt_weight, tokenizer):
     """The loss of a ragged batch is the token-weighted mean over its rows alone, computed one by one."""
     model = build_tiny_model(tokenizer, "nano")
     rows = [Example(_ids(4), _ids(2)), Example(_ids(9), _ids(3)), Example(_ids(6), _ids(5))]
-    together, _ = cloning_loss(model, collate(rows, tokenizer.pad_token_id), 0.3)
+    together, _ = cloning_loss(model, collate(rows, tokenizer.pad_token_id), prompt_weight)
     prompts, responses = [], []
     for row in rows:
         ids = torch.tensor([[*row.prompt_ids, *row.response_ids]])
         nll = cross_entropy(model(ids).logits[0, :-1].double(), ids[0, 1:].long(), reduction="none")
         prompts.append(nll[: len(row.prompt_ids) - 1])
         responses.append(nll[len(row.prompt_ids) - 1 :])
-    expected = torch.cat(responses).mean() + 0.3 * torch.cat(prompts).mean()
+    expected = torch.cat(responses).mean() + prompt_weight * torch.cat(prompts).mean()
     torch.testing.assert_close(together.double(), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -202,8 +203,10 @@ def test_an_epoch_holds_every_example_once(tokenizer):
     assert sorted(seen) == list(range(50))
 
 
-@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-def test_cloning_a_handful_of_games_learns_them(optimizer, demonstrations, tokenizer, monkeypatch):
+@pytest.mark.parametrize(
+    ("optimizer", "compute_dtype"), [("muon", "float32"), ("adamw", "float32"), ("adamw", "bfloat16")]
+)
+def test_cloning_a_handful_of_games_learns_them(optimizer, compute_dtype, demonstrations, tokenizer, monkeypatch):
     model = build_tiny_model(tokenizer, "nano")
     examples = to_examples(demonstrations, 0.25, 0.5, seed=0)[:24]
     _, before = cloning_loss(model, collate(examples, tokenizer.pad_token_id), 0.0)
@@ -211,6 +214,7 @@ def test_cloning_a_handful_of_games_learns_them(optimizer, demonstrations, token
     settings = replace(
         SETTINGS,
         optimizer=optimizer,
+        compute_dtype=compute_dtype,
         learning_rate=2e-2,
         matrix_learning_rate=0.05,
         max_steps=40,
@@ -219,6 +223,7 @@ def test_cloning_a_handful_of_games_learns_them(optimizer, demonstrations, token
     cloner = Cloner(model, tokenizer, examples, (), settings)
     losses = [cloner.step()[0] for _ in range(40)]
     assert losses[-1] < 0.5 * losses[0]
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert before == 0.0
     _, after = cloning_loss(model, collate(examples, tokenizer.pad_token_id), 0.0)
     assert after > 0.2

@@ -208,11 +208,15 @@ def cloning_loss(model: PreTrainedModel, batch: Batch, prompt_weight: float) -> 
     Returns:
         The loss, and the share of responses whose every token is the most likely one (detached); both scalars.
     """
-    logits = model(input_ids=batch.ids[:, :-1], use_cache=False).logits.float()
-    targets = batch.ids[:, 1:]
-    nll = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
     response, prompt = batch.response[:, 1:], batch.prompt[:, 1:]
-    loss = nll[response].mean() + prompt_weight * nll[prompt].mean()
+    # The head of a pretrained model costs as much as its layers; rows of like length have their responses in the same columns.
+    columns = (response | prompt if prompt_weight else response).any(0).nonzero().squeeze(-1)
+    logits = model(input_ids=batch.ids[:, :-1], use_cache=False, logits_to_keep=columns).logits.float()
+    targets, response, prompt = batch.ids[:, 1:][:, columns], response[:, columns], prompt[:, columns]
+    nll = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
+    loss = nll[response].mean()
+    if prompt_weight:
+        loss = loss + prompt_weight * nll[prompt].mean()
     right = (logits.detach().argmax(-1) == targets) | ~response
     return loss, right.all(-1).float().mean()
 
@@ -256,7 +260,7 @@ class Cloner:
         settings: WarmStartSettings,
     ) -> None:
         self._model = model.train()
-        self._prompt_weight = settings.prompt_weight
+        self._prompt_weight, self._compute_dtype = settings.prompt_weight, settings.compute_dtype
         self._batches = batches(
             examples,
             settings.batch_size,
@@ -271,7 +275,8 @@ class Cloner:
     def step(self) -> tuple[float, float]:
         """Do one update; return the loss and the share of responses that were wholly right."""
         batch = next(self._batches).to(self._model.device)
-        loss, right = cloning_loss(self._model, batch, self._prompt_weight)
+        with torch.autocast(self._model.device.type, torch.bfloat16, enabled=self._compute_dtype == "bfloat16"):
+            loss, right = cloning_loss(self._model, batch, self._prompt_weight)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
         for optimizer, scheduler in zip(self._optimizers, self._schedulers, strict=True):

@@ -114,6 +114,11 @@ class WarmStartSettings:
         "PyTorch threads for cloning, fixed because sums depend on it",
         at_least=1,
     )
+    compute_dtype: Literal["float32", "bfloat16"] = setting(
+        "float32",
+        "dtype of cloning's forward and backward passes; ``bfloat16`` (autocast) is faster where the processor has it",
+        one_of=("float32", "bfloat16"),
+    )
     device: Literal["cpu", "cuda"] = setting(
         "cpu",
         "where it clones and plays: ``cuda`` for pretrained models; only ``cpu`` is repeatable bit for bit",

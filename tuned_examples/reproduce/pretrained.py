@@ -27,6 +27,7 @@ def configure(environment, backbone):
                 "renaming_probability": 0.0,
                 "prompt_weight": 0.0,
                 "optimizer": "adamw",
+                "compute_dtype": "bfloat16",
                 "learning_rate": 1e-4,
                 "max_steps": 200,
                 "check_every": 50,
