@@ -397,7 +397,9 @@ def test_games_that_fail_are_not_counted_and_their_environments_are_replaced(tok
 def test_a_log_tells_how_far_cloning_is(monkeypatch, capsys):
     monkeypatch.setattr(module, "LINE_EVERY", 2)
     warm_start(SETTINGS)
-    assert "Cloning: update 4 of 4, loss " in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "Cloning: update 4 of 4, loss " in shown
+    assert "Cloning: update 4, held-out success " in shown
 
 
 @pytest.mark.parametrize(

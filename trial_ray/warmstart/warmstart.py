@@ -88,8 +88,7 @@ class WarmStartProgress(Progress):
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self.success = ""
-        """What the last check found."""
+        self._success = ""  # what the last check found
         self.collecting = self.add_task("Demonstrations (games)", total=settings.games, state="")
         self._cloning = self.add_task("Cloning (updates)", total=settings.max_steps, start=False, state="")
 
@@ -97,10 +96,20 @@ class WarmStartProgress(Progress):
         """An update was done."""
         if step == 1:
             self.start_task(self._cloning)
-        state = f"loss {loss:.2f}{self.success}"
+        state = f"loss {loss:.2f}{self._success}"
         self.update(self._cloning, completed=step, state=state)
-        if step % LINE_EVERY == 0 and not (self.disable or self.console.is_terminal):
-            self.console.print(f"Cloning: update {step} of {steps}, {state}", highlight=False)
+        if step % LINE_EVERY == 0:
+            self._log(f"update {step} of {steps}, {state}")
+
+    def checked(self, step: int, success: float, target: float) -> None:
+        """Held-out games were played."""
+        found = f"held-out success {success:.0%} (stops at {target:.0%})"
+        self._success = f" · {found}"
+        self._log(f"update {step}, {found}")
+
+    def _log(self, line: str) -> None:
+        if not (self.disable or self.console.is_terminal):
+            self.console.print(f"Cloning: {line}", highlight=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +334,7 @@ def _clone(
                     "invalid_share": result.invalid_share,
                 }
             )
-            shown.success = f" · held-out success {result.success_rate:.0%} (stops at {settings.target_success:.0%})"
+            shown.checked(step, result.success_rate, settings.target_success)
             if result.success_rate >= settings.target_success:
                 return step, curve
     _log.warning(
