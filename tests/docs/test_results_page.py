@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from pathlib import Path
 from typing import Any
@@ -35,8 +34,10 @@ DIFFERENCES = [
     for found in differences
 ]
 EFFECTS = read("effects")["effects"]
-RUNS = {name: read(f"{name}_runs")["runs"] for name in ("guessing", "study", "webshop")}
+RUNS = {name: read(f"{name}_runs")["runs"] for name in ("guessing", "shape", "study", "webshop")}
 JUDGED = {"ALFWorld": "judgement", "WebShop": "webshop_judgement", "guessing": "guessing_judgement"}
+WARM_STARTS = {"mini": read("judgement"), **read("shape_judgements")["warm_starts"]}
+"""By name, the judgements of ALFWorld's warm starts; the first is the study's."""
 PAIRS = ("grpo", "permuted", "uniform")
 FEW_SEEDS = 3
 """Of the methods that are there for orientation; their differences stand in the JSON alone."""
@@ -51,12 +52,16 @@ def pair(found: dict[str, Any]) -> str:
     return f"{method_title(found['method'])} − {method_title(found['reference'])}"
 
 
-def effect(environment: str, method: str, reference: str, measure: str) -> dict[str, Any]:
+def effect(environment: str, method: str, reference: str, measure: str, start: str | None = None) -> dict[str, Any]:
+    """The difference from one warm start; without its name over all of them, or from the only one."""
     key = (environment.lower(), method, reference, measure)
-    (found,) = (
-        each for each in EFFECTS if tuple(each[k] for k in ("environment", "method", "reference", "measure")) == key
-    )
-    return found
+    found = {
+        each["warm_start"]: each
+        for each in EFFECTS
+        if tuple(each[k] for k in ("environment", "method", "reference", "measure")) == key
+    }
+    (only,) = found.values() if len(found) == 1 else [found[start]]
+    return only
 
 
 def points(found: dict[str, Any]) -> str:
@@ -65,18 +70,25 @@ def points(found: dict[str, Any]) -> str:
 
 
 def detectable(found: dict[str, Any]) -> float:
-    """The true difference that a paired t-test finds with 80 %, at this scatter."""
-    count = found["seeds"]
-    least = t.ppf(0.975, count - 1)
-    deviation = (found["high"] - found["low"]) / 2 / least * math.sqrt(count)
-    powers = {size / 1000: nct.sf(least, count - 1, size / 1000 * math.sqrt(count)) for size in range(200, 3000)}
-    return deviation * min(size for size, power in powers.items() if power >= 0.8)
+    """The true difference that the t-test finds with 80 %, at this scatter."""
+    degrees = found.get("degrees", found["seeds"] - 1)
+    least = t.ppf(0.975, degrees)
+    error = (found["high"] - found["low"]) / 2 / least
+    powers = {size / 1000: nct.sf(least, degrees, size / 1000) for size in range(200, 4000)}
+    return error * min(size for size, power in powers.items() if power >= 0.8)
+
+
+def judged(environment: str) -> str:
+    """The area under the curve of the environment's warm starts, from the lowest to the highest."""
+    starts = WARM_STARTS.values() if environment == "ALFWorld" else [read(JUDGED[environment])]
+    areas = sorted(f"{start['auc_wasted'][0]:.2f}" for start in starts)
+    return "–".join(dict.fromkeys((areas[0], areas[-1])))
 
 
 def summary(environment: str, reference: str) -> str:
     area, success = (effect(environment, "trial", reference, measure) for measure in ("area", "success"))
-    judged = f"{read(JUDGED[environment])['auc_wasted'][0]:.2f}"
-    cells = [f"TRIAL − {method_title(reference)}", environment, judged, str(area["seeds"]), points(area)]
+    seeds = f"{area['warm_starts']} × {area['seeds']}" if "warm_starts" in area else str(area["seeds"])
+    cells = [f"TRIAL − {method_title(reference)}", environment, judged(environment), seeds, points(area)]
     cells += [f"{area['p_value']:.2g}", f"{100 * detectable(area):.1f}", points(success), f"{success['p_value']:.2g}"]
     return f"| {' | '.join(cells)} |"
 
@@ -178,10 +190,36 @@ def test_the_guessing_game_is_quoted_as_it_is():
     assert f"{sampled:,}" in PAGE
 
 
-def test_what_is_made_of_the_study_of_warm_starts_is_what_the_page_says():
-    made = read("shape_runs.partial")["runs"]
-    assert f"{len(made)} of 128 runs made" in PAGE
-    assert all(run["rows_sampled"] == run["rows_trained"] > 0 for run in made)
+@pytest.mark.parametrize("start", [*WARM_STARTS, None])
+def test_every_warm_start_is_quoted_as_its_runs_are(start):
+    runs = [run for run in (*RUNS["study"], *RUNS["shape"]) if start in (run["warm_start"], None)]
+    methods = ("grpo", "uniform", "permuted", "trial")
+    cells = [percent(statistics.fmean(run["area"] for run in runs if run["method"] == method)) for method in methods]
+    cells += [points(effect("ALFWorld", "trial", other, "area", start)) for other in ("permuted", "uniform", "grpo")]
+    if start is None:
+        assert f"| all five | | | {' | '.join(cells[:4])} | **{'** | **'.join(cells[4:])}** |" in PAGE
+        return
+    judgement = WARM_STARTS[start]
+    won = percent(judgement["won"] / judgement["games"])
+    name = "the study's" if start == "mini" else start
+    assert f"| {name} | {won} | {judgement['auc_wasted'][0]:.2f} | {' | '.join(cells)} |" in PAGE
+
+
+def test_all_runs_of_the_study_of_warm_starts_count():
+    runs = RUNS["shape"]
+    assert len({(run["warm_start"], run["method"], run["seed"]) for run in runs}) == len(runs) == 128
+    sampled, trained = (sum(run[rows] for run in runs) for rows in ("rows_sampled", "rows_trained"))
+    assert sampled == trained
+    assert f"rows sampled and trained: {sampled:,}" in PAGE
+    for measure in ("area", "success"):
+        others = ("permuted", "uniform", "grpo")
+        found = [effect("ALFWorld", "trial", other, measure) for other in others]
+        values = " | ".join(f"{each['p_value']:.2g}" for each in found)
+        assert f"| p | | | | | | | {values} |" in PAGE
+        if measure == "area":
+            assert f"| {found[0]['p_holm']:.2g} | {found[1]['p_holm']:.2g} | |" in PAGE
+        else:
+            assert f"final success, all five | | | | | | | {' | '.join(map(points, found))} |" in PAGE
 
 
 def test_what_a_pretrained_model_judges_by_is_what_its_turns_say():
