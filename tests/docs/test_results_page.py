@@ -222,6 +222,37 @@ def test_all_runs_of_the_study_of_warm_starts_count():
             assert f"final success, all five | | | | | | | {' | '.join(map(points, found))} |" in PAGE
 
 
+def test_what_the_text_says_of_the_warm_starts_is_what_their_runs_say():
+    by_start = {
+        (one, other): [effect("ALFWorld", one, other, "area", start) for start in WARM_STARTS]
+        for one, other in (("trial", "grpo"), ("uniform", "grpo"), ("permuted", "grpo"), ("trial", "permuted"))
+    }
+    assert all(each["mean"] > 0 for (_, other), of in by_start.items() if other == "grpo" for each in of)
+    assert [each["p_value"] < 0.05 for each in by_start["trial", "grpo"]].count(True) == 4
+    over_all = [100 * effect("ALFWorld", each, "grpo", "area")["mean"] for each in ("uniform", "permuted")]
+    assert "{:.1f} and {:.1f} points over all".format(*over_all) in FLAT
+    highs = [100 * effect("ALFWorld", "trial", each, "area")["high"] for each in ("permuted", "uniform")]
+    assert "end at {:.1f} and {:.1f} points".format(*highs) in FLAT
+    assert f"ALFWorld (p = {effect('ALFWorld', 'trial', 'grpo', 'area')['p_value']:.2g})" in FLAT
+    areas = [judgement["auc_wasted"][0] for judgement in WARM_STARTS.values()]
+    means = [each["mean"] for each in by_start["trial", "permuted"]]
+    assert f"difference to Permuted (r = {np.corrcoef(areas, means)[0, 1]:.2f})" in FLAT
+    runs = {(run["warm_start"], run["method"], run["seed"]): run for run in RUNS["shape"]}
+    starts = sorted({start for start, _, _ in runs})
+
+    def within(method: str, name: str) -> np.ndarray:
+        """A figure of a method's runs ``[warm starts, seeds]``."""
+        return np.array([[runs[start, method, seed][name] for seed in range(8)] for start in starts])
+
+    def correlation(found: np.ndarray) -> str:
+        gained = within("trial", "area") - within("permuted", "area")
+        centred = [(each - each.mean(1, keepdims=True)).ravel() for each in (found, gained)]
+        return f"{np.corrcoef(*centred)[0, 1]:.2f}".replace("-", "−")
+
+    entropy = correlation(within("trial", "entropy") - within("permuted", "entropy"))
+    assert f"(r = {entropy} and {correlation(within('trial', 'saturated'))})" in FLAT
+
+
 def test_what_a_pretrained_model_judges_by_is_what_its_turns_say():
     found = read("pretrained_judgement")
     turns = found["of_turns"]

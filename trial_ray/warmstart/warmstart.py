@@ -99,15 +99,15 @@ class WarmStartProgress(Progress):
         state = f"loss {loss:.2f}{self._success}"
         self.update(self._cloning, completed=step, state=state)
         if step % LINE_EVERY == 0:
-            self._log(f"update {step} of {steps}, {state}")
+            self._print_line(f"update {step} of {steps}, {state}")
 
     def checked(self, step: int, success: float, target: float) -> None:
         """Held-out games were played."""
         found = f"held-out success {success:.0%} (stops at {target:.0%})"
         self._success = f" · {found}"
-        self._log(f"update {step}, {found}")
+        self._print_line(f"update {step}, {found}")
 
-    def _log(self, line: str) -> None:
+    def _print_line(self, line: str) -> None:
         if not (self.disable or self.console.is_terminal):
             self.console.print(f"Cloning: {line}", highlight=False)
 

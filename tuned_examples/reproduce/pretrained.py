@@ -18,9 +18,9 @@ GAMES = {"difficulty": "tiny", "max_turns": 10}
 
 
 def configure(environment, backbone):
+    config = STUDY.configure(environment, backbone)
     return (
-        STUDY.configure(environment, backbone)
-        .environment(env_config={"split": "generated", "num_games": 4096, "generator_seed": 0, **GAMES})
+        config.environment(env_config={**config.env_config, **GAMES})
         .rl_module(
             warm_start={
                 "model_path": SMOLLM2,
