@@ -53,6 +53,7 @@ def write_runs(name: str, runs: Sequence[PlannedRun], folder: Path) -> Path:
         metrics, _ = read_metrics(RunFolder(run.folder).metrics)
         rates = [EvaluationResult.load(run.evaluation(evaluated)).success_rate for evaluated in run.sets]
         row: dict[str, Any] = {"environment": run.environment, "warm_start": run.backbone, "method": run.method}
+        row["base_model"] = run.config.model_path or (run.config.warm_start or {}).get("model_path")
         row |= {"seed": run.seed, "area": statistics.fmean(curve(metrics, TRAINING_SUCCESS).values())}
         row["success"] = statistics.fmean(rates)
         found = {key: [line[key] for line in metrics if key in line] for key in (*SUMS.values(), *MEANS.values())}
@@ -86,15 +87,15 @@ def effects(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         rows: runs, as :func:`write_runs` writes them.
 
     Returns:
-        For every environment, pair and measure one entry a warm start, with the t interval over seeds; and, where several warm
-        starts have the same seeds, one with the interval of a mixed model (``warm_start`` is ``None``). Pairs of which no
-        warm start has two seeds are left out.
+        For every environment, base model, pair and measure one entry a warm start, with the t interval over seeds; and, where
+        several warm starts have the same seeds, one with the interval of a mixed model (``warm_start`` is ``None``). Pairs of
+        which no warm start has two seeds are left out.
 
     Raises:
         UserInputError: a run occurs twice.
     """
     found: list[dict[str, Any]] = []
-    for environment, starts in _by_start(rows).items():
+    for (environment, _), starts in _by_start(rows).items():
         for measure in MEASURES:
             own = [entry for one, other in PAIRS for entry in _of_pair(starts, one, other, measure)]
             _adjust([entry for entry in own if entry["warm_start"] is None])
@@ -106,10 +107,11 @@ _Starts = Mapping[str, Mapping[str, Mapping[int, Mapping[str, Any]]]]
 """Runs by warm start, method and seed."""
 
 
-def _by_start(rows: Iterable[Mapping[str, Any]]) -> dict[str, _Starts]:
-    found: dict[str, Any] = {}
+def _by_start(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str | None], _Starts]:
+    """By environment and base model: warm starts of a language model and of a small one do not vary around one mean."""
+    found: dict[tuple[str, str | None], Any] = {}
     for row in rows:
-        starts = found.setdefault(row["environment"], {})
+        starts = found.setdefault((row["environment"], row.get("base_model")), {})
         by_seed = starts.setdefault(row["warm_start"], {}).setdefault(row["method"], {})
         if by_seed.setdefault(int(row["seed"]), row) is not row:
             raise UserInputError(
