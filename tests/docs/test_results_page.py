@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import nct, t
+from scipy.stats import nct, pearsonr, t
 
 from trial_ray.algorithms.methods import method_title
-from trial_ray.evaluation.statistics import holm
+from trial_ray.evaluation.statistics import holm, seed_interval
 from trial_ray.reproduction.effects import effects
 from trial_ray.warmstart.judgement import auc
 
@@ -251,6 +251,34 @@ def test_what_the_text_says_of_the_warm_starts_is_what_their_runs_say():
 
     entropy = correlation(within("trial", "entropy") - within("permuted", "entropy"))
     assert f"(r = {entropy} and {correlation(within('trial', 'saturated'))})" in FLAT
+
+
+def test_the_share_of_weight_on_wasted_turns_is_that_of_the_rollouts():
+    of = {(run["run"].split("-")[2], run["method"], run["seed"]): run for run in read("shape_weights")["runs"]}
+
+    def figure(method: str, name: str) -> np.ndarray:
+        return np.array([[of[start, method, seed][name] for seed in range(8)] for start in "45"])
+
+    def area(method: str) -> np.ndarray:
+        runs = {(run["warm_start"], run["method"], run["seed"]): run["area"] for run in RUNS["shape"]}
+        return np.array([[runs[f"mini-{start}", method, seed] for seed in range(8)] for start in "45"])
+
+    assert f"the {len(of)} kept runs" in FLAT
+    assert f"{sum(run['turns'] for run in of.values()):,} turns, played again" in FLAT
+    turns, weight = figure("trial", "wasted"), figure("trial", "weight_on_wasted")
+    assert f"wasted turns are {percent(turns.mean())} % of TRIAL's turns and get {percent(weight.mean())} %" in FLAT
+    excess = weight - turns
+    interval = seed_interval(excess.ravel())
+    assert interval is not None
+    over_runs = points({"mean": excess.mean(), "low": interval.low, "high": interval.high})
+    assert over_runs.replace(" [", " points [") in FLAT
+    right = [percent(figure("trial", f"right_on_{kind}").mean()) for kind in ("planned", "wasted")]
+    assert "{} % goes the right way on planned turns, and {} % on wasted ones".format(*right) in FLAT
+    centred = [(each - each.mean(1, keepdims=True)).ravel() for each in (excess, area("trial") - area("permuted"))]
+    r, p_value = pearsonr(*centred)
+    assert f"(r = {r:.2f} within warm starts, p = {p_value:.2f})" in FLAT
+    areas = [figure(method, "auc_wasted").mean() for method in ("trial", "permuted")]
+    assert "is {:.2f} for TRIAL and {:.2f} for Permuted".format(*areas) in FLAT
 
 
 def test_what_a_pretrained_model_judges_by_is_what_its_turns_say():
