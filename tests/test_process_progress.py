@@ -91,3 +91,27 @@ def test_a_termination_that_a_library_swallows_ends_the_work_all_the_same():
         with pytest.raises(KeyboardInterrupt):
             advance("turn")
     advance("turn")
+
+
+HOLES = """
+import resource
+from pathlib import Path
+from trial_ray.process_reports import release_memory
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+blocks = [bytes(100_000) for _ in range(2_000)]
+kept = blocks[::100]
+full = resident()
+del blocks
+freed = resident()
+release_memory()
+print(full - freed, full - resident())
+"""
+
+
+def test_freed_memory_goes_back_to_the_system():
+    found = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, timeout=120, check=True)
+    by_itself, released = map(int, found.stdout.split())
+    assert by_itself < 100e6 < released

@@ -1,9 +1,11 @@
-"""Memory and progress reports of a process."""
+"""Memory of a process, and reports of its progress."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
+import gc
 import json
 import os
 import signal
@@ -32,6 +34,17 @@ def peak_memory() -> dict[str, int | None]:
 def available_memory() -> int | None:
     """Bytes of host memory that new allocations can take; ``None`` where the system does not report them."""
     return _bytes_in("/proc/meminfo", "MemAvailable:")
+
+
+def release_memory() -> None:
+    """Give memory that is no longer used back to the system.
+
+    glibc keeps what the tensors of an optimizer and of its passes took, gigabytes after cloning into a language model: too
+    little would be left for the actors that start beside this process.
+    """
+    gc.collect()
+    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def _bytes_in(file: str, name: str) -> int | None:

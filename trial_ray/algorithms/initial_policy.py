@@ -10,6 +10,7 @@ from trial_ray.config.run import RunSettings
 from trial_ray.errors import ConfigError
 from trial_ray.models.folders import model_folder
 from trial_ray.models.packaged import PREFIX, packaged_folder
+from trial_ray.process_reports import release_memory
 
 if TYPE_CHECKING:
     from trial_ray.environments.adapter import EnvironmentAdapter
@@ -40,7 +41,9 @@ def initial_policy(config: RunSettings) -> str:
         settings, adapters = warm_start_settings(config)
         if settings.model_path is not None:
             settings = replace(settings, model_path=_folder(settings.model_path))
-        return str(warm_start(settings, adapters, config.env_specs).path)
+        path = str(warm_start(settings, adapters, config.env_specs).path)
+        release_memory()
+        return path
     return _folder(str(config.model_path))
 
 
