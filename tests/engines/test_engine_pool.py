@@ -99,6 +99,27 @@ def test_an_engine_of_other_bits_is_named_and_a_killed_one_replaced_with_the_sam
     assert after.response_ids.tolist() == before.response_ids.tolist()
 
 
+@pytest.mark.parametrize("asks", ["probe_and_restart", "sync"])
+def test_an_engine_that_ray_killed_for_its_memory_is_replaced(pool, infos, parameters, monkeypatch, asks):
+    shards = pack_weights(parameters, 9, dtype=torch.bfloat16)
+    pool.sync(shards)
+    get, killed = ray.get, []
+
+    def out_of_memory(ref, **options):
+        if not killed:
+            killed.append(infos[0]["pid"])
+            kill(infos[0]["pid"])
+            raise ray.exceptions.OutOfMemoryError("1 worker(s) were killed")  # what Ray raises then, which is no actor error
+        return get(ref, **options)
+
+    monkeypatch.setattr(pool_module.ray, "get", out_of_memory)
+    pool.sync(shards) if asks == "sync" else pool.probe_and_restart()
+    monkeypatch.undo()
+    assert killed
+    assert versions(pool) == [9, 9]
+    assert pool.start(timeout_s=60)[0]["pid"] not in killed
+
+
 def test_a_replacement_that_dies_with_its_node_is_started_once_more(pool, infos, parameters, monkeypatch):
     shards = pack_weights(parameters, 10, dtype=torch.bfloat16)
     pool.sync(shards)

@@ -15,7 +15,7 @@ from typing import Any
 import ray
 from ray import ObjectRef
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -314,7 +314,7 @@ class EnginePool:
         for index, ref in self._call("weight_version").items():
             try:
                 ray.get(ref, timeout=PROBE_TIMEOUT_S)
-            except (RayActorError, RayTaskError, GetTimeoutError) as error:
+            except RayError as error:
                 logger.warning("engine %d does not answer (%s); it is replaced", index, type(error).__name__)
                 self.faults.note(f"engine {index} does not answer ({type(error).__name__})")
                 dead.append(index)
@@ -440,13 +440,13 @@ class EnginePool:
     def _result(ref: ObjectRef[Any], index: int, what: str, timeout_s: float, hint: str = "") -> Any:
         try:
             return ray.get(ref, timeout=timeout_s)
-        except RayActorError as error:
-            raise _EngineDied(f"engine {index} died before it could {what}: {error}") from error
         except GetTimeoutError as error:
             raise EngineError(f"engine {index} did not {what} within {timeout_s:.0f} s") from error
         except RayTaskError as error:
             kind = WeightSyncError if isinstance(error.cause, WeightSyncError) else EngineError
             raise kind(f"engine {index} failed to {what}: {error.cause}{hint}") from error
+        except RayError as error:  # not all are actor errors: Ray raises OutOfMemoryError where it killed the process itself
+            raise _EngineDied(f"engine {index} died before it could {what}: {error}") from error
 
 
 def runs_on(handle: ActorHandle[Any], nodes: Collection[str]) -> bool:
