@@ -109,7 +109,7 @@ def test_an_engine_that_ray_killed_for_its_memory_is_replaced(pool, infos, param
         if not killed:
             killed.append(infos[0]["pid"])
             kill(infos[0]["pid"])
-            raise ray.exceptions.OutOfMemoryError("1 worker(s) were killed")  # what Ray raises then, which is no actor error
+            raise ray.exceptions.OutOfMemoryError("1 worker(s) were killed")  # which is no actor error
         return get(ref, **options)
 
     monkeypatch.setattr(pool_module.ray, "get", out_of_memory)

@@ -445,7 +445,7 @@ class EnginePool:
         except RayTaskError as error:
             kind = WeightSyncError if isinstance(error.cause, WeightSyncError) else EngineError
             raise kind(f"engine {index} failed to {what}: {error.cause}{hint}") from error
-        except RayError as error:  # not all are actor errors: Ray raises OutOfMemoryError where it killed the process itself
+        except RayError as error:  # OutOfMemoryError, with which Ray kills processes itself, is no actor error
             raise _EngineDied(f"engine {index} died before it could {what}: {error}") from error
 
 
