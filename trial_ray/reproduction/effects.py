@@ -36,12 +36,19 @@ PAIRS = (*PRIMARY, ("trial", "grpo"), ("uniform", "grpo"), ("permuted", "grpo"))
 MEASURES = {"area": "area under the learning curve", "success": "final success"}
 SUMS = {"rows_sampled": "rows/sampled", "rows_trained": f"{LEARNER}num_module_steps_trained"}
 """Metrics that are added over a run's iterations, by their names in the file."""
-MEANS = {"saturated": f"{LEARNER}trial/clamp_saturated_fraction", "entropy": f"{LEARNER}grpo/entropy"}
+MEANS = {
+    "saturated": f"{LEARNER}trial/clamp_saturated_fraction",
+    "entropy": f"{LEARNER}grpo/entropy",
+    "seconds_sampling": "seconds/sampling",
+    "seconds_scoring": f"{LEARNER}scoring/seconds",
+    "seconds_update": f"{LEARNER}update/seconds",
+    "seconds_sync": "seconds/sync",
+}
 """Metrics of which the file has a run's mean."""
 
 
 def write_runs(name: str, runs: Sequence[PlannedRun], folder: Path) -> Path:
-    """Write ``NAME_runs.json``: area under the learning curve, final success and counts of every run.
+    """Write ``NAME_runs.json``: area under the learning curve, final success, counts and seconds of every run.
 
     Args:
         name: of the study.
