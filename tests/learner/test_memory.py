@@ -67,7 +67,7 @@ MODELS = {
 class Watched:
     """A module that computes nothing and notes how many inputs each pass with a gradient has."""
 
-    teacher = None
+    teacher = sharded = None
 
     def __init__(self, lm):
         self.lm = lm

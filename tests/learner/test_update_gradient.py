@@ -222,6 +222,34 @@ def test_a_split_is_forwarded_twice_only_where_the_clamp_acts(model_path, groups
     assert forwards("trial", **ACTIVE) == 2 * plain
 
 
+@pytest.mark.parametrize(("method", "own"), [("grpo", {}), ("trial", {**ACTIVE, "clamp_alpha": 1e-9})])
+def test_rollouts_without_a_gradient_are_not_carried_through_the_model(method, own, model_path, monkeypatch):
+    """Two of three groups earn the same; TRIAL's clamp, which is saturated, leaves their hindsight no gradient."""
+    groups = synthetic_groups(vocab_size=400, num_groups=3, group_size=4, most_turns=5, seed=5)
+    for trajectory in (each for group in groups[:2] for each in group.trajectories):
+        trajectory.success = True
+    for number, group in enumerate(groups):
+        for turn in turns_of([group]):
+            turn.prompt_ids[0] = 10 + number  # prompts of one task begin alike, so that its rows are computed together
+    own = {**own, "entropy_coeff": 0.0, "invalid_action_penalty": 0.0, "microbatch_rows": 1000}
+    whole = gradients(exact_learner(method, model_path, **own), groups)
+    passes, backward = [], torch.autograd.backward
+    monkeypatch.setattr(torch.autograd, "backward", lambda *given: passes.append(1) or backward(*given))
+
+    def split(groups, **changed):
+        passes.clear()
+        found = gradients(exact_learner(method, model_path, **{**own, **changed}, max_tokens_per_forward=60), groups)
+        return found, len(passes)
+
+    found, needed = split(groups)
+    assert worst(found, whole) < 1e-12
+    assert split(groups, entropy_coeff=0.001)[1] > 2 * needed, "with an entropy term all rows have a gradient"
+    nothing, last = split(groups[:2])
+    assert last == 1
+    assert nothing
+    assert not any(bool(gradient.any()) for gradient in nothing.values())
+
+
 def test_the_clamp_of_a_minibatch_compares_the_scalars_of_all_its_rows(model_path, groups):
     """One microbatch of all rows is the minibatch, so both scopes must then agree; with several they differ."""
     for rows, differ in ((1000, False), (7, True)):

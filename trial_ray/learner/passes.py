@@ -5,12 +5,16 @@ loss. A microbatch that does not fit is cut, and a cut never changes the gradien
 of its parts' means, each weighed by its share of the tokens. What is more than that (the scalar clamp of Eq. 8, a surrogate over
 whole sequences) is first computed on all rows of the microbatch without a graph, differentiated with respect to the
 log-probabilities, and that gradient is carried through one part after the other.
+
+A pass whose loss has no gradient with respect to the model's outputs is not carried through the model, where it would add
+zeros: rollouts of a group that all earned the same, where nothing but their advantages trains them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -122,38 +126,45 @@ class MicrobatchPasses:
             each.weight * self._loss(each.rows, own, each.weight)
             for each, own in zip(group, _split(outputs, self._table, group), strict=True)
         ]
-        loss = torch.stack(losses).sum()
-        self._backward_pass([loss])
-        return loss.item()
+        return self._backward_loss(torch.stack(losses).sum(), outputs)
 
     def _backward_parts(self, microbatch: Microbatch, parts: Sequence[np.ndarray]) -> float:
         counts = [int(self._table.mask[self._table.token_positions(part)].sum()) for part in parts]
         total = 0.0
         for part, count in zip(parts, counts, strict=True):
             weight = microbatch.weight * count / max(1, sum(counts))
-            loss = weight * self._loss(part, self._forward(part), weight)
-            self._backward_pass([loss])
-            total += loss.item()
+            outputs = self._forward(part)
+            total += self._backward_loss(weight * self._loss(part, outputs, weight), outputs)
         return total
 
     def _backward_whole(self, microbatch: Microbatch, parts: Sequence[np.ndarray]) -> float:
         rows = microbatch.rows
         whole = {name: value.requires_grad_() for name, value in self._whole_outputs(rows, parts).items()}
         loss = microbatch.weight * self._loss(rows, whole, microbatch.weight)
-        loss.backward()
-        gradients = {name: value.grad for name, value in whole.items() if value.grad is not None}
+        gradients = _gradients(loss, whole)
         for position, part in self._token_positions(rows, parts):
-            outputs = self._forward(part)
-            names = [name for name in outputs if name in gradients]
-            self._backward_pass([outputs[name] for name in names], [gradients[name][position] for name in names])
+            own = {name: gradient[position] for name, gradient in gradients.items()}
+            self._backward_pass(partial(self._forward, part), own)
         return loss.item()
 
-    def _backward_pass(self, outputs: list[torch.Tensor], gradients: list[torch.Tensor] | None = None) -> None:
-        """A backward pass through the model, from outputs or from a loss."""
+    def _backward_loss(self, loss: torch.Tensor, outputs: Outputs) -> float:
+        self._backward_pass(lambda: outputs, _gradients(loss, outputs))
+        return loss.item()
+
+    def _backward_pass(self, outputs: Callable[[], Outputs], gradients: Outputs) -> None:
+        """A backward pass through the model, from the gradients of its outputs.
+
+        One that would add zeros is left out, but not the last, from which parameters have gradients and sums over learners
+        begin, nor any of a sharded model, whose learners make as many.
+        """
         self._backward_passes_left -= 1
+        carried = {name: gradient for name, gradient in gradients.items() if bool(gradient.any())}
         if not self._backward_passes_left:
             self._before_last()
-        torch.autograd.backward(outputs, gradients)
+        elif not carried and self._module.sharded is None:
+            return
+        found, carried = outputs(), carried or gradients
+        torch.autograd.backward([found[name] for name in carried], [*carried.values()])
 
     @torch.no_grad()
     def _whole_outputs(self, rows: np.ndarray, parts: Sequence[np.ndarray]) -> Outputs:
@@ -237,6 +248,13 @@ class MicrobatchPasses:
             batch["divergence"] = {"mix": divergence.mix, "temperature": temperature}
         outputs: Outputs = self._module.forward_train(batch)
         return outputs
+
+
+def _gradients(loss: torch.Tensor, outputs: Outputs) -> Outputs:
+    """Of the loss with respect to those outputs that it depends on; NaN of a loss that is NaN."""
+    leaves = {name: value for name, value in outputs.items() if value.requires_grad}
+    found = torch.autograd.grad(loss, [*leaves.values()], allow_unused=True)
+    return {name: gradient for name, gradient in zip(leaves, found, strict=True) if gradient is not None}
 
 
 def _split(outputs: Outputs, table: TurnRows, group: Sequence[Microbatch]) -> Iterator[Outputs]:
