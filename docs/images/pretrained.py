@@ -1,7 +1,7 @@
 """Makes viewer-pretrained.png: one trajectory of a pretrained model, tokens tinted by their hindsight gap, in headless Chromium.
 
 trial-ray reproduce pair --scale pretrained --out runs/pair
-python docs/images/pretrained.py runs/pair/runs/alfworld-smollm2-135m-trial-seed0 5
+python docs/images/pretrained.py runs/pair/runs/alfworld-smollm2-135m-trial-seed0 222
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main(run: Path, trajectory: int) -> None:
 
     Args:
         run: its folder.
-        trajectory: its place in the page's list, from 1.
+        trajectory: its place in the page's list, from 0.
     """
     with tempfile.TemporaryDirectory() as folder, Chromium() as browser:
         page = write_viewer([open_run(run, run.name)], Path(folder) / "viewer").page.as_uri()

@@ -300,6 +300,23 @@ def test_what_a_pretrained_model_judges_by_is_what_its_turns_say():
     assert not any(turn["planned"] for turn in turns if turn["action"] in ("look", "inventory"))
 
 
+def test_the_pretrained_model_is_quoted_as_its_warm_start_and_runs_are():
+    started, runs = read("pretrained_warmstart"), read("pair_partial")["runs"]
+    quoted = "wins {} % [{}, {}] of {} games".format(*map(percent, (started["success_rate"], *started["interval"])), 64)
+    assert started["episodes"] == 64
+    assert quoted in FLAT
+    assert "an AUC of {:.2f} [{:.2f}, {:.2f}]".format(*started["judgement"]["auc_wasted"]) in FLAT
+    for method in ("grpo", "trial"):
+        own = [run for run in runs if run["method"] == method]
+        cells = [", ".join(percent(run[measure]) for run in own) for measure in ("area", "success")]
+        phases = ("sampling", "scoring", "update", "sync")
+        cells += [f"{statistics.fmean(run[f'seconds_{phase}'] for run in own):.0f}" for phase in phases]
+        assert f"| {' | '.join([method_title(method), *cells])} |" in PAGE
+    sampled, trained = (sum(run[rows] for run in runs) for rows in ("rows_sampled", "rows_trained"))
+    assert sampled == trained
+    assert f"Rows sampled and trained: {sampled:,} ([pair_partial" in PAGE
+
+
 def test_no_difference_of_methods_with_few_seeds_is_significant():
     others = [found for _, found in DIFFERENCES if found["seeds"] == FEW_SEEDS]
     assert 2 * len(QUOTED) + len(others) == len(DIFFERENCES)
