@@ -306,6 +306,9 @@ def test_the_pretrained_model_is_quoted_as_its_warm_start_and_runs_are():
     assert started["episodes"] == 64
     assert quoted in FLAT
     assert "an AUC of {:.2f} [{:.2f}, {:.2f}]".format(*started["judgement"]["auc_wasted"]) in FLAT
+    before = started["before"]
+    assert before["success"] == before["won"] / before["games"] == before["won"] / 256
+    assert "256 games it wins {} % [{}, {}]".format(*map(percent, (before["success"], *before["interval"]))) in FLAT
     for method in ("grpo", "trial"):
         own = [run for run in runs if run["method"] == method]
         cells = [", ".join(percent(run[measure]) for run in own) for measure in ("area", "success")]
