@@ -39,21 +39,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def updater(run: RunFolder, adapters: Any, groups: Any, padded: bool = False, **module: Any) -> Callable[[], float]:
+def updater(config: Any, groups: Any, padded: bool = False, **module: Any) -> Callable[[], float]:
     """Scores and trains on the groups, and returns the seconds.
 
     Args:
-        run: whose settings hold.
-        adapters: of its environment.
+        config: the run's, with the model that it began from.
         groups: the rollouts.
         padded: rows are padded, not put into trees.
         module: settings of ``rl_module`` in place of the run's.
     """
-    config = load_record(run.path / CONFIG_FILE, adapters)
-    config.rl_module(model_path=initial_policy(config), warm_start=None, **module)
-    config.recording(trajectories_folder=None, training_folder=None)
-    config.learners(num_learners=0)
-    learner = BenchLearner(config)
+    learner = BenchLearner(config.copy(copy_frozen=False).rl_module(**module))
 
     def update() -> float:
         with mock.patch.object(packing, "takes_trees", lambda lm: not padded and takes_trees(lm)):
@@ -73,15 +68,18 @@ def main() -> None:
     run, adapters = RunFolder(arguments.run), load_adapters(arguments.env_adapters)
     ids = UpdateRecord.read(run.training, 1).group_ids[: arguments.groups]
     groups = read_groups(run.trajectories, ids, 1)
-    variants = {name: updater(run, adapters, groups, **settings) for name, settings in VARIANTS.items()}
+    config = load_record(run.path / CONFIG_FILE, adapters)
+    config.rl_module(model_path=initial_policy(config), warm_start=None).learners(num_learners=0)
+    config.recording(trajectories_folder=None, training_folder=None)
+    variants = {name: updater(config, groups, **settings) for name, settings in VARIANTS.items()}
     times = interleaved(variants, arguments.rounds, warm_up=False)
     rows = sum(len(trajectory.turns) for group in groups for trajectory in group.trajectories)
+    note = f"{rows} rows: {seconds_note(times)}"
     measures = [
-        Measure(f"update of SmolLM2-135M, {name}: time over the run's", speedup(times, AS_RUN, name))
+        Measure(f"update of SmolLM2-135M, {name}: time over the run's", speedup(times, AS_RUN, name), note=note)
         for name in VARIANTS
         if name != AS_RUN
     ]
-    measures[-1] = Measure(measures[-1].name, measures[-1].figure, note=f"{rows} rows: {seconds_note(times)}")
     write_report(arguments.json, measures, {"rows": rows, "seconds": times, "threads": torch.get_num_threads()})
 
 

@@ -63,7 +63,8 @@ def turns_of(recorded: RecordedTrajectory, env: GuardedEnv, demonstrator: Any) -
 def figures(turns: list[Turn]) -> dict[str, Any]:
     """Shares of turns, weights and pushes; see the head of this file."""
     wasted, weights = np.array([turn.wasted for turn in turns]), np.array([turn.weight for turn in turns])
-    sizes, signed = (np.array([f(turn.gap).sum() for turn in turns]) for f in (np.abs, np.asarray))
+    signed = np.array([turn.gap.sum() for turn in turns])
+    sizes = np.array([np.abs(turn.gap).sum() for turn in turns])
     right = (sizes + np.where(wasted, -signed, signed)) / 2
     found = {"wasted": wasted.mean(), "weight_on_wasted": weights[wasted].sum() / weights.sum()}
     found["push_on_wasted"] = (weights * sizes)[wasted].sum() / (weights * sizes).sum()

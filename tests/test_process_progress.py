@@ -1,4 +1,4 @@
-"""What one process can find out about another: its state and its stacks, while it works, waits or is stopped."""
+"""What one process can find out about another, its state and its stacks; and that it gives back memory."""
 
 from __future__ import annotations
 

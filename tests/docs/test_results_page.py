@@ -307,9 +307,12 @@ def test_the_pretrained_model_is_quoted_as_its_warm_start_and_runs_are():
     assert quoted in FLAT
     assert "an AUC of {:.2f} [{:.2f}, {:.2f}]".format(*started["judgement"]["auc_wasted"]) in FLAT
     update = json.loads((DOCS.parent / "benchmarks/results/pretrained_update.json").read_text(encoding="utf-8"))
-    padded, float32, _, together = (f"{measure['figure']:.1f} times" for measure in update["measures"])
-    assert f"{padded} as long with padded rows for the prefix tree, {float32} in float32" in FLAT
-    assert f"{together} with all three" in FLAT
+    padded, float32, whole, together = (f"{measure['figure']:.1f} times" for measure in update["measures"])
+    assert f"{padded} as long with padded rows in place of the prefix tree, {float32} in float32" in FLAT
+    assert f"{whole} with all weights trained, and {together} with all three" in FLAT
+    details = update["details"]
+    (seconds,) = details["seconds"]["as the run"]
+    assert f"An update of {details['rows']} rows takes {seconds:.0f} s of two cores" in FLAT
     before = started["before"]
     assert before["success"] == before["won"] / before["games"] == before["won"] / 256
     assert "256 games it wins {} % [{}, {}]".format(*map(percent, (before["success"], *before["interval"]))) in FLAT

@@ -82,11 +82,13 @@ def test_nothing_is_pooled_over_one_warm_start_or_over_unequal_seeds():
     assert effects([row for row in study_runs() if row["seed"] == 0]) == []
 
 
-def test_warm_starts_of_a_language_model_are_not_pooled_with_those_of_small_ones():
-    rows = study_runs(starts=STARTS[:2]) + [{**row, "base_model": "smol"} for row in study_runs(starts=STARTS[2:])]
-    found = effects(rows)
-    assert {each["warm_starts"] for each in found if each["warm_start"] is None} == {2}
-    assert {each["warm_start"] for each in found} == {*STARTS, None}
+def test_warm_starts_of_a_language_model_are_not_pooled_with_those_of_small_ones(tmp_path):
+    rows = study_runs() + [{**row, "base_model": "smol"} for row in study_runs(starts=("fourth", "fifth"))]
+    pooled = [each for each in effects(rows) if each["warm_start"] is None]
+    assert {(each.get("base_model"), each["warm_starts"]) for each in pooled} == {(None, 3), ("smol", 2)}
+    write_json(tmp_path / "one_runs.json", {"schema": RUNS, "schema_version": VERSION, "runs": rows})
+    drawing = write_effects(tmp_path)[2].read_text()
+    assert drawing.count("alfworld, all smol") == len(PAIRS)
 
 
 def test_files_of_one_folder_are_put_together_and_drawn(tmp_path):

@@ -340,14 +340,17 @@ def forest(
         MissingDependencyError: matplotlib is not installed.
     """
     pairs = list(dict.fromkeys((each["method"], each["reference"]) for each in effects))
-    sources = dict.fromkeys((each["environment"], each["warm_start"]) for each in effects)
+    sources = dict.fromkeys(_place(each)[2:] for each in effects)
     rows: list[tuple[str, Any]] = []
     for one, other in pairs:
         rows.append((f"{title(one)} − {title(other)}", None))
         rows += [
-            (f"{environment}, {start or 'all'}", (one, other, environment, start))
-            for environment, start in sources
-            if any(_place(each) == (one, other, environment, start) for each in effects)
+            (
+                f"{environment}, {start or ' '.join(filter(None, ('all', base_model)))}",
+                (one, other, environment, base_model, start),
+            )
+            for environment, base_model, start in sources
+            if any(_place(each) == (one, other, environment, base_model, start) for each in effects)
         ]
     height = 0.9 + 0.17 * len(rows)
     with drawing(paths, (7.2, height), 1, len(measures), sharey=True, squeeze=False) as (_, ((*axes,),)):
@@ -368,5 +371,6 @@ def forest(
         axes[0].invert_yaxis()
 
 
-def _place(effect: Mapping[str, Any]) -> tuple[str, str, str, str | None]:
-    return effect["method"], effect["reference"], effect["environment"], effect["warm_start"]
+def _place(effect: Mapping[str, Any]) -> tuple[str, str, str, str | None, str | None]:
+    of_methods = effect["method"], effect["reference"]
+    return *of_methods, effect["environment"], effect.get("base_model"), effect["warm_start"]

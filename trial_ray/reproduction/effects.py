@@ -102,11 +102,12 @@ def effects(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         UserInputError: a run occurs twice.
     """
     found: list[dict[str, Any]] = []
-    for (environment, _), starts in _by_start(rows).items():
+    for (environment, base_model), starts in _by_start(rows).items():
+        place = {"environment": environment} | ({} if base_model is None else {"base_model": base_model})
         for measure in MEASURES:
             own = [entry for one, other in PAIRS for entry in _of_pair(starts, one, other, measure)]
             _adjust([entry for entry in own if entry["warm_start"] is None])
-            found += [{"environment": environment, "measure": measure, **entry} for entry in own]
+            found += [{**place, "measure": measure, **entry} for entry in own]
     return found
 
 
