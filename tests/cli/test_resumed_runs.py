@@ -217,6 +217,8 @@ def test_environment_and_split_of_an_evaluation_are_the_runs_unless_named(change
     for split, played in (("train", "train"), (None, "valid_seen")):
         config, _ = checkpoint_config(str(changed.out), None, split, [])
         assert (config.env, config.env_config["split"]) == ("trial/ALFWorld-v0", played)
+    config, _ = checkpoint_config("oracle", "trial/ALFWorld-v0", "generated", ['env_config={"difficulty": "tiny"}'])
+    assert config.env_config == {"split": "generated", "difficulty": "tiny"}
     with pytest.raises(UserInputError, match="oracle shall play with --env ID; it belongs to no run"):
         checkpoint_config("oracle", None, "valid_seen", [])
     with pytest.raises(UserInputError, match="Name the split that oracle shall play with --split NAME"):

@@ -251,7 +251,9 @@ def checkpoint_config(
     config.evaluation(evaluation_split=split, evaluation_env_config={}, evaluation_seed=SEED)
     config.recording(trajectories_folder=None)
     config.training(privileged_view=None, teacher_sync_iterations=None)
-    return apply_overrides(config, overrides), labels
+    config = apply_overrides(config, overrides)
+    config.env_config = {"split": split, **config.env_config}  # --set env_config={…} replaces all of it
+    return config, labels
 
 
 @contextmanager
