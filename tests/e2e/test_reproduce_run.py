@@ -1,15 +1,19 @@
-"""A comparison with real trials, in two pieces: the time is up in the first, the second completes it and makes the table."""
+"""A comparison with real trials, in three pieces: the first runs out of time, the second is interrupted, the third ends it."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from trial_ray.termination import INTERRUPTING
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -45,12 +49,25 @@ scale = Scale(
 """
 
 
-def reproduce(*arguments: str | Path) -> tuple[int, str]:
-    """Exit code and output of the command, with a Ray of two CPUs of its own."""
+def reproduce(*arguments: str | Path, interrupted: Callable[[], bool] | None = None) -> tuple[int, str]:
+    """Exit code and output of the command, with a Ray of two CPUs of its own; Ctrl-C is pressed once ``interrupted`` says so."""
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     command = [str(Path(sys.executable).with_name("trial-ray")), "reproduce", "table3", *map(str, arguments)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    return done.returncode, done.stdout + done.stderr
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        if interrupted is not None:
+            deadline = time.monotonic() + 300
+            while not interrupted() and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.5)
+            process.send_signal(signal.SIGINT)
+        printed, _ = process.communicate(timeout=600)
+    return process.returncode, printed
+
+
+def trained_by_run(folder: Path) -> dict[str, int]:
+    """Iterations in the metrics of every run."""
+    return {path.parent.name: len(path.read_text().splitlines()) for path in folder.glob("runs/*/metrics.jsonl")}
 
 
 def test_a_comparison_goes_on_where_its_time_was_up(model_path, tmp_path):
@@ -70,6 +87,20 @@ def test_a_comparison_goes_on_where_its_time_was_up(model_path, tmp_path):
     assert max(trained) > 0
     assert all(state == "unfinished" for state, count in zip(states, trained, strict=True) if count)
     assert plan["iterations_left"] == 4 * 5000 - sum(trained)
+
+    before = trained_by_run(folder)
+    code, printed = reproduce(
+        "--scale", scale, "--out", folder, interrupted=lambda: max(trained_by_run(folder).values()) > max(trained)
+    )
+    assert code == 130, printed
+    assert INTERRUPTING in printed
+    assert "4 of 4 runs are unfinished; the same command continues them" in printed
+    after = trained_by_run(folder)
+    assert max(after.values()) > max(before.values())
+    for name, count in after.items():
+        saved = sorted(int(path.name) for path in (folder / "runs" / name / "checkpoints").iterdir())
+        assert saved[-1] == count  # no iteration is lost
+    trained = [run["trained"] for run in json.loads((folder / "plan.json").read_text())["runs"]]
 
     enough = max(trained) + 1
     code, printed = reproduce("--scale", scale, "--out", folder, "--iterations", enough)

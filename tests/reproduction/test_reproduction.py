@@ -11,7 +11,7 @@ from cli_fakes import FakeAlgorithm, iterations
 from evaluation_samples import coin_flips, evaluation
 from rich.console import Console
 
-from trial_ray import cli
+from trial_ray import cli, termination
 from trial_ray.errors import ConfigError, UserInputError
 from trial_ray.evaluation.panels import Panel
 from trial_ray.reproduction import STUDIES, choose, load_scale, plan_choice, plan_runs, scale_names
@@ -20,6 +20,7 @@ from trial_ray.reproduction.execution import write_plan
 from trial_ray.runs import session as training_session
 from trial_ray.runs.folder import RunFolder
 from trial_ray.runs.session import TrainingSession
+from trial_ray.termination import StopRequest
 
 SCALE = """
 from trial_ray.algorithms import TRIALConfig
@@ -407,10 +408,11 @@ def test_a_run_that_is_out_of_time_is_saved_and_goes_on_later(session_of, tmp_pa
         seconds[0] += 10.0
 
     clock = SimpleNamespace(time=lambda: seconds[0], monotonic=lambda: seconds[0])
-    monkeypatch.setattr(training_session, "time", clock)
+    for module in (training_session, termination):
+        monkeypatch.setattr(module, "time", clock)
 
     def train(deadline, resume):
-        run, folder = session_of(work, deadline=deadline, resume=resume)
+        run, folder = session_of(work, stop_request=StopRequest(deadline), resume=resume)
         rows = json.loads(write_plan(tmp_path, "table3", [run]).read_text())
         return folder, (run.trained, run.state(), rows["iterations_left"])
 
@@ -422,12 +424,29 @@ def test_a_run_that_is_out_of_time_is_saved_and_goes_on_later(session_of, tmp_pa
     assert iterations(folder.path) == [1, 2, 3]
 
 
-def test_after_the_time_of_a_command_no_run_is_begun(scale_file, tmp_path):
+def test_after_the_time_of_a_command_or_its_interrupt_no_run_is_begun(scale_file, tmp_path):
     from trial_ray.reproduction.execution import _train
 
     run = plan("table3", scale_file, tmp_path)[0]
-    _train({"run": run.name}, {run.name: run}, scale_file, trust=False, deadline=1.0)
-    assert not run.folder.exists()
+    (interrupted := tmp_path / "interrupted").touch()
+    for request in (StopRequest(deadline=1.0), StopRequest(file=interrupted)):
+        _train({"run": run.name}, {run.name: run}, scale_file, trust=False, request=request)
+        assert not run.folder.exists()
+
+
+def test_a_run_is_saved_after_the_iteration_in_which_its_command_was_interrupted(session_of, tmp_path):
+    file = tmp_path / "interrupted"
+
+    def interrupt(iteration):
+        if iteration == 2:
+            file.touch()
+
+    run, folder = session_of(interrupt, stop_request=StopRequest(file=file))
+    assert (run.trained, run.state()) == (2, "unfinished")
+    assert not list(folder.evaluations.iterdir())
+    file.unlink()
+    run, folder = session_of(stop_request=StopRequest(file=file), resume=True)
+    assert (run.trained, run.state(), iterations(folder.path)) == (3, "done", [1, 2, 3])
 
 
 def test_runs_that_begin_alike_share_one_warm_start(scale_file, tmp_path, monkeypatch):

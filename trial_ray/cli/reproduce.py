@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trial_ray.cli import console as terminal
 from trial_ray.errors import InfrastructureError
+from trial_ray.termination import INTERRUPTING
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -49,8 +50,8 @@ EPILOG = """examples:
   paper     Qwen2.5-3B-Instruct and Qwen3-1.7B, official data, 150 iterations; a GPU cluster
   FILE.py   a scale of your own; those above are tuned_examples/reproduce/*.py
 
-Runs lie in DIR/runs and are shared by all tables and figures of one DIR. Run the same command again after an interruption:
-what is done is skipped, what is unfinished continues from its last checkpoint. A run of another config is never mixed in.
+Runs lie in DIR/runs and are shared by all tables and figures of one DIR. Ctrl-C finishes iterations and saves; the same command
+skips what is done and continues what is unfinished from its last checkpoint. A run of another config is never mixed in.
 """
 
 
@@ -173,7 +174,8 @@ def train_what_is_missing(
     try:
         make_warm_starts(runs, deadline)
         with ray_session(args.verbose):
-            return execute(runs, scale_file(args.scale), folder, args.trust, deadline)
+            told = partial(terminal.show, INTERRUPTING)
+            return execute(runs, scale_file(args.scale), folder, args.trust, deadline, told)
     finally:
         write_plan(folder, args.name, runs)
 

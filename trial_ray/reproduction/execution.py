@@ -6,7 +6,7 @@ import io
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from trial_ray.files import write_json
 from trial_ray.reproduction.studies import PlannedRun, set_name
 from trial_ray.runs.cost import recorded_time
 from trial_ray.runs.folder import RunFolder
+from trial_ray.termination import GracefulInterrupt, StopRequest
 
 
 def make_warm_starts(runs: Sequence[PlannedRun], deadline: float | None = None) -> None:
@@ -35,11 +36,17 @@ def make_warm_starts(runs: Sequence[PlannedRun], deadline: float | None = None) 
 
 
 def execute(
-    runs: Sequence[PlannedRun], scale_file: Path, folder: Path, trust: bool = False, deadline: float | None = None
+    runs: Sequence[PlannedRun],
+    scale_file: Path,
+    folder: Path,
+    trust: bool = False,
+    deadline: float | None = None,
+    on_interrupt: Callable[[], None] = lambda: None,
 ) -> list[str]:
     """Train what is not done, as many runs at a time as the cluster holds; Ray must be connected.
 
-    An unfinished run continues from its newest checkpoint. A run that fails ends none of the others.
+    An unfinished run continues from its newest checkpoint. A run that fails ends none of the others. After Ctrl-C or SIGTERM runs
+    finish their iteration and are saved; after a second one they stop at once.
 
     Args:
         runs: of which those that are done are skipped.
@@ -47,9 +54,13 @@ def execute(
         folder: Tune's own records go to ``tune/`` below it.
         trust: continue from checkpoints that this user did not write on this machine, too.
         deadline: ``time.time()`` by which runs are saved and stopped; none is begun later.
+        on_interrupt: called after the first signal.
 
     Returns:
         Names of the runs that failed.
+
+    Raises:
+        KeyboardInterrupt: after the second signal.
     """
     from ray import tune
 
@@ -59,8 +70,12 @@ def execute(
     waiting = {run.name: run for run in runs if run.state() != "done"}
     if not waiting:
         return []
-    os.environ.update(TUNE_ENVIRONMENT)
-    trainable = tune.with_parameters(_train, runs=waiting, scale_file=scale_file, trust=trust, deadline=deadline)
+    # Tune's own handler of SIGINT ends trials in the middle of an iteration.
+    os.environ.update({**TUNE_ENVIRONMENT, "TUNE_DISABLE_SIGINT_HANDLER": "1"})
+    interrupted = folder.resolve() / ".interrupted"
+    interrupted.unlink(missing_ok=True)
+    request = StopRequest(deadline, interrupted)
+    trainable = tune.with_parameters(_train, runs=waiting, scale_file=scale_file, trust=trust, request=request)
     tuner = tune.Tuner(
         tune.with_resources(trainable, lambda trial: _resources(waiting[trial["run"]])),
         param_space={"run": tune.grid_search(list(waiting))},
@@ -72,7 +87,13 @@ def execute(
             name="tune", storage_path=str(folder.resolve()), callbacks=[SweepReporter(len(waiting))], verbose=0
         ),
     )
-    grid = tuner.fit()
+
+    def stop() -> None:
+        interrupted.touch()
+        on_interrupt()
+
+    with GracefulInterrupt(stop):
+        grid = tuner.fit()
     results = [grid[index] for index in range(len(grid))]
     return [result.config["run"] if result.config else str(result.path) for result in results if result.error]
 
@@ -82,10 +103,10 @@ def _resources(run: PlannedRun) -> Any:
 
 
 def _train(
-    trial: dict[str, Any], runs: dict[str, PlannedRun], scale_file: Path, trust: bool, deadline: float | None
+    trial: dict[str, Any], runs: dict[str, PlannedRun], scale_file: Path, trust: bool, request: StopRequest
 ) -> None:
     """Train one run, in a trial's own actor."""
-    if deadline is not None and time.time() >= deadline:
+    if request.is_due():
         return
     import contextlib
 
@@ -113,7 +134,7 @@ def _train(
         final_panels=panels,
         on_iteration=lambda metrics: tune.report(metrics),
         trust=trust,
-        deadline=deadline,
+        stop_request=request,
     )
     session.run(contextlib.nullcontext())
 

@@ -54,7 +54,7 @@ from trial_ray.runs.status import EVALUATING, RUNNING, STARTING, StatusFile, sho
 from trial_ray.runs.terminal import TrainingProgress, say, waiting
 from trial_ray.runs.trackers import DONE, INTERRUPTED, TrackedRun, Trackers, identifier
 from trial_ray.runs.watchdog import Watchdog, is_recoverable, record_restart
-from trial_ray.termination import GracefulInterrupt, termination_as_interrupt
+from trial_ray.termination import INTERRUPTING, GracefulInterrupt, StopRequest, termination_as_interrupt
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,9 +64,6 @@ if TYPE_CHECKING:
     from trial_ray.environments.registry import EnvironmentEntry
     from trial_ray.evaluation.panels import Panel
     from trial_ray.runs.folder import RunFolder
-
-
-INTERRUPTING = "finishing the iteration under way, then saving; Ctrl-C again stops at once"
 
 
 @dataclass(eq=False)
@@ -86,8 +83,8 @@ class TrainingSession:
         checkpoints_kept: how many of the newest are kept.
         log_to: services that the metrics are sent to (:mod:`trial_ray.runs.trackers`).
         trust: resume from a checkpoint that this user did not write on this machine, too.
-        deadline: ``time.time()`` by which the run shall be saved and stopped, as after Ctrl-C: no iteration is begun that would
-            end later, if it took as long as the longest one so far (at first the mean of earlier parts), and no evaluation after
+        stop_request: when the run is to be saved and stopped, as after Ctrl-C: no iteration is begun that would end after its
+            deadline, if it took as long as the longest one so far (at first the mean of earlier parts), and no evaluation after
             it.
     """
 
@@ -102,7 +99,7 @@ class TrainingSession:
     checkpoints_kept: int = CHECKPOINTS_KEPT
     log_to: Sequence[str] = ()
     trust: bool = False
-    deadline: float | None = None
+    stop_request: StopRequest = field(default_factory=StopRequest)
 
     def __post_init__(self) -> None:
         self._tell = partial(say, self.console)
@@ -330,7 +327,7 @@ class TrainingSession:
             TrainingProgress(self.console, self.iteration, self.total) as progress,
             GracefulInterrupt(partial(self._tell, INTERRUPTING)) as interrupt,
         ):
-            while not finished and not interrupt.requested and not self._out_of_time():
+            while not finished and not interrupt.requested and not self._stop_is_due():
                 began = time.monotonic()
                 try:
                     result = self._train_once(algorithm, checkpoints)
@@ -365,7 +362,7 @@ class TrainingSession:
             measured("the timeline", lambda: self._write_timeline(algorithm))
             saved = self._save(checkpoints)
         # Also of a run that has made its last iteration: the evaluation set after it can take long.
-        self.interrupted = interrupt.requested or self._out_of_time()
+        self.interrupted = interrupt.requested or self._stop_is_due()
         return saved
 
     def _show(self, algorithm: GRPO, metrics: Mapping[str, float], seconds: float) -> None:
@@ -376,8 +373,8 @@ class TrainingSession:
         if (timeline := algorithm.timeline()) is not None:
             write_timeline(self.folder.timeline, timeline)
 
-    def _out_of_time(self) -> bool:
-        return self.deadline is not None and time.time() + self.longest_iteration_s > self.deadline
+    def _stop_is_due(self) -> bool:
+        return self.stop_request.is_due(self.longest_iteration_s)
 
     def _train_once(self, algorithm: GRPO, checkpoints: CheckpointWriter) -> dict[str, Any]:
         try:
