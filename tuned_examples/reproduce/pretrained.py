@@ -52,7 +52,6 @@ def configure(environment, backbone):
         .engines(engine="vllm", num_cpus_per_engine=0.5, engine_kwargs={"dtype": "bfloat16"})
         .learners(num_learners=0, num_cpus_per_learner=0.25)
         .resources(num_cpus_for_main_process=0.25)
-        .evaluation(evaluation_num_tasks=96)
     )
 
 
