@@ -372,6 +372,15 @@ def test_the_pretrained_models_difference_is_that_of_its_runs():
     assert "{} % goes the right way on planned turns, {} % on wasted ones".format(*right) in FLAT
 
 
+def test_runs_that_were_made_again_stand_beside_the_first():
+    for again in read("made_again")["runs"]:
+        seed_0 = (again["method"], 0)
+        (first,) = (run for run in RUNS[again["scale"]] if (run["method"], run["seed"]) == seed_0)
+        assert again["rows_sampled"] == again["rows_trained"]
+        cells = [percent(run[measure]) for measure in ("area", "success") for run in (first, again)]
+        assert f"| `{again['scale']}`, {method_title(again['method'])} | {' | '.join(cells)} |" in PAGE
+
+
 def test_no_difference_of_methods_with_few_seeds_is_significant():
     others = [found for _, found in DIFFERENCES if found["seeds"] == FEW_SEEDS]
     assert 2 * len(QUOTED) + len(others) == len(DIFFERENCES)
