@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from commands import finished
 
 from trial_ray.termination import INTERRUPTING
 
@@ -49,20 +45,7 @@ scale = Scale(
 """
 
 
-def reproduce(*arguments: str | Path, interrupted: Callable[[], bool] | None = None) -> tuple[int, str]:
-    """Exit code and output of the command, with a Ray of two CPUs of its own; Ctrl-C is pressed once ``interrupted`` says so."""
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    command = [str(Path(sys.executable).with_name("trial-ray")), "reproduce", "table3", *map(str, arguments)]
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        if interrupted is not None:
-            deadline = time.monotonic() + 300
-            while not interrupted() and process.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.5)
-            process.send_signal(signal.SIGINT)
-        printed, _ = process.communicate(timeout=600)
-    return process.returncode, printed
+REPRODUCE = ("reproduce", "table3")
 
 
 def trained_by_run(folder: Path) -> dict[str, int]:
@@ -75,7 +58,7 @@ def test_a_comparison_goes_on_where_its_time_was_up(model_path, tmp_path):
     scale.write_text(SCALE.replace("MODEL", repr(model_path)))
 
     began = time.monotonic()
-    code, printed = reproduce("--scale", scale, "--out", folder, "--minutes", 1)
+    code, printed = finished(*REPRODUCE, "--scale", scale, "--out", folder, "--minutes", 1)
     assert code == 130, printed
     assert time.monotonic() - began < 180
     assert "4 of 4 runs are unfinished; the same command continues them" in printed
@@ -89,8 +72,13 @@ def test_a_comparison_goes_on_where_its_time_was_up(model_path, tmp_path):
     assert plan["iterations_left"] == 4 * 5000 - sum(trained)
 
     before = trained_by_run(folder)
-    code, printed = reproduce(
-        "--scale", scale, "--out", folder, interrupted=lambda: max(trained_by_run(folder).values()) > max(trained)
+    code, printed = finished(
+        *REPRODUCE,
+        "--scale",
+        scale,
+        "--out",
+        folder,
+        interrupt_when=lambda: max(trained_by_run(folder).values()) > max(trained),
     )
     assert code == 130, printed
     assert INTERRUPTING in printed
@@ -103,7 +91,7 @@ def test_a_comparison_goes_on_where_its_time_was_up(model_path, tmp_path):
     trained = [run["trained"] for run in json.loads((folder / "plan.json").read_text())["runs"]]
 
     enough = max(trained) + 1
-    code, printed = reproduce("--scale", scale, "--out", folder, "--iterations", enough)
+    code, printed = finished(*REPRODUCE, "--scale", scale, "--out", folder, "--iterations", enough)
     assert code == 0, printed
     plan = json.loads((folder / "plan.json").read_text())
     assert {(run["state"], run["trained"]) for run in plan["runs"]} == {("done", enough)}

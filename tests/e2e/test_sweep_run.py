@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
+from commands import finished, start, wait_until
 
 from trial_ray.algorithms.methods import with_method
 from trial_ray.runs.checkpoints import find_checkpoint
@@ -21,7 +18,6 @@ from trial_ray.sweeps.result import SweepResult
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
 
-COMMAND_S = 600.0
 CONFIG = """
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler
@@ -49,22 +45,6 @@ def sweep_file(folder: Path, model_path: str, *lines: str) -> Path:
     return file
 
 
-def start(*arguments: str | Path) -> subprocess.Popen[str]:
-    """A command of its own, with a Ray of its own."""
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    command = [str(Path(sys.executable).with_name("trial-ray")), *map(str, arguments)]
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
-
-
-def finished(*arguments: str | Path) -> tuple[int, str]:
-    """Exit code and output of a command."""
-    process = start(*arguments)
-    printed, _ = process.communicate(timeout=COMMAND_S)
-    return process.returncode, printed
-
-
 def iterations(folder: Path) -> int:
     return sum(len(file.read_text().splitlines()) for file in folder.glob("TRIAL_*/result.json"))
 
@@ -79,11 +59,7 @@ def test_a_killed_sweep_goes_on_and_its_best_point_trains(model_path, tmp_path):
     )
     out = tmp_path / "out"
     sweep = start("sweep", file, "--out", out)
-    deadline = time.monotonic() + COMMAND_S
-    while iterations(out) < 15:  # the first trial has ended, the second runs
-        assert sweep.poll() is None, sweep.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    wait_until(lambda: iterations(out) >= 15, sweep)  # the first trial has ended, the second runs
     sweep.send_signal(signal.SIGKILL)
     sweep.communicate(timeout=60)
     assert iterations(out) < 36

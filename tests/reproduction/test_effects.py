@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 
 import numpy as np
 import pytest
@@ -89,6 +90,18 @@ def test_warm_starts_of_a_language_model_are_not_pooled_with_those_of_small_ones
     write_json(tmp_path / "one_runs.json", {"schema": RUNS, "schema_version": VERSION, "runs": rows})
     drawing = write_effects(tmp_path)[2].read_text()
     assert drawing.count("alfworld, all smol") == len(PAIRS)
+
+
+def test_an_interval_much_wider_than_the_others_does_not_stretch_the_axis(tmp_path):
+    def widest_label(rows: list[dict]) -> float:
+        write_json(tmp_path / "one_runs.json", {"schema": RUNS, "schema_version": VERSION, "runs": rows})
+        texts = re.findall(r">−?([\d.]+)</text>", write_effects(tmp_path)[2].read_text())
+        return max(map(float, texts))
+
+    wide = [{**row, "base_model": "smol"} for row in study_runs(starts=("fourth",))]
+    for row in wide:
+        row["area"] = row["success"] = 50.0 * (-1) ** row["seed"] if row["method"] == "trial" else 0.0
+    assert widest_label(study_runs() + wide) < 3 * widest_label(study_runs())
 
 
 def test_files_of_one_folder_are_put_together_and_drawn(tmp_path):

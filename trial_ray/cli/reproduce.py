@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from trial_ray.cli import console as terminal
 from trial_ray.errors import InfrastructureError
-from trial_ray.termination import INTERRUPTING
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -174,8 +173,7 @@ def train_what_is_missing(
     try:
         make_warm_starts(runs, deadline)
         with ray_session(args.verbose):
-            told = partial(terminal.show, INTERRUPTING)
-            return execute(runs, scale_file(args.scale), folder, args.trust, deadline, told)
+            return execute(runs, scale_file(args.scale), folder, args.trust, deadline)
     finally:
         write_plan(folder, args.name, runs)
 

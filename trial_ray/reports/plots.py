@@ -330,7 +330,7 @@ def forest(
 ) -> None:
     """Forest plot: differences of methods with 95 % intervals, one row a warm start, diamonds over several.
 
-    Intervals much wider than the others are cut, with an arrowhead, so that the others can be told apart.
+    Intervals much wider than the others are truncated; an arrowhead marks the end.
 
     Args:
         effects: of :func:`trial_ray.reproduction.effects.effects`.
@@ -346,14 +346,10 @@ def forest(
     rows: list[tuple[str, Any]] = []
     for one, other in pairs:
         rows.append((f"{title(one)} − {title(other)}", None))
-        rows += [
-            (
-                f"{environment}, {start or ' '.join(filter(None, ('all', base_model)))}",
-                (one, other, environment, base_model, start),
-            )
-            for environment, base_model, start in sources
-            if any(_place(each) == (one, other, environment, base_model, start) for each in effects)
-        ]
+        for environment, base_model, start in sources:
+            place = one, other, environment, base_model, start
+            if any(_place(each) == place for each in effects):
+                rows.append((f"{environment}, {start or ' '.join(filter(None, ('all', base_model)))}", place))
     height = 0.9 + 0.17 * len(rows)
     with drawing(paths, (7.2, height), 1, len(measures), sharey=True, squeeze=False) as (_, ((*axes,),)):
         for axis, (measure, name) in zip(axes, measures.items(), strict=True):
@@ -361,15 +357,8 @@ def forest(
             widths = [100 * (each["high"] - each["low"]) for each in found.values()]
             limit = 1.5 * np.median(widths) + max(100 * abs(each["mean"]) for each in found.values())
             for at, (_, place) in enumerate(rows):
-                if (effect := found.get(place)) is not None:
-                    over_all = effect["warm_start"] is None
-                    points, colour = [100 * effect[key] for key in ("low", "mean", "high")], COLOURS[over_all]
-                    shown = [max(points[0], -limit), min(points[2], limit)]
-                    axis.plot(shown, [at, at], color=colour, linewidth=1.8 if over_all else 1.0)
-                    for end, drawn, arrow in zip(points[::2], shown, "<>", strict=True):
-                        if end != drawn:
-                            axis.plot(drawn, at, arrow, color=colour, markersize=4)
-                    axis.plot(points[1], at, "D" if over_all else "o", color=colour, markersize=5 if over_all else 3.5)
+                if place in found:
+                    _draw_interval(axis, at, found[place], limit)
             axis.axvline(0.0, color=QUIET, linewidth=0.8, linestyle="--")
             axis.set_xlabel(f"{name}, points")
             axis.tick_params(axis="y", length=0)
@@ -377,6 +366,19 @@ def forest(
         for label, (_, place) in zip(axes[0].get_yticklabels(), rows, strict=True):
             label.set_fontweight("normal" if place else "bold")
         axes[0].invert_yaxis()
+
+
+def _draw_interval(axis: Any, at: int, effect: Mapping[str, Any], limit: float) -> None:
+    """Draw an effect's mean and interval, in points, at height ``at``; truncated beyond ``limit`` on either side of 0."""
+    low, mean, high = (100 * effect[key] for key in ("low", "mean", "high"))
+    over_all = effect["warm_start"] is None
+    colour = COLOURS[over_all]
+    axis.plot([max(low, -limit), min(high, limit)], [at, at], color=colour, linewidth=1.8 if over_all else 1.0)
+    if low < -limit:
+        axis.plot(-limit, at, "<", color=colour, markersize=4)
+    if high > limit:
+        axis.plot(limit, at, ">", color=colour, markersize=4)
+    axis.plot(mean, at, "D" if over_all else "o", color=colour, markersize=5 if over_all else 3.5)
 
 
 def _place(effect: Mapping[str, Any]) -> tuple[str, str, str, str | None, str | None]:

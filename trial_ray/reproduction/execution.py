@@ -6,7 +6,8 @@ import io
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from trial_ray.files import write_json
 from trial_ray.reproduction.studies import PlannedRun, set_name
 from trial_ray.runs.cost import recorded_time
 from trial_ray.runs.folder import RunFolder
-from trial_ray.termination import GracefulInterrupt, StopRequest
+from trial_ray.termination import INTERRUPTING, GracefulInterrupt, StopRequest
 
 
 def make_warm_starts(runs: Sequence[PlannedRun], deadline: float | None = None) -> None:
@@ -36,12 +37,7 @@ def make_warm_starts(runs: Sequence[PlannedRun], deadline: float | None = None) 
 
 
 def execute(
-    runs: Sequence[PlannedRun],
-    scale_file: Path,
-    folder: Path,
-    trust: bool = False,
-    deadline: float | None = None,
-    on_interrupt: Callable[[], None] = lambda: None,
+    runs: Sequence[PlannedRun], scale_file: Path, folder: Path, trust: bool = False, deadline: float | None = None
 ) -> list[str]:
     """Train what is not done, as many runs at a time as the cluster holds; Ray must be connected.
 
@@ -54,7 +50,6 @@ def execute(
         folder: Tune's own records go to ``tune/`` below it.
         trust: continue from checkpoints that this user did not write on this machine, too.
         deadline: ``time.time()`` by which runs are saved and stopped; none is begun later.
-        on_interrupt: called after the first signal.
 
     Returns:
         Names of the runs that failed.
@@ -88,14 +83,19 @@ def execute(
         ),
     )
 
-    def stop() -> None:
-        interrupted.touch()
-        on_interrupt()
-
-    with GracefulInterrupt(stop):
+    with GracefulInterrupt(partial(_request_stop, interrupted)):
         grid = tuner.fit()
     results = [grid[index] for index in range(len(grid))]
     return [result.config["run"] if result.config else str(result.path) for result in results if result.error]
+
+
+def _request_stop(file: Path) -> None:
+    from rich import get_console
+
+    from trial_ray.runs.terminal import say
+
+    file.touch()
+    say(get_console(), INTERRUPTING)
 
 
 def _resources(run: PlannedRun) -> Any:

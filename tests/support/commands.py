@@ -1,0 +1,45 @@
+"""The command line as a user calls it: a process of its own, with a Ray of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+COMMAND_S = 600.0
+"""Longest time of a command."""
+
+
+def start(*arguments: str | Path) -> subprocess.Popen[str]:
+    """Start ``trial-ray`` in a session of its own."""
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    command = [str(Path(sys.executable).with_name("trial-ray")), *map(str, arguments)]
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Wait until the condition holds while the process runs."""
+    deadline = time.monotonic() + COMMAND_S
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def finished(*arguments: str | Path, interrupt_when: Callable[[], bool] | None = None) -> tuple[int, str]:
+    """Exit code and output of a command, which gets SIGINT once ``interrupt_when`` holds."""
+    process = start(*arguments)
+    try:
+        if interrupt_when is not None:
+            wait_until(interrupt_when, process)
+            process.send_signal(signal.SIGINT)
+        printed, _ = process.communicate(timeout=COMMAND_S)
+    finally:
+        process.kill()
+    return process.returncode, printed
