@@ -90,8 +90,11 @@ def test_asha_ends_trials_that_optuna_suggested(model_path, tmp_path):
         tmp_path,
         model_path,
         "from ray.tune.search.optuna import OptunaSearch",
-        "config = config.training(hindsight_coeff=tune.loguniform(1e-3, 0.1))",
+        "config = config.training(hindsight_coeff=tune.loguniform(1e-3, 0.1), lr=tune.loguniform(1e-6, 1e-1))",
+        "config = config.debugging(seed=0).env_runners(seeded_sampling=True)",
         "search_alg = OptunaSearch(seed=0)",
+        # ASHA stops none of trials that arrive from the worst to the best: seeds and one trial at a time fix metric and order.
+        "max_concurrent_trials = 1",
         "scheduler = ASHAScheduler(time_attr='training_iteration', grace_period=1, max_t=4, reduction_factor=2)",
         "num_samples = 4",
         "stop = {'training_iteration': 4}",
