@@ -12,9 +12,9 @@ import numpy as np
 from trial_ray.engines.admission import Request
 from trial_ray.engines.batching import BatchingEngine
 from trial_ray.engines.protocol import EnginePart, RequestBatch, ResponseBatch, prompt_digest
-from trial_ray.engines.transformers import stop_token_ids
 from trial_ray.engines.weights import Weights, WeightsChecksum, WeightShards, iter_weights
 from trial_ray.errors import EngineError
+from trial_ray.models.vocabulary import stop_token_ids, vocabulary_size
 
 
 class NullEngine(BatchingEngine):
@@ -68,7 +68,7 @@ class NullEngine(BatchingEngine):
         self._info = {
             "engine": "null",
             "model": self._model_path,
-            "vocab_size": AutoConfig.from_pretrained(self._model_path).vocab_size,
+            "vocab_size": vocabulary_size(AutoConfig.from_pretrained(self._model_path)),
             "stop_token_ids": stop_ids,
         }
         ordinary = np.setdiff1d(np.arange(self._info["vocab_size"], dtype=np.int32), stop_ids)

@@ -12,10 +12,10 @@ from huggingface_hub import constants
 
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.algorithms.initial_policy import initial_policy, require_initial_policy, warm_start_settings
-from trial_ray.engines.transformers import stop_token_ids
 from trial_ray.errors import ConfigError
 from trial_ray.models.folders import model_folder
 from trial_ray.models.loading import load_causal_lm, load_tokenizer
+from trial_ray.models.vocabulary import stop_token_ids
 
 EXTRA_STOP_ID = 11
 NAME = "some-org/tiny"

@@ -44,7 +44,7 @@ from trial_ray.warmstart.cloning import (
     cloning_loss,
     collate,
 )
-from trial_ray.warmstart.demonstrations import collect, collect_texts, to_examples
+from trial_ray.warmstart.demonstrations import collect, collect_texts, encode_response, to_examples
 from trial_ray.warmstart.policy import HeldOutGames, load_policy
 from trial_ray.warmstart.settings import CHECKED, DEMONSTRATED, task_set
 
@@ -267,6 +267,17 @@ def test_play_repeats_with_the_same_seed(tokenizer, builder):
     model = build_tiny_model(tokenizer, "nano")
     with HeldOutGames(SETTINGS, HOME, CHECKED, tokenizer, builder) as games:
         assert games.play(model, 7) == games.play(model, 7)
+
+
+def test_games_stop_at_every_end_token_of_the_model_and_an_action_that_spells_one_is_no_end(tokenizer, builder):
+    model = build_tiny_model(tokenizer, "nano")
+    model.generation_config.eos_token_id = list(range(len(tokenizer)))
+    with HeldOutGames(SETTINGS, HOME, CHECKED, tokenizer, builder) as games:
+        played = games.trajectories(model, 7)
+    assert {len(turn.response_ids) for trajectory in played for turn in trajectory.turns} == {1}
+    for style in ("plain", "tagged"):
+        ids = encode_response(tokenizer, f"open {tokenizer.eos_token} drawer", style)
+        assert np.flatnonzero(ids == tokenizer.eos_token_id).tolist() == [len(ids) - 1]
 
 
 @pytest.mark.usefixtures("tiny_models_only")

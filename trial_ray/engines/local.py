@@ -11,6 +11,7 @@ from trial_ray.engines.admission import Request, check_request
 from trial_ray.engines.protocol import Response, SamplingParams
 from trial_ray.engines.transformers import DecodingBatch
 from trial_ray.models.model_shape import max_positions
+from trial_ray.models.vocabulary import vocabulary_size
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -43,7 +44,7 @@ class LocalEngine:
             prompt_ids,
             params,
             max_model_len=max_positions(config),
-            vocab_size=config.get_text_config().vocab_size,
+            vocab_size=vocabulary_size(config),
         )
         request = Request(prompt_ids, params)
         done = self._done[request] = asyncio.get_running_loop().create_future()

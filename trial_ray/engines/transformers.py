@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -17,7 +16,8 @@ from trial_ray.engines.batching import BatchingEngine
 from trial_ray.engines.decoding_cache import DecodingCache, free_memory, rows_that_fit
 from trial_ray.engines.protocol import EnginePart
 from trial_ray.engines.weights import Weights, WeightsChecksum, WeightShards, iter_weights
-from trial_ray.errors import ConfigError, EngineError
+from trial_ray.errors import EngineError
+from trial_ray.models.vocabulary import stop_token_ids, vocabulary_size
 
 
 def sample_tokens(
@@ -58,35 +58,6 @@ def _keep_nucleus(logits: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor:
     outside = probs.cumsum(-1) - probs >= top_ps[:, None]
     outside[:, 0] = False
     return torch.empty_like(logits).scatter(-1, index, ordered.masked_fill(outside, -torch.inf))
-
-
-def stop_token_ids(model_path: str) -> list[int]:
-    """Collect the stop tokens of a model folder: generation config, model config and tokenizer, ascending.
-
-    A chat model often names its end-of-turn token only in ``generation_config.json`` and its end-of-text token only
-    in the tokenizer; a response ends at either.
-
-    Raises:
-        ConfigError: ``model_path`` is no folder, so that missing files and files not fetched look alike.
-    """
-    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
-
-    found: set[int] = set()
-    folder = Path(model_path)
-    if not folder.is_dir():
-        raise ConfigError(f"model_path: {model_path!r} found, a model folder expected; fetch the model first.")
-    if (folder / "generation_config.json").exists():
-        found |= _as_set(GenerationConfig.from_pretrained(model_path).eos_token_id)
-    found |= _as_set(AutoConfig.from_pretrained(model_path).eos_token_id)
-    if (folder / "tokenizer_config.json").exists():
-        found |= _as_set(AutoTokenizer.from_pretrained(model_path).eos_token_id)
-    return sorted(found)
-
-
-def _as_set(eos: int | list[int] | None) -> set[int]:
-    if eos is None:
-        return set()
-    return set(eos) if isinstance(eos, list) else {eos}
 
 
 PREFILL_TOKENS = 8192
@@ -267,7 +238,7 @@ class TransformersEngine(BatchingEngine):
         return {
             "engine": "transformers",
             "model": self._model_path,
-            "vocab_size": model.config.vocab_size,
+            "vocab_size": vocabulary_size(model.config),
             "stop_token_ids": self._stop_ids,
         }
 

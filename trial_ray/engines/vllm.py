@@ -28,9 +28,10 @@ from trial_ray.engines.arguments import (
 from trial_ray.engines.batching import DRAIN_TIMEOUT_S, BatchingEngine
 from trial_ray.engines.decoding_cache import MOST_ROWS
 from trial_ray.engines.protocol import EnginePart
-from trial_ray.engines.transformers import PREFILL_TOKENS, stop_token_ids
+from trial_ray.engines.transformers import PREFILL_TOKENS
 from trial_ray.engines.weights import Weights, WeightShards, iter_shards
 from trial_ray.errors import ConfigError, EngineError, WeightSyncError
+from trial_ray.models.vocabulary import stop_token_ids
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, TokensPrompt

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trial_ray.errors import ConfigError
 from trial_ray.models.folders import config_file
+from trial_ray.models.vocabulary import vocabulary_size
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -98,19 +99,20 @@ class ModelShape:
             model = AutoModelForCausalLM.from_config(config)
         embedding = model.get_input_embeddings().weight
         head = model.get_output_embeddings().weight
-        heads = config.num_attention_heads
-        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        text = config.get_text_config()
+        heads = text.num_attention_heads
+        kv_heads = getattr(text, "num_key_value_heads", None) or heads
         return cls(
             parameters=sum(parameter.numel() for parameter in model.parameters()),
             embedding_parameters=embedding.numel(),
             tied=head is embedding,
-            layers=config.num_hidden_layers,
-            hidden=config.hidden_size,
-            intermediate=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+            layers=text.num_hidden_layers,
+            hidden=text.hidden_size,
+            intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
             heads=heads,
             kv_heads=kv_heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-            vocabulary=config.vocab_size,
+            head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
+            vocabulary=vocabulary_size(config),
             qk_norm=any(name.endswith("q_norm.weight") for name, _ in model.named_parameters()),
         )
 

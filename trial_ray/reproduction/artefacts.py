@@ -16,7 +16,6 @@ from trial_ray.algorithms.methods import method_title
 from trial_ray.algorithms.methods.trial import TRIALConfig
 from trial_ray.engines.local import LocalEngine
 from trial_ray.engines.protocol import SamplingParams
-from trial_ray.engines.transformers import stop_token_ids
 from trial_ray.environments.guarded import GuardedEnv
 from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.errors import InfrastructureError, UserInputError
@@ -29,6 +28,7 @@ from trial_ray.learner.packing import score_rows
 from trial_ray.learner.rows import TurnRows, required
 from trial_ray.metrics import CURVES, TRAINING_SUCCESS
 from trial_ray.models.loading import load_causal_lm, load_tokenizer
+from trial_ray.models.vocabulary import stop_tokens_of
 from trial_ray.reports.charts import curve, curve_chart, learning, learning_markdown
 from trial_ray.reports.plots import figure2, figure3, write_figure
 from trial_ray.reports.records import (
@@ -290,7 +290,7 @@ def trace_game(model: Path, task_id: str, entry: EnvironmentEntry, config: TRIAL
     lm, tokenizer = load_causal_lm(str(model), config.model_dtype), load_tokenizer(str(model))
     prompts = prompt_writer(tokenizer, config, entry.adapter)
     greedy = SamplingParams(config.max_response_tokens, temperature=0.0)
-    engine = LocalEngine(lm, frozenset(stop_token_ids(str(model))))
+    engine = LocalEngine(lm, frozenset(stop_tokens_of(lm.config, lm.generation_config, tokenizer)))
     player = PolicyPlayer(
         prompts, lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)), greedy, engine.generate
     )

@@ -23,7 +23,7 @@ from trial_ray.environments.templates import PromptContext, PromptTemplate
 from trial_ray.errors import EnvironmentFaultError, PromptTooLongError
 from trial_ray.files import get_or_build
 from trial_ray.rollout.episode import Decision, History, Player, play_episode
-from trial_ray.rollout.hindsight import augment, encode_evidence, outcome_view
+from trial_ray.rollout.hindsight import augment, encode_evidence, encode_untrusted, outcome_view
 from trial_ray.rollout.partitions import IDS, new_schema, read_rows, write_rows
 from trial_ray.rollout.prompts import PromptBuilder, records
 from trial_ray.rollout.trajectory import Trajectory
@@ -240,9 +240,9 @@ def outcome_evidence(trajectory: Trajectory, tokenizer: Any) -> list[np.ndarray]
 
 
 def encode_response(tokenizer: Any, action: str, style: str) -> np.ndarray:
-    """Ids of the response that states an action, end token included: int32 ``[y]``."""
+    """Ids of the response that states an action, end token included: int32 ``[y]``; an action that spells one is no end."""
     text = action if style == "plain" else f"<think>\n\n</think>\n<action>{action}</action>"
-    return np.asarray([*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id], dtype=np.int32)
+    return np.asarray([*encode_untrusted(tokenizer, text), tokenizer.eos_token_id], dtype=np.int32)
 
 
 def to_examples(

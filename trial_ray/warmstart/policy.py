@@ -22,6 +22,7 @@ from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.errors import ChatTemplateError, CheckpointError, ConfigError, InfrastructureError
 from trial_ray.evaluation.statistics import wilson_interval
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
+from trial_ray.models.vocabulary import stop_tokens_of
 from trial_ray.rollout.env_runner import run_quietly
 from trial_ray.rollout.episode import Player, PolicyPlayer, derive_seed, play_episode
 from trial_ray.rollout.prompts import PromptBuilder
@@ -202,7 +203,8 @@ class HeldOutGames:
         """
         training = model.training
         model.eval()
-        engine = LocalEngine(model, frozenset([self._tokenizer.eos_token_id]))
+        ends = stop_tokens_of(model.config, model.generation_config, self._tokenizer)
+        engine = LocalEngine(model, frozenset(ends))
         with asyncio.Runner() as loop:
             trajectories = run_quietly(loop, self._play_all(engine, seed, watch))
         model.train(training)

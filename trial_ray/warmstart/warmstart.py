@@ -54,6 +54,7 @@ LEAST_RESPONSE_ACCURACY = 0.3
 CODE = (
     "warmstart/*.py",
     "models/tiny.py",
+    "models/vocabulary.py",
     "engines/local.py",
     "engines/transformers.py",
     "learner/packing.py",

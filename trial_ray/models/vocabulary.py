@@ -1,0 +1,59 @@
+"""The token ids of a model: how many it has, and which of them end a response. Every other module asks here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trial_ray.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+def vocabulary_size(config: PretrainedConfig) -> int:
+    """Rows of the output head of the model that a transformers configuration describes, those of padding included."""
+    return int(config.get_text_config().vocab_size)
+
+
+def stop_token_ids(model_path: str) -> list[int]:
+    """Collect the stop tokens of a model folder, ascending; see :func:`stop_tokens_of`.
+
+    Raises:
+        ConfigError: ``model_path`` is no folder, so that missing files and files not fetched look alike.
+    """
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+    folder = Path(model_path)
+    if not folder.is_dir():
+        raise ConfigError(f"model_path: {model_path!r} found, a model folder expected; fetch the model first.")
+    generation = (folder / "generation_config.json").exists()
+    tokenizer = (folder / "tokenizer_config.json").exists()
+    return stop_tokens_of(
+        AutoConfig.from_pretrained(folder),
+        GenerationConfig.from_pretrained(model_path) if generation else None,
+        AutoTokenizer.from_pretrained(folder) if tokenizer else None,
+    )
+
+
+def stop_tokens_of(config: PretrainedConfig, generation_config: Any, tokenizer: Any) -> list[int]:
+    """Collect the stop tokens that a model's configuration, generation settings and tokenizer name, ascending.
+
+    A chat model often names its end-of-turn token only in its generation settings and its end-of-text token only in its
+    tokenizer; a response ends at either. Configurations of several parts may name them in that of the text alone.
+
+    Args:
+        config: of the model.
+        generation_config: with ``eos_token_id``, or ``None``.
+        tokenizer: with ``eos_token_id``, or ``None``.
+    """
+    found: set[int] = set()
+    for source in (_with_end(config), generation_config, tokenizer):
+        ends = getattr(source, "eos_token_id", None)
+        found |= set(ends) if isinstance(ends, (list, tuple)) else set() if ends is None else {ends}
+    return sorted(found)
+
+
+def _with_end(config: PretrainedConfig) -> PretrainedConfig:
+    """The part that names end tokens: the text's only where the whole names none, because its class may have others as default."""
+    return config if getattr(config, "eos_token_id", None) is not None else config.get_text_config()
