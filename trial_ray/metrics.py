@@ -433,7 +433,7 @@ _DRIVER = MetricGroup(
         Metric(
             "rows/redrawn",
             "sum",
-            "turn rows of groups resampled because fewer than 2 rollouts completed",
+            "turn rows of groups played again: fewer than 2 rollouts completed, or their env runner was lost",
         ),
         Metric(
             "rows/stale",

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from trial_ray.algorithms import GRPOConfig
-from trial_ray.algorithms.sampling import BatchSampler, SampledBatch, TaskSampler
+from trial_ray.algorithms.sampling import MAX_LOSSES, BatchSampler, SampledBatch, TaskSampler
 from trial_ray.errors import EnvironmentFaultError, InfrastructureError, PromptTooLongError
 from trial_ray.evaluation.panels import Panel
 from trial_ray.evaluation.player import PanelPlayer
@@ -152,7 +152,8 @@ def test_refills_end_and_an_iteration_that_trains_nothing_says_why():
     assert batch.metrics()["groups/num_empty_iterations"] == 1
 
 
-def test_a_group_that_was_lost_unplayed_is_played_with_its_own_seed_and_a_failed_one_with_another():
+def test_a_group_that_was_lost_is_played_again_with_its_seed_and_a_failed_one_with_another(caplog):
+    """Group 1 is lost four times, group 2 fails and is lost after that, group 3 is lost each time."""
     seeds: dict[int, list[int]] = {}
 
     class LosingWorkers(PlayedWorkers):
@@ -160,16 +161,19 @@ def test_a_group_that_was_lost_unplayed_is_played_with_its_own_seed_and_a_failed
             for request in requests:
                 seeds.setdefault(request.index, []).append(request.seed)
             played = super().sample_groups(requests, settings)
-            return [sample for sample in played if not (sample.request.index == 1 and self.calls < 3)]
+            lost = {3} | ({1} if self.calls <= 4 else set()) | ({2} if self.calls == 2 else set())
+            return [sample for sample in played if sample.request.index not in lost]
 
     sampling, _ = sampler(
         lambda request, call: sample_of(request, survivors=1 if request.index == 2 and call == 1 else 4)
     )
+    sampling._config.env_runners(max_group_redraws=1)
     sampling._workers = LosingWorkers(sampling._workers._play)
-    assert len(sampling.sample(1).kept) == 4
-    assert len(seeds[1]) == 3
-    assert len({*seeds[1]}) == 1
-    assert len({*seeds[2]}) == 2
+    assert [sample.request.index for sample in sampling.sample(1).kept] == [0, 1, 2]
+    assert [len(seeds[index]) for index in range(4)] == [1, 5, 3, 1 + MAX_LOSSES]
+    assert [len({*seeds[index]}) for index in range(4)] == [1, 1, 2, 1]
+    assert seeds[2][1] == seeds[2][2]
+    assert "its env runners were lost 6 times" in caplog.text
 
 
 def test_a_group_with_too_few_survivors_is_drawn_again_and_its_rows_are_counted():

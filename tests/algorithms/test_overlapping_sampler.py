@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import dataclass, field, replace
 
 import pytest
 
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.algorithms.overlap import OverlappingSampler
-from trial_ray.algorithms.sampling import TaskSampler
+from trial_ray.algorithms.sampling import MAX_LOSSES, TaskSampler
 from trial_ray.errors import InfrastructureError
 from trial_ray.rollout.groups import GroupRequest, GroupSample, RolloutCounts
 
@@ -244,31 +245,34 @@ def test_a_group_with_too_few_survivors_is_drawn_again_then_left_out_and_all_row
     assert len({request.seed for request in workers.begun if request.task_id == none}) == 3
 
 
-def test_groups_of_a_dead_runner_are_played_again_also_those_that_had_ended():
+def test_groups_of_dead_runners_are_played_again_with_their_seeds_also_those_that_had_ended():
     workers = PlayedWorkers()
-    overlapping = sampler(workers, max_staleness=1)
+    overlapping = sampler(workers, max_staleness=1, max_group_redraws=0)
     trained = tasks_of(overlapping.sample(1).kept)
     overlapping.finish()
     lost = {group.request.task_id for group in overlapping._in_flight.groups() if group.runner == 1}
-    workers.begun, workers.dying, workers.version = [], {1}, 2
+    assert len(lost) == T // 2
+    workers.version = 2
+    for _ in range(3):
+        workers.dying = {1, 2}
+        overlapping.finish()
+        overlapping._take_in_until(lambda: not workers.dying)
     trained += tasks_of(overlapping.sample(2).kept)
     workers.version += 1
     trained += tasks_of(overlapping.sample(3).kept)
     assert len(set(trained)) == 3 * T
-    assert len(lost) == T // 2
-    assert lost <= {request.task_id for request in workers.begun}
-    assert len({request.seed for request in workers.begun}) == len(workers.begun), (
-        "lost groups are drawn with another seed"
-    )
+    begun = Counter(request.task_id for request in workers.begun)
+    assert all(begun[task] > 3 for task in lost)
+    assert len({(request.task_id, request.seed) for request in workers.begun}) == len(begun)
 
 
-def test_groups_that_never_end_stop_the_run_when_their_redraws_are_used_up(monkeypatch):
+def test_groups_that_never_end_stop_the_run(monkeypatch):
     clock = iter(range(0, 100_000, 10))
     monkeypatch.setattr("trial_ray.algorithms.overlap.time.monotonic", lambda: float(next(clock)))
     workers = PlayedWorkers(stuck=set(drawn(T * 2)))
-    overlapping = sampler(workers, max_staleness=1, max_group_redraws=1)
+    overlapping = sampler(workers, max_staleness=1)
     overlapping._config.sample_timeout_s = 50.0
     with pytest.raises(InfrastructureError, match="No group of rollouts survived iteration 1"):
         overlapping.sample(1)
-    assert len(workers.begun) == 2 * 2 * T
+    assert len(workers.begun) == (1 + MAX_LOSSES) * 2 * T
     assert max(workers.waits) <= 50.0

@@ -13,10 +13,10 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from trial_ray.algorithms.sampling import MIN_SURVIVORS, BatchSampler, SampledBatch, TaskSampler, is_final
+from trial_ray.algorithms.sampling import MIN_SURVIVORS, BatchSampler, Repeats, SampledBatch, TaskSampler, is_final
 from trial_ray.rollout.groups import GroupRequest, GroupSample
 from trial_ray.rollout.workers import RolloutWorkers
 
@@ -34,15 +34,15 @@ class StartedGroup:
         request: as drawn.
         version: weights under which it was started; none of its turns is of an older version.
         runner: env runner that plays it.
-        attempt: how often it was drawn again.
-        finished: whether it can enter an update; after the last attempt also without survivors.
-        sample: what was played; ``None`` where the last attempt was lost too.
+        repeats: how often it was played again.
+        finished: whether it can enter an update; where it is not played again, also without survivors.
+        sample: what was played; ``None`` where it was lost.
     """
 
     request: GroupRequest
     version: int = 0
     runner: int = 0
-    attempt: int = 0
+    repeats: Repeats = field(default_factory=Repeats)
     finished: bool = False
     sample: GroupSample | None = None
 
@@ -258,14 +258,14 @@ class OverlappingSampler(BatchSampler):
     def _begin(self, groups: Iterable[StartedGroup]) -> None:
         """Have the groups played under the current weights."""
         by_index = {group.request.index: group for group in groups}
-        requests = [self._redrawn(group.request, group.attempt) for group in by_index.values()]
+        requests = [self._redrawn(group.request, group.repeats) for group in by_index.values()]
         for index, runner in self._workers.begin_groups(requests, self._settings(self._iteration)).items():
             self._in_flight.place(by_index[index], runner, self._version())
 
     # -- groups that end ---------------------------------------------------------------------------------------------
 
     def _take_in_until(self, enough: Callable[[], bool]) -> None:
-        """Take in what ends until ``enough()``; groups that a runner lost, or ends too late, are drawn again."""
+        """Take in what ends until ``enough()``; groups that fail, or that a runner loses or ends too late, are played again."""
         timeout_s = self._config.sample_timeout_s
         deadline = time.monotonic() + timeout_s
         wait_s = 0.0  # at first only what has ended already
@@ -273,15 +273,15 @@ class OverlappingSampler(BatchSampler):
             samples, dead = self._workers.take_groups(self._in_flight.runners(), self._iteration, wait_s)
             self._count(samples)
             lost = self._in_flight.of_runners(dead)
-            lost += [group for each in samples if (group := self._take_in(each)) is not None]
+            failed = [group for each in samples if (group := self._take_in(each)) is not None]
             if samples:
                 deadline = time.monotonic() + timeout_s
             elif time.monotonic() > deadline:
                 late = self._workers.abandon_late()
                 lost += [group for index in late if (group := self._in_flight.get(index)) is not None]
                 deadline = time.monotonic() + timeout_s
-            if lost:
-                self._draw_again(lost)
+            self._play_again(failed, lost=False)
+            self._play_again(lost, lost=True)
             if enough():
                 return
             wait_s = max(0.0, deadline - time.monotonic())
@@ -289,7 +289,7 @@ class OverlappingSampler(BatchSampler):
     def _take_in(self, sample: GroupSample) -> StartedGroup | None:
         """Note what was played of a group; returns it where too few rollouts survived."""
         group = self._in_flight.get(sample.request.index)
-        if group is None or sample.request != self._redrawn(group.request, group.attempt):
+        if group is None or group.finished or sample.request != self._redrawn(group.request, group.repeats):
             self._redrawn_rows += sample.num_rows  # of a group that was given up
             return None
         group.sample = sample
@@ -298,16 +298,18 @@ class OverlappingSampler(BatchSampler):
         self._in_flight.finish(group)
         return None
 
-    def _draw_again(self, groups: Sequence[StartedGroup]) -> None:
-        """Begin groups that were lost with another seed; after the last attempt they are finished as they are."""
+    def _play_again(self, groups: Sequence[StartedGroup], lost: bool) -> None:
+        """Begin groups again that failed or were lost; those that were played too often are finished as they are."""
         again = []
         for group in groups:
-            if group.attempt >= self._config.max_group_redraws:
-                self._in_flight.finish(group)
-            else:
+            repeated = self._repeat(group.request, group.repeats, lost)
+            if repeated or lost:
                 self._redrawn_rows += group.num_rows
-                group.sample, group.attempt = None, group.attempt + 1
+                group.sample = None
+            if repeated:
                 again.append(group)
+            else:
+                self._in_flight.finish(group)
         if again:
             self._workers.repair(len(again))
             self._begin(again)

@@ -105,6 +105,21 @@ class TaskSampler:
 logger = logging.getLogger(__name__)
 
 MIN_SURVIVORS = 2
+MAX_LOSSES = 5
+"""How often a group that was lost with its env runner is played again: an environment may end or block its process each time."""
+
+
+@dataclass(slots=True)
+class Repeats:
+    """How often a group was played again.
+
+    Attributes:
+        draws: with another seed, because too few of its rollouts survived.
+        losses: with the same seed, because it was lost with its env runner, which says nothing of its episodes.
+    """
+
+    draws: int = 0
+    losses: int = 0
 
 
 @dataclass(slots=True)
@@ -117,7 +132,7 @@ class SampledBatch:
     Attributes:
         kept: groups to train on, in task order.
         left_out: groups of which too few rollouts survived, or that were left out for having no variance.
-        redrawn_rows: turn rows of groups that were drawn again because too few of their rollouts survived.
+        redrawn_rows: turn rows of groups that were played again: too few of their rollouts survived, or they were lost.
         num_refilled: tasks that were drawn in place of groups without variance.
         num_stale: groups that were started again because older weights than allowed had sampled turns of them.
         stale_rows: turn rows of these groups.
@@ -262,9 +277,21 @@ class BatchSampler:
             seeded=config.seeded_sampling,
         )
 
-    def _redrawn(self, request: GroupRequest, attempt: int) -> GroupRequest:
+    def _redrawn(self, request: GroupRequest, repeats: Repeats) -> GroupRequest:
         """The request as it is made the first time, or again with another seed."""
-        return replace(request, seed=derive_seed(request.seed, "redraw", attempt)) if attempt else request
+        return replace(request, seed=derive_seed(request.seed, "redraw", repeats.draws)) if repeats.draws else request
+
+    def _repeat(self, request: GroupRequest, repeats: Repeats, lost: bool) -> bool:
+        """Whether a group that failed or was lost is played again; counts it."""
+        if not lost and repeats.draws < self._config.max_group_redraws:
+            repeats.draws += 1
+            return True
+        if lost and repeats.losses < MAX_LOSSES:
+            repeats.losses += 1
+            return True
+        if lost:
+            logger.warning("task %r is left out: its env runners were lost %d times", request.task_id, MAX_LOSSES + 1)
+        return False
 
     def _lost_all(self, iteration: int, samples: Sequence[GroupSample]) -> InfrastructureError | PromptTooLongError:
         """The error of an iteration of whose groups none survived."""
@@ -278,25 +305,23 @@ class BatchSampler:
         return failure_of(f"No group of rollouts survived iteration {iteration}", samples, losses)
 
     def _play_tasks(self, num_tasks: int, iteration: int, batch: SampledBatch) -> list[GroupSample]:
-        """Play new tasks; a group of which too few rollouts survived is drawn again."""
-        config, settings = self._config, self._settings(iteration)
-        requests = self._tasks.draw(num_tasks, config.group_size)
+        """Play new tasks; a group of which too few rollouts survived is drawn again, one that was lost is played again."""
+        settings = self._settings(iteration)
+        pending = [(request, Repeats()) for request in self._tasks.draw(num_tasks, self._config.group_size)]
         samples: dict[int, GroupSample] = {}
-        for attempt in range(1 + config.max_group_redraws):
-            missing = [
-                # One that was lost with its env runner, and not played, is played as it would have been.
-                self._redrawn(request, attempt if request.index in samples else 0)
-                for request in requests
-                if request.index not in samples or not is_final(samples[request.index])
+        while pending:
+            played = self._play([self._redrawn(request, repeats) for request, repeats in pending], settings)
+            found = {sample.request.index: sample for sample in played}
+            batch.redrawn_rows += sum(samples[index].num_rows for index in found if index in samples)
+            samples |= found
+            pending = [
+                (request, repeats)
+                for request, repeats in pending
+                if not (request.index in found and is_final(found[request.index]))
+                and self._repeat(request, repeats, lost=request.index not in found)
             ]
-            if not missing:
-                break
-            if attempt:
-                self._workers.repair(len(missing))
-            for sample in self._play(missing, settings):
-                if (before := samples.get(sample.request.index)) is not None:
-                    batch.redrawn_rows += before.num_rows
-                samples[sample.request.index] = sample
+            if pending:
+                self._workers.repair(len(pending))
         return [samples[index] for index in sorted(samples)]
 
     def _play(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> list[GroupSample]:
