@@ -1,25 +1,14 @@
 """Packaging of the environments alone: Gymnasium text environments that need neither Ray nor torch."""
 
-import email
-import runpy
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
 
-
-def version() -> str:
-    """That of the trainer beside it; a source distribution, which has no trainer, was given it when it was built."""
-    source = HERE.parent / "trial_ray" / "version.py"
-    if source.is_file():
-        return str(runpy.run_path(str(source))["__version__"])
-    return str(email.message_from_string((HERE / "PKG-INFO").read_text(encoding="utf-8"))["Version"])
-
-
 setup(
     name="trial-envs",
-    version=version(),
+    version="0.1.0",  # the trainer's; this folder also installs without it
     description="Text games for language-model agents as fast, faithful Gymnasium environments",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",

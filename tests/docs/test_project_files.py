@@ -7,6 +7,7 @@ import io
 import posixpath
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -117,10 +118,12 @@ def test_hooks_before_a_commit_are_the_tools_of_make_lint():
         assert f"\t$({tool.split('/')[0].upper()})/{tool.split('/')[1]}" in read(ROOT / "Makefile")
 
 
-def test_citation_and_distributions_have_this_version():
+def test_citation_and_distributions_have_this_version(tmp_path):
     citation = yaml.safe_load(read(ROOT / "CITATION.cff"))
     assert citation["version"] == trial_ray.__version__
-    for folder in (ROOT, ROOT / "envs"):
+    # The environments install as a folder of their own, without the trainer beside it.
+    vendored = shutil.copytree(ROOT / "envs", tmp_path / "envs", ignore=shutil.ignore_patterns("*.egg-info", "build"))
+    for folder in (ROOT, vendored):
         asked = [sys.executable, "setup.py", "--version"]
         told = subprocess.run(asked, cwd=folder, check=True, capture_output=True, text=True, timeout=60).stdout
         assert told.split()[-1] == trial_ray.__version__
