@@ -206,13 +206,21 @@ def require_new_folder(folder: Path, instead: str = "") -> None:
         UserInputError: the folder holds something, or it, or one that it lies in, is a file.
     """
     file = next((each for each in (folder, *folder.parents) if each.is_file()), None)
-    if file is not None or (folder.is_dir() and any(folder.iterdir())):
-        raise UserInputError(f"{file or folder} is {'a file' if file else 'not empty'}. Name a new folder{instead}.")
+    if file is not None:
+        raise UserInputError(f"{file} is a file. Name a new folder{instead}.")
+    if folder.is_dir() and (found := sorted(each.name for each in folder.iterdir())):
+        raise UserInputError(f"{folder} is not empty, it holds {found[0]}. Name a new folder{instead}.")
 
 
 def write_folder(folder: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` make a new folder, which appears as ``folder`` only once it is complete."""
+    """Let ``write`` make a new folder, which appears as ``folder`` only once it is complete.
+
+    An empty folder that is there already is filled: it may be a mount point, or the one in which a process works.
+    """
     folder = folder.resolve()
+    if folder.is_dir():
+        _fill(folder, write)
+        return
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = partial_of(folder)
     try:
@@ -220,6 +228,34 @@ def write_folder(folder: Path, write: Callable[[Path], object]) -> None:
         os.replace(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _fill(folder: Path, write: Callable[[Path], object]) -> None:
+    partial = folder / ".partial"
+    partial.mkdir()  # one command alone fills the folder
+    try:
+        write(partial / "whole")
+        for entry in (partial / "whole").iterdir():
+            os.replace(entry, folder / entry.name)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def remove_folder(folder: Path, keep: bool = False) -> None:
+    """Remove a folder and what is in it.
+
+    Args:
+        folder: to be removed.
+        keep: leave the folder itself, empty.
+    """
+    if not keep:
+        shutil.rmtree(folder)
+        return
+    for entry in folder.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
 
 
 # -- the cache ---------------------------------------------------------------------------------------------------------

@@ -43,9 +43,10 @@ def test_values_out_of_range_are_refused(settings, message):
         valid_config().training(**settings).validate()
 
 
-def test_a_seed_below_0_is_refused():
-    with pytest.raises(ConfigError, match="seed is -1, expected an int of at least 0, or None"):
-        valid_config().debugging(seed=-1).validate()
+@pytest.mark.parametrize("seed", [-1, 2**32, 2**32 - 1, 1.5, True, "7"])
+def test_a_seed_that_actors_could_not_use_is_refused(seed):
+    with pytest.raises(ConfigError, match=f"seed is {seed!r}, expected an int of at least 0 and at most 4292967296"):
+        valid_config().debugging(seed=seed).validate()
 
 
 @pytest.mark.parametrize(

@@ -356,6 +356,18 @@ def test_a_folder_in_use_is_refused(train, capsys):
     assert [path.name for path in train.out.iterdir()] == ["mine.txt"]
 
 
+def test_an_empty_folder_is_filled_and_never_replaced(train, monkeypatch):
+    """It may be a mount point, or the one in which the command was started."""
+    train.out.mkdir()
+    monkeypatch.chdir(train.out)
+    train("--out", ".", build_error=CheckpointError("some/model is no model folder."), code=2)
+    assert os.listdir() == []
+    train("--out", ".")
+    assert state(train.out) == "done"
+    assert os.path.samefile(".", train.out)
+    assert not [name for name in os.listdir() if name.startswith(".")]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -363,6 +375,7 @@ def test_a_folder_in_use_is_refused(train, capsys):
         (["--set", "group_size=1"], "group_size is 1, expected an int of at least 2"),
         (["--set", "hindsight_coeff=-1"], "hindsight_coeff is -1.0"),
         (["--set", "clamp_alpha=-0.5"], "clamp_alpha is -0.5"),
+        (["--seed", "4294967296"], "seed is 4294967296, expected an int of at least 0"),
         (["--set", "lr"], "key=value"),
         (["--method", "trail"], "Did you mean 'trial'?"),
         (["--method", "nowhere.py"], "nowhere.py; give the path of a Python file that defines CONFIG"),

@@ -11,7 +11,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
 from trial_ray.algorithms.placement import check_colocation, learner_placement_group
-from trial_ray.config.declare import check_settings, did_you_mean, set_defaults
+from trial_ray.config.declare import check_settings, did_you_mean, is_search, set_defaults
 from trial_ray.config.run import RunSettings
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.environments.registry import find_adapter, find_spec, travelling
@@ -33,6 +33,8 @@ else:
 
 
 CONFIG_CLASS = "config_class"
+LARGEST_SEED = 2**32 - 2_000_000
+"""NumPy takes seeds below 2**32, and RLlib adds an env runner's index, and a million in evaluations."""
 
 
 class CheckedConfig(AlgorithmConfig):
@@ -332,8 +334,11 @@ class GRPOConfig(Sections, EnvironmentConfig):
 
     def _check_rllib(self) -> None:
         """Settings of RLlib's that ours replace, or that must fit to ours."""
-        if isinstance(self.seed, int) and self.seed < 0:  # else Tune has still to choose it
-            raise ConfigError(f"seed is {self.seed}, expected an int of at least 0, or None. Set .debugging(seed=0).")
+        chosen = self.seed is None or is_search(self.seed)  # Tune has still to choose it
+        if not chosen and not (type(self.seed) is int and 0 <= self.seed <= LARGEST_SEED):
+            raise ConfigError(
+                f"seed is {self.seed!r}, expected an int of at least 0 and at most {LARGEST_SEED}, or None. Set .debugging(seed=0)."
+            )
         if self.num_learners > (most := self.tasks_per_iteration * self.group_size):
             raise ConfigError(
                 f"num_learners is {self.num_learners}, but an iteration samples at most {most} trajectories "

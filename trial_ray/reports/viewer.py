@@ -58,13 +58,14 @@ def write_viewer(
     """
     if target.exists() and not (target / MARK).is_file() and (not target.is_dir() or any(target.iterdir())):
         raise UserInputError(f"{target} exists and is no viewer's folder. Name another one with --out.")
-    said, counted, new = list(notes), [0], partial_of(target)
+    replaced = (target / MARK).is_file()
+    said, counted, new = list(notes), [0], partial_of(target) if replaced else target
     write_folder(new, lambda partial: counted.append(_write(runs, partial, said, progress)))
-    old = new.with_suffix(".old")
-    if target.exists():
+    if replaced:
+        old = new.with_suffix(".old")
         os.replace(target, old)
-    os.replace(new, target)
-    shutil.rmtree(old, ignore_errors=True)
+        os.replace(new, target)
+        shutil.rmtree(old, ignore_errors=True)
     return WrittenViewer(target / "index.html", counted[-1], said)
 
 

@@ -21,6 +21,7 @@ from trial_ray.files import (
     nearest_folder,
     read_json,
     redacted,
+    remove_folder,
     require_new_folder,
     write_folder,
     write_json,
@@ -91,7 +92,7 @@ class RunFolder:
         self.summary = path / "summary.json"
         self.metrics = path / "metrics.jsonl"
         self.command = [redacted(word) for word in command]
-        self._recorded = False
+        self._recorded = self._filled = False
         self._logged: int | None = None
 
     @classmethod
@@ -104,6 +105,7 @@ class RunFolder:
         path = Path(path).expanduser().resolve()
         instead = f", or continue it with --resume {path}"
         require_new_folder(path, instead)
+        filled = path.is_dir()
 
         def write(partial: Path) -> None:
             folder = cls(partial, command)
@@ -116,8 +118,12 @@ class RunFolder:
             require_new_folder(path, instead)  # another command was first
             raise
         folder = cls(path, command)
-        folder._recorded = True
+        folder._recorded, folder._filled = True, filled
         return folder
+
+    def remove(self) -> None:
+        """Undo :meth:`create`."""
+        remove_folder(self.path, keep=self._filled)
 
     @classmethod
     def of_trial(cls, path: Path, config: GRPOConfig, command: Sequence[str]) -> RunFolder:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -471,7 +470,7 @@ class TrainingSession:
                 self.iteration or self.folder.recorded_iterations() or any(self.folder.evaluations.glob("*.json"))
             )
             if not self.resume and not recorded:
-                shutil.rmtree(self.folder.path)
+                self.folder.remove()
                 return
         try:
             error.add_note(f"traceback: {self.folder.write_error(error)}")

@@ -108,7 +108,7 @@ class WarmStartSettings:
         "seed of the demonstrated games; checks use the next one, the final evaluation the one after",
         at_least=0,
     )
-    seed: int = setting(0, "of weights, order of examples, expert, action noise and sampling", at_least=0)
+    seed: int = setting(0, "of weights, order of examples, expert, action noise and sampling", within=(0, 2**63 - 1))
     threads: int = setting(
         2,
         "PyTorch threads for cloning, fixed because sums depend on it",
