@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import json
+import re
 import weakref
 from pathlib import Path
 
@@ -9,9 +12,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config, Qwen2MoeConfig
 
-from trial_ray.errors import ConfigError
+from trial_ray.engines.arguments import check_positions
+from trial_ray.errors import ConfigError, TrialRayError
+from trial_ray.files import PACKAGE
 from trial_ray.models import folders
-from trial_ray.models.loading import empty_causal_lm, fill, load_causal_lm
+from trial_ray.models.loading import empty_causal_lm, fill, load_causal_lm, load_tokenizer
+from trial_ray.models.model_shape import model_shape
+from trial_ray.models.vocabulary import stop_token_ids
+from trial_ray.warmstart.policy import load_policy
+from trial_ray.warmstart.settings import WarmStartSettings
 
 SMALL = {
     "vocab_size": 50, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -84,3 +93,41 @@ def test_a_folder_without_weights_is_refused(model_path, tmp_path):
         fill(empty_causal_lm(str(tmp_path), "float32"), str(tmp_path), CPU)
     with pytest.raises(ConfigError, match="No causal LM could be loaded"):
         load_causal_lm(str(tmp_path), "float32")
+
+
+LOADERS = {
+    "tokenizer": load_tokenizer,
+    "model": lambda folder: load_causal_lm(folder, "float32"),
+    "empty model": lambda folder: empty_causal_lm(folder, "float32"),
+    "shape": model_shape,
+    "positions": lambda folder: check_positions(folder, 1),
+    "stop tokens": stop_token_ids,
+    "warm start": lambda folder: load_policy(WarmStartSettings(model_path=folder), None),
+}
+
+
+@pytest.mark.parametrize("name", list(LOADERS))
+def test_code_in_a_models_folder_is_never_run_whatever_is_answered(name, tmp_path, monkeypatch):
+    """Transformers would ask on a terminal; the answer would run a stranger's program."""
+    (tmp_path / "theirs.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nConfig = Model = Tokenizer = dict\n")
+    auto = {"AutoConfig": "theirs.Config", "AutoModelForCausalLM": "theirs.Model"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "theirs", "auto_map": auto}))
+    tokenizer = {"tokenizer_class": "Tokenizer", "auto_map": {"AutoTokenizer": ["theirs.Tokenizer", None]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    monkeypatch.setattr("builtins.input", lambda *prompt: "y")
+    with pytest.raises((TrialRayError, ValueError), match="custom code"):
+        LOADERS[name](str(tmp_path))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_every_place_that_loads_a_folder_says_that_its_code_is_not_trusted():
+    """All calls of transformers' Auto classes but those on the packaged model, whose file comes with a wheel."""
+    calls = [
+        (file.name, node)
+        for file in sorted(PACKAGE.rglob("*.py"))
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call) and re.search(r"\bAuto\w+\.from_(pretrained|config)$", ast.unparse(node.func))
+    ]
+    trusting = {name for name, call in calls if "trust_remote_code=False" not in ast.unparse(call)}
+    assert len(calls) > 8
+    assert trusting == {"packaged.py"}

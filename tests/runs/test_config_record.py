@@ -15,7 +15,14 @@ from user_env import registered
 from trial_ray.algorithms.methods import new_config
 from trial_ray.environments import EnvironmentAdapter
 from trial_ray.errors import CheckpointError
-from trial_ray.runs.config_record import backbone_of_settings, from_record, load_record, to_record
+from trial_ray.runs.config_record import (
+    backbone_of_settings,
+    command_of,
+    from_record,
+    load_record,
+    to_record,
+    with_command,
+)
 
 ENV_ID = RiddleEnv.ENV_ID
 
@@ -32,7 +39,12 @@ def environment():
 
 def recorded(*arguments, method="sdar", **environment):
     config = new_config(method).environment(*arguments, **environment).rl_module(model_path="some/model")
-    return json.loads(json.dumps(to_record(config.training(lr=0.5))))
+    return signed(config.training(lr=0.5))
+
+
+def signed(config):
+    """What ``resolved_config.json`` of a run of this user's holds."""
+    return json.loads(json.dumps(with_command(None, to_record(config), again=False)))
 
 
 def test_a_run_with_this_packages_adapters_is_read_without_any():
@@ -100,7 +112,7 @@ def test_a_keyword_that_json_cannot_hold_is_shown(tmp_path):
 def test_paths_and_numpys_numbers_are_read_back_as_plain_values():
     config = new_config("trial").environment("trial/ALFWorld-v0", env_config={"data": Path("x"), "n": np.int64(3)})
     config.training(lr=np.float64(0.5)).debugging(seed=np.int64(3))
-    read = from_record(json.loads(json.dumps(to_record(config))))
+    read = from_record(signed(config))
     assert (read.lr, read.seed, read.env_config) == (0.5, 3, {"data": "x", "n": 3})
 
 
@@ -119,3 +131,47 @@ def test_a_model_in_a_checkpoint_is_named_by_run_and_iteration():
     paths = [f"/runs/a/checkpoints/000010/{inside}", "/runs/b/checkpoints/000020", "/models/start"]
     names = [backbone_of_settings({"model_path": path}) for path in paths]
     assert names == ["a, iteration 10", "b, iteration 20", "start"]
+
+
+def test_of_a_record_that_this_user_did_not_sign_nothing_is_read_that_could_name_code_or_files(caplog):
+    named = {"split": "generated", "max_turns": 3, "data": "/theirs", "game_args": {"seed": 1, "load": "theirs"}}
+    dangerous = {
+        "env": "their_module:trial/ALFWorld-v0",
+        "env_config": named,
+        "environments": [["their_module:trial/ALFWorld-v0", named, 1.0]],
+        "warm_start": {"env": "their_module:trial/ALFWorld-v0", "env_config": named, "size": "nano"},
+        "engine_kwargs": {"dtype": "float32", "trust_remote_code": True, "scheduler_cls": "theirs.Scheduler"},
+        "extra_python_environs_for_driver": {"LD_PRELOAD": "/theirs.so"},
+        "callbacks_on_episode_end": ["theirs"],
+        "trajectories_folder": "/theirs",
+    }
+    config = new_config("trial").environment("trial/ALFWorld-v0").training(lr=0.5)
+    record = signed(config)
+    record["settings"] |= dangerous
+    with caplog.at_level("WARNING"):
+        read = from_record(record, source="RUN")
+    data = {"split": "generated", "max_turns": 3, "game_args": {"seed": 1}}
+    assert (read.lr, read.env, read.env_config) == (0.5, "trial/ALFWorld-v0", data)
+    assert list(read.environments) == [["trial/ALFWorld-v0", data, 1.0]]
+    assert read.warm_start == {"env": "trial/ALFWorld-v0", "env_config": data, "size": "nano"}
+    assert read.engine_kwargs == {"dtype": "float32"}
+    assert (read.extra_python_environs_for_driver, read.callbacks_on_episode_end) == ({}, None)
+    assert read.trajectories_folder is None
+    (told,) = caplog.messages
+    assert told.startswith("RUN was not written by this user on this machine")
+    for each in (
+        "engine_kwargs.trust_remote_code",
+        "env_config.data",
+        "env their_module:",
+        "extra_python_environs_for_driver",
+    ):
+        assert each in told
+    own = signed(config.environment(env_config={"data": "/mine"}))
+    assert from_record(own).env_config == {"data": "/mine"}
+
+
+def test_a_command_that_continues_somebody_elses_run_does_not_vouch_for_their_settings():
+    config = new_config("trial").environment("trial/ALFWorld-v0", env_config={"data": "/theirs"})
+    theirs = to_record(config)
+    mine = json.loads(json.dumps(with_command(theirs, {**to_record(config), "after_iteration": 3}, again=False)))
+    assert [from_record(command_of(mine, number)).env_config for number in (3, 4)] == [{}, {"data": "/theirs"}]

@@ -215,10 +215,13 @@ def checkpoint_config(
             is no run with an evaluation set in ``env``.
     """
     from trial_ray.algorithms.methods import new_config, with_method
+    from trial_ray.environments.registry import find_spec
     from trial_ray.runs.checkpoints import checkpoint_iteration, find_model, find_run_folder
     from trial_ray.runs.config_record import load_method, load_record, run_labels
     from trial_ray.runs.overrides import apply_overrides
 
+    if env is not None:
+        env = find_spec(env).id  # imports the module in front of it, which the run's record cannot ask for
     model = None if checkpoint == ORACLE else find_model(checkpoint)
     config, labels = new_config("grpo"), {}
     if model and (run_folder := find_run_folder(model)):

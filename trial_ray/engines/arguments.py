@@ -45,6 +45,7 @@ REFUSED = {
     "pipeline_parallel_size": _ONE_MODEL,
     "data_parallel_size": _ONE_MODEL,
     "distributed_executor_backend": "it follows from tensor_parallel_size",
+    "trust_remote_code": "no code out of a model folder is run; the learner knows the architectures of transformers",
     "weight_transfer_config": "set weight_transfer in .engines()",
 }
 """Fields of vLLM's ``EngineArgs`` that are not the user's to set, and why."""
@@ -130,7 +131,7 @@ def check_positions(model_path: str, max_model_len: int) -> None:
         return
     from transformers import AutoConfig
 
-    positions = max_positions(AutoConfig.from_pretrained(model_path))
+    positions = max_positions(AutoConfig.from_pretrained(model_path, trust_remote_code=False))
     if positions is not None and max_model_len > positions:
         raise ConfigError(
             f"max_model_len: {max_model_len} found, but the model in {model_path} has {positions} positions; lower "

@@ -227,7 +227,9 @@ class TransformersEngine(BatchingEngine):
         check_positions(self._model_path, self._max_model_len)
         if self._num_threads is not None:
             torch.set_num_threads(self._num_threads)
-        model = AutoModelForCausalLM.from_pretrained(self._model_path, dtype=getattr(torch, self._dtype))
+        model = AutoModelForCausalLM.from_pretrained(
+            self._model_path, dtype=getattr(torch, self._dtype), trust_remote_code=False
+        )
         model.to(self._device)  # type: ignore[arg-type]  # transformers wraps Module.to without its arguments' types
         self._model = model.eval()
         self._stop_ids = stop_token_ids(self._model_path)

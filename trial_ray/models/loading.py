@@ -28,7 +28,7 @@ def load_tokenizer(model_path: str) -> PreTrainedTokenizerBase:
     # Not by transformers: without a network it asks for each file six times, and says so each time.
     folder = model_path if Path(model_path).is_dir() else model_folder(model_path)
     try:
-        return AutoTokenizer.from_pretrained(folder)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ConfigError(f"No tokenizer could be loaded from {model_path!r}: {first_line(error)}") from error
 
@@ -44,7 +44,10 @@ def load_causal_lm(model_path: str, dtype: str) -> PreTrainedModel:
     folder = model_path if Path(model_path).is_dir() else model_folder(model_path)
     try:
         lm = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, dtype), attn_implementation=tree_attention.register()
+            folder,
+            dtype=getattr(torch, dtype),
+            attn_implementation=tree_attention.register(),
+            trust_remote_code=False,
         )
     except (OSError, ValueError) as error:
         raise ConfigError(f"No causal LM could be loaded from {model_path!r}: {first_line(error)}") from error
@@ -62,10 +65,13 @@ def empty_causal_lm(model_path: str, dtype: str) -> PreTrainedModel:
 
     folder = model_folder(model_path)
     try:
-        config = AutoConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         with torch.device("meta"):
             lm: PreTrainedModel = AutoModelForCausalLM.from_config(
-                config, dtype=getattr(torch, dtype), attn_implementation=tree_attention.register()
+                config,
+                dtype=getattr(torch, dtype),
+                attn_implementation=tree_attention.register(),
+                trust_remote_code=False,
             ).eval()
         if (Path(folder) / "generation_config.json").is_file():
             lm.generation_config = GenerationConfig.from_pretrained(folder)

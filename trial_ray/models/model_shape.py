@@ -147,6 +147,6 @@ def model_shape(model_path: str) -> ModelShape:
         return ModelShape.of_config(getattr(transformers, sizes.pop("architecture"))(**sizes))
     file = config_file(model_path)
     try:
-        return ModelShape.of_config(transformers.AutoConfig.from_pretrained(file.parent))
+        return ModelShape.of_config(transformers.AutoConfig.from_pretrained(file.parent, trust_remote_code=False))
     except (OSError, ValueError) as error:
         raise ConfigError(f"model_path: {file} describes no causal language model: {error}") from error

@@ -30,9 +30,9 @@ def stop_token_ids(model_path: str) -> list[int]:
     generation = (folder / "generation_config.json").exists()
     tokenizer = (folder / "tokenizer_config.json").exists()
     return stop_tokens_of(
-        AutoConfig.from_pretrained(folder),
+        AutoConfig.from_pretrained(folder, trust_remote_code=False),
         GenerationConfig.from_pretrained(model_path) if generation else None,
-        AutoTokenizer.from_pretrained(folder) if tokenizer else None,
+        AutoTokenizer.from_pretrained(folder, trust_remote_code=False) if tokenizer else None,
     )
 
 

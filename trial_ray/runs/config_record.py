@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from trial_ray.algorithms.methods import method_of, new_config
 from trial_ray.config.declare import RLlibSettings, fields_of, may_be_infinite, takes
+from trial_ray.config.recorded import RLLIB, require_data
 from trial_ray.config.run import RENAMED_SETTINGS
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.errors import CheckpointError
 from trial_ray.files import checked_content, finite, read_json, redacted, without_secrets
 from trial_ray.reports.records import OF_THE_RECORDING, SettingChange
 from trial_ray.runs.overrides import settable_names
+from trial_ray.runs.ownership import is_signed, signature
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.config import GRPOConfig
@@ -30,6 +32,8 @@ SCHEMA = "trial_ray/config"
 SCHEMA_VERSION = 2
 DERIVED = frozenset({"algo_class", "env_specs", "policies"})
 """Settings that constructor, sections and validation derive."""
+SIGNATURE = "signature"
+"""Of a command's record, by the user who gave the command."""
 INFINITE = "inf"
 """A bound that is switched off; strict JSON has no such number."""
 _IN_CHECKPOINT = re.compile(r"([^/]+)/checkpoints/([0-9]+)(?:/|$)")
@@ -95,16 +99,23 @@ def _as_text(value: Any) -> str:
     return str(value) if isinstance(value, PurePath) else repr(value)
 
 
-def from_record(record: Any, adapters: Sequence[EnvironmentAdapter] = (), method_file: str | None = None) -> GRPOConfig:
+def from_record(
+    record: Any,
+    adapters: Sequence[EnvironmentAdapter] = (),
+    method_file: str | None = None,
+    source: object = "The resolved config",
+) -> GRPOConfig:
     """A fresh config of the recorded method with the recorded settings; classes of RLlib's, under ``other``, are the defaults.
 
-    A record is data, from wherever the run folder came: no file that it names is run. Of a method that has a file of its
-    own, the settings that it shares with GRPO are read, unless the file is given.
+    A record is data, from wherever the run folder came: no file that it names is run, and of a record that this user did not
+    sign no setting is read that could name code, files or servers. Of a method that has a file of its own, the settings that it
+    shares with GRPO are read, unless the file is given.
 
     Args:
         record: what :func:`to_record` gave.
         adapters: those of the user's that the run was played with, which only code can give again.
         method_file: of a method that has a file of its own, that file.
+        source: where the record was found, for the warning.
 
     Raises:
         CheckpointError: not such a record, of another version, of a run with an adapter that is not among ``adapters``, or with
@@ -118,6 +129,9 @@ def from_record(record: Any, adapters: Sequence[EnvironmentAdapter] = (), method
     config = new_config((method_file or "grpo") if method.endswith(".py") else method)
     defaults = vars(config)
     settings = _settings(record)
+    if not is_signed(_signed_content(record), record.get(SIGNATURE)):
+        known = RLLIB | {*fields_of(type(config)), "environments"} - OF_THE_RECORDING
+        settings = require_data(settings, known, finite(defaults, default=repr), source)
     for name, text in record.get("other", {}).items():
         if name.partition(".")[0] in _decisive(type(config)):
             raise CheckpointError(
@@ -175,7 +189,7 @@ def load_record(
         CheckpointError: the file is missing or broken.
     """
     with checked_content(path):
-        return from_record(command_of(read_json(path), iteration), adapters, method_file)
+        return from_record(command_of(read_json(path), iteration), adapters, method_file, path)
 
 
 def load_method(path: Path) -> str:
@@ -300,8 +314,14 @@ def with_command(before: Record | None, record: Record, *, again: bool) -> dict[
         record = {**record, "after_iteration": min(_after(record), _after(earlier.pop()))}
     return {
         **record,
+        SIGNATURE: signature(_signed_content(record)),
         "earlier": [{name: value for name, value in each.items() if name != "earlier"} for each in earlier],
     }
+
+
+def _signed_content(record: Record) -> bytes:
+    signed = {name: value for name, value in record.items() if name not in (SIGNATURE, "earlier")}
+    return json.dumps(signed, sort_keys=True).encode()
 
 
 def setting_changes(commands: Sequence[Record]) -> list[SettingChange]:

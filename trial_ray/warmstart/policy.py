@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from trial_ray.config.recorded import require_data
 from trial_ray.engines.local import LocalEngine
 from trial_ray.engines.protocol import SamplingParams
 from trial_ray.environments.guarded import GuardedEnv
@@ -56,8 +57,9 @@ def recorded_settings(folder: Path) -> WarmStartSettings:
     if not path.is_file():
         return WarmStartSettings()
     try:
-        return WarmStartSettings(**json.loads(path.read_text(encoding="utf-8"))["settings"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        settings = json.loads(path.read_text(encoding="utf-8"))["settings"]
+        return WarmStartSettings(**require_data(settings, settings, {}, path))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"{path} is no record of a warm start of this version ({type(error).__name__}: {error}). Remove it, and state the "
             "settings with --set."
@@ -77,8 +79,8 @@ def load_policy(settings: WarmStartSettings, entry: EnvironmentEntry) -> tuple[P
         return build_tiny_model(built, settings.size, settings.seed).to(settings.device), built  # type: ignore[arg-type]
     model_files(Path(settings.model_path))
     try:
-        tokenizer = AutoTokenizer.from_pretrained(settings.model_path)
-        model = AutoModelForCausalLM.from_pretrained(settings.model_path, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(settings.model_path, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(settings.model_path, dtype=torch.float32, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{settings.model_path} holds no causal LM that transformers can load: {error}"
