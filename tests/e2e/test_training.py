@@ -8,10 +8,12 @@ import signal
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import ray
 import torch
 from nano_model import save_nano_model
+from ray.rllib.core import DEFAULT_MODULE_ID
 from tiny_run import with_small_actors, with_small_games
 from transformers import AutoModelForCausalLM
 
@@ -135,6 +137,40 @@ def test_resuming_gives_the_weights_of_an_uninterrupted_run(uninterrupted):
     _check_metrics(uninterrupted.results[1])
     assert set(read_turns(run.trajectories)["iteration"].to_pylist()) == {1, 2, 3, 4}
     assert Replay.of(run, 3).play().same_weights
+
+
+@pytest.mark.parametrize(
+    "learners",
+    [{}, pytest.param({"num_learners": 2, "sharding": "fsdp"}, marks=pytest.mark.long)],
+    ids=["local", "sharded"],
+)
+def test_training_goes_on_from_a_state_that_is_set_and_samples_with_its_weights(algorithm_of, model_path, learners):
+    def weights(algo) -> dict[str, np.ndarray]:
+        return algo.get_weights()[DEFAULT_MODULE_ID]
+
+    def assert_same(found, expected) -> None:
+        assert found.keys() == expected.keys()
+        assert all(np.array_equal(found[name], each) for name, each in expected.items())
+
+    sharding = learners.pop("sharding", "none")
+    algo = algorithm_of(small_config(model_path).learners(**learners).rl_module(sharding=sharding))
+    algo.train()
+    first, state = weights(algo), algo.get_state()
+    algo.train()
+    second = weights(algo)
+    assert any((second[name] != each).any() for name, each in first.items())
+    checksum = algo.weights_checksum
+    algo.set_weights({DEFAULT_MODULE_ID: {name: np.zeros_like(each) for name, each in first.items()}})
+    assert not any(each.any() for each in weights(algo).values())
+    assert algo.weights_checksum.endswith("-0")  # as the engine confirmed: no element but zeros
+    algo.set_state(state)
+    assert algo.iteration == 1
+    assert_same(weights(algo), first)
+    algo.train()  # which compares what the engine sampled with the learner's scores
+    assert_same(weights(algo), second)
+    assert algo.weights_checksum == checksum
+    with pytest.raises(ConfigError, match="set_state"):
+        algo.save_to_path(state=state)
 
 
 def _episodes(results) -> list:

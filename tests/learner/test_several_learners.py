@@ -50,7 +50,7 @@ def groups():
 
 
 def group_of(config: TRIALConfig) -> LearnerGroup:
-    return LearnerGroup(config=config, module_spec=config.get_multi_rl_module_spec(spaces=SPACES))
+    return config.build_learner_group(spaces=SPACES)
 
 
 def on_all(learners: LearnerGroup, function) -> list:
@@ -121,6 +121,26 @@ def train(learners: LearnerGroup, groups, iteration: int = 1) -> list[dict]:
     return [each[DEFAULT_MODULE_ID] for each in results]
 
 
+def assert_a_state_is_gone_on_from(learners: LearnerGroup, groups) -> None:
+    """With other weights in between; with the optimizers' moments, as the next update is the same bit for bit."""
+    before, state = whole_weights(learners), learners.get_state()
+    train(learners, groups, 2)
+    after = whole_weights(learners)
+    assert not torch.equal(after, before)
+    weights = learners.get_weights()
+    np.testing.assert_array_equal(np.concatenate([each.ravel() for each in weights[DEFAULT_MODULE_ID].values()]), after)
+    zeros = {name: np.zeros_like(each) for name, each in weights[DEFAULT_MODULE_ID].items()}
+    learners.set_weights({DEFAULT_MODULE_ID: zeros})
+    assert not whole_weights(learners).any()
+    for wrong in (dict(list(zeros.items())[1:]), {**zeros, "other": np.zeros(1)}, dict.fromkeys(zeros, 0.0)):
+        with pytest.raises(CheckpointError, match=r"lacks 1 of|1 unknown|has shape \[\]"):
+            learners.set_weights({DEFAULT_MODULE_ID: wrong})
+    learners.set_state(state)
+    assert torch.equal(whole_weights(learners), before)
+    train(learners, groups, 2)
+    assert torch.equal(whole_weights(learners), after)
+
+
 @pytest.mark.actors
 def test_several_learners_come_to_the_weights_of_one_and_write_every_row_once(
     ray_session, exact_model_path, groups, tmp_path
@@ -133,7 +153,8 @@ def test_several_learners_come_to_the_weights_of_one_and_write_every_row_once(
             on_all(learners, sum_in_small_buckets())
         metrics[number] = train(learners, groups)
         found[number] = whole_weights(learners)
-        sums = on_all(learners, lambda learner: getattr(learner, "sums", None))
+        sums = on_all(learners, lambda learner: dict(getattr(learner, "sums", {})))
+        assert_a_state_is_gone_on_from(learners, groups)
         learners.shutdown()
     error = ((found[3] - found[0]).norm() / found[0].norm()).item()
     print(f"relative difference of the weights {error:.1e}")  # shown by pytest -rP
@@ -186,7 +207,7 @@ def assert_same_record(folder: Path, other: Path, num_rows: int) -> None:
     """Several learners write every row once, with the numbers that one writes."""
     keys = ["group_id", "rollout_index", "turn_index"]
     assert len(list(folder.glob("*/*.parquet"))) > 1
-    found, expected = (read_training(each).to_pandas().sort_values(keys) for each in (folder, other))
+    found, expected = (read_training(each, 1).to_pandas().sort_values(keys) for each in (folder, other))
     assert len(found) == num_rows
     assert (found[keys].to_numpy() == expected[keys].to_numpy()).all()
     for name in ("gap", "learner_logprobs", "evidence_ids"):
@@ -211,7 +232,6 @@ def test_sharded_learners_train_save_export_and_go_on_as_one(ray_session, model_
     assert max(elements) < 0.6 * trained.numel()
 
     folder = Path(sharded.save_to_path(str(tmp_path / "group"))) / "learner"
-    on_all(sharded, lambda learner: learner.save_shards(folder))
     hf = folder / "rl_module" / "default_policy" / "hf"
     exported = AutoModelForCausalLM.from_pretrained(hf, dtype=torch.float64)
     assert torch.equal(torch.cat([each.detach().reshape(-1) for each in exported.parameters()]), trained)
@@ -225,8 +245,7 @@ def test_sharded_learners_train_save_export_and_go_on_as_one(ray_session, model_
 
     # What is written while the learners train on is of the moment at which saving began.
     on_all(sharded, defer(True))
-    later = Path(sharded.save_to_path(str(tmp_path / "later"))) / "learner"
-    on_all(sharded, lambda learner: learner.save_shards(later))
+    sharded.save_to_path(str(tmp_path / "later"))
     on_all(sharded, defer(False))
     train(sharded, groups, 2)
     uninterrupted = whole_weights(sharded)
@@ -238,6 +257,7 @@ def test_sharded_learners_train_save_export_and_go_on_as_one(ray_session, model_
         assert torch.equal(whole_weights(sharded), trained)
         train(sharded, groups, 2)
         assert torch.equal(whole_weights(sharded), uninterrupted)
+    assert_a_state_is_gone_on_from(sharded, groups)
     with pytest.raises(CheckpointError, match="written with sharding='fsdp'"):
         alone.restore_from_path(folder)
     # Saved in a folder that some learner does not see, nothing is written.
@@ -284,8 +304,7 @@ def test_two_sharded_copies_are_one_learner_and_add_up_once_a_step(ray_session, 
         assert sums["copies"] == sums["steps"] > 1  # gradients of this model are one bucket
     assert sum(optimizer_elements(sharded)) == 2 * trained.numel()
 
-    folder = Path(sharded.save_to_path(str(tmp_path / "group"))) / "learner"
-    on_all(sharded, lambda learner: learner.save_shards(folder))
+    sharded.save_to_path(str(tmp_path / "group"))
     train(sharded, groups, 2)
     uninterrupted = whole_weights(sharded)
     sharded.restore_from_path(str(tmp_path / "group"))

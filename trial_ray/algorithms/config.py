@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from typing import Self
 
     from gymnasium.envs.registration import EnvSpec
-    from ray.rllib.core.learner.learner_group import LearnerGroup
     from ray.util.placement_group import PlacementGroup
 
+    from trial_ray.algorithms.learner_group import PolicyLearnerGroup
     from trial_ray.config.keywords import Sections
 else:
 
@@ -285,12 +285,21 @@ class GRPOConfig(Sections, EnvironmentConfig):
 
         return GRPOLearner
 
-    def build_learner_group(self, *, placement_group: PlacementGroup | None = None, **kwargs: Any) -> LearnerGroup:
+    def build_learner_group(
+        self,
+        *,
+        rl_module_spec: Any = None,
+        placement_group: PlacementGroup | None = None,
+        **kwargs: Any,
+    ) -> PolicyLearnerGroup:
         """Build the learners, where they share devices with engines in the placement group of the pairs."""
-        group: LearnerGroup = super().build_learner_group(
-            placement_group=placement_group or learner_placement_group(), **kwargs
+        from trial_ray.algorithms.learner_group import PolicyLearnerGroup
+
+        return PolicyLearnerGroup(
+            config=self.copy(),
+            module_spec=rl_module_spec or self.get_multi_rl_module_spec(**kwargs),
+            placement_group=placement_group or learner_placement_group(),
         )
-        return group
 
     def get_default_rl_module_spec(self) -> RLModuleSpec:
         """Return the spec of the causal LM that is trained."""

@@ -12,7 +12,6 @@ from typing import Any
 import ray
 import torch
 from ray.rllib.algorithms.algorithm import Algorithm
-from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_LEARNER_GROUP
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.metrics import (
     ENV_RUNNER_RESULTS,
@@ -144,6 +143,7 @@ class GRPO(Algorithm):
             self.sampler = self._create_sampler()
             self._sync_weights()
             self.initial_weights = {"checksum": self.weights_checksum, "dtype": self.config.engine_dtype()}
+            self.learner_group.weights_set = self._send_set_weights
             if get_current_placement_group() is None:  # what Tune has reserved does not grow
                 self.workers.grow()
         except BaseException:
@@ -480,7 +480,13 @@ class GRPO(Algorithm):
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """RLlib's state, the seconds trained, the position in the task list with what is in flight, and the weights' version."""
+        """RLlib's state, with weights and optimizer state as arrays, the seconds trained, the position in the task list with what
+        is in flight, and the weights' version.
+
+        Args:
+            args: RLlib's.
+            kwargs: RLlib's. With ``inference_only=True`` it has neither weights nor optimizer state.
+        """
         return {
             **super().get_state(*args, **kwargs),
             "time_total_s": self._time_total,
@@ -491,17 +497,35 @@ class GRPO(Algorithm):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue where :meth:`get_state` was taken."""
-        super().set_state(state)
+        """Continue where :meth:`get_state` was taken; weights that the state holds are sent to the engines.
+
+        Raises:
+            CheckpointError: the state is of another model.
+        """
         if "tasks" in state:
             self.sampler.set_state(state["tasks"])
             self.weight_version = state["weight_version"]
+        super().set_state(state)
         if "guards" in state:
             self.guards.set_state(state["guards"])
         if "time_total_s" in state:  # RLlib saves it for Tune's trials alone
             self._time_total = state["time_total_s"]
         if "initial_weights" in state:
             self._compare_initial_weights(state["initial_weights"])
+
+    def set_weights(self, weights: dict[str, dict[str, Any]]) -> None:
+        """Load what ``get_weights()`` gave, arrays by the module's id and the tensor's name, and send them to the engines.
+
+        Raises:
+            CheckpointError: they are of another model.
+        """
+        self.learner_group.set_weights(weights)
+
+    def _send_set_weights(self) -> None:
+        """Send the engines weights that no update made; groups in flight, which older ones played, begin again."""
+        self.sampler.set_state(self.sampler.get_state())
+        self.weight_sync.make_room()
+        self._sync_weights()
 
     def _compare_initial_weights(self, recorded: dict[str, str]) -> None:
         """Warn where ``model_path`` holds other weights than when the run began: checkpoints hold no frozen model."""
@@ -518,16 +542,20 @@ class GRPO(Algorithm):
                 recorded["checksum"],
             )
 
-    def save_to_path(self, path: str | Path | None = None, **kwargs: Any) -> str:
-        """RLlib asks one learner to write; sharded weights are written by all of them together.
+    def save_to_path(
+        self, path: str | Path | None = None, *, state: dict[str, Any] | None = None, **kwargs: Any
+    ) -> str:
+        """Write a checkpoint of the present state; weights go to their files without passing through this process.
 
         Raises:
+            ConfigError: another state was given.
             CheckpointError: not every learner sees the folder.
         """
-        folder: str = super().save_to_path(path, **kwargs)
-        if self.config.sharding != "none":
-            learner_folder = Path(folder) / COMPONENT_LEARNER_GROUP / COMPONENT_LEARNER
-            ask_learners(self.learner_group, lambda learner: learner.save_shards(learner_folder))
+        if state is not None:
+            raise ConfigError(
+                "save_to_path() writes the present state and was given another one; call set_state() first."
+            )
+        folder: str = super().save_to_path(path, state=self.get_state(inference_only=True), **kwargs)
         return folder
 
     def begin_saving(self, path: str | Path) -> None:

@@ -17,6 +17,7 @@ from trial_ray.engines.decoding_cache import DecodingCache, free_memory, rows_th
 from trial_ray.engines.protocol import EnginePart
 from trial_ray.engines.weights import Weights, WeightsChecksum, WeightShards, iter_weights
 from trial_ray.errors import EngineError
+from trial_ray.models.tensors import stored_tensors
 from trial_ray.models.vocabulary import stop_token_ids, vocabulary_size
 
 
@@ -267,7 +268,7 @@ class TransformersEngine(BatchingEngine):
         if not isinstance(weights, WeightShards):
             raise EngineError(f"the transformers engine takes weights from the object store, not by {weights.backend}")
         self._recover()  # nothing that other weights computed is there when these serve
-        missing = dict(self._model.named_parameters())
+        missing = stored_tensors(self._model)
         with torch.no_grad():
             for name, tensor in iter_weights(weights):
                 parameter = missing.pop(name, None)
@@ -280,8 +281,8 @@ class TransformersEngine(BatchingEngine):
         if missing:
             raise EngineError(f"weights: {sorted(missing)} were not sent")
         held = WeightsChecksum()
-        for name, parameter in self._model.named_parameters():
-            held.add(name, parameter)
+        for name, tensor in stored_tensors(self._model).items():
+            held.add(name, tensor)
         return held.hexdigest, held.arrangement
 
     def _sleep(self, level: int) -> None:

@@ -32,15 +32,19 @@ from trial_ray.learner.method import Method
 from trial_ray.learner.passes import MicrobatchPasses, TokenCounts
 from trial_ray.learner.recording import write_training
 from trial_ray.learner.rows import TokenBatch, TurnRows
-from trial_ray.learner.state import load_optimizers, save_optimizers, save_shards
+from trial_ray.learner.state import load_optimizers, save_optimizers, save_shards, state_tensors
 from trial_ray.learner.update_plan import Microbatch, Minibatch, UpdatePlan
 from trial_ray.metrics import LEARNER, log, log_time
 from trial_ray.models.folders import copies_fit
 from trial_ray.models.module import CausalLMModule, compute_dtype, matmul_rate
 from trial_ray.models.sharding import gathered, local_part
+from trial_ray.models.tensors import from_arrays, require_fitting, to_arrays
 from trial_ray.process_events import ProcessEvents, event, process_events
 from trial_ray.process_reports import announce, peak_memory
 from trial_ray.rollout.trajectory import TrajectoryGroup
+
+SAVED_ATTRIBUTES = {"iteration", "env_steps", "teacher_renewed_in", "skipped_in_a_row"}
+"""What an update changes besides weights and optimizer state, and the next one goes on from."""
 
 
 class GRPOLearner(TorchLearner):
@@ -427,14 +431,31 @@ class GRPOLearner(TorchLearner):
         not_components: str | Collection[str] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Leave the optimizer out, which :meth:`save_to_path` writes to a file of its own; add where its schedule is."""
+        """RLlib's state, with whole weights and optimizer state as arrays, and what else an update goes on from.
+
+        Sharded tensors are gathered, so every learner must call this (``PolicyLearnerGroup.get_state`` does).
+
+        Args:
+            components: RLlib's.
+            not_components: RLlib's.
+            kwargs: RLlib's. With ``inference_only`` neither weights nor optimizer state, as checkpoints have them in files of
+                their own.
+        """
         left_out = [not_components] if isinstance(not_components, str) else list(not_components or ())
         state: dict[str, Any] = super().get_state(components, not_components=[*left_out, COMPONENT_OPTIMIZER], **kwargs)
-        return {**state, "env_steps": self.env_steps, "teacher_renewed_in": self.teacher_renewed_in}
+        state |= {name: getattr(self, name) for name in SAVED_ATTRIBUTES}
+        if not kwargs.get("inference_only") and self._check_component(COMPONENT_OPTIMIZER, components, left_out):
+            state[COMPONENT_OPTIMIZER] = to_arrays(self._optimizer_tensors())
+        return state
 
-    def save_to_path(self, path: str | Path | None = None, **kwargs: Any) -> str:
+    def _optimizer_tensors(self) -> dict[str, torch.Tensor]:
+        return state_tensors(self._named_optimizers, self.policy_module.parameter_names())
+
+    def save_to_path(
+        self, path: str | Path | None = None, *, state: dict[str, Any] | None = None, **kwargs: Any
+    ) -> str:
         """Write RLlib's files and, unless they are sharded (see :meth:`save_shards`), weights and optimizer state."""
-        folder: str = super().save_to_path(path, **kwargs)
+        folder: str = super().save_to_path(path, state=state or self.get_state(inference_only=True), **kwargs)
         sharded = self.policy_module.sharded is not None
         save_optimizers(
             self._named_optimizers, self.iteration, Path(folder), self.policy_module.writer, sharded=sharded
@@ -494,9 +515,21 @@ class GRPOLearner(TorchLearner):
             self.take_optimizer_settings(self.env_steps)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue where :meth:`get_state` was taken."""
-        super().set_state(state)
-        if "env_steps" in state:
-            self.env_steps = state["env_steps"]
-        if "teacher_renewed_in" in state:
-            self.teacher_renewed_in = state["teacher_renewed_in"]
+        """Continue where :meth:`get_state` was taken; the optimizers' settings are the config's.
+
+        Raises:
+            CheckpointError: the state is of another model; nothing was changed.
+        """
+        # Not by RLlib, which passes over weights that are older than those that are here.
+        weights, moments = state.get(COMPONENT_RL_MODULE), state.get(COMPONENT_OPTIMIZER)
+        if moments is not None:
+            require_fitting(moments, self._optimizer_tensors())
+        if weights is not None:
+            self.module.set_state(weights)
+        if moments is not None:
+            from_arrays(moments, self._optimizer_tensors())
+        super().set_state({k: v for k, v in state.items() if k not in (COMPONENT_RL_MODULE, COMPONENT_OPTIMIZER)})
+        for name in SAVED_ATTRIBUTES & state.keys():
+            setattr(self, name, state[name])
+        if state.get("env_steps") is not None:
+            self.take_optimizer_settings(state["env_steps"])

@@ -39,6 +39,16 @@ def save_optimizers(
     writer.write(lambda: torch.save(content, folder / OPTIMIZER_FILE))
 
 
+def state_tensors(optimizers: Optimizers, names: Names) -> dict[str, torch.Tensor]:
+    """The states' tensors by names of optimizer, parameter and kind."""
+    return {
+        f"{each}/{names[parameter]}/{key}": tensor
+        for each, optimizer in optimizers.items()
+        for parameter, state in optimizer.state.items()
+        for key, tensor in state.items()
+    }
+
+
 def save_shards(
     optimizers: Optimizers, names: Names, folder: Path, writer: DeferredWriter, group: distributed.ProcessGroup
 ) -> None:
@@ -51,12 +61,7 @@ def save_shards(
         writer: which says whether to write now.
         group: of all learners, for this alone, where threads may be the ones that write.
     """
-    tensors = {
-        f"{each}/{names[parameter]}/{key}": tensor
-        for each, optimizer in optimizers.items()
-        for parameter, state in optimizer.state.items()
-        for key, tensor in state.items()
-    }
+    tensors = state_tensors(optimizers, names)
     if not tensors:  # before the first step
         return
     if writer.deferring:

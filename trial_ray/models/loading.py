@@ -12,6 +12,7 @@ from trial_ray.errors import ConfigError, first_line
 from trial_ray.models import tree_attention
 from trial_ray.models.folders import load_tensors, model_folder, tensor_names
 from trial_ray.models.sharding import copy_whole
+from trial_ray.models.tensors import stored_tensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -97,22 +98,15 @@ def fill(lm: PreTrainedModel, model_path: str, device: torch.device) -> None:
         if module._non_persistent_buffers_set:  # rotary frequencies, for instance, which no file holds
             lm._init_weights(module)
     tensors = {
-        name.replace(".base_layer.", "."): each for name, each in _stored_tensors(lm).items() if ".lora_" not in name
+        name.replace(".base_layer.", "."): each for name, each in stored_tensors(lm).items() if ".lora_" not in name
     }
     folder = Path(model_folder(model_path))
     if tensors.keys() <= tensor_names(folder):
         load_tensors(tensors, folder)
         return
-    converted = _stored_tensors(load_causal_lm(model_path, str(lm.dtype).removeprefix("torch.")))
+    converted = stored_tensors(load_causal_lm(model_path, str(lm.dtype).removeprefix("torch.")))
     for name, tensor in tensors.items():
         copy_whole(converted[name], tensor)
-
-
-def _stored_tensors(lm: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Parameters, tied ones once, and buffers that are stored with them, by name."""
-    unstored = dict(lm.named_non_persistent_buffers())
-    buffers = {name: buffer for name, buffer in lm.named_buffers() if name not in unstored}
-    return {**dict(lm.named_parameters()), **buffers}
 
 
 def _switch_off_dropout(lm: PreTrainedModel) -> None:

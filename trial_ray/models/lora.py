@@ -15,6 +15,7 @@ from torch import nn
 from trial_ray.errors import ConfigError
 from trial_ray.models.folders import load_tensors
 from trial_ray.models.sharding import copy_whole, decoder_layers, gathered
+from trial_ray.models.tensors import stored_tensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -102,17 +103,17 @@ class Adapter:
         Sharded ones are gathered, so every learner must go through all of them.
         """
         layers = self._layers()
-        for name, parameter in self._lm.named_parameters():
+        for name, tensor in stored_tensors(self._lm).items():
             if ".lora_" in name:
                 continue
-            weight = gathered(parameter)
+            weight = gathered(tensor)
             if name.endswith(".base_layer.weight"):
                 layer = layers[name.removesuffix(".base_layer.weight")]
                 down, up = gathered(layer.lora_A[_NAME].weight), gathered(layer.lora_B[_NAME].weight)
                 weight = weight.to(up.dtype) + self.scaling * (up @ down)
             yield name.replace(".base_layer.", "."), weight
 
-    def _parameters(self) -> dict[str, nn.Parameter]:
+    def tensors(self) -> dict[str, nn.Parameter]:
         """A and B by their names in peft's files."""
         return {
             _FILE_PREFIX + name.replace(f".{_NAME}.", "."): parameter
@@ -122,7 +123,7 @@ class Adapter:
 
     def save(self, folder: Path, write: bool = True) -> None:
         """Write the adapter in peft's format; where weights are sharded every learner must call this, and one writes."""
-        tensors = {name: gathered(parameter).to("cpu").contiguous() for name, parameter in self._parameters().items()}
+        tensors = {name: gathered(parameter).to("cpu").contiguous() for name, parameter in self.tensors().items()}
         if write:
             folder.mkdir(parents=True, exist_ok=True)
             self.config.save_pretrained(str(folder))
@@ -134,7 +135,7 @@ class Adapter:
         Raises:
             CheckpointError: files are missing, or the adapter is of another shape.
         """
-        load_tensors(self._parameters(), folder)
+        load_tensors(self.tensors(), folder)
 
 
 def _chosen_targets(lm: PreTrainedModel, targets: Sequence[str] | None) -> list[str]:

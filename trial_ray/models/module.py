@@ -20,6 +20,7 @@ from trial_ray.models.logprobs import check_plain_head, gather_divergence, gathe
 from trial_ray.models.lora import ADAPTER_FOLDER, Adapter
 from trial_ray.models.prefix_tree import PackedSequences
 from trial_ray.models.sharding import ShardedModels, decoder_layers, gathered
+from trial_ray.models.tensors import from_arrays, stored_tensors, to_arrays
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,6 +29,8 @@ HF_FOLDER = "hf"
 """Folder of a module checkpoint that holds the Hugging Face model, which vLLM and transformers load directly."""
 TEACHER_FOLDER = "teacher"
 """Folder of a module checkpoint that holds the lagged teacher, where there is one."""
+_MARKER = {"stored_as": HF_FOLDER}
+"""State of a module whose tensors are elsewhere."""
 
 
 class CausalLMModule(TorchRLModule):
@@ -35,8 +38,8 @@ class CausalLMModule(TorchRLModule):
 
     Settings come from ``self.model_config`` (see ``GRPOConfig.policy``): ``model_path``, ``model_dtype``,
     ``compute_dtype``, ``gradient_checkpointing``, ``compile_layers``, ``lora``, ``with_reference``, ``with_teacher``. Checkpoints
-    are Hugging Face folders, or an adapter's; weights never travel through RLlib's state dictionaries, which would pass through
-    numpy and the driver.
+    are Hugging Face folders, or an adapter's, and engines get their weights from the learner; a state that holds them is made
+    only where a user asks for it.
     """
 
     model_config: dict[str, Any]
@@ -97,8 +100,9 @@ class CausalLMModule(TorchRLModule):
     def renew_teacher(self) -> None:
         """Give the lagged teacher, where there is one, the policy's weights."""
         if self.teacher is not None:
-            for ours, theirs in zip(self.lm.parameters(), self.teacher.parameters(), strict=True):
-                theirs.copy_(ours)
+            ours = stored_tensors(self.lm)
+            for name, theirs in stored_tensors(self.teacher).items():
+                theirs.copy_(ours[name])
 
     @contextlib.contextmanager
     def reference_model(self) -> Iterator[PreTrainedModel | None]:
@@ -124,7 +128,7 @@ class CausalLMModule(TorchRLModule):
         """
         if self.adapter is not None:
             return self.adapter.merged_weights()
-        return ((name, gathered(parameter)) for name, parameter in self.lm.named_parameters())
+        return ((name, gathered(tensor)) for name, tensor in stored_tensors(self.lm).items())
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Context in which forwards run at the compute dtype; FSDP casts sharded weights itself."""
@@ -174,21 +178,38 @@ class CausalLMModule(TorchRLModule):
                 )
         return outputs
 
-    # RLlib would pull these through the driver at build, evaluation and restore; the weights go by file and by the
-    # engines' weight transfer instead, so the state is a marker.
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What training changes, by name: the adapter, or all weights, and those of the lagged teacher where there is one."""
+        if self.adapter is not None:
+            return dict(self.adapter.tensors())
+        theirs = {} if self.teacher is None else stored_tensors(self.teacher)
+        return {**stored_tensors(self.lm), **{f"{TEACHER_FOLDER}.{name}": tensor for name, tensor in theirs.items()}}
 
-    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return a marker; see :meth:`save_to_path`."""
-        return {"stored_as": HF_FOLDER}
+    def get_state(self, *args: Any, inference_only: bool = False, **kwargs: Any) -> dict[str, Any]:
+        """Copies of the module's tensors as arrays, by name; sharded ones are gathered, so every learner must call this.
+
+        Args:
+            args: RLlib's, unused.
+            inference_only: a marker alone. RLlib asks for this state to give it to env runners, which hold no model: weights
+                would go through the driver for nothing.
+            kwargs: RLlib's, unused.
+        """
+        return dict(_MARKER) if inference_only else to_arrays(self.tensors())
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Accept the marker that :meth:`get_state` returns; weights come from :meth:`restore_from_path`."""
+        """Load what :meth:`get_state` gave; its marker changes nothing.
+
+        Raises:
+            CheckpointError: the state is of another model; nothing was changed.
+        """
+        if state != _MARKER:
+            from_arrays(state, self.tensors())
 
     def save_to_path(
         self, path: str | Path | None = None, *, state: dict[str, Any] | None = None, **kwargs: Any
     ) -> str:
-        """Write RLlib's metadata, the tokenizer and, unless they are sharded, the weights (see :meth:`save_weights`)."""
-        saved_at: str = super().save_to_path(path, state=state or self.get_state(), **kwargs)
+        """Write RLlib's metadata, the tokenizer and, unless they are sharded, the present weights (see :meth:`save_weights`)."""
+        saved_at: str = super().save_to_path(path, state=dict(_MARKER), **kwargs)
         self.tokenizer.save_pretrained(Path(saved_at) / (HF_FOLDER if self.adapter is None else ADAPTER_FOLDER))
         if self.sharded is None:
             self.save_weights(Path(saved_at))
@@ -206,7 +227,7 @@ class CausalLMModule(TorchRLModule):
         for lm, name in ((self.lm, HF_FOLDER), (self.teacher, TEACHER_FOLDER)):
             if lm is None:
                 continue
-            weights = ((name, gathered(parameter)) for name, parameter in lm.named_parameters())
+            weights = ((name, gathered(tensor)) for name, tensor in stored_tensors(lm).items())
             if write:
                 kept = self.writer.kept_weights(weights)
                 self.writer.write(partial(write_model, lm, kept, folder / name))
@@ -223,9 +244,9 @@ class CausalLMModule(TorchRLModule):
         if self.adapter is not None:
             self.adapter.load(Path(path) / ADAPTER_FOLDER)
             return
-        load_tensors(dict(self.lm.named_parameters()), Path(path) / HF_FOLDER)
+        load_tensors(stored_tensors(self.lm), Path(path) / HF_FOLDER)
         if self.teacher is not None:
-            load_tensors(dict(self.teacher.named_parameters()), Path(path) / TEACHER_FOLDER)
+            load_tensors(stored_tensors(self.teacher), Path(path) / TEACHER_FOLDER)
 
 
 def _all_hidden_states(lm: PreTrainedModel, packed: PackedSequences) -> torch.Tensor:
