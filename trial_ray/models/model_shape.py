@@ -96,7 +96,7 @@ class ModelShape:
         from transformers import AutoModelForCausalLM
 
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         embedding = model.get_input_embeddings().weight
         head = model.get_output_embeddings().weight
         text = config.get_text_config()
