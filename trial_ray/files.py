@@ -188,8 +188,10 @@ def finite(value: Any, replace: Callable[[str], Any] = lambda name: None, **opti
 
 
 def nearest_folder(path: Path) -> str:
-    """A sentence that names the folder beside ``path`` with the nearest name, a blank before it; empty where none is near."""
-    beside = sorted(each.name for each in path.parent.glob("[!.]*/"))
+    """A sentence, after a blank, that names the folder that ``path`` lies in, where it is a file, else one beside it of a near name."""
+    if path.is_file():
+        return f" Did you mean {path.parent}?"
+    beside = sorted({each.name for each in path.parent.glob("[!.]*/")} - {path.name})
     longer = [name for name in beside if path.name and path.name in name]
     near = longer if len(longer) == 1 else difflib.get_close_matches(path.name, beside, n=1)
     return f" Did you mean {path.with_name(near[0])}?" if near else ""

@@ -56,6 +56,10 @@ def test_a_line_that_a_crash_cut_is_dropped_and_written_again(tmp_path):
         assert list(second.episodes.values()) == RESULT.episodes[:4]
         second.add(RESULT.episodes[4])
     assert partial.read_bytes() == whole
+    partial.write_bytes(other_ends := whole.replace(b"\n", b"\r\n"))  # as an editor may have saved it
+    with journal(path) as saved:
+        assert list(saved.episodes.values()) == RESULT.episodes[:5]
+    assert partial.read_bytes() == other_ends
     partial.write_bytes(whole[:10])  # not even the head was whole
     with journal(path) as third:
         assert third.episodes == {}

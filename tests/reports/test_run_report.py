@@ -175,6 +175,14 @@ def test_multipliers_come_from_what_training_recorded(runs):
     assert shown in [[turn.weight for turn in trace.turns] for trace in groups[1].runs[0].allocation.traces]
 
 
+@pytest.mark.parametrize("number", [1e308, 1e150])
+def test_metrics_of_any_size_end_no_report(run, number):
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    extreme = [{**dict.fromkeys(line, number), "iteration": line["iteration"]} for line in lines]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in extreme))
+    assert report(run) == 0
+
+
 @pytest.mark.parametrize("weight", [float("nan"), float("inf"), 1.7e308])
 def test_a_weight_that_cannot_be_drawn_ends_no_report(run, weight):
     (file,) = run.glob("training/*/*.parquet")

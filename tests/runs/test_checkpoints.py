@@ -55,9 +55,12 @@ def test_a_folder_that_is_missing_names_the_nearest(read, tmp_path):
     for name, meant in (("my-rum", "my-run"), ("1af7c_00000", trial)):
         with pytest.raises(UserInputError, match=rf"does not exist.* Did you mean {tmp_path / meant}\?"):
             read(tmp_path / name)
-    for name in ("nothing/like", "xyz"):
+    for name in ("nothing/like", "xyz", "my-run"):
         with pytest.raises(UserInputError, match=r"^((?!Did you mean).)*$"):
             read(tmp_path / name)
+    (file := tmp_path / "my-run" / "metrics.jsonl").touch()
+    with pytest.raises(UserInputError, match=rf"is a file.* Did you mean {file.parent}\?"):
+        read(file)
 
 
 def test_a_packaged_model_is_found_by_its_name():

@@ -305,7 +305,7 @@ class EpisodeJournal:
         path = partial_path(target)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(path, "a+", encoding="utf-8")  # noqa: SIM115  closed by close()
+            self._file = open(path, "a+", encoding="utf-8", newline="")  # noqa: SIM115  closed by close()
         except OSError as error:
             raise CheckpointError(f"{path} cannot be written ({error}). Name another file.") from error
         try:

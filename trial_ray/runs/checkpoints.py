@@ -208,18 +208,19 @@ def find_checkpoint(path: Path | str) -> Path:
         CheckpointError: there is none.
     """
     path = Path(path).expanduser().resolve()
-    if not path.exists():
+    if not path.is_dir():
+        found = "is a file" if path.exists() else "does not exist"
         raise CheckpointError(
-            f"{path} does not exist.{nearest_folder(path)} Name a checkpoint, or a run folder that holds one."
+            f"{path} {found}.{nearest_folder(path)} Name a checkpoint, or a run folder that holds one."
         )
     if (path / CHECKPOINT_MARK).is_file():
         return path
-    found = list_checkpoints(path / "checkpoints") or list_checkpoints(path)
-    if not found:
+    checkpoints = list_checkpoints(path / "checkpoints") or list_checkpoints(path)
+    if not checkpoints:
         raise CheckpointError(
             f"{path} holds no complete checkpoint. Name a checkpoint, or a run folder that holds one."
         )
-    return found[-1]
+    return checkpoints[-1]
 
 
 def find_model(path: Path | str) -> Path:

@@ -58,7 +58,7 @@ def _nearest_experiment(path: Path) -> str | None:
     examples = examples_folder()
     files = [*examples.glob("*.py"), *examples.glob("sweeps/*.py")]
     known = {file.stem: file.relative_to(examples).with_suffix("").as_posix() for file in files}
-    known |= {file.stem: str(file) for file in path.parent.glob("*.py")}
+    known |= {file.stem: str(file) for file in path.parent.glob("*.py") if file.is_file()}
     near = difflib.get_close_matches(path.name.removesuffix(".py"), known, n=1)
     return known[near[0]] if near else None
 

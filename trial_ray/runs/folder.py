@@ -186,7 +186,8 @@ class RunFolder:
         """
         folder = cls(Path(path).expanduser().resolve(), command)
         if not (folder.path / RUN_FILE).is_file():
-            found = f"has no {RUN_FILE}" if folder.path.exists() else "does not exist"
+            exists = folder.path.exists()
+            found = f"has no {RUN_FILE}" if folder.path.is_dir() else "is a file" if exists else "does not exist"
             raise CheckpointError(f"{folder.path} is not a run folder (it {found}).{nearest_folder(folder.path)}")
         folder._run()
         return folder

@@ -6,7 +6,6 @@ import difflib
 import json
 import math
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,10 +67,14 @@ def recorded_iterations(file: Path) -> list[int]:
     return [number for number, _, _ in _lines_of(file)]
 
 
+LARGEST = 1e150
+"""Sums and squares of numbers up to this size are finite: means and intervals of them can be taken and drawn."""
+
+
 def read_metrics(file: Path) -> tuple[list[dict[str, float]], int]:
     """The iterations of a ``metrics.jsonl`` in order, and how many lines cannot be read: one that a kill cut, for example.
 
-    Of an iteration that occurs twice the later line counts. What is not a finite number is left out.
+    Of an iteration that occurs twice the later line counts. What is no number, or beyond :data:`LARGEST`, is left out.
 
     Raises:
         CheckpointError: the file is missing.
@@ -81,13 +84,12 @@ def read_metrics(file: Path) -> tuple[list[dict[str, float]], int]:
     found: dict[int, dict[str, float]] = {}
     whole = list(_whole_lines(lines))
     for iteration, _, metrics in whole:
-        found[iteration] = {key: value for key, value in metrics.items() if _is_finite(value)}
+        found[iteration] = {key: value for key, value in metrics.items() if _is_number(value)}
     return [found[iteration] for iteration in sorted(found)], len(lines) - len(whole)
 
 
-def _is_finite(value: Any) -> bool:
-    # JSON's whole numbers may be too large for a float.
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 def _lines_of(file: Path) -> Iterator[tuple[int, str, dict[str, float]]]:

@@ -56,9 +56,8 @@ def read_runs(folder: Path) -> list[RunRecord]:
     if trials or (folder / SWEEP_TABLE).is_file():
         return read_sweep(folder, trials)
     if not folder.is_dir():
-        raise UserInputError(
-            f"{folder} does not exist.{nearest_folder(folder)} Name the folder of a run or of a sweep."
-        )
+        found = "is a file" if folder.exists() else "does not exist"
+        raise UserInputError(f"{folder} {found}.{nearest_folder(folder)} Name the folder of a run or of a sweep.")
     empty = "is empty" if not any(folder.iterdir()) else f"has none of {', '.join(RUN_FILES)} or {SWEEP_TABLE}"
     raise UserInputError(f"{folder} is not the folder of a run or of a sweep: it {empty}. Name one.")
 
