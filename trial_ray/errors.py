@@ -15,6 +15,10 @@ class UserInputError(TrialRayError, ValueError):
     """Something that the user wrote, named or configured is wrong."""
 
 
+class UnwritableError(UserInputError, OSError):
+    """A file or folder cannot be written where the user wants it."""
+
+
 class ConfigError(UserInputError):
     """A configuration value is missing, unknown or out of range."""
 

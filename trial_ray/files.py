@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trial_ray.errors import CheckpointError, TrialRayError, UserInputError
+from trial_ray.errors import CheckpointError, TrialRayError, UnwritableError, UserInputError
 
 PACKAGE = Path(__file__).parent
 """Folder of this package: in a clone, or where it is installed."""
@@ -94,26 +95,56 @@ def set_aside(path: Path, reason: str) -> Path:
     return path.rename(path.with_name(f"{path.name}.{reason}-{uuid.uuid4().hex[:8]}"))
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """While entered, errors of the operating system mean that ``path`` cannot be written; those of a full file system stay.
+
+    Raises:
+        UnwritableError: in place of them.
+    """
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, UnwritableError) or error.errno in (*FULL, errno.ENAMETOOLONG):
+            raise  # the command line shortens a name that is too long
+        reason = error.strerror or error
+        raise UnwritableError(f"{path} cannot be written ({reason}). Name another place, or free this one.") from error
+
+
+def require_file(path: Path) -> None:
+    """Refuse what :func:`write_text` would not replace.
+
+    Raises:
+        UserInputError: ``path`` is a folder or a device.
+    """
+    if not path.name or (path.exists() and not path.is_file()):
+        raise UserInputError(f"{str(path)!r} is no file that can be written. Name a file.")
+
+
 def write_text(path: Path | str, text: str) -> Path:
     """Write ``text`` to ``path`` atomically.
 
     Raises:
-        UserInputError: ``path`` is a folder or a device, which a file would replace.
+        UserInputError: as :func:`require_file`.
+        UnwritableError: nothing can be written there.
     """
     path = Path(path)
-    if not path.name or (path.exists() and not path.is_file()):
-        raise UserInputError(f"{str(path)!r} is no file that can be written. Name a file.")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    require_file(path)
     partial = partial_of(path)
-    try:
-        # UTF-8 has no form for lone surrogates; the escape that stands for one is JSON's, too.
-        with open(partial, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            # UTF-8 has no form for lone surrogates; the escape that stands for one is JSON's, too.
+            with open(partial, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
     return path
 
 
@@ -168,10 +199,8 @@ def make_folder(path: Path) -> None:
     Raises:
         UserInputError: it cannot be made, or not be written into.
     """
-    try:
+    with writing(path):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserInputError(f"The folder {path} cannot be made ({error.strerror}). Name another one.") from error
     if not os.access(path, os.W_OK | os.X_OK):
         raise UserInputError(f"The folder {path} cannot be written into. Name another one, or change its permissions.")
 
@@ -188,7 +217,7 @@ def finite(value: Any, replace: Callable[[str], Any] = lambda name: None, **opti
 
 
 def nearest_folder(path: Path) -> str:
-    """A sentence, after a blank, that names the folder that ``path`` lies in, where it is a file, else one beside it of a near name."""
+    """A sentence, after a blank, that names the folder of a file ``path``, or one beside ``path`` of a near name; else empty."""
     if path.is_file():
         return f" Did you mean {path.parent}?"
     beside = sorted({each.name for each in path.parent.glob("[!.]*/")} - {path.name})
@@ -207,23 +236,39 @@ def require_new_folder(folder: Path, instead: str = "") -> None:
     Raises:
         UserInputError: the folder holds something, or it, or one that it lies in, is a file.
     """
-    file = next((each for each in (folder, *folder.parents) if each.is_file()), None)
+    file = next((each for each in (folder, *folder.parents) if each.exists() and not each.is_dir()), None)
     if file is not None:
         raise UserInputError(f"{file} is a file. Name a new folder{instead}.")
     if folder.is_dir() and (found := sorted(each.name for each in folder.iterdir())):
         raise UserInputError(f"{folder} is not empty, it holds {found[0]}. Name a new folder{instead}.")
 
 
+def require_writable(folder: Path) -> None:
+    """Refuse the name of a folder beside which none can be made, before what it is to hold is made.
+
+    Raises:
+        UnwritableError: nothing can be written there.
+    """
+    with writing(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        partial = partial_of(folder)
+        partial.mkdir()
+        partial.rmdir()
+
+
 def write_folder(folder: Path, write: Callable[[Path], object]) -> None:
     """Let ``write`` make a new folder, which appears as ``folder`` only once it is complete.
 
     An empty folder that is there already is filled: it may be a mount point, or the one in which a process works.
+
+    Raises:
+        UnwritableError: nothing can be written there.
     """
     folder = folder.resolve()
     if folder.is_dir():
         _fill(folder, write)
         return
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    require_writable(folder)
     partial = partial_of(folder)
     try:
         write(partial)
@@ -234,7 +279,8 @@ def write_folder(folder: Path, write: Callable[[Path], object]) -> None:
 
 def _fill(folder: Path, write: Callable[[Path], object]) -> None:
     partial = folder / ".partial"
-    partial.mkdir()  # one command alone fills the folder
+    with writing(folder):
+        partial.mkdir()  # one command alone fills the folder
     try:
         write(partial / "whole")
         for entry in (partial / "whole").iterdir():

@@ -1,6 +1,7 @@
 """The command line around training: help, start-up, doctor, data, export, evaluate, sweep files, exit codes."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -75,6 +76,30 @@ def test_bad_input_exits_2_in_a_sentence_and_writes_nothing(line, words, capsys,
     assert words in error
     assert "Traceback" not in error
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "data alfworld --generate 1 --difficulty tiny --out {}",
+        f"evaluate oracle {ALFWORLD} generated --episodes 1 --json {{}}",
+        "export run {}",
+        "report run --output {}",
+        "report run --output page.html --figures {}",
+    ],
+)
+@pytest.mark.parametrize("place", ["file/out", "/proc/none/out", "/dev/null"])
+def test_a_place_that_cannot_be_written_is_named(line, place, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    checkpoint(tmp_path / "run")
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"iteration": 1, "env_runners/success_rate": 0.5}')
+    assert run(*line.format(place).split()) == 2
+    error = capsys.readouterr().err
+    assert re.search(rf"{place.removesuffix('/out')}.* (cannot be written|is a file|is no file|is not empty)", error), (
+        error
+    )
+    assert "Errno" not in error
 
 
 def checkpoint(folder, iteration=3, complete=True):

@@ -6,7 +6,7 @@ import pytest
 from evaluation_samples import coin_flips, evaluation
 
 from trial_ray.environments.registry import make_entries
-from trial_ray.errors import CheckpointError, InfrastructureError
+from trial_ray.errors import CheckpointError, InfrastructureError, UnwritableError
 from trial_ray.evaluation import panels as named_panels
 from trial_ray.evaluation.panels import Panel, PanelError, choose_panel, instructions_digest, panel_names, read_panel
 from trial_ray.evaluation.results import EpisodeJournal, EvaluationResult, partial_path
@@ -109,10 +109,10 @@ def test_a_journal_that_is_anything_else_is_a_typed_error(tmp_path):
     journal(path).close()
     partial.unlink()
     partial.mkdir()
-    with pytest.raises(CheckpointError, match="Is a directory"):
+    with pytest.raises(UnwritableError, match="Is a directory"):
         journal(path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="file"):
+    with pytest.raises(UnwritableError, match="file"):
         journal(tmp_path / "file" / "result.json")
 
 

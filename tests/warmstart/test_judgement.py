@@ -181,7 +181,7 @@ def test_the_command_judges_a_model_and_writes_what_it_found(tmp_path, capsys):
     assert (tmp_path / "out" / "judgement.png").read_bytes().startswith(b"\x89PNG")
     (tmp_path / "file").touch()
     assert cli.main([*words, "--out", str(tmp_path / "file")]) == 2
-    assert "cannot be made" in capsys.readouterr().err
+    assert "cannot be written" in capsys.readouterr().err
     assert cli.main(["judge", str(tmp_path / "absent")]) == 2
     with pytest.raises(SystemExit) as refused:
         cli.main(["judge", str(folder), "--games", "0"])

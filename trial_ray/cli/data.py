@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trial_ray.cli import console as terminal
 from trial_ray.errors import UserInputError
+from trial_ray.files import require_writable
 
 ABOUT_ALFWORLD = """ALFWorld: household text games in six families, played on the TextWorld engine.
 
@@ -47,6 +48,8 @@ def data(args: argparse.Namespace) -> int:
     """Import or generate an environment's data, or tell what they are, where they come from and what is here."""
     try:
         shop = args.environment == "webshop"
+        if args.out is not None:
+            require_writable(args.out)
         if args.source is not None:
             (import_webshop if shop else import_alfworld)(args)
         elif args.generate is None:

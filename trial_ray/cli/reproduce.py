@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trial_ray.cli import console as terminal
 from trial_ray.errors import InfrastructureError
+from trial_ray.files import make_folder
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -168,7 +169,7 @@ def train_what_is_missing(
     from trial_ray.reproduction.studies import scale_file
     from trial_ray.runs.ray_session import ray_session
 
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_plan(folder, args.name, runs)
     try:
         make_warm_starts(runs, deadline)

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from trial_ray.errors import CheckpointError, InfrastructureError
 from trial_ray.evaluation.statistics import wilson_interval
-from trial_ray.files import checked_content, read_json, write_json
+from trial_ray.files import checked_content, read_json, require_file, write_json, writing
 from trial_ray.rollout.trajectory import EpisodeResult
 
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -256,6 +256,7 @@ class EpisodeJournal:
 
     Raises:
         CheckpointError: ``target`` or its partial file is of another evaluation, or is none at all.
+        UserInputError: ``target`` cannot be written.
         InfrastructureError: another process is writing to it.
     """
 
@@ -270,6 +271,8 @@ class EpisodeJournal:
         self._file: IO[str] | None = None
         self.episodes: dict[str, EpisodeResult] = {}
         self.result: EvaluationResult | None = None
+        if target is not None:
+            require_file(target)
         if target is not None and target.exists():
             self.result = EvaluationResult.load(target)
             self._require_same(target, self.result.protocol, self.result.weights)
@@ -303,11 +306,9 @@ class EpisodeJournal:
 
     def _open(self, target: Path) -> None:
         path = partial_path(target)
-        try:
+        with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(path, "a+", encoding="utf-8", newline="")  # noqa: SIM115  closed by close()
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be written ({error}). Name another file.") from error
         try:
             _lock(self._file, path)
             self._file.seek(0)

@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from trial_ray.errors import MissingDependencyError, UserInputError
+from trial_ray.files import writing
 from trial_ray.metrics import CURVES, PANEL_SUCCESS, PROFILE_STD, TURN_SCORE
 from trial_ray.reports.charts import class_chart, curve_chart, profile_chart
 from trial_ray.reports.records import RunGroup, recorded_iterations
@@ -77,10 +78,13 @@ def drawing(
             yield figure, figure.subplots(rows, columns, **options)
             for path in paths:
                 if isinstance(path, Path):
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    figure.savefig(path, dpi=150)
+                    with writing(path):
+                        path.parent.mkdir(parents=True, exist_ok=True)
+                        figure.savefig(path, dpi=150)
                 else:
                     figure.savefig(path, format="svg", transparent=True)
+        except UserInputError:
+            raise
         except (ArithmeticError, ValueError) as error:
             raise UserInputError(f"Its numbers are too large to be drawn ({error}).") from error
 

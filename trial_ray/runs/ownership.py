@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 
 from trial_ray.errors import CheckpointError, FolderInUseError, StorageError, UserInputError, first_line
-from trial_ray.files import cache_root, read_json, redacted, write_json
+from trial_ray.files import FULL, cache_root, read_json, redacted, write_json
 
 LOCK_FILE = ".lock"
 """Name of the lock file; one that a killed process left locks nothing."""
@@ -129,9 +129,6 @@ def _leave_to_parent() -> None:
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)
-
-
-FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def storage_error(error: BaseException, folder: Path) -> StorageError | None:

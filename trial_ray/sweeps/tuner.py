@@ -21,7 +21,7 @@ from ray.tune.utils import flatten_dict
 
 from trial_ray.config.sampling import fewest_and_most
 from trial_ray.errors import CheckpointError, ConfigError, UserInputError, first_line
-from trial_ray.files import checked_content, read_json, redacted, require_new_folder, write_json
+from trial_ray.files import checked_content, make_folder, read_json, redacted, require_new_folder, write_json
 from trial_ray.planning.memory import Machine, make_plan
 from trial_ray.planning.request import GIB, PlanRequest
 from trial_ray.runs.ownership import require_own_folder, sign_folder
@@ -207,7 +207,7 @@ class Sweep:
 
     def begin(self) -> None:
         """Make the folder, and record in it what is searched and how."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         sign_folder(self.folder)
         options = {"iterations": self.file.iterations, "overrides": [redacted(each) for each in self.file.overrides]}
         write_json(self.folder / DEFINITION, {**options, "description": self.file.description()})
