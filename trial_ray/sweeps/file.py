@@ -29,12 +29,31 @@ SEED = "seed"
 
 
 def search_space(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Dotted paths to every value that Tune chooses, as ``--set`` takes them, and the grid or distribution that it chooses from."""
+    """Dotted paths to every value that Tune chooses, as ``--set`` takes them, and the grid or distribution that it chooses from.
+
+    Raises:
+        ConfigError: no such path leads to one: it stands in a list or tuple, or under a key with a dot.
+    """
     for name, value in settings.items():
-        if is_search(value):
-            yield name, value
-        elif isinstance(value, dict) and not name.startswith("_"):
-            yield from ((f"{name}.{path}", inner) for path, inner in search_space(value))
+        if str(name).startswith("_"):
+            continue
+        found = [("", value)] if is_search(value) else _searched_inside(value)
+        if found and not (isinstance(name, str) and "." not in name):
+            raise ConfigError(
+                f"A search under the key {name!r} has no name in tables; use a key that is text without a dot."
+            )
+        yield from ((f"{name}.{path}" if path else name, inner) for path, inner in found)
+
+
+def _searched_inside(value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return list(search_space(value))
+    if isinstance(value, list | tuple) and any(is_search(each) or _searched_inside(each) for each in value):
+        raise ConfigError(
+            f"A search inside of {value!r:.200} is not one of a setting: let Tune choose the whole of it, such as "
+            "tune.grid_search([(...), (...)])."
+        )
+    return []
 
 
 def is_grid(space: Any) -> bool:
@@ -51,14 +70,26 @@ def points(searched: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Points that cover every value of the grid once: ranges of settings are checked one by one.
 
     Raises:
-        ConfigError: a grid is empty.
+        ConfigError: a grid is empty, or nothing can be drawn.
     """
-    choices = {path: space["grid_search"] if is_grid(space) else [space.sample()] for path, space in searched.items()}
+    choices = {
+        path: space["grid_search"] if is_grid(space) else [_draw(path, space)] for path, space in searched.items()
+    }
     empty = [path for path, values in choices.items() if not values]
     if empty:
         raise ConfigError(f"tune.grid_search of {empty[0]} is empty.")
     for index in range(max((len(values) for values in choices.values()), default=1)):
         yield {path: values[min(index, len(values) - 1)] for path, values in choices.items()}
+
+
+def _draw(path: str, space: Any) -> Any:
+    try:
+        return space.sample()
+    except Exception as error:  # of a user's function
+        raise ConfigError(
+            f"{path} cannot be drawn ({type(error).__name__}: {first_line(error)}). What tune.sample_from is given may not read "
+            "other settings, since values are checked before there are trials."
+        ) from error
 
 
 def at_point(config: GRPOConfig, point: Mapping[str, Any]) -> GRPOConfig:
