@@ -81,7 +81,7 @@ def test_every_value_of_a_grid_is_checked_before_anything_starts(load):
         (OPTUNA, r"env_config.difficulty is a tune.grid_search.*tune.choice\(\['tiny', 'small'\]\)"),
         ("config.training(lr=tune.sample_from(lambda spec: spec.config.gamma))", "lr cannot be drawn .*other settings"),
         ("config.environment(env_config={'a.b': tune.grid_search([1])})", "key 'a.b'.* without a dot"),
-        ("config.environment(env_config={'a': (1, [tune.choice([1])])})", r"inside of \(1, .*choose the whole"),
+        ("config.environment(env_config={'a': (1, [tune.choice([1])])})", r"inside of \[.*choose the whole"),
         (DRAWN + OPTUNA + "config.training(lr=tune.randn(0, 1))", "OptunaSearch cannot search over lr"),
     ],
 )
