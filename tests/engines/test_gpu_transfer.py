@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from trial_ray.engines.protocol import SamplingParams
 from trial_ray.engines.transfer import weight_sender
 from trial_ray.engines.weights import pack_weights
 from trial_ray.errors import EngineError
+from trial_ray.models.tensors import engine_tensors
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 
@@ -99,14 +101,16 @@ def test_ipc_brings_the_very_weights_that_the_object_store_brings(pool, learner)
     for version in (12, 13):
         pool.sleep(2)
         pool.wake("weights")
-        pool.sync(sender.offer(learner.named_parameters, version, torch.bfloat16, pool.handles))  # compares checksums
+        pool.sync(
+            sender.offer(partial(engine_tensors, learner, torch.bfloat16), version, pool.handles)
+        )  # compares checksums
         sender.withdraw()
         pool.wake("cache")
         assert greedy(pool).weight_version == version
     assert greedy(pool).response_ids.tolist() != other.response_ids.tolist() or other == through_store
     free = torch.cuda.mem_get_info()[0]
     for version in range(14, 24):
-        pool.sync(sender.offer(learner.named_parameters, version, torch.bfloat16, pool.handles))
+        pool.sync(sender.offer(partial(engine_tensors, learner, torch.bfloat16), version, pool.handles))
         sender.withdraw()
     torch.cuda.empty_cache()
     assert free - torch.cuda.mem_get_info()[0] < 0.1 * GIB, "offers that were withdrawn still hold memory"
@@ -136,7 +140,7 @@ def test_nccl_brings_the_weights_to_an_engine_on_another_gpu(gpu_ray, tiny_qwen3
         with torch.cuda.device(own):
             for version in (1, 2):
                 changed(model, version)
-                weights = sender.offer(model.named_parameters, version, torch.bfloat16, pool.handles)
+                weights = sender.offer(partial(engine_tensors, model, torch.bfloat16), version, pool.handles)
                 pool.sync(weights, transmit=sender.transmit)
                 sender.withdraw()
         assert greedy(pool).weight_version == 2

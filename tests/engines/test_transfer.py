@@ -82,7 +82,7 @@ def test_a_backend_of_gpus_is_refused_where_there_is_none():
 
 def test_only_the_first_learner_fills_the_object_store_but_all_take_part_in_gathering():
     gathered = []
-    offered = ObjectStoreSender(rank=1).offer(lambda: map(gathered.append, range(3)), 1, None, ())
+    offered = ObjectStoreSender(rank=1).offer(lambda: map(gathered.append, range(3)), 1, ())
     assert offered is None
     assert gathered == [0, 1, 2]
 
@@ -111,7 +111,7 @@ def test_learners_that_hold_different_weights_are_told_apart():
         merge_offers([None])
 
 
-WEIGHTS = {"a": torch.randn(4, 6).t(), "b": torch.randn(3), "n": torch.arange(2)}
+WEIGHTS = {"a": torch.randn(4, 6).bfloat16().t(), "b": torch.randn(3), "n": torch.arange(2)}
 
 
 def sums(named_tensors):
@@ -140,12 +140,11 @@ def test_an_ipc_offer_is_what_vllm_takes_and_keeps_its_copies_until_it_is_withdr
     from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferUpdateInfo
 
     sender = weight_sender("ipc", rank=1, workers_per_engine=1)
-    offered = sender.offer(named_weights, 4, torch.bfloat16, ())
-    sent = [tensor.bfloat16() if tensor.is_floating_point() else tensor for tensor in WEIGHTS.values()]
-    assert (offered.checksum, offered.arrangement) == sums(zip(WEIGHTS, sent, strict=True))
+    offered = sender.offer(named_weights, 4, ())
+    assert (offered.checksum, offered.arrangement) == sums(WEIGHTS.items())
     update = IPCWeightTransferUpdateInfo(**offered.update)
     assert (update.names, update.dtype_names, update.shapes) == (
-        ["a", "b", "n"], ["bfloat16", "bfloat16", "int64"], [[6, 4], [3], [2]],
+        ["a", "b", "n"], ["bfloat16", "float32", "int64"], [[6, 4], [3], [2]],
     )  # fmt: skip
     assert [list(handles) for handles in update.ipc_handles] == [["gpu7"]] * 3
     assert all(copy.is_contiguous() for copy in sender._offered)
@@ -185,7 +184,7 @@ def test_an_nccl_group_is_made_of_the_learner_and_every_engines_workers_and_anew
     sender = weight_sender("nccl", rank=0, workers_per_engine=2)
     engines = [engine("a"), engine("b")]
     for _ in range(2):
-        offered = sender.offer(named_weights, 4, torch.bfloat16, engines)
+        offered = sender.offer(named_weights, 4, engines)
         sender.transmit()
         sender.withdraw()
     assert NCCLWeightTransferUpdateInfo(**offered.update).shapes == [[6, 4], [3], [2]]
@@ -194,7 +193,7 @@ def test_an_nccl_group_is_made_of_the_learner_and_every_engines_workers_and_anew
         ("b", "nccl", 3, 5),
     ]
     assert met == ["sent", "sent"]
-    sender.offer(named_weights, 5, torch.bfloat16, [engines[0], engine("c")])
+    sender.offer(named_weights, 5, [engines[0], engine("c")])
     assert met[2:] == ["shut down"]
     assert [name for name, _, _ in joined[2:]] == ["a", "c"]
 
@@ -203,7 +202,7 @@ def test_an_nccl_group_is_made_of_the_learner_and_every_engines_workers_and_anew
 
     monkeypatch.setattr(senders.ray, "get", unreachable)
     with pytest.raises(EngineError, match="no way there"):
-        sender.offer(named_weights, 6, torch.bfloat16, engines)
+        sender.offer(named_weights, 6, engines)
     monkeypatch.setattr(senders.ray, "get", lambda refs, timeout: refs)
-    sender.offer(named_weights, 6, torch.bfloat16, [engines[0], engine("c")])  # whose group was left
+    sender.offer(named_weights, 6, [engines[0], engine("c")])  # whose group was left
     assert [name for name, _, _ in joined[6:]] == ["a", "c"]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 BACKENDS = ("object_store", "ipc", "nccl")
 
 NamedWeights = Callable[[], Iterable[tuple[str, torch.Tensor]]]
-"""Gives the names and tensors of a checkpoint, a tied tensor once, each time it is called.
+"""Gives the names and tensors of a checkpoint as engines take them, a tied tensor once, each time it is called.
 
 Where the model is sharded, it gathers one tensor after the other, and every learner has to iterate it.
 """
@@ -37,15 +37,12 @@ class WeightSender(ABC):
         self._rank = rank
 
     @abstractmethod
-    def offer(
-        self, weights: NamedWeights, version: int, dtype: torch.dtype | None, engines: Sequence[ActorHandle[Any]]
-    ) -> Weights | None:
+    def offer(self, weights: NamedWeights, version: int, engines: Sequence[ActorHandle[Any]]) -> Weights | None:
         """Prepare one version.
 
         Args:
             weights: of the policy.
             version: 0 or more.
-            dtype: that of the engines, to which floating-point tensors are cast; ``None`` leaves them as they are.
             engines: who will load it.
 
         Returns:
@@ -83,13 +80,10 @@ def merge_offers(offers: Sequence[Weights | None]) -> Weights:
     return replace(first, update={**first.update, "ipc_handles": handles})
 
 
-def cast_weights(weights: NamedWeights, dtype: torch.dtype | None) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names and tensors as engines hold them: detached, contiguous, floating-point ones as ``dtype``."""
+def contiguous_weights(weights: NamedWeights) -> Iterator[tuple[str, torch.Tensor]]:
+    """Names and tensors as one block of memory each, detached."""
     for name, tensor in weights():
-        tensor = tensor.detach()
-        if dtype is not None and tensor.is_floating_point():
-            tensor = tensor.to(dtype)
-        yield name, tensor.contiguous()
+        yield name, tensor.detach().contiguous()
 
 
 JOIN_TIMEOUT_S = 300.0
@@ -99,15 +93,13 @@ JOIN_TIMEOUT_S = 300.0
 class ObjectStoreSender(WeightSender):
     """Through Ray's object store; an offer stays readable for as long as somebody holds it."""
 
-    def offer(
-        self, weights: NamedWeights, version: int, dtype: torch.dtype | None, engines: Sequence[ActorHandle[Any]]
-    ) -> Weights | None:
+    def offer(self, weights: NamedWeights, version: int, engines: Sequence[ActorHandle[Any]]) -> Weights | None:
         """Put the shards into the object store, on the first learner."""
         if self._rank:
             for _ in weights():
                 pass
             return None
-        return pack_weights(weights(), version, dtype=dtype)
+        return pack_weights(weights(), version)
 
 
 class IPCSender(WeightSender):
@@ -121,16 +113,14 @@ class IPCSender(WeightSender):
         super().__init__(rank)
         self._offered: list[torch.Tensor] = []
 
-    def offer(
-        self, weights: NamedWeights, version: int, dtype: torch.dtype | None, engines: Sequence[ActorHandle[Any]]
-    ) -> Weights | None:
+    def offer(self, weights: NamedWeights, version: int, engines: Sequence[ActorHandle[Any]]) -> Weights | None:
         """Make the copies; the offer holds their IPC handles under the GPU's UUID."""
         from torch.multiprocessing.reductions import reduce_tensor
 
         self._offered = []
         checksum = WeightsChecksum()
         update: dict[str, list[Any]] = {"names": [], "dtype_names": [], "shapes": [], "ipc_handles": []}
-        for name, tensor in cast_weights(weights, dtype):
+        for name, tensor in contiguous_weights(weights):
             checksum.add(name, tensor)
             self._offered.append(tensor)
             update["names"].append(name)
@@ -165,13 +155,11 @@ class NCCLSender(WeightSender):
         self._group: TrainerWeightTransferEngine[Any] | None = None
         self._source: _Source | None = None
 
-    def offer(
-        self, weights: NamedWeights, version: int, dtype: torch.dtype | None, engines: Sequence[ActorHandle[Any]]
-    ) -> Weights | None:
+    def offer(self, weights: NamedWeights, version: int, engines: Sequence[ActorHandle[Any]]) -> Weights | None:
         """Prepare the tensors; form a new NCCL group where the engines changed."""
         from vllm.distributed.weight_transfer import ParamMeta
 
-        self._source = _Source(weights, dtype)
+        self._source = _Source(weights)
         checksum, metadata = WeightsChecksum(), []
         for name, tensor in self._source:
             checksum.add(name, tensor)
@@ -247,16 +235,15 @@ def weight_sender(backend: str, rank: int, workers_per_engine: int) -> WeightSen
 class _Source:
     """The weights as vLLM's trainer asks for them (its ``WeightSource``)."""
 
-    def __init__(self, weights: NamedWeights, dtype: torch.dtype | None) -> None:
+    def __init__(self, weights: NamedWeights) -> None:
         self._weights = weights
-        self._dtype = dtype
         self.declared: list[ParamMeta] = []
 
     def metadata(self) -> list[ParamMeta]:
         return self.declared
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return cast_weights(self._weights, self._dtype)
+        return contiguous_weights(self._weights)
 
 
 class _EngineCalls:

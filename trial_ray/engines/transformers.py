@@ -268,22 +268,22 @@ class TransformersEngine(BatchingEngine):
         if not isinstance(weights, WeightShards):
             raise EngineError(f"the transformers engine takes weights from the object store, not by {weights.backend}")
         self._recover()  # nothing that other weights computed is there when these serve
-        missing = stored_tensors(self._model)
-        with torch.no_grad():
-            for name, tensor in iter_weights(weights):
-                parameter = missing.pop(name, None)
-                if parameter is None or parameter.shape != tensor.shape:
-                    found = "no such parameter" if parameter is None else f"shape {tuple(parameter.shape)}"
-                    raise EngineError(
-                        f"weights: {name} of shape {tuple(tensor.shape)} was sent, the engine has {found}"
-                    )
-                parameter.copy_(tensor)
+        held = stored_tensors(self._model)
+        missing = dict(held)
+        for name, sent in iter_weights(weights):
+            tensor = missing.pop(name, None)
+            if tensor is None or tensor.shape != sent.shape:
+                found = "no such tensor" if tensor is None else f"shape {tuple(tensor.shape)}"
+                raise EngineError(f"weights: {name} of shape {tuple(sent.shape)} was sent, the engine has {found}")
+            if not isinstance(tensor, torch.nn.Parameter):  # a buffer, of which the learner knows the dtype
+                tensor.data = tensor.data.to(sent.dtype)
+            tensor.data.copy_(sent)
         if missing:
             raise EngineError(f"weights: {sorted(missing)} were not sent")
-        held = WeightsChecksum()
-        for name, tensor in stored_tensors(self._model).items():
-            held.add(name, tensor)
-        return held.hexdigest, held.arrangement
+        checksum = WeightsChecksum()
+        for name, tensor in held.items():
+            checksum.add(name, tensor)
+        return checksum.hexdigest, checksum.arrangement
 
     def _sleep(self, level: int) -> None:
         del self._batch

@@ -21,7 +21,7 @@ from trial_ray.errors import EnvironmentFaultError, UserInputError
 from trial_ray.evaluation.panels import Panel
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.models.loading import load_causal_lm
-from trial_ray.models.tensors import stored_tensors
+from trial_ray.models.tensors import engine_tensors
 from trial_ray.rollout.episode import Decision, History, derive_seed, play_episode
 from trial_ray.rollout.groups import GroupRequest, GroupSample, SampleSettings, failure_of
 from trial_ray.rollout.trajectory import EpisodeResult
@@ -169,8 +169,7 @@ class Evaluator(AbstractContextManager[PanelPlayer]):
         self._config = config
         self._dtype = getattr(torch, config.engine_dtype())
         self._model: torch.nn.Module | None = load_causal_lm(str(config.model_path), config.model_dtype)
-        tensors = ((name, tensor.to(self._dtype)) for name, tensor in stored_tensors(self._model).items())
-        self.weights = weights_checksum(tensors)
+        self.weights = weights_checksum(engine_tensors(self._model, self._dtype))
         self._stack = ExitStack()
 
     def __enter__(self) -> PanelPlayer:
@@ -187,7 +186,7 @@ class Evaluator(AbstractContextManager[PanelPlayer]):
             starting.callback(runners.stop)
             engines.start(config.engine_start_timeout_s)
             assert self._model is not None, "entered twice"
-            engines.sync(pack_weights(stored_tensors(self._model).items(), version=1, dtype=self._dtype))
+            engines.sync(pack_weights(engine_tensors(self._model, self._dtype), version=1))
             self._model = None  # the object store holds it now
             player = PanelPlayer(config, RolloutWorkers(config, runners, engines))
             self._stack = starting.pop_all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -410,9 +411,8 @@ class GRPOLearner(TorchLearner):
             What the engines are given; ``None`` from a learner that adds nothing to what the first one offers.
         """
         sender = ObjectStoreSender(self.exchange.rank) if lasting else self.sender
-        return sender.offer(
-            self.policy_module.named_weights, version, getattr(torch, dtype) if dtype else None, engines
-        )
+        weights = partial(self.policy_module.named_weights, getattr(torch, dtype) if dtype else None)
+        return sender.offer(weights, version, engines)
 
     def free_memory(self) -> None:
         """Give the device's memory that an update needs, and the next one takes again, to the engine beside this learner.

@@ -12,7 +12,7 @@ from trial_ray.errors import ConfigError, first_line
 from trial_ray.models import tree_attention
 from trial_ray.models.folders import load_tensors, model_folder, tensor_names
 from trial_ray.models.sharding import copy_whole
-from trial_ray.models.tensors import stored_tensors
+from trial_ray.models.tensors import kept_in_float32, stored_tensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -74,12 +74,20 @@ def empty_causal_lm(model_path: str, dtype: str) -> PreTrainedModel:
                 attn_implementation=tree_attention.register(),
                 trust_remote_code=False,
             ).eval()
+        kept = kept_in_float32(lm)
+        for name, buffer in lm.named_buffers():
+            if name in kept and lm.dtype in (torch.bfloat16, torch.float16):  # as transformers loads them
+                buffer.data = buffer.data.float()
         if (Path(folder) / "generation_config.json").is_file():
             lm.generation_config = GenerationConfig.from_pretrained(folder)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError) as error:  # the last where attention cannot be chosen
         raise ConfigError(f"No causal LM could be loaded from {model_path!r}: {first_line(error)}") from error
     _switch_off_dropout(lm)
     return lm
+
+
+_MARK = "_is_hf_initialized"
+"""By which transformers tells the tensors that it must not compute."""
 
 
 @torch.no_grad()
@@ -94,12 +102,11 @@ def fill(lm: PreTrainedModel, model_path: str, device: torch.device) -> None:
     """
     lm.to_empty(device=device)
     lm.tie_weights()
-    for module in lm.modules():
-        if module._non_persistent_buffers_set:  # rotary frequencies, for instance, which no file holds
-            lm._init_weights(module)
-    tensors = {
-        name.replace(".base_layer.", "."): each for name, each in stored_tensors(lm).items() if ".lora_" not in name
-    }
+    stored = stored_tensors(lm)
+    for tensor in stored.values():
+        setattr(tensor, _MARK, True)
+    lm.initialize_weights()  # the rest, which no file holds: rotary frequencies, multipliers
+    tensors = {name.replace(".base_layer.", "."): each for name, each in stored.items() if ".lora_" not in name}
     folder = Path(model_folder(model_path))
     if tensors.keys() <= tensor_names(folder):
         load_tensors(tensors, folder)
@@ -114,5 +121,5 @@ def _switch_off_dropout(lm: PreTrainedModel) -> None:
     for module in lm.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        if hasattr(module, "attention_dropout"):
+        if isinstance(getattr(module, "attention_dropout", None), float):  # in some models it is a module
             module.attention_dropout = 0.0  # type: ignore[assignment]  # torch knows tensors and modules as attributes only

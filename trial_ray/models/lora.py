@@ -41,7 +41,7 @@ class Adapter:
         seed: of A's first values.
 
     Raises:
-        ConfigError: no linear layer has one of the names.
+        ConfigError: no linear layer has one of the names, or one is that of fused experts.
     """
 
     def __init__(
@@ -65,7 +65,17 @@ class Adapter:
             task_type="CAUSAL_LM",
         )
         lm.requires_grad_(False)
-        inject_adapter_in_model(self.config, lm)
+        wanted = set(self.config.target_modules or ())
+        try:
+            inject_adapter_in_model(self.config, lm)
+        except ValueError as error:
+            raise ConfigError(f"lora_targets: {error}") from error
+        if self.config.target_parameters:  # peft takes the names for those of the experts, too
+            raise ConfigError(
+                f"lora_targets: {sorted(wanted - set(self.config.target_modules or ()))} name fused experts of "
+                f"{type(lm).__name__}, which cannot have adapters. Set lora_targets to some of "
+                f"{sorted(self.config.target_modules or ())}."
+            )
         self.scaling = alpha / rank
         self._seed = seed
         for layer in self._layers().values():

@@ -20,7 +20,7 @@ from trial_ray.models.logprobs import check_plain_head, gather_divergence, gathe
 from trial_ray.models.lora import ADAPTER_FOLDER, Adapter
 from trial_ray.models.prefix_tree import PackedSequences
 from trial_ray.models.sharding import ShardedModels, decoder_layers, gathered
-from trial_ray.models.tensors import from_arrays, stored_tensors, to_arrays
+from trial_ray.models.tensors import engine_tensors, from_arrays, stored_tensors, to_arrays
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -121,14 +121,19 @@ class CausalLMModule(TorchRLModule):
         """Names of the policy's parameters, the same on every learner."""
         return {parameter: name for name, parameter in self.lm.named_parameters()}
 
-    def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def named_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         """Weights under their Hugging Face names, tied ones once, with the adapter merged into them: what engines are sent.
 
         Sharded weights are gathered one after the other, so every learner must go through all of them.
+
+        Args:
+            dtype: of the engines; ``None`` leaves the learner's.
         """
         if self.adapter is not None:
-            return self.adapter.merged_weights()
-        return ((name, gathered(tensor)) for name, tensor in stored_tensors(self.lm).items())
+            whole = self.adapter.merged_weights()
+        else:
+            whole = ((name, gathered(tensor)) for name, tensor in stored_tensors(self.lm).items())
+        return engine_tensors(self.lm, dtype, whole)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Context in which forwards run at the compute dtype; FSDP casts sharded weights itself."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,33 @@ def stored_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     }
     buffers = {name: buffer for name, buffer in model.named_buffers() if name not in unstored}
     return {**dict(model.named_parameters()), **buffers}
+
+
+def kept_in_float32(model: nn.Module) -> set[str]:
+    """Names of the tensors that transformers keeps in float32 in a model of bfloat16 or float16."""
+    declared = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
+    return {name for name in stored_tensors(model) if any(f".{part}." in f".{name}." for part in declared)}
+
+
+def engine_tensors(
+    model: nn.Module, dtype: torch.dtype | None, tensors: Iterable[tuple[str, torch.Tensor]] | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Names and tensors as engines of ``dtype`` take them: parameters of it; buffers, and what is kept so, in float32.
+
+    Rounded to bfloat16, the corrections by which experts are chosen would choose others.
+
+    Args:
+        model: whose tensors they are.
+        dtype: ``None`` leaves all as they are.
+        tensors: under names of the model without adapters; ``None``: all that are stored.
+    """
+    cast = {
+        name.replace(".base_layer.", ".") for name in dict(model.named_parameters()).keys() - kept_in_float32(model)
+    }
+    for name, tensor in stored_tensors(model).items() if tensors is None else tensors:
+        if dtype is not None and tensor.is_floating_point():
+            tensor = tensor.detach().to(dtype if name in cast else torch.float32)
+        yield name, tensor
 
 
 def to_arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:

@@ -1,0 +1,101 @@
+"""What of a model is saved, loaded and sent: its parameters and the buffers that are stored with them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from architectures import ARCHITECTURES, random_model, randomise, save_model
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from small_learners import config_of
+from transformers import AutoModelForCausalLM
+
+from trial_ray.engines.transformers import TransformersEngine
+from trial_ray.engines.weights import pack_weights, weights_checksum
+from trial_ray.errors import ConfigError
+from trial_ray.models.folders import write_model
+from trial_ray.models.loading import empty_causal_lm, fill
+from trial_ray.models.lora import Adapter
+from trial_ray.models.module import CausalLMModule, merge_adapter
+from trial_ray.models.tensors import engine_tensors, stored_tensors
+from trial_ray.rollout.env_runner import SPACES
+
+IDS = torch.randint(3, 96, (2, 12), generator=torch.Generator().manual_seed(0))
+
+
+@torch.no_grad()
+def logits_of(lm) -> torch.Tensor:
+    return lm(input_ids=IDS, use_cache=False).logits
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_model_that_was_written_is_loaded_and_sent_as_transformers_loads_it(name, tmp_path):
+    lm = random_model(name)
+    write_model(lm, stored_tensors(lm).items(), tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    try:
+        filled = empty_causal_lm(str(tmp_path), "float32")
+        fill(filled, str(tmp_path), torch.device("cpu"))
+    except ConfigError:  # by name, because it could not be scored
+        filled = loaded
+    for found, expected in (
+        (dict(filled.named_parameters()), dict(loaded.named_parameters())),
+        (dict(filled.named_buffers()), dict(loaded.named_buffers())),  # also those that no file holds
+    ):
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[each], expected[each]) for each in expected)
+    torch.testing.assert_close(logits_of(loaded), logits_of(lm), atol=1e-5, rtol=0)
+    # An engine of bfloat16 holds what the learner sends it.
+    held, sent = (
+        AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16),
+        engine_tensors(lm, torch.bfloat16),
+    )
+    parameters = dict(held.named_parameters())
+    assert weights_checksum(parameters.items()) == weights_checksum((k, v) for k, v in sent if k in parameters)
+
+
+@pytest.fixture(scope="module")
+def expert_path(tmp_path_factory, model_path):
+    """Experts that a stored buffer chooses, with a tokenizer."""
+    from transformers import AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("experts")
+    AutoTokenizer.from_pretrained(model_path).save_pretrained(folder)
+    return save_model("deepseek-v3", folder)
+
+
+@pytest.mark.actors
+@pytest.mark.parametrize("lora_rank", [None, 2])
+def test_checkpoints_and_engines_hold_the_buffers_of_the_policy(expert_path, lora_rank, ray_session, tmp_path):
+    lora = {} if lora_rank is None else {"lora_rank": lora_rank, "lora_targets": ["q_a_proj", "o_proj"]}
+    config = config_of("grpo", expert_path, **lora)
+    observations, actions = SPACES["default_policy"]
+    spec = RLModuleSpec(CausalLMModule, observations, actions, model_config=config._model_config_auto_includes)
+    module, again = spec.build(), spec.build()
+    for each in (module, again):
+        each.load(torch.device("cpu"), sharded=False)
+    if lora_rank is None:
+        randomise(module.lm, seed=1)
+    else:
+        for parameter in module.policy_parameters():
+            torch.nn.init.normal_(parameter)
+    expected = logits_of(module.lm)
+    assert not torch.allclose(logits_of(again.lm), expected, atol=0.1)
+    saved = tmp_path / "saved"
+    module.save_to_path(saved)
+    again.restore_from_path(saved)
+    assert torch.equal(logits_of(again.lm), expected)
+    if lora_rank is not None:
+        merge_adapter(saved / "adapter", saved / "hf")
+    exported = AutoModelForCausalLM.from_pretrained(saved / "hf")
+    torch.testing.assert_close(logits_of(exported), expected, atol=1e-5, rtol=0)
+    engine = TransformersEngine(expert_path, max_model_len=64)
+    engine._open()
+    shards = pack_weights(module.named_weights(torch.float32), 2)
+    assert engine._replace_weights(shards) == (shards.checksum, shards.arrangement)
+    torch.testing.assert_close(logits_of(engine._model), expected, atol=1e-5, rtol=0)
+
+
+def test_fused_experts_have_no_adapters(expert_path):
+    lm = empty_causal_lm(expert_path, "float32")
+    with pytest.raises(ConfigError, match=r"'down_proj'.* name fused experts .*'q_a_proj'"):
+        Adapter(lm, rank=2, alpha=4.0, targets=None, dtype=torch.float32, seed=0)
