@@ -27,7 +27,7 @@ NOTES = (
 
 
 def write_atif(run: RunRecord, recorded: Iterable[Sequence[RecordedTrajectory]], folder: Path) -> int:
-    """Write ``iteration=NUMBER/GROUP-ROLLOUT.json`` for every trajectory with at least one turn, and return their number.
+    """Write ``iteration=NUMBER/NUMBER.json`` for every trajectory with at least one turn, and return how many there are.
 
     Args:
         run: names method and model, and decodes responses.
@@ -39,7 +39,7 @@ def write_atif(run: RunRecord, recorded: Iterable[Sequence[RecordedTrajectory]],
     for trajectories in recorded:
         for each in trajectories:
             if each.trajectory.turns:
-                target = folder / f"iteration={each.iteration:05d}" / f"{each.group_id}-{each.rollout_index}.json"
+                target = folder / f"iteration={each.iteration:05d}" / f"{each.number:06d}.json"
                 target.parent.mkdir(exist_ok=True)
                 document = finite(atif_document(run, each))
                 target.write_text(json.dumps(document, ensure_ascii=False, allow_nan=False), encoding="utf-8")

@@ -121,7 +121,7 @@ def _canonical(files: dict[str, Any]) -> bytes:
 
 def _damage(path: Path, size: int, digest: str) -> str:
     """Why a file is damaged; empty if it is whole."""
-    if not path.is_file():
+    if not os.path.isfile(path):  # Path.is_file raises where a name is too long
         return "is missing"
     if (found := path.stat().st_size) != size:
         return f"has {found} bytes, {size} were written"

@@ -280,8 +280,10 @@ def read_sweep(folder: Path, trials: list[Path]) -> list[RunRecord]:
     runs: list[RunRecord] = []
 
     def read() -> None:
-        for row in content.get("trials", []):
-            path = next((path for path in trials if str(row["name"]) in path.name), folder / str(row["name"]))
+        for number, row in enumerate(content.get("trials", [])):
+            name = str(row["name"])
+            # A trial without a folder of its own keeps its row; its name is never a path.
+            path = next((path for path in trials if name in path.name), folder / f"missing-trial-{number}")
             runs.append(_trial(path, row))
 
     _try(table, SWEEP_TABLE, read)

@@ -69,6 +69,8 @@ class Storage:
                 f"{uri} cannot be opened: {first_line(error)}. Expected a URI such as s3://BUCKET/FOLDER, "
                 "s3://BUCKET/FOLDER?endpoint_override=HOST:PORT&scheme=http, gs://BUCKET/FOLDER or file:///FOLDER."
             ) from error
+        if ".." in PurePosixPath(root).parts:  # it is also the name of a folder in the cache
+            raise UserInputError(f"{uri} holds '..'. Name the folder itself.")
         return cls(uri, filesystem, root.rstrip("/"))
 
     def cached(self, kind: str) -> Path:
@@ -114,9 +116,9 @@ class Storage:
         for info in self.filesystem.get_file_info(selector):
             name = info.path.removeprefix(f"{self.root}/")
             parts = PurePosixPath(name).parts
-            if ".." in parts or PurePosixPath(name).is_absolute():
+            if ".." in parts or "\0" in name or PurePosixPath(name).is_absolute():
                 raise UserInputError(f"{self.uri} holds {name!r}, which is no file inside it. Remove it there.")
-            if info.is_file and (below or parts[0] != WRITERS):
+            if info.is_file and parts and (below or parts[0] != WRITERS):
                 found[name] = info
         return found
 

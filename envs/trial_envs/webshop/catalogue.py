@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import weakref
 from pathlib import Path
 from typing import Literal, TypedDict, cast
@@ -27,6 +28,8 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 CHECKED_AT_OPEN = 32 << 20
 """Indices up to this many bytes are compared with their digests whenever they are opened."""
+
+_FILE_NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 
 
 class FileEntry(TypedDict):
@@ -158,6 +161,10 @@ def check_files(folder: Path, manifest: Manifest, digests: bool) -> None:
         CorruptCatalogueError: a file differs.
     """
     for name, expected in manifest["files"].items():
+        if not _FILE_NAME.fullmatch(name):
+            raise CorruptCatalogueError(
+                f"{folder / MANIFEST} lists {name!r:.100}, which is no file inside it. {REBUILD}"
+            )
         path = folder / name
         size = path.stat().st_size if path.is_file() else None
         if size != expected["bytes"]:

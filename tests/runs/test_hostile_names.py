@@ -1,0 +1,147 @@
+"""No text out of a recorded file, a folder, a data set or a server becomes a path: hostile names at every place that joins one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import gymnasium
+import pytest
+from synthetic_run import make_run
+
+from trial_envs.alfworld.export import write_games
+from trial_envs.errors import TrialEnvError
+from trial_envs.webshop.catalogue import check_files
+from trial_ray.environments.alfworld import ADAPTER
+from trial_ray.errors import TrialRayError
+from trial_ray.evaluation.panels import read_panel
+from trial_ray.files import cache_root
+from trial_ray.models.packaged import packaged_folder
+from trial_ray.models.tiny import build_tokenizer
+from trial_ray.reports.exports import write_atif, write_dataset
+from trial_ray.reports.viewer import write_viewer
+from trial_ray.runs.checkpoints import MANIFEST, require_whole
+from trial_ray.runs.cluster_runs import log_name
+from trial_ray.runs.reader import open_run, read_runs
+from trial_ray.runs.storage import Storage, download
+
+NAMES = ("../../x", "..", "{0}/absolute/x", "a/b", "a\0b", "x" * 5000, "CON", "\u202e\u0130é", "", "-")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    tokenizer = build_tokenizer(ADAPTER.warm_start.vocabulary)
+    return open_run(make_run(tmp_path_factory.mktemp("recorded") / "run", tokenizer, 8, iterations=1))
+
+
+@pytest.fixture(scope="module")
+def games(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("games") / "data"
+    write_games(folder, 2, 0, "tiny")
+    return folder
+
+
+def named(run, name: str):
+    """The run with a trajectory whose ids are all ``name``, and one whose are not."""
+    first, second = run.read(1)[:2]
+    hostile = dataclasses.replace(first.trajectory, task_id=name, environment=name, family=name)
+    found = [dataclasses.replace(first, group_id=name, trajectory=hostile), second]
+    return SimpleNamespace(recorded=[1], read=lambda iteration: found, name=name, tokens=None, **shown(run)), found
+
+
+def shown(run) -> dict:
+    return {name: getattr(run, name) for name in ("backbone", "method", "settings", "environments", "versions")}
+
+
+def exported(write):
+    def place(folder: Path, name: str, run, games) -> None:
+        hostile, found = named(run, name)
+        assert write(hostile, [found], folder / "out") == 2
+
+    return place
+
+
+def viewed(folder: Path, name: str, run, games) -> None:
+    assert write_viewer([named(run, name)[0]], folder / "out").trajectories == 2
+
+
+def swept(folder: Path, name: str, run, games) -> None:
+    """A run beside the sweep must not be read as one of its trials."""
+    for beside in (folder.parent / "x", folder.parent.parent / "x", folder.parents[2] / "absolute/x"):
+        beside.mkdir(parents=True, exist_ok=True)
+        (beside / "run.json").write_text('{"schema": "trial_ray/run", "schema_version": 1, "state": "stolen"}')
+    (folder / "sweep.json").write_text(json.dumps({"trials": [{"name": name}]}))
+    (found,) = read_runs(folder)
+    assert found.path.parent == folder
+    assert found.state != "stolen"
+
+
+def listed(folder: Path, name: str, run, games) -> None:
+    """Of a storage whose server says that it holds such a file."""
+    info = SimpleNamespace(path=f"bucket/run/{name}", is_file=True, size=1, mtime_ns=1)
+    filesystem = SimpleNamespace(get_file_info=lambda selector: [info])
+    storage = Storage("mock://bucket/run", filesystem, "bucket/run")
+    filesystem.open_input_stream = lambda path, compression: (folder / "one byte").open("rb")
+    (folder / "one byte").write_bytes(b"1")
+    with storage.answering():
+        download(storage, folder / "copy", storage.files())
+
+
+def stored(folder: Path, name: str, run, games) -> None:
+    cached = Storage.open(f"file:///{name}").cached("copies")
+    assert Path(os.path.normpath(cached)).is_relative_to(cache_root() / "storage/copies")
+
+
+def manifested(folder: Path, name: str, run, games) -> None:
+    (folder / MANIFEST).write_text(json.dumps({"files": {name: {"bytes": 1, "sha256": ""}}}))
+    require_whole(folder)
+
+
+def catalogued(folder: Path, name: str, run, games) -> None:
+    check_files(folder, {"files": {name: {"bytes": 1, "sha256": ""}}}, digests=False)
+
+
+def played(env_id: str, **settings):
+    def place(folder: Path, name: str, run, games) -> None:
+        own = {key: str(games) if value is None else value for key, value in settings.items()}
+        env = gymnasium.make(env_id, disable_env_checker=True, **own)
+        try:
+            env.reset(options={"task": name})
+        finally:
+            env.close()
+
+    return place
+
+
+PLACES = {
+    "export atif": exported(write_atif),
+    "export datasets": exported(write_dataset),
+    "viewer": viewed,
+    "table of a sweep": swept,
+    "listing of a storage": listed,
+    "cache of a storage": stored,
+    "manifest of a checkpoint": manifested,
+    "manifest of a shop": catalogued,
+    "log of an actor": lambda folder, name, run, games: (folder / log_name(name, name, suffix=name)[:200]).touch(),
+    "evaluation set": lambda folder, name, run, games: read_panel(name),
+    "packaged model": lambda folder, name, run, games: packaged_folder(f"package:{name}"),
+    "task of official games": played("trial/ALFWorld-v0", split="train", data=None),
+    "task of generated games": played("trial/ALFWorld-v0", split="generated", num_games=2, difficulty="tiny"),
+    "task of a shop": played("trial/WebShop-v0", split="generated", num_games=2, num_products=20),
+}
+
+
+@pytest.mark.parametrize("place", list(PLACES))
+def test_a_hostile_name_is_refused_or_stays_inside(place, run, games, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRIAL_RAY_CACHE", str(tmp_path / "cache/inside"))
+    for number, name in enumerate(NAMES):
+        folder = tmp_path / f"{number}/a/inside"
+        folder.mkdir(parents=True)
+        with suppress(TrialRayError, TrialEnvError):
+            PLACES[place](folder, name.format(folder.parents[2]), run, games)
+    written = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "run.json"]
+    assert [path for path in written if "inside" not in path.parts] == []
