@@ -41,8 +41,39 @@ class TextTaskData(vf.TaskData):
     settings: dict[str, Any]
 
 
-class TextTask(vf.Task[TextTaskData, vf.State, vf.TaskConfig]):
-    """One task; its rewards are those of the environment, which :class:`TextEnvironment` records."""
+class TextState(vf.State):
+    """What a rollout has come to."""
+
+    total_reward: float = 0.0
+    """Sum of the environment's rewards, which :class:`TextEnvironment` writes."""
+
+
+class TextTask(vf.Task[TextTaskData, TextState, vf.TaskConfig]):
+    """One task; ``vf-validate`` plays its walkthrough."""
+
+    @vf.reward
+    async def environment(self, trace: vf.Trace) -> float:
+        """The sum of the environment's rewards."""
+        return float(trace.state.total_reward)
+
+    async def validate(self, runtime: vf.Runtime) -> bool | None:
+        """Whether the environment's own walkthrough wins; ``None`` where it has none."""
+        return await asyncio.to_thread(_walkthrough_wins, self.data)
+
+
+def _walkthrough_wins(data: TextTaskData) -> bool | None:
+    env = make_text_env(data.env_id, **data.settings)
+    try:
+        _, info = env.reset(options={"task": data.task_id})
+        actions, over = tuple(getattr(env.unwrapped, "walkthrough", ())), False
+        for action in actions:
+            if over:
+                break
+            _, _, terminated, truncated, info = env.step(action)
+            over = terminated or truncated
+        return bool(info["won"]) if actions else None
+    finally:
+        env.close()
 
 
 class TextTaskset(vf.Taskset[TextTask, TextTasksetConfig]):
@@ -102,10 +133,10 @@ class TextEnvironment(vf.Env[TextEnvironmentConfig]):
                         env.step, segment.last_reply
                     )
                     total, turns, over = total + float(reward), turns + 1, terminated or truncated
+                    interaction.trace.state.total_reward = total
                     invalid += info["invalid_response"]
         finally:
             env.close()
-        interaction.trace.record_reward("environment", total)
         interaction.trace.record_metrics(episode_metrics(total, turns, invalid, info))
 
 

@@ -59,20 +59,24 @@ def endpoint(plugin: Any, policy: Path, programs: Path, tmp_path_factory: pytest
         yield url
 
 
+def call(program: str, folder: Path, *arguments: str, path: str = os.environ["PATH"]) -> Path:
+    """Runs a program of verifiers' with our taskset and returns the folder that it wrote."""
+    command = [str(Path(sys.executable).with_name(program)), "trial-verifiers", "--no-rich", "-o", str(folder)]
+    settings = {"PATH": path, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "envs")))}
+    done = subprocess.run(
+        [*command, "--run.name", "run", *arguments],
+        env={**os.environ, **settings}, capture_output=True, text=True, timeout=EVALUATION_SECONDS, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder / "run"
+
+
 def evaluate(endpoint: str, programs: Path, folder: Path, *arguments: str) -> list[dict[str, Any]]:
     """Runs ``vf-eval`` and returns the traces that it wrote."""
-    command = [str(Path(sys.executable).with_name("vf-eval")), "trial-verifiers", "-m", "tiny"]
-    command += ["--client.base-url", endpoint, "--sampling.max-tokens", "64", "--sampling.temperature", "1.0"]
-    command += ["--no-push", "--no-rich", "-o", str(folder), "--run.name", "run", *arguments]
-    settings = {
-        "PATH": f"{programs}:{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "envs"))),
-    }
-    done = subprocess.run(
-        command, env={**os.environ, **settings}, capture_output=True, text=True, timeout=EVALUATION_SECONDS, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in (folder / "run" / "traces.jsonl").read_text().splitlines()]
+    model = ["-m", "tiny", "--no-push", "--client.base-url", endpoint]
+    model += ["--sampling.max-tokens", "64", "--sampling.temperature", "1.0"]
+    run = call("vf-eval", folder, *model, *arguments, path=f"{programs}:{os.environ['PATH']}")
+    return [json.loads(line) for line in (run / "traces.jsonl").read_text().splitlines()]
 
 
 def play(settings: dict[str, Any], task: str | int, responses: list[str]) -> tuple[list[dict[str, str]], float]:
@@ -134,6 +138,21 @@ def test_the_rewards_of_an_evaluation_are_those_of_the_replayed_actions(endpoint
     expected = gymnasium.make("trial/ALFWorld-v0", **SETTINGS).unwrapped.tasks()[:4]
     assert sorted(episode["task"]["data"]["task_id"] for episode in episodes) == sorted([*expected, *expected])
     assert max(rewards) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("env_id", "settings", "gold"),
+    [
+        ("trial/ALFWorld-v0", {"split": "generated", "difficulty": "tiny", "num_games": 20}, "valid"),
+        ("trial/WebShop-v0", {"split": "generated", "difficulty": "tiny", "num_games": 20}, "valid"),
+        ("trial/ALFWorld-v0", {"split": "generated", "difficulty": "tiny", "num_games": 20, "max_turns": 1}, "invalid"),
+    ],
+)
+def test_validation_plays_walkthroughs_and_finds_no_task_solved_untouched(plugin, tmp_path, env_id, settings, gold):
+    arguments = ["--taskset.env-id", env_id, "--taskset.num-tasks", "3", "--taskset.settings", json.dumps(settings)]
+    run = call("vf-validate", tmp_path, "--runtime.type", "subprocess", *arguments)
+    checks = json.loads((run / "summary.json").read_text())["checks"]
+    assert (checks["gold"][gold], checks["noop"]["valid"]) == (3, 3)
 
 
 def test_a_taskset_lists_the_tasks_of_its_split(plugin):
