@@ -51,7 +51,7 @@ class TextState(vf.State):
 class TextTask(vf.Task[TextTaskData, TextState, vf.TaskConfig]):
     """One task; ``vf-validate`` plays its walkthrough."""
 
-    @vf.reward
+    @vf.reward  # type: ignore[untyped-decorator]
     async def environment(self, trace: vf.Trace) -> float:
         """The sum of the environment's rewards."""
         return float(trace.state.total_reward)
