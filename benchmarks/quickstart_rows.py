@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import trial_ray.rollout.trajectory
 from trial_ray.algorithms.initial_policy import initial_policy
 from trial_ray.algorithms.sampling import TaskSampler
@@ -81,12 +79,9 @@ def _sample(config: Any) -> list[TrajectoryGroup]:
     params = SamplingParams(config.max_response_tokens, config.temperature)
     requests = TaskSampler([entry.tasks()], config.seed, [1.0]).draw(config.tasks_per_iteration, config.group_size)
 
-    def decode(ids: np.ndarray) -> str:
-        return str(tokenizer.decode(ids, skip_special_tokens=True))
-
     async def rollout(request: GroupRequest, index: int) -> Trajectory:
         seed = derive_seed(request.seed, index)
-        player = PolicyPlayer(prompts, decode, params, engine.generate, seed)
+        player = PolicyPlayer(prompts, params, engine.generate, seed)
         env = GuardedEnv(entry)
         try:
             return await play_episode(env, request.task_id, player, env_seed=request.seed, seed=seed)

@@ -14,6 +14,8 @@ def paper_config(model_path: str) -> TRIALConfig:
         TRIALConfig()
         .environment("trial/ALFWorld-v0", env_config={"split": "train", "max_turns": 50})
         .rl_module(model_path=model_path, compute_dtype="bfloat16", gradient_checkpointing=True)
+        # As the published Qwen3 runs; Qwen2.5's template has no such switch.
+        .rl_module(chat_template_kwargs={"enable_thinking": False})
         .training(
             lr=1e-6,
             weight_decay=0.01,

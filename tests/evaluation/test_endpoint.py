@@ -232,6 +232,7 @@ def test_a_model_behind_an_endpoint_is_evaluated_and_compared(command, server, t
     assert command("--json", str(tmp_path / "out/good.json"), "--games", "3") == 0
     good = EvaluationResult.load(tmp_path / "out/good.json")
     assert (good.overall.successes, good.overall.episodes) == (8, 8)
+    assert not any("chat_template_kwargs" in body for _, _, body in server.seen)
     assert good.labels == {"method": "endpoint", "backbone": "riddler", "seed": None}
     server.script = [(200, {}, chat("purple"))] * 24
     assert command("--json", str(tmp_path / "out/bad.json")) == 0
@@ -283,7 +284,9 @@ def test_several_games_are_played_at_once(command, server):
 
 def test_a_conversation_sends_all_earlier_messages(command, server):
     server.script = [(200, {}, chat("<action>purple</action>"))] * 3
-    assert command("--set", "prompt_style=conversation", "--games", "1", "--episodes", "1") == 0
+    thinking = ("--set", 'chat_template_kwargs={"enable_thinking": true}')
+    assert command("--set", "prompt_style=conversation", *thinking, "--games", "1", "--episodes", "1") == 0
+    assert [body["chat_template_kwargs"] for _, _, body in server.seen] == [{"enable_thinking": True}] * 3
     first, second, third = (body["messages"] for _, _, body in server.seen)
     assert [each["role"] for each in third] == ["system", "user", "assistant", "user", "assistant", "user"]
     assert (second[:2], third[:4]) == (first, second)

@@ -79,12 +79,28 @@ def beside(method="serl", **change):
     return [*entries(), TableEntry("small", method, 0, evaluation(coin_flips(140, 0.5, 9), **change))]
 
 
+def templates(other, *described):
+    """Rows of two backbones, or of one, with what their chat templates are described by."""
+    return [
+        TableEntry(backbone, method, 0, evaluation([True, False], chat_template=template))
+        for backbone, method, template in zip(("small", other), ("grpo", "trial"), described, strict=True)
+    ]
+
+
+DIGESTS = {"digest": "aa", "kwargs": {}}, {"digest": "bb", "kwargs": {}}
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
         (beside(temperature=1.0), "temperature is 0.4 in one and 1.0"),
         (beside(panel_sha256="other"), "evaluation sets.*panel_sha256"),
         (beside(max_turns=30), "max_turns"),
+        (templates("small", *DIGESTS), "chat_template is .*'aa'.* in one and .*'bb'"),
+        (
+            templates("small", {"digest": "aa", "kwargs": {}}, {"kwargs": {"enable_thinking": False}}),
+            "chat_template is",
+        ),
         (beside(families=FAMILIES[::-1]), "other tasks"),
         (beside("grpo"), "two evaluations of small grpo seed 0"),
         (entries() + entries("valid_unseen", 134, temperature=1.0), "temperature"),
@@ -102,6 +118,10 @@ def test_what_does_not_belong_together_is_refused(given, words):
 
 def test_what_belongs_together_is_not_refused():
     assert len(ResultTable(entries() + entries("valid_unseen", 134)).blocks) == 2
+    # Each model has a chat template of its own; of one model it is known by what it writes, else by its variables.
+    assert len(ResultTable(templates("large", *DIGESTS)).methods) == 2
+    assert ResultTable(templates("small", DIGESTS[0], {"digest": "aa", "kwargs": {"unused": 1}})).blocks
+    assert ResultTable(templates("small", DIGESTS[0], {"kwargs": {}})).blocks
     # The last one is of a model that lies in no run folder.
     assert ResultTable(lengths(60, 60, None)).cells("b", "m")[-1].episodes == 6
     with pytest.raises(TableError, match="reference 'nope'; there are grpo, trial"):

@@ -128,7 +128,9 @@ def test_contexts_longer_than_the_model_to_be_made_are_refused_before_it_is_made
 def test_a_warm_start_is_made_with_the_prompts_of_training():
     config = GRPOConfig().environment("trial/ALFWorld-v0", env_config={"split": "generated"})
     config.rl_module(warm_start={"history_window": 1}).env_runners(history_window=3, max_prompt_tokens=700)
+    config.rl_module(chat_template_kwargs={"enable_thinking": False}, chat_template_date="2020-02-29")
     settings, _ = warm_start_settings(config)
+    assert (settings.chat_template_kwargs, settings.chat_template_date) == ({"enable_thinking": False}, "2020-02-29")
     found = (settings.response_style, settings.history_window, settings.max_prompt_tokens, settings.max_response_tokens)
     assert found == ("tagged", 1, 700, config.max_response_tokens)
     with pytest.raises(ConfigError, match="response_style='plain' found, but prompt_style is 'tagged'"):

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from chat_tokenizers import published_tokenizer
 from synthetic_run import make_run, save_tokenizer
 
 from trial_ray.cli import main
 from trial_ray.environments.alfworld import ADAPTER
 from trial_ray.models.tiny import build_tokenizer
-from trial_ray.reports.exports import SCHEMA
+from trial_ray.reports.exports import SCHEMA, atif_document
+from trial_ray.reports.recorded import RecordedTrajectory, TokenTexts, print_trajectory
+from trial_ray.reports.records import RunRecord
+from trial_ray.rollout.prompts import PromptBuilder
 from trial_ray.rollout.recording import read_trajectories, write_groups
-from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup
+from trial_ray.rollout.trajectory import Trajectory, TrajectoryGroup, Turn
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +62,28 @@ def test_datasets_reads_the_folder_with_the_features_of_its_card(run, tmp_path):
     first = loaded[0]["turns"][0]
     assert first["action"] in first["response"]
     assert first["observation"].split()[0] in first["prompt"]
+
+
+def test_text_that_the_prompt_opened_is_shown_with_the_response():
+    tokenizer = published_tokenizer("qwen3_5_think")
+    prompt = PromptBuilder(tokenizer, ADAPTER.template("tagged"), 4096).build(
+        task="look", observation="A room.", admissible_actions=["look"], history=[], step=1
+    )
+    said = "so</think><action>look</action>"
+    ids = np.array([*tokenizer.encode(said), tokenizer.eos_token_id], np.int32)
+    turn = Turn(
+        prompt.ids, ids, np.zeros(len(ids), np.float32), 0, prompt.insert_at, "A room.", "look", True, "", 0.0, "stop"
+    )
+    trajectory = Trajectory("task", "look", 0, [turn])
+    recorded = RecordedTrajectory(1, 1, "group", 0, trajectory, [None], [""])
+    run = RunRecord(Path("run"), tokens=TokenTexts(tokenizer))
+    step = atif_document(run, recorded)["steps"][1]
+    assert step["message"] == f"<think>\n{said}"
+    assert step["metrics"]["completion_token_ids"] == ids.tolist()
+    assert step["metrics"]["prompt_tokens"] == len(prompt.ids)
+    printed = "\n".join(str(part) for part in print_trajectory(recorded, run.tokens))
+    assert "  <|im_start|>assistant\n  \nresponse, " in printed
+    assert f"  <think>\n  {said}<|im_end|>" in printed
 
 
 def test_one_iteration_is_exported_alone(run, tmp_path):

@@ -1,4 +1,4 @@
-"""Conversations: a prompt begins with the one before it and its response as sampled; what the chat template would write."""
+"""Conversations: how responses are closed, what stays over the limit; how templates are written is in test_published_templates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from chat_tokenizers import MODELS, bare_tokenizer, chat_tokenizer
-from recordings import alfworld_episodes, turns
 
 from trial_ray.environments import alfworld, external, webshop
 from trial_ray.environments.adapter import EnvironmentAdapter
@@ -64,41 +63,8 @@ def begins_with(turn: Turn, before: Turn) -> bool:
     return turn.prompt_ids[: len(beginning)].tolist() == beginning
 
 
-def rendered(tokenizer, template, results, said) -> str:
-    """The conversation as the chat template writes it; where it writes an earlier response without what opens a new one, as
-    Qwen3's does, that is added: what was sampled from is never taken away."""
-    user = lambda step: template.render(context(results[step], step + 1))  # noqa: E731
-    messages = [{"role": "system", "content": template.system(TASK)}, {"role": "user", "content": user(0)}]
-    for step in range(1, len(results)):
-        messages += [{"role": "assistant", "content": f"RESPONSE {step}."}, {"role": "user", "content": user(step)}]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, enable_thinking=False)
-    opened = "<think>\n\n</think>\n\n" if text.endswith("</think>\n\n") else ""
-    for step, response in enumerate(said, 1):
-        text = text.replace(f"RESPONSE {step}.", opened + response)
-    return text
-
-
 def context(result: StepResult, step: int) -> PromptContext:
     return PromptContext(result.task, result.observation.strip(), result.admissible_actions, (), step)
-
-
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("stop", [True, False], ids=["stop", "length"])
-def test_prompts_only_grow_and_read_as_the_chat_template_writes_the_conversation(model, stop):
-    tokenizer, build = chat_tokenizer(model), builder(model)
-    played, results, said = [], [], []
-    for step, (arguments, action, _) in enumerate(turns(alfworld_episodes()[0]), 1):
-        results.append(shown(arguments["observation"], arguments["admissible_actions"]))
-        turn = take(
-            build, played, results[-1], sampled(tokenizer, f"<think>{step}</think><action>{action}</action>", stop=stop)
-        )
-        assert tokenizer.decode(turn.prompt_ids) == rendered(tokenizer, build.template, results, said)
-        assert step == 1 or begins_with(turn, played[-2])
-        assert turn.prompt_cut == "none"
-        said.append(f"<think>{step}</think><action>{action}</action>")
-    assert len(played) >= 4
-    canonical = tokenizer.encode(tokenizer.decode(turn.prompt_ids), add_special_tokens=False)
-    assert canonical != turn.prompt_ids.tolist(), "the test's responses would survive tokenising again"
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -112,21 +78,6 @@ def test_a_response_is_closed_once_whatever_ended_it(model):
         behind = second.prompt_ids[len(played[0].prompt_ids) + len(tokenizer.encode("look")) :].tolist()
         assert behind[: len(expected)] == expected
         assert close not in behind[len(expected) : len(behind) - len(played[1].prompt_ids) + second.insert_at]
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_special_tokens_in_untrusted_text_stay_text(model):
-    tokenizer, build = chat_tokenizer(model), builder(model)
-    hostile = "".join(str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
-
-    def special_ids(**said) -> list[int]:
-        played = []
-        for _ in range(3):
-            turn = take(build, played, shown(**{"observation": "A room.", **said}), sampled(tokenizer, SAID))
-        return [token for token in turn.prompt_ids.tolist() if token in tokenizer.all_special_ids]
-
-    clean = special_ids()
-    assert special_ids(observation=hostile) == special_ids(actions=[hostile]) == special_ids(task=hostile) == clean
 
 
 def long_episode(build: ConversationBuilder, num_turns: int, observation=lambda step: f"ROOM{step} " + "desk " * 20):
@@ -243,18 +194,7 @@ LOOP = (
     ("template", "found"),
     [
         (None, "no chat template"),
-        (
-            "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}",
-            "system, user: no system",
-        ),
-        (
-            LOOP.replace("messages %}", "messages if message.role != 'system' %}"),
-            "message of the system occurs 0 times",
-        ),
-        (
-            LOOP.replace("<|im_end|>", "{{ '.' if message.role == 'system' else '<|im_end|>' }}"),
-            "close the system message",
-        ),
+        ("{{ raise_exception('no users here') }}", "messages of user: no users here"),
         (LOOP.replace("<|im_end|>", "{{ '.' if message.role == 'assistant' else '<|im_end|>' }}"), "close a response"),
         (LOOP.replace("<|im_start|>{{", "<|im_start|>{{ messages | length }} {{"), "does not begin with a shorter one"),
         (LOOP.replace("message.role", "message.role ~ loop.index"), "does not begin with a shorter one"),
@@ -266,3 +206,25 @@ def test_chat_templates_that_hold_no_growing_conversation_are_named(template, fo
     tokenizer.chat_template = template
     with pytest.raises(ChatTemplateError, match=found):
         ConversationBuilder(tokenizer, HOME.template("conversation"), 1000)
+
+
+def test_a_template_that_drops_the_system_message_is_given_its_text_in_the_users_first_one():
+    tokenizer = bare_tokenizer()
+    tokenizer.chat_template = LOOP.replace("messages %}", "messages if message.role != 'system' %}")
+    build, played = ConversationBuilder(tokenizer, HOME.template("conversation"), 1000), []
+    for room in ("A hall.", "A room."):
+        take(build, played, shown(room), sampled(tokenizer, SAID))
+    first, second = (tokenizer.decode(turn.prompt_ids) for turn in played)
+    assert first.startswith(
+        f"<|im_start|>user\n{build.template.system(TASK)}\n\nThis is step 1. The environment shows:\nA hall."
+    )
+    assert second.count("Your task") == 1
+    assert second.count("<|im_start|>user\nThis is step 2.") == 1
+
+
+def test_a_model_that_does_not_stop_where_the_template_ends_a_response_is_refused():
+    build, tokenizer = builder("qwen3"), chat_tokenizer("qwen3")
+    build.require_end([tokenizer.pad_token_id, tokenizer.eos_token_id])
+    found = rf"with <\|im_end\|>, .*stop tokens \(<\|endoftext\|>\).*{tokenizer.eos_token_id}, to eos"
+    with pytest.raises(ChatTemplateError, match=found):
+        build.require_end([tokenizer.pad_token_id])

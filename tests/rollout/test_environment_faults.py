@@ -32,7 +32,7 @@ def play(env: GuardedEnv, generate=None):
         ids = np.asarray(tokenizer.encode("look"), np.int32)
         return Response(ids, np.zeros(len(ids), np.float32), 1, "stop")
 
-    player = PolicyPlayer(builder, tokenizer.decode, SamplingParams(max_tokens=4), generate or response)
+    player = PolicyPlayer(builder, SamplingParams(max_tokens=4), generate or response)
     return asyncio.run(play_episode(env, "two", player))
 
 

@@ -183,7 +183,7 @@ def test_an_episode_keeps_its_environments_solution_and_shows_it_to_nobody(env_i
         ids = np.asarray(tokenizer.encode("wait"), np.int32)
         return Response(ids, np.zeros(len(ids), np.float32), 1, "stop")
 
-    player = PolicyPlayer(builder, tokenizer.decode, SamplingParams(max_tokens=4), generate)
+    player = PolicyPlayer(builder, SamplingParams(max_tokens=4), generate)
     trajectory = asyncio.run(play_episode(env, entry.tasks()[0], player))
     assert not trajectory.failed, trajectory.error
     assert trajectory.solution == env.walkthrough()

@@ -1,10 +1,12 @@
-import numpy as np
 import pytest
 from chat_tokenizers import MODELS, bare_tokenizer, chat_tokenizer
-from recordings import alfworld_episodes, turns
 
+from trial_ray.algorithms import GRPOConfig
 from trial_ray.environments import alfworld, webshop
+from trial_ray.environments.guarded import StepResult
 from trial_ray.errors import ChatTemplateError, ConfigError, PromptTooLongError
+from trial_ray.rollout.chat_template import TemplateOptions
+from trial_ray.rollout.conversation import prompt_writer
 from trial_ray.rollout.hindsight import encode_untrusted
 from trial_ray.rollout.prompts import CUT_MARK, PromptBuilder
 
@@ -37,49 +39,23 @@ def message(built, prompt):
     return built._tokenizer.decode(prompt.ids)
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("style", ["tagged", "plain"])
-def test_ids_equal_the_chat_template_of_the_whole_conversation(model, style, origin):
+@pytest.mark.parametrize(
+    ("model", "kwargs", "expected"),
+    [
+        ("qwen2.5", {}, "<|im_end|>\n<|im_start|>assistant\n"),
+        ("qwen3", {}, "<|im_end|>\n<|im_start|>assistant\n"),
+        ("qwen3", {"enable_thinking": True}, "<|im_end|>\n<|im_start|>assistant\n"),
+        ("qwen3", {"enable_thinking": False}, "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"),
+        ("smollm2", {}, "<|im_end|>\n<|im_start|>assistant\n"),
+        ("tiny", {}, "<|assistant|>"),
+    ],
+)
+def test_insert_at_is_the_end_of_the_message(model, kwargs, expected):
     tokenizer = chat_tokenizer(model)
-    build = builder(model, style)
-    for episode in alfworld_episodes(origin)[:6]:
-        for arguments, _, _ in turns(episode):
-            captured = []
-            recording = PromptBuilder(tokenizer, _Recording(build.template, captured), 4096)
-            prompt = build.build(**arguments)
-            recording.build(**arguments)
-            whole = tokenizer.apply_chat_template(
-                [{"role": "user", "content": captured[0]}],
-                add_generation_prompt=True,
-                tokenize=False,
-                enable_thinking=False,
-            )
-            assert prompt.ids.tolist() == tokenizer.encode(whole, add_special_tokens=False)
-            assert prompt.ids.dtype == np.int32
-
-
-class _Recording:
-    def __init__(self, template, captured):
-        self.style, self._template, self._captured = template.style, template, captured
-
-    def render(self, context):
-        self._captured.append(self._template.render(context))
-        return self._captured[-1]
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_insert_at_is_the_end_of_the_message(model):
-    tokenizer = chat_tokenizer(model)
-    prompt = builder(model).build(**LATER)
+    build = PromptBuilder(tokenizer, HOME.template("tagged"), 4096, options=TemplateOptions(kwargs))
+    prompt = build.build(**LATER)
     assert tokenizer.decode(prompt.ids[: prompt.insert_at]).endswith("enclosed in <action> and </action>.")
-    behind = tokenizer.decode(prompt.ids[prompt.insert_at :])
-    expected = {
-        "qwen2.5": "<|im_end|>\n<|im_start|>assistant\n",
-        "qwen3": "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
-        "smollm2": "<|im_end|>\n<|im_start|>assistant\n",
-        "tiny": "<|assistant|>",
-    }
-    assert behind == expected[model]
+    assert tokenizer.decode(prompt.ids[prompt.insert_at :]) == expected
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -109,6 +85,14 @@ def test_a_tokenizer_that_cuts_or_pads_encodes_whole_texts_as_transformers_does(
     assert found == [
         tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True) for text in well_formed
     ]
+
+
+def test_a_runs_variables_reach_the_chat_template():
+    config = GRPOConfig().environment("trial/ALFWorld-v0").rl_module(chat_template_kwargs={"enable_thinking": False})
+    for style in ("tagged", "conversation"):
+        writer = prompt_writer(chat_tokenizer("qwen3"), config.env_runners(prompt_style=style), HOME)
+        shown = StepResult(LATER["observation"], LATER["task"], "", ["look"], won=False, score=0.0)
+        assert message(writer, writer.write(shown, ())).endswith("assistant\n<think>\n\n</think>\n\n")
 
 
 def test_first_turn_shows_the_observation_as_it_is_and_the_task_once():
@@ -249,6 +233,12 @@ def with_template(template):
 
 
 LOOP = "{% for message in messages %}<|im_start|>user\n{{ BODY }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("name", ["tokenize", "add_generation_prompt", "tools", "strftime_now"])
+def test_variables_that_this_package_decides_are_refused(name):
+    with pytest.raises(ConfigError, match=f"chat_template_kwargs has '{name}', which this package decides itself"):
+        PromptBuilder(chat_tokenizer("qwen3"), HOME.template("tagged"), 100, options=TemplateOptions({name: True}))
 
 
 @pytest.mark.parametrize(

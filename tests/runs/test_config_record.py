@@ -14,15 +14,17 @@ from user_env import registered
 
 from trial_ray.algorithms.methods import new_config
 from trial_ray.environments import EnvironmentAdapter
-from trial_ray.errors import CheckpointError
+from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.runs.config_record import (
     backbone_of_settings,
     command_of,
     from_record,
     load_record,
+    setting_changes,
     to_record,
     with_command,
 )
+from trial_ray.runs.folder import RunFolder
 
 ENV_ID = RiddleEnv.ENV_ID
 
@@ -89,6 +91,33 @@ def test_a_mixture_is_read_as_it_was():
     config = from_record(record)
     assert [(entry.env_id, entry.config, entry.weight) for entry in config.environment_entries()] == environments
     config.validate()
+
+
+def test_a_record_of_an_earlier_version_has_the_variables_of_its_chat_template():
+    now = recorded("trial/ALFWorld-v0", env_config={"split": "generated"})
+    earlier = {**now, "settings": {**now["settings"]}}
+    del earlier["settings"]["chat_template_kwargs"]
+    assert from_record(now).chat_template_kwargs == {}
+    assert from_record(earlier).chat_template_kwargs == {"enable_thinking": False}
+    (change,) = setting_changes([earlier, {**now, "after_iteration": 3}])
+    found = (change.iteration, change.name, change.before, change.after)
+    assert found == (4, "chat_template_kwargs", {"enable_thinking": False}, {})
+
+
+def test_a_run_keeps_the_day_on_which_it_began(tmp_path):
+    def begun(day=None):
+        config = new_config("grpo").environment("trial/ALFWorld-v0", env_config={"split": "generated"})
+        config.rl_module(model_path="some/model", chat_template_date=day)
+        RunFolder(tmp_path / "run").configure(config)
+        return config
+
+    first = begun("2020-02-29")
+    (tmp_path / "experiment.py").touch()
+    RunFolder.create(tmp_path / "run", first, tmp_path / "experiment.py", [])
+    assert begun().chat_template_date == "2020-02-29"
+    assert begun("2020-03-01").chat_template_date == "2020-03-01"
+    with pytest.raises(ConfigError, match="chat_template_date is 'today', expected a day such as"):
+        begun("today").validate()
 
 
 def test_a_bound_that_is_switched_off_is_read_back():

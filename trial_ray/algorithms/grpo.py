@@ -68,7 +68,8 @@ from trial_ray.planning.step_time import gpu_bytes
 from trial_ray.process_events import ITERATION, Timeline, event
 from trial_ray.process_reports import peak_memory
 from trial_ray.ray_internals import env_runner_actors, env_runners_of, learner_actors, trial_folder
-from trial_ray.rollout.conversation import prompt_writer
+from trial_ray.rollout.chat_template import describe_chat_template
+from trial_ray.rollout.conversation import prompt_writer, template_options
 from trial_ray.rollout.groups import GroupSample, RolloutCounts
 from trial_ray.rollout.hindsight import FRAMES, require_room
 from trial_ray.rollout.prompts import require_first_prompt
@@ -222,10 +223,14 @@ class GRPO(Algorithm):
         }
 
     def _resolve_policy(self) -> None:
-        """Turn warm-start settings, a hub name or a packaged model's name into a folder (made or fetched once)."""
+        """Turn warm-start settings, a hub name or a packaged model's name into a folder (made or fetched once).
+
+        The day that chat templates may show is fixed, too.
+        """
         path = initial_policy(self.config)
-        if path != self.config.model_path:
-            self._change(self.config.copy(copy_frozen=False).rl_module(model_path=path, warm_start=None))
+        config = self.config.copy(copy_frozen=False).rl_module(model_path=path, warm_start=None)
+        config.fix_date()
+        self._change(config)
 
     def _place_recordings(self) -> None:
         """Turn folders of recordings that are relative into folders of the Tune trial that this is, if it is one."""
@@ -245,6 +250,7 @@ class GRPO(Algorithm):
         """Refuse limits that the first prompts, or what stands around a privileged text, exceed with the policy's tokenizer."""
         config = self.config
         tokenizer = load_tokenizer(str(config.model_path))
+        self.chat_template = describe_chat_template(tokenizer, template_options(config))
         for entry, task, shown in self._first_turns:
             require_first_prompt(prompt_writer(tokenizer, config, entry.adapter), shown, entry.name, task)
         if config.privileged_view is not None:

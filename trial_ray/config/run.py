@@ -21,6 +21,8 @@ RENAMED_SETTINGS = {
     for name in ("env_config", "split", "num_tasks", "seed", "temperature", "top_p")
 }
 """Settings by the names that they had in earlier versions, which run folders and command lines may hold."""
+EARLIER_CHAT_TEMPLATE_KWARGS = {"enable_thinking": False}
+"""What earlier versions rendered chat templates with; records of theirs do not say it."""
 FLOAT32_GAP = 1e-3
 """Engine and learner in float32 or more differ by 1e-7 to 1e-5 nats a token; see docs/decisions.md."""
 LOW_PRECISION_GAP = 0.1
@@ -151,6 +153,7 @@ class RunSettings(
             ConfigError: says what was found and what to set.
             MissingDependencyError: adapters need a package that is not installed.
         """
+        self.check_chat_template()
         if (self.model_path is None) == (self.warm_start is None):
             raise ConfigError(
                 "Choose the policy with exactly one of .rl_module(model_path=...) and .rl_module(warm_start=...)."

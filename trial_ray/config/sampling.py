@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -49,6 +50,16 @@ class PolicySettings(Settings):
         "settings of ``trial_ray.warmstart.WarmStartSettings``, whose (cached) model becomes the initial policy; "
         "exclusive with ``model_path``",
     )
+    chat_template_kwargs: dict[str, Any] = setting(
+        factory=dict,
+        doc="variables of the chat template, such as ``enable_thinking``, wherever a prompt is made; empty: the template's own "
+        "defaults",
+    )
+    chat_template_date: str | None = setting(
+        None,
+        "day that chat templates which write the date show, ``YYYY-MM-DD``; ``None``: the day on which the run begins, which is "
+        "recorded",
+    )
     model_dtype: str = setting(
         "float32",
         "dtype of the master weights; bfloat16 cannot represent an update of 1e-6",
@@ -93,6 +104,23 @@ class PolicySettings(Settings):
 
     rl_module = Section("Choose the language model.")
     policy = RenamedSection("rl_module")
+
+    def fix_date(self, known: str | None = None) -> None:
+        """Fix the day that a chat template may show, unless it is set: the one of an earlier command, else today."""
+        self.chat_template_date = self.chat_template_date or known or datetime.date.today().isoformat()
+
+    def check_chat_template(self) -> None:
+        """Refuse a date that is none; names of variables are checked where a template is rendered.
+
+        Raises:
+            ConfigError: says what was found.
+        """
+        try:
+            datetime.date.fromisoformat(self.chat_template_date or "2000-01-01")
+        except ValueError as error:
+            raise ConfigError(
+                f"chat_template_date is {self.chat_template_date!r}, expected a day such as '2026-01-31', or None."
+            ) from error
 
 
 class EngineSettings(Settings):

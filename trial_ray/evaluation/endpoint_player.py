@@ -15,7 +15,7 @@ from trial_ray.environments.templates import ConversationPrompt, PromptContext, 
 from trial_ray.errors import EnvironmentFaultError, InfrastructureError
 from trial_ray.evaluation.endpoint import ChatAnswer, ChatEndpoint, Message
 from trial_ray.evaluation.panels import Panel
-from trial_ray.evaluation.player import policy_protocol
+from trial_ray.evaluation.player import prompt_protocol
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.rollout.episode import Decision, History, derive_seed, play_episode
 from trial_ray.rollout.prompts import records
@@ -53,6 +53,8 @@ class EndpointPlayer:
             "top_p": config.evaluation_top_p if config.evaluation_temperature else None,
             "max_tokens": config.max_response_tokens,
             "seed": derive_seed(self._seed, step),
+            # A field that vLLM and SGLang read; other endpoints may refuse it.
+            "chat_template_kwargs": dict(config.chat_template_kwargs) or None,
         }
         answer = await self._answer(self._messages(result, history, step), sampling)
         self._conversation.append({"role": "assistant", "content": answer.text})
@@ -79,7 +81,7 @@ def endpoint_protocol(
     config: RunSettings, panel: Panel, entry: EnvironmentEntry, endpoint: ChatEndpoint
 ) -> dict[str, Any]:
     """The protocol of a checkpoint's evaluation, so that both stand in one table; with fields that ``--body`` added."""
-    return {**policy_protocol(config, panel, entry), **({"request": dict(endpoint.body)} if endpoint.body else {})}
+    return {**prompt_protocol(config, panel, entry), **({"request": dict(endpoint.body)} if endpoint.body else {})}
 
 
 def evaluate_endpoint(

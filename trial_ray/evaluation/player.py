@@ -19,9 +19,11 @@ from trial_ray.environments.guarded import GuardedEnv, StepResult
 from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.errors import EnvironmentFaultError, UserInputError
 from trial_ray.evaluation.panels import Panel
-from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.models.loading import load_causal_lm
+from trial_ray.evaluation.results import CHAT_TEMPLATE, EvaluationResult
+from trial_ray.models.loading import load_causal_lm, load_tokenizer
 from trial_ray.models.tensors import engine_tensors
+from trial_ray.rollout.chat_template import describe_chat_template
+from trial_ray.rollout.conversation import template_options
 from trial_ray.rollout.episode import Decision, History, derive_seed, play_episode
 from trial_ray.rollout.groups import GroupRequest, GroupSample, SampleSettings, failure_of
 from trial_ray.rollout.trajectory import EpisodeResult
@@ -31,7 +33,19 @@ logger = logging.getLogger(__name__)
 
 
 def policy_protocol(config: RunSettings, panel: Panel, entry: EnvironmentEntry) -> dict[str, Any]:
-    """Everything but the policy that decides the result of playing ``panel`` in ``entry`` with ``config``."""
+    """Everything but the policy that decides the result of playing ``panel`` in ``entry`` with ``config``.
+
+    Raises:
+        ConfigError: there is no tokenizer at ``model_path``.
+        ChatTemplateError: its chat template cannot be rendered.
+    """
+    options = template_options(config)
+    described = describe_chat_template(load_tokenizer(str(config.model_path)), options)
+    return {**prompt_protocol(config, panel, entry), CHAT_TEMPLATE: described}
+
+
+def prompt_protocol(config: RunSettings, panel: Panel, entry: EnvironmentEntry) -> dict[str, Any]:
+    """The protocol of a policy whose chat template is not known."""
     adapter = entry.describe().get("adapter")
     return {
         **panel.protocol(),
@@ -44,6 +58,7 @@ def policy_protocol(config: RunSettings, panel: Panel, entry: EnvironmentEntry) 
         "history_window": config.history_window,
         "prompt_style": config.prompt_style,
         "max_turns": entry.max_turns,
+        CHAT_TEMPLATE: {"kwargs": dict(config.chat_template_kwargs)},
     }
 
 

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from trial_ray.config.run import EARLIER_CHAT_TEMPLATE_KWARGS
 from trial_ray.errors import CheckpointError, InfrastructureError
 from trial_ray.evaluation.statistics import wilson_interval
 from trial_ray.files import checked_content, read_json, require_file, write_json, writing
@@ -31,6 +32,8 @@ _TYPES = {"protocol": dict, "episodes": list, "policy": str, "weights": str, "la
 if TYPE_CHECKING:
     from rich.table import Table
 
+CHAT_TEMPLATE = "chat_template"
+"""In a protocol: digest of what the policy's chat template writes, its arguments, and the day that it shows, if any."""
 SCHEMA = "trial_ray/evaluation"
 SCHEMA_VERSION = 1
 
@@ -159,6 +162,7 @@ class EvaluationResult:
             value["episodes"] = [
                 read_episode(each, f"{file}: Episode {at}") for at, each in enumerate(value["episodes"])
             ]
+            value["protocol"] = _completed(value["protocol"])
             return cls(**{name: value[name] for name in _TYPES})
 
     def table(self, title: str | None = None) -> Table:
@@ -200,8 +204,27 @@ def protocol_difference(
     first: dict[str, Any], second: dict[str, Any], where: tuple[str, str] = ("in one", "in another")
 ) -> str:
     """The alphabetically first entry in which two protocols differ, with both values; empty where they are equal."""
-    key = next((key for key in sorted(first.keys() | second.keys()) if first.get(key) != second.get(key)), None)
-    return "" if key is None else f"{key} is {first.get(key)!r} {where[0]} and {second.get(key)!r} {where[1]}"
+    for key in sorted(first.keys() | second.keys()):
+        one, other = first.get(key), second.get(key)
+        if key == CHAT_TEMPLATE and one and other:
+            one, other = _compared_templates(one, other)
+        if one != other:
+            return f"{key} is {one!r} {where[0]} and {other!r} {where[1]}"
+    return ""
+
+
+def _compared_templates(first: dict[str, Any], second: dict[str, Any]) -> tuple[Any, Any]:
+    """What tells two chat templates apart: what they write, and where one of them is not known, their arguments."""
+    if "digest" not in first or "digest" not in second:
+        return {"kwargs": first.get("kwargs")}, {"kwargs": second.get("kwargs")}
+    return (None, None) if first["digest"] == second["digest"] else (first, second)
+
+
+def _completed(protocol: dict[str, Any]) -> dict[str, Any]:
+    """A recorded protocol, with what earlier versions had in the code."""
+    if "prompt_style" not in protocol:  # of a player that writes no prompts
+        return protocol
+    return {CHAT_TEMPLATE: {"kwargs": EARLIER_CHAT_TEMPLATE_KWARGS}, **protocol}
 
 
 def _summary(rate: Rate) -> dict[str, Any]:
@@ -332,7 +355,7 @@ class EpisodeJournal:
         if (head.get("schema"), head.get("schema_version")) != (JOURNAL_SCHEMA, JOURNAL_VERSION):
             raise CheckpointError(f"{path} is no unfinished evaluation of this version; delete it or name another.")
         protocol = head.get("protocol")
-        self._require_same(path, protocol if isinstance(protocol, dict) else {}, head.get("weights"))
+        self._require_same(path, _completed(protocol) if isinstance(protocol, dict) else {}, head.get("weights"))
         for number, line in enumerate(lines[1:], start=2):
             episode = read_episode(_parse(line), f"{path}: the episode in line {number}")
             self.episodes[episode.task_id] = episode

@@ -11,7 +11,7 @@ import numpy as np
 
 from trial_ray.environments.registry import PACKAGED, find_adapter
 from trial_ray.errors import UserInputError
-from trial_ray.evaluation.results import EvaluationResult, protocol_difference
+from trial_ray.evaluation.results import CHAT_TEMPLATE, EvaluationResult, protocol_difference
 from trial_ray.evaluation.statistics import BootstrapInterval, add_adjusted, bootstrap_mean, mean_interval
 
 
@@ -148,8 +148,14 @@ class Block:
         if len(dict(self.tasks)) < len(self.tasks):
             raise TableError(f"{self.title}: a task occurs more than once; a mean takes one episode a task.")
         self._runs: dict[tuple[str, str], dict[int, EvaluationResult]] = {}
+        backbones: dict[str, dict[str, Any]] = {}
         for entry in entries:
-            _require_one_protocol(self.title, self.protocol, entry.result.protocol)
+            _require_one_protocol(
+                self.title, *(_without_template(each) for each in (self.protocol, entry.result.protocol))
+            )
+            # Each backbone has a template of its own.
+            own = backbones.setdefault(entry.backbone, entry.result.protocol)
+            _require_one_protocol(f"{self.title}, {entry.backbone}", own, entry.result.protocol)
             self._add(entry, self._runs.setdefault((entry.backbone, entry.method), {}))
         self.columns = block_columns(env, {family for _, family in self.tasks})
 
@@ -237,7 +243,7 @@ class ResultTable:
         self.blocks = [Block(*split, by_split[split]) for split in splits]
         by_env: dict[str, dict[str, Any]] = {}
         for (env, _), block in zip(splits, self.blocks, strict=True):
-            shared = {key: value for key, value in block.protocol.items() if key not in OF_A_SPLIT}
+            shared = {key: value for key, value in _without_template(block.protocol).items() if key not in OF_A_SPLIT}
             _require_one_protocol(f"{block.title} and another split", by_env.setdefault(env, shared), shared)
 
     @property
@@ -294,6 +300,10 @@ class ResultTable:
 def _tasks(result: EvaluationResult) -> list[tuple[str, str]]:
     """Task and family of every episode."""
     return [(episode.task_id, episode.family) for episode in result.episodes]
+
+
+def _without_template(protocol: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in protocol.items() if key != CHAT_TEMPLATE}
 
 
 def _require_one_protocol(title: str, first: dict[str, Any], second: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from trial_ray.environments.adapter import ACTION_CLASSES
 from trial_ray.errors import UserInputError
+from trial_ray.evaluation.results import protocol_difference
 from trial_ray.evaluation.statistics import add_adjusted, bootstrap_curve, bootstrap_mean
 from trial_ray.evaluation.table_text import DIFFERENCE_COLUMNS, difference_cells
 from trial_ray.metrics import CURVES, PANEL_SUCCESS, Curve
@@ -138,7 +139,7 @@ def _points(key: str, spec: Curve, run: RunRecord) -> dict[float, float]:
         points |= {
             iteration: result.success_rate
             for iteration, result in played.items()
-            if result.counted and result.protocol == newest.protocol
+            if result.counted and not protocol_difference(result.protocol, newest.protocol)
         }
     return dict(sorted(points.items()))
 
@@ -146,7 +147,7 @@ def _points(key: str, spec: Curve, run: RunRecord) -> dict[float, float]:
 def _one_panel(runs: Sequence[RunRecord]) -> bool:
     """Whether the runs were last evaluated under one protocol, as far as they were, so that a mean over them has a meaning."""
     newest = [run.evaluations[""][run.evaluated_after("")].protocol for run in runs if "" in run.evaluations]
-    return all(protocol == newest[0] for protocol in newest)
+    return not any(protocol_difference(protocol, newest[0]) for protocol in newest)
 
 
 def class_chart(groups: Sequence[RunGroup]) -> dict[str, Any] | None:

@@ -94,7 +94,7 @@ def _step(run: RunRecord, number: int, turn: Turn, trained: TrainedTurn | None) 
     extra = {name: _stored(getattr(turn, name)) for name in names}
     if trained is not None:
         extra |= {name: getattr(trained, name) for name in _OF_UPDATE}
-    response = turn.action if run.tokens is None else run.tokens.decoded(turn.response_ids.tolist())
+    response = turn.action if run.tokens is None else run.tokens.response(turn)
     return {
         "step_id": number,
         "source": "agent",
@@ -119,7 +119,7 @@ _FIELDS |= {
         ("iteration", pa.int32(), "training iteration"),
         ("episode_return", pa.float64(), "sum of rewards"),
         ("prompt", pa.string(), "the prompt as text, special tokens included; null without the run's tokenizer"),
-        ("response", pa.string(), "the response as text, without special tokens; null likewise"),
+        ("response", pa.string(), "the response as text, with the `<think>` that its prompt may end in; null likewise"),
     )
 }
 _OF_TURN = [
@@ -187,8 +187,8 @@ def _row(recorded: RecordedTrajectory, tokens: TokenTexts | None) -> dict[str, A
 def _turn(turn: Turn, trained: TrainedTurn | None, tokens: TokenTexts | None) -> dict[str, Any]:
     texts: dict[str, str | None] = {"prompt": None, "response": None}
     if tokens is not None:
-        prompt, response = turn.prompt_ids.tolist(), turn.response_ids.tolist()
-        texts = {"prompt": escaped("".join(tokens.texts(prompt))), "response": escaped(tokens.decoded(response))}
+        prompt = "".join(tokens.texts(turn.prompt_ids.tolist()))
+        texts = {"prompt": escaped(prompt), "response": escaped(tokens.response(turn))}
     return {
         **{name: _stored(getattr(turn, name)) for name in _OF_TURN},
         **texts,

@@ -20,6 +20,7 @@ from trial_ray.errors import UserInputError
 from trial_ray.learner.recording import read_training
 from trial_ray.rollout.partitions import partition, partitions
 from trial_ray.rollout.recording import read_trajectories, read_turns
+from trial_ray.rollout.response_texts import ResponseTexts
 from trial_ray.rollout.trajectory import Trajectory, Turn
 
 _CONTROL_PICTURES = 0x2400
@@ -59,6 +60,7 @@ class TokenTexts:
     """
 
     def __init__(self, tokenizer: Any) -> None:
+        self._responses = ResponseTexts(tokenizer)
         self._tokenizer = tokenizer
         self._anchor = tokenizer.encode("a", add_special_tokens=False)[-1:]
         self._skipped = len(self._decode([]))
@@ -79,10 +81,13 @@ class TokenTexts:
             self._join(ids, found)
         return found
 
-    def decoded(self, ids: Sequence[int]) -> str:
-        """The text of a response, from which its action was read: without special tokens and ids outside of the vocabulary."""
-        known = [each for each in ids if 0 <= each < self._size]
-        return str(self._tokenizer.decode(known, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    def response(self, turn: Turn) -> str:
+        """The text of a response, from which its action was read: with what its prompt opened for it."""
+        return self._responses.text(turn.prompt_ids, turn.insert_at, turn.response_ids)
+
+    def opened(self, turn: Turn) -> str:
+        """The text at the end of a prompt that belongs to the response."""
+        return self._responses.opened(turn.prompt_ids, turn.insert_at)
 
     def _join(self, ids: Sequence[int], found: list[str]) -> None:
         """Give the text of characters that span tokens to the first of their tokens."""
@@ -323,14 +328,18 @@ def _turn(
     if tokens is None:
         yield _part("observation", turn.observation)
     else:
-        label = f"prompt, {len(turn.prompt_ids)} tokens"
+        label, opened = f"prompt, {len(turn.prompt_ids)} tokens", tokens.opened(turn)
         if trained is None or trained.evidence_ids is None:
-            yield _part(label, "".join(tokens.texts(turn.prompt_ids.tolist())))
+            prompt = "".join(tokens.texts(turn.prompt_ids.tolist()))
         else:
             before, after = ("".join(tokens.texts(ids)) for ids in trained.split_prompt(turn))
             evidence = "".join(tokens.texts(trained.evidence_ids))
-            yield _part(f"{label}; ⟦⟧ is what the hindsight view adds", f"{before}⟦{evidence}⟧{after}")
-        yield _part(f"response, {len(turn.response_ids)} tokens", "".join(tokens.texts(turn.response_ids.tolist())))
+            label, prompt = f"{label}; ⟦⟧ is what the hindsight view adds", f"{before}⟦{evidence}⟧{after}"
+        yield _part(label, prompt.removesuffix(opened))
+        response = opened + "".join(tokens.texts(turn.response_ids.tolist()))
+        yield _part(
+            f"response, {len(turn.response_ids)} tokens{' behind text of the prompt' if opened else ''}", response
+        )
     yield _part(f"action{''.join(f' ({flag})' for flag in flags if flag)}", turn.action)
     yield _part(f"outcome, reward {turn.reward:g}", turn.outcome)
 

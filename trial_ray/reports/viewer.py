@@ -175,13 +175,14 @@ class ChunkWriter:
         """
         turns = list(zip(recorded.trajectory.turns, recorded.trained, recorded.classes, strict=True))
         texts = [None if tokens is None else tokens.texts(turn.response_ids.tolist()) for turn, _, _ in turns]
+        opened = ["" if tokens is None else tokens.opened(turn) for turn, _, _ in turns]
         self._texts.append(
             [
                 [
                     self._text_lines.add(part)
-                    for part in (turn.observation, turn.action, "".join(response or ()), turn.outcome)
+                    for part in (turn.observation, turn.action, begun + "".join(response or ()), turn.outcome)
                 ]
-                for (turn, _, _), response in zip(turns, texts, strict=True)
+                for (turn, _, _), response, begun in zip(turns, texts, opened, strict=True)
             ]
         )
         self._details.append(
@@ -190,8 +191,8 @@ class ChunkWriter:
                 "error": visible(recorded.trajectory.error or ""),
                 "solution": [visible(action) for action in recorded.trajectory.solution],
                 "turns": [
-                    self._detail(turn, trained or NOT_TRAINED, name, tokens, response)
-                    for (turn, trained, name), response in zip(turns, texts, strict=True)
+                    self._detail(turn, trained or NOT_TRAINED, name, tokens, response) | {"opened": visible(begun)}
+                    for (turn, trained, name), response, begun in zip(turns, texts, opened, strict=True)
                 ],
             }
         )
@@ -234,7 +235,8 @@ class ChunkWriter:
         add = self._detail_lines.add
         prompt, evidence = None, None
         if tokens is not None:
-            prompt = [add("".join(tokens.texts(part))) for part in trained.split_prompt(turn)]
+            before, after = ("".join(tokens.texts(part)) for part in trained.split_prompt(turn))
+            prompt = [add(before), add(after.removesuffix(tokens.opened(turn)))]
             if trained.evidence_ids is not None:
                 evidence = add("".join(tokens.texts(trained.evidence_ids)))
         return {

@@ -291,9 +291,7 @@ def trace_game(model: Path, task_id: str, entry: EnvironmentEntry, config: TRIAL
     prompts = prompt_writer(tokenizer, config, entry.adapter)
     greedy = SamplingParams(config.max_response_tokens, temperature=0.0)
     engine = LocalEngine(lm, frozenset(stop_tokens_of(lm.config, lm.generation_config, tokenizer)))
-    player = PolicyPlayer(
-        prompts, lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)), greedy, engine.generate
-    )
+    player = PolicyPlayer(prompts, greedy, engine.generate)
     env = GuardedEnv(entry)
     try:
         trajectory = asyncio.run(play_episode(env, task_id, player))

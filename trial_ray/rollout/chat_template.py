@@ -6,30 +6,53 @@ tokenisation of its own text, special tokens spelled in it stay ordinary text, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import datetime
+import inspect
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
-from jinja2 import TemplateError
-
-from trial_ray.errors import ChatTemplateError
+from trial_ray.errors import ChatTemplateError, ConfigError
+from trial_ray.files import text_digest
 from trial_ray.rollout.hindsight import encode_untrusted
 
 # Mixed case, markup, quotes, doubled blanks and a line break: any change that a chat template makes to text shows here.
 _PROBE = 'Sentinel {} of  the <User>\'s & "message"\nends Here'
+HEAD_END = "\n\n"
+"""Between role, task and form of responses and the first message, where both are one message of the user."""
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
-    """The text before a message of the system or the user.
+class TemplateOptions:
+    """What a chat template is rendered with besides messages.
 
     Attributes:
-        ids: ids up to the last special token.
-        lead_in: the text between it and the message, which is tokenised together with the message.
+        kwargs: the run's ``chat_template_kwargs``.
+        date: the day, ``YYYY-MM-DD``, that a template writes as today's; ``None``: the day on which it is rendered.
+    """
+
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    date: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What a chat template writes around a message of the system or the user.
+
+    Attributes:
+        ids: before it, up to the last special token.
+        lead_in: the text between that token and the message, which is tokenised together with the message.
+        lead_out: the text between the message and the next special token, likewise.
     """
 
     ids: list[int]
     lead_in: str
+    lead_out: str
+
+    def encode(self, tokenizer: Any, message: str) -> list[int]:
+        """Ids of an untrusted message with the text around it."""
+        return encode_untrusted(tokenizer, self.lead_in + message + self.lead_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,77 +60,186 @@ class ConversationParts:
     """The texts around the messages of a conversation.
 
     Attributes:
-        system: before the system message.
-        first: between the system message and the user's first one.
-        later: between a response and the user's next message; its first id is the token that closes a response.
+        system: around the system message; ``None`` where the template delimits none, so that its text goes to the head of the
+            user's first message.
+        first: around the user's first message.
+        later: around the user's next ones; its first id is the token that closes a response.
         suffix_ids: ids from a message of the user to the response.
+        end_ids: special tokens that close a response which nothing follows; the policy must stop at one of them.
     """
 
-    system: Opening
-    first: Opening
-    later: Opening
+    system: Around | None
+    first: Around
+    later: Around
     suffix_ids: list[int]
+    end_ids: frozenset[int]
 
 
-def split_user_message(tokenizer: Any) -> tuple[Opening, list[int]]:
-    """Texts around the user's message where it is the only one: before it, and ids behind it.
+DEFAULT_OPTIONS = TemplateOptions()
+
+
+def split_user_message(tokenizer: Any, options: TemplateOptions = DEFAULT_OPTIONS) -> tuple[Around, list[int]]:
+    """Texts around the user's message where it is the only one, and ids from there to the response.
 
     Raises:
         ChatTemplateError: there is no chat template, or it alters, repeats or does not delimit the message.
+        ConfigError: an option is none that a template may be given.
     """
-    before, behind = _render(tokenizer, ["user"])
-    opening, suffix_ids = _opening(tokenizer, before), _encode(tokenizer, behind)
-    _require_special(tokenizer, behind, "the user's message")
-    message = encode_untrusted(tokenizer, opening.lead_in + _probe(0))
-    _require_same(tokenizer, before + _probe(0) + behind, [*opening.ids, *message, *suffix_ids])
-    return opening, suffix_ids
+    before, behind = _render(tokenizer, ["user"], options)
+    around, rest = _around(tokenizer, before, behind, "the user's message")
+    suffix_ids = _encode(tokenizer, rest)
+    whole = [*around.ids, *around.encode(tokenizer, _probe(0)), *suffix_ids]
+    _require_same(tokenizer, before + _probe(0) + behind, whole)
+    return around, suffix_ids
 
 
-def split_conversation(tokenizer: Any) -> ConversationParts:
-    """Texts around the messages of a conversation that begins with the system's.
+def split_conversation(tokenizer: Any, options: TemplateOptions = DEFAULT_OPTIONS) -> ConversationParts:
+    """Texts around the messages of a conversation that begins with role, task and form of responses.
 
-    The response in it is a probe without reasoning. What the template writes between a message of the user and an earlier
-    response is not looked at: it may differ from what it writes before a new one, as Qwen3's does, and is never needed.
+    These are the system message, or the head of the user's first one where the template delimits no system message. The
+    response in the probed conversation is one without reasoning. What the template writes between a message of the user and an
+    earlier response is not looked at: it may differ from what it writes before a new one, as Qwen3's does, and is never needed.
 
     Raises:
-        ChatTemplateError: there is no chat template or none with a system message, or it alters, repeats or does not delimit a
-            message, or writes a message in another way depending on what precedes or follows it.
+        ChatTemplateError: there is no chat template, or it alters, repeats or does not delimit a message, or writes a message in
+            another way depending on what precedes or follows it.
+        ConfigError: an option is none that a template may be given.
     """
-    before, between, suffix = _render(tokenizer, ["system", "user"])
-    long_before, long_between, _, closing, long_suffix = _render(tokenizer, ["system", "user", "assistant", "user"])
-    system, first, later = (_opening(tokenizer, text) for text in (before, between, closing))
-    for text, name in ((between, "the system message"), (suffix, "the user's message"), (closing, "a response")):
-        _require_special(tokenizer, text, name)
-    same = (before, between, suffix) == (long_before, long_between, long_suffix)
-    if not same or (first.ids[-1], first.lead_in) != (later.ids[-1], later.lead_in):
+    try:
+        return _split(tokenizer, options, ["system"])
+    except ChatTemplateError:
+        return _split(tokenizer, options, [])
+
+
+def _split(tokenizer: Any, options: TemplateOptions, system: list[str]) -> ConversationParts:
+    *head, opens, suffix = _render(tokenizer, [*system, "user"], options)
+    *long_head, long_opens, _, closing, long_suffix = _render(
+        tokenizer, [*system, "user", "assistant", "user"], options
+    )
+    around_system = None
+    if system:
+        around_system, opens = _around(tokenizer, head[0], opens, "the system message")
+        _, long_opens = _around(tokenizer, long_head[0], long_opens, "the system message")
+    first, rest = _around(tokenizer, opens, suffix, "the user's message")
+    later, _ = _around(tokenizer, closing, long_suffix, "the user's message")
+    if not any(closing.startswith(token) for token in _special(tokenizer)):
+        raise _not_delimited("a response", closing)
+    same = (head, opens, suffix) == (long_head, long_opens, long_suffix)
+    if not same or (first.ids[-1:], first.lead_in) != (later.ids[-1:], later.lead_in):
         raise ChatTemplateError(
             "the chat template opens or closes messages in another way when the conversation goes on, so that a longer "
             "conversation does not begin with a shorter one; use prompt_style='tagged', or a template that only appends"
         )
-    parts = ConversationParts(system, first, later, _encode(tokenizer, suffix))
-    task, message = (encode_untrusted(tokenizer, opening.lead_in + _probe(0)) for opening in (system, first))
-    end = [*message, *parts.suffix_ids]
-    _require_same(tokenizer, _probe(0).join((before, between, suffix)), [*system.ids, *task, *first.ids, *end])
-    _require_same(tokenizer, closing + _probe(0) + suffix, [*later.ids, *end])
+    ends = _end_ids(tokenizer, options) or frozenset(
+        later.ids
+    )  # the next message's opening may be what ends a response
+    parts = ConversationParts(around_system, first, later, _encode(tokenizer, rest), ends)
+    beginning, written = _beginning(tokenizer, parts, "".join(head), opens)
+    _require_same(tokenizer, written + suffix, [*beginning, *parts.suffix_ids])
+    turn = [*later.ids, *later.encode(tokenizer, _probe(0)), *parts.suffix_ids]
+    _require_same(tokenizer, closing + _probe(0) + suffix, turn)
     return parts
 
 
-def _render(tokenizer: Any, roles: Sequence[str]) -> list[str]:
-    """The text around probes as messages of these roles, up to where the response starts; reasoning modes are switched off."""
+def _end_ids(tokenizer: Any, options: TemplateOptions) -> frozenset[int]:
+    """Special tokens behind a response that nothing follows; none where the template writes none, or no such conversation."""
+    with suppress(ChatTemplateError):
+        _, _, end = _render(tokenizer, ["user", "assistant"], options, add_generation_prompt=False)
+        special = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
+        return frozenset(special.intersection(_encode(tokenizer, end)))
+    return frozenset()
+
+
+def _beginning(tokenizer: Any, parts: ConversationParts, head: str, opens: str) -> tuple[list[int], str]:
+    """A probed conversation up to the end of the user's first message: ids of its parts, and as text."""
+    system, first = parts.system, parts.first
+    if system is not None:
+        ids = [*system.ids, *system.encode(tokenizer, _probe(1)), *first.ids, *first.encode(tokenizer, _probe(0))]
+        return ids, head + _probe(1) + system.lead_out + opens + _probe(0)
+    # The user's message is tokenised apart from the head that stands before it in the first turn alone.
+    folded = encode_head(tokenizer, first, _probe(1))
+    message, lead_in = first.encode(tokenizer, _probe(0)), encode_untrusted(tokenizer, first.lead_in)
+    if message[: len(lead_in)] != lead_in:
+        raise ChatTemplateError(
+            f"this tokenizer merges {first.lead_in!r}, which the chat template writes before a message, with the message's first "
+            "word, so that the message cannot be told from it; use prompt_style='tagged'"
+        )
+    return [*first.ids, *folded, *message[len(lead_in) :]], opens + _probe(1) + HEAD_END + _probe(0)
+
+
+def encode_head(tokenizer: Any, first: Around, text: str) -> list[int]:
+    """Ids of role, task and form of responses at the head of the user's first message, with what opens that message."""
+    return encode_untrusted(tokenizer, first.lead_in + text + HEAD_END)
+
+
+def describe_chat_template(tokenizer: Any, options: TemplateOptions = DEFAULT_OPTIONS) -> dict[str, Any]:
+    """A chat template for records: digest of what it writes around messages, its arguments, and the date where it writes one.
+
+    Raises:
+        ChatTemplateError: there is no chat template, or it cannot be rendered.
+    """
+    written = _written(tokenizer, options)
+    found = {"digest": text_digest(written).hex()[:16], "kwargs": dict(options.kwargs)}
+    # Two days of which every part differs.
+    others = {_written(tokenizer, TemplateOptions(options.kwargs, day)) for day in ("1999-12-31", "2028-02-01")}
+    return {**found, "date": str(_day(options))} if len(others) > 1 else found
+
+
+def _written(tokenizer: Any, options: TemplateOptions) -> str:
+    texts = _render(tokenizer, ["user"], options)
+    for roles in (["system", "user"], ["user", "assistant", "user"]):
+        with suppress(ChatTemplateError):
+            texts += ["", *_render(tokenizer, roles, options)]
+    return "\0".join(texts)
+
+
+def _day(options: TemplateOptions) -> datetime.date:
+    return datetime.date.today() if options.date is None else datetime.date.fromisoformat(options.date)
+
+
+# -- rendering ---------------------------------------------------------------------------------------------------------
+
+
+def _render(tokenizer: Any, roles: Sequence[str], options: TemplateOptions, **further: Any) -> list[str]:
+    """The text around probes as messages of these roles, up to where the response starts.
+
+    A message is a text or, where the template does not write that, a list of parts.
+    """
     if getattr(tokenizer, "chat_template", None) is None:
         raise ChatTemplateError(
             "the tokenizer has no chat template; use an instruct model, or set tokenizer.chat_template"
         )
-    probes = [_probe(index) for index in range(len(roles))]
-    try:
-        rendered: str = tokenizer.apply_chat_template(
-            [{"role": role, "content": probe} for role, probe in zip(roles, probes, strict=True)],
-            tokenize=False,
-            add_generation_prompt=True,
-            enable_thinking=False,
+    named = {"add_generation_prompt": True, **further, "tokenize": False}
+    taken = {"self", "strftime_now", *inspect.signature(type(tokenizer).apply_chat_template).parameters, *named}
+    if wrong := sorted(taken & options.kwargs.keys()):
+        raise ConfigError(
+            f"chat_template_kwargs has {', '.join(map(repr, wrong))}, which this package decides itself; expected variables of "
+            "the template, such as enable_thinking."
         )
-    except TemplateError as error:
-        raise ChatTemplateError(f"the chat template cannot render messages of {', '.join(roles)}: {error}") from error
+    day = _day(options)
+    named |= {**options.kwargs, "strftime_now": day.strftime}
+    probes = [_probe(len(roles) - 1 - index) for index in range(len(roles))]
+    refused: ChatTemplateError | None = None
+    for in_parts in (False, True):
+        messages = [
+            {"role": role, "content": [{"type": "text", "text": probe}] if in_parts else probe}
+            for role, probe in zip(roles, probes, strict=True)
+        ]
+        try:
+            try:
+                rendered: str = tokenizer.apply_chat_template(messages, **named)
+            except Exception as error:  # the template is a program, which may fail in any way
+                raise ChatTemplateError(
+                    f"the chat template cannot render messages of {', '.join(roles)}: {error}"
+                ) from error
+            return _pieces(rendered, roles, probes)
+        except ChatTemplateError as error:
+            refused = refused or error
+    assert refused is not None
+    raise refused
+
+
+def _pieces(rendered: str, roles: Sequence[str], probes: Sequence[str]) -> list[str]:
     pieces = []
     for role, probe in zip(roles, probes, strict=True):
         if rendered.count(probe) != 1:
@@ -124,9 +256,18 @@ def _probe(index: int) -> str:
     return _PROBE.format(index)
 
 
-def _opening(tokenizer: Any, text: str) -> Opening:
-    end = max((text.rfind(token) + len(token) for token in _special(tokenizer) if token in text), default=0)
-    return Opening(_encode(tokenizer, text[:end]), text[end:])
+def _around(tokenizer: Any, before: str, behind: str, message: str) -> tuple[Around, str]:
+    """What stands around a message, and the text from the special token behind it on.
+
+    Raises:
+        ChatTemplateError: there is none behind it, so that an observation could imitate the end of the message.
+    """
+    special = _special(tokenizer)
+    end = max((before.rfind(token) + len(token) for token in special if token in before), default=0)
+    closes = min((behind.find(token) for token in special if token in behind), default=None)
+    if closes is None:
+        raise _not_delimited(message, behind)
+    return Around(_encode(tokenizer, before[:end]), before[end:], behind[:closes]), behind[closes:]
 
 
 def _special(tokenizer: Any) -> list[str]:
@@ -138,12 +279,11 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
     return ids
 
 
-def _require_special(tokenizer: Any, text: str, message: str) -> None:
-    if not any(text.startswith(token) for token in _special(tokenizer)):
-        raise ChatTemplateError(
-            f"the chat template must close {message} with a special token, but goes on with {text[:40]!r}; "
-            "without one, an observation could imitate the end of the message"
-        )
+def _not_delimited(message: str, text: str) -> ChatTemplateError:
+    return ChatTemplateError(
+        f"the chat template must close {message} with a special token, but goes on with {text[:40]!r}; "
+        "without one, an observation could imitate the end of the message"
+    )
 
 
 def _require_same(tokenizer: Any, whole: str, parts: list[int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -11,10 +12,12 @@ from trial_ray.config.run import RunSettings
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.environments.guarded import StepResult
 from trial_ray.environments.templates import ConversationPrompt, PromptContext
-from trial_ray.errors import PromptTooLongError
-from trial_ray.rollout.chat_template import split_conversation
+from trial_ray.errors import ChatTemplateError, PromptTooLongError
+from trial_ray.models.vocabulary import stop_token_ids
+from trial_ray.rollout.chat_template import DEFAULT_OPTIONS, TemplateOptions, encode_head, split_conversation
 from trial_ray.rollout.hindsight import encode_untrusted
 from trial_ray.rollout.prompts import Prompt, PromptBuilder, PromptWriter, too_long
+from trial_ray.rollout.response_texts import ResponseTexts
 from trial_ray.rollout.trajectory import Turn
 
 
@@ -22,44 +25,85 @@ def prompt_writer(tokenizer: Any, config: RunSettings, adapter: EnvironmentAdapt
     """The prompt writer of a run in one of its environments.
 
     Raises:
-        ChatTemplateError: the tokenizer's chat template cannot be used in the style asked for.
+        ChatTemplateError: the tokenizer's chat template cannot be used in the style asked for, or ends responses of a conversation
+            with a token at which the model in ``config.model_path`` does not stop.
     """
-    template, limits = adapter.template(config.prompt_style), (config.max_prompt_tokens, config.history_window)
+    template = adapter.template(config.prompt_style)
+    settings = config.max_prompt_tokens, config.history_window, template_options(config)
     if config.prompt_style == "conversation":
-        return ConversationBuilder(tokenizer, cast(ConversationPrompt, template), *limits)
-    return PromptBuilder(tokenizer, template, *limits)
+        builder = ConversationBuilder(tokenizer, cast(ConversationPrompt, template), *settings)
+        if config.model_path is not None and Path(config.model_path).is_dir():
+            builder.require_end(stop_token_ids(config.model_path))
+        return builder
+    return PromptBuilder(tokenizer, template, *settings)
+
+
+def template_options(config: RunSettings) -> TemplateOptions:
+    """What the chat template of a run is rendered with."""
+    return TemplateOptions(config.chat_template_kwargs, config.chat_template_date)
 
 
 class ConversationBuilder:
-    """Writes prompts that hold the whole episode: the system message, then observations and responses in turn.
+    """Writes prompts that hold the whole episode: role, task and form of responses, then observations and responses in turn.
+
+    The first are the system message; where the chat template delimits none, they stand at the head of the user's first message.
 
     Prompt k+1 is prompt k, the ids of response k, what the chat template writes between a response and the next message, the
-    message, and the opening of the response. Nothing is decoded and tokenised again. A response that did not end with the
-    chat template's own token (its length ran out, or another stop token was sampled) is closed with that token.
+    message, and the opening of the response. Nothing is decoded and tokenised again, and reasoning stays that the chat template
+    would leave out of earlier responses. A response that did not end as the chat template closes it (its length ran out, or
+    another stop token was sampled) is closed with what is missing.
 
-    A prompt over the limit starts the conversation again: with the system message and the last ``history_window`` turns, or as
-    many of them as fit, whole and with their ids. What follows is appended to it.
+    A prompt over the limit starts the conversation again: with role, task and form of responses and the last
+    ``history_window`` turns, or as many of them as fit, whole and with their ids. What follows is appended to it.
 
     Args:
         tokenizer: a ``transformers`` tokenizer with a chat template.
         template: writes the messages and reads the responses.
         max_prompt_tokens: most ids in a prompt.
         history_window: turns that are kept, at most, where the conversation starts again.
+        options: what the chat template is rendered with.
 
     Raises:
         ChatTemplateError: see :func:`~trial_ray.rollout.chat_template.split_conversation`.
     """
 
     def __init__(
-        self, tokenizer: Any, template: ConversationPrompt, max_prompt_tokens: int, history_window: int = 2
+        self,
+        tokenizer: Any,
+        template: ConversationPrompt,
+        max_prompt_tokens: int,
+        history_window: int = 2,
+        options: TemplateOptions = DEFAULT_OPTIONS,
     ) -> None:
         self.template = template
         self.max_prompt_tokens = max_prompt_tokens
         self.history_window = history_window
+        self.responses = ResponseTexts(tokenizer)
         self._tokenizer = tokenizer
-        self._parts = split_conversation(tokenizer)
+        self._parts = split_conversation(tokenizer, options)
+        # What opens the user's message stands before the head, where the first message begins with one.
+        folded = self._parts.system is None
+        self._lead_in = np.asarray(encode_untrusted(tokenizer, self._parts.first.lead_in) if folded else [], np.int32)
         # No token spells more characters than its vocabulary entry has, see PromptBuilder.
         self._most_characters = max_prompt_tokens * max(map(len, tokenizer.get_vocab()))
+
+    def require_end(self, stop_ids: Sequence[int]) -> None:
+        """Refuse a model that does not stop where the chat template ends a response.
+
+        Args:
+            stop_ids: its stop tokens.
+
+        Raises:
+            ChatTemplateError: names the tokens.
+        """
+        if (ends := self._parts.end_ids).isdisjoint(stop_ids):
+            written, known = (self._tokenizer.convert_ids_to_tokens(sorted(ids)) for ids in (ends, stop_ids))
+            raise ChatTemplateError(
+                f"the chat template ends a response with {' '.join(written)}, expected one of the model's stop tokens "
+                f"({' '.join(map(str, known)) or 'none'}): the policy would go on and write the user's next message itself. Add "
+                f"the id of {written[0]}, {min(ends)}, to eos_token_id in the model's generation_config.json, or use "
+                "prompt_style='tagged'"
+            )
 
     def write(self, result: StepResult, turns: Sequence[Turn]) -> Prompt:
         """The prompt of the next decision.
@@ -72,40 +116,48 @@ class ConversationBuilder:
             PromptTooLongError: system message and the user's message alone exceed the limit.
         """
         context = PromptContext(result.task, result.observation.strip(), result.admissible_actions, (), len(turns) + 1)
-        message = self._parts.first.lead_in + self.template.render(context).strip()
+        message = self.template.render(context).strip()
         if len(message) > self._most_characters:
             raise self._too_long(result, None)
-        end = np.asarray([*encode_untrusted(self._tokenizer, message), *self._parts.suffix_ids], np.int32)
+        later = np.asarray([*self._parts.later.encode(self._tokenizer, message), *self._parts.suffix_ids], np.int32)
         if turns:
-            ids = np.concatenate([turns[-1].prompt_ids, self._answered(turns[-1]), end])
+            ids = np.concatenate([turns[-1].prompt_ids, self._answered(turns[-1]), later])
             if len(ids) <= self.max_prompt_tokens:
                 return self._prompt(ids, 0)
+        beginning = self._beginning(result.task)
         for num_kept in range(min(self.history_window, len(turns)), -1, -1):
-            ids = np.concatenate([*self._opening(result.task, turns[len(turns) - num_kept :]), end])
+            ids = self._conversation(beginning, turns[len(turns) - num_kept :], later)
             if len(ids) <= self.max_prompt_tokens:
                 return self._prompt(ids, len(turns) - num_kept)
         raise self._too_long(result, len(ids))
 
-    def _opening(self, task: str, turns: Sequence[Turn]) -> list[np.ndarray]:
-        """A conversation of these turns, up to the next message."""
-        parts = self._parts
-        system = encode_untrusted(self._tokenizer, parts.system.lead_in + self.template.system(task).strip())
-        opening = [np.asarray([*parts.system.ids, *system, *parts.first.ids], np.int32)]
-        for turn in turns:
-            opening += [self._message(turn), self._answered(turn)]
-        return opening
+    def _conversation(self, beginning: np.ndarray, turns: Sequence[Turn], message: np.ndarray) -> np.ndarray:
+        """A conversation that begins with these turns, up to the response to a message."""
+        kept = [part for turn in turns for part in (self._message(turn, beginning), self._answered(turn))]
+        ids = [*kept, message]
+        return np.concatenate([beginning, ids[0][len(self._lead_in) :], *ids[1:]])
 
-    def _message(self, turn: Turn) -> np.ndarray:
-        """Ids of a turn's own message with what follows it, as they stand at the end of its prompt."""
+    def _beginning(self, task: str) -> np.ndarray:
+        """Ids of role, task and form of responses, up to the user's first message."""
+        parts, text = self._parts, self.template.system(task).strip()
+        if parts.system is None:
+            return np.asarray([*parts.first.ids, *encode_head(self._tokenizer, parts.first, text)], np.int32)
+        return np.asarray([*parts.system.ids, *parts.system.encode(self._tokenizer, text), *parts.first.ids], np.int32)
+
+    def _message(self, turn: Turn, beginning: np.ndarray) -> np.ndarray:
+        """Ids of a turn's own message with what follows it, as they stand at the end of its prompt, without any head."""
         # Messages hold no special tokens, so the last one before the end of the message is the one that opens it.
-        opens = np.flatnonzero(turn.prompt_ids[: turn.insert_at] == self._parts.first.ids[-1])
-        return turn.prompt_ids[opens[-1] + 1 :]
+        opens = np.flatnonzero(turn.prompt_ids[: turn.insert_at] == self._parts.first.ids[-1])[-1] + 1
+        head = beginning[len(self._parts.first.ids) :]
+        if self._parts.system is None and np.array_equal(turn.prompt_ids[opens : opens + len(head)], head):
+            return np.concatenate([self._lead_in, turn.prompt_ids[opens + len(head) :]])
+        return turn.prompt_ids[opens:]
 
     def _answered(self, turn: Turn) -> np.ndarray:
         """Ids of a turn's response and of all that stands between it and the next message."""
-        glue = self._parts.later.ids
-        closed = len(turn.response_ids) > 0 and turn.response_ids[-1] == glue[0]
-        return np.concatenate([turn.response_ids, np.asarray(glue[1:] if closed else glue, np.int32)])
+        glue, ids = self._parts.later.ids, turn.response_ids.tolist()
+        written = next(number for number in range(len(glue), -1, -1) if ids[len(ids) - number :] == glue[:number])
+        return np.concatenate([turn.response_ids, np.asarray(glue[written:], np.int32)])
 
     def _prompt(self, ids: np.ndarray, num_cut: int) -> Prompt:
         return Prompt(ids.astype(np.int32, copy=False), len(ids) - len(self._parts.suffix_ids), num_cut, False)

@@ -196,7 +196,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             note_event(RESPONSE, began, track, **tokens)
             return response
 
-        return PolicyPlayer(self._prompt_writer(request.environment), self._decode, settings.params, generate, seed)
+        return PolicyPlayer(self._prompt_writer(request.environment), settings.params, generate, seed)
 
     def _prompt_writer(self, environment: int) -> PromptWriter:
         if self._tokenizer is None:
@@ -220,9 +220,6 @@ class TextEnvRunner(EnvRunner, Checkpointable):
                 "This env runner was not connected to any engine; the algorithm calls connect() on it first."
             )
         return self._client
-
-    def _decode(self, ids: np.ndarray) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
     @property
     def _row_penalty(self) -> float:

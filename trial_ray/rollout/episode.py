@@ -130,15 +130,13 @@ class PolicyPlayer:
     """Plays with a language model.
 
     Attributes:
-        prompts: writes prompts for the policy's tokenizer.
-        decode: response ids to text, special tokens left out.
+        prompts: writes prompts for the policy's tokenizer, and decodes its responses.
         params: how responses are sampled; a seed in it is replaced turn by turn.
         generate: coroutine that samples a response.
         seed: of the episode; ``None`` leaves requests without seeds of their own.
     """
 
     prompts: PromptWriter
-    decode: Callable[[np.ndarray], str]
     params: SamplingParams
     generate: Generate
     seed: int | None = None
@@ -148,7 +146,8 @@ class PolicyPlayer:
         prompt = self.prompts.write(result, history)
         params = self.params if self.seed is None else replace(self.params, seed=derive_seed(self.seed, step))
         response = await self.generate(prompt.ids, params)
-        projection = self.prompts.template.project(self.decode(response.response_ids))
+        text = self.prompts.responses.text(prompt.ids, prompt.insert_at, response.response_ids)
+        projection = self.prompts.template.project(text)
         return Decision(
             action=projection.action,
             valid=projection.valid,

@@ -11,8 +11,8 @@ import numpy as np
 from trial_ray.environments.guarded import StepResult
 from trial_ray.environments.templates import PromptContext, PromptTemplate
 from trial_ray.errors import PromptTooLongError
-from trial_ray.rollout.chat_template import split_user_message
-from trial_ray.rollout.hindsight import encode_untrusted
+from trial_ray.rollout.chat_template import DEFAULT_OPTIONS, TemplateOptions, split_user_message
+from trial_ray.rollout.response_texts import ResponseTexts
 from trial_ray.rollout.trajectory import PromptCut, Turn
 
 CUT_MARK = " [cut] "
@@ -50,6 +50,11 @@ class PromptWriter(Protocol):
         """Writes the messages and reads the responses."""
         ...
 
+    @property
+    def responses(self) -> ResponseTexts:
+        """Decodes the responses."""
+        ...
+
     def write(self, result: StepResult, turns: Sequence[Turn]) -> Prompt:
         """The prompt of the next decision.
 
@@ -75,6 +80,7 @@ class PromptBuilder:
         template: writes the user's message and reads the response.
         max_prompt_tokens: most ids in a prompt.
         history_window: (observation, action) pairs shown.
+        options: what the chat template is rendered with.
 
     Raises:
         ChatTemplateError: no chat template, or one that alters, repeats or does not delimit the user's message.
@@ -86,12 +92,14 @@ class PromptBuilder:
         template: PromptTemplate,
         max_prompt_tokens: int,
         history_window: int = 2,
+        options: TemplateOptions = DEFAULT_OPTIONS,
     ) -> None:
         self.template = template
         self.max_prompt_tokens = max_prompt_tokens
         self.history_window = history_window
+        self.responses = ResponseTexts(tokenizer)
         self._tokenizer = tokenizer
-        self._opening, self._suffix_ids = split_user_message(tokenizer)
+        self._around, self._suffix_ids = split_user_message(tokenizer, options)
         # No token spells more characters than its vocabulary entry has: a longer message need not be tokenised to see
         # that it is over the limit.
         self._most_characters = max_prompt_tokens * max(map(len, tokenizer.get_vocab()))
@@ -164,8 +172,8 @@ class PromptBuilder:
         message = self._message(shortest)
         length = None
         if len(message) <= self._most_characters:
-            message_ids = encode_untrusted(self._tokenizer, message)
-            length = len(self._opening.ids) + len(message_ids) + len(self._suffix_ids)
+            message_ids = self._around.encode(self._tokenizer, message)
+            length = len(self._around.ids) + len(message_ids) + len(self._suffix_ids)
         return too_long(
             f"the task, the {len(shortest.admissible_actions)} admissible actions and the instructions",
             length,
@@ -173,18 +181,18 @@ class PromptBuilder:
         )
 
     def _message(self, context: PromptContext) -> str:
-        return self._opening.lead_in + self.template.render(context).strip()
+        return self.template.render(context).strip()
 
     def _encode(self, context: PromptContext) -> list[int] | None:
         """Ids of the message, or ``None`` when the prompt would exceed the limit."""
         message = self._message(context)
         if len(message) > self._most_characters:
             return None
-        ids = encode_untrusted(self._tokenizer, message)
-        return ids if len(self._opening.ids) + len(ids) + len(self._suffix_ids) <= self.max_prompt_tokens else None
+        ids = self._around.encode(self._tokenizer, message)
+        return ids if len(self._around.ids) + len(ids) + len(self._suffix_ids) <= self.max_prompt_tokens else None
 
     def _assemble(self, message_ids: list[int], num_cut_records: int, cut_observation: bool) -> Prompt:
-        ids = np.asarray([*self._opening.ids, *message_ids, *self._suffix_ids], dtype=np.int32)
+        ids = np.asarray([*self._around.ids, *message_ids, *self._suffix_ids], dtype=np.int32)
         return Prompt(ids, len(ids) - len(self._suffix_ids), num_cut_records, cut_observation)
 
 

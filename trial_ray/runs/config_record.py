@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from trial_ray.algorithms.methods import method_of, new_config
 from trial_ray.config.declare import RLlibSettings, fields_of, may_be_infinite, takes
 from trial_ray.config.recorded import RLLIB, require_data
-from trial_ray.config.run import RENAMED_SETTINGS
+from trial_ray.config.run import EARLIER_CHAT_TEMPLATE_KWARGS, RENAMED_SETTINGS
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.errors import CheckpointError
 from trial_ray.files import checked_content, finite, read_json, redacted, without_secrets
@@ -345,8 +345,9 @@ def _compared(command: Record) -> dict[str, Any]:
 
 
 def _settings(command: Record) -> dict[str, Any]:
-    """The recorded settings by the names that they have now."""
-    return {RENAMED_SETTINGS.get(name, name): value for name, value in command.get("settings", {}).items()}
+    """The recorded settings by the names that they have now, with one that earlier versions had in the code."""
+    named = {RENAMED_SETTINGS.get(name, name): value for name, value in command.get("settings", {}).items()}
+    return {"chat_template_kwargs": EARLIER_CHAT_TEMPLATE_KWARGS, **named}
 
 
 def _after(command: Record) -> int:

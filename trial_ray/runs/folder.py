@@ -193,7 +193,10 @@ class RunFolder:
         return folder
 
     def configure(self, config: GRPOConfig) -> None:
-        """Let a run with ``config`` record into this folder."""
+        """Let a run with ``config`` record into this folder, on the day that chat templates show since it began."""
+        path = self.path / CONFIG_FILE
+        begun = load_commands(path)[-1]["settings"] if config.chat_template_date is None and path.is_file() else {}
+        config.fix_date(begun.get("chat_template_date"))
         config.recording(trajectories_folder=str(self.trajectories), training_folder=str(self.training))
 
     def recorded_iterations(self) -> list[int]:
@@ -241,6 +244,12 @@ class RunFolder:
     def note_checkpoint(self, iteration: int) -> None:
         """Record that a checkpoint of an iteration was written, wherever it is later."""
         self._write_run(saved_iteration=iteration)
+
+    def note_chat_template(self, described: dict[str, Any]) -> dict[str, Any] | None:
+        """Record what the policy's chat template writes; returns what was recorded before, if anything was."""
+        before: dict[str, Any] | None = self._run().get("chat_template")
+        self._write_run(chat_template=described)
+        return before
 
     def require_never_saved(self) -> None:
         """Check that a run without a checkpoint may begin again, since it never wrote one.

@@ -242,6 +242,9 @@ class TrainingSession:
                     algorithm.restore_from_path(str(checkpoint))
                 if self.resume:
                     self._resume(int(checkpoint.name) if checkpoint is not None else 0)
+                before = self.folder.note_chat_template(algorithm.chat_template)
+                if before not in (None, algorithm.chat_template):
+                    self._tell(f"changed: the chat template is {algorithm.chat_template}, it was {before}")
             except BaseException:
                 algorithm.stop()
                 raise

@@ -264,6 +264,7 @@ class Sweep:
         population = is_population_based(file.scheduler)
         seeds = len(file.seeds) if file.search_alg is not None else 1
         config = file.config.copy(copy_frozen=False)
+        config.fix_date()
         if file.search_alg is not None and file.seeds:
             config.debugging(seed=file.seeds[0])
         config.recording(

@@ -159,7 +159,8 @@ class DemonstratorPlayer:
         self._demonstrator.carried_out(carried_out)
         self._planned.append(carried_out if carried_out in as_good else planned)
         self._offered.append(actions)
-        response = encode_response(self._tokenizer, chosen, self._settings.response_style)
+        opened = self._builder.responses.opened(prompt.ids, prompt.insert_at)
+        response = encode_response(self._tokenizer, chosen, self._settings.response_style, opened)
         return Decision(carried_out, prompt_ids=prompt.ids, insert_at=prompt.insert_at, response_ids=response)
 
     def demonstrations(self, trajectory: Trajectory) -> list[Demonstration]:
@@ -170,7 +171,12 @@ class DemonstratorPlayer:
                 prompt_ids=turn.prompt_ids,
                 insert_at=turn.insert_at,
                 response_ids=turn.response_ids,
-                planned_ids=encode_response(self._tokenizer, planned, self._settings.response_style),
+                planned_ids=encode_response(
+                    self._tokenizer,
+                    planned,
+                    self._settings.response_style,
+                    self._builder.responses.opened(turn.prompt_ids, turn.insert_at),
+                ),
                 evidence_ids=shown,
                 planned=turn.action == planned,
                 task_id=trajectory.task_id,
@@ -239,10 +245,23 @@ def outcome_evidence(trajectory: Trajectory, tokenizer: Any) -> list[np.ndarray]
     ]
 
 
-def encode_response(tokenizer: Any, action: str, style: str) -> np.ndarray:
-    """Ids of the response that states an action, end token included: int32 ``[y]``; an action that spells one is no end."""
-    text = action if style == "plain" else f"<think>\n\n</think>\n<action>{action}</action>"
-    return np.asarray([*encode_untrusted(tokenizer, text), tokenizer.eos_token_id], dtype=np.int32)
+def encode_response(tokenizer: Any, action: str, style: str, opened: str = "") -> np.ndarray:
+    """Ids of the response that states an action, end token included: int32 ``[y]``; an action that spells one is no end.
+
+    Args:
+        tokenizer: the policy's.
+        action: the action.
+        style: form of the response, ``"plain"`` or ``"tagged"``.
+        opened: text at the end of the prompt that belongs to the response already.
+    """
+    if style == "plain":
+        return np.asarray([*encode_untrusted(tokenizer, action), tokenizer.eos_token_id], dtype=np.int32)
+    reasoning, text = "<think>\n\n</think>".removeprefix(opened), f"\n<action>{action}</action>"
+    if "</think>" in tokenizer.get_added_vocab():  # a token of its own, which may be special
+        ids = [*tokenizer.encode(reasoning, add_special_tokens=False), *encode_untrusted(tokenizer, text)]
+    else:
+        ids = encode_untrusted(tokenizer, reasoning + text)
+    return np.asarray([*ids, tokenizer.eos_token_id], dtype=np.int32)
 
 
 def to_examples(

@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from trial_ray.config.recorded import require_data
+from trial_ray.config.run import EARLIER_CHAT_TEMPLATE_KWARGS
 from trial_ray.engines.local import LocalEngine
 from trial_ray.engines.protocol import SamplingParams
 from trial_ray.environments.guarded import GuardedEnv
@@ -24,6 +24,7 @@ from trial_ray.errors import ChatTemplateError, CheckpointError, ConfigError, In
 from trial_ray.evaluation.statistics import wilson_interval
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
 from trial_ray.models.vocabulary import stop_tokens_of
+from trial_ray.rollout.chat_template import TemplateOptions
 from trial_ray.rollout.env_runner import run_quietly
 from trial_ray.rollout.episode import Player, PolicyPlayer, derive_seed, play_episode
 from trial_ray.rollout.prompts import PromptBuilder
@@ -58,7 +59,8 @@ def recorded_settings(folder: Path) -> WarmStartSettings:
         return WarmStartSettings()
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))["settings"]
-        return WarmStartSettings(**require_data(settings, settings, {}, path))
+        recorded = require_data(settings, settings, {}, path)
+        return WarmStartSettings(**{"chat_template_kwargs": EARLIER_CHAT_TEMPLATE_KWARGS, **recorded})
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"{path} is no record of a warm start of this version ({type(error).__name__}: {error}). Remove it, and state the "
@@ -93,7 +95,8 @@ def load_policy(settings: WarmStartSettings, entry: EnvironmentEntry) -> tuple[P
 def prompt_builder(settings: WarmStartSettings, entry: EnvironmentEntry, tokenizer: Any) -> PromptBuilder:
     """Writes prompts exactly as rollouts do."""
     template = entry.adapter.template(settings.response_style)
-    return PromptBuilder(tokenizer, template, settings.max_prompt_tokens, settings.history_window)
+    options = TemplateOptions(settings.chat_template_kwargs, settings.chat_template_date)
+    return PromptBuilder(tokenizer, template, settings.max_prompt_tokens, settings.history_window, options)
 
 
 @contextmanager
@@ -222,15 +225,13 @@ class HeldOutGames:
         return ended
 
     async def _play_all(self, engine: LocalEngine, seed: int, watch: Watch | None) -> Sequence[Trajectory]:
-        free, decode = list(self._envs), partial(self._tokenizer.decode, skip_special_tokens=True)
+        free = list(self._envs)
         slots = asyncio.Semaphore(len(free))
 
         async def play(task: str) -> Trajectory:
             async with slots:
                 env = free.pop()
-                player: Player = PolicyPlayer(
-                    self._builder, decode, self._params, engine.generate, derive_seed(seed, task)
-                )
+                player: Player = PolicyPlayer(self._builder, self._params, engine.generate, derive_seed(seed, task))
                 if watch is not None:
                     player = watch(task, player, env)
                 trajectory = await play_episode(env, task, player)

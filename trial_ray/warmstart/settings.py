@@ -42,8 +42,14 @@ class WarmStartSettings:
     response_style: Literal["plain", "tagged"] = setting(
         "plain",
         "``plain``: the response is the action; ``tagged``: the action stands in ``<action>``. Inside a config "
-        "this and the next three are the config's unless set",
+        "this and the next five are the config's unless set",
         one_of=("plain", "tagged"),
+    )
+    chat_template_kwargs: Mapping[str, Any] = setting(
+        factory=dict, doc="variables of the chat template, such as ``enable_thinking``"
+    )
+    chat_template_date: str | None = setting(
+        None, "day that chat templates which write the date show, ``YYYY-MM-DD``; ``None``: that on which it is made"
     )
     history_window: int = setting(2, "(observation, action) pairs in a prompt", at_least=0)
     max_prompt_tokens: int = setting(512, "longest prompt", at_least=1)
@@ -138,7 +144,11 @@ class WarmStartSettings:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {**asdict(self), "env_config": dict(self.env_config)}
+        return {
+            **asdict(self),
+            "env_config": dict(self.env_config),
+            "chat_template_kwargs": dict(self.chat_template_kwargs),
+        }
 
 
 DEMONSTRATED, CHECKED, EVALUATED = 0, 1, 2

@@ -61,6 +61,7 @@ CODE = (
     "objectives/allocation.py",
     "rollout/chat_template.py",
     "rollout/prompts.py",
+    "rollout/response_texts.py",
     "rollout/hindsight.py",
     "rollout/episode.py",
     "environments/*.py",

@@ -248,7 +248,9 @@
     const kind = TINTS[tint()];
     const scale = kind && viewer.about.scales[kind.scale];
     const hits = matches(turn.response);
-    let position = 0;
+    // Text at the end of the prompt that belongs to the response; it has no numbers.
+    if (turn.opened) made.append(element("em", { title: "written by the prompt" }, turn.opened.replaceAll("\n", "↵\n")));
+    let position = turn.opened.length;
     turn.tokens.forEach((text, index) => {
       // A token that holds a part of a character has no text of its own.
       const span = element("span", { "data-token": index }, text === "" ? "·" : text.replaceAll("\n", "↵\n"));
@@ -374,8 +376,9 @@
     const response = event.target.closest(".tokens");
     if (!steps || !response) return;
     event.preventDefault();
-    const now = token && response.contains(token) ? Number(token.dataset.token) : steps > 0 ? -1 : response.children.length;
-    const next = response.children[Math.min(response.children.length - 1, Math.max(0, now + steps))];
+    const spans = response.querySelectorAll("[data-token]");
+    const now = token && response.contains(token) ? Number(token.dataset.token) : steps > 0 ? -1 : spans.length;
+    const next = spans[Math.min(spans.length - 1, Math.max(0, now + steps))];
     if (next) spoken.textContent = showTip(next).map(([name, value]) => `${name} ${value}`).join(", ");
   });
   place.addEventListener("click", (event) => {

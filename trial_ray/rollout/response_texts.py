@@ -1,0 +1,56 @@
+"""Text of responses, from which their form is judged and their action is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+# What chat templates of reasoning models write behind the role of a response that has still to be sampled.
+_OPENED = re.compile(r"<think>\s*\Z")
+_REASONING_TAGS = frozenset({"<think>", "</think>"})
+
+
+class ResponseTexts:
+    """Decodes responses, with text that the prompt opened for them.
+
+    A prompt may end in an opened ``<think>``, so that the response begins inside it. That text belongs to the response
+    wherever its form is judged or shown, and to the prompt in ids, masks and losses. An element that the prompt closes again,
+    such as the empty ``<think>\\n\\n</think>`` of a switched-off reasoning mode, was not opened for the response.
+
+    Args:
+        tokenizer: the policy's ``transformers`` tokenizer.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._size = len(tokenizer)
+        special = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
+        tags = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if str(token) in _REASONING_TAGS}
+        self._dropped = (special | set(tokenizer.all_special_ids)) - tags
+        self._opened: dict[bytes, str] = {}
+
+    def text(self, prompt_ids: np.ndarray, insert_at: int, response_ids: np.ndarray) -> str:
+        """A response with the text that its prompt opened for it, without special tokens other than those of reasoning.
+
+        Args:
+            prompt_ids: int32 ``[P]``.
+            insert_at: index in it of the end of the user's message.
+            response_ids: int ``[y]``; ids outside of the tokenizer's vocabulary have no text.
+        """
+        kept = [each for each in response_ids.tolist() if 0 <= each < self._size and each not in self._dropped]
+        return self.opened(prompt_ids, insert_at) + self._decode(kept)
+
+    def opened(self, prompt_ids: np.ndarray, insert_at: int) -> str:
+        """The text at the end of a prompt that belongs to the response; arguments as :meth:`text`."""
+        behind = np.asarray(prompt_ids[insert_at:], np.int32)
+        key = behind.tobytes()
+        if key not in self._opened:
+            found = _OPENED.search(self._decode(behind.tolist()))
+            self._opened[key] = found[0] if found else ""
+        return self._opened[key]
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
