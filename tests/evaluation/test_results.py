@@ -173,9 +173,9 @@ def test_an_evaluation_that_cannot_be_played_in_training_is_left_out_with_a_warn
 
 @pytest.mark.parametrize(("recorded", "warns"), [("a", False), ("b", True)])
 def test_another_reference_than_at_the_beginning_of_a_run_is_reported(recorded, warns, caplog):
-    def compare(kl_coeff: float, dtype: str) -> bool:
+    def compare(kl_coeff: float, dtype: str, lora_rank: int | None = None) -> bool:
         caplog.clear()
-        config = GRPOConfig().rl_module(model_path="model").training(kl_coeff=kl_coeff)
+        config = GRPOConfig().rl_module(model_path="model", lora_rank=lora_rank).training(kl_coeff=kl_coeff)
         found = SimpleNamespace(config=config, initial_weights={"checksum": "a", "dtype": "float32"})
         GRPO._compare_initial_weights(found, {"checksum": recorded, "dtype": dtype})
         assert found.initial_weights["checksum"] == recorded, "later checkpoints hold that of the first part"
@@ -183,4 +183,6 @@ def test_another_reference_than_at_the_beginning_of_a_run_is_reported(recorded, 
 
     assert compare(0.01, "float32") == warns
     assert not compare(0.0, "float32")
+    with pytest.raises(CheckpointError, match="so the policy is another") if warns else nullcontext():
+        compare(0.0, "float32", lora_rank=2)
     assert not compare(0.01, "bfloat16")

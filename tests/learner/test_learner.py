@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import ray
 import small_learners
 import torch
+from safetensors.torch import load_file, save_file
 from small_learners import update, weights
 from synthetic_groups import synthetic_groups
 
@@ -105,6 +109,41 @@ def test_checkpoint_without_weights_is_refused(model_path, groups, tmp_path):
         file.unlink()
     with pytest.raises(CheckpointError, match="safetensors"):
         learner_of(model_path).restore_from_path(tmp_path / "checkpoint")
+
+
+def changed_json(file: Path, change) -> None:
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+def swap_two_tokens(tokenizer: dict) -> None:
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second, *_ = vocabulary
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+
+
+def test_a_checkpoint_is_not_continued_by_a_model_of_the_same_shapes(model_path, tmp_path):
+    learner = learner_of(model_path)
+    learner.save_to_path(tmp_path / "checkpoint")
+
+    def refused(path, message, **settings) -> None:
+        other = learner_of(path, **settings)
+        before = weights(other)
+        with pytest.raises(CheckpointError, match=message):
+            other.restore_from_path(tmp_path / "checkpoint")
+        assert torch.equal(weights(other), before)
+
+    refused(model_path, "is float32, and bfloat16 would round it. Set model_dtype", model_dtype="bfloat16")
+    heads = shutil.copytree(model_path, tmp_path / "heads")
+    changed_json(heads / "config.json", lambda config: config.update(rms_norm_eps=0.1))
+    refused(str(heads), r"rms_norm_eps is 1e-06 \(now 0.1\)")
+    words = shutil.copytree(model_path, tmp_path / "words")
+    changed_json(words / "tokenizer.json", swap_two_tokens)
+    refused(str(words), "another vocabulary")
+    saved = tmp_path / "checkpoint" / "rl_module" / "default_policy" / "hf" / "model.safetensors"
+    save_file({**load_file(saved), "lm_head.bias": torch.zeros(1)}, saved, metadata={"format": "pt"})
+    refused(model_path, "1 tensors that the model does not have, the first being 'lm_head.bias'")
 
 
 def test_updates_that_are_not_finite_are_skipped_and_counted_then_stop_the_run(model_path, groups, monkeypatch):

@@ -98,6 +98,25 @@ def test_a_restored_adapter_is_trained_on_as_if_nothing_had_happened(trained, ch
     assert {int(state["step"]) for state in optimizer.state.values()} == {3 * steps}
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lora_rank": 2}, "written with lora_rank=4, but the run has 2"),
+        (
+            {"lora_alpha": 16.0},
+            r"written with lora_alpha=32.0, but the run has 16.0.*Set .rl_module\(lora_alpha=32.0\)",
+        ),
+        ({"lora_targets": ["q_proj"]}, r"written with lora_targets=\[.*'q_proj'.*\], but the run has \['q_proj'\]"),
+    ],
+)
+def test_adapters_are_not_continued_as_others(checkpoint, model_path, settings, message):
+    other = learner_of("grpo", model_path, **{**TRAINING, **settings})
+    before = weights(other)
+    with pytest.raises(CheckpointError, match=message):
+        other.restore_from_path(checkpoint / "learner_group" / "learner")
+    assert torch.equal(weights(other), before)
+
+
 @pytest.mark.actors
 def test_an_engine_holds_the_merged_weights(trained, model_path, ray_session):
     learner, before = trained

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from trial_ray.engines.transformers import TransformersEngine
 from trial_ray.engines.weights import pack_weights, weights_checksum
 from trial_ray.errors import ConfigError
-from trial_ray.models.folders import write_model
+from trial_ray.models.folders import require_same_config, write_model
 from trial_ray.models.loading import empty_causal_lm, fill
 from trial_ray.models.lora import Adapter
 from trial_ray.models.module import CausalLMModule, merge_adapter
@@ -32,6 +32,7 @@ def test_a_model_that_was_written_is_loaded_and_sent_as_transformers_loads_it(na
     lm = random_model(name)
     write_model(lm, stored_tensors(lm).items(), tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    require_same_config(lm.config, tmp_path)
     try:
         filled = empty_causal_lm(str(tmp_path), "float32")
         fill(filled, str(tmp_path), torch.device("cpu"))

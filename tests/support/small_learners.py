@@ -28,7 +28,7 @@ def config_of(method: str, model_path: str, **settings: Any) -> GRPOConfig:
     return config.training(**{"max_logprob_gap": 100.0, **settings})
 
 
-POLICY = {"model_dtype", "compute_dtype", "gradient_checkpointing", "lora_rank", "lora_targets"}
+POLICY = {"model_dtype", "compute_dtype", "gradient_checkpointing", "lora_rank", "lora_alpha", "lora_targets"}
 
 
 def learner_of(method: str, model_path: str, **settings: Any) -> GRPOLearner:

@@ -53,7 +53,7 @@ from trial_ray.engines.fault_log import FAULTS
 from trial_ray.engines.pool import EnginePool, require_engine
 from trial_ray.environments.guarded import check_environment
 from trial_ray.environments.registry import EnvironmentEntry
-from trial_ray.errors import ConfigError, InfrastructureError
+from trial_ray.errors import CheckpointError, ConfigError, InfrastructureError
 from trial_ray.evaluation.panels import Panel
 from trial_ray.evaluation.player import PanelPlayer, policy_protocol
 from trial_ray.evaluation.results import EvaluationResult, Rate
@@ -534,19 +534,25 @@ class GRPO(Algorithm):
         self._sync_weights()
 
     def _compare_initial_weights(self, recorded: dict[str, str]) -> None:
-        """Warn where ``model_path`` holds other weights than when the run began: checkpoints hold no frozen model."""
+        """Compare the weights at ``model_path`` with those when the run began: checkpoints hold no frozen model.
+
+        Raises:
+            CheckpointError: adapters were trained beside others.
+        """
         config, found = self.config, self.initial_weights
-        self.initial_weights = recorded
-        frozen = config.kl_coeff > 0 or config.lora_rank is not None
         # Other engines may take the same weights in another dtype, in which they cannot be compared.
-        if frozen and found["dtype"] == recorded["dtype"] and found != recorded:
-            logger.warning(
-                "the model in %s has other weights than when the run began (checksum %s, expected %s), so the KL reference, or the "
-                "model under the adapters, is another. Restore that model, or begin a new run.",
-                config.model_path,
-                found["checksum"],
-                recorded["checksum"],
+        if found["dtype"] == recorded["dtype"] and found != recorded:
+            adapted = config.lora_rank is not None
+            message = (
+                f"the model in {config.model_path} has other weights than when the run began (checksum {found['checksum']}, "
+                f"expected {recorded['checksum']}), so the {'policy' if adapted else 'KL reference'} is another. Restore that "
+                "model, or begin a new run."
             )
+            if adapted:
+                raise CheckpointError(message)
+            if config.kl_coeff > 0:
+                logger.warning(message)
+        self.initial_weights = recorded
 
     def save_to_path(
         self, path: str | Path | None = None, *, state: dict[str, Any] | None = None, **kwargs: Any

@@ -18,7 +18,7 @@ from trial_ray.models.sharding import copy_whole
 from trial_ray.process_reports import available_memory
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 INDEX_FILE = "model.safetensors.index.json"
 FILE_BYTES = 512 * 2**20
@@ -63,7 +63,7 @@ def load_tensors(parameters: Mapping[str, torch.Tensor], folder: Path) -> None:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise CheckpointError(f"{folder} holds no *.safetensors file; expected a checkpoint written by this version.")
-    shapes = {name: shape for file in files for name, shape in _shapes(file)}
+    shapes = {name: shape for file in files for name, shape, _ in _headers(file)}
     if missing := sorted(set(parameters) - set(shapes)):
         raise CheckpointError(f"{folder} lacks {len(missing)} of the model's tensors, the first being {missing[0]!r}.")
     for name, parameter in parameters.items():
@@ -77,9 +77,63 @@ def load_tensors(parameters: Mapping[str, torch.Tensor], folder: Path) -> None:
                 copy_whole(tensors.get_tensor(name), parameters[name])
 
 
+def restore_tensors(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """:func:`load_tensors` from a checkpoint, which must hold these tensors and no others, none of a wider dtype.
+
+    Raises:
+        CheckpointError: as :func:`load_tensors`; other settings wrote the checkpoint.
+    """
+    dtypes = {name: dtype for file in folder.glob("*.safetensors") for name, _, dtype in _headers(file)}
+    if unknown := sorted(dtypes.keys() - tensors.keys()):
+        raise CheckpointError(
+            f"{folder} holds {len(unknown)} tensors that the model does not have, the first being {unknown[0]!r}: it was written "
+            "with another model or other lora_targets. Set those of the run."
+        )
+    for name, dtype in dtypes.items():
+        saved, held = _DTYPES.get(dtype), tensors[name].dtype
+        if saved is not None and torch.promote_types(saved, held) != held:
+            raise CheckpointError(
+                f"{folder}: {name} is {str(saved)[6:]}, and {str(held)[6:]} would round it. Set model_dtype to that of the run."
+            )
+    load_tensors(tensors, folder)
+
+
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+"""Floating-point types by their names in safetensors files."""
+_NO_MEANING = {"dtype", "torch_dtype", "transformers_version", "_name_or_path", "architectures", "use_cache"}
+"""Of a model's configuration, what its weights do not depend on."""
+
+
+def require_same_config(config: PreTrainedConfig, folder: Path) -> None:
+    """Refuse weights of a model whose configuration, such as the number of heads or a base of frequencies, is another.
+
+    Raises:
+        CheckpointError: names what differs.
+    """
+    from transformers import AutoConfig
+
+    saved = _meaning(AutoConfig.from_pretrained(folder, trust_remote_code=False).to_dict())
+    ours = _meaning(config.to_dict())
+    differing = [name for name in sorted(saved.keys() | ours.keys()) if saved.get(name) != ours.get(name)]
+    if differing:
+        found = ", ".join(f"{name} is {saved.get(name)!r:.60} (now {ours.get(name)!r:.60})" for name in differing[:4])
+        raise CheckpointError(
+            f"{folder} holds the weights of another model: {found}. Set model_path to that of the run."
+        )
+
+
+def _meaning(config: dict[str, Any]) -> dict[str, Any]:
+    plain = json.loads(json.dumps(config, default=str))
+    return {
+        name: _meaning(value) if isinstance(value, dict) else value
+        for name, value in plain.items()
+        if name not in _NO_MEANING
+    }
+
+
 def tensor_names(folder: Path) -> set[str]:
     """Names of the tensors in the folder's files; none where there are no such files."""
-    return {name for file in folder.glob("*.safetensors") for name, _ in _shapes(file)}
+    return {name for file in folder.glob("*.safetensors") for name, *_ in _headers(file)}
 
 
 def _part_file(folder: Path, index: int) -> Path:
@@ -100,10 +154,12 @@ def _parts(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[dict[str, to
         yield part
 
 
-def _shapes(file: Path) -> Iterator[tuple[str, list[int]]]:
+def _headers(file: Path) -> Iterator[tuple[str, list[int], str]]:
+    """Name, shape and dtype of every tensor in a file."""
     with safe_open(file, "pt") as tensors:
         for name in tensors.keys():  # noqa: SIM118  # not a mapping
-            yield name, tensors.get_slice(name).get_shape()
+            tensor = tensors.get_slice(name)
+            yield name, tensor.get_shape(), tensor.get_dtype()
 
 
 MEMORY_SHARE = 0.5

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from trial_ray.errors import ConfigError
-from trial_ray.models.folders import load_tensors
+from trial_ray.errors import CheckpointError, ConfigError
+from trial_ray.models.folders import restore_tensors
 from trial_ray.models.sharding import copy_whole, decoder_layers, gathered
 from trial_ray.models.tensors import stored_tensors
 
@@ -143,9 +143,23 @@ class Adapter:
         """Load what :meth:`save` wrote.
 
         Raises:
-            CheckpointError: files are missing, or the adapter is of another shape.
+            CheckpointError: files are missing, or the adapter is of another rank, scale or layers.
         """
-        load_tensors(self.tensors(), folder)
+        from peft import LoraConfig
+
+        if (folder / "adapter_config.json").is_file():
+            saved = LoraConfig.from_pretrained(str(folder))
+            for setting, theirs, ours in (
+                ("lora_rank", saved.r, self.config.r),
+                ("lora_alpha", saved.lora_alpha, self.config.lora_alpha),
+                ("lora_targets", sorted(saved.target_modules or ()), sorted(self.config.target_modules or ())),
+            ):
+                if theirs != ours:
+                    raise CheckpointError(
+                        f"{folder} was written with {setting}={theirs!r}, but the run has {ours!r}, with which it is another "
+                        f"policy. Set .rl_module({setting}={theirs!r})."
+                    )
+        restore_tensors(self.tensors(), folder)
 
 
 def _chosen_targets(lm: PreTrainedModel, targets: Sequence[str] | None) -> list[str]:

@@ -14,7 +14,7 @@ from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 from torch import nn
 
 from trial_ray.errors import CheckpointError
-from trial_ray.models.folders import DeferredWriter, load_tensors, write_model
+from trial_ray.models.folders import DeferredWriter, load_tensors, require_same_config, restore_tensors, write_model
 from trial_ray.models.loading import empty_causal_lm, fill, load_causal_lm, load_tokenizer
 from trial_ray.models.logprobs import check_plain_head, gather_divergence, gather_logprobs, hidden_states
 from trial_ray.models.lora import ADAPTER_FOLDER, Adapter
@@ -244,12 +244,20 @@ class CausalLMModule(TorchRLModule):
         """Load the weights that :meth:`save_to_path` wrote.
 
         Raises:
-            CheckpointError: files are missing, or their tensors do not fit this model.
+            CheckpointError: files are missing, or another model or other adapters than this one wrote them.
         """
+        model = Path(path) / (HF_FOLDER if self.adapter is None else ADAPTER_FOLDER)
+        if (model / "tokenizer_config.json").is_file() and (
+            load_tokenizer(str(model)).get_vocab() != self.tokenizer.get_vocab()
+        ):
+            raise CheckpointError(
+                f"{model} has another vocabulary than the model_path. Set model_path to that of the run."
+            )
         if self.adapter is not None:
-            self.adapter.load(Path(path) / ADAPTER_FOLDER)
+            self.adapter.load(model)
             return
-        load_tensors(stored_tensors(self.lm), Path(path) / HF_FOLDER)
+        require_same_config(self.lm.config, model)
+        restore_tensors(stored_tensors(self.lm), model)
         if self.teacher is not None:
             load_tensors(stored_tensors(self.teacher), Path(path) / TEACHER_FOLDER)
 
