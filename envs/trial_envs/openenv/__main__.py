@@ -58,6 +58,14 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-sessions", type=at_least_one, default=64, help="default: %(default)s")
     parser.add_argument("--idle-timeout", type=seconds, default=600.0, help="seconds; default: %(default)s")
     parser.add_argument("--max-action", type=at_least_one, default=10_000, help="characters; default: %(default)s")
+    parser.add_argument(
+        "--allow-host", metavar="NAME", action="append", default=[],
+        help="name that clients call the server by, beside loopback ones and its address; may be given several times",
+    )  # fmt: skip
+    parser.add_argument(
+        "--allow-origin", metavar="URL", action="append", default=[],
+        help="site whose pages may use the server, such as https://example.org; may be given several times",
+    )  # fmt: skip
     return parser
 
 
@@ -79,7 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"OpenEnv's server cannot be imported ({error}): pip install 'trial-envs[openenv]'"
         ) from error
     try:
-        limits = ServerLimits(args.max_sessions, args.idle_timeout, args.max_action)
+        names = tuple(args.allow_host), tuple(args.allow_origin)
+        limits = ServerLimits(args.max_sessions, args.idle_timeout, args.max_action, *names)
         serve(args.env_id, settings, (args.host, args.port), limits)
     except (TrialEnvError, OSError) as error:
         sys.exit(f"{parser.prog}: {error}")

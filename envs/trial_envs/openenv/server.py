@@ -18,6 +18,7 @@ from openenv.core.env_server import ConcurrencyConfig, create_fastapi_app
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trial_envs.errors import SessionProcessError, TrialEnvError
+from trial_envs.openenv.admission import AllowedNames, TimedRequests
 from trial_envs.openenv.fork_server import CLOSE_SECONDS
 from trial_envs.openenv.processes import SessionProcesses
 from trial_envs.openenv.session import EpisodeState, SessionEnvironment, TextObservation, action_model
@@ -37,11 +38,15 @@ class ServerLimits:
         idle_timeout_s: seconds without a request after which a session and its process end; OpenEnv looks every quarter of it,
             and every 5 s at most.
         max_action: longest action in characters. A message of more than 12 times as many bytes closes its connection.
+        hosts: names that clients may call the server by, beside loopback ones and the address of the connection.
+        origins: sites whose pages may use it, beside those on loopback and its own.
     """
 
     max_sessions: int = 64
     idle_timeout_s: float = 600.0
     max_action: int = 10_000
+    hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
 
     @property
     def max_message(self) -> int:
@@ -85,6 +90,7 @@ def make_app(processes: SessionProcesses, env_id: str, limits: ServerLimits) -> 
         state_cls=EpisodeState,
     )
     app.add_middleware(BodyLimit, limit=limits.max_message)
+    app.add_middleware(AllowedNames, hosts=limits.hosts, origins=limits.origins)
     app.add_exception_handler(TrialEnvError, _refusal)
     return app
 
@@ -119,6 +125,7 @@ def serve(env_id: str, settings: dict[str, Any], address: tuple[str, int], limit
             config = uvicorn.Config(
                 make_app(processes, env_id, limits),
                 log_level="warning",
+                http=TimedRequests,
                 ws_max_size=limits.max_message,
                 timeout_graceful_shutdown=2 * CLOSE_SECONDS,
             )

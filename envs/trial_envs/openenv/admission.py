@@ -1,0 +1,113 @@
+"""Who may talk to the server, and for how long without a whole request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+import h11
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+REQUEST_SECONDS = 10.0
+"""Time in which a request has to arrive, from its connection or the last response on."""
+MOST_WAITING = 64
+"""Connections without a whole request; of more, the one that waits longest is closed, so that they cannot take all descriptors."""
+
+
+class AllowedNames:
+    """Refuses requests by another name of the server, or out of another site's page: browsers send both for any page.
+
+    Allowed are loopback names, the address that a connection came to, and what the user names. Programs send no ``Origin``.
+
+    Args:
+        app: the application behind it.
+        hosts: further names of the server.
+        origins: further sites, such as ``https://example.org``.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str] = (), origins: Collection[str] = ()) -> None:
+        self._app = app
+        self._hosts = LOOPBACK | {host.lower() for host in hosts}
+        self._origins = {origin.lower().rstrip("/") for origin in origins}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it with status 403."""
+        refused = self._refused(scope) if scope["type"] in ("http", "websocket") else ""
+        if not refused:
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1008, "reason": refused})  # before it is accepted: 403
+        else:
+            await JSONResponse({"detail": refused}, 403)(scope, receive, send)
+
+    def _refused(self, scope: Scope) -> str:
+        headers = [(name, value.decode("latin-1").lower()) for name, value in scope["headers"]]
+        names = [value for name, value in headers if name == b"host"]
+        own = (scope.get("server") or ("",))[0]
+        if len(names) != 1 or _host(f"//{names[0]}") not in self._hosts | {own}:
+            return "the Host of the request is no loopback name; allow it with --allow-host"
+        for origin in (value for name, value in headers if name == b"origin"):
+            same = origin.partition("://")[2] == names[0]
+            if not same and origin not in self._origins and _host(origin) not in LOOPBACK:
+                return "the Origin of the request is another site; allow it with --allow-origin"
+        return ""
+
+
+def _host(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None
+
+
+class TimedRequests(H11Protocol):
+    """uvicorn's HTTP, which closes a connection on which no whole request arrives in time.
+
+    uvicorn's own deadline ends with the first byte of a request.
+    """
+
+    _waiting: ClassVar[dict[TimedRequests, asyncio.TimerHandle]] = {}
+    """Connections without a whole request, the oldest first."""
+
+    def connection_made(self, transport: Any) -> None:
+        """Wait for the first request."""
+        super().connection_made(transport)
+        self._look()
+
+    def data_received(self, data: bytes) -> None:
+        """Stop waiting with the last byte of a request."""
+        super().data_received(data)
+        self._look()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        super().on_response_complete()
+        self._look()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting."""
+        super().connection_lost(exc)
+        self._stop_waiting()
+
+    def _look(self) -> None:
+        upgraded = self.transport.get_protocol() is not self
+        if self.transport.is_closing() or upgraded or self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self._stop_waiting()
+        elif self not in self._waiting:
+            self._waiting[self] = self.loop.call_later(REQUEST_SECONDS, self._close)
+            if len(self._waiting) > MOST_WAITING:
+                next(iter(self._waiting))._close()
+
+    def _stop_waiting(self) -> None:
+        if timer := self._waiting.pop(self, None):
+            timer.cancel()
+
+    def _close(self) -> None:
+        self._stop_waiting()
+        self.transport.close()
