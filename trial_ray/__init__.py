@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from trial_ray.config.declare import setting
     from trial_ray.environments.adapter import EnvironmentAdapter, ReportLabels, WarmStartSpec
     from trial_ray.learner.method import Method
+    from trial_ray.secrets import secret
 
 _METHODS = "trial_ray.algorithms.methods"
 _MODULES = {
@@ -52,6 +53,7 @@ _MODULES = {
     "Method": "trial_ray.learner.method",
     "ReportLabels": "trial_ray.environments.adapter",
     "WarmStartSpec": "trial_ray.environments.adapter",
+    "secret": "trial_ray.secrets",
     "setting": "trial_ray.config.declare",
 }
 
@@ -76,6 +78,7 @@ __all__ = [
     "ValueWeightedConfig",
     "WarmStartSpec",
     "__version__",
+    "secret",
     "setting",
 ]
 

@@ -23,6 +23,10 @@ HIDDEN = "<hidden>"
 _NAME = r"(?:token|secret|password|passwd|api_?key|access_?key|private_?key|credentials?|auth)"
 SECRET = re.compile(rf"(?i)(^|[_.-]){_NAME}$")
 """Names of values that are not written; ``max_prompt_tokens`` is none of them."""
+REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+"""A text that stands for the value of an environment variable (:func:`trial_ray.secrets.secret`)."""
+NAMED: set[str] = set()
+"""Environment variables that such texts have named in this process."""
 LEAST_SECRET = 8
 """Characters from which the value of a secret environment variable is looked for in texts."""
 _IN_ADDRESS = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
@@ -35,7 +39,7 @@ def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cleaned(name: object, value: Any) -> Any:
-    if SECRET.search(str(name)) and value is not None:
+    if SECRET.search(str(name)) and value is not None and not (isinstance(value, str) and REFERENCE.fullmatch(value)):
         return HIDDEN
     if isinstance(value, Mapping):
         return without_secrets(value)
@@ -54,14 +58,15 @@ def redacted(text: str, *, code: bool = False) -> str:
 
     def hide(found: re.Match[str]) -> str:
         quote = found[2][0] if found[2][0] in "'\"" else ""
-        return found[0] if code and not quote else f"{found[1]}{quote}{HIDDEN}{quote}"
+        names_variable = REFERENCE.match(found.string, found.start(2) + len(quote))
+        return found[0] if names_variable or (code and not quote) else f"{found[1]}{quote}{HIDDEN}{quote}"
 
     return _ASSIGNED.sub(hide, _without_known(text))
 
 
 def _without_known(text: str) -> str:
     for name, secret in os.environ.items():
-        if SECRET.search(name) and len(secret) >= LEAST_SECRET:
+        if (SECRET.search(name) or name in NAMED) and len(secret) >= LEAST_SECRET:
             text = text.replace(secret, HIDDEN)
     return _IN_ADDRESS.sub(HIDDEN, text)
 

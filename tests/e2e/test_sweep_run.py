@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
 from pathlib import Path
@@ -49,10 +50,34 @@ def iterations(folder: Path) -> int:
     return sum(len(file.read_text().splitlines()) for file in folder.glob("TRIAL_*/result.json"))
 
 
-def test_a_killed_sweep_goes_on_and_its_best_point_trains(model_path, tmp_path):
+KEY = "planted-0123456789"
+KEYED = f"""
+import hashlib
+
+import gymnasium
+
+from trial_envs.alfworld.env import ALFWorldEnv
+from trial_ray import secret
+
+
+class Keyed(ALFWorldEnv):
+    def __init__(self, api_key, **settings):
+        if hashlib.sha256(api_key.encode()).hexdigest() != {hashlib.sha256(KEY.encode()).hexdigest()!r}:
+            raise ValueError("the key is wrong")
+        super().__init__(**settings)
+
+
+gymnasium.register("mine/Keyed-v0", entry_point=Keyed)
+config = config.environment("mine/Keyed-v0", env_config={{**config.env_config, "api_key": secret("JUDGE_LOGIN")}})
+"""
+
+
+def test_a_killed_sweep_goes_on_its_best_point_trains_and_no_file_holds_its_secret(model_path, tmp_path, monkeypatch):
+    monkeypatch.setenv("JUDGE_LOGIN", KEY)
     file = sweep_file(
         tmp_path,
         model_path,
+        KEYED,
         "config = config.debugging(seed=tune.grid_search([0, 1, 2]))",
         "stop = {'training_iteration': 12}",
         "max_concurrent_trials = 1",
@@ -83,6 +108,9 @@ def test_a_killed_sweep_goes_on_and_its_best_point_trains(model_path, tmp_path):
     code, printed = finished("train", out / "best.py", "--out", tmp_path / "best", "--iterations", "1")
     assert code == 0, printed
     assert (tmp_path / "best" / "report.html").is_file()
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {"tuner.pkl", "params.json", "best.py", "class_and_ctor_args.pkl"} <= {path.name for path in files}
+    assert [path for path in files if KEY.encode() in path.read_bytes()] == []
 
 
 def test_asha_ends_trials_that_optuna_suggested(model_path, tmp_path):

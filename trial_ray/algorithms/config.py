@@ -17,6 +17,7 @@ from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.environments.registry import find_adapter, find_spec, travelling
 from trial_ray.errors import ConfigError
 from trial_ray.learner.method import Method
+from trial_ray.secrets import refuse_plain_secrets
 
 if TYPE_CHECKING:
     from typing import Self
@@ -63,9 +64,24 @@ class CheckedConfig(AlgorithmConfig):
             if name not in known and not name.startswith("__"):
                 raise ConfigError(f"{type(self).__name__} has no setting {name!r}.{did_you_mean(name, known)}")
         check_settings(self)
+        self.check_secrets()
+
+    def check_secrets(self) -> None:
+        """Refuse values under names that look like secrets.
+
+        Raises:
+            ConfigError: names the setting.
+        """
+        for name in ("env_config", "evaluation_env_config", "environments", "engine_kwargs", "warm_start"):
+            refuse_plain_secrets(name, getattr(self, name, None))
 
     def to_dict(self) -> dict[str, Any]:
-        """RLlib's dict of all settings, and the config's class."""
+        """RLlib's dict of all settings, and the config's class; Tune writes it into files.
+
+        Raises:
+            ConfigError: a setting looks like a secret and holds a value.
+        """
+        self.check_secrets()
         return {**super().to_dict(), CONFIG_CLASS: type(self)}
 
     def update_from_dict(self, config_dict: Any) -> Self:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trial_ray.config.declare import RLlibSettings
+from trial_ray.files import REFERENCE
 
 RLLIB = frozenset(RLlibSettings.__annotations__) | {
     "custom_resources_per_env_runner",
@@ -128,8 +129,15 @@ def _arguments(name: str, arguments: Mapping[str, Any], left_out: list[str]) -> 
     for key, value in arguments.items():
         if isinstance(value, Mapping):
             read[key] = _arguments(f"{name}.{key}", value, left_out)
-        elif key in ENVIRONMENT or value is None or type(value) in (int, float):
+        elif (key in ENVIRONMENT and not _names_variable(value)) or value is None or type(value) in (int, float):
             read[key] = value
         else:
             left_out.append(f"{name}.{key}")
     return read
+
+
+def _names_variable(value: Any) -> bool:
+    """Whether it stands for a secret of this user's."""
+    return any(
+        isinstance(each, str) and REFERENCE.search(each) for each in (value if isinstance(value, list) else [value])
+    )

@@ -45,6 +45,7 @@ REFUSED = {
     "pipeline_parallel_size": _ONE_MODEL,
     "data_parallel_size": _ONE_MODEL,
     "distributed_executor_backend": "it follows from tensor_parallel_size",
+    "hf_token": "the engine starts from a folder and asks no hub; set HF_TOKEN in the environment",
     "trust_remote_code": "no code out of a model folder is run; the learner knows the architectures of transformers",
     "weight_transfer_config": "set weight_transfer in .engines()",
 }

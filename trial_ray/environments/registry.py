@@ -25,6 +25,7 @@ from trial_ray.environments.adapter import MOST_SEEDS, EnvironmentAdapter
 from trial_ray.environments.external import GEM, OPENENV, REASONING_GYM, TEXTARENA, TEXTWORLD
 from trial_ray.errors import ConfigError
 from trial_ray.files import without_secrets
+from trial_ray.secrets import with_secrets
 from trial_ray.user_files import load_user_module
 
 PACKAGED = {
@@ -93,10 +94,11 @@ class EnvironmentEntry:
         return replace(self, config={**self.config, **changes})
 
     def make(self) -> gymnasium.Env[Any, Any]:
-        """Make an instance. ``split`` is left out for an environment that does not take it.
+        """Make an instance, with the values of secrets. ``split`` is left out for an environment that does not take it.
 
         Raises:
-            ConfigError: the environment does not take a keyword of ``config``, or has no such split.
+            ConfigError: the environment does not take a keyword of ``config``, or has no such split, or an environment variable
+                that a secret names is not set here.
         """
         known = keyword_arguments(self.spec)
         given = dict(self.config)
@@ -107,7 +109,7 @@ class EnvironmentEntry:
                 if key not in known:
                     raise unknown_keyword(key, known)
         with _split_setting_named():
-            return gymnasium.make(self.spec, disable_env_checker=True, **given)
+            return gymnasium.make(self.spec, disable_env_checker=True, **with_secrets(given))
 
     def listed_tasks(self) -> list[str] | None:
         """Task ids of the split in the order of ``env.unwrapped.tasks(split)``; ``None`` where tasks are seeds.

@@ -31,6 +31,7 @@ from trial_ray.reports.timeline import FILE as TIMELINE_FILE
 from trial_ray.rollout.partitions import partitions
 from trial_ray.runs.checkpoints import RUN_FILE, RUN_SCHEMA
 from trial_ray.runs.config_record import load_commands, setting_changes, to_record, with_command
+from trial_ray.runs.experiment_copy import copy_without_secrets
 from trial_ray.runs.metric_files import kept_lines, read_name, recorded_iterations
 from trial_ray.runs.terminal import LOG_FILE
 
@@ -110,7 +111,7 @@ class RunFolder:
         def write(partial: Path) -> None:
             folder = cls(partial, command)
             folder._begin(config)
-            _copy_redacted(experiment, partial / "experiment.py")
+            copy_without_secrets(experiment, partial / "experiment.py")
 
         try:
             write_folder(path, write)
@@ -310,12 +311,6 @@ class RunFolder:
         head = {"schema": RUN_SCHEMA, "schema_version": SCHEMA_VERSION}
         run = self._run() if path.exists() else {**head, "started": _now(), **_environment()}
         write_json(path, {**run, **changes, "updated": _now()})
-
-
-def _copy_redacted(file: Path, target: Path) -> None:
-    """Copy the user's file byte by byte but for secrets."""
-    text = file.read_bytes().decode("utf-8", "surrogateescape")
-    target.write_bytes(redacted(text, code=True).encode("utf-8", "surrogateescape"))
 
 
 def _environment() -> dict[str, Any]:
