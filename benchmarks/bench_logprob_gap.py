@@ -4,7 +4,7 @@
 
 SmolLM2-135M answers prompts in float32 at temperature 1. Its responses are then scored as a learner would score them: by the same
 model in float32 with other batch shapes, in bfloat16, and by models whose weights a broken sync would leave. The limits
-``FLOAT32_GAP`` and ``LOW_PRECISION_GAP`` of ``trial_ray.config.run`` must lie between.
+``FLOAT32_GAP`` and ``LOW_PRECISION_GAP`` of ``trial_ray.engines.protocol`` must lie between.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from measure import Measure, write_report
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trial_ray.config.run import FLOAT32_GAP, LOW_PRECISION_GAP
+from trial_ray.engines.protocol import FLOAT32_GAP, LOW_PRECISION_GAP
 from trial_ray.files import cache_root
 from trial_ray.models.packaged import prepare_smollm2
 from trial_ray.objectives.divergences import engine_divergences

@@ -110,6 +110,10 @@ class NullEngine(BatchingEngine):
             received.add(name, tensor)
         return received.hexdigest, received.arrangement
 
+    def _score(self, token_ids: np.ndarray) -> np.ndarray:
+        assert self._text is not None
+        return self._text.logprobs[: len(token_ids) - 1]
+
     def _sleep(self, level: int) -> None:
         """There is no memory to give."""
 

@@ -9,12 +9,19 @@ import numpy as np
 import pytest
 from fake_engines import CountingEngine
 
+from trial_ray.engines.agreement import TextLogprobs
 from trial_ray.engines.protocol import RequestBatch, SamplingParams
 from trial_ray.engines.weights import WeightShards
 from trial_ray.errors import EngineError, WeightSyncError
 
 REQUEST = RequestBatch.join([(0, np.array([5, 6], np.int32), SamplingParams(max_tokens=3))])
 WEIGHTS = WeightShards(4, "c", "a", [])
+
+
+def of_text(logprob):
+    """Weights whose sender found this log-probability for every token of a text; the engine of these tests finds -0.5."""
+    text = TextLogprobs(np.arange(4, dtype=np.int32), np.full(3, logprob, np.float32), 0.1, "ModelForCausalLM")
+    return WeightShards(5, "c", "a", [], text=text)
 
 
 class SlowEngine(CountingEngine):
@@ -176,19 +183,45 @@ def test_a_shutdown_amid_the_start_ends_both_and_frees_the_model():
     assert within(20, main()) == ["open", "close"]
 
 
-@pytest.mark.parametrize(("checksum", "arrangement"), [("c", "b"), ("b", "a")])
-def test_no_request_enters_before_the_weights_are_known_to_be_those_that_were_sent(checksum, arrangement):
+@pytest.mark.parametrize(
+    ("checksum", "arrangement", "logprob"), [("c", "b", -0.5), ("b", "a", -0.5), ("c", "a", -0.61)]
+)
+def test_no_request_enters_before_the_weights_are_known_to_be_those_that_were_sent(checksum, arrangement, logprob):
     async def main():
         engine = await started()
         engine._replace_weights = lambda weights: (checksum, arrangement)
         update, answers = await asyncio.gather(
-            engine.load_weights(WeightShards(5, "c", "a", [])),
+            engine.load_weights(of_text(logprob)),
             engine.exchange("client", REQUEST),
             return_exceptions=True,
         )
         assert isinstance(update, WeightSyncError)
         assert answers.numbers == () or answers.weight_versions == (4,)
         assert await engine.weight_version() == -1
+        await engine.shutdown()
+
+    within(20, main())
+
+
+@pytest.mark.parametrize(("logprob", "agrees"), [(-0.5, True), (-0.59, True), (-0.61, False), (np.nan, True)])
+def test_an_engine_that_computes_another_policy_of_the_weights_serves_none_once_it_is_awake(logprob, agrees):
+    """Broken weights of the sender, whose log-probabilities are no numbers, are found elsewhere."""
+
+    async def main():
+        engine = await started()
+        await engine.sleep(2)
+        await engine.wake("weights")
+        await engine.load_weights(of_text(logprob))
+        if agrees:
+            await engine.wake("cache")
+        else:
+            with pytest.raises(
+                WeightSyncError, match=r"0\.11 nats a token.*'counting' cannot take .* ModelForCausalLM"
+            ):
+                await engine.wake("cache")
+        (answer,) = (await engine.exchange("client", REQUEST)).split() if agrees else [None]
+        assert agrees == (answer is not None and answer[1].weight_version == 5)
+        assert await engine.weight_version() == (5 if agrees else -1)
         await engine.shutdown()
 
     within(20, main())

@@ -3,14 +3,13 @@ of the distribution that was sampled from."""
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from trial_ray.engines.admission import Request
-from trial_ray.engines.decoding_cache import MOST_ROWS, free_memory, rows_that_fit, token_bytes
+from trial_ray.engines.decoding_cache import MOST_ROWS, free_memory, rows_that_fit
 from trial_ray.engines.protocol import SamplingParams
 from trial_ray.engines.transformers import (
     JOINING_SHARE,
@@ -19,6 +18,7 @@ from trial_ray.engines.transformers import (
     TransformersEngine,
     by_length,
     sample_tokens,
+    try_cache,
 )
 from trial_ray.errors import EngineError
 
@@ -168,15 +168,12 @@ def test_few_requests_wait_for_more_to_join_them_but_not_for_long(tiny_qwen3):
 
 
 def test_the_batch_is_what_memory_holds_up_to_a_limit(model):
-    size = token_bytes(model.config, torch.float32)
+    size = try_cache(model, 100)
     assert size == 2 * 2 * 2 * 32 * 4  # keys and values, layers, heads, width, bytes
-    assert token_bytes(model.config, torch.bfloat16) == size // 2
-    text = SimpleNamespace(num_hidden_layers=3, num_attention_heads=4, hidden_size=64)  # names no heads of keys
-    assert token_bytes(SimpleNamespace(get_text_config=lambda: text), torch.float32) == 2 * 3 * 4 * 16 * 4
-    assert rows_that_fit(model.config, 100, torch.float32, 2 * 150 * size * 17) == 17
-    assert rows_that_fit(model.config, 100, torch.float32, free_memory(torch.device("cpu"))) == MOST_ROWS
+    assert rows_that_fit(size, 100, 2 * 150 * size * 17) == 17
+    assert rows_that_fit(size, 100, free_memory(torch.device("cpu"))) == MOST_ROWS
     with pytest.raises(EngineError, match=r"max_model_len: 10000 found.*15 MiB.*Lower max_prompt_tokens"):
-        rows_that_fit(model.config, 10_000, torch.float32, 2**20)
+        rows_that_fit(size, 10_000, 2**20)
 
 
 VOCAB = 50

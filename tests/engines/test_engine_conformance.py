@@ -20,6 +20,7 @@ from ray import cloudpickle
 
 from trial_ray.engines import pool as pool_module
 from trial_ray.engines import weights as weights_module
+from trial_ray.engines.agreement import TextLogprobs, own_logprobs
 from trial_ray.engines.client import EngineClient
 from trial_ray.engines.pool import EnginePool
 from trial_ray.engines.protocol import InvalidRequestError, SamplingParams
@@ -33,6 +34,7 @@ MAX_MODEL_LEN = 160
 # Fields of vLLM's own arguments, of other values than this package's or vLLM's defaults.
 VLLM_ARGUMENTS = {"max_num_batched_tokens": 4096, "max_num_seqs": 15, "num_gpu_blocks_override": 400}
 VERSIONS = itertools.count(1)
+TEXT = np.arange(20, 60, dtype=np.int32)
 
 
 @dataclass
@@ -48,8 +50,12 @@ class Engine:
 
     def send(self, model: torch.nn.Module) -> int:
         version = next(VERSIONS)
-        self.pool.sync(pack_weights(model.named_parameters(), version))
+        self.pool.sync(pack_weights(model.named_parameters(), version, text=self.text_of(model)))
         return version
+
+    def text_of(self, model):
+        logprobs = np.zeros(len(TEXT) - 1) if self.name == "null" else own_logprobs(model, TEXT)
+        return TextLogprobs(TEXT, logprobs, 1e-4, "Qwen3ForCausalLM")
 
     def check(self, model, prompts, responses):
         """As :func:`assert_logprobs_of`, where the engine has a model."""
@@ -339,6 +345,9 @@ def test_weights_other_than_those_sent_are_never_served(engine, tiny_qwen3):
         with pytest.raises(WeightSyncError, match=f"engine 0.*{told}"):
             engine.pool.sync(dataclasses.replace(sent, refs=received.refs))
         assert ray.get(engine.pool.handles[0].weight_version.remote(), timeout=60) == -1
+    if engine.name != "null":
+        with pytest.raises(WeightSyncError, match=r"engine 0.*another policy.*Qwen3ForCausalLM"):
+            engine.pool.sync(dataclasses.replace(sent, text=engine.text_of(engine.learner)))
     engine.pool.sync(sent)
 
 

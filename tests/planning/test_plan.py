@@ -8,12 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 from transformers import LlamaConfig, Qwen3Config
 
 from trial_ray import cli
 from trial_ray.algorithms import GRPO
-from trial_ray.engines.decoding_cache import SLACK, rows_that_fit, token_bytes
+from trial_ray.engines.decoding_cache import SLACK, rows_that_fit
 from trial_ray.engines.vllm import VLLMEngine
 from trial_ray.errors import ConfigError
 from trial_ray.models.loading import load_causal_lm
@@ -128,9 +127,10 @@ def test_the_embedded_engine_holds_the_rows_that_fit_or_are_asked_for(free, max_
     request = replace(qwen3, engine="transformers", num_engines=4, max_batch=max_batch, trajectories=256)
     room, config = engine_memory(request, free), qwen3_config(request.shape)
     left = free - room.items["weights"] - room.items["process"]
-    fitting = rows_that_fit(config, request.row_tokens, torch.bfloat16, int(left))
+    token_bytes = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 2  # in bfloat16
+    fitting = rows_that_fit(token_bytes, request.row_tokens, int(left))
     assert room.rows == min(64, 64 if max_batch else fitting)
-    row = token_bytes(config, torch.bfloat16) * request.row_tokens * (1 + 2 / SLACK)
+    row = token_bytes * request.row_tokens * (1 + 2 / SLACK)
     assert room.items["key-value cache"] == pytest.approx(room.rows * row)
 
 

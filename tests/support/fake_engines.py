@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
+import numpy as np
+
 from trial_ray.engines.batching import BatchingEngine
 
 
@@ -18,7 +20,7 @@ class CountingEngine(BatchingEngine):
         self.broken = False
 
     def _open(self):
-        return {"vocab_size": 100}
+        return {"engine": "counting", "vocab_size": 100}
 
     def _step(self, joining):
         if self.broken:
@@ -36,6 +38,9 @@ class CountingEngine(BatchingEngine):
 
     def _replace_weights(self, weights):
         return weights.checksum, weights.arrangement
+
+    def _score(self, token_ids):
+        return np.full(len(token_ids) - 1, -0.5, np.float32)
 
     def _sleep(self, level):
         pass

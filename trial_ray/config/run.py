@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from trial_ray.config.declare import RLlibSettings
 from trial_ray.config.sampling import EngineSettings, PolicySettings, RecordingSettings, RolloutSettings
 from trial_ray.config.training import EvaluationSettings, GuardSettings, RecoverySettings, TrainingSettings
-from trial_ray.engines.protocol import is_whole
+from trial_ray.engines.protocol import FLOAT32_GAP, LOW_PRECISION_GAP, is_whole
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.environments.registry import EnvironmentEntry, make_entries
 from trial_ray.errors import ConfigError, MissingDependencyError
@@ -23,10 +23,6 @@ RENAMED_SETTINGS = {
 """Settings by the names that they had in earlier versions, which run folders and command lines may hold."""
 EARLIER_CHAT_TEMPLATE_KWARGS = {"enable_thinking": False}
 """What earlier versions rendered chat templates with; records of theirs do not say it."""
-FLOAT32_GAP = 1e-3
-"""Engine and learner in float32 or more differ by 1e-7 to 1e-5 nats a token; see docs/decisions.md."""
-LOW_PRECISION_GAP = 0.1
-"""Where one of them computes in bfloat16 or float16; see docs/decisions.md."""
 
 
 class Attributes(RLlibSettings):

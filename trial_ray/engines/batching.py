@@ -13,7 +13,10 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+
 from trial_ray.engines.admission import AdmissionGate, EngineUsage, Outbox, Request, check_request
+from trial_ray.engines.agreement import TextLogprobs, require_agreement
 from trial_ray.engines.protocol import EnginePart, RequestBatch, ResponseBatch
 from trial_ray.engines.weights import Weights
 from trial_ray.errors import EngineError, WeightSyncError
@@ -77,6 +80,7 @@ class BatchingEngine(ABC):
         self._max_model_len = max_model_len
         self._gate = AdmissionGate()
         self._freed: set[EnginePart] = set()
+        self._text: TextLogprobs | None = None  # of the weights that are held
         self._inbox: queue.SimpleQueue[list[Request] | _Call | None] = queue.SimpleQueue()
         self._in_flight: set[Request] = set()
         self._held: list[Request] = []  # finished, and not handed out yet
@@ -160,22 +164,22 @@ class BatchingEngine(ABC):
 
         Responses under way finish first, under the weights they began with; requests that come meanwhile wait. When it
         fails, the engine has no version and refuses requests until a whole load succeeds. It fails, too, where the checksum or
-        the arrangement (``WeightsChecksum``) of what has arrived is another than that of what was sent.
+        the arrangement (``WeightsChecksum``) of what has arrived is another than that of what was sent, or where the engine
+        computes another policy of it; one whose cache sleeps compares that when it wakes.
 
         Returns:
             Version, and ``weights_checksum`` of what the engine now holds.
 
         Raises:
             EngineError: they do not fit the model, or the responses under way did not finish in time.
-            WeightSyncError: other weights arrived than were sent.
+            WeightSyncError: other weights arrived than were sent, or they are another policy here.
         """
         await self.ready()
         async with self._gate.update(weights.version, drain_timeout_s=drain_timeout_s):
             if "weights" in self._freed:
                 raise EngineError("the engine's weights are asleep; wake them before new ones are loaded")
             # Inside the gate: no request may enter before these are known to be the weights that were sent.
-            checksum, arrangement = await self._in_thread(self._replace_weights, weights)
-            _require_same(weights, checksum, arrangement)
+            checksum: str = await self._in_thread(self._load_weights, weights)
         return weights.version, checksum
 
     async def sleep(self, level: int = 1, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
@@ -197,7 +201,7 @@ class BatchingEngine(ABC):
             async with self._gate.sleep(drain_timeout_s=drain_timeout_s):
                 self._freed = {"weights", "cache"}
                 if level > 1:
-                    self._gate.version = -1
+                    self._gate.version, self._text = -1, None
                 await self._in_thread(self._sleep, level)
 
     async def wake(self, part: EnginePart) -> None:
@@ -207,12 +211,19 @@ class BatchingEngine(ABC):
 
         Raises:
             EngineError: the memory is not free.
+            WeightSyncError: the weights that were loaded meanwhile are another policy here.
         """
         async with self._part_lock:
             self._check_alive()
             if part in self._freed:
                 await self._in_thread(self._wake, part)
                 self._freed.remove(part)
+                if not self._freed:
+                    try:
+                        await self._in_thread(self._compare_text)
+                    except WeightSyncError:
+                        self._gate.version = -1
+                        raise
                 self._gate.asleep = bool(self._freed)
 
     async def weight_version(self) -> int:
@@ -266,6 +277,10 @@ class BatchingEngine(ABC):
         """
 
     @abstractmethod
+    def _score(self, token_ids: np.ndarray) -> np.ndarray:
+        """Log-probabilities float32 ``[P - 1]`` of tokens ``[P]`` but the first, by the idle model, without temperature."""
+
+    @abstractmethod
     def _sleep(self, level: int) -> None:
         """Free the idle model's memory; level 1 keeps the weights on the host."""
 
@@ -280,6 +295,19 @@ class BatchingEngine(ABC):
     @abstractmethod
     def _close(self) -> None:
         """Free the model and every process."""
+
+    def _load_weights(self, weights: Weights) -> str:
+        checksum, arrangement = self._replace_weights(weights)
+        _require_same(weights, checksum, arrangement)
+        self._text = weights.text
+        if not self._freed:
+            self._compare_text()
+        return checksum
+
+    def _compare_text(self) -> None:
+        if self._text is not None:
+            found = self._score(self._text.token_ids[: self._max_model_len - 1])
+            require_agreement(self._text, found, self._info["engine"])
 
     def _check_alive(self) -> None:
         if self._failure:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -82,6 +82,11 @@ class DecodingCache(Cache):
         return moves
 
     @property
+    def token_bytes(self) -> int:
+        """Bytes of one token over all layers that have been written to."""
+        return sum(layer.token_bytes for layer in self._own_layers)
+
+    @property
     def _own_layers(self) -> list[_Layer]:
         return cast("list[_Layer]", self.layers)
 
@@ -149,6 +154,11 @@ class _Layer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return -1
 
+    @property
+    def token_bytes(self) -> int:
+        buffers = [each for each in (self.keys, self.values) if each is not None]
+        return sum(each.shape[1] * each.shape[3] * each.element_size() for each in buffers)
+
     def copy_rows(self, moves: list[tuple[int, int]], columns: slice) -> None:
         for buffer in (self.keys, self.values):
             assert buffer is not None
@@ -181,19 +191,18 @@ MEMORY_SHARE = 0.5
 """Share of the memory free after loading the model; the rest is for prefill and sampling."""
 
 
-def rows_that_fit(config: Any, max_model_len: int, dtype: torch.dtype, free_bytes: int) -> int:
+def rows_that_fit(token_bytes: int, max_model_len: int, free_bytes: int) -> int:
     """Rows of full length whose keys and values take :data:`MEMORY_SHARE` of the memory, :data:`MOST_ROWS` at most.
 
     Args:
-        config: the model's, as transformers has it.
+        token_bytes: of the keys and values of one token over all layers.
         max_model_len: most tokens in a row.
-        dtype: of keys and values.
         free_bytes: memory that is free.
 
     Raises:
         EngineError: not even one row fits.
     """
-    row_bytes = int(max_model_len * token_bytes(config, dtype) * (1 + 2 / SLACK))
+    row_bytes = int(max_model_len * token_bytes * (1 + 2 / SLACK))
     rows = int(free_bytes * MEMORY_SHARE) // row_bytes
     if rows < 1:
         raise EngineError(
@@ -202,14 +211,6 @@ def rows_that_fit(config: Any, max_model_len: int, dtype: torch.dtype, free_byte
             "max_response_tokens, free memory, or set max_batch=1 to try all the same"
         )
     return min(rows, MOST_ROWS)
-
-
-def token_bytes(config: Any, dtype: torch.dtype) -> int:
-    """Bytes of the keys and values of one token over all layers."""
-    text = config.get_text_config()
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return int(2 * text.num_hidden_layers * heads * width * dtype.itemsize)
 
 
 def free_memory(device: torch.device) -> int:

@@ -9,12 +9,15 @@ import numpy as np
 
 from trial_ray.engines.admission import Request, check_request
 from trial_ray.engines.protocol import Response, SamplingParams
-from trial_ray.engines.transformers import DecodingBatch
+from trial_ray.engines.transformers import make_batch, try_cache
 from trial_ray.models.model_shape import max_positions
 from trial_ray.models.vocabulary import vocabulary_size
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+TRIED_LENGTH = 512
+"""Tokens of the row on which it is tried whether the model decodes with a cache."""
 
 
 class LocalEngine:
@@ -28,6 +31,7 @@ class LocalEngine:
     def __init__(self, model: PreTrainedModel, stop_ids: frozenset[int]) -> None:
         self._model = model
         self._stop_ids = stop_ids
+        self._cached = try_cache(model, min(max_positions(model.config) or TRIED_LENGTH, TRIED_LENGTH)) is not None
         self._joining: list[Request] = []
         self._done: dict[Request, asyncio.Future[None]] = {}
         self._decoding: asyncio.Task[None] | None = None
@@ -59,7 +63,9 @@ class LocalEngine:
         return request.response(weight_version=0)
 
     async def _decode(self) -> None:
-        batch = DecodingBatch(self._model, self._stop_ids)  # nothing is left of an earlier one, whatever ended it
+        batch = make_batch(
+            self._model, self._stop_ids, cached=self._cached
+        )  # nothing is left of an earlier one, whatever ended it
         try:
             while self._done:
                 joining, self._joining = [request for request in self._joining if request in self._done], []

@@ -20,6 +20,10 @@ EnginePart = Literal["weights", "cache"]
 
 MOST_IDS = 2**31
 """Token ids travel as int32."""
+FLOAT32_GAP = 1e-3
+"""Engine and learner in float32 or more differ by 1e-7 to 1e-5 nats a token; see docs/decisions.md."""
+LOW_PRECISION_GAP = 0.1
+"""Where one of them computes in bfloat16 or float16; see docs/decisions.md."""
 
 
 class InvalidRequestError(EngineError):

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from trial_ray.engines.admission import Request
+from trial_ray.engines.agreement import own_logprobs
 from trial_ray.engines.arguments import check_positions, engine_dtype
 from trial_ray.engines.batching import BatchingEngine
-from trial_ray.engines.decoding_cache import DecodingCache, free_memory, rows_that_fit
-from trial_ray.engines.protocol import EnginePart
+from trial_ray.engines.decoding_cache import MOST_ROWS, DecodingCache, free_memory, rows_that_fit
+from trial_ray.engines.protocol import FLOAT32_GAP, LOW_PRECISION_GAP, EnginePart, SamplingParams
 from trial_ray.engines.weights import Weights, WeightsChecksum, WeightShards, iter_weights
-from trial_ray.errors import EngineError
+from trial_ray.errors import ConfigError, EngineError
 from trial_ray.models.tensors import stored_tensors
 from trial_ray.models.vocabulary import stop_token_ids, vocabulary_size
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+logger = logging.getLogger(__name__)
 
 
 def sample_tokens(
@@ -87,28 +96,64 @@ class _Row:
             request.finish_reason = "length"
 
 
-class DecodingBatch:
+class Batch(ABC):
     """Rows of unequal length, decoded together; a row leaves when its response has ended.
 
     Args:
         model: a transformers causal language model in evaluation mode.
         stop_ids: tokens that end a response.
-        max_rows: most rows that will ever run together, where that is known; memory is not taken for more.
     """
 
-    def __init__(self, model: torch.nn.Module, stop_ids: frozenset[int], max_rows: int | None = None) -> None:
+    def __init__(self, model: torch.nn.Module, stop_ids: frozenset[int]) -> None:
         self._model = model
         self._stop_ids = stop_ids
         self._device = next(model.parameters()).device
         self._rows: list[_Row] = []
-        self._cache = DecodingCache(max_rows)
 
     def __len__(self) -> int:
         return len(self._rows)
 
+    @abstractmethod
+    def admit(self, requests: list[Request]) -> list[Request]:
+        """Take in new rows and sample their first token; return those that are already finished."""
+
+    @abstractmethod
+    def step(self) -> list[Request]:
+        """Sample one more token for every row; return the requests that finished."""
+
+    def _sample(self, rows: list[_Row], logits: torch.Tensor) -> None:
+        params = [row.request.params for row in rows]
+        tokens, logprobs = sample_tokens(
+            logits,
+            torch.tensor([p.temperature for p in params], device=self._device),
+            torch.tensor([p.top_p for p in params], device=self._device),
+            torch.tensor([row.random.random() for row in rows], dtype=torch.float64, device=self._device),
+        )
+        for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
+            row.take(token, logprob, self._stop_ids)
+
+
+class DecodingBatch(Batch):
+    """A batch with a cache, for models of which :func:`try_cache` says so.
+
+    Args:
+        model: as in :class:`Batch`.
+        stop_ids: the same.
+        max_rows: most rows that will ever run together, where that is known; memory is not taken for more.
+    """
+
+    def __init__(self, model: torch.nn.Module, stop_ids: frozenset[int], max_rows: int | None = None) -> None:
+        super().__init__(model, stop_ids)
+        self._cache = DecodingCache(max_rows)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of the keys and values of one token over all layers, once a row was admitted."""
+        return self._cache.token_bytes
+
     @torch.inference_mode()
     def admit(self, requests: list[Request]) -> list[Request]:
-        """Prefill new rows and sample their first token; return those that are already finished."""
+        """Prefill new rows."""
         for part in by_length(requests):
             rows = [_Row(request) for request in part]
             lengths = [len(request.prompt_ids) for request in part]
@@ -122,7 +167,7 @@ class DecodingBatch:
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """Sample one more token for every row; return the requests that finished."""
+        """Compute one column."""
         self._cache.add_column()
         ids = np.array([[row.request.response_ids[-1]] for row in self._rows])
         lengths = [self._cache.end - start for start in self._cache.starts]
@@ -145,17 +190,6 @@ class DecodingBatch:
         logits: torch.Tensor = out.logits[:, -1]
         return logits
 
-    def _sample(self, rows: list[_Row], logits: torch.Tensor) -> None:
-        params = [row.request.params for row in rows]
-        tokens, logprobs = sample_tokens(
-            logits,
-            torch.tensor([p.temperature for p in params], device=self._device),
-            torch.tensor([p.top_p for p in params], device=self._device),
-            torch.tensor([row.random.random() for row in rows], dtype=torch.float64, device=self._device),
-        )
-        for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
-            row.take(token, logprob, self._stop_ids)
-
     def _drop_finished(self) -> list[Request]:
         finished = [index for index, row in enumerate(self._rows) if row.request.finish_reason]
         requests = [self._rows[index].request for index in finished]
@@ -164,6 +198,99 @@ class DecodingBatch:
                 self._rows[target] = self._rows[source]
             del self._rows[len(self._rows) - len(finished) :]
         return requests
+
+
+class RecomputingBatch(Batch):
+    """A batch without a cache: every token costs a forward pass over the whole row, which rows of the same length share."""
+
+    def admit(self, requests: list[Request]) -> list[Request]:
+        """Compute the prompts."""
+        rows = [_Row(request) for request in requests]
+        self._rows += rows
+        return self._advance(rows)
+
+    def step(self) -> list[Request]:
+        """Compute all rows again."""
+        return self._advance(self._rows)
+
+    @torch.inference_mode()
+    def _advance(self, rows: list[_Row]) -> list[Request]:
+        by_length: dict[int, list[_Row]] = defaultdict(list)
+        for row in rows:
+            by_length[len(row.request.prompt_ids) + len(row.request.response_ids)].append(row)
+        for length, equal in by_length.items():
+            size = max(1, PREFILL_TOKENS // length)
+            for part in (equal[first : first + size] for first in range(0, len(equal), size)):
+                ids = np.array([[*row.request.prompt_ids, *row.request.response_ids] for row in part])
+                inputs = torch.from_numpy(ids).to(self._device)
+                self._sample(part, self._model(input_ids=inputs, use_cache=False, logits_to_keep=1).logits[:, -1])
+        finished = [row.request for row in self._rows if row.request.finish_reason]
+        self._rows = [row for row in self._rows if not row.request.finish_reason]
+        return finished
+
+
+TRIED_TOKENS = 6
+"""Tokens of a response when the cache is tried."""
+
+
+def try_cache(model: PreTrainedModel, longest: int) -> int | None:
+    """Bytes of a token in the cache of a :class:`DecodingBatch`; ``None`` where it gives other log-probabilities than the model.
+
+    State-space and other recurrent layers keep no keys and values of single tokens, and rotary frequencies may follow the longest
+    row of a batch: it is measured, on random rows of three lengths, against the model's own forward pass over each alone.
+
+    Args:
+        model: in evaluation mode.
+        longest: most tokens of a row.
+
+    Raises:
+        ConfigError: the model's own log-probabilities depend on what it computed before.
+    """
+    random = np.random.default_rng(0)
+    most = max(1, min(TRIED_TOKENS, longest // 4))
+    lengths = (max(1, longest - most), max(1, longest * 3 // 4 - most), 1)
+    prompts = [random.integers(0, vocabulary_size(model.config), length, np.int32) for length in lengths]
+    limit = FLOAT32_GAP if model.dtype.itemsize > 2 else LOW_PRECISION_GAP
+    before = own_logprobs(model, prompts[1])
+    batch, requests = (
+        DecodingBatch(model, frozenset()),
+        [Request(each, SamplingParams(most, seed=0)) for each in prompts],
+    )
+    failure = ""
+    try:
+        batch.admit(requests[:1])
+        batch.admit(requests[1:])
+        while len(batch):
+            batch.step()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever the model's code makes of a cache that it does not expect
+        failure = f": {error!r}"
+    rows = [np.array([*each.prompt_ids, *each.response_ids], np.int32) for each in requests]
+    own = [own_logprobs(model, row) for row in rows]
+    if not np.abs(own[1][: len(before)] - before).mean() <= limit and np.isfinite(before).all():
+        raise ConfigError(
+            f"{type(model).__name__} gives other log-probabilities for the same tokens after a longer row was computed, so that "
+            f"no two processes agree on its policy. Keep max_prompt_tokens + max_response_tokens, {longest} now, within the "
+            "length that it was trained for, or choose another model."
+        )
+    gaps = [
+        np.array(each.logprobs) - found[len(each.prompt_ids) - 1 :] for each, found in zip(requests, own, strict=True)
+    ]
+    if not failure and not np.abs(np.concatenate(gaps)).mean() > limit:
+        return batch.token_bytes
+    logger.warning(
+        "%s cannot decode with a cache of keys and values, so every token is computed from its whole context, which is slow; "
+        "engine='vllm' may have a cache for it%s",
+        type(model).__name__,
+        failure,
+    )
+    return None
+
+
+def make_batch(model: PreTrainedModel, stop_ids: frozenset[int], *, cached: bool, max_rows: int | None = None) -> Batch:
+    """An empty batch, with a cache or without."""
+    return DecodingBatch(model, stop_ids, max_rows) if cached else RecomputingBatch(model, stop_ids)
 
 
 def by_length(requests: Sequence[Request]) -> Iterator[list[Request]]:
@@ -234,9 +361,10 @@ class TransformersEngine(BatchingEngine):
         model.to(self._device)  # type: ignore[arg-type]  # transformers wraps Module.to without its arguments' types
         self._model = model.eval()
         self._stop_ids = stop_token_ids(self._model_path)
-        self._room = self._max_batch or rows_that_fit(
-            model.config, self._max_model_len, model.dtype, free_memory(model.device)
-        )
+        token_bytes = try_cache(model, self._max_model_len)
+        self._cached, self._room = token_bytes is not None, self._max_batch or MOST_ROWS
+        if token_bytes is not None and not self._max_batch:
+            self._room = rows_that_fit(token_bytes, self._max_model_len, free_memory(model.device))
         self._recover()
         return {
             "engine": "transformers",
@@ -285,6 +413,9 @@ class TransformersEngine(BatchingEngine):
             checksum.add(name, tensor)
         return checksum.hexdigest, checksum.arrangement
 
+    def _score(self, token_ids: np.ndarray) -> np.ndarray:
+        return own_logprobs(self._model, token_ids)
+
     def _sleep(self, level: int) -> None:
         del self._batch
         if level == 1:
@@ -308,7 +439,7 @@ class TransformersEngine(BatchingEngine):
 
     def _recover(self) -> None:
         self._waiting = []
-        self._batch = DecodingBatch(self._model, frozenset(self._stop_ids), max_rows=self._room)
+        self._batch = make_batch(self._model, frozenset(self._stop_ids), cached=self._cached, max_rows=self._room)
 
     def _close(self) -> None:
         del self._model

@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from safetensors.torch import save
 
@@ -30,7 +31,7 @@ from trial_ray.engines.decoding_cache import MOST_ROWS
 from trial_ray.engines.protocol import EnginePart
 from trial_ray.engines.transformers import PREFILL_TOKENS
 from trial_ray.engines.weights import Weights, WeightShards, iter_shards
-from trial_ray.errors import ConfigError, EngineError, WeightSyncError
+from trial_ray.errors import ConfigError, EngineError, WeightSyncError, first_line
 from trial_ray.models.vocabulary import stop_token_ids
 
 if TYPE_CHECKING:
@@ -167,13 +168,18 @@ class VLLMEngine(BatchingEngine):
         from vllm import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        from trial_ray.engines.vllm_worker import keep_cpu_weights_readable, zero_new_cache_blocks
+        from trial_ray.engines.vllm_worker import (
+            keep_cpu_weights_readable,
+            pack_cpu_experts_again,
+            zero_new_cache_blocks,
+        )
 
         if self._num_threads is not None:
             torch.set_num_threads(self._num_threads)
         if not self._on_cuda:
             keep_cpu_weights_readable()
             zero_new_cache_blocks()
+            pack_cpu_experts_again()
         self._engine = LLMEngine.from_engine_args(EngineArgs(**self._arguments))
         self._stop_ids = stop_token_ids(self._model_path)
         self._ids = itertools.count()
@@ -238,13 +244,36 @@ class VLLMEngine(BatchingEngine):
         backend = "object_store" if isinstance(weights, WeightShards) else weights.backend
         self._engine.collective_rpc("begin_update", args=(backend,))
         for update in _updates(weights):
-            self._engine.collective_rpc("update_weights", args=(update,))
+            try:
+                self._engine.collective_rpc("update_weights", args=(update,))
+            except (ValueError, KeyError) as error:  # a name that its model does not have
+                raise WeightSyncError(
+                    f"vLLM does not take weights of {self._model_path} under the names that transformers gives them: "
+                    f"{first_line(error)}. Set engine='transformers'"
+                ) from error
         found: set[tuple[str, str]] = set(self._engine.collective_rpc("end_update"))
         if len(found) > 1:
             raise WeightSyncError(f"tensor-parallel workers received different weights: {sorted(found)}")
         if not self._engine.reset_prefix_cache():
             raise EngineError("the prefix cache could not be dropped after new weights were loaded")
         return found.pop()
+
+    def _score(self, token_ids: np.ndarray) -> np.ndarray:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        params = SamplingParams(
+            max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+        )
+        prompt: TokensPrompt = {"prompt_token_ids": token_ids.tolist()}
+        self._engine.add_request(str(next(self._ids)), prompt, params)
+        outputs: list[RequestOutput] = []
+        while self._engine.has_unfinished_requests():
+            outputs += self._engine.step()  # type: ignore[arg-type]  # or poolings, which are not asked for
+        steps = outputs[0].prompt_logprobs
+        assert steps is not None  # asked for
+        found = [step[token].logprob for step, token in zip(steps[1:], token_ids[1:].tolist(), strict=True) if step]
+        return np.asarray(found, np.float32)
 
     async def join_transfer(self, backend: str, info: dict[str, Any]) -> None:
         """Join the group in which the learner sends weights (``init_weight_transfer_engine`` of vLLM's worker).

@@ -47,6 +47,25 @@ def zero_new_cache_blocks() -> None:
     KVCacheConfig.needs_kv_cache_zeroing = property(lambda self: True)  # type: ignore[method-assign, assignment]
 
 
+def pack_cpu_experts_again() -> None:
+    """Make vLLM bring experts into the layout of its CPU kernels at every load.
+
+    vLLM 0.32 does so at the first load alone; later ones copy the weights as they are to where the kernel takes them for packed
+    ones (``UnquantizedFusedMoEMethod._setup_kernel``), which is another policy.
+    """
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+
+    setup = UnquantizedFusedMoEMethod._setup_kernel
+
+    def set_up_and_pack(method: UnquantizedFusedMoEMethod, layer: Any, w13: torch.Tensor, w2: torch.Tensor) -> None:
+        kernel = method.moe_kernel
+        setup(method, layer, w13, w2)
+        if kernel is not None:
+            kernel.fused_experts.process_weights_after_loading(layer)
+
+    UnquantizedFusedMoEMethod._setup_kernel = set_up_and_pack  # type: ignore[method-assign, assignment]
+
+
 @dataclass
 class FileUpdate(WeightTransferUpdateInfo):
     """One shard.

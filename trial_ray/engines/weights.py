@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -18,6 +18,8 @@ import numpy as np
 import ray
 import torch
 from ray import ObjectRef
+
+from trial_ray.engines.agreement import TextLogprobs
 
 #: Name of a tensor -> (integer view ``[elements]``, torch dtype name such as ``"bfloat16"``, shape).
 Shard = dict[str, tuple[np.ndarray, str, tuple[int, ...]]]
@@ -41,6 +43,7 @@ class _Version:
         version: number that the learner gave to these weights, 0 or more.
         checksum: :func:`weights_checksum` of the tensors as sent.
         arrangement: ``WeightsChecksum.arrangement`` of the tensors as sent.
+        text: what they say of a fixed text, which an engine must say, too; ``None`` compares nothing.
 
     Raises:
         ValueError: ``version`` is no whole number of at least 0.
@@ -49,6 +52,7 @@ class _Version:
     version: int
     checksum: str
     arrangement: str
+    text: TextLogprobs | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         _require_version(self.version)
@@ -149,7 +153,11 @@ def weights_checksum(named_tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 
 def pack_weights(
-    named_tensors: Iterable[tuple[str, torch.Tensor]], version: int, *, dtype: torch.dtype | None = None
+    named_tensors: Iterable[tuple[str, torch.Tensor]],
+    version: int,
+    *,
+    dtype: torch.dtype | None = None,
+    text: TextLogprobs | None = None,
 ) -> WeightShards:
     """Put weights into the object store; call it inside the learner's process.
 
@@ -159,6 +167,7 @@ def pack_weights(
         version: 0 or more.
         dtype: what floating-point tensors are cast to before they are sent (the engines' dtype); ``None`` sends them
             as they are.
+        text: what these weights say of a fixed text.
 
     Raises:
         ValueError: no tensors, a name twice, or no version.
@@ -186,7 +195,7 @@ def pack_weights(
         refs.append(ray.put(shard))
     if not refs:
         raise ValueError("named_tensors: at least one tensor expected, none found")
-    return WeightShards(version, checksum.hexdigest, checksum.arrangement, refs)
+    return WeightShards(version, checksum.hexdigest, checksum.arrangement, refs, text=text)
 
 
 def iter_shards(shards: WeightShards) -> Iterator[dict[str, torch.Tensor]]:

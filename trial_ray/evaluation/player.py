@@ -13,6 +13,7 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from trial_ray.config.run import RunSettings
 from trial_ray.config.sampling import fewest_and_most
+from trial_ray.engines.agreement import TextLogprobs, own_logprobs, text_ids
 from trial_ray.engines.protocol import SamplingParams
 from trial_ray.engines.weights import pack_weights, weights_checksum
 from trial_ray.environments.guarded import GuardedEnv, StepResult
@@ -168,7 +169,7 @@ class Evaluator(AbstractContextManager[PanelPlayer]):
     """Entering it starts Ray actors for one model and returns the :class:`PanelPlayer`; leaving it stops them.
 
     Engines start from the model's folder like those of a training run, and are then sent the weights of this process, so
-    that both kinds of engine confirm by checksum what they play.
+    that both kinds of engine confirm by checksum what they play, and by log-probabilities of a fixed text that they play it.
 
     Args:
         config: validated; its ``model_path`` is a model folder.
@@ -201,7 +202,7 @@ class Evaluator(AbstractContextManager[PanelPlayer]):
             starting.callback(runners.stop)
             engines.start(config.engine_start_timeout_s)
             assert self._model is not None, "entered twice"
-            engines.sync(pack_weights(engine_tensors(self._model, self._dtype), version=1))
+            engines.sync(pack_weights(engine_tensors(self._model, self._dtype), version=1, text=self._text()))
             self._model = None  # the object store holds it now
             player = PanelPlayer(config, RolloutWorkers(config, runners, engines))
             self._stack = starting.pop_all()
@@ -209,6 +210,11 @@ class Evaluator(AbstractContextManager[PanelPlayer]):
 
     def __exit__(self, *exception: object) -> None:
         self._stack.close()
+
+    def _text(self) -> TextLogprobs:
+        config, ids = self._config, text_ids(load_tokenizer(str(self._config.model_path)))
+        logprobs = own_logprobs(self._model, ids)
+        return TextLogprobs(ids, logprobs, config.logprob_gap_limit(), type(self._model).__name__)
 
 
 # -- the oracle, the upper bound of an evaluation ----------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from ray.rllib.utils.torch_utils import clip_gradients
 from torch import nn
 
 from trial_ray.config.run import RunSettings
+from trial_ray.engines.agreement import TextLogprobs, text_ids
 from trial_ray.engines.transfer import ObjectStoreSender, weight_sender
 from trial_ray.engines.weights import Weights
 from trial_ray.errors import CheckpointError, InfrastructureError, PolicyBrokenError, TrainingDivergedError
@@ -30,6 +32,7 @@ from trial_ray.learner.connectors import TURN_ROWS, UPDATE_PLAN, UpdateRows, pla
 from trial_ray.learner.exchange import GradientSums, GroupFetcher, LearnerExchange, TrainingGroups
 from trial_ray.learner.loss import MinibatchClamp, WeightedMeans, loss_terms, means, microbatch_loss, minibatch_clamp
 from trial_ray.learner.method import Method
+from trial_ray.learner.packing import score_views
 from trial_ray.learner.passes import MicrobatchPasses, TokenCounts
 from trial_ray.learner.recording import write_training
 from trial_ray.learner.rows import TokenBatch, TurnRows
@@ -38,6 +41,7 @@ from trial_ray.learner.update_plan import Microbatch, Minibatch, UpdatePlan
 from trial_ray.metrics import LEARNER, log, log_time
 from trial_ray.models.folders import copies_fit
 from trial_ray.models.module import CausalLMModule, compute_dtype, matmul_rate
+from trial_ray.models.prefix_tree import ScoredSequence
 from trial_ray.models.sharding import gathered, local_part
 from trial_ray.models.tensors import from_arrays, require_fitting, to_arrays
 from trial_ray.process_events import ProcessEvents, event, process_events
@@ -412,7 +416,20 @@ class GRPOLearner(TorchLearner):
         """
         sender = ObjectStoreSender(self.exchange.rank) if lasting else self.sender
         weights = partial(self.policy_module.named_weights, getattr(torch, dtype) if dtype else None)
-        return sender.offer(weights, version, engines)
+        text = self._text_logprobs()
+        offer = sender.offer(weights, version, engines)
+        return None if offer is None else replace(offer, text=text)
+
+    def _text_logprobs(self) -> TextLogprobs:
+        """What the policy says of a fixed text, by the same passes as in training; learners that share weights take part."""
+        module, config, ids = self.policy_module, self.config, text_ids(self.policy_module.tokenizer)
+        views = {"text": [ScoredSequence(ids, len(ids) - 1)]}
+        with module.autocast():
+            scores, _ = score_views(module.lm, views, max_tokens=config.max_tokens_per_forward)
+        module.finish_passes()
+        return TextLogprobs(
+            ids, scores["text"].float().cpu().numpy(), config.logprob_gap_limit(), type(module.lm).__name__
+        )
 
     def free_memory(self) -> None:
         """Give the device's memory that an update needs, and the next one takes again, to the engine beside this learner.

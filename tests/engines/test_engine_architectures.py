@@ -1,0 +1,74 @@
+"""The transformers engine over all architectures of the table: sampled log-probabilities are the model's own, or it is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from architectures import ARCHITECTURES, VOCABULARY, random_model, save_model
+
+from trial_ray.engines.admission import Request
+from trial_ray.engines.agreement import own_logprobs
+from trial_ray.engines.protocol import SamplingParams
+from trial_ray.engines.transformers import RecomputingBatch, TransformersEngine, make_batch, try_cache
+from trial_ray.errors import ConfigError
+
+LONGEST = 64
+ILL_DEFINED = {"llama-dynamic-rope"}
+"""Whose own forward pass over some tokens depends on what it computed before."""
+CACHED = {
+    "llama",
+    "qwen2",
+    "qwen3",
+    "qwen3-moe",
+    "gemma3",
+    "gemma4",
+    "gpt-oss",
+    "glm4-moe",
+    "deepseek-v3",
+    "phi3",
+    "gpt2",
+}
+"""Some that would be needlessly slow without a cache."""
+
+
+def make_requests():
+    random = np.random.default_rng(0)
+    sizes = [(3, 9), (17, 12), (9, 4), (23, 10)]
+    return [
+        Request(random.integers(3, VOCABULARY, length, np.int32), SamplingParams(most, seed=seed))
+        for seed, (length, most) in enumerate(sizes)
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES.keys() - ILL_DEFINED))
+def test_rows_that_come_and_go_report_the_models_own_logprobs(name):
+    model, requests = random_model(name), make_requests()
+    cached = try_cache(model, LONGEST) is not None
+    assert cached or name not in CACHED
+    batch = make_batch(model, frozenset(), cached=cached)
+    batch.admit(requests[:2])
+    batch.step()
+    batch.admit(requests[2:])
+    while len(batch):
+        batch.step()
+    for request in requests:
+        row = np.array([*request.prompt_ids, *request.response_ids], np.int32)
+        own = own_logprobs(model, row)[len(request.prompt_ids) - 1 :]
+        np.testing.assert_allclose(request.logprobs, own, atol=2e-5)
+
+
+def test_an_engine_decodes_without_a_cache_where_that_is_right(tmp_path):
+    engine = TransformersEngine(save_model("qwen3.5", tmp_path), max_model_len=LONGEST, device="cpu", max_batch=2)
+    assert engine._open()["vocab_size"] == VOCABULARY
+    assert isinstance(engine._batch, RecomputingBatch)
+    requests = make_requests()
+    finished = engine._step(requests)
+    while len(finished) < len(requests):
+        finished += engine._step([])
+    assert all(request.finish_reason for request in requests)
+
+
+def test_a_model_whose_own_logprobs_depend_on_what_came_before_is_refused_by_name(tmp_path):
+    engine = TransformersEngine(save_model("llama-dynamic-rope", tmp_path), max_model_len=16, device="cpu")
+    with pytest.raises(ConfigError, match=r"LlamaForCausalLM.*max_prompt_tokens"):
+        engine._open()
