@@ -10,11 +10,13 @@ import torch
 
 VOCAB_SIZE = 300
 STOP_ID = 7
+OTHER_STOP_ID = 8
+"""Named in the generation settings alone, as chat models do with their end-of-turn token."""
 
 
 @pytest.fixture(scope="session")
 def tiny_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a random two-layer Qwen3 with tied embeddings and no tokenizer; its stop token is ``STOP_ID``."""
+    """Folder of a random two-layer Qwen3 with tied embeddings and no tokenizer and two stop tokens."""
     from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
@@ -35,7 +37,7 @@ def tiny_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
         dtype="float32",
     )
     model = Qwen3ForCausalLM(config)
-    model.generation_config = GenerationConfig(eos_token_id=[STOP_ID], pad_token_id=0)
+    model.generation_config = GenerationConfig(eos_token_id=[STOP_ID, OTHER_STOP_ID], pad_token_id=0)
     folder = tmp_path_factory.mktemp("tiny_qwen3")
     model.save_pretrained(folder)
     return folder

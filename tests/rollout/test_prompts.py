@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 from chat_tokenizers import MODELS, bare_tokenizer, chat_tokenizer
 
@@ -9,6 +10,7 @@ from trial_ray.rollout.chat_template import TemplateOptions
 from trial_ray.rollout.conversation import prompt_writer
 from trial_ray.rollout.hindsight import encode_untrusted
 from trial_ray.rollout.prompts import CUT_MARK, PromptBuilder
+from trial_ray.rollout.response_texts import ResponseTexts
 
 HOME = alfworld.ADAPTER
 FIRST = {
@@ -266,3 +268,12 @@ def test_stripping_template_is_fine():
 def test_an_unknown_form_of_response_is_refused():
     with pytest.raises(ConfigError, match="prompt_style is 'json', expected one of 'tagged', 'plain'"):
         HOME.template("json")
+
+
+def test_an_id_beyond_the_tokenizer_never_decodes_to_nothing():
+    tokenizer, prompt = chat_tokenizer("qwen2.5"), np.array([1], np.int32)
+    ids, size = tokenizer.encode("open drawer", add_special_tokens=False), len(tokenizer)
+    assert tokenizer.decode([*ids, size]) == "open drawer"
+    texts = ResponseTexts(tokenizer)
+    assert texts.text(prompt, 1, np.array([*ids, tokenizer.eos_token_id])) == "open drawer"
+    assert texts.text(prompt, 1, np.array([size + 2, *ids, size])) == f"⟨id {size + 2}⟩open drawer⟨id {size}⟩"

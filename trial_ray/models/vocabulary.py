@@ -1,4 +1,4 @@
-"""The token ids of a model: how many it has, and which of them end a response. Every other module asks here."""
+"""The token ids of a model: how many there are, which end a response, and how unknown ones are shown. All modules ask here."""
 
 from __future__ import annotations
 
@@ -52,6 +52,15 @@ def stop_tokens_of(config: PretrainedConfig, generation_config: Any, tokenizer: 
         ends = getattr(source, "eos_token_id", None)
         found |= set(ends) if isinstance(ends, (list, tuple)) else set() if ends is None else {ends}
     return sorted(found)
+
+
+def spell_unknown(token_id: int) -> str:
+    """What stands for a token that the tokenizer does not have.
+
+    A model's head may be padded beyond its tokenizer (Qwen's has 151,936 rows for 151,669 tokens). Such an id would decode to
+    nothing, and an action in which one was sampled would look like another.
+    """
+    return f"⟨id {token_id}⟩"
 
 
 def _with_end(config: PretrainedConfig) -> PretrainedConfig:

@@ -18,6 +18,7 @@ from rich.text import Text
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.errors import UserInputError
 from trial_ray.learner.recording import read_training
+from trial_ray.models.vocabulary import spell_unknown
 from trial_ray.rollout.partitions import partition, partitions
 from trial_ray.rollout.recording import read_trajectories, read_turns
 from trial_ray.rollout.response_texts import ResponseTexts
@@ -103,7 +104,7 @@ class TokenTexts:
 
     def _text_of(self, token: int) -> str:
         # A model may have more ids than its tokenizer.
-        return self._decode([token])[self._skipped :] if 0 <= token < self._size else f"⟨id {token}⟩"
+        return self._decode([token])[self._skipped :] if 0 <= token < self._size else spell_unknown(token)
 
     def _decode(self, ids: Sequence[int]) -> str:
         return str(

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from trial_ray.models.vocabulary import spell_unknown
+
 # What chat templates of reasoning models write behind the role of a response that has still to be sampled.
 _OPENED = re.compile(r"<think>\s*\Z")
 _REASONING_TAGS = frozenset({"<think>", "</think>"})
@@ -38,10 +40,16 @@ class ResponseTexts:
         Args:
             prompt_ids: int32 ``[P]``.
             insert_at: index in it of the end of the user's message.
-            response_ids: int ``[y]``; ids outside of the tokenizer's vocabulary have no text.
+            response_ids: int ``[y]``; ids outside of the tokenizer's vocabulary are spelled (:func:`spell_unknown`).
         """
-        kept = [each for each in response_ids.tolist() if 0 <= each < self._size and each not in self._dropped]
-        return self.opened(prompt_ids, insert_at) + self._decode(kept)
+        texts, known = [self.opened(prompt_ids, insert_at)], list[int]()
+        for each in response_ids.tolist():
+            if not 0 <= each < self._size:
+                texts += [self._decode(known), spell_unknown(each)]
+                known = []
+            elif each not in self._dropped:
+                known.append(each)
+        return "".join([*texts, self._decode(known)])
 
     def opened(self, prompt_ids: np.ndarray, insert_at: int) -> str:
         """The text at the end of a prompt that belongs to the response; arguments as :meth:`text`."""
