@@ -6,6 +6,12 @@ engine, an actor or a device failed while running (exit 1).
 
 from __future__ import annotations
 
+import abc
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+Class = TypeVar("Class", bound=type)
+
 
 class TrialRayError(Exception):
     """Base of every error that this package raises on purpose."""
@@ -25,6 +31,14 @@ class ConfigError(UserInputError):
 
 class MethodError(UserInputError):
     """A method's hook has an unknown name, or returned something else than its interface says."""
+
+
+class CallbackError(UserInputError):
+    """A callback of the user's, or a function that was sent to env runners, raised."""
+
+
+class UnsupportedError(UserInputError):
+    """A call that RLlib offers has no meaning here."""
 
 
 class ChatTemplateError(UserInputError):
@@ -108,3 +122,29 @@ def is_user_error(error: BaseException) -> bool:
     if isinstance(error, TrialEnvError):
         return not isinstance(error, RuntimeError)  # those tell of misuse by the calling code
     return isinstance(error, UserInputError)
+
+
+def refusing(calls: Mapping[str, str]) -> Callable[[Class], Class]:
+    """Decorate a class so that calls which it inherits raise :class:`UnsupportedError`.
+
+    Args:
+        calls: the reason, by the name of the method.
+    """
+
+    def decorate(cls: Class) -> Class:
+        for name, why in calls.items():
+            setattr(cls, name, _Refused(f"{cls.__name__}.{name}() is not supported: {why}."))
+        abc.update_abstractmethods(cls)
+        return cls
+
+    return decorate
+
+
+class _Refused:
+    """In place of a method, whether it is called on the class or on an instance."""
+
+    def __init__(self, told: str) -> None:
+        self.told = told
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise UnsupportedError(self.told)

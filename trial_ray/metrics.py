@@ -98,8 +98,16 @@ _PANEL = MetricGroup(
             ),
         ),
         Metric("score_mean", "item", "mean score of these episodes"),
+        Metric("episode_return_mean", "item", "mean undiscounted sum of rewards of these episodes"),
+        Metric("episode_return_min", "item", "the smallest of these sums"),
+        Metric("episode_return_max", "item", "the largest of these sums"),
         Metric("episode_len_mean", "item", "mean number of turns of these episodes"),
-        Metric("num_episodes", "item", "episodes that these means are over"),
+        Metric("episode_len_min", "item", "turns of the shortest of these episodes"),
+        Metric("episode_len_max", "item", "turns of the longest of these episodes"),
+        Metric("truncated_rate", "item", "share of these episodes that a limit on turns or prompt tokens truncated"),
+        Metric("num_episodes", "item", "episodes that these figures are over"),
+        Metric("num_env_steps_sampled", "item", "turns of these episodes"),
+        Metric("rewards/NAME_mean", "item", "as in training"),
     ),
 )
 _ROLLOUTS = MetricGroup(
@@ -134,6 +142,8 @@ _ROLLOUTS = MetricGroup(
             ),
             ("return", "{:.2f}"),
         ),
+        Metric("episode_return_min", "item", "the smallest of these sums"),
+        Metric("episode_return_max", "item", "the largest of these sums"),
         Metric(
             "episode_len_mean",
             "item",
@@ -141,8 +151,11 @@ _ROLLOUTS = MetricGroup(
             Curve("turns", "learning", "Turns of a rollout", "turns", "Mean number of turns that a rollout takes."),
             ("turns", "{:.1f}"),
         ),
+        Metric("episode_len_min", "item", "turns of the shortest episode"),
+        Metric("episode_len_max", "item", "turns of the longest episode"),
         Metric("truncated_rate", "item", "share of episodes truncated by a limit on turns or prompt tokens"),
         Metric("num_episodes", "sum", "episodes played to their end"),
+        Metric("num_episodes_lifetime", "lifetime_sum", "the same of the run so far"),
         Metric(
             "num_failed_episodes",
             "sum",
@@ -497,6 +510,17 @@ _RLLIB = MetricGroup(
         Metric("time_total_s", "lifetime_sum", "seconds of all iterations so far"),
         Metric("time_this_iter_s", "item", "seconds of this iteration"),
         Metric("num_env_steps_sampled_lifetime", "lifetime_sum", "turns taken in the run so far"),
+        Metric("num_training_step_calls_per_iteration", "sum", "1"),
+        Metric("timers/training_iteration", "item", "mean seconds of an iteration without its evaluation"),
+        Metric("timers/training_step", "item", "mean seconds of sampling, update and sync"),
+        Metric("timers/restore_env_runners", "item", "mean seconds of connecting restarted env runners"),
+        Metric("timers/evaluation_iteration", "item", "mean seconds of an evaluation"),
+        Metric("fault_tolerance/num_healthy_workers", "item", "env runners that can play"),
+        Metric("fault_tolerance/num_remote_worker_restarts", "item", "env runners started again so far"),
+        Metric(
+            "fault_tolerance/num_env_runners_dropped_lifetime", "item", "env runners replaced for being late so far"
+        ),
+        Metric("env_runner_group/actor_manager_num_outstanding_async_reqs", "item", "RLlib's own calls under way"),
     ),
 )
 
@@ -513,7 +537,7 @@ EFFECTIVE_SAMPLE_SIZE = f"{LEARNER}engine/effective_sample_size"
 TURN_SCORE = f"{LEARNER}trial/turn_score_mean"
 PROFILE_STD = f"{LEARNER}trial/turn_weight_std"
 
-NAMED_REWARD = f"{ENV_RUNNERS}rewards/NAME_mean"
+_NAMED_REWARDS = [f"{prefix}rewards/" for prefix in (ENV_RUNNERS, EVALUATION)]
 
 _MISSING = object()
 """In place of a metric that was not logged; RLlib takes ``None`` for no default."""
@@ -552,7 +576,7 @@ def _kind(key: str) -> Kind:
 
 def table_key(key: str) -> str:
     """The key of the table's row that describes a metric; that of a named reward holds its name."""
-    return NAMED_REWARD if key.startswith(f"{ENV_RUNNERS}rewards/") else key
+    return next((f"{prefix}NAME_mean" for prefix in _NAMED_REWARDS if key.startswith(prefix)), key)
 
 
 def metrics_table(group: MetricGroup) -> str:

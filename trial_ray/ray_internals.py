@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -124,21 +124,26 @@ def checkpoints_of(trial: Any) -> list[Any]:
 
 
 @contextmanager
-def env_runners_of(kept: EnvRunnerGroup | None, number: int) -> Iterator[None]:
-    """Let RLlib's ``Algorithm.setup`` take the env runners that were kept, or make so many; it makes as many as the config says.
+def env_runners_of(
+    kept: EnvRunnerGroup | None, number: int, make: Callable[..., EnvRunnerGroup] = EnvRunnerGroup
+) -> Iterator[None]:
+    """Let RLlib's ``Algorithm.setup`` take the env runners that were kept, or make so many in a group of this class; it makes as
+    many as the config says, in its own.
 
-    To start new env runners takes longer than a short trial of a sweep.
+    To start new env runners takes longer than a short trial of a sweep. Nor does it call ``on_algorithm_init``, which it would
+    while nothing that this package adds is there.
     """
     made = algorithm.EnvRunnerGroup
 
     def take(**arguments: Any) -> EnvRunnerGroup:
         if kept is None:
-            return made(**arguments, num_env_runners=number)
+            return make(**arguments, num_env_runners=number)
         kept._worker_manager._num_actor_restarts = kept._num_env_runners_dropped_lifetime = 0
         return kept
 
     algorithm.EnvRunnerGroup = take
     try:
-        yield
+        with patch.object(algorithm, "make_callback", lambda hook, *args, **kwargs: None):
+            yield
     finally:
         algorithm.EnvRunnerGroup = made

@@ -10,6 +10,7 @@ import pytest
 
 from trial_ray.algorithms import GRPO, GRPOConfig, TRIALConfig, methods
 from trial_ray.algorithms.methods import config_class, method_names, method_title, new_config
+from trial_ray.algorithms.rllib_settings import UNREAD, refuse_unread
 from trial_ray.errors import ConfigError
 from trial_ray.runs.experiment import load_experiment
 
@@ -27,8 +28,6 @@ def valid_config() -> TRIALConfig:
         ({"hindsight_coeff": -0.1}, "hindsight_coeff is -0.1.*at least 0"),
         ({"privileged_view": "outcom"}, "privileged_view is 'outcom'.*'outcome'"),
         ({"privileged_view": None}, "needs a second view"),
-        ({"minibatch_size": 8}, "minibatch_rows"),
-        ({"shuffle_batch_per_epoch": True}, "Set shuffle"),
         ({"minibatch_rows": 16}, "minibatch_rows is 16, below microbatch_rows, which is 32"),
         ({"max_refills": 2}, "set drop_zero_variance_groups too"),
         ({"importance_cap": 0.9}, "importance_cap is 0.9.*at least 1"),
@@ -41,6 +40,33 @@ def valid_config() -> TRIALConfig:
 def test_values_out_of_range_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         valid_config().training(**settings).validate()
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_a_setting_of_rllibs_that_nothing_reads_is_refused_with_what_to_set(name):
+    config = valid_config()
+    before = getattr(config, name, None)
+    changed = {
+        bool: lambda: not before,
+        int: lambda: before + 1,
+        float: lambda: before / 2,
+        str: lambda: f"not {before}",
+    }
+    setattr(config, name, changed.get(type(before), lambda: {"a": 1})())
+    with pytest.raises(ConfigError) as raised:
+        refuse_unread(config)
+    assert str(raised.value).startswith(f"Nothing reads RLlib's {name}, which is ")
+    assert str(raised.value).endswith(f": {UNREAD[name]}.")
+
+
+def test_rllibs_sections_name_the_settings_that_nothing_reads():
+    with pytest.raises(ConfigError, match=r"train_batch_size_per_learner, which is 64: .* set tasks_per_iteration"):
+        valid_config().training(train_batch_size_per_learner=64).validate()
+    with pytest.raises(
+        ConfigError, match=r"on_evaluate_offline_end, which is .*never called: nothing is evaluated offline"
+    ):
+        valid_config().callbacks(on_evaluate_offline_end=print).validate()
+    valid_config().evaluation(evaluation_interval=1).get_evaluation_config_object().validate()
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32, 2**32 - 1, 1.5, True, "7"])

@@ -84,14 +84,19 @@ def driver_names() -> set[str]:
         ),
         config=GRPOConfig().environment("trial/ALFWorld-v0"),
         guards=Guards(GRPOConfig()),
-        workers=SimpleNamespace(numbers=lambda: (1, 1), adapt=lambda holding: None),
+        workers=SimpleNamespace(
+            numbers=lambda: (1, 1), adapt=lambda holding: None, take_logged=lambda in_evaluation: []
+        ),
         iteration=0,
         weights_checksum="",
         _update=lambda samples: {},
         _sync_weights=lambda: None,
         _record_update=lambda timesteps, weights_before: None,
         panels={"ALFWorld-v0": ()},
-        evaluate_panels=lambda skip_failed: {"ALFWorld-v0": EvaluationResult({})},
+        evaluate_panels=lambda skip_failed: {"ALFWorld-v0": EvaluationResult({}, counts=sample.counts)},
+        _log_callbacks=lambda logged, **where: None,
+        _call_back=lambda hook, **arguments: None,
+        _evaluation_result=lambda figures: {ENV_RUNNER_RESULTS: figures},
     )
     driver._phase = partial(GRPO._phase, driver)
     driver._log_batch = partial(GRPO._log_batch, driver)

@@ -160,7 +160,15 @@ def test_an_evaluation_that_cannot_be_played_in_training_is_left_out_with_a_warn
         return sample()
 
     algorithm = SimpleNamespace(
-        panels={name: (name,) for name in names}, evaluate_panel=play, iteration=0, _phase=lambda name: nullcontext()
+        panels={name: (name,) for name in names},
+        evaluate_panel=play,
+        iteration=0,
+        metrics=None,
+        workers=SimpleNamespace(take_logged=lambda in_evaluation: []),
+        _phase=lambda name: nullcontext(),
+        _call_back=lambda hook, **arguments: None,
+        _log_callbacks=lambda logged, **where: None,
+        _evaluation_result=lambda figures: {"env_runners": figures},
     )
     algorithm.evaluate_panels = partial(GRPO.evaluate_panels, algorithm)
     with caplog.at_level(logging.WARNING):

@@ -11,11 +11,12 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
 from trial_ray.algorithms.placement import check_colocation, learner_placement_group
+from trial_ray.algorithms.rllib_settings import refuse_unread
 from trial_ray.config.declare import check_settings, did_you_mean, is_search, set_defaults
 from trial_ray.config.run import RunSettings
 from trial_ray.environments.adapter import EnvironmentAdapter
 from trial_ray.environments.registry import find_adapter, find_spec, travelling
-from trial_ray.errors import ConfigError
+from trial_ray.errors import ConfigError, refusing
 from trial_ray.learner.method import Method
 from trial_ray.secrets import refuse_plain_secrets
 
@@ -239,6 +240,7 @@ def _adapters(adapter: Any) -> tuple[EnvironmentAdapter, ...]:
     return adapters
 
 
+@refusing({"validate_train_batch_size_vs_rollout_fragment_length": "nothing reads either of them"})
 class GRPOConfig(Sections, EnvironmentConfig):
     """Group-relative policy optimisation of a language-model agent in a text environment.
 
@@ -343,6 +345,7 @@ class GRPOConfig(Sections, EnvironmentConfig):
         Raises:
             ConfigError: a key is unknown or a value is out of range; the message names it and what is expected.
         """
+        refuse_unread(self)
         super().validate()
         self.check_policy()
         self.check_sampling()
@@ -375,12 +378,6 @@ class GRPOConfig(Sections, EnvironmentConfig):
                 f"max_staleness is {self.max_staleness}, but num_env_runners is 0: this process would have to play and to "
                 "update at once. Set .env_runners(num_env_runners=1) or more."
             )
-        if self.minibatch_size is not None:
-            raise ConfigError("Set minibatch_rows (turn rows over all learners), not RLlib's minibatch_size.")
-        if self.shuffle_batch_per_epoch:
-            raise ConfigError("Set shuffle, not RLlib's shuffle_batch_per_epoch.")
-        if self.evaluation_duration != AlgorithmConfig().evaluation_duration:
-            raise ConfigError("Set evaluation_num_tasks, not RLlib's evaluation_duration.")
 
     def schedules(self) -> dict[str, int]:
         """Iterations that the method's schedule needs to take effect, by the setting that says so."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -11,14 +11,14 @@ from typing import Any
 
 import ray
 import torch
-from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.metrics import (
-    ENV_RUNNER_RESULTS,
+    EVALUATION_RESULTS,
     LEARNER_RESULTS,
     NUM_ENV_STEPS_SAMPLED,
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
-    TIMERS,
+    NUM_EPISODES,
+    NUM_EPISODES_LIFETIME,
 )
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from ray.tune.execution.placement_groups import PlacementGroupFactory
@@ -45,6 +45,7 @@ from trial_ray.algorithms.placement import (
     reserve_pairs,
     with_engines,
 )
+from trial_ray.algorithms.rllib_calls import RLlibCalls
 from trial_ray.algorithms.sampling import BatchSampler, SampledBatch, TaskSampler
 from trial_ray.algorithms.timeline import collect_timeline
 from trial_ray.algorithms.weight_sync import WeightSync, ask_learners, update_learners
@@ -56,7 +57,7 @@ from trial_ray.environments.registry import EnvironmentEntry
 from trial_ray.errors import CheckpointError, ConfigError, InfrastructureError
 from trial_ray.evaluation.panels import Panel
 from trial_ray.evaluation.player import PanelPlayer, policy_protocol
-from trial_ray.evaluation.results import EvaluationResult, Rate
+from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.learner.exchange import TrainingGroups
 from trial_ray.learner.learner import GRPOLearner
 from trial_ray.learner.recording import UpdateRecord
@@ -73,13 +74,13 @@ from trial_ray.rollout.conversation import prompt_writer, template_options
 from trial_ray.rollout.groups import GroupSample, RolloutCounts
 from trial_ray.rollout.hindsight import FRAMES, require_room
 from trial_ray.rollout.prompts import require_first_prompt
-from trial_ray.rollout.trajectory import EpisodeResult
+from trial_ray.rollout.runner_group import TextEnvRunnerGroup
 from trial_ray.rollout.workers import RolloutWorkers, create_engines, pool_arguments
 
 logger = logging.getLogger(__name__)
 
 
-class GRPO(Algorithm):
+class GRPO(RLlibCalls):
     """Group-relative policy optimisation of a language-model agent.
 
     Actors: env runners play episodes, engines sample responses, learners (one of them inside this process by default) update
@@ -136,17 +137,22 @@ class GRPO(Algorithm):
                 self.engine_pool.start(self.config.engine_start_timeout_s)
                 self.engine_pool.sleep(self.config.sleep_level)
             runners, _ = fewest_and_most(self.config.num_env_runners)
-            with learners_in(self.pairs), env_runners_of(self.env_runner_group if kept else None, runners):
+            before = self.env_runner_group if kept else None
+            with learners_in(self.pairs), env_runners_of(before, runners, TextEnvRunnerGroup):
                 super().setup(config)
+            self._warn_of_callbacks()
             self.engine_pool.start(self.config.engine_start_timeout_s)
             self.weight_sync = WeightSync(self.config, self.learner_group, self.engine_pool)
-            self.workers = RolloutWorkers(self.config, self.env_runner_group, self.engine_pool, kept)
+            self.workers = RolloutWorkers(
+                self.config, self.env_runner_group, self.engine_pool, kept, self._call_recreated
+            )
             self.sampler = self._create_sampler()
             self._sync_weights()
             self.initial_weights = {"checksum": self.weights_checksum, "dtype": self.config.engine_dtype()}
             self.learner_group.weights_set = self._send_set_weights
             if get_current_placement_group() is None:  # what Tune has reserved does not grow
                 self.workers.grow()
+            self._call_back("on_algorithm_init", metrics_logger=self.metrics)  # RLlib would have before engines start
         except BaseException:
             self.cleanup()
             raise
@@ -305,13 +311,12 @@ class GRPO(Algorithm):
             remove_placement_group(self.pairs)
 
     def step(self) -> dict[str, Any]:
-        """RLlib's iteration; under :data:`FAULTS` its result says what was replaced in it.
-
-        RLlib's timers are left out: they are averages over the run, and ``seconds/`` are those of the iteration.
-        """
+        """RLlib's iteration; under :data:`FAULTS` its result says what was replaced in it."""
+        self._evaluated = False
         with event(ITERATION, number=self.iteration + 1):
             result: dict[str, Any] = super().step()
-        result.pop(TIMERS, None)
+        if not self._evaluated:
+            result.pop(EVALUATION_RESULTS, None)  # what callbacks logged in an earlier one
         return {**result, FAULTS: faults} if (faults := self.take_faults()) else result
 
     def take_faults(self) -> str:
@@ -355,8 +360,10 @@ class GRPO(Algorithm):
                 name = entries[index].name
                 figures |= {f"{name}/{key}": value for key, value in counts.episode_metrics().items()}
         figures[NUM_ENV_STEPS_SAMPLED_LIFETIME] = figures[NUM_ENV_STEPS_SAMPLED]
+        figures[NUM_EPISODES_LIFETIME] = figures[NUM_EPISODES]
         for key, value in figures.items():
             log(self.metrics, f"{ENV_RUNNERS}{key}", value)
+        self._log_callbacks(self.workers.take_logged(in_evaluation=False))
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -405,14 +412,19 @@ class GRPO(Algorithm):
 
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
         """RLlib's evaluation hook: play the evaluation set, return its rates; none where it could not be played."""
+        self._evaluated = True
+        self._call_back("on_evaluate_start", metrics_logger=self.metrics)
+        self.workers.take_logged(in_evaluation=True)  # of evaluation sets that were played by themselves
         with self._phase("evaluation"):
             results = self.evaluate_panels(skip_failed=True)
+        counts = {name: result.counts or RolloutCounts() for name, result in results.items()}
         # Over the episodes of other tasks, the overall rates would be those of another evaluation set.
         whole = len(results) == len(self.panels)
-        rates = _rates([each for result in results.values() for each in result.counted]) if whole else {}
+        figures: dict[str, Any] = sum(counts.values(), RolloutCounts()).evaluation_metrics() if whole else {}
         if len(self.panels) > 1:
-            rates |= {name: _rates(result.counted) for name, result in results.items()}
-        return {ENV_RUNNER_RESULTS: rates}
+            figures |= {name: each.evaluation_metrics() for name, each in counts.items()}
+        self._log_callbacks(self.workers.take_logged(in_evaluation=True), in_evaluation=True)
+        return self._evaluation_result(figures)
 
     def evaluate_panels(self, *, skip_failed: bool = False) -> dict[str, EvaluationResult]:
         """Play the configured evaluation sets, one an environment; results by the environments' names.
@@ -594,17 +606,12 @@ class GRPO(Algorithm):
         return all(ask_learners(self.learner_group, lambda learner: learner.policy_module.writer.finished()))
 
     def restore_from_path(self, path: str | Path, *args: Any, **kwargs: Any) -> None:
-        """Restore, then send the restored weights to the engines, which still hold the initial ones."""
+        """Restore, then send the restored weights to the engines, which still hold the initial ones, and call back."""
         self.weight_sync.make_room()
-        super().restore_from_path(path, *args, **kwargs)
+        self.learner_group.weights_set = None  # they are sent once, after everything is restored
+        try:
+            super().restore_from_path(path, *args, **kwargs)
+        finally:
+            self.learner_group.weights_set = self._send_set_weights
         self._sync_weights()
-
-
-def _rates(episodes: Sequence[EpisodeResult]) -> dict[str, Any]:
-    overall = Rate.of(episodes)
-    return {
-        "success_rate": overall.rate,
-        "score_mean": overall.score,
-        "episode_len_mean": overall.turns,
-        "num_episodes": overall.episodes,
-    }
+        self._call_back("on_checkpoint_loaded")

@@ -12,10 +12,11 @@ from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_RL_MODULE
 from ray.rllib.core.learner.learner_group import LearnerGroup
 
 from trial_ray.algorithms.weight_sync import ask_learners
-from trial_ray.errors import CheckpointError
-from trial_ray.learner.learner import GRPOLearner
+from trial_ray.errors import CheckpointError, refusing
+from trial_ray.learner.learner import ONE_MODULE, GRPOLearner
 
 
+@refusing({"add_module": ONE_MODULE, "remove_module": ONE_MODULE})
 class PolicyLearnerGroup(LearnerGroup):
     """The learners of a run; all of them take part in each call, since sharded weights are gathered by all.
 
@@ -80,3 +81,9 @@ class PolicyLearnerGroup(LearnerGroup):
             inside = Path(folder) / COMPONENT_LEARNER
             ask_learners(self, lambda learner: learner.save_shards(inside))
         return folder
+
+    def restore_from_path(self, path: str | Path, **kwargs: Any) -> None:
+        """Continue from a checkpoint, and have its weights sent to the engines."""
+        super().restore_from_path(path, **kwargs)
+        if self.weights_set is not None:
+            self.weights_set()

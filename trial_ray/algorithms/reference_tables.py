@@ -8,6 +8,7 @@ from pathlib import Path
 
 from trial_ray.algorithms.config import GRPOConfig
 from trial_ray.algorithms.methods import METHODS, config_class
+from trial_ray.algorithms.rllib_settings import UNREAD
 from trial_ray.config.declare import default_of, fields_of, sections_of, settings_table
 from trial_ray.metrics import GROUPS, metrics_table
 from trial_ray.warmstart.settings import WarmStartSettings
@@ -32,9 +33,15 @@ def table_names() -> list[str]:
 
 def _tables() -> dict[str, str]:
     settings = _section_tables() | _method_tables() | {"warm-start": settings_table(WarmStartSettings)}
+    settings["rllib"] = _unread_table()
     return {f"settings of {name}": table for name, table in settings.items()} | {
         f"metrics of {group.name}": metrics_table(group) for group in GROUPS
     }
+
+
+def _unread_table() -> str:
+    rows = [f"| `{name}` | {why} |" for name, why in UNREAD.items()]
+    return "\n".join(["| setting | what to set, or why there is nothing to set |", "| --- | --- |", *rows]) + "\n"
 
 
 def _section_tables() -> dict[str, str]:

@@ -147,8 +147,8 @@ class ProcessEnv:
         """Name of the environment in records."""
         return self._entry.name
 
-    async def reset(self, task_id: str, seed: int) -> StepResult:
-        """Start an episode; see :meth:`~trial_ray.environments.guarded.GuardedEnv.reset`.
+    async def make(self, task_id: str) -> ProcessEnv:
+        """Start the process where there is none; see :meth:`~trial_ray.environments.guarded.GuardedEnv.make`.
 
         Raises:
             EnvironmentFaultError: as there, or the process ended, or did not answer in time.
@@ -159,6 +159,15 @@ class ProcessEnv:
             self._end()
         if self._connection is None:
             await self._start()
+        return self
+
+    async def reset(self, task_id: str, seed: int) -> StepResult:
+        """Start an episode; see :meth:`~trial_ray.environments.guarded.GuardedEnv.reset`.
+
+        Raises:
+            EnvironmentFaultError: as there, or the process ended, or did not answer in time.
+        """
+        await self.make(task_id)
         return StepResult(**await self._ask("reset", "reset", task_id, seed))
 
     async def step(self, action: str) -> StepResult:

@@ -26,7 +26,7 @@ from trial_ray.models.tensors import engine_tensors
 from trial_ray.rollout.chat_template import describe_chat_template
 from trial_ray.rollout.conversation import template_options
 from trial_ray.rollout.episode import Decision, History, derive_seed, play_episode
-from trial_ray.rollout.groups import GroupRequest, GroupSample, SampleSettings, failure_of
+from trial_ray.rollout.groups import GroupRequest, GroupSample, RolloutCounts, SampleSettings, failure_of
 from trial_ray.rollout.trajectory import EpisodeResult
 from trial_ray.rollout.workers import RolloutWorkers, create_engines
 
@@ -103,6 +103,7 @@ class PanelPlayer:
         episodes = dict(known or {})
         failed: dict[str, GroupSample] = {}
         losses: list[str] = []
+        counts = RolloutCounts()
         for attempt in range(1 + self._config.max_group_redraws):
             pending = [
                 self._request(panel, index, environment)
@@ -113,7 +114,8 @@ class PanelPlayer:
                 break
             if attempt:
                 self._workers.repair(len(pending))
-            failures = self._play_once(pending, settings, episodes, on_episode)
+            failures, played = self._play_once(pending, settings, episodes, on_episode)
+            counts += played
             if failures:
                 first = failures[0].errors[0]
                 logger.warning("%d of %d episodes failed; the first: %s", len(failures), len(pending), first)
@@ -126,7 +128,8 @@ class PanelPlayer:
                 losses,
             )
         ordered = [episodes[task] for task in panel.task_ids]
-        return EvaluationResult(policy_protocol(self._config, panel, entry), ordered, str(self._config.model_path))
+        protocol = policy_protocol(self._config, panel, entry)
+        return EvaluationResult(protocol, ordered, str(self._config.model_path), counts=counts)
 
     def _play_once(
         self,
@@ -134,17 +137,19 @@ class PanelPlayer:
         settings: SampleSettings,
         episodes: dict[str, EpisodeResult],
         on_episode: Callable[[EpisodeResult], None],
-    ) -> list[GroupSample]:
-        """Play the requests and keep what did not fail in ``episodes``; returns the others."""
+    ) -> tuple[list[GroupSample], RolloutCounts]:
+        """Play the requests and keep what did not fail in ``episodes``; returns the others, and the counts of all."""
         failures: list[GroupSample] = []
+        counts = RolloutCounts()
         for sample in self._workers.stream_groups(requests, settings):
+            counts += sample.counts
             episode = sample.episodes[0]
             if episode.failed:
                 failures.append(sample)
             else:
                 episodes[episode.task_id] = episode
                 on_episode(episode)
-        return failures
+        return failures, counts
 
     def _settings(self, entry: EnvironmentEntry, iteration: int) -> tuple[SampleSettings, int]:
         """How the evaluation set is played, and the index of its environment among the run's."""

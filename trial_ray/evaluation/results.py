@@ -32,6 +32,8 @@ _TYPES = {"protocol": dict, "episodes": list, "policy": str, "weights": str, "la
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from trial_ray.rollout.groups import RolloutCounts
+
 CHAT_TEMPLATE = "chat_template"
 """In a protocol: digest of what the policy's chat template writes, its arguments, and the day that it shows, if any."""
 SCHEMA = "trial_ray/evaluation"
@@ -92,6 +94,7 @@ class EvaluationResult:
             empty for players without any, and where a training run evaluated itself.
         labels: what a table sorts evaluations by: ``method``, ``backbone``, ``seed`` and ``iteration`` (how many the policy was
             trained for), where they are known.
+        counts: of the rollouts that were played for it in this process; not saved.
     """
 
     protocol: dict[str, Any]
@@ -99,6 +102,7 @@ class EvaluationResult:
     policy: str = ""
     weights: str = ""
     labels: dict[str, Any] = field(default_factory=dict)
+    counts: RolloutCounts | None = field(default=None, compare=False, repr=False)
 
     @property
     def counted(self) -> list[EpisodeResult]:

@@ -27,7 +27,7 @@ from trial_ray.config.run import RunSettings
 from trial_ray.engines.agreement import TextLogprobs, text_ids
 from trial_ray.engines.transfer import ObjectStoreSender, weight_sender
 from trial_ray.engines.weights import Weights
-from trial_ray.errors import CheckpointError, InfrastructureError, PolicyBrokenError, TrainingDivergedError
+from trial_ray.errors import CheckpointError, InfrastructureError, PolicyBrokenError, TrainingDivergedError, refusing
 from trial_ray.learner.connectors import TURN_ROWS, UPDATE_PLAN, UpdateRows, plan_rows
 from trial_ray.learner.exchange import GradientSums, GroupFetcher, LearnerExchange, TrainingGroups
 from trial_ray.learner.loss import MinibatchClamp, WeightedMeans, loss_terms, means, microbatch_loss, minibatch_clamp
@@ -50,8 +50,10 @@ from trial_ray.rollout.trajectory import TrajectoryGroup
 
 SAVED_ATTRIBUTES = {"iteration", "env_steps", "teacher_renewed_in", "skipped_in_a_row"}
 """What an update changes besides weights and optimizer state, and the next one goes on from."""
+ONE_MODULE = "one policy is trained, and engines sample from it"
 
 
+@refusing({"add_module": ONE_MODULE, "remove_module": ONE_MODULE})
 class GRPOLearner(TorchLearner):
     """Clipped surrogate over turn rows with group-relative advantages, and what the config's method adds to it.
 

@@ -7,7 +7,7 @@ import hashlib
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -26,10 +26,11 @@ from trial_ray.engines.protocol import Response, SamplingParams
 from trial_ray.environments.guarded import GuardedEnv, required_keys
 from trial_ray.environments.processes import EnvProcesses, ProcessEnv, ProcessLimits
 from trial_ray.environments.registry import EnvironmentEntry
-from trial_ray.errors import EngineError
+from trial_ray.errors import EngineError, UnsupportedError, refusing
 from trial_ray.process_events import EPISODE, RESPONSE, ProcessEvents, note_event, process_events
 from trial_ray.process_reports import announce, peak_memory
 from trial_ray.rollout.background_groups import BackgroundGroups, Played
+from trial_ray.rollout.callbacks import EpisodeTexts, EpisodeWatch, RunnerCallbacks
 from trial_ray.rollout.conversation import prompt_writer
 from trial_ray.rollout.episode import EpisodeEnv, PolicyPlayer, derive_seed, play_episode
 from trial_ray.rollout.groups import GroupRefs, GroupRequest, GroupSample, SampleSettings, parts_per_group
@@ -72,6 +73,14 @@ SPACES = {INPUT_ENV_SPACES: _TEXT_SPACES, INPUT_ENV_SINGLE_SPACES: _TEXT_SPACES,
 """Spaces of observations and actions under every key that RLlib looks at."""
 
 
+@refusing(
+    {
+        "sample": "groups of rollouts are sampled, by sample_groups(requests, settings)",
+        "sample_get_state_and_metrics": "groups of rollouts are sampled, by sample_groups(requests, settings)",
+        "make_env": "an environment is made where a rollout needs one",
+        "make_module": "an env runner holds no model; Algorithm.get_module() returns the learner's",
+    }
+)
 class TextEnvRunner(EnvRunner, Checkpointable):
     """Plays groups of rollouts against the engine pool.
 
@@ -98,10 +107,12 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         self._free_envs: dict[str, list[EpisodeEnv]] = {}
         self._num_batches = 0
         self._in_background: BackgroundGroups | None = None
+        self._callbacks = RunnerCallbacks(self)
 
     def reset(self, config: RunSettings) -> None:
         """Play with another config from now on, as if made with it; :meth:`connect` has to follow."""
         self.stop()
+        self.metrics.reset()
         self._begin(config)
 
     # -- sampling --------------------------------------------------------------------------------------------------
@@ -119,7 +130,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         A rollout that an engine or the environment fails is kept as ``failed``; it never ends the others.
         """
         played = dict(self._play(requests, settings))
-        samples = [self._sample(request, played[request], settings.keep_trajectories) for request in requests]
+        samples = self._samples([(request, played[request]) for request in requests], settings.keep_trajectories)
         if settings.keep_trajectories:
             self._record([played[request] for request in requests], settings.iteration)
         return samples
@@ -138,9 +149,11 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         Args:
             iteration: in which they are recorded, and counted by the driver.
         """
-        if played := self._background().take():
+        played = self._background().take()
+        samples = self._samples(played, keep=True)
+        if played:
             self._record([group for _, group in played], iteration)
-        return [self._sample(request, group, keep=True) for request, group in played]
+        return samples
 
     def abandon_groups(self) -> None:
         """End the groups of :meth:`begin_groups` where they are, and forget them."""
@@ -150,8 +163,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
 
     def stream_groups(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> Iterator[GroupSample]:
         """Play every request; yield each group as soon as it has ended, in any order, and keep nothing of it."""
-        for request, group in self._play(requests, settings):
-            yield self._sample(request, group, keep=False)
+        for played in self._play(requests, settings):
+            yield self._samples([played], keep=False)[0]
 
     def _play(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> Iterator[Played]:
         """Every request with its group, as soon as it has ended."""
@@ -166,9 +179,9 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         finally:
             playing.close()
 
-    def sample(self, **kwargs: Any) -> list[Any]:
-        """RLlib's generic entry point; groups are sampled by :meth:`sample_groups`."""
-        raise TypeError("TextEnvRunner samples groups of rollouts: call sample_groups(requests, settings).")
+    def apply(self, func: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
+        """Call a function with this env runner; RLlib's own ends the process where it raises, with all that is played."""
+        return func(self, *args, **kwargs)
 
     def take_env(self, environment: int, env_config: dict[str, Any]) -> tuple[EpisodeEnv, list[EpisodeEnv]]:
         """A free instance of one of the run's environments, and the list to put it back into unless it went wrong."""
@@ -226,6 +239,24 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         by_rows = self.config.advantage_statistics == "rows"
         return self.config.invalid_action_penalty / self.config.reward_scale if by_rows else 0.0
 
+    def _samples(self, played: Sequence[Played], keep: bool) -> list[GroupSample]:
+        """What is handed over of groups, after the callbacks for it; the first tells what callbacks have logged."""
+        if self._callbacks and played:
+            rollouts = [rollout for _, group in played for rollout in group.trajectories]
+            self._callbacks.call("on_sample_end", not keep, samples=rollouts)
+        samples = [self._sample(request, group, keep) for request, group in played]
+        if self._callbacks and samples:
+            samples[0] = replace(samples[0], logged=self._callbacks.take_logged(not keep))
+        return samples
+
+    def watch(self, env: EpisodeEnv, environment: int, settings: SampleSettings) -> EpisodeWatch | None:
+        """What tells the user's callbacks of an episode; ``None`` where there are none."""
+        if not self._callbacks:
+            return None
+        config, writer = settings.env_configs[environment], self._prompt_writer(environment)
+        texts = EpisodeTexts(self._tokenizer.decode, writer.responses.text)
+        return EpisodeWatch(self._callbacks, env, config, not settings.keep_trajectories, texts)
+
     def _sample(self, request: GroupRequest, group: TrajectoryGroup, keep: bool) -> GroupSample:
         refs = GroupRefs.put(group, parts_per_group(self.config)) if keep and group.survivors else None
         return GroupSample.from_group(request, group, refs, self.config.reward, self._row_penalty)
@@ -246,6 +277,15 @@ class TextEnvRunner(EnvRunner, Checkpointable):
 
     # -- what RLlib asks of an env runner --------------------------------------------------------------------------
 
+    @property
+    def module(self) -> Any:
+        """None of its own.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise UnsupportedError("An env runner holds no model; Algorithm.get_module() returns the learner's.")
+
     def get_spaces(self) -> dict[str, Any]:
         """:data:`SPACES`."""
         return SPACES
@@ -263,7 +303,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         return process_events(since, most)
 
     def get_metrics(self) -> dict[str, Any]:
-        """None: the driver counts what the groups say (:class:`GroupSample`)."""
+        """None: groups tell what is counted of them, and what callbacks have logged (:class:`GroupSample`)."""
         return {}
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -343,7 +383,8 @@ async def _play_rollout(
     env, free = runner.take_env(request.environment, settings.env_configs[request.environment])
     try:
         player = runner.player(request, settings, seed if settings.seeded else None)
-        trajectory = await play_episode(env, request.task_id, player, env_seed=request.seed, seed=seed)
+        watch = runner.watch(env, request.environment, settings)
+        trajectory = await play_episode(env, request.task_id, player, env_seed=request.seed, seed=seed, watch=watch)
         note_event(EPISODE, began, _task_name(), turns=len(trajectory.turns))
         return trajectory
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from trial_ray.files import text_digest
 from trial_ray.process_reports import advance
 from trial_ray.rollout.prompts import PromptWriter, located
 from trial_ray.rollout.trajectory import Ending, PromptCut, Trajectory, Turn
+
+if TYPE_CHECKING:
+    from trial_ray.rollout.callbacks import EpisodeWatch
 
 Answer = TypeVar("Answer")
 Generate = Callable[[np.ndarray, SamplingParams], Awaitable[Response]]
@@ -71,7 +74,13 @@ EpisodeEnv = GuardedEnv | ProcessEnv
 
 
 async def play_episode(
-    env: EpisodeEnv, task_id: str, player: Player, *, env_seed: int = 0, seed: int = 0
+    env: EpisodeEnv,
+    task_id: str,
+    player: Player,
+    *,
+    env_seed: int = 0,
+    seed: int = 0,
+    watch: EpisodeWatch | None = None,
 ) -> Trajectory:
     """Play one episode; an error of engine or environment ends it as ``failed`` and is kept in ``error``.
 
@@ -81,19 +90,30 @@ async def play_episode(
         player: decides.
         env_seed: seed of the environment, the same for all rollouts of a group.
         seed: seed of this rollout, for the record.
+        watch: tells a user's callbacks; ``on_episode_end`` of an episode that was played to its end alone.
+
+    Raises:
+        CallbackError: a callback raised.
     """
-    trajectory = Trajectory(task_id=task_id, family="", seed=seed, environment=env.name)
+    new: Any = Trajectory if watch is None else watch.episode
+    trajectory: Trajectory = new(task_id=task_id, family="", seed=seed, environment=env.name)
     try:
-        await _play(env, trajectory, player, env_seed)
+        await _play(env, trajectory, player, env_seed, watch)
     except (EngineError, EnvironmentFaultError) as error:
         trajectory.ended, trajectory.error = "failed", f"{type(error).__name__}: {error}"
         trajectory.failed_by = "environment" if isinstance(error, EnvironmentFaultError) else "engine"
     return trajectory
 
 
-async def _play(env: EpisodeEnv, trajectory: Trajectory, player: Player, env_seed: int) -> None:
+async def _play(
+    env: EpisodeEnv, trajectory: Trajectory, player: Player, env_seed: int, watch: EpisodeWatch | None
+) -> None:
+    if watch is not None:
+        watch.create(trajectory, await _resolved(env.make(trajectory.task_id)))
     now = await _resolved(env.reset(trajectory.task_id, env_seed))
     trajectory.family, trajectory.solution = now.family, await _resolved(env.walkthrough())
+    if watch is not None:
+        watch.tell("on_episode_start", trajectory, now)
     cut: Ending = "turn_limit"
     while not (now.terminated or now.truncated or len(trajectory.turns) >= env.max_turns):
         step = len(trajectory.turns) + 1
@@ -117,8 +137,12 @@ async def _play(env: EpisodeEnv, trajectory: Trajectory, player: Player, env_see
                 **{name: getattr(decision, name) for name in _DECIDED},
             )
         )
+        if watch is not None:
+            watch.tell("on_episode_step", trajectory, now)
     trajectory.success, trajectory.score = now.won, now.score
     trajectory.ended = "terminated" if now.terminated else cut
+    if watch is not None:
+        watch.tell("on_episode_end", trajectory, now)
 
 
 async def _resolved(answer: Answer | Awaitable[Answer]) -> Answer:

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import ObjectRef
-from ray.rllib.utils.metrics import EPISODE_LEN_MEAN, EPISODE_RETURN_MEAN, NUM_ENV_STEPS_SAMPLED, NUM_EPISODES
+from ray.rllib.utils.metrics import (
+    EPISODE_LEN_MAX,
+    EPISODE_LEN_MEAN,
+    EPISODE_LEN_MIN,
+    EPISODE_RETURN_MAX,
+    EPISODE_RETURN_MEAN,
+    EPISODE_RETURN_MIN,
+    NUM_ENV_STEPS_SAMPLED,
+    NUM_EPISODES,
+)
 
 from trial_ray.engines.protocol import SamplingParams
 from trial_ray.errors import EnvironmentFaultError, InfrastructureError
@@ -21,6 +30,9 @@ if TYPE_CHECKING:
 
 NamedReward = tuple[float, int]
 """Sum of a named reward, and the number of rollouts that were given it."""
+Range = tuple[float, float]
+"""The smallest and the largest."""
+NO_RANGE: Range = (math.inf, -math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +55,8 @@ class RolloutCounts:
         cut_histories: turns whose prompt lost history records.
         cut_observations: turns whose prompt lost a part of the observation as well.
         rewards: of the sums of each named reward, and the rollouts that were given it.
+        return_range: of the rollouts.
+        length_range: of the rollouts, in turns.
     """
 
     episodes: int = 0
@@ -60,6 +74,8 @@ class RolloutCounts:
     cut_histories: int = 0
     cut_observations: int = 0
     rewards: Mapping[str, NamedReward] = field(default_factory=dict)
+    return_range: Range = NO_RANGE
+    length_range: Range = NO_RANGE
 
     @classmethod
     def of(cls, trajectories: Iterable[Trajectory]) -> RolloutCounts:
@@ -83,15 +99,22 @@ class RolloutCounts:
             cut_histories=sum(turn.prompt_cut != "none" for turn in turns),
             cut_observations=sum(turn.prompt_cut == "observation" for turn in turns),
             rewards=_added({name: (value, 1)} for each in played for name, value in each.rewards.items()),
+            return_range=_range(each.episode_return for each in played),
+            length_range=_range(len(each.turns) for each in played),
         )
 
     def __add__(self, other: RolloutCounts) -> RolloutCounts:
         numbers = {
             each.name: getattr(self, each.name) + getattr(other, each.name)
             for each in fields(self)
-            if each.name != "rewards"
+            if each.name not in ("rewards", "return_range", "length_range")
         }
-        return RolloutCounts(**numbers, rewards=_added((self.rewards, other.rewards)))
+        return RolloutCounts(
+            **numbers,
+            rewards=_added((self.rewards, other.rewards)),
+            return_range=_range((*self.return_range, *other.return_range)),
+            length_range=_range((*self.length_range, *other.length_range)),
+        )
 
     def episode_metrics(self) -> dict[str, float]:
         """Figures over rollouts, by the names under ``env_runners/``; means are left out where there is no rollout."""
@@ -102,10 +125,18 @@ class RolloutCounts:
             "success_rate": self.successes / self.episodes,
             "score_mean": self.scores / self.episodes,
             EPISODE_RETURN_MEAN: self.returns / self.episodes,
+            EPISODE_RETURN_MIN: self.return_range[0],
+            EPISODE_RETURN_MAX: self.return_range[1],
             EPISODE_LEN_MEAN: self.turns / self.episodes,
+            EPISODE_LEN_MIN: self.length_range[0],
+            EPISODE_LEN_MAX: self.length_range[1],
             "truncated_rate": self.truncated / self.episodes,
             **{f"rewards/{name}_mean": total / rollouts for name, (total, rollouts) in self.rewards.items()},
         }
+
+    def evaluation_metrics(self) -> dict[str, float]:
+        """Figures of an evaluation set, by the names under ``evaluation/env_runners/``."""
+        return {**self.episode_metrics(), NUM_ENV_STEPS_SAMPLED: self.turns}
 
     def metrics(self) -> dict[str, float]:
         """All figures, by the names under ``env_runners/``; rates are left out where nothing was counted."""
@@ -125,6 +156,11 @@ class RolloutCounts:
             "cut_history_rate": self.cut_histories / self.turns,
             "cut_observation_rate": self.cut_observations / self.turns,
         }
+
+
+def _range(values: Iterable[float]) -> Range:
+    found = list(values)
+    return min(found, default=math.inf), max(found, default=-math.inf)
 
 
 def _added(parts: Iterable[Mapping[str, NamedReward]]) -> dict[str, NamedReward]:
@@ -235,6 +271,7 @@ class GroupSample:
         too_long: where a prompt of the task's first turn does not fit, which one; playing it again would not help.
         weight_versions: oldest and newest version of the weights that sampled the survivors' turns; (0, 0) without turns.
         num_environment_faults: rollouts that failed by their environment.
+        logged: what callbacks on the env runner have logged, of other groups too.
     """
 
     request: GroupRequest
@@ -248,6 +285,7 @@ class GroupSample:
     weight_versions: tuple[int, int] = (0, 0)
     num_environment_faults: int = 0
     too_long: str | None = None
+    logged: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_group(

@@ -86,9 +86,17 @@ class RolloutWorkers:
         runners: remote env runners, or a single local one where the config asks for none.
         engines: started engines.
         kept: the env runners were made for another config, and are to play with this one.
+        on_recreated: is told the ids of env runners that were restarted while groups were played.
     """
 
-    def __init__(self, config: RunSettings, runners: EnvRunnerGroup, engines: EnginePool, kept: bool = False) -> None:
+    def __init__(
+        self,
+        config: RunSettings,
+        runners: EnvRunnerGroup,
+        engines: EnginePool,
+        kept: bool = False,
+        on_recreated: Callable[[list[int]], None] = lambda runner_ids: None,
+    ) -> None:
         self._config = config
         self._runners = runners
         self._engines = engines
@@ -100,6 +108,8 @@ class RolloutWorkers:
         self._numbers = itertools.count(1 + runners.num_remote_env_runners())
         self._leaving: set[int] = set()
         self._kept = kept
+        self._on_recreated = on_recreated
+        self._logged: dict[bool, list[Mapping[str, Any]]] = {}
         if kept:
             self._reset()
             self.restore_runners()
@@ -124,6 +134,7 @@ class RolloutWorkers:
             timeout_s = self._config.sample_timeout_s
             played, _ = self._answers(calls, timeout_s, f"did not answer within sample_timeout_s={timeout_s:g} s")
             samples = [sample for found in played.values() for sample in found]
+        self._note_logged(samples, in_evaluation=False)
         _warn_of_failed(samples)
         return samples
 
@@ -136,6 +147,11 @@ class RolloutWorkers:
             RayTaskError: a runner raised; it is of the class of what was raised, too.
             InfrastructureError: no env runner is left, and none was restarted within :data:`RESTART_TIMEOUT_S` seconds.
         """
+        for sample in self._stream(requests, settings):
+            self._note_logged([sample], in_evaluation=True)
+            yield sample
+
+    def _stream(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> Iterator[GroupSample]:
         runner_ids = self._await_runners()
         if (local := self._local()) is not None:
             yield from local.stream_groups(list(requests), settings)
@@ -158,6 +174,13 @@ class RolloutWorkers:
                 raise
             except RayError as error:
                 self._lose(streams.pop(stream), f"died: {error}")
+
+    def take_logged(self, in_evaluation: bool) -> list[Mapping[str, Any]]:
+        """What callbacks on env runners have logged since the last call, as ``MetricsLogger.aggregate`` takes it."""
+        return self._logged.pop(in_evaluation, [])
+
+    def _note_logged(self, samples: Sequence[GroupSample], in_evaluation: bool) -> None:
+        self._logged.setdefault(in_evaluation, []).extend(sample.logged for sample in samples if sample.logged)
 
     def reports(self, timeout_s: float) -> list[dict[str, Any] | None]:
         """Peak memory of each env-runner actor (keys of ``peak_memory``); ``None`` of one that does not answer in time."""
@@ -226,6 +249,7 @@ class RolloutWorkers:
             self._unfinished = {index: each for index, each in self._unfinished.items() if each not in dead}
         # A call that is always under way tells of the death of a runner, also of one that is restarted before the next call.
         self._await_groups({*self._unfinished.values()})
+        self._note_logged(samples, in_evaluation=False)
         _warn_of_failed(samples)
         return samples, dead
 
@@ -335,7 +359,11 @@ class RolloutWorkers:
         self._engines.faults.played_again += again
         self._engines.probe_and_restart()
         self._connect_to_replacements()
-        self.restore_runners()
+        self._restore()
+
+    def _restore(self) -> None:
+        if restored := self.restore_runners():
+            self._on_recreated(restored)
 
     def restore_runners(self) -> list[int]:
         """Connect the env runners that Ray has restarted since; returns their ids."""
@@ -378,7 +406,7 @@ class RolloutWorkers:
                 )
             time.sleep(0.5)
             self._take_in()
-            self.restore_runners()
+            self._restore()
             runner_ids = self._runners.healthy_env_runner_ids()
         return runner_ids
 

@@ -1,0 +1,165 @@
+"""RLlib's callbacks in whole runs with two remote env runners: when they are called, with what, and where they log to."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from ray import cloudpickle
+from ray.rllib.callbacks.callbacks import RLlibCallback
+from tiny_run import ChanceEnv, config_of, train
+from user_env import registered
+
+from trial_ray.errors import CallbackError
+from trial_ray.ray_internals import env_runner_actors
+from trial_ray.runs.experiment import load_experiment
+
+pytestmark = pytest.mark.e2e
+
+RESTART_S = 120
+EXAMPLE = Path(__file__).parents[2] / "tuned_examples" / "rllib_callbacks.py"
+
+
+@pytest.fixture(autouse=True)
+def sent_by_value():
+    """Actors cannot import modules of the tests."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+def config_with(model_path, **callbacks):
+    return (
+        config_of(model_path)
+        .environment(ChanceEnv.ENV_ID, env_config={"split": "train"})
+        .env_runners(num_env_runners=2, num_cpus_per_env_runner=0.1)
+        .evaluation(evaluation_split="train", evaluation_num_tasks=2, evaluation_interval=2)
+        .callbacks(**callbacks)
+    )
+
+
+def documented(hook):
+    parameters = inspect.signature(getattr(RLlibCallback, hook)).parameters.values()
+    return {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
+
+
+def test_the_driver_calls_each_hook_once_with_rllibs_arguments(algorithm_of, model_path, tmp_path, caplog):
+    calls = []
+
+    def noting(hook):
+        def note(**arguments):
+            assert set(arguments) == documented(hook)
+            # Not the algorithm: the config travels to env runners with what its callbacks hold.
+            calls.append((hook, arguments.get("env_runner_indices"), arguments.get("is_evaluation")))
+
+        return note
+
+    def count(metrics_logger, episode, **kwargs):
+        metrics_logger.log_value("ended", 1, reduce="sum")
+
+    def add(result, **kwargs):
+        result["added"] = 7
+
+    def end(evaluation_metrics, **kwargs):
+        evaluation_metrics["added"] = 8
+
+    hooks = (
+        "on_algorithm_init",
+        "on_evaluate_start",
+        "on_evaluate_end",
+        "on_checkpoint_loaded",
+        "on_env_runners_recreated",
+    )
+    functions = {hook: [noting(hook)] for hook in hooks}
+    functions["on_evaluate_end"].append(end)
+
+    class Unused(RLlibCallback):
+        def on_evaluate_offline_start(self, **kwargs):
+            raise AssertionError
+
+    config = config_with(
+        model_path,
+        callbacks_class=Unused,
+        on_episode_end=count,
+        on_train_result=[noting("on_train_result"), add],
+        **functions,
+    )
+    with registered(ChanceEnv):
+        algo = algorithm_of(config)
+        assert [hook for hook, *_ in calls] == ["on_algorithm_init"]
+        assert algo.engine_pool.handles, "the algorithm is whole by then"
+        assert "the callback on_evaluate_offline_start is never called: nothing is evaluated offline" in caplog.text
+        calls.clear()
+        results = [algo.train() for _ in range(3)]
+        assert [hook for hook, *_ in calls] == [
+            "on_train_result",
+            "on_evaluate_start",
+            "on_evaluate_end",
+            "on_train_result",
+            "on_train_result",
+        ]
+        assert [result["env_runners"]["ended"] for result in results] == [6] * 3
+        assert [result["env_runners"]["num_episodes"] for result in results] == [6] * 3
+        assert ["evaluation" in result for result in results] == [False, True, False]
+        evaluated = results[1]["evaluation"]
+        assert (evaluated["env_runners"]["ended"], evaluated["env_runners"]["num_episodes"]) == (2, 2)
+        assert (evaluated["added"], [result["added"] for result in results]) == (8, [7] * 3)
+        calls.clear()
+        algo.evaluate_panels()
+        assert not calls, "an evaluation set that is played by itself is no RLlib evaluation"
+        assert algo.evaluate()["env_runners"]["ended"] == 2
+
+        algo.save_to_path(str(tmp_path / "saved"))
+        calls.clear()
+        algo.restore_from_path(str(tmp_path / "saved"))
+        algo.load_checkpoint(str(tmp_path / "saved"))
+        assert [hook for hook, *_ in calls] == ["on_checkpoint_loaded"] * 2
+
+        calls.clear()
+        victim = env_runner_actors(algo.env_runner_group)[2]
+        os.kill(next(each for each in algo.actors() if each.handle == victim).progress().pid, signal.SIGKILL)
+        recreated = []
+        for _ in range(RESTART_S):
+            algo.train()
+            if recreated := [call for call in calls if call[0] == "on_env_runners_recreated"]:
+                break
+            time.sleep(1)
+    assert recreated == [("on_env_runners_recreated", [2], False)]
+
+
+def test_a_callback_that_raises_or_logs_what_is_logged_already_is_named(algorithm_of, model_path):
+    def broken(episode, **kwargs):
+        raise LookupError("no such episode")
+
+    def doubled(metrics_logger, **kwargs):
+        metrics_logger.log_value("num_episodes", 1, reduce="sum")
+
+    with registered(ChanceEnv):
+        algo = algorithm_of(config_with(model_path, on_episode_step=broken))
+        with pytest.raises(CallbackError, match=r"on_episode_step=.*broken raised on env runner \d: LookupError"):
+            algo.train()
+        assert algo.env_runner_group.num_healthy_remote_env_runners() == 2
+        algo = algorithm_of(config_with(model_path, on_episode_end=doubled))
+        with pytest.raises(CallbackError, match="A callback logs env_runners/num_episodes, which is logged already"):
+            algo.train()
+
+
+@pytest.mark.long
+def test_the_example_shows_and_records_what_its_callbacks_log(ray_session, tmp_path, capsys):
+    train(tmp_path / "run", "", 2, config=load_experiment(EXAMPLE).config)
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("iteration", "  evaluation: 8"))]
+    assert [line.split(":")[0] for line in told] == ["  evaluation", "iteration 1", "  evaluation", "iteration 2"]
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    for metrics in lines:
+        shares = Counter({index: metrics[f"env_runners/episodes_of_runner_{index}"] for index in (1, 2)})
+        assert shares.total() == metrics["env_runners/num_episodes"] == 16
+        assert metrics["episodes_of_most_used_runner"] == max(shares.values())
+        assert metrics["env_runners/best_return"] == metrics["env_runners/episode_return_max"]
+        assert 0 <= metrics["evaluation/env_runners/repeated_actions"] <= 1

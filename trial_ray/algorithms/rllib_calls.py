@@ -1,0 +1,118 @@
+"""What RLlib's ``Algorithm`` promises besides training: a user's callbacks, and calls that are refused here."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.callbacks.utils import make_callback
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core.rl_module.rl_module import RLModule
+from ray.rllib.utils import force_list
+from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS
+
+from trial_ray.errors import CallbackError, refusing
+from trial_ray.learner.learner import ONE_MODULE
+from trial_ray.metrics import METRICS, table_key
+from trial_ray.models.module import CausalLMModule
+from trial_ray.rollout.callbacks import NEVER_CALLED, hooks_of
+
+logger = logging.getLogger(__name__)
+
+
+_OLD_API_STACK = "it is of RLlib's old API stack"
+_NOT_OFFLINE = "nothing is evaluated offline; evaluate() plays the evaluation set"
+_NO_ACTIONS = (
+    "an action is a text that an engine samples; evaluate_panels() plays episodes, get_module() returns the model"
+)
+_EXPORT = "trial-ray export writes the model of a checkpoint as a Hugging Face folder"
+
+
+@refusing(
+    {
+        "add_module": ONE_MODULE,
+        "remove_module": ONE_MODULE,
+        "evaluate_offline": _NOT_OFFLINE,
+        "restore_offline_eval_runners": _NOT_OFFLINE,
+        "compute_single_action": _NO_ACTIONS,
+        "compute_actions": _NO_ACTIONS,
+        "export_model": _EXPORT,
+        "export_policy_model": _EXPORT,
+        "export_policy_checkpoint": _EXPORT,
+        "get_policy": f"{_OLD_API_STACK}; get_module() returns the model",
+        "add_policy": _OLD_API_STACK,
+        "remove_policy": _OLD_API_STACK,
+        "from_state": f"{_OLD_API_STACK}; config.build_algo() and set_state() do it",
+    }
+)
+class RLlibCalls(Algorithm):
+    """Base of :class:`~trial_ray.algorithms.grpo.GRPO` that keeps RLlib's contract for callbacks and calls."""
+
+    def get_module(self, module_id: str = DEFAULT_MODULE_ID) -> RLModule | None:
+        """A copy of the learner's module on the CPU, its weights gathered; ``None`` where there is none of this id."""
+        if module_id != DEFAULT_MODULE_ID:
+            return None
+        module: CausalLMModule = self.config.get_rl_module_spec(spaces=self.spaces).build()
+        module.load(torch.device("cpu"), sharded=False)
+        module.set_state(self.learner_group.get_weights()[module_id])
+        return module
+
+    # -- callbacks -------------------------------------------------------------------------------------------------
+
+    def _warn_of_callbacks(self) -> None:
+        """Say which of the user's callbacks nothing will call."""
+        for hook in hooks_of(force_list(self.callbacks), self.config, NEVER_CALLED):
+            logger.warning("the callback %s is never called: %s", hook, NEVER_CALLED[hook])
+
+    def _call_back(self, hook: str, **arguments: Any) -> None:
+        """Call one of the user's callbacks in this process; what it raises is raised."""
+        make_callback(
+            hook,
+            callbacks_objects=self.callbacks,
+            callbacks_functions=getattr(self.config, f"callbacks_{hook}"),
+            kwargs={"algorithm": self, **arguments},
+        )
+
+    def _call_recreated(self, runner_ids: list[int]) -> None:
+        """Tell of env runners that Ray started again while an iteration was under way; RLlib tells of those before one."""
+        self._call_back(
+            "on_env_runners_recreated",
+            env_runner_group=self.env_runner_group,
+            env_runner_indices=runner_ids,
+            is_evaluation=False,
+        )
+
+    def _log_callbacks(self, logged: Sequence[Mapping[str, Any]], *, in_evaluation: bool = False) -> None:
+        """Merge what callbacks on env runners have logged, under RLlib's keys.
+
+        Raises:
+            CallbackError: one of them logged a metric of this package's.
+        """
+        place = (EVALUATION_RESULTS, ENV_RUNNER_RESULTS) if in_evaluation else (ENV_RUNNER_RESULTS,)
+        for key in {"/".join((*place, *path)) for each in logged for path in _paths(each)}:
+            if table_key(key) in METRICS:
+                raise CallbackError(f"A callback logs {key}, which is logged already; choose another name.")
+        if logged:
+            self.metrics.aggregate(list(logged), key=place)
+
+    def _evaluation_result(self, figures: dict[str, Any]) -> dict[str, Any]:
+        """The result of an evaluation: what callbacks have logged under ``evaluation/`` during it, and its figures."""
+        result: dict[str, Any] = self.metrics.peek(EVALUATION_RESULTS, default={}, latest_merged_only=True)
+        found = {**result, ENV_RUNNER_RESULTS: {**result.get(ENV_RUNNER_RESULTS, {}), **figures}}
+        self._call_back("on_evaluate_end", metrics_logger=self.metrics, evaluation_metrics=found)
+        return found
+
+    def load_checkpoint(self, checkpoint_dir: str) -> None:
+        """Restore; ``restore_from_path`` calls ``on_checkpoint_loaded``, for ``from_checkpoint``, too."""
+        self.restore_from_path(checkpoint_dir)
+
+
+def _paths(nested: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    return [
+        (name, *path)
+        for name, value in nested.items()
+        for path in (_paths(value) if isinstance(value, Mapping) else [()])
+    ]

@@ -1,0 +1,111 @@
+"""RLlib's group of env runners, in which a function that raises costs no env runner."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ray.rllib.env.env_runner_group import EnvRunnerGroup
+
+from trial_ray.errors import CallbackError, InfrastructureError, UnsupportedError, refusing
+
+logger = logging.getLogger(__name__)
+
+_OLD_API_STACK = "it is of RLlib's old API stack; foreach_env_runner() reaches the env runners"
+
+
+@refusing(
+    {
+        "reset": "env runners are connected to engines; build another algorithm",
+        "foreach_env": _OLD_API_STACK,
+        "foreach_env_with_context": _OLD_API_STACK,
+        "foreach_policy": _OLD_API_STACK,
+        "foreach_policy_to_train": _OLD_API_STACK,
+        "is_policy_to_train": _OLD_API_STACK,
+        "add_policy": _OLD_API_STACK,
+    }
+)
+class TextEnvRunnerGroup(EnvRunnerGroup):
+    """The env runners of a run."""
+
+    def add_workers(self, num_workers: int, validate: bool = False) -> None:
+        """RLlib's way to fill a new group.
+
+        Raises:
+            UnsupportedError: it has env runners already; nothing would connect others to the engines.
+        """
+        if self.num_remote_env_runners():
+            raise UnsupportedError(
+                "TextEnvRunnerGroup.add_workers() is not supported: set .env_runners(num_env_runners=(fewest, most)), and env "
+                "runners come and go."
+            )
+        super().add_workers(num_workers, validate)
+
+    def get_spaces(self) -> dict[str, Any]:
+        """RLlib's spaces, from one of the env runners.
+
+        Raises:
+            InfrastructureError: none of them has started.
+        """
+        try:
+            spaces: dict[str, Any] = super().get_spaces()
+        except IndexError as error:
+            raise InfrastructureError("No env runner could start; the lines of RLlib above say why.") from error
+        return spaces
+
+    def foreach_env_runner(self, func: Any, **options: Any) -> list[Any]:
+        """RLlib's call of a function, or of a method by its name, on env runners; results of those that live.
+
+        RLlib ends an env runner on which a function raises, with all that it plays, and tells its log alone.
+
+        Args:
+            func: function, name, or a list of either with one for each env runner.
+            options: RLlib's.
+
+        Raises:
+            CallbackError: it raised on an env runner, which goes on; names the first.
+        """
+        if options.get("return_obj_refs"):
+            return list(super().foreach_env_runner(func, **options))
+        guarded = [_Guarded(each) for each in func] if isinstance(func, list) else _Guarded(func)
+        answers: list[Any] = super().foreach_env_runner(guarded, **options)
+        for answer in answers:
+            if isinstance(answer, _Raised):
+                error = CallbackError(f"A function of foreach_env_runner() raised on {answer.place}: {answer.error}")
+                error.add_note(answer.trace)
+                raise error
+        return answers
+
+
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    """What a function raised, as texts: an error may not be picklable.
+
+    Attributes:
+        place: the env runner.
+        error: type and message.
+        trace: the traceback.
+    """
+
+    place: str
+    error: str
+    trace: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Guarded:
+    """Calls a function, or a method by its name, on an env runner; what it raises becomes its result."""
+
+    func: Callable[..., Any] | str
+
+    def __call__(self, runner: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            if isinstance(self.func, str):
+                return getattr(runner, self.func)(*args, **kwargs)
+            return self.func(runner, *args, **kwargs)
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            return _Raised(f"env runner {runner.worker_index}", text, traceback.format_exc())
