@@ -154,6 +154,12 @@ def test_a_damaged_model_is_not_exported_and_other_damage_does_not_matter_to_it(
     change(checkpoints / "000003" / WEIGHTS)
     with pytest.raises(CheckpointError, match="other content than was written"):
         export_model(checkpoints / "000003", tmp_path / "again")
+    model = tmp_path / "model"
+    (checkpoints / "000002" / MODEL_INSIDE_CHECKPOINT / "notes.txt").symlink_to(tmp_path / "private")
+    with pytest.raises(CheckpointError, match=r"notes\.txt is a link"):
+        export_model(checkpoints / "000002", tmp_path / "linked")
+    (model / "notes.txt").symlink_to(model / "config.json")  # as in the hub's cache
+    assert export_model(model, tmp_path / "linked").is_dir()
     assert not (tmp_path / "again").exists()
 
 

@@ -309,10 +309,16 @@ def export_model(source: Path | str, target: Path | str, *, adapter: bool = Fals
         adapter: whether to copy the adapter alone, in peft's format, instead of the model that it makes.
 
     Raises:
-        CheckpointError: ``source`` holds no model, or no adapter.
+        CheckpointError: ``source`` holds no model, or no adapter, or is a checkpoint with a link, behind which any file could lie.
         UserInputError: ``target`` is a file or is not empty.
     """
     found = find_adapter(source) if adapter else find_model(source)
+    # A model folder of the hub's cache consists of links.
+    link = next((path for path in found.rglob("*") if path.is_symlink()), None)
+    if link is not None and found != Path(source).expanduser().resolve():
+        raise CheckpointError(
+            f"{link} is a link, which no checkpoint holds. Remove it, or copy there what it points to."
+        )
     target = Path(target).expanduser().resolve()
     require_new_folder(target)
     write_folder(target, lambda partial: shutil.copytree(found, partial))
