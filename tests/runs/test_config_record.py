@@ -105,19 +105,20 @@ def test_a_record_of_an_earlier_version_has_the_variables_of_its_chat_template()
 
 
 def test_a_run_keeps_the_day_on_which_it_began(tmp_path):
-    def begun(day=None):
-        config = new_config("grpo").environment("trial/ALFWorld-v0", env_config={"split": "generated"})
-        config.rl_module(model_path="some/model", chat_template_date=day)
-        RunFolder(tmp_path / "run").configure(config)
-        return config
+    def config(day=None):
+        made = new_config("grpo").environment("trial/ALFWorld-v0", env_config={"split": "generated"})
+        return made.rl_module(model_path="some/model", chat_template_date=day)
 
-    first = begun("2020-02-29")
     (tmp_path / "experiment.py").touch()
-    RunFolder.create(tmp_path / "run", first, tmp_path / "experiment.py", [])
-    assert begun().chat_template_date == "2020-02-29"
-    assert begun("2020-03-01").chat_template_date == "2020-03-01"
+    began = config()
+    folder = RunFolder.create(tmp_path / "run", began, tmp_path / "experiment.py", [])
+    assert load_record(folder.path / "resolved_config.json").chat_template_date == began.chat_template_date is not None
+    folder = RunFolder.create(tmp_path / "other", config("2020-02-29"), tmp_path / "experiment.py", [])
+    for given, day in ((None, "2020-02-29"), ("2020-03-01", "2020-03-01")):
+        folder.fix_date(resumed := config(given))
+        assert resumed.chat_template_date == day
     with pytest.raises(ConfigError, match="chat_template_date is 'today', expected a day such as"):
-        begun("today").validate()
+        config("today").validate()
 
 
 def test_a_bound_that_is_switched_off_is_read_back():

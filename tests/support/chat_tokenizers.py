@@ -28,7 +28,7 @@ CONTROL = re.compile(
 OWN = ("smollm2", "tiny")
 """Models of ours, whose templates ``trl`` does not ship."""
 ORDINARY = ("<think>", "</think>", "/nothink")
-"""Added tokens that are not special in most tokenizers that have them."""
+"""Added tokens that are not special in most tokenizers that have them; in DeepSeek's none are but those of the text's ends."""
 
 
 def published_templates() -> list[str]:
@@ -51,9 +51,10 @@ def published_tokenizer(name: str, special_reasoning: bool = False) -> PreTraine
         clean_up_tokenization_spaces=False,
     )
     named = [each for each in dict.fromkeys(CONTROL.findall(template)) if each not in tokenizer.all_special_tokens]
-    tokenizer.add_tokens(
-        [AddedToken(each, special=special_reasoning or each not in ORDINARY, normalized=False) for each in named]
-    )
+    for each in named:
+        ordinary = each in ORDINARY or (name.startswith("deepseek") and "sentence" not in each)
+        special = not ordinary or (special_reasoning and "think" in each)
+        tokenizer.add_tokens([AddedToken(each, special=special, normalized=not special)])
     tokenizer.chat_template = template
     return tokenizer
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 PROMPTS = {
     "response_style": "prompt_style",
     "chat_template_kwargs": "chat_template_kwargs",
-    "chat_template_date": "chat_template_date",
     "history_window": "history_window",
     "max_prompt_tokens": "max_prompt_tokens",
     "max_response_tokens": "max_response_tokens",

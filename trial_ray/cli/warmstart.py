@@ -115,7 +115,7 @@ def _made_with(model: Path, adapters: Sequence[EnvironmentAdapter]) -> WarmStart
     if (run := find_run_folder(model)) is None:
         return recorded_settings(model)
     config = load_record(run / "resolved_config.json", adapters, iteration=checkpoint_iteration(model, run))
-    return warm_start_settings(config)[0]
+    return dataclasses.replace(warm_start_settings(config)[0], chat_template_date=config.chat_template_date)
 
 
 def _table(found: dict[str, Any]) -> Table:

@@ -107,7 +107,8 @@ class PolicySettings(Settings):
 
     def fix_date(self, known: str | None = None) -> None:
         """Fix the day that a chat template may show, unless it is set: the one of an earlier command, else today."""
-        self.chat_template_date = self.chat_template_date or known or datetime.date.today().isoformat()
+        if self.chat_template_date is None:
+            self.chat_template_date = known or datetime.date.today().isoformat()
 
     def check_chat_template(self) -> None:
         """Refuse a date that is none; names of variables are checked where a template is rendered.

@@ -15,7 +15,7 @@ from typing import Any
 
 from trial_ray.errors import ChatTemplateError, ConfigError
 from trial_ray.files import text_digest
-from trial_ray.rollout.hindsight import encode_untrusted
+from trial_ray.rollout.hindsight import encode_untrusted, ordinary_controls
 
 # Mixed case, markup, quotes, doubled blanks and a line break: any change that a chat template makes to text shows here.
 _PROBE = 'Sentinel {} of  the <User>\'s & "message"\nends Here'
@@ -145,8 +145,8 @@ def _end_ids(tokenizer: Any, options: TemplateOptions) -> frozenset[int]:
     """Special tokens behind a response that nothing follows; none where the template writes none, or no such conversation."""
     with suppress(ChatTemplateError):
         _, _, end = _render(tokenizer, ["user", "assistant"], options, add_generation_prompt=False)
-        special = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
-        return frozenset(special.intersection(_encode(tokenizer, end)))
+        special = set(_special(tokenizer))
+        return frozenset(id_ for id_ in _encode(tokenizer, end) if tokenizer.convert_ids_to_tokens(id_) in special)
     return frozenset()
 
 
@@ -271,7 +271,8 @@ def _around(tokenizer: Any, before: str, behind: str, message: str) -> tuple[Aro
 
 
 def _special(tokenizer: Any) -> list[str]:
-    return [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    return [*special, *ordinary_controls(tokenizer).values()]
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:

@@ -2,31 +2,65 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trial_ray.errors import ConfigError
 
+REASONING_TAGS = frozenset({"<think>", "</think>"})
+"""Tokens of their own in many tokenizers, special ones in some; they delimit no message."""
+_controls: WeakKeyDictionary[Any, tuple[Any, dict[int, str]]] = WeakKeyDictionary()
+
+
+def ordinary_controls(tokenizer: Any) -> dict[int, str]:
+    """Added tokens that are not special although the chat template names them, by id, such as DeepSeek's ``<｜User｜>``."""
+    template = getattr(tokenizer, "chat_template", None)
+    known = _controls.get(tokenizer)
+    if known is None or known[0] != template:
+        source = str(template)
+        named = {id_: str(token) for id_, token in tokenizer.added_tokens_decoder.items() if not token.special}
+        # Gemma has tokens of line breaks, which every template names.
+        kept = {id_: text for id_, text in named.items() if text in source and any(map(str.isalpha, text))}
+        found = {id_: text for id_, text in kept.items() if text not in REASONING_TAGS}
+        known = _controls[tokenizer] = template, found
+    return known[1]
+
 
 def encode_untrusted(tokenizer: Any, text: str) -> list[int]:
-    """Token ids of ``text`` in which no special token can appear, whatever the text spells.
+    """Token ids of ``text`` in which no control token can appear, whatever the text spells.
 
     ``<|im_end|>`` in an observation is tokenised as the characters that it consists of, so that it cannot end the
-    message it stands in. Nothing is added in front or behind. Lone surrogates, which have no UTF-8 form, become ``?``.
+    message it stands in; so are :func:`ordinary_controls`. Nothing is added in front or behind. Lone surrogates, which have
+    no UTF-8 form, become ``?``.
 
     Args:
         tokenizer: a ``transformers`` tokenizer.
         text: any text.
     """
     well_formed = text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+    ids = _encode(tokenizer, well_formed)
+    if (controls := ordinary_controls(tokenizer)) and not controls.keys().isdisjoint(ids):
+        starts = re.finditer(f"(?={'|'.join(map(re.escape, controls.values()))})", well_formed)
+        cuts = [0, *(match.start() + 1 for match in starts), len(well_formed)]
+        ids = [id_ for cut in pairwise(cuts) for id_ in _encode(tokenizer, well_formed[slice(*cut)])]
+        if not controls.keys().isdisjoint(ids):  # spelled in another way, which the tokenizer normalises
+            ids = [id_ for char in well_formed for id_ in _encode(tokenizer, char)]
+    return ids
+
+
+def _encode(tokenizer: Any, text: str) -> list[int]:
+    """Ids of a text in which special tokens are spelled."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        ids: list[int] = tokenizer.encode(well_formed, add_special_tokens=False, split_special_tokens=True)
-        return ids
+        found: list[int] = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        return found
     # What transformers calls, too, which then makes masks and offsets: most of its time. Set only where it differs, because
     # another thread may be encoding.
     if not backend.encode_special_tokens:
@@ -35,7 +69,7 @@ def encode_untrusted(tokenizer: Any, text: str) -> list[int]:
         backend.no_truncation()
     if backend.padding is not None:
         backend.no_padding()
-    ids = backend.encode_batch_fast([well_formed], add_special_tokens=False)[0].ids
+    ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
     return ids
 
 

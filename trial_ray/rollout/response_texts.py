@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from trial_ray.models.vocabulary import spell_unknown
+from trial_ray.rollout.hindsight import REASONING_TAGS
 
 # What chat templates of reasoning models write behind the role of a response that has still to be sampled.
 _OPENED = re.compile(r"<think>\s*\Z")
-_REASONING_TAGS = frozenset({"<think>", "</think>"})
 
 
 class ResponseTexts:
@@ -30,7 +30,7 @@ class ResponseTexts:
         self._tokenizer = tokenizer
         self._size = len(tokenizer)
         special = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
-        tags = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if str(token) in _REASONING_TAGS}
+        tags = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if str(token) in REASONING_TAGS}
         self._dropped = (special | set(tokenizer.all_special_ids)) - tags
         self._opened: dict[bytes, str] = {}
 

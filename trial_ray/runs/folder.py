@@ -103,6 +103,7 @@ class RunFolder:
         Raises:
             UserInputError: ``path`` exists and is not an empty folder.
         """
+        config.fix_date()
         path = Path(path).expanduser().resolve()
         instead = f", or continue it with --resume {path}"
         require_new_folder(path, instead)
@@ -194,11 +195,12 @@ class RunFolder:
         return folder
 
     def configure(self, config: GRPOConfig) -> None:
-        """Let a run with ``config`` record into this folder, on the day that chat templates show since it began."""
-        path = self.path / CONFIG_FILE
-        begun = load_commands(path)[-1]["settings"] if config.chat_template_date is None and path.is_file() else {}
-        config.fix_date(begun.get("chat_template_date"))
+        """Let a run with ``config`` record into this folder."""
         config.recording(trajectories_folder=str(self.trajectories), training_folder=str(self.training))
+
+    def fix_date(self, config: GRPOConfig) -> None:
+        """Let chat templates show the day on which the run began, unless ``config`` names another one."""
+        config.fix_date(load_commands(self.path / CONFIG_FILE)[-1]["settings"].get("chat_template_date"))
 
     def recorded_iterations(self) -> list[int]:
         """Iterations of which trajectories were recorded, in ascending order; a run that was killed may leave an empty folder."""

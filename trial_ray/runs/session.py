@@ -101,6 +101,7 @@ class TrainingSession:
     stop_request: StopRequest = field(default_factory=StopRequest)
 
     def __post_init__(self) -> None:
+        self.folder.fix_date(self.config)
         self._tell = partial(say, self.console)
         self.resumed = False
         self.iteration = 0

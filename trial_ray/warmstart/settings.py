@@ -42,18 +42,18 @@ class WarmStartSettings:
     response_style: Literal["plain", "tagged"] = setting(
         "plain",
         "``plain``: the response is the action; ``tagged``: the action stands in ``<action>``. Inside a config "
-        "this and the next five are the config's unless set",
+        "this and the next four are the config's unless set",
         one_of=("plain", "tagged"),
     )
     chat_template_kwargs: Mapping[str, Any] = setting(
         factory=dict, doc="variables of the chat template, such as ``enable_thinking``"
     )
-    chat_template_date: str | None = setting(
-        None, "day that chat templates which write the date show, ``YYYY-MM-DD``; ``None``: that on which it is made"
-    )
     history_window: int = setting(2, "(observation, action) pairs in a prompt", at_least=0)
     max_prompt_tokens: int = setting(512, "longest prompt", at_least=1)
     max_response_tokens: int = setting(16, "longest response when success is measured", at_least=1)
+    chat_template_date: str | None = setting(
+        None, "day that chat templates which write the date show, ``YYYY-MM-DD``; ``None``: that on which it is made"
+    )
     games: int = setting(250, "generated games that the expert plays", at_least=1)
     episodes_per_game: int = setting(4, "episodes of each, with different seeds of the expert", at_least=1)
     action_noise: float = setting(
