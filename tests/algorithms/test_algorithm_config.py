@@ -259,3 +259,17 @@ def test_the_gap_to_the_engine_is_that_of_the_type_in_which_the_passes_compute(m
     config.engines(engine_kwargs={"dtype": "float32"})
     assert config.passes_dtype() == dtype
     assert config.logprob_gap_limit() == limit
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"compute_dtype": "float16"}, "compute_dtype .*'float16'.*'float32', 'bfloat16'"),
+        ({"compute_dtype": "float64"}, "compute_dtype .*'float64'.*'float32', 'bfloat16'"),
+        ({"model_dtype": "float16"}, "model_dtype .*'float16'.*'float32', 'bfloat16', 'float64'"),
+        ({"model_dtype": "float64", "compute_dtype": "bfloat16"}, r"set .rl_module\(compute_dtype='float32'\)"),
+    ],
+)
+def test_types_in_which_gradients_underflow_or_passes_fail_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        GRPOConfig().environment("trial/ALFWorld-v0").rl_module(model_path="model", **settings).validate()

@@ -51,6 +51,33 @@ def groups():
     return groups
 
 
+@pytest.mark.parametrize(
+    ("model_dtype", "compute_dtype", "limit"),
+    [("float32", None, 1e-4), ("float32", "bfloat16", 0.1), ("bfloat16", None, 0.1)],
+)
+def test_small_gradients_of_every_dtype_are_those_of_float64(model_path, groups, model_dtype, compute_dtype, limit):
+    """Of the KL term alone, whose coefficient makes them small: they may not become 0."""
+    tied = [
+        dataclasses.replace(
+            group, trajectories=[dataclasses.replace(each, success=False) for each in group.trajectories]
+        )
+        for group in groups
+    ]
+
+    def kl_gradients(**dtypes) -> torch.Tensor:
+        settings = TRAINING | {"kl_coeff": 1e-4, "entropy_coeff": 0.0, "invalid_action_penalty": 0.0}
+        learner, generator = learner_of("grpo", model_path, **settings, **dtypes), torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for each in learner.policy_module.policy_parameters():
+                each.add_(torch.randn(each.shape, generator=generator).to(each.dtype) * 0.2 * each.abs().mean())
+        return torch.cat([each.double().reshape(-1) for _, each in sorted(gradients(learner, tied).items())])
+
+    exact = kl_gradients(model_dtype="float64")
+    found = kl_gradients(model_dtype=model_dtype, compute_dtype=compute_dtype)
+    assert (found - exact).norm() < limit * exact.norm()
+    assert (found != 0).sum() > 0.99 * (exact != 0).sum()
+
+
 def turns_of(groups):
     return [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
 

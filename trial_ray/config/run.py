@@ -136,8 +136,10 @@ class RunSettings(
 
     def passes_dtype(self) -> str:
         """Type in which the learner's passes compute: that of autocast, or of the weights where there is none."""
-        autocast = self.compute_dtype or ("bfloat16" if self.num_gpus_per_learner else "float32")
-        return self.model_dtype if autocast == "float32" else autocast
+        return self.model_dtype if self._autocast_dtype() == "float32" else self._autocast_dtype()
+
+    def _autocast_dtype(self) -> str:
+        return self.compute_dtype or ("bfloat16" if self.num_gpus_per_learner else "float32")
 
     # -- checks ----------------------------------------------------------------------------------------------------
 
@@ -153,6 +155,11 @@ class RunSettings(
         if (self.model_path is None) == (self.warm_start is None):
             raise ConfigError(
                 "Choose the policy with exactly one of .rl_module(model_path=...) and .rl_module(warm_start=...)."
+            )
+        if self.model_dtype == "float64" and self._autocast_dtype() != "float32":
+            raise ConfigError(
+                "model_dtype is 'float64', which passes in bfloat16 cannot multiply; set .rl_module(compute_dtype='float32'), with "
+                "which they compute in float64, or model_dtype='float32'."
             )
         if self.sharding == "fsdp" and self.num_learners < 2:
             raise ConfigError(

@@ -16,7 +16,8 @@ from trial_ray.engines.transfer import BACKENDS
 from trial_ray.environments.templates import GENERIC, PromptStyle
 from trial_ray.errors import ConfigError
 
-DTYPES = ("float32", "bfloat16", "float16", "float64")
+COMPUTE_DTYPES = ("float32", "bfloat16")
+"""float16 is none of them: without a loss scale its gradients underflow, and bfloat16 needs none."""
 SHARDINGS = ("none", "fsdp")
 
 
@@ -63,13 +64,13 @@ class PolicySettings(Settings):
     model_dtype: str = setting(
         "float32",
         "dtype of the master weights; bfloat16 cannot represent an update of 1e-6",
-        one_of=DTYPES,
+        one_of=(*COMPUTE_DTYPES, "float64"),
     )
     compute_dtype: str | None = setting(
         None,
         "dtype of forward and backward passes (autocast); ``None``: bfloat16 on a GPU, else no autocast; "
         '``"float32"``: no autocast',
-        one_of=DTYPES,
+        one_of=COMPUTE_DTYPES,
     )
     gradient_checkpointing: bool = setting(False, "recompute activations in the backward pass to save memory")
     compile_layers: bool = setting(
