@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -75,6 +77,11 @@ def actor_id(handle: ActorHandle[Any]) -> str:
 def without_termination_handler() -> AbstractContextManager[Any]:
     """Keep Ray from setting its handler of SIGTERM, which ends the process wherever it is, without a record of the run."""
     return patch.object(utils, "set_sigterm_handler", lambda handler: None)
+
+
+def stop_of_tune(event: threading.Event) -> AbstractContextManager[Any]:
+    """Let an event stop Tune between two steps, in place of its handler of SIGINT, which gives the signal up after the first."""
+    return patch.object(import_module("ray.tune.tune"), "_setup_signal_catching", lambda: event)
 
 
 def without_unused_services() -> AbstractContextManager[Any]:

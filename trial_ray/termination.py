@@ -1,32 +1,50 @@
-"""Graceful shutdown on SIGINT and SIGTERM; the command line imports this before Ray."""
+"""Graceful shutdown on SIGINT, SIGTERM and SIGHUP; the command line imports this before Ray."""
 
 from __future__ import annotations
 
+import os
 import signal
+import stat
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 INTERRUPTING = "finishing the iteration under way, then saving; Ctrl-C again stops at once"
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+TERMINAL_MAJORS = range(136, 144)
+"""Major device numbers of Linux's pseudo-terminals."""
 
 
-class _Noted:
-    """State of this process."""
+_reactions: list[Callable[[int], None]] = []
+"""To a signal, of the contexts below that are entered, the innermost last."""
+_arrived: Counter[int] = Counter()
+"""Signals by number that no handler has counted yet."""
+
+
+class _Own:
+    """State of this process, until the outermost context is left.
+
+    Attributes:
+        interrupt: whether ``KeyboardInterrupt`` was raised.
+        hung_up: whether the terminal was closed, for which several SIGHUP may come.
+    """
 
     interrupt = False
+    hung_up = False
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Handler of a signal that ends the work, wherever it is.
+def _interrupt(number: int) -> None:
+    """End the work, wherever it is.
 
     Raises:
-        KeyboardInterrupt: always; again by :func:`raise_swallowed_interrupt` until that is left.
+        KeyboardInterrupt: always; again by :func:`raise_swallowed_interrupt` until the outermost context is left.
     """
-    _Noted.interrupt = True
+    _Own.interrupt = True
     raise KeyboardInterrupt
 
 
@@ -34,72 +52,157 @@ def raise_swallowed_interrupt() -> None:
     """Called in the main thread with each finished unit of work.
 
     Raises:
-        KeyboardInterrupt: the one of :func:`termination_as_interrupt` came up in a library that catches everything.
+        KeyboardInterrupt: it was raised before, in a library that catches everything.
     """
-    if _Noted.interrupt and threading.current_thread() is threading.main_thread():
+    if _Own.interrupt and threading.current_thread() is threading.main_thread():
         raise KeyboardInterrupt
 
 
 @contextmanager
-def _handlers(handler: Callable[[int, FrameType | None], None], *signals: int) -> Iterator[None]:
-    """Handle signals while entered; outside the main thread, where Python allows no handlers, nothing changes."""
+def _reacting(reaction: Callable[[int], None]) -> Iterator[None]:
+    """Let signals call ``reaction`` with their number while entered.
+
+    Outside the main thread, where Python allows no handlers, nothing changes.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = {number: signal.signal(number, handler) for number in signals}
-    try:
+    with ExitStack() as undone:
+        if not _reactions:
+            _install(undone)
+        _reactions.append(reaction)
+        undone.callback(_reactions.pop)
         yield
-    finally:
-        for number, before in previous.items():
-            signal.signal(number, before)
+
+
+def _install(undone: ExitStack) -> None:
+    reader, writer = os.pipe()
+    for end in (reader, writer):
+        undone.callback(os.close, end)
+        os.set_blocking(end, False)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        for _ in range(_count(reader, number)):
+            _reactions[-1](number)
+
+    # Python calls a handler once for all signals that came while a library's code, such as Ray's, was waiting.
+    undone.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(writer, warn_on_full_buffer=False))
+    for number in SIGNALS:
+        if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+            continue  # nohup
+        undone.callback(signal.signal, number, signal.signal(number, handle))
+    undone.callback(setattr, _Own, "hung_up", False)
+    undone.callback(setattr, _Own, "interrupt", False)
+    undone.callback(_arrived.clear)
+
+
+def _count(reader: int, number: int) -> int:
+    """How many signals of a number are to be handled."""
+    with suppress(BlockingIOError):  # a byte each
+        _arrived.update(os.read(reader, 4096))
+    found = max(1, _arrived.pop(number, 0))
+    if number != signal.SIGHUP:
+        return found
+    _leave_terminal()
+    again, _Own.hung_up = _Own.hung_up, True
+    return 0 if again else 1
+
+
+def _leave_terminal() -> None:
+    """Let descriptors of a terminal, writing to which fails once it is closed, lead nowhere."""
+    with suppress(OSError), open(os.devnull, "r+b") as nowhere:
+        for descriptor in map(int, os.listdir("/proc/self/fd")):
+            with suppress(OSError):
+                found = os.fstat(descriptor)
+                if stat.S_ISCHR(found.st_mode) and os.major(found.st_rdev) in TERMINAL_MAJORS:
+                    os.dup2(nowhere.fileno(), descriptor, os.get_inheritable(descriptor))
+
+
+def _forget_in_child() -> None:
+    """A forked child shares the pipe: what it got would count as another signal of its parent."""
+    if _reactions:
+        signal.set_wakeup_fd(-1)
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 @contextmanager
 def termination_as_interrupt() -> Iterator[None]:
-    """While entered, SIGTERM raises ``KeyboardInterrupt``, as Ctrl-C does, so that the end is recorded and actors are stopped."""
-    try:
-        with _handlers(_interrupt, signal.SIGTERM):
-            yield
-    finally:
-        _Noted.interrupt = False
+    """While entered, each signal raises ``KeyboardInterrupt``, so that the end is recorded and actors are stopped."""
+    with _reacting(_interrupt):
+        yield
 
 
 @contextmanager
 def interrupts_deferred() -> Iterator[None]:
-    """While entered, Ctrl-C and SIGTERM are noted only; ``KeyboardInterrupt`` follows when it is left.
+    """While entered, the first signal is noted only; ``KeyboardInterrupt`` follows when it is left, or with the second signal.
 
-    For work that must not end half-way, such as the start of Ray, of which processes would stay.
+    For work that should not end half-way, such as the start of Ray, of which processes would stay.
     """
-    noted: list[int] = []
+    noted = 0
+
+    def note(number: int) -> None:
+        nonlocal noted
+        if noted or _Own.interrupt:
+            _interrupt(number)
+        noted = number
+
+    with termination_as_interrupt():
+        try:
+            with _reacting(note):
+                yield
+        finally:
+            if noted:
+                _interrupt(noted)
+
+
+@contextmanager
+def hangups_blocked() -> Iterator[None]:
+    """While entered, this thread and the processes that it starts get no SIGHUP; the latter never.
+
+    A terminal that is closed sends it to all of them, and those that this process needs for its end would be gone.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
-        with _handlers(lambda number, frame: noted.append(number), signal.SIGINT, signal.SIGTERM):
-            yield
+        yield
     finally:
-        if noted:
-            raise KeyboardInterrupt
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def end_child_processes() -> None:
+    """Kill all processes that this one has started, and theirs."""
+    import psutil
+
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            child.kill()
 
 
 class GracefulInterrupt(ExitStack):
     """While entered, the first signal sets :attr:`requested`; the second one raises ``KeyboardInterrupt``.
 
     An iteration that is cut in the middle leaves a learner that has taken some of its steps; such a state cannot be
-    continued as if nothing had happened.
+    continued as if nothing had happened. SIGHUP may come with others when a session ends, and is not counted.
     """
 
     def __init__(self, on_request: Callable[[], None]) -> None:
         super().__init__()
         self.requested = False
         self._on_request = on_request
+        self._counted = 0
 
     def __enter__(self) -> GracefulInterrupt:
-        self.enter_context(_handlers(self._handle, signal.SIGINT, signal.SIGTERM))
+        self.enter_context(_reacting(self._react))
         return self
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
-            raise KeyboardInterrupt
-        self.requested = True
-        self._on_request()
+    def _react(self, number: int) -> None:
+        self._counted += number != signal.SIGHUP
+        if self._counted > 1:
+            _interrupt(number)
+        if not self.requested:
+            self.requested = True
+            self._on_request()
 
 
 @dataclass(frozen=True)

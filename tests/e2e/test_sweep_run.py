@@ -113,6 +113,32 @@ def test_a_killed_sweep_goes_on_its_best_point_trains_and_no_file_holds_its_secr
     assert [path for path in files if KEY.encode() in path.read_bytes()] == []
 
 
+def test_a_sweep_that_is_interrupted_between_two_trials_is_not_complete(model_path, tmp_path):
+    file = sweep_file(
+        tmp_path,
+        model_path,
+        "import os, signal",
+        "from ray.tune.schedulers import FIFOScheduler",
+        "class Interrupting(FIFOScheduler):",
+        "    def on_trial_complete(self, *arguments):",
+        "        if not os.path.exists(MARK):",
+        "            open(MARK, 'w').close()",
+        "            os.kill(os.getpid(), signal.SIGINT)",
+        f"MARK = {str(tmp_path / 'interrupted')!r}",
+        "scheduler = Interrupting()",
+        "config = config.debugging(seed=tune.grid_search([0, 1]))",
+        "stop = {'training_iteration': 1}",
+        "max_concurrent_trials = 1",
+    )
+    out = tmp_path / "out"
+    code, printed = finished("sweep", file, "--out", out)
+    assert (code, "1 trial(s) unfinished" in printed) == (130, True), printed
+    assert SweepResult.load(out).unfinished == 1
+    code, printed = finished("sweep", file, "--resume", out)
+    assert (code, SweepResult.load(out).unfinished) == (0, 0), printed
+    assert [read_run(trial).state for trial in out.glob("TRIAL_*")] == ["done"] * 2
+
+
 def test_asha_ends_trials_that_optuna_suggested(model_path, tmp_path):
     file = sweep_file(
         tmp_path,

@@ -54,14 +54,14 @@ stop = {"training_iteration": 100}
 
 def terminate():
     pathlib.Path(os.environ["TEST_SENT"]).write_text(str(time.time()))
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.Signals[os.environ["TEST_SIGNAL"]])
 
 def then_terminate(owner, name):
-    "What follows SIGTERM by a little, or is under way when it comes."
+    "What follows the signal by a little, or is under way when it comes."
     call, sent = getattr(owner, name), []
     def called(*args, **kwargs):
         if not sent:  # a second signal would stop the run at once
-            sent.append(signal.SIGTERM)
+            sent.append(name)
             threading.Timer(0.2, terminate).start()
         return call(*args, **kwargs)
     mock.patch.object(owner, name, called).start()
@@ -94,12 +94,24 @@ def marked(mark: str) -> list[psutil.Process]:
 WARM_START = ["warm start: demonstrations", "warm start: cloning", "warm start: check"]
 
 
-@pytest.mark.parametrize("moment", [*WARM_START, "ray", "actors", "panel", "sampling", "checkpoint"])
-def test_sigterm_is_recorded_and_leaves_no_process(moment, model_path, tmp_path, tell):
+MOMENTS = [*WARM_START, "ray", "actors", "panel", "sampling", "checkpoint"]
+
+
+@pytest.mark.parametrize(
+    ("moment", "name"),
+    [*((each, "SIGTERM") for each in MOMENTS), ("ray", "SIGINT"), ("ray", "SIGHUP"), ("sampling", "SIGHUP")],
+)
+def test_a_signal_is_recorded_and_leaves_no_process(moment, name, model_path, tmp_path, tell):
     (tmp_path / "experiment.py").write_text(EXPERIMENT)
     run, mark = tmp_path / "run", uuid.uuid4().hex
     words = ("train", str(tmp_path / "experiment.py"), "--out", str(run), "--checkpoint-every", "1")
-    environment = {**os.environ, "TEST_MODEL": model_path, "TEST_MOMENT": moment, "TEST_MARK": mark}
+    environment = {
+        **os.environ,
+        "TEST_MODEL": model_path,
+        "TEST_MOMENT": moment,
+        "TEST_MARK": mark,
+        "TEST_SIGNAL": name,
+    }
     environment |= {"TEST_SENT": str(tmp_path / "sent"), "TRIAL_RAY_CACHE": str(tmp_path / "cache")}
     environment.pop("RAY_ADDRESS", None)
     done = subprocess.run(
@@ -127,7 +139,7 @@ def test_sigterm_is_recorded_and_leaves_no_process(moment, model_path, tmp_path,
     seconds = ended - float((tmp_path / "sent").read_text())
     outcome = "saved, exit 130" if saved else "nothing to save, exit 130"
     tell(
-        "SIGTERM",
+        name,
         {"ray": "start of Ray", "actors": "start of actors"}.get(moment, moment),
         outcome,
         seconds,

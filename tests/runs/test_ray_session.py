@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import stat
+import subprocess
 from contextlib import suppress
 from functools import partial
 from threading import Thread
@@ -41,8 +42,9 @@ def starts(monkeypatch):
     return fail
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_during_the_start_waits_for_its_end(number, monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_signal_during_the_start_waits_for_its_end_and_a_second_one_does_not(number, times, monkeypatch):
     """Ray's own handler, which is not set, would raise ``SystemExit`` in the middle of the start."""
     from ray._private import utils
 
@@ -50,16 +52,20 @@ def test_a_signal_during_the_start_waits_for_its_end(number, monkeypatch):
 
     def init(**arguments):
         utils.set_sigterm_handler(lambda number, frame: happened.append("Ray's handler"))
-        os.kill(os.getpid(), number)
+        for _ in range(times):
+            os.kill(os.getpid(), number)
         happened.append("started")
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "shutdown", lambda: happened.append("stopped"))
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), ray_session():
-        happened.append("used")
-    assert happened == ["started", "stopped"]
+    with subprocess.Popen(["sleep", "600"]) as child:
+        with pytest.raises(KeyboardInterrupt), ray_session():
+            happened.append("used")
+        assert child.wait(60) == -signal.SIGKILL
+    # A closed terminal tells of itself more than once.
+    assert happened == ["started"] * (times == 1 or number == signal.SIGHUP) + ["stopped"]
     assert signal.getsignal(signal.SIGTERM) is before
 
 

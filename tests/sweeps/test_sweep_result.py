@@ -71,6 +71,7 @@ def test_tables_put_the_best_first_and_tell_why_trials_failed():
     outcome = result()
     assert [each.name for each in outcome.trials] == ["d", "c", "b", "a", "f", "e"]
     assert (outcome.failed, outcome.unfinished) == (1, 1)
+    assert SweepResult(METRIC, "max", outcome.trials, not_started=2).unfinished == 3
     assert "[red]EngineError: died" in printed(outcome.table())
     assert "0.4 ± 0.5 (n=3)" in printed(outcome.points_table())
     assert SweepResult(METRIC, "max", [trial("a", 0.1, 0, 0.2)]).points_table() is None

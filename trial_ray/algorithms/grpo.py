@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -295,12 +296,12 @@ class GRPO(RLlibCalls):
         return found
 
     def cleanup(self) -> None:
-        """Stop every actor; one that does not answer within seconds is killed."""
+        """Stop every actor; one that does not answer within seconds is killed, after an interrupt each."""
         if "workers" in vars(self):  # RLlib's class has a method of that name
             self.workers.abandon_groups()
             self.workers.withdraw()
         actors = self.actors()
-        answered = answering(actors, ANSWER_S)
+        answered = [] if isinstance(sys.exception(), KeyboardInterrupt) else answering(actors, ANSWER_S)
         # RLlib waits for each of its actors without a deadline.
         end_processes([actor for actor in actors if actor not in answered])
         if hasattr(self, "engine_pool"):

@@ -167,13 +167,14 @@ def train_what_is_missing(
         return []
     from trial_ray.reproduction.execution import execute, make_warm_starts, write_plan
     from trial_ray.reproduction.studies import scale_file
+    from trial_ray.runs.folder import interrupts_noted
     from trial_ray.runs.ray_session import ray_session
 
     make_folder(folder)
     write_plan(folder, args.name, runs)
     try:
         make_warm_starts(runs, deadline)
-        with ray_session(args.verbose):
+        with interrupts_noted(lambda: [run.folder for run in runs]), ray_session(args.verbose):
             return execute(runs, scale_file(args.scale), folder, args.trust, deadline)
     finally:
         write_plan(folder, args.name, runs)

@@ -75,7 +75,7 @@ def train(args: argparse.Namespace) -> int:
     """Train what an experiment file describes, from the evaluation before to the evaluation after."""
     from trial_ray.algorithms.initial_policy import require_initial_policy
     from trial_ray.runs.experiment import load_experiment
-    from trial_ray.runs.folder import RunFolder
+    from trial_ray.runs.folder import RunFolder, interrupts_noted
     from trial_ray.runs.mirror import local_folder, mirrored
     from trial_ray.runs.terminal import say, waiting
     from trial_ray.runs.trackers import require_trackers
@@ -99,7 +99,11 @@ def train(args: argparse.Namespace) -> int:
             console.print(f"[yellow]warning:[/] {complaint}", highlight=False, soft_wrap=True)
     elif "training_iteration" in stop:
         config.require_schedules_within(stop["training_iteration"])
-    with mirrored(place, resume=args.resume is not None, command=sys.argv, tell=partial(say, console)):
+    made = [] if args.resume or (path / "run.json").exists() else [path]
+    with (
+        mirrored(place, resume=args.resume is not None, command=sys.argv, tell=partial(say, console)),
+        interrupts_noted(lambda: made),
+    ):
         folder = reopen_for(config, path) if args.resume else RunFolder.create(path, config, args.file, sys.argv)
         folder.address = str(place)
         return _train(args, config, stop, folder, console)
@@ -213,6 +217,7 @@ def sweep(args: argparse.Namespace) -> int:
     """Search over an experiment's settings with Ray Tune, ending with a table of its trials."""
     import ray
 
+    from trial_ray.runs.folder import interrupts_noted
     from trial_ray.runs.ownership import folder_lock
     from trial_ray.runs.ray_session import ray_session
     from trial_ray.runs.terminal import LOG_FILE, library_log
@@ -231,7 +236,7 @@ def sweep(args: argparse.Namespace) -> int:
     terminal.show(f"sweep folder: {folder}")
     if not args.verbose:
         terminal.show(f"log: {folder / LOG_FILE} (what Ray, the engines and other libraries write)")
-    with folder_lock(folder, sys.argv):
+    with folder_lock(folder, sys.argv), interrupts_noted(lambda: [each.parent for each in folder.glob("*/run.json")]):
         with (
             nullcontext() if args.verbose else library_log(folder / LOG_FILE, console),
             ray_session(show=True),

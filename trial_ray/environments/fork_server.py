@@ -225,5 +225,6 @@ def json_line(value: Any) -> bytes:
 
 def main(control: int) -> None:
     """Serve the env runner at the other end of a file descriptor."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle
+    for number in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C and a closed terminal are the driver's to handle
+        signal.signal(number, signal.SIG_IGN)
     ForkServer(socket.socket(fileno=control)).serve()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -59,14 +60,14 @@ def execute(
     """
     from ray import tune
 
+    from trial_ray.ray_internals import stop_of_tune
     from trial_ray.sweeps.callbacks import SweepReporter
     from trial_ray.sweeps.tuner import TUNE_ENVIRONMENT
 
     waiting = {run.name: run for run in runs if run.state() != "done"}
     if not waiting:
         return []
-    # Tune's own handler of SIGINT ends trials in the middle of an iteration.
-    os.environ.update({**TUNE_ENVIRONMENT, "TUNE_DISABLE_SIGINT_HANDLER": "1"})
+    os.environ.update(TUNE_ENVIRONMENT)
     interrupted = folder.resolve() / ".interrupted"
     interrupted.unlink(missing_ok=True)
     request = StopRequest(deadline, interrupted)
@@ -83,7 +84,8 @@ def execute(
         ),
     )
 
-    with GracefulInterrupt(partial(_request_stop, interrupted)):
+    # Tune's own stop would end trials in the middle of an iteration.
+    with stop_of_tune(threading.Event()), GracefulInterrupt(partial(_request_stop, interrupted)):
         grid = tuner.fit()
     results = [grid[index] for index in range(len(grid))]
     return [result.config["run"] if result.config else str(result.path) for result in results if result.error]

@@ -9,8 +9,8 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -313,6 +313,24 @@ class RunFolder:
         head = {"schema": RUN_SCHEMA, "schema_version": SCHEMA_VERSION}
         run = self._run() if path.exists() else {**head, "started": _now(), **_environment()}
         write_json(path, {**run, **changes, "updated": _now()})
+
+
+@contextmanager
+def interrupts_noted(folders: Callable[[], Iterable[Path]]) -> Iterator[None]:
+    """Record an interrupt in run folders whose processes could not do so themselves any more.
+
+    Args:
+        folders: gives them; others than run folders are left out.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        for path in folders():
+            with suppress(CheckpointError, OSError):
+                folder = RunFolder.reopen(path)
+                if folder.state() == "running":
+                    folder.set_state("interrupted")
+        raise
 
 
 def _environment() -> dict[str, Any]:

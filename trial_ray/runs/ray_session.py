@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from trial_ray.errors import ClusterError, InfrastructureError, first_line
-from trial_ray.termination import interrupts_deferred
+from trial_ray.termination import end_child_processes, hangups_blocked, interrupts_deferred
 
 ATTEMPTS = 3
 """Starts of a local Ray, which gives itself 30 s: on a busy machine the first may take longer."""
@@ -62,8 +63,12 @@ def ray_session(show: bool = False) -> Iterator[None]:
 def _shut_down() -> None:
     import ray
 
-    with interrupts_deferred():
-        ray.shutdown()
+    try:
+        with interrupts_deferred():
+            ray.shutdown()
+    finally:
+        if isinstance(sys.exception(), KeyboardInterrupt):  # perhaps in the middle of the start, or of the end
+            end_child_processes()
 
 
 def _join(address: str, logs: dict[str, Any]) -> None:
@@ -96,7 +101,8 @@ def _start(logs: dict[str, Any]) -> None:
     for attempt in range(1, ATTEMPTS + 1):
         try:
             # "local" keeps a cluster that somebody else runs on this machine out of it.
-            ray.init(address="local", include_dashboard=False, _node_ip_address=LOOPBACK, **logs)
+            with hangups_blocked():
+                ray.init(address="local", include_dashboard=False, _node_ip_address=LOOPBACK, **logs)
             # Ray writes the token of local clusters so that every user of this machine may read it.
             with contextlib.suppress(OSError, RuntimeError):
                 (Path.home() / ".ray" / "auth_token").chmod(0o600)

@@ -53,7 +53,14 @@ from trial_ray.runs.status import EVALUATING, RUNNING, STARTING, StatusFile, sho
 from trial_ray.runs.terminal import TrainingProgress, say, waiting
 from trial_ray.runs.trackers import DONE, INTERRUPTED, TrackedRun, Trackers, identifier
 from trial_ray.runs.watchdog import Watchdog, is_recoverable, record_restart
-from trial_ray.termination import INTERRUPTING, GracefulInterrupt, StopRequest, termination_as_interrupt
+from trial_ray.termination import (
+    INTERRUPTING,
+    GracefulInterrupt,
+    StopRequest,
+    end_child_processes,
+    raise_swallowed_interrupt,
+    termination_as_interrupt,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -132,8 +139,7 @@ class TrainingSession:
         self.longest_iteration_s = seconds / made if made else 0.0
         self.cost = CostMeter(self.folder.cost)
         try:
-            # Ray sets a handler of SIGTERM, under which the process would end without a record.
-            with termination_as_interrupt(), self._trackers() as self.trackers, ray, termination_as_interrupt():
+            with termination_as_interrupt(), self._trackers() as self.trackers, ray:
                 self.status.open()
                 try:
                     while not self._attempt():
@@ -206,14 +212,10 @@ class TrainingSession:
 
     def _give_up(self, reason: str) -> None:
         """End the process, whose main thread may never return, and Ray with it; called by the watchdog."""
-        import psutil
-
         self.folder.write_error(InfrastructureError(reason))
         self._set_state("failed")
         self.console.file.flush()
-        for child in psutil.Process().children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                child.kill()
+        end_child_processes()
         os._exit(1)
 
     def _trackers(self) -> Trackers:
@@ -339,6 +341,7 @@ class TrainingSession:
                         self._finish_after_failure(checkpoints)
                         raise KeyboardInterrupt from error  # to stop was what the user asked for
                     raise
+                raise_swallowed_interrupt()
                 self.iteration = int(result["training_iteration"])
                 metrics = flatten(result)
                 self.folder.log(self.iteration, metrics)

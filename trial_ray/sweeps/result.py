@@ -122,12 +122,14 @@ class SweepResult:
         mode: ``"max"`` or ``"min"``.
         trials: sorted when the result is made.
         repeats: trials that every point has at least: one a seed.
+        not_started: trials that were not made before an interrupt.
     """
 
     metric: str
     mode: str
     trials: list[TrialRecord] = field(default_factory=list)
     repeats: int = 1
+    not_started: int = 0
 
     def __post_init__(self) -> None:
         self.trials = sorted(self.trials, key=self._rank_of_trial)
@@ -149,7 +151,7 @@ class SweepResult:
     @property
     def unfinished(self) -> int:
         """Trials that an interrupt kept from ending."""
-        return sum(trial.status == UNFINISHED for trial in self.trials)
+        return sum(trial.status == UNFINISHED for trial in self.trials) + self.not_started
 
     @property
     def names(self) -> list[str]:
@@ -229,6 +231,7 @@ class SweepResult:
             "metric": self.metric,
             "mode": self.mode,
             "repeats": self.repeats,
+            "not_started": self.not_started,
             "trials": [trial.to_dict() for trial in self.trials],
         }
         write_json(folder / "sweep.json", record)
@@ -249,7 +252,8 @@ class SweepResult:
         record = read_json(path, SCHEMA, SCHEMA_VERSION)
         with checked_content(path):
             trials = [_read_trial(trial) for trial in record["trials"]]
-            return cls(record["metric"], record["mode"], trials, record["repeats"])
+            # Earlier releases did not count them.
+            return cls(record["metric"], record["mode"], trials, record["repeats"], record.get("not_started", 0))
 
 
 def _read_trial(record: dict[str, Any]) -> TrialRecord:

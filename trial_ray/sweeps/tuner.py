@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from operator import getitem
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,16 +19,20 @@ from ray.tune.error import TuneError
 from ray.tune.search import BasicVariantGenerator, Repeater
 from ray.tune.search.repeater import TRIAL_INDEX
 from ray.tune.utils import flatten_dict
+from rich import get_console
 
 from trial_ray.config.sampling import fewest_and_most
 from trial_ray.errors import CheckpointError, ConfigError, UserInputError, first_line
 from trial_ray.files import checked_content, make_folder, read_json, redacted, require_new_folder, write_json
 from trial_ray.planning.memory import Machine, make_plan
 from trial_ray.planning.request import GIB, PlanRequest
+from trial_ray.ray_internals import stop_of_tune
 from trial_ray.runs.ownership import require_own_folder, sign_folder
+from trial_ray.runs.terminal import say
 from trial_ray.sweeps.callbacks import PopulationCheckpoints, StopCriteria, SweepReporter, TrialFolders
 from trial_ray.sweeps.file import SweepFile, is_population_based, search_space
 from trial_ray.sweeps.result import DONE, FAILED, UNFINISHED, SweepResult, TrialRecord
+from trial_ray.termination import GracefulInterrupt
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.config import GRPOConfig
@@ -231,8 +236,10 @@ class Sweep:
         if not resume:
             self.begin()
         tuner = self._restored() if resume else self._new(at_once)
+        stop = threading.Event()
         try:
-            results = tuner.fit()
+            with stop_of_tune(stop), GracefulInterrupt(partial(_request_stop, stop)) as interrupt:
+                results = tuner.fit()
         except TuneError as error:
             if isinstance(error.__context__, UserInputError):
                 raise error.__context__ from None
@@ -242,6 +249,8 @@ class Sweep:
             self.file.mode,
             [_record(results[index], self.file.searched, self.file.metric) for index in range(len(results))],
             self.file.repeats,
+            # A searcher may end before it has made all of them.
+            not_started=max(0, self.file.num_trials - len(results)) if interrupt.requested else 0,
         )
 
     def _restored(self) -> tune.Tuner:
@@ -338,6 +347,11 @@ def _definition(folder: Path) -> dict[str, Any]:
         ):
             raise TypeError("its values are of other types than this version writes")
     return found
+
+
+def _request_stop(stop: threading.Event) -> None:
+    say(get_console(), "stopping the trials; Ctrl-C again stops at once")
+    stop.set()
 
 
 class EverySeed(Repeater):
