@@ -42,6 +42,7 @@ def config():
         ('env_config={"split": "generated"}', "env_config", {"split": "generated"}),
         ("engine_kwargs.dtype=bfloat16", "engine_kwargs", {"dtype": "bfloat16"}),
         # JSON and Python read alike, also in one value and in keys of which no type is known
+        ("engine_kwargs.max_batch=4", "engine_kwargs", {"dtype": "float32", "max_batch": 4}),
         ("engine_kwargs.dtype=None", "engine_kwargs", {"dtype": None}),
         ("env_config={\"a\": true, 'b': [None, null, False]}", "env_config", {"a": True, "b": [None, None, False]}),
         ('env_config={"a": {"b": [true, 1.5, "x"]}}', "env_config", {"a": {"b": [True, 1.5, "x"]}}),

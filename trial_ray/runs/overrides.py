@@ -18,6 +18,7 @@ from trial_ray.config.declare import (
     plain_types,
     plain_types_of,
 )
+from trial_ray.config.recorded import ENGINE
 from trial_ray.config.run import RENAMED_SETTINGS
 from trial_ray.environments.registry import find_spec, keyword_arguments
 from trial_ray.errors import ConfigError
@@ -201,6 +202,8 @@ def _known_keys(config: GRPOConfig, name: str) -> Collection[str]:
         except ConfigError:
             known = None  # the environment itself is refused elsewhere, with a message of its own
         return () if known is None else {*known, "split"}
+    if name == "engine_kwargs" and config.engine_kwargs:
+        return {*ENGINE, *config.engine_kwargs}
     return getattr(config, name) or ()
 
 
